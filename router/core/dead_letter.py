@@ -1,0 +1,48 @@
+"""What is kept of a message that leaves its queue without having been accepted (§11)."""
+
+from enum import Enum
+
+from msgspec import Struct
+
+
+class Reason(Enum):
+    CONFIG_ERROR = "CONFIG_ERROR"
+    MALFORMED = "MALFORMED"
+    RETRIES_EXHAUSTED = "RETRIES_EXHAUSTED"
+    TARGET_REFUSED = "TARGET_REFUSED"
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True):
+    """One message as it was given up. Times are Unix seconds."""
+
+    queue: str  # the queue's name, as shown everywhere
+    broker_key: str  # one letter per (queue, broker key): the broker id, else the application id
+    message_id: str | None  # None: malformed beyond reading it
+    pool: str | None
+    target: str | None
+    reason: Reason
+    http_status: int | None
+    reply: bytes  # the first KiB of it
+    error: str  # what an operator reads first
+    attempts: int
+    first_seen: float
+    dead_at: float
+    body: bytes  # as it came: holds tokens and secrets, and is shown to nobody
+
+
+class KeptLetter(Struct, frozen=True):
+    """A dead letter in the store."""
+
+    id: int
+    letter: DeadLetter
+    replayed_at: float | None = None
+
+
+class LetterFilter(Struct, frozen=True, kw_only=True):
+    """Which letters to list or replay; None: any."""
+
+    queue: str | None = None
+    pool: str | None = None
+    reason: Reason | None = None
+    target: str | None = None
+    since: float | None = None

@@ -1,0 +1,151 @@
+"""What we carry: a message, and the broker's hand-over of it."""
+
+import re
+from collections.abc import Hashable
+from enum import Enum
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from router.core.target import BadTarget, read_target
+
+DEFAULT_POOL: Final = "DEFAULT-POOL"
+DEFAULT_GROUP: Final = "__DEFAULT__"
+MAX_BODY: Final = 1024 * 1024
+MAX_DEPTH: Final = 64
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_NOT_IN_A_HEADER: Final = re.compile(r"[^\x20-\x7e\t]")
+
+Name = Annotated[str, Meta(max_length=512)]
+Handle = Hashable  # opaque: good for settling one hand-over, and only by who made it
+
+
+class Malformed(ValueError):
+    """The body is not a message. No retry will ever make it one."""
+
+
+class Mode(Enum):
+    """What a failure means for the messages behind it in the same group (POOL-7)."""
+
+    BLOCK_ON_ERROR = "BLOCK_ON_ERROR"  # in order, a failure holds back its batch's group
+    NEXT_ON_ERROR = "NEXT_ON_ERROR"  # in order, a failure is passed over
+    IMMEDIATE = "IMMEDIATE"  # no order promised
+
+
+_MODES: Final = {mode.value: mode for mode in Mode}
+
+
+class Tally(Struct, frozen=True, gc=False):
+    """What has been tried so far, as far as anyone remembers."""
+
+    attempts: int = 0  # deliveries that ended in a real failure (WQ-5)
+    posts: int = 0  # requests sent, of whatever outcome (X-Message-Attempt)
+
+
+UNTRIED: Final = Tally()
+
+
+class Delivery(Struct, frozen=True):
+    """One hand-over by a broker: the bytes, and the claim to settle them."""
+
+    body: bytes
+    handle: Handle  # new at every hand-over
+    broker_id: str | None  # the same at every redelivery; None: the broker has no such id
+    count: int | None = None  # how often the broker has handed it out, if it tells
+    lease_until: float | None = None  # loop time; None: ours as long as the connection
+    tally: Tally = UNTRIED
+
+
+class Message(
+    Struct,
+    kw_only=True,
+    gc=False,
+    rename={
+        "target": "mediationTarget",
+        "pool": "poolCode",
+        "group": "messageGroupId",
+        "token": "authToken",
+        "type": "mediationType",
+        "high_priority": "highPriority",
+        "dispatch": "dispatchMode",
+        "secret": "signingSecret",
+        "reply_to": "replyTo",
+    },
+):
+    """The content of a queue message, checked. Nothing changes it after it was read."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=512)]
+    target: str
+    pool: Name | None = None
+    group: Name | None = None
+    token: Annotated[str, Meta(max_length=16 * 1024)] | None = None
+    type: str | None = None
+    high_priority: bool | None = None
+    dispatch: str | None = None
+    secret: str | None = None
+    reply_to: object = None  # WQ-7, planned: noticed, not used
+    batch: object = None  # likewise
+
+    def __post_init__(self) -> None:
+        """Check what types cannot say; blank means absent."""
+        if _CONTROL.search(self.id):
+            raise ValueError("`id` contains a control character")
+        if self.pool is not None and not self.pool.strip():
+            self.pool = None
+        if self.group is not None and not self.group.strip():
+            self.group = None
+        if self.token and _NOT_IN_A_HEADER.search(self.token):
+            raise ValueError("`authToken` contains a character not allowed in a header")
+        if self.type is not None and self.type.upper() != "HTTP":
+            raise ValueError("`mediationType` must be HTTP")
+        try:
+            read_target(self.target)
+        except BadTarget as error:
+            raise ValueError(f"`mediationTarget` {error}") from None
+
+    def __repr__(self) -> str:
+        """Without token and secret: a message may end up in a log or a traceback."""
+        return f"Message(id={self.id!r}, target={self.target!r}, pool={self.pool!r}, group={self.group!r})"
+
+    @property
+    def mode(self) -> Mode:
+        return _MODES.get(self.dispatch or "", Mode.BLOCK_ON_ERROR)
+
+    @property
+    def has_unknown_mode(self) -> bool:
+        """Whether it names a dispatch mode that we do not know, and so ignore."""
+        return self.dispatch is not None and self.dispatch not in _MODES
+
+
+_decoder: Final = msgspec.json.Decoder(Message)
+
+
+def parse(body: bytes) -> Message:
+    """Read a message from the wire, or raise Malformed with the field in its text."""
+    if len(body) > MAX_BODY:
+        raise Malformed(f"the body is larger than {MAX_BODY} bytes")
+    try:
+        if not body.isascii():
+            body.decode()  # parts that the decoder skips are checked too
+        if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
+            raise Malformed(f"the body is nested more than {MAX_DEPTH} deep")
+        return _decoder.decode(body)
+    except UnicodeDecodeError:
+        raise Malformed("the body is not UTF-8") from None
+    except msgspec.MsgspecError as error:
+        raise Malformed(str(error)) from None
+
+
+_QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_BRACKETS: Final = re.compile(rb"[\[\]{}]")
+
+
+def _depth(body: bytes) -> int:
+    """How deep brackets nest outside of strings; needs no valid JSON."""
+    depth = deepest = 0
+    for bracket in _BRACKETS.findall(_QUOTED.sub(b"", body)):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest

@@ -1,0 +1,260 @@
+"""How a delivery ended, and what follows from it.
+
+Every rule that turns an HTTP answer into ACK, NACK, retry or alarm lives in this file.
+"""
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+DEFAULT_DELAY: Final = 30.0  # BRK-4
+FAST_FAIL_DELAY: Final = 10.0
+MIN_DELAY: Final = 1.0
+MAX_DELAY: Final = 43_200.0  # SQS allows no more; the same everywhere
+REPLY_CAP: Final = 1024 * 1024
+REPLY_KEPT: Final = 1024  # of a reply in a dead letter
+
+
+class Result(Enum):
+    """SPEC §11."""
+
+    SUCCESS = auto()
+    ERROR_CONFIG = auto()  # our request is wrong: no retry can help
+    ERROR_PROCESS = auto()  # the target could not, or would not, now
+    ERROR_CONNECTION = auto()  # no answer at all
+
+
+class Metric(Enum):
+    SUCCESS = "success"
+    FAILURE = "failure"
+    TRANSIENT = "transient"
+
+
+class Consequence(Struct, frozen=True):
+    ack: bool  # gone from the broker, or back to it
+    dead_letter: bool
+    metric: Metric
+    fails_group: bool
+
+
+CONSEQUENCES: Final[Mapping[Result, Consequence]] = {
+    Result.SUCCESS: Consequence(
+        ack=True, dead_letter=False, metric=Metric.SUCCESS, fails_group=False
+    ),
+    Result.ERROR_CONFIG: Consequence(
+        ack=True, dead_letter=True, metric=Metric.FAILURE, fails_group=False
+    ),
+    Result.ERROR_PROCESS: Consequence(
+        ack=False, dead_letter=False, metric=Metric.TRANSIENT, fails_group=True
+    ),
+    Result.ERROR_CONNECTION: Consequence(
+        ack=False, dead_letter=False, metric=Metric.FAILURE, fails_group=True
+    ),
+}
+
+
+class Error(Enum):
+    """What went wrong, in the operators' words."""
+
+    TIMEOUT = "Timeout"
+    CIRCUIT_OPEN = "CircuitOpen"
+    HTTP = "HttpError"
+    NETWORK = "NetworkError"
+    RATE_LIMITED = "RateLimited"
+    DEFERRED = "Deferred"  # `ack: false`
+    TARGET_REFUSED = "TargetRefused"
+    BAD_REQUEST = "BadRequest"  # it could not even be built
+    UNFORESEEN = "Unforeseen"
+
+
+class Alarm(Enum):
+    """Which warning an outcome raises, by the table of CONTRACTS §5."""
+
+    NONE = auto()
+    CONFIGURATION_ERROR = auto()
+    CONFIGURATION_CRITICAL = auto()
+    PROCESSING_WARN = auto()
+
+
+class Fault(Enum):
+    """Why there is no HTTP answer."""
+
+    NETWORK = auto()  # refused, reset, cut off, DNS, TLS, connect timeout, protocol error
+    TIMEOUT = auto()  # sent, no complete reply in time
+    TARGET_REFUSED = auto()  # MED-5
+    BAD_REQUEST = auto()  # cannot be built
+    UNFORESEEN = auto()
+
+
+class Reply(Struct, frozen=True):
+    """An HTTP answer, cut down to what the rules below look at."""
+
+    status: int
+    body: bytes = b""  # at most REPLY_CAP
+    retry_after: str | None = None
+    too_long: bool = False  # the body went past REPLY_CAP and was cut
+
+
+class NoReply(Struct, frozen=True):
+    fault: Fault
+    detail: str = ""
+
+
+Answer = Reply | NoReply
+
+
+class Outcome(Struct, frozen=True):
+    result: Result
+    error: Error | None = None
+    asked_delay: float | None = None  # by the target, clamped
+    status: int | None = None
+    detail: str = ""  # for people: what the target or the network said
+    reply: bytes = b""  # the first of it, for the dead letter
+    alarm: Alarm = Alarm.NONE
+    retryable: bool = False  # may be tried again at once (MED-2)
+    counts: bool = False  # a real failure: uses up an attempt (WQ-5)
+
+    @property
+    def consequence(self) -> Consequence:
+        return CONSEQUENCES[self.result]
+
+    @property
+    def delay(self) -> float:
+        """Seconds before the broker hands it out again, where no retry policy says more."""
+        return DEFAULT_DELAY if self.asked_delay is None else self.asked_delay
+
+
+DELIVERED: Final = Outcome(Result.SUCCESS)
+NO_OUTCOME: Final = Outcome(
+    Result.ERROR_PROCESS, Error.UNFORESEEN, detail="the mediator gave no outcome", counts=True
+)
+
+
+def circuit_open(delay: float) -> Outcome:
+    return Outcome(
+        Result.ERROR_PROCESS, Error.CIRCUIT_OPEN, asked_delay=delay, detail="circuit open"
+    )
+
+
+def judge(answer: Answer, now: datetime) -> Outcome:
+    """The table of CONTRACTS §5. `now` is the wall clock, for `Retry-After` dates."""
+    if isinstance(answer, NoReply):
+        return _FAULTS[answer.fault](answer.detail)
+    status = answer.status
+    if status // 100 == 2:  # noqa: PLR2004
+        return _judge_accepted(answer)
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        delay = _retry_after(answer.retry_after, now)
+        return _http(answer, Result.ERROR_PROCESS, error=Error.RATE_LIMITED, asked_delay=delay)
+    if status == HTTPStatus.NOT_IMPLEMENTED:
+        return _http(answer, Result.ERROR_CONFIG, alarm=Alarm.CONFIGURATION_CRITICAL)
+    match status // 100:
+        case 4:
+            return _http(answer, Result.ERROR_CONFIG, alarm=Alarm.CONFIGURATION_ERROR)
+        case 5:
+            return _http(answer, Result.ERROR_PROCESS, retryable=True, counts=True)
+        case _:  # 1xx, 3xx, and numbers that HTTP does not know
+            return _http(answer, Result.ERROR_PROCESS, counts=True)
+
+
+def clamp_delay(seconds: float) -> float:
+    """Into what every broker can do, rounded up: a target is never called early."""
+    return float(min(max(math.ceil(min(seconds, MAX_DELAY)), MIN_DELAY), MAX_DELAY))
+
+
+def _http(
+    reply: Reply,
+    result: Result,
+    *,
+    error: Error = Error.HTTP,
+    alarm: Alarm = Alarm.NONE,
+    asked_delay: float | None = None,
+    retryable: bool = False,
+    counts: bool = False,
+) -> Outcome:
+    return Outcome(
+        result,
+        error,
+        asked_delay=asked_delay,
+        status=reply.status,
+        detail=f"HTTP {reply.status}",
+        reply=reply.body[:REPLY_KEPT],
+        alarm=alarm,
+        retryable=retryable,
+        counts=counts,
+    )
+
+
+def _judge_accepted(reply: Reply) -> Outcome:
+    if reply.too_long or b"ack" not in reply.body:  # by far the most replies
+        return DELIVERED
+    try:
+        said = msgspec.json.decode(reply.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return DELIVERED
+    if not isinstance(said, dict) or said.get("ack") is not False:
+        return DELIVERED
+    return Outcome(
+        Result.ERROR_PROCESS,
+        Error.DEFERRED,
+        asked_delay=_usable_delay(said.get("delaySeconds")),
+        status=reply.status,
+        detail="the target answered ack: false",
+        reply=reply.body[:REPLY_KEPT],
+    )
+
+
+def _usable_delay(said: object) -> float | None:
+    if isinstance(said, bool) or not isinstance(said, int | float) or not said > 0:
+        return None
+    return clamp_delay(said)
+
+
+def _retry_after(header: str | None, now: datetime) -> float:
+    text = (header or "").strip()
+    if text.isascii() and text.isdigit():
+        return clamp_delay(float(text))
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return DEFAULT_DELAY
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return clamp_delay((date - now).total_seconds())
+
+
+_FAULTS: Final = {
+    Fault.NETWORK: lambda detail: Outcome(
+        Result.ERROR_CONNECTION, Error.NETWORK, detail=detail, retryable=True, counts=True
+    ),
+    Fault.TIMEOUT: lambda detail: Outcome(
+        Result.ERROR_PROCESS, Error.TIMEOUT, detail=detail, retryable=True, counts=True
+    ),
+    Fault.TARGET_REFUSED: lambda detail: Outcome(
+        Result.ERROR_CONFIG,
+        Error.TARGET_REFUSED,
+        detail=detail,
+        alarm=Alarm.CONFIGURATION_ERROR,
+    ),
+    Fault.BAD_REQUEST: lambda detail: Outcome(
+        Result.ERROR_CONFIG,
+        Error.BAD_REQUEST,
+        detail=detail,
+        alarm=Alarm.CONFIGURATION_ERROR,
+    ),
+    Fault.UNFORESEEN: lambda detail: Outcome(
+        Result.ERROR_PROCESS,
+        Error.UNFORESEEN,
+        detail=detail,
+        alarm=Alarm.PROCESSING_WARN,
+        retryable=True,
+        counts=True,
+    ),
+}

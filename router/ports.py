@@ -1,0 +1,153 @@
+"""The doors to the outside world. Nothing else in the router does I/O.
+
+An adapter implements a door without inheriting from it; mypy checks the fit where `main` wires it.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from msgspec import Struct
+
+from router.core.config import QueueConfig
+from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
+from router.core.message import Delivery, Handle, Message, Tally
+from router.core.outcome import Answer
+
+
+class BrokerError(Exception):
+    """Base of everything a broker adapter may raise."""
+
+
+class Disconnected(BrokerError):
+    """The connection is gone, or the broker does not answer. The engine opens it again, later."""
+
+
+class QueueRefused(BrokerError):
+    """This queue cannot be consumed as it is set up. Trying again would not help."""
+
+
+class Unsettled(Struct, frozen=True):
+    """One handle that the broker did not settle or extend."""
+
+    handle: Handle
+    reason: str
+    stale: bool  # the lease was lost: no use trying again. False: try again.
+
+
+class Depth(Struct, frozen=True):
+    waiting: int  # not handed out, due or not
+    in_flight: int  # handed out and not settled
+
+
+class Publication(Struct, frozen=True):
+    """One message on its way into a queue."""
+
+    message: Message
+    body: bytes
+    dedup_key: str  # the message's id; something new for a replay (DLQ-2)
+
+
+class Broker(Protocol):
+    """One connection to one queue. Opened and closed by an `async with`."""
+
+    @property
+    def holds_groups(self) -> bool:
+        """Whether the broker holds a group back while one of its messages is out (FIFO-1)."""
+
+    @property
+    def lease_seconds(self) -> float | None:
+        """How long a hand-over is ours unless extended. None: as long as the connection."""
+
+    async def receive(self, limit: int) -> Sequence[Delivery]:
+        """Wait a while (up to 20 s) for messages and hand over at most `limit`, in broker order.
+
+        Answers an empty sequence when there are none. Raises Disconnected. Must not be cancelled:
+        a cancelled receive may still take messages; `interrupt` ends it instead.
+        """
+
+    def interrupt(self) -> None:
+        """Let a receive under way, and every later one, return as soon as the broker allows."""
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        """Remove them from the queue; answer those that were not. Raises Disconnected.
+
+        `error`: removed without having been accepted (a dead letter), and why.
+        """
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        """Give it back, to be handed out again no sooner than in `delay` seconds (0: at once).
+
+        `tally` is kept with it where the broker can, and comes back in `Delivery.tally`.
+        Raises StaleLease or Disconnected.
+        """
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        """Keep them ours for `seconds` from now; answer those that are not ours any more."""
+
+    async def depth(self) -> Depth | None:
+        """How much is in the queue, where the broker tells."""
+
+
+class StaleLease(BrokerError):
+    """Settled too late: the lease was lost and the message may be someone else's (WQ-3)."""
+
+
+class Publisher(Protocol):
+    """The other end of a queue, where the broker has one for us."""
+
+    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+        """Put them in, all or none, durable on return. False: a duplicate, nothing done (WQ-1)."""
+
+
+class Brokers(Protocol):
+    """Opens queues. The only door that knows which brokers there are."""
+
+    def open_queue(self, queue: QueueConfig) -> AbstractAsyncContextManager[Broker]:
+        """A new connection for consuming. Raises QueueRefused or Disconnected on entering."""
+
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+        """A connection for publishing; None: this broker is only consumed."""
+
+
+class Sender(Protocol):
+    async def send(self, message: Message, post: int, timeout: float) -> Answer:
+        """POST it, as the `post`-th request for it, and tell what came of it.
+
+        Every HTTP status is a Reply, everything else a NoReply; it raises only when cancelled, and
+        then leaves nothing behind.
+        """
+
+
+class StoreError(Exception):
+    """The dead-letter store could not do it. The caller gives the message back (DLQ-1)."""
+
+
+class DeadLetterStore(Protocol):
+    async def put(self, letter: DeadLetter) -> None:
+        """Keep it, durable on return; the second of one (queue, broker key) replaces the first."""
+
+    async def find(
+        self, wanted: LetterFilter, *, limit: int, before: int | None = None
+    ) -> Sequence[KeptLetter]:
+        """Newest first, ids below `before`."""
+
+    async def get(self, letter_id: int) -> KeptLetter | None: ...
+
+    async def mark_replayed(self, letter_id: int, at: float) -> None: ...
+
+    async def discard(self, letter_id: int) -> bool:
+        """False: there is no such letter."""
+
+
+class ConfigUnavailable(Exception):
+    """A source gave no document: its text says why, for the log."""
+
+
+class ConfigSource(Protocol):
+    @property
+    def name(self) -> str:
+        """The URL without credentials."""
+
+    async def fetch(self) -> bytes:
+        """The document as it is now. Raises ConfigUnavailable."""

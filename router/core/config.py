@@ -1,26 +1,51 @@
-"""The routing configuration: reading a document, uniting several, and what a new one changes."""
+"""The routing configuration: the values that the engine runs by, and how queues are named.
 
+Documents are read in `config_document`; what a new configuration changes is in `config_plan`.
+"""
+
+import re
+from enum import Enum, auto
 from typing import Final
+from urllib.parse import quote
 
 from msgspec import Struct
 
+from router.core.message import DEFAULT_POOL
+
 MAX_BATCH: Final = 50  # BRK-1: a batch always fits the smallest pool
+MAX_CONCURRENCY: Final = 10_000  # a pool's memory grows with it (POOL-1)
+EMBEDDED_QUEUE: Final = "default"
+EMBEDDED_FILE: Final = "queue.db"
+
+# By hand, because urlunsplit would turn sqlite:///path into sqlite:/path.
+_URI: Final = re.compile(
+    r"(?P<scheme>[^:/?#]+)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?P<query>(?:\?[^#]*)?)(?P<fragment>.*)",
+    re.DOTALL,
+)
+_SECRET_PARAMETER: Final = re.compile(
+    r"pass(word|wd|phrase)?$|pwd|secret|token|credential|signature|(api|access|private)[-_]?key",
+    re.IGNORECASE,
+)
 
 
 class RetryPolicy(Struct, frozen=True):
-    """WQ-5. An empty schedule means exponential with full jitter."""
+    """WQ-5."""
 
     max_attempts: int | None = None  # None: for ever
-    schedule: tuple[float, ...] | None = None  # None: exponential
+    schedule: tuple[float, ...] | None = None  # None: exponential with full jitter
 
 
 class QueueConfig(Struct, frozen=True, kw_only=True):
     name: str  # the identity shown everywhere
-    uri: str  # always with a scheme
+    uri: str  # always with a scheme; may hold credentials
     connections: int = 1
     visibility_timeout: float | None = None  # None: the broker queue's own, else 30 s
     max_messages: int | None = None
     retry: RetryPolicy | None = None
+
+    def __repr__(self) -> str:
+        """Without credentials: it may end up in a log or a traceback."""
+        return f"QueueConfig(name={self.name!r}, uri={public_uri(self.uri)!r})"
 
 
 class PoolConfig(Struct, frozen=True, kw_only=True):
@@ -36,3 +61,67 @@ class PoolConfig(Struct, frozen=True, kw_only=True):
 class RoutingConfig(Struct, frozen=True):
     queues: tuple[QueueConfig, ...] = ()
     pools: tuple[PoolConfig, ...] = ()
+
+
+DEFAULT_POOL_CONFIG: Final = PoolConfig(code=DEFAULT_POOL, concurrency=20)  # unless named
+NOTHING: Final = RoutingConfig()  # what runs before the first sync
+
+
+class QueueType(Enum):
+    """The broker of a `queueUri` without a scheme."""
+
+    SQS = auto()
+    ACTIVEMQ = auto()
+    NATS = auto()
+    RABBITMQ = auto()
+    POSTGRES = auto()
+    EMBEDDED = auto()
+
+
+_SCHEMES: Final = {
+    QueueType.SQS: "sqs",
+    QueueType.ACTIVEMQ: "activemq",
+    QueueType.NATS: "nats",
+    QueueType.RABBITMQ: "amqp",
+    QueueType.POSTGRES: "postgresql",
+}
+
+
+class QueueNaming(Struct, frozen=True):
+    """What a bare queue name stands for."""
+
+    queue_type: QueueType
+    state_dir: str  # absolute
+
+    def uri(self, name: str) -> str:
+        if self.queue_type is QueueType.EMBEDDED:
+            return self.embedded_uri(name)
+        return f"{_SCHEMES[self.queue_type]}://{quote(name, safe='')}"
+
+    def embedded_uri(self, name: str) -> str:
+        """All embedded queues share one file."""
+        return f"sqlite://{quote(self.state_dir)}/{EMBEDDED_FILE}?queue={quote(name, safe='')}"
+
+
+def effective_concurrency(concurrency: int | None, rate_per_minute: int | None) -> int:
+    """POOL-6. Zero and less mean: not given."""
+    if concurrency is not None and concurrency > 0:
+        return concurrency
+    return min(max((rate_per_minute or 0) // 60, 1), MAX_CONCURRENCY)
+
+
+def public_uri(uri: str) -> str:
+    """The URI without its user and password, and without query parameters that hold a secret."""
+    parts = _URI.fullmatch(uri)
+    if parts is None:
+        return uri
+    # By the last @, whatever comes before it: rather a host too few than a password too many.
+    host = parts["authority"].rpartition("@")[2]
+    query = _public_query(parts["query"])
+    return f"{parts['scheme']}://{host}{parts['path']}{query}{parts['fragment']}"
+
+
+def _public_query(query: str) -> str:
+    given = query.removeprefix("?").split("&")
+    public = [text for text in given if not _SECRET_PARAMETER.search(text.partition("=")[0])]
+    return f"?{'&'.join(public)}" if query and public else ""

@@ -107,7 +107,7 @@ class Message(
 
     def __repr__(self) -> str:
         """Without token and secret: a message may end up in a log or a traceback."""
-        return f"Message(id={self.id!r}, target={self.target!r}, pool={self.pool!r}, group={self.group!r})"
+        return f"Message({self.id!r} to {self.target!r}, pool={self.pool!r}, group={self.group!r})"
 
     @property
     def mode(self) -> Mode:

@@ -1,6 +1,17 @@
 """What operators are told: warnings, counted instead of repeated, bounded, aging (OPS-2)."""
 
-from enum import IntEnum
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from enum import IntEnum, StrEnum
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+CAPACITY: Final = 1000
+LIFETIME: Final = 8 * 3600.0
+REPEAT_WINDOW: Final = 5 * 60.0
+FRESH: Final = 30 * 60.0  # how long a critical warning degrades the router's health
 
 
 class Severity(IntEnum):
@@ -8,3 +19,171 @@ class Severity(IntEnum):
     WARN = 2
     ERROR = 3
     CRITICAL = 4
+
+
+class Code(StrEnum):
+    """Everything that can be wrong, in the operators' words."""
+
+    BROKER_LIMIT = "BROKER_LIMIT"
+    CONFIG_CONFLICT = "CONFIG_CONFLICT"
+    CONFIG_SYNC_FAILED = "CONFIG_SYNC_FAILED"
+    CONFIGURATION = "CONFIGURATION"
+    CONSUMER_RESTART = "CONSUMER_RESTART"
+    CONSUMER_RESTART_FAILED = "CONSUMER_RESTART_FAILED"
+    DEAD_LETTER_STORE = "DEAD_LETTER_STORE"
+    GROUP_THREAD_EXIT_WITH_MESSAGES = "GROUP_THREAD_EXIT_WITH_MESSAGES"
+    GROUP_THREAD_RESTART = "GROUP_THREAD_RESTART"
+    MALFORMED_MESSAGE = "MALFORMED_MESSAGE"
+    MEDIATOR_NULL_RESULT = "MEDIATOR_NULL_RESULT"
+    PIPELINE_MAP_LEAK = "PIPELINE_MAP_LEAK"
+    POOL_LIMIT = "POOL_LIMIT"
+    PROCESSING = "PROCESSING"
+    QUEUE_BACKLOG = "QUEUE_BACKLOG"
+    QUEUE_FULL = "QUEUE_FULL"
+    QUEUE_GROWING = "QUEUE_GROWING"
+    QUEUE_UNREACHABLE = "QUEUE_UNREACHABLE"
+    QUEUE_VALIDATION = "QUEUE_VALIDATION"
+    ROUTING = "ROUTING"
+    SHUTDOWN_CLEANUP_ERRORS = "SHUTDOWN_CLEANUP_ERRORS"
+
+
+class Notice(Struct, frozen=True, kw_only=True):
+    """One warning, however often it was raised. Times are Unix seconds."""
+
+    id: str
+    code: str
+    severity: Severity
+    source: str
+    message: str
+    first_at: float
+    last_at: float
+    count: int = 1
+    acknowledged: bool = False
+
+
+class WarningSummary(Struct, frozen=True):
+    """What health is judged from; acknowledged warnings do not count."""
+
+    active: Mapping[Severity, int]
+    fresh_critical: int  # raised within the last 30 minutes
+
+    @property
+    def total(self) -> int:
+        return sum(self.active.values())
+
+
+class WarningBook:
+    """The latest warnings. Adding is O(1); whoever reads pays for the cleaning up."""
+
+    def __init__(self) -> None:
+        self._notices: OrderedDict[str, Notice] = OrderedDict()  # least recently raised first
+        self._acknowledged: OrderedDict[str, None] = OrderedDict()  # ids, in order of acknowledging
+        self._latest: dict[tuple[str, str, str], str] = {}  # code, source, message → id
+        self._added = 0
+
+    def add(self, code: str, severity: Severity, source: str, message: str, now: float) -> Notice:
+        """Enter it, or count it if it was raised within the last five minutes already."""
+        last = self._notices.get(self._latest.get((code, source, message), ""))
+        if last is not None and now - last.last_at <= REPEAT_WINDOW:
+            return self._repeat(last, severity, now)
+        self._added += 1
+        notice = Notice(
+            id=f"{int(now)}-{self._added}",  # a stale id of an earlier process hits nothing
+            code=code,
+            severity=severity,
+            source=source,
+            message=message,
+            first_at=now,
+            last_at=now,
+        )
+        if len(self._notices) == CAPACITY:
+            self._remove(self._least_valuable())
+        self._notices[notice.id] = notice
+        self._latest[code, source, message] = notice.id
+        return notice
+
+    def list(
+        self,
+        *,
+        now: float,
+        severity: Severity | None = None,
+        code: str | None = None,
+        acknowledged: bool | None = None,
+    ) -> Sequence[Notice]:
+        """Those that fit, the most recently raised first."""
+        self._expire(now)
+        return [
+            notice
+            for notice in reversed(self._notices.values())
+            if severity in (None, notice.severity)
+            and code in (None, notice.code)
+            and acknowledged in (None, notice.acknowledged)
+        ]
+
+    def summary(self, now: float) -> WarningSummary:
+        active = self.list(now=now, acknowledged=False)
+        return WarningSummary(
+            active=Counter(notice.severity for notice in active),
+            fresh_critical=sum(
+                notice.severity is Severity.CRITICAL and now - notice.last_at < FRESH
+                for notice in active
+            ),
+        )
+
+    def acknowledge(self, notice_id: str) -> bool:
+        """An operator knows of it; repetitions stay silent. False: there is no such warning."""
+        notice = self._notices.get(notice_id)
+        if notice is None:
+            return False
+        self._notices[notice_id] = replace(notice, acknowledged=True)
+        self._acknowledged[notice_id] = None
+        return True
+
+    def acknowledge_all(self) -> int:
+        """How many were new to the operator."""
+        waiting = [notice.id for notice in self._notices.values() if not notice.acknowledged]
+        return sum(self.acknowledge(notice_id) for notice_id in waiting)
+
+    def clear(self) -> int:
+        return self._remove_all(tuple(self._notices))
+
+    def clear_older(self, hours: float, now: float) -> int:
+        """Remove what was not raised within the last `hours`."""
+        oldest_kept = now - hours * 3600
+        return self._remove_all(
+            tuple(key for key, notice in self._notices.items() if notice.last_at < oldest_kept)
+        )
+
+    def _repeat(self, last: Notice, severity: Severity, now: float) -> Notice:
+        worse = severity > last.severity
+        notice = replace(
+            last,
+            severity=max(severity, last.severity),
+            last_at=now,
+            count=last.count + 1,
+            acknowledged=last.acknowledged and not worse,
+        )
+        if worse:  # what was acknowledged was something milder
+            self._acknowledged.pop(last.id, None)
+        self._notices[last.id] = notice
+        self._notices.move_to_end(last.id)
+        return notice
+
+    def _least_valuable(self) -> str:
+        """Somebody has seen the acknowledged ones; among equals the oldest goes."""
+        return next(iter(self._acknowledged or self._notices))
+
+    def _expire(self, now: float) -> None:
+        self.clear_older(LIFETIME / 3600, now)
+
+    def _remove_all(self, ids: Sequence[str]) -> int:
+        for notice_id in ids:
+            self._remove(notice_id)
+        return len(ids)
+
+    def _remove(self, notice_id: str) -> None:
+        notice = self._notices.pop(notice_id)
+        self._acknowledged.pop(notice_id, None)
+        text = (notice.code, notice.source, notice.message)
+        if self._latest[text] == notice_id:  # else a newer one has taken its place
+            del self._latest[text]

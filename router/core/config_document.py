@@ -1,0 +1,176 @@
+"""Reading a routing configuration document (CONTRACTS §3), and writing one.
+
+A document that is not of the right shape is refused as a whole. One bad entry is skipped and
+reported, and the rest is applied (CFG-5): what a queue or pool says of itself never hurts another.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from router.core.config import (
+    DEFAULT_POOL_CONFIG,
+    EMBEDDED_QUEUE,
+    PoolConfig,
+    QueueConfig,
+    QueueNaming,
+    RoutingConfig,
+)
+from router.core.config_entry import (
+    CONFIGURATION,
+    MAX_CONNECTIONS,
+    QUEUE_VALIDATION,
+    BadEntry,
+    Notes,
+    Number,
+    Problem,
+    pool_entry,
+    pool_identity,
+    queue_entry,
+    queue_identity,
+    read_pool,
+    read_queue,
+)
+
+MAX_DOCUMENT: Final = 10 * 1024 * 1024
+MAX_ENTRIES: Final = 100_000  # of one kind
+MAX_PROBLEMS: Final = 100  # reported of one kind; a document can hold millions
+
+T = TypeVar("T")
+
+
+class BadDocument(ValueError):
+    """Nothing of it can be applied. The attempt has failed; the last good document stays."""
+
+    def __init__(self, path: str, text: str) -> None:
+        super().__init__(f"{path}: {text}")
+        self.path = path
+        self.text = text
+
+
+class Document(Struct, frozen=True, kw_only=True):
+    queues: tuple[QueueConfig, ...]
+    pools: tuple[PoolConfig, ...]
+    problems: tuple[Problem, ...] = ()
+    skipped_queues: tuple[str, ...] = ()  # by name: what runs under it stays as it was
+    skipped_pools: tuple[str, ...] = ()
+
+
+def read_document(body: bytes, naming: QueueNaming) -> Document:
+    """Read what a source sent, or raise BadDocument."""
+    top = _decode(body)
+    queue_entries, pool_entries = _entries(top, "queues"), _entries(top, "processingPools")
+    if queue_entries is None and pool_entries is None:
+        raise BadDocument("$", "neither `queues` nor `processingPools` is there")
+    whole = Notes("$", CONFIGURATION)
+    connections = _top_connections(top, whole)
+    read_entry = partial(read_queue, naming=naming, connections=connections)
+    queues = _Section("queues", QUEUE_VALIDATION, queue_identity, read_entry)
+    queues.read(queue_entries or [])
+    pools = _Section("processingPools", CONFIGURATION, pool_identity, read_pool)
+    pools.read(pool_entries or [])
+    return Document(
+        queues=tuple(queues.accepted),
+        pools=tuple(pools.accepted),
+        problems=(*whole.problems, *queues.reported(), *pools.reported()),
+        skipped_queues=tuple(queues.skipped),
+        skipped_pools=tuple(pools.skipped),
+    )
+
+
+def as_document(config: RoutingConfig) -> Mapping[str, object]:
+    """The configuration as a document for people to read: without credentials."""
+    return {
+        "queues": [msgspec.to_builtins(queue_entry(queue)) for queue in config.queues],
+        "processingPools": [msgspec.to_builtins(pool_entry(pool)) for pool in config.pools],
+    }
+
+
+def embedded_document(naming: QueueNaming) -> bytes:
+    """The configuration of a router that was given none."""
+    uri = naming.embedded_uri(EMBEDDED_QUEUE)
+    queue = QueueConfig(name=EMBEDDED_QUEUE, uri=uri)
+    config = RoutingConfig((queue,), (DEFAULT_POOL_CONFIG,))
+    return msgspec.json.encode(as_document(config))
+
+
+def embedded_config(naming: QueueNaming) -> RoutingConfig:
+    document = read_document(embedded_document(naming), naming)
+    return RoutingConfig(document.queues, document.pools)
+
+
+def _decode(body: bytes) -> dict[str, object]:
+    if len(body) > MAX_DOCUMENT:
+        raise BadDocument("$", f"larger than {MAX_DOCUMENT} bytes")
+    try:
+        top = msgspec.json.decode(body)
+    except UnicodeDecodeError:
+        raise BadDocument("$", "not UTF-8") from None
+    except RecursionError:
+        raise BadDocument("$", "nested too deep") from None
+    except msgspec.MsgspecError as error:
+        raise BadDocument("$", f"not JSON: {error}") from None
+    if not isinstance(top, dict):
+        raise BadDocument("$", "not a JSON object")
+    return top
+
+
+def _entries(top: Mapping[str, object], name: str) -> list[object] | None:
+    entries = top.get(name)
+    if entries is None:
+        return None
+    if not isinstance(entries, list):
+        raise BadDocument(f"$.{name}", "not a list")
+    if len(entries) > MAX_ENTRIES:
+        raise BadDocument(f"$.{name}", f"more than {MAX_ENTRIES} entries")
+    return entries
+
+
+def _top_connections(top: Mapping[str, object], notes: Notes) -> int:
+    try:
+        given = msgspec.convert(top.get("connections"), Number | None)
+        return notes.whole("connections", given, MAX_CONNECTIONS) or 1
+    except (msgspec.ValidationError, BadEntry):
+        raise BadDocument("$.connections", "not a whole number above 0") from None
+
+
+@dataclass(slots=True)
+class _Section(Generic[T]):
+    """The entries of one kind: those that count, and what is wrong with the others."""
+
+    name: str
+    code: str
+    identify: Callable[[object], str | None]
+    read_entry: Callable[[object, Notes], T]
+    accepted: list[T] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def read(self, entries: list[object]) -> None:
+        paths: dict[str, str] = {}
+        for index, raw in enumerate(entries):
+            notes = Notes(f"$.{self.name}[{index}]", self.code, self.problems)
+            identity = self.identify(raw)
+            first = notes.path if identity is None else paths.setdefault(identity, notes.path)
+            if first != notes.path:
+                notes.add("", f"named twice: {first} counts", skipped=True)
+                continue
+            self._read_one(raw, identity, notes)
+
+    def _read_one(self, raw: object, identity: str | None, notes: Notes) -> None:
+        try:
+            self.accepted.append(self.read_entry(raw, notes))
+        except BadEntry as bad:
+            notes.add(bad.where, bad.text, skipped=True)
+            if identity is not None:
+                self.skipped.append(identity)
+
+    def reported(self) -> list[Problem]:
+        if len(self.problems) <= MAX_PROBLEMS:
+            return self.problems
+        more = Problem(f"$.{self.name}", self.code, "more problems like these are not listed")
+        return [*self.problems[:MAX_PROBLEMS], more]

@@ -1,0 +1,245 @@
+"""From documents to a configuration, and from one configuration to the next."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from router.core.config import (
+    DEFAULT_POOL_CONFIG,
+    NOTHING,
+    PoolConfig,
+    QueueConfig,
+    QueueNaming,
+    RetryPolicy,
+    RoutingConfig,
+    public_uri,
+)
+from router.core.config_document import BadDocument, Document, read_document
+from router.core.config_entry import CONFIGURATION, Problem
+from router.core.message import DEFAULT_POOL
+
+CONFIG_CONFLICT: Final = "CONFIG_CONFLICT"
+EMPTYING: Final = "it would remove every queue of a running router"
+
+T = TypeVar("T")
+
+
+class QueueChange(Struct, frozen=True):
+    before: QueueConfig
+    after: QueueConfig
+
+
+class PoolChange(Struct, frozen=True):
+    before: PoolConfig
+    after: PoolConfig
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What a new configuration changes (CFG-6, CFG-7)."""
+
+    start: tuple[QueueConfig, ...] = ()
+    stop: tuple[QueueConfig, ...] = ()
+    replace: tuple[QueueChange, ...] = ()
+    keep: tuple[QueueConfig, ...] = ()
+    create: tuple[PoolConfig, ...] = ()
+    drain: tuple[PoolConfig, ...] = ()
+    change: tuple[PoolChange, ...] = ()
+
+    def lines(self) -> list[str]:
+        """For people, one per change; none when nothing changes."""
+        return [
+            *(f"queue {queue.name}: start ({public_uri(queue.uri)})" for queue in self.start),
+            *(f"queue {pair.after.name}: replace ({_differences(pair)})" for pair in self.replace),
+            *(f"queue {queue.name}: stop" for queue in self.stop),
+            *(f"pool {pool.code}: create ({_described(pool)})" for pool in self.create),
+            *(f"pool {pair.after.code}: change ({_differences(pair)})" for pair in self.change),
+            *(f"pool {pool.code}: drain" for pool in self.drain),
+        ]
+
+    def as_json(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
+        """For programs: names by what becomes of them."""
+        return {
+            "queues": {
+                "started": [queue.name for queue in self.start],
+                "replaced": [pair.after.name for pair in self.replace],
+                "stopped": [queue.name for queue in self.stop],
+                "kept": [queue.name for queue in self.keep],
+            },
+            "pools": {
+                "created": [pool.code for pool in self.create],
+                "changed": [pair.after.code for pair in self.change],
+                "drained": [pool.code for pool in self.drain],
+            },
+        }
+
+
+class CheckReport(Struct, frozen=True):
+    """What `config check` tells."""
+
+    problems: tuple[Problem, ...]
+    lines: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all of the document would be applied."""
+        return not any(problem.skipped for problem in self.problems)
+
+
+def unite(
+    documents: Sequence[tuple[str, Document]], running: RoutingConfig = NOTHING
+) -> tuple[RoutingConfig, list[str]]:
+    """One configuration of several documents, by source; the first wins a conflict (CFG-4).
+
+    An entry that was skipped in its document leaves what runs under its name as it was (CFG-5).
+    """
+    queues = _Union("queue", {queue.name: queue for queue in running.queues})
+    pools = _Union("pool", {pool.code: pool for pool in running.pools})
+    for source, document in documents:
+        queues.add(source, {queue.name: queue for queue in document.queues})
+        queues.keep_running(source, document.skipped_queues)
+        pools.add(source, {pool.code: pool for pool in document.pools})
+        pools.keep_running(source, document.skipped_pools)
+    apart, same = _one_consumer_each(queues.entries())
+    config = RoutingConfig(tuple(apart), tuple(pools.entries()))
+    return config, [*queues.conflicts, *same, *pools.conflicts]
+
+
+def plan(old: RoutingConfig, new: RoutingConfig) -> Plan:
+    queues = {queue.name: queue for queue in old.queues}
+    pools = {pool.code: pool for pool in old.pools}
+    wanted_pools = {pool.code: pool for pool in new.pools}
+    if DEFAULT_POOL in pools:
+        # It is never drained: once named and then dropped, it goes back to what it is unnamed.
+        wanted_pools.setdefault(DEFAULT_POOL, DEFAULT_POOL_CONFIG)
+    wanted_queues = {queue.name: queue for queue in new.queues}
+    return Plan(
+        start=_only_in(wanted_queues, queues),
+        stop=_only_in(queues, wanted_queues),
+        replace=tuple(QueueChange(*pair) for pair in _changed(queues, wanted_queues)),
+        keep=tuple(queue for queue in new.queues if queues.get(queue.name) == queue),
+        create=_only_in(wanted_pools, pools),
+        drain=_only_in(pools, wanted_pools),
+        change=tuple(PoolChange(*pair) for pair in _changed(pools, wanted_pools)),
+    )
+
+
+def empties(old: RoutingConfig, new: RoutingConfig) -> bool:
+    """Whether a running router would be left without a queue (CFG-5)."""
+    return bool(old.queues) and not new.queues
+
+
+def check_document(body: bytes, naming: QueueNaming, running: RoutingConfig | None) -> CheckReport:
+    """What applying the document would change; against nothing when no router runs.
+
+    Credentials are left out of the comparison: a running router does not show them.
+    """
+    old = _without_credentials(running or NOTHING)
+    try:
+        document = read_document(body, naming)
+    except BadDocument as bad:
+        return CheckReport((Problem(bad.path, CONFIGURATION, bad.text),), ())
+    new, conflicts = unite([("the document", document)], old)
+    problems = [
+        *document.problems,
+        *(Problem("$.queues", CONFIG_CONFLICT, text) for text in conflicts),
+    ]
+    if empties(old, new):
+        problems.append(Problem("$.queues", CONFIGURATION, EMPTYING))
+    return CheckReport(tuple(problems), tuple(plan(old, _without_credentials(new)).lines()))
+
+
+@dataclass(slots=True)
+class _Union(Generic[T]):
+    """The entries of one kind, each from the first document that has a say in it."""
+
+    kind: str
+    running: Mapping[str, T]
+    taken: dict[str, tuple[str, T]] = field(default_factory=dict)
+    conflicts: list[str] = field(default_factory=list)
+
+    def add(self, source: str, entries: Mapping[str, T]) -> None:
+        for name, entry in entries.items():
+            first, held = self.taken.setdefault(name, (source, entry))
+            if held != entry:
+                text = f"{self.kind} {name!r} of {source} is not as in {first}, which counts"
+                self.conflicts.append(text)
+
+    def keep_running(self, source: str, skipped: Iterable[str]) -> None:
+        for name in skipped:
+            if name in self.running:
+                self.taken.setdefault(name, (source, self.running[name]))
+
+    def entries(self) -> list[T]:
+        return [entry for _, entry in self.taken.values()]
+
+
+def _one_consumer_each(queues: Iterable[QueueConfig]) -> tuple[list[QueueConfig], list[str]]:
+    """Two names for one queue would be two consumers that take each other's messages."""
+    first_names: dict[str, str] = {}
+    apart: list[QueueConfig] = []
+    conflicts: list[str] = []
+    for queue in queues:
+        first = first_names.setdefault(public_uri(queue.uri), queue.name)
+        if first == queue.name:
+            apart.append(queue)
+        else:
+            conflicts.append(f"queue {queue.name!r} is the same as {first!r}, which counts")
+    return apart, conflicts
+
+
+def _only_in(these: Mapping[str, T], others: Mapping[str, T]) -> tuple[T, ...]:
+    return tuple(entry for name, entry in these.items() if name not in others)
+
+
+def _changed(before: Mapping[str, T], after: Mapping[str, T]) -> Iterator[tuple[T, T]]:
+    for name, entry in after.items():
+        if name in before and before[name] != entry:
+            yield before[name], entry
+
+
+def _without_credentials(config: RoutingConfig) -> RoutingConfig:
+    queues = (msgspec.structs.replace(q, uri=public_uri(q.uri)) for q in config.queues)
+    return RoutingConfig(tuple(queues), config.pools)
+
+
+def _differences(pair: QueueChange | PoolChange) -> str:
+    before, after = _facts(pair.before), _facts(pair.after)
+    changes = [
+        f"{name} {old} → {after[name]}" for name, old in before.items() if old != after[name]
+    ]
+    # Shown alike, they differ in what is not shown.
+    return ", ".join(changes) or "credentials"
+
+
+def _described(pool: PoolConfig) -> str:
+    facts = _facts(pool)
+    return ", ".join(f"{name} {facts[name]}" for name in ("concurrency", "rate per minute"))
+
+
+def _facts(entry: QueueConfig | PoolConfig) -> dict[str, str]:
+    fields = msgspec.structs.asdict(entry).items()
+    return {name.replace("_", " "): _shown(value) for name, value in fields}
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case str():
+            return public_uri(value)
+        case float():
+            return f"{value:g} s"
+        case RetryPolicy():
+            return _shown_policy(value)
+        case _:
+            return str(value).lower()
+
+
+def _shown_policy(policy: RetryPolicy) -> str:
+    attempts = "for ever" if policy.max_attempts is None else f"{policy.max_attempts} attempts"
+    if policy.schedule is None:
+        return f"{attempts} exponential"
+    return f"{attempts} after {[float(delay) for delay in policy.schedule]} s"

@@ -1,0 +1,69 @@
+"""The messages of one group that wait in a pool: two tiers, first in, first out in each."""
+
+from collections import deque
+from collections.abc import Iterator
+
+from router.core.job import Job, Run
+
+
+class Lane:
+    """One group's queue (POOL-3). A lane exists as long as it holds a job or serves one."""
+
+    __slots__ = ("current", "group", "high", "is_returning", "latecomers", "regular", "tried")
+
+    def __init__(self, group: str | None) -> None:
+        self.group = group  # None: a message of its own, without order
+        self.high: deque[Job] = deque()
+        self.regular: deque[Job] = deque()
+        self.tried = 0  # of the regular ones, those that no high-priority one may pass
+        self.current: Job | None = None  # being served; not in the tiers
+        self.is_returning = False  # its messages are on their way back to their broker
+        self.latecomers: list[Job] = []  # arrived meanwhile; they wait until the group is free
+
+    def put(self, job: Job) -> None:
+        if job.message.high_priority:
+            self.high.append(job)
+            return
+        self.regular.append(job)
+        self.tried += job.is_tried
+
+    def take(self) -> Job:
+        """The next one to serve."""
+        if self.high and not self.tried:
+            job = self.high.popleft()
+        elif self.regular:
+            job = self.regular.popleft()
+            self.tried -= job.is_tried
+        else:
+            job = self.high.popleft()
+        self.current = job
+        return job
+
+    def take_run(self, run: Run | None) -> list[Job]:
+        """Take out what is left of one batch's part of the group, in group order."""
+        taken = [job for job in self if job.run is run]
+        if taken:
+            self._keep([job for job in self if job.run is not run])
+        return taken
+
+    def take_all(self) -> list[Job]:
+        taken = list(self)
+        self._keep([])
+        return taken
+
+    def _keep(self, jobs: list[Job]) -> None:
+        self.high.clear()
+        self.regular.clear()
+        self.tried = 0
+        for job in jobs:
+            self.put(job)
+
+    def __iter__(self) -> Iterator[Job]:
+        yield from self.high
+        yield from self.regular
+
+    def __len__(self) -> int:
+        return len(self.high) + len(self.regular)
+
+    def __bool__(self) -> bool:
+        return bool(self.high or self.regular)

@@ -1,0 +1,104 @@
+"""Where we may send to (MED-5). Whoever can fill a queue can choose targets; this is what they cannot reach."""
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
+from typing import Final
+
+from msgspec import Struct
+
+from router.core.target import Target
+
+_SCHEMES: Final = frozenset({"http", "https"})
+_HOST_NAME: Final = re.compile(r"[a-z0-9._~-]+")
+# What resolvers read as an IPv4 address, such as 0xa9fea9fe or 169.16689662.
+_ENDS_IN_A_NUMBER: Final = re.compile(r"(?:^|\.)(?:0x[0-9a-f]*|[0-9]+)\.?$")
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+
+_NEVER: Final[Mapping[IPv4Network | IPv6Network, str]] = {
+    ip_network("0.0.0.0/8"): "no address of a host",
+    ip_network("::/128"): "no address of a host",
+    ip_network("169.254.0.0/16"): "link-local, where clouds keep their metadata",
+    ip_network("fe80::/10"): "link-local",
+    ip_network("fd00:ec2::/32"): "cloud metadata (AWS)",
+    ip_network("fd20:ce::254/128"): "cloud metadata (Google)",
+    ip_network("100.100.100.200/32"): "cloud metadata (Alibaba)",
+    ip_network("168.63.129.16/32"): "cloud metadata (Azure)",
+    ip_network("192.0.0.192/32"): "cloud metadata (Oracle)",
+}
+
+
+class TargetPolicy(Struct, frozen=True):
+    """What operators allow; some targets are refused whatever they allow."""
+
+    allowed_hosts: tuple[str, ...] = ()  # patterns such as *.example.com; none: any host
+    block_private: bool = False  # loopback and private networks too
+    own_addresses: frozenset[tuple[str, int]] = frozenset()  # IP and port of the router's own API
+
+    def __post_init__(self) -> None:
+        for ip, _ in self.own_addresses:
+            ip_address(ip)  # a name would never match: better an error at the start
+
+    def refuse_url(self, target: Target) -> str | None:
+        """Why this URL is refused, as far as it shows without resolving its name; None: it is not."""
+        if target.scheme not in _SCHEMES:
+            return f"the target's scheme is {target.scheme}, not http or https"
+        if target.has_credentials:
+            return "the target has credentials in its URL"
+        if self.allowed_hosts and not self._allows(target.host):
+            return f"the target's host {target.host} is not an allowed one"
+        return self._refuse_host(target)
+
+    def refuse_address(self, ip: str, port: int) -> str | None:
+        """Why no connection may be made to this resolved address; None: it may."""
+        address = _plain(ip_address(ip))
+        for network, what in _NEVER.items():
+            if address in network:
+                return f"the target's address {ip} is {what}"
+        if self._is_own(address, port):
+            return f"the target's address {ip} port {port} is the router's own"
+        if self.block_private and not address.is_global:
+            return f"the target's address {ip} is private"
+        return None
+
+    def _allows(self, host: str) -> bool:
+        name = host.rstrip(".")
+        return any(fnmatchcase(name, pattern.lower()) for pattern in self.allowed_hosts)
+
+    def _refuse_host(self, target: Target) -> str | None:
+        if ":" in target.host or _ENDS_IN_A_NUMBER.search(target.host):
+            try:
+                return self.refuse_address(target.host, target.port)
+            except ValueError:
+                return f"the target's host {target.host} is an IP address in an unusual spelling"
+        if not _HOST_NAME.fullmatch(target.host):
+            return "the target's host has characters that a host name cannot have"
+        return None
+
+    def _is_own(self, address: IPv4Address | IPv6Address, port: int) -> bool:
+        return any(
+            port == own_port and _covers(_plain(ip_address(own)), address)
+            for own, own_port in self.own_addresses
+        )
+
+
+def _covers(own: IPv4Address | IPv6Address, address: IPv4Address | IPv6Address) -> bool:
+    """Whether a listener bound to `own` answers at `address`."""
+    return address == own or (own.is_unspecified and address.is_loopback)
+
+
+def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """The IPv4 address inside an IPv6 one, where it leads there in the end; else the address itself."""
+    if isinstance(address, IPv4Address):
+        return address
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address.ipv4_mapped or address.sixtofour or address

@@ -1,0 +1,32 @@
+"""Raising a warning: one place that keeps it, and logs it once."""
+
+import logging
+from collections.abc import Callable
+
+from router.core.warnings import Severity, WarningBook
+
+log = logging.getLogger(__name__)
+
+_LEVELS = {
+    Severity.INFO: logging.INFO,
+    Severity.WARN: logging.WARNING,
+    Severity.ERROR: logging.ERROR,
+    Severity.CRITICAL: logging.CRITICAL,
+}
+
+
+class Alerts:
+    def __init__(self, book: WarningBook, wall: Callable[[], float]) -> None:
+        self._book = book
+        self._wall = wall
+
+    def raise_warning(self, code: str, severity: Severity, source: str, message: str) -> None:
+        """Keep it for the operators. A repeated one is counted and not logged again."""
+        notice = self._book.add(code, severity, source, message, self._wall())
+        if notice.count == 1:
+            log.log(
+                _LEVELS[severity],
+                "warning raised: %s",
+                message,
+                extra={"code": str(code), "severity": severity.name, "source": source},
+            )

@@ -1,0 +1,171 @@
+"""The circuit breaker of one target origin (MED-4).
+
+pybreaker makes the transitions and counts the probes; the rolling window, the limit of concurrent
+probes and the clock are ours, because it has none of the three, and its way of wrapping a call
+costs more than the call.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from typing import Final
+
+import pybreaker
+
+WINDOW: Final = 10
+FAILURES_TO_OPEN: Final = 5
+OPEN_SECONDS: Final = 5.0
+PROBES: Final = 3
+MAX_BREAKERS: Final = 10_000
+IDLE_SECONDS: Final = 3600.0
+GLOBAL: Final = "http-mediator"
+
+
+class BreakerState(Enum):
+    CLOSED = pybreaker.STATE_CLOSED
+    OPEN = pybreaker.STATE_OPEN
+    HALF_OPEN = pybreaker.STATE_HALF_OPEN
+
+
+class _ProbeFailed(Exception):
+    """Tells pybreaker that a probe failed."""
+
+
+class Breaker:
+    """Ask `enter` before each call, and report by `leave` on every path.
+
+    `enter` answers a ticket, or None while no call may go through. The ticket names the state that
+    the call began in: its result is ignored when the breaker has moved on since.
+    """
+
+    def __init__(self, name: str, on_change: Callable[["Breaker"], None]) -> None:
+        self.name = name
+        self.state = BreakerState.CLOSED
+        self.last_used = 0.0
+        self.successes = self.failures = self.rejections = 0  # since the start, for operators
+        self._on_change = on_change
+        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._recent_failures = 0
+        self._epoch = 0
+        self._probing = 0
+        self._half_open_at = 0.0
+        self._machine = self._new_machine()
+
+    def enter(self, now: float) -> int | None:
+        self.last_used = now
+        if self.state is BreakerState.CLOSED:
+            return self._epoch
+        if self.state is BreakerState.OPEN and now >= self._half_open_at:
+            self._machine.half_open()
+            self._moved(BreakerState.HALF_OPEN)
+        if self.state is BreakerState.HALF_OPEN and self._probing < PROBES:
+            self._probing += 1
+            return self._epoch
+        self.rejections += 1
+        return None
+
+    def leave(self, ticket: int, now: float, *, ok: bool | None) -> None:
+        """Report a call. None: it tells nothing about the target (cancelled, never sent)."""
+        if ok is not None:
+            self.successes += ok
+            self.failures += not ok
+        if ticket != self._epoch:
+            return
+        if self.state is BreakerState.HALF_OPEN:
+            self._probing -= 1
+            if ok is not None:
+                self._probed(ok=ok, now=now)
+        elif ok is not None:
+            self._recorded(ok=ok, now=now)
+
+    def reset(self) -> None:
+        """Close it, whatever it has seen."""
+        self._machine.close()
+        self._moved(BreakerState.CLOSED)
+
+    @property
+    def retry_at(self) -> float:
+        """When an open breaker will let a probe through."""
+        return self._half_open_at
+
+    @property
+    def buffered(self) -> tuple[int, int]:
+        """Calls in the window, and how many of them failed."""
+        return len(self._recent), self._recent_failures
+
+    def _recorded(self, *, ok: bool, now: float) -> None:
+        recent = self._recent
+        if len(recent) == WINDOW:
+            self._recent_failures -= not recent[0]
+        recent.append(ok)
+        self._recent_failures += not ok
+        if len(recent) == WINDOW and self._recent_failures >= FAILURES_TO_OPEN:
+            self._machine.open()
+            self._opened(now)
+
+    def _probed(self, *, ok: bool, now: float) -> None:
+        with suppress(_ProbeFailed):
+            self._machine.call(_succeed if ok else _fail)
+        if self._machine.current_state == pybreaker.STATE_OPEN:
+            self._opened(now)
+        elif self._machine.current_state == pybreaker.STATE_CLOSED:
+            self._moved(BreakerState.CLOSED)
+
+    def _opened(self, now: float) -> None:
+        self._half_open_at = now + OPEN_SECONDS
+        self._moved(BreakerState.OPEN)
+
+    def _moved(self, state: BreakerState) -> None:
+        self.state = state
+        self._epoch += 1
+        self._probing = 0
+        self._recent.clear()
+        self._recent_failures = 0
+        self._on_change(self)
+
+    def _new_machine(self) -> pybreaker.CircuitBreaker:
+        # Its own reset time-out would ask the wall clock; `call` is used while half open only, so
+        # that it never does.
+        return pybreaker.CircuitBreaker(
+            fail_max=1, success_threshold=PROBES, name=self.name, throw_new_error_on_trip=False
+        )
+
+
+def _succeed() -> None:
+    return
+
+
+def _fail() -> None:
+    raise _ProbeFailed
+
+
+class Breakers:
+    """One breaker per origin: the latest 10,000; idle ones are dropped."""
+
+    def __init__(self, on_change: Callable[[Breaker], None], *, one_for_all: bool = False) -> None:
+        self._on_change = on_change
+        self._one_for_all = one_for_all
+        self._by_name: OrderedDict[str, Breaker] = OrderedDict()
+
+    def of(self, origin: str) -> Breaker:
+        name = GLOBAL if self._one_for_all else origin
+        breaker = self._by_name.get(name)
+        if breaker is None:
+            breaker = self._by_name[name] = Breaker(name, self._on_change)
+            if len(self._by_name) > MAX_BREAKERS:
+                self._by_name.popitem(last=False)
+        else:
+            self._by_name.move_to_end(name)
+        return breaker
+
+    def drop_idle(self, now: float) -> None:
+        """Called by a chore; the least recently used stand in front."""
+        while self._by_name:
+            oldest = next(iter(self._by_name.values()))
+            if now - oldest.last_used < IDLE_SECONDS:
+                return
+            del self._by_name[oldest.name]
+
+    def all(self) -> list[Breaker]:
+        return list(self._by_name.values())

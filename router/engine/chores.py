@@ -1,0 +1,89 @@
+"""Scheduled work, one run-once function each (OPS-1). They start once the router is initialized."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from router.core.warnings import Code, Severity
+from router.engine.alerts import Alerts
+from router.engine.breaker import Breakers
+from router.engine.periodic import every
+from router.engine.queue_manager import SOURCE, QueueManager
+from router.ports import BrokerError
+
+BACKLOG: Final = 1000
+GROWTH: Final = 100
+GROWTHS_IN_A_ROW: Final = 3
+
+
+class Chores:
+    def __init__(self, manager: QueueManager, breakers: Breakers, alerts: Alerts) -> None:
+        self._manager = manager
+        self._breakers = breakers
+        self._alerts = alerts
+        self._waiting: dict[str, list[int]] = {}  # the last depths of each queue
+        self.depths: dict[str, int] = {}
+
+    def start(self, tasks: asyncio.TaskGroup) -> Sequence[asyncio.Task[None]]:
+        schedule = (
+            (60.0, self.restart_silent_consumers),
+            (10.0, self.let_go_finished),
+            (30.0, self.look_for_leaks),
+            (30.0, self.measure_queues),
+        )
+        return [
+            tasks.create_task(every(seconds, chore), name=chore.__name__)
+            for seconds, chore in schedule
+        ]
+
+    async def restart_silent_consumers(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for intake in list(self._manager.intakes.values()):
+            if intake.is_healthy(now):
+                continue
+            name = intake.queue.name
+            self._warn(Code.CONSUMER_RESTART, f"consumer of {name} is silent and is restarted")
+            try:
+                self._manager.restart(intake)
+            except Exception as error:  # noqa: BLE001  one that fails must not keep the others
+                text = f"consumer of {name} could not be restarted: {error}"
+                self._warn(Code.CONSUMER_RESTART_FAILED, text, Severity.CRITICAL)
+
+    async def let_go_finished(self) -> None:
+        self._manager.let_go_finished()
+        self._breakers.drop_idle(asyncio.get_running_loop().time())
+
+    async def look_for_leaks(self) -> None:
+        """TRK-1."""
+        manager = self._manager
+        pools = (*manager.pools.values(), *manager.draining_pools.values())
+        bound = sum(pool.capacity + pool.config.concurrency for pool in pools)
+        pooled = sum(1 for job in manager.routing.tracker if job.keeper is not None)
+        if pooled > bound:
+            self._warn(Code.PIPELINE_MAP_LEAK, "more messages are tracked than the pools can hold")
+
+    async def measure_queues(self) -> None:
+        for name, intake in list(self._manager.intakes.items()):
+            try:
+                depth = await intake.depth()
+            except BrokerError:
+                continue  # the connection itself tells of that
+            if depth is not None:
+                self.depths[name] = depth.waiting
+                self._judge_depth(name, depth.waiting)
+        for name in self._waiting.keys() - self._manager.intakes.keys():
+            del self._waiting[name]
+
+    def _judge_depth(self, name: str, waiting: int) -> None:
+        if waiting > BACKLOG:
+            self._warn(Code.QUEUE_BACKLOG, f"more than {BACKLOG} messages wait in {name}")
+        seen = self._waiting.setdefault(name, [])
+        seen.append(waiting)
+        del seen[: -(GROWTHS_IN_A_ROW + 1)]
+        steps = [after - before for before, after in pairwise(seen)]
+        if len(steps) == GROWTHS_IN_A_ROW and min(steps) >= GROWTH:
+            self._warn(Code.QUEUE_GROWING, f"{name} grows faster than it is delivered")
+
+    def _warn(self, code: Code, text: str, severity: Severity = Severity.WARN) -> None:
+        self._alerts.raise_warning(code, severity, SOURCE, text)

@@ -1,0 +1,69 @@
+"""Keeping what is removed from a queue without having been accepted (DLQ-1)."""
+
+import asyncio
+from collections.abc import Callable
+
+from router.core.dead_letter import DeadLetter, Reason
+from router.core.job import Death, Job
+from router.core.message import Delivery
+from router.core.warnings import Code, Severity
+from router.engine.alerts import Alerts
+from router.ports import DeadLetterStore, StoreError
+
+
+class Letters:
+    """Writes dead letters. False means: not kept, so the message must not leave its queue."""
+
+    def __init__(self, store: DeadLetterStore, alerts: Alerts, wall: Callable[[], float]) -> None:
+        self._store = store
+        self._alerts = alerts
+        self._wall = wall
+
+    async def keep(self, queue: str, job: Job, death: Death) -> bool:
+        wall = self._wall()
+        letter = DeadLetter(
+            queue=queue,
+            broker_key=job.broker_id or job.message.id,
+            message_id=job.message.id,
+            pool=job.message.pool,
+            target=job.message.target,
+            reason=death.reason,
+            http_status=death.http_status,
+            reply=death.reply,
+            error=death.error,
+            attempts=job.posts,
+            first_seen=wall - (asyncio.get_running_loop().time() - job.tracked_at),
+            dead_at=wall,
+            body=job.body,
+        )
+        return await self._put(letter)
+
+    async def keep_malformed(self, queue: str, delivery: Delivery, problem: str) -> bool:
+        wall = self._wall()
+        letter = DeadLetter(
+            queue=queue,
+            broker_key=delivery.broker_id or repr(delivery.handle),
+            message_id=None,
+            pool=None,
+            target=None,
+            reason=Reason.MALFORMED,
+            http_status=None,
+            reply=b"",
+            error=problem,
+            attempts=0,
+            first_seen=wall,
+            dead_at=wall,
+            body=delivery.body,
+        )
+        return await self._put(letter)
+
+    async def _put(self, letter: DeadLetter) -> bool:
+        try:
+            await self._store.put(letter)
+        except StoreError as error:
+            text = f"a dead letter could not be written, its message is given back: {error}"
+            self._alerts.raise_warning(
+                Code.DEAD_LETTER_STORE, Severity.CRITICAL, "DeadLetters", text
+            )
+            return False
+        return True

@@ -1,0 +1,87 @@
+"""One attempt at delivering one message: circuit breaker, POST, judgement (SPEC §10)."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from router.core.backoff import Jitter
+from router.core.job import Job
+from router.core.outcome import (
+    DEFAULT_DELAY,
+    Alarm,
+    Answer,
+    Fault,
+    NoReply,
+    Outcome,
+    Reply,
+    circuit_open,
+    judge,
+)
+from router.core.target import read_target
+from router.core.warnings import Code, Severity
+from router.engine.alerts import Alerts
+from router.engine.breaker import Breakers
+from router.ports import Sender
+
+SOURCE: Final = "HttpMediator"
+_ALARMS: Final = {
+    Alarm.CONFIGURATION_ERROR: (Code.CONFIGURATION, Severity.ERROR),
+    Alarm.CONFIGURATION_CRITICAL: (Code.CONFIGURATION, Severity.CRITICAL),
+    Alarm.PROCESSING_WARN: (Code.PROCESSING, Severity.WARN),
+}
+_BLAMES: Final = {Fault.NETWORK, Fault.TIMEOUT}  # MED-4: these count against the target
+
+
+class Mediator:
+    def __init__(
+        self,
+        sender: Sender,
+        breakers: Breakers,
+        alerts: Alerts,
+        *,
+        timeout: float,
+        jitter: Jitter,
+        wall: Callable[[], float],
+    ) -> None:
+        self._sender = sender
+        self._breakers = breakers
+        self._alerts = alerts
+        self._timeout = timeout
+        self._jitter = jitter
+        self._wall = wall
+
+    async def attempt(self, job: Job, timeout: float | None = None) -> Outcome:
+        """POST it once, if its target's circuit allows, and judge what came of it."""
+        loop = asyncio.get_running_loop()
+        origin = read_target(job.message.target).origin
+        breaker = self._breakers.of(origin)
+        ticket = breaker.enter(loop.time())
+        if ticket is None:
+            return circuit_open(DEFAULT_DELAY * self._jitter(0.9, 1.1))
+        job.posts += 1
+        job.batch.requests += 1
+        verdict: bool | None = None  # a cancelled call counts for nothing
+        try:
+            answer = await self._sender.send(job.message, job.posts, timeout or self._timeout)
+            verdict = _verdict(answer)
+        finally:
+            breaker.leave(ticket, loop.time(), ok=verdict)
+        outcome = judge(answer, datetime.fromtimestamp(self._wall(), UTC))
+        self._raise_alarm(outcome, answer, origin)
+        return outcome
+
+    def _raise_alarm(self, outcome: Outcome, answer: Answer, origin: str) -> None:
+        if isinstance(answer, Reply) and answer.too_long:
+            text = f"{origin} sent a reply of more than 1 MiB; it was judged by its status alone"
+            self._alerts.raise_warning(Code.PROCESSING, Severity.WARN, SOURCE, text)
+        if outcome.alarm is Alarm.NONE:
+            return
+        code, severity = _ALARMS[outcome.alarm]
+        self._alerts.raise_warning(code, severity, SOURCE, f"{origin}: {outcome.detail}")
+
+
+def _verdict(answer: Answer) -> bool | None:
+    if isinstance(answer, NoReply):
+        return False if answer.fault in _BLAMES else None
+    return True

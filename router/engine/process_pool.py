@@ -1,0 +1,239 @@
+"""A pool: so many deliveries at once, so many a minute, in order within a group (SPEC §6, §7, §9).
+
+A group that has work is a lane; a lane that can go on stands once in `_ready`. Workers, tasks made
+on demand and at most `concurrency` of them, take the next ready lane, serve one message of it and
+put it back. Order within a group, fairness between groups and the limit all follow from that.
+
+State changes in plain functions only: no await comes between looking and leaping.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from router.core.backoff import Jitter
+from router.core.config import PoolConfig
+from router.core.job import Job, State
+from router.core.lanes import Lane
+from router.core.message import Mode
+from router.engine.alerts import Alerts
+from router.engine.courier import Courier, Deliverer
+from router.engine.permits import Permits
+from router.engine.rate_gate import RateGate
+
+CAPACITY_PER_WORKER: Final = 20  # POOL-1
+LEAST_CAPACITY: Final = 50
+
+
+class ProcessPool:
+    def __init__(
+        self,
+        config: PoolConfig,
+        mediator: Deliverer,
+        tasks: asyncio.TaskGroup,
+        alerts: Alerts,
+        *,
+        jitter: Jitter,
+        on_room: Callable[["ProcessPool"], None],
+        on_group_free: Callable[[Sequence[Job]], None],
+    ) -> None:
+        self.config = config
+        self.draining = False
+        self.has_room = True
+        self.held = 0  # jobs that have not ended
+        self.gate = RateGate(config)
+        self._permits = Permits(config.concurrency, self._pump)
+        self.courier = Courier(config, mediator, self._permits, alerts, jitter)
+        self._tasks = tasks
+        self._on_room = on_room
+        self._on_group_free = on_group_free
+        self._lanes: dict[str, Lane] = {}
+        self._ready: deque[Lane] = deque()
+        self._gatekeeper: asyncio.Task[None] | None = None
+
+    @property
+    def code(self) -> str:
+        return self.config.code
+
+    @property
+    def capacity(self) -> int:
+        return max(self.config.concurrency * CAPACITY_PER_WORKER, LEAST_CAPACITY)
+
+    @property
+    def queued(self) -> int:
+        """What counts against the capacity: all that has no open POST (POOL-1)."""
+        return self.held - self.courier.open_posts
+
+    @property
+    def room(self) -> int:
+        return self.capacity - self.queued
+
+    @property
+    def groups(self) -> int:
+        return len(self._lanes)
+
+    @property
+    def waits_for_rate(self) -> bool:
+        return self._gatekeeper is not None
+
+    @property
+    def is_drained(self) -> bool:
+        return self.draining and self.held == 0
+
+    def submit(self, job: Job) -> bool:
+        """Take it, or say no: the pool is full or draining."""
+        if self.draining or self.room <= 0:
+            return False
+        lane = self._lane_for(job)
+        if lane.is_returning:
+            _let_wait(job, lane)
+            return True
+        job.keeper = self
+        self.held += 1
+        self._note_room()
+        lane.put(job)
+        if lane.current is None and len(lane) == 1:
+            self._ready.append(lane)
+            self._pump()
+        return True
+
+    def wait_behind(self, job: Job) -> bool:
+        """Whether this draining pool holds the job's group; then it waits for that to end (§7)."""
+        lane = self._lanes.get(job.group)
+        if lane is None or not self.draining:
+            return False
+        _let_wait(job, lane)
+        return True
+
+    def let_go(self, _job: Job) -> None:
+        """A job of ours has ended."""
+        self.held -= 1
+        self._note_room()
+
+    def change(self, config: PoolConfig) -> None:
+        """Take effect at once; running deliveries finish (POOL-6, §9)."""
+        old, self.config, self.courier.config = self.config, config, config
+        if (old.rate_per_minute, old.burst) != (config.rate_per_minute, config.burst):
+            self.gate.change(config)
+            self._dismiss_gatekeeper()
+        self._permits.resize(config.concurrency)
+        self._note_room()
+
+    def revive(self, config: PoolConfig) -> None:
+        """Its code came back while it was draining (CFG-6)."""
+        self.draining = False
+        self.courier.resume()
+        self.change(config)
+
+    def drain(self) -> None:
+        """Start no new try and give back what has no open POST; open POSTs finish (§7)."""
+        self.draining = True
+        self._dismiss_gatekeeper()
+        self.courier.stop()
+        waiting = list(self._ready)
+        self._ready.clear()
+        for lane in waiting:
+            lane.is_returning = True
+            self._tasks.create_task(self._give_back(lane), name=f"return {self.code}")
+
+    def abort(self) -> None:
+        """End the POSTs that are still open; their messages are given back (OPS-4)."""
+        self.courier.abort()
+
+    def _lane_for(self, job: Job) -> Lane:
+        ungrouped = self.config.parallel_ungrouped and job.message.group is None
+        if ungrouped or job.message.mode is Mode.IMMEDIATE:
+            return Lane(None)
+        lane = self._lanes.get(job.group)
+        if lane is None:
+            lane = self._lanes[job.group] = Lane(job.group)
+        return lane
+
+    def _note_room(self) -> None:
+        """Tell when there is no room left, and when there is some again.
+
+        Some, not one place: with each single place announced, intakes would fetch one by one.
+        """
+        room = self.room
+        has_room = room > 0 if self.has_room else room >= self.capacity // 4
+        if has_room is not self.has_room:
+            self.has_room = has_room
+            self._on_room(self)
+
+    def _pump(self) -> None:
+        """Let ready lanes go on while there are permits."""
+        while self._ready and self._permits.is_free and not self.draining:
+            if self.gate.is_limited:
+                self._call_gatekeeper()
+                return
+            self._start(self._ready.popleft())
+
+    def _start(self, lane: Lane) -> None:
+        self._permits.take()
+        self._tasks.create_task(self._work(lane), name=f"{self.code} {lane.group}")
+
+    def _call_gatekeeper(self) -> None:
+        if self._gatekeeper is None:
+            self._gatekeeper = self._tasks.create_task(self._keep_gate(), name=f"{self.code} rate")
+
+    def _dismiss_gatekeeper(self) -> None:
+        if self._gatekeeper is not None:
+            self._gatekeeper.cancel()
+            self._gatekeeper = None
+
+    async def _keep_gate(self) -> None:
+        """Wait for the rate limit on behalf of the lane in front.
+
+        What is let through and meets no free worker is spent all the same: used later, it would let
+        more through in some minute than the limit allows.
+        """
+        while self._ready and self._permits.is_free:
+            await self.gate.pass_one()
+            if self._ready and self._permits.is_free:
+                self._start(self._ready.popleft())
+        self._gatekeeper = None
+
+    async def _work(self, lane: Lane | None) -> None:
+        """Serve one message of a lane after the other, on one permit."""
+        while lane is not None:
+            job = lane.take()
+            try:
+                await self.courier.serve(lane, job)
+            except Exception as error:  # noqa: BLE001  the bulkhead: one message's bug ends no group
+                await self.courier.survive(lane, job, error)
+            if self.draining:
+                await self._give_back(lane)
+            lane = self._next_after(lane)
+
+    def _next_after(self, lane: Lane) -> Lane | None:
+        """Put the lane back if it has more; take the next one, or give the permit back."""
+        lane.current = None
+        if lane:
+            self._ready.append(lane)
+        else:
+            self._close(lane)
+        if self._ready and self._permits.may_be_kept and not self.gate.is_limited:
+            return self._ready.popleft()
+        self._permits.give_back()
+        return None
+
+    async def _give_back(self, lane: Lane) -> None:
+        lane.is_returning = True
+        for job in lane.take_all():
+            await job.home.give_back(job, 0.0)
+        lane.is_returning = False
+        if lane.current is None:
+            self._close(lane)
+
+    def _close(self, lane: Lane) -> None:
+        """The pool holds nothing of this group any more."""
+        if lane.group is not None:
+            del self._lanes[lane.group]
+        if lane.latecomers:
+            self._on_group_free(lane.latecomers)
+
+
+def _let_wait(job: Job, lane: Lane) -> None:
+    job.state = State.WAITING
+    lane.latecomers.append(job)

@@ -1,0 +1,203 @@
+"""The owner of pools and intakes: brings what runs in line with the configuration (CFG-6, -7)."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.core.backoff import Jitter
+from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, RoutingConfig
+from router.core.job import Job
+from router.core.message import DEFAULT_POOL
+from router.core.outcome import FAST_FAIL_DELAY
+from router.core.warnings import Code, Severity
+from router.engine.alerts import Alerts
+from router.engine.bell import Bell
+from router.engine.context import Context
+from router.engine.courier import Deliverer
+from router.engine.intake import Intake
+from router.engine.letters import Letters
+from router.engine.process_pool import ProcessPool
+from router.engine.routing import Routing
+from router.ports import Brokers
+
+log = logging.getLogger(__name__)
+
+SOURCE = "QueueManager"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the queue manager is given."""
+
+    brokers: Brokers
+    mediator: Deliverer
+    letters: Letters
+    alerts: Alerts
+    tasks: asyncio.TaskGroup
+    jitter: Jitter
+    max_pools: int = 10_000
+    pool_warning_threshold: int = 5_000
+
+
+class QueueManager:
+    def __init__(self, given: Surroundings) -> None:
+        self.pools: dict[str, ProcessPool] = {}
+        self.draining_pools: dict[str, ProcessPool] = {}
+        self.intakes: dict[str, Intake] = {}
+        self.stopping_intakes: list[Intake] = []
+        self.routing = Routing(self, given.alerts)
+        self._given = given
+        self._full: set[ProcessPool] = set()
+        self._bell = Bell()
+        self._context = Context(
+            brokers=given.brokers,
+            routing=self.routing,
+            letters=given.letters,
+            alerts=given.alerts,
+            tasks=given.tasks,
+            bell=self._bell,
+            jitter=given.jitter,
+        )
+
+    async def apply(self, config: RoutingConfig) -> None:
+        """Make it so. What is as it should be is left untouched."""
+        self._apply_pools({pool.code: pool for pool in config.pools})
+        self._apply_queues({queue.name: queue for queue in config.queues})
+
+    # What routing asks.
+
+    @property
+    def have_room(self) -> bool:
+        return not self.pools or len(self._full) < len(self.pools)
+
+    def pool_for(self, code: str | None) -> ProcessPool:
+        """By code; what has no pool goes to the default one, made on demand (ROUTE-4)."""
+        pool = self.pools.get(code or DEFAULT_POOL)
+        if pool is not None:
+            return pool
+        if code is not None and code != DEFAULT_POOL:
+            text = f"no pool {code!r}: its messages go to {DEFAULT_POOL}"
+            self._warn(Code.ROUTING, text)
+        return self.pools.get(DEFAULT_POOL) or self._create(DEFAULT_POOL_CONFIG)
+
+    def draining(self, code: str | None) -> ProcessPool | None:
+        return self.draining_pools.get(code or DEFAULT_POOL)
+
+    # What operators and chores ask.
+
+    def change_pool(self, config: PoolConfig) -> None:
+        """Change a running pool by hand, until the next sync. KeyError: there is none."""
+        self.pools[config.code].change(config)
+
+    def let_go_finished(self) -> None:
+        """Forget drained pools and stopped intakes (OPS-1)."""
+        for code in [code for code, pool in self.draining_pools.items() if pool.is_drained]:
+            del self.draining_pools[code]
+            log.info("pool drained", extra={"pool": code})
+        self.stopping_intakes = [each for each in self.stopping_intakes if not each.is_stopped]
+
+    def restart(self, intake: Intake) -> None:
+        """Replace an intake that has fallen silent."""
+        self._stop(intake)
+        self._start(intake.queue, restarts=intake.restarts + 1)
+
+    def stop(self) -> None:
+        """Receive no more and send no more; what is held goes back, open POSTs finish."""
+        for intake in list(self.intakes.values()):
+            self._stop(intake)
+        for code in list(self.pools):
+            self._drain(code)
+
+    # Pools.
+
+    def _apply_pools(self, wanted: dict[str, PoolConfig]) -> None:
+        for code in [code for code in self.pools if code not in wanted]:
+            if code == DEFAULT_POOL:  # made on demand, it is never drained (CFG-6)
+                self.pools[code].change(DEFAULT_POOL_CONFIG)
+            else:
+                self._drain(code)
+        for code, config in wanted.items():
+            if code in self.pools:
+                self.pools[code].change(config)
+            elif code in self.draining_pools:
+                self._revive(config)
+            else:
+                self._create_within_limits(config)
+
+    def _create_within_limits(self, config: PoolConfig) -> None:
+        if len(self.pools) >= self._given.max_pools:
+            text = f"pool {config.code} was not created: MESSAGE_ROUTER_MAX_POOLS is reached"
+            self._given.alerts.raise_warning(Code.POOL_LIMIT, Severity.CRITICAL, SOURCE, text)
+            return
+        if len(self.pools) >= self._given.pool_warning_threshold:
+            self._warn(Code.POOL_LIMIT, "the number of pools comes close to its limit")
+        self._create(config)
+
+    def _create(self, config: PoolConfig) -> ProcessPool:
+        given = self._given
+        pool = ProcessPool(
+            config,
+            given.mediator,
+            given.tasks,
+            given.alerts,
+            jitter=given.jitter,
+            on_room=self._room_changed,
+            on_group_free=self._group_is_free,
+        )
+        self.pools[config.code] = pool
+        self._bell.ring()
+        return pool
+
+    def _revive(self, config: PoolConfig) -> None:
+        pool = self.pools[config.code] = self.draining_pools.pop(config.code)
+        pool.revive(config)
+        log.info("draining pool revived", extra={"pool": config.code})
+
+    def _drain(self, code: str) -> None:
+        pool = self.draining_pools[code] = self.pools.pop(code)
+        self._full.discard(pool)
+        pool.drain()
+        log.info("pool draining", extra={"pool": code})
+
+    def _room_changed(self, pool: ProcessPool) -> None:
+        if pool.has_room:
+            self._full.discard(pool)
+            self._bell.ring()
+        elif not pool.draining:
+            self._full.add(pool)
+
+    def _group_is_free(self, waiting: Sequence[Job]) -> None:
+        """Jobs that waited for a draining pool's group can be placed now (§7)."""
+        refused = self.routing.resubmit(waiting)
+        if refused:
+            self._given.tasks.create_task(_give_back(refused), name="give back")
+
+    # Queues.
+
+    def _apply_queues(self, wanted: dict[str, QueueConfig]) -> None:
+        for name, intake in list(self.intakes.items()):
+            if wanted.get(name) != intake.queue:
+                self._stop(intake)
+        for name, queue in wanted.items():
+            if name not in self.intakes:
+                self._start(queue)
+
+    def _start(self, queue: QueueConfig, restarts: int = 0) -> None:
+        intake = self.intakes[queue.name] = Intake(queue, self._context, restarts)
+        intake.start()
+        log.info("consumer started", extra={"queue": queue.name})
+
+    def _stop(self, intake: Intake) -> None:
+        del self.intakes[intake.queue.name]
+        intake.stop()
+        self.stopping_intakes.append(intake)
+        log.info("consumer stopping", extra={"queue": intake.queue.name})
+
+    def _warn(self, code: Code, text: str) -> None:
+        self._given.alerts.raise_warning(code, Severity.WARN, SOURCE, text)
+
+
+async def _give_back(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        await job.home.give_back(job, FAST_FAIL_DELAY)

@@ -1,0 +1,216 @@
+"""Routing a batch: what each arrival is to the router, and which pool takes it (SPEC §4).
+
+All of it is synchronous, so a batch sees one state of pools and tracker. What takes time (dead
+letters for malformed bodies, NACKs of refused messages) is answered as `Aside`, for the caller.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from msgspec import Struct, field
+
+from router.core.job import Batch, Fate, Home, Job, Run, State
+from router.core.ledger import Ledger
+from router.core.message import Delivery, Malformed, Message, Mode, parse
+from router.core.remembered import RememberedDeletes
+from router.core.tracker import Claim, Tracker, key_of
+from router.core.warnings import Code, Severity
+from router.engine.alerts import Alerts
+from router.engine.process_pool import ProcessPool
+
+SOURCE: Final = "QueueManager"
+_ACCEPTED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED}  # the ACK went through
+
+
+class Pools(Protocol):
+    """Where the messages go."""
+
+    @property
+    def have_room(self) -> bool:
+        """Whether any of them can take a message."""
+
+    def pool_for(self, code: str | None) -> ProcessPool: ...
+
+    def draining(self, code: str | None) -> ProcessPool | None: ...
+
+
+class Arrivals(Struct, frozen=True):
+    """One receive of one queue."""
+
+    queue: str  # its identity, incl. the broker's address
+    home: Home
+    deliveries: Sequence[Delivery]
+    now: float
+
+
+class Aside(Struct):
+    """What of a batch needs more than a place in a pool."""
+
+    malformed: list[tuple[Delivery, str]] = field(default_factory=list)
+    refused: list[Job] = field(default_factory=list)  # in order; tracked, to be given back
+    fed: set[ProcessPool] = field(default_factory=set)
+
+
+class Routing:
+    def __init__(self, pools: Pools, alerts: Alerts) -> None:
+        self.tracker = Tracker()
+        self.ledger = Ledger()
+        self.remembered = RememberedDeletes()
+        self.pools = pools
+        self._alerts = alerts
+        self._aside: dict[int, Delivery] = {}  # held, but not tracked
+
+    @property
+    def held(self) -> int:
+        return len(self.tracker) + len(self._aside)
+
+    @property
+    def unaccounted(self) -> int:
+        return self.ledger.unaccounted(self.held)
+
+    def receive(self, arrivals: Arrivals) -> Aside:
+        """Count a broker's hand-overs in and route them."""
+        self.ledger.received += len(arrivals.deliveries)
+        return self.route(arrivals)
+
+    def route(self, arrivals: Arrivals) -> Aside:
+        batch = _BatchRouting(self, arrivals)
+        for delivery in arrivals.deliveries:
+            batch.place(delivery)
+        return batch.aside
+
+    def put_aside(self, delivery: Delivery) -> None:
+        self._aside[id(delivery)] = delivery
+
+    def take_back(self, delivery: Delivery) -> None:
+        del self._aside[id(delivery)]
+
+    def end_aside(self, delivery: Delivery, fate: Fate) -> None:
+        del self._aside[id(delivery)]
+        self.ledger.end(fate)
+
+    def remember_delete(self, queue: str, job: Job, now: float) -> None:
+        """Its ACK did not get through in time: acknowledge its next delivery instead (BRK-3)."""
+        if job.broker_id is not None:
+            self.remembered.add((queue, job.broker_id, job.attempts), now)
+
+    def end(self, job: Job, fate: Fate) -> None:
+        """Its ACK or NACK went through, or never will: forget it, on every path (ROUTE-7)."""
+        job.state = State.ENDED
+        self.tracker.untrack(job)
+        self.ledger.end(fate)
+        if job.keeper is not None:
+            job.keeper.let_go(job)
+        for home, delivery in job.followers:
+            if fate in _ACCEPTED:
+                home.discard(delivery)
+            else:
+                home.readmit(delivery)
+
+    def warn(self, code: Code, text: str) -> None:
+        self._alerts.raise_warning(code, Severity.WARN, SOURCE, text)
+
+    def resubmit(self, jobs: Sequence[Job]) -> list[Job]:
+        """Place jobs whose group a draining pool has let go of; answer those without room."""
+        refused: list[Job] = []
+        for job in jobs:
+            job.state = State.QUEUED
+            if not self.pools.pool_for(job.message.pool).submit(job):
+                refused.append(job)
+        return refused
+
+
+class _BatchRouting:
+    """One batch on its way through."""
+
+    def __init__(self, routing: Routing, arrivals: Arrivals) -> None:
+        self.aside = Aside()
+        self._routing = routing
+        self._arrivals = arrivals
+        self._batch = Batch()
+        self._runs: dict[tuple[str, str], Run] = {}
+        self._refused: set[tuple[str, str]] = set()  # (pool, group)
+
+    def place(self, delivery: Delivery) -> None:
+        if self._is_deleted(delivery):
+            self._discard(delivery)
+            return
+        try:
+            message = parse(delivery.body)
+        except Malformed as error:
+            self._routing.put_aside(delivery)
+            self.aside.malformed.append((delivery, str(error)))
+            return
+        self._warn_of_oddities(message)
+        key = key_of(self._arrivals.queue, delivery, message)
+        claim, held = self._routing.tracker.look_up(key, message)
+        if held is None:
+            now = self._arrivals.now
+            self._submit(Job(message, delivery, self._arrivals.home, self._batch, key=key, now=now))
+        elif claim is Claim.REQUEUED:
+            self._discard(delivery)
+        else:
+            self._redelivered(held, delivery)
+
+    def _is_deleted(self, delivery: Delivery) -> bool:
+        remembered = self._routing.remembered
+        if not remembered or delivery.broker_id is None:
+            return False
+        deleted = self._arrivals.queue, delivery.broker_id, delivery.tally.attempts
+        return remembered.take(deleted, self._arrivals.now)
+
+    def _discard(self, delivery: Delivery) -> None:
+        self._routing.put_aside(delivery)
+        self._arrivals.home.discard(delivery)
+
+    def _redelivered(self, held: Job, delivery: Delivery) -> None:
+        """ROUTE-2."""
+        home, now = self._arrivals.home, self._arrivals.now
+        if held.state is State.SETTLING:
+            self._routing.put_aside(delivery)
+            held.followers.append((home, delivery))
+        elif delivery.lease_until is None and held.home is home and held.lease_until > now:
+            self._discard(delivery)  # the old handle lives as long as its connection: a true copy
+        else:
+            held.home.release(held)
+            held.adopt(home, delivery)
+            home.hold(held)
+            self._routing.ledger.end(Fate.SUPERSEDED)
+
+    def _submit(self, job: Job) -> None:
+        """Track it, then submit it; what its pool cannot take is refused, in order."""
+        pools, message = self._routing.pools, job.message
+        self._routing.tracker.track(job)
+        job.home.hold(job)
+        self._batch.left += 1
+        drained = pools.draining(message.pool)
+        if drained is not None and drained.wait_behind(job):
+            return
+        pool = pools.pool_for(message.pool)
+        self.aside.fed.add(pool)
+        if message.mode is not Mode.IMMEDIATE:
+            lane = pool.code, job.group
+            job.run = self._runs.get(lane)
+            if job.run is None:
+                job.run = self._runs[lane] = Run()
+            if lane in self._refused or not pool.submit(job):
+                self._refused.add(lane)
+                self._refuse(job, pool)
+        elif not pool.submit(job):
+            self._refuse(job, pool)
+
+    def _refuse(self, job: Job, pool: ProcessPool) -> None:
+        job.state = State.SETTLING
+        self.aside.refused.append(job)
+        text = f"pool {pool.code} is full: what does not fit is given back to its queue"
+        self._routing.warn(Code.QUEUE_FULL, text)
+
+    def _warn_of_oddities(self, message: Message) -> None:
+        if message.has_unknown_mode:
+            self._routing.warn(
+                Code.CONFIGURATION, f"unknown dispatchMode {message.dispatch!r} ignored"
+            )
+        if message.reply_to is not None or message.batch is not None:
+            self._routing.warn(
+                Code.CONFIGURATION, "replyTo and batch are planned, and ignored so far"
+            )

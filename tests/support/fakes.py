@@ -1,0 +1,89 @@
+"""Fakes, not mocks: each one is a small, honest implementation of a port."""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
+from router.core.message import Message
+from router.core.outcome import Answer, Fault, NoReply, Reply
+from router.ports import StoreError
+
+OK = Reply(200)
+REFUSED = NoReply(Fault.NETWORK, "connection refused")
+TIMED_OUT = NoReply(Fault.TIMEOUT, "timed out")
+
+Script = Callable[[Message], Answer]
+
+
+@dataclass
+class FakeSender:
+    """Answers from a script per message id (OK when it has none) and keeps a log of starts.
+
+    An answer that is an exception is raised: a bug in the sender.
+    """
+
+    takes: float = 1.0
+    answers: dict[str, deque[Answer | Exception]] = field(
+        default_factory=lambda: defaultdict(deque)
+    )
+    sent: list[tuple[float, str]] = field(default_factory=list)
+    posts: list[tuple[str, int]] = field(default_factory=list)
+    open: int = 0
+    most_open: int = 0
+    open_targets: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    takes_for: dict[str, float] = field(default_factory=dict)
+
+    def script(self, message_id: str, *answers: Answer | Exception) -> None:
+        self.answers[message_id].extend(answers)
+
+    async def send(self, message: Message, post: int, timeout: float) -> Answer:
+        self.sent.append((asyncio.get_running_loop().time(), message.id))
+        self.posts.append((message.id, post))
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            takes = self.takes_for.get(message.id, self.takes)
+            if takes > timeout:
+                await asyncio.sleep(timeout)
+                return TIMED_OUT
+            await asyncio.sleep(takes)
+        finally:
+            self.open -= 1
+        script = self.answers.get(message.id)
+        answer = script.popleft() if script else OK
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @property
+    def ids(self) -> list[str]:
+        return [message_id for _, message_id in self.sent]
+
+
+@dataclass
+class FakeLetters:
+    """A dead-letter store in a list, with a switch to break it."""
+
+    letters: list[DeadLetter] = field(default_factory=list)
+    broken: bool = False
+
+    async def put(self, letter: DeadLetter) -> None:
+        if self.broken:
+            raise StoreError("the disk is full")
+        self.letters.append(letter)
+
+    async def find(
+        self, wanted: LetterFilter, *, limit: int, before: int | None = None
+    ) -> Sequence[KeptLetter]:
+        raise NotImplementedError
+
+    async def get(self, letter_id: int) -> KeptLetter | None:
+        raise NotImplementedError
+
+    async def mark_replayed(self, letter_id: int, at: float) -> None:
+        raise NotImplementedError
+
+    async def discard(self, letter_id: int) -> bool:
+        raise NotImplementedError

@@ -1,0 +1,119 @@
+"""The whole engine on a memory queue and a fake sender, for tests that tell a story."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.brokers import BrokerDoor
+from router.core.config import PoolConfig, QueueConfig, RoutingConfig
+from router.core.message import parse
+from router.core.warnings import Notice, WarningBook
+from router.engine.alerts import Alerts
+from router.engine.breaker import Breakers
+from router.engine.letters import Letters
+from router.engine.mediator import Mediator
+from router.engine.queue_manager import QueueManager, Surroundings
+from router.ports import Brokers, Publication
+from tests.support.fakes import FakeLetters, FakeSender
+
+QUEUE = QueueConfig(name="q", uri="memory://q")
+TARGET = "http://target.test/hook"
+
+
+def middle(low: float, high: float) -> float:
+    """Jitter without chance."""
+    return (low + high) / 2
+
+
+def body(message_id: str, **fields: Any) -> bytes:
+    return json.dumps({"id": message_id, "mediationTarget": TARGET, **fields}).encode()
+
+
+def pool(code: str = "P", concurrency: int = 10, **settings: Any) -> PoolConfig:
+    return PoolConfig(code=code, concurrency=concurrency, **settings)
+
+
+@dataclass
+class Rig:
+    """What a test looks at."""
+
+    manager: QueueManager
+    sender: FakeSender
+    letters: FakeLetters
+    book: WarningBook
+    breakers: Breakers
+    brokers: Brokers
+    tasks: asyncio.TaskGroup
+    alerts: Alerts
+    config: RoutingConfig = field(default_factory=RoutingConfig)
+
+    async def apply(
+        self, *pools: PoolConfig, queues: Sequence[QueueConfig] = (QUEUE,)
+    ) -> None:
+        self.config = RoutingConfig(tuple(queues), pools)
+        await self.manager.apply(self.config)
+
+    async def publish(self, *bodies: bytes, queue: QueueConfig = QUEUE) -> None:
+        opened = self.brokers.open_publisher(queue)
+        assert opened is not None
+        async with opened as publisher:
+            await publisher.publish(
+                [
+                    Publication(message=parse(each), body=each, dedup_key=parse(each).id)
+                    for each in bodies
+                ]
+            )
+
+    @property
+    def warnings(self) -> list[Notice]:
+        return list(self.book.list(now=0.0))
+
+    @property
+    def codes(self) -> set[str]:
+        return {notice.code for notice in self.warnings}
+
+    @property
+    def is_empty(self) -> bool:
+        return self.manager.routing.held == 0
+
+
+@asynccontextmanager
+async def running(
+    *pools: PoolConfig,
+    sender: FakeSender | None = None,
+    brokers: Brokers | None = None,
+    queues: Sequence[QueueConfig] = (QUEUE,),
+    **limits: Any,
+) -> AsyncIterator[Rig]:
+    """A router that runs for as long as the block does; at its end, nothing is unaccounted for."""
+    sender = sender or FakeSender()
+    book, letters = WarningBook(), FakeLetters()
+    alerts = Alerts(book, wall=lambda: 0.0)
+    breakers = Breakers(on_change=lambda _: None)
+    async with BrokerDoor(worker_id="test", dedup_window=300) as door, asyncio.TaskGroup() as tasks:
+        mediator = Mediator(
+            sender, breakers, alerts, timeout=900.0, jitter=middle, wall=lambda: 0.0
+        )
+        manager = QueueManager(
+            Surroundings(
+                brokers=brokers or door,
+                mediator=mediator,
+                letters=Letters(letters, alerts, wall=lambda: 0.0),
+                alerts=alerts,
+                tasks=tasks,
+                jitter=middle,
+                **limits,
+            )
+        )
+        rig = Rig(manager, sender, letters, book, breakers, brokers or door, tasks, alerts)
+        await rig.apply(*pools, queues=queues)
+        yield rig
+        manager.stop()
+        for pool_ in manager.draining_pools.values():
+            pool_.abort()
+        assert manager.routing.unaccounted == 0
+    assert manager.routing.held == 0
+    assert manager.routing.unaccounted == 0

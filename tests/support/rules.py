@@ -1,0 +1,174 @@
+"""Which test proves which rule of the specification, read from the tests themselves.
+
+`python -m tests.support.rules --write` writes the table to tests/RULES.md.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+TESTS: Final = Path(__file__).parent.parent
+TABLE: Final = TESTS / "RULES.md"
+
+REQUIRED: Final[Mapping[str, str]] = {
+    "P1": "at least once: nothing is lost, whenever the process dies",
+    "P2": "a message is never delivered twice at once",
+    "P3": "group order, and never two of a group at once",
+    "P4": "memory is bounded, whatever waits in the brokers",
+    "P5": "one bad target, message, group, pool, queue or document stops no other",
+    "CFG-1": "settings from the environment, checked at start",
+    "CFG-2": "when the configuration is fetched",
+    "CFG-3": "attempts of one sync, and what a failed one means",
+    "CFG-4": "several sources are united",
+    "CFG-5": "a document is checked as a whole, a bad entry skipped",
+    "CFG-6": "pools come, change and go",
+    "CFG-7": "queues come, change and go",
+    "CFG-8": "syncs never overlap; reload and check on demand",
+    "CFG-9": "standby and disabled routers consume nothing",
+    "BRK-1": "receiving, and when a consumer is healthy",
+    "BRK-2": "malformed bodies become dead letters",
+    "BRK-3": "settling by the newest live handle, in batches",
+    "BRK-4": "delays of a NACK",
+    "BRK-5": "leases are kept alive",
+    "BRK-6": "lost connections are opened again",
+    "ROUTE-1": "the key of a message in the pipeline",
+    "ROUTE-2": "redelivered copies",
+    "ROUTE-3": "requeued copies",
+    "ROUTE-4": "which pool",
+    "ROUTE-5": "capacity",
+    "ROUTE-6": "order within a batch",
+    "ROUTE-7": "tracked before submitted, untracked after settled",
+    "TRK-1": "leaks of the tracker are noticed",
+    "POOL-1": "capacity of a pool, and what counts against it",
+    "POOL-2": "one task per group, none for an idle one",
+    "POOL-3": "high priority goes first",
+    "POOL-4": "rate limit, then permit, then delivery",
+    "POOL-5": "a task that dies is replaced",
+    "POOL-6": "effective concurrency, changed in place",
+    "POOL-7": "dispatch modes",
+    "FIFO-1": "a failure holds back the rest of its batch's group",
+    "MED-1": "the request",
+    "MED-2": "attempts",
+    "MED-3": "what a reply means",
+    "MED-4": "circuit breaker",
+    "MED-5": "target safety",
+    "DLQ-1": "dead letters are kept",
+    "DLQ-2": "dead letters are listed, replayed, discarded",
+    "WQ-1": "publishing is durable and idempotent",
+    "WQ-2": "claims",
+    "WQ-3": "settling needs the lease token",
+    "WQ-4": "expired leases are claimable again",
+    "WQ-5": "retry policy",
+    "OPS-1": "scheduled work",
+    "OPS-2": "warnings",
+    "OPS-3": "health",
+    "OPS-4": "shutdown",
+    "OPS-5": "logs",
+    "OPS-6": "the ledger balances",
+}
+OPTIONAL: Final[Mapping[str, str]] = {
+    "FIFO-2": "strict order",
+    "WQ-6": "waking consumers",
+    "WQ-7": "replies and batches",
+    "WQ-8": "audit rows",
+    "WQ-9": "PGMQ queues",
+}
+RULES: Final = {**REQUIRED, **OPTIONAL}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Proof:
+    """One test that claims to prove one rule."""
+
+    rule: str
+    test: str  # as pytest names it
+
+
+class UnreadableMark(ValueError):
+    """A rule mark whose ids are not plain strings: nobody could list it without running it."""
+
+
+def proofs_in(source: str, path: str) -> Iterator[Proof]:
+    """Every (rule, test) of one test module."""
+    module = ast.parse(source, path)
+    inherited = [rule for mark in _module_marks(module) for rule in _rules(mark, path)]
+    for test, rules in _tests(module.body, path, inherited):
+        yield from (Proof(rule, f"{path}::{test}") for rule in sorted(set(rules)))
+
+
+def all_proofs(tests: Path = TESTS) -> list[Proof]:
+    root = tests.parent
+    return sorted(
+        proof
+        for path in tests.rglob("test_*.py")
+        for proof in proofs_in(path.read_text(), path.relative_to(root).as_posix())
+    )
+
+
+def render(proofs: Iterable[Proof]) -> str:
+    """The table as a page."""
+    tests_of: dict[str, list[str]] = defaultdict(list)
+    for proof in proofs:
+        tests_of[proof.rule].append(proof.test)
+    sections = (
+        f"## {rule}: {title}\n\n" + "".join(f"- `{test}`\n" for test in sorted(tests_of[rule]))
+        for rule, title in RULES.items()
+        if rule in REQUIRED or tests_of[rule]
+    )
+    return "# Rules and the tests that prove them\n\nWritten by `./dev fmt`.\n\n" + "\n".join(
+        sections
+    )
+
+
+def _module_marks(module: ast.Module) -> Iterator[ast.expr]:
+    for statement in module.body:
+        if isinstance(statement, ast.Assign) and _names(statement) == {"pytestmark"}:
+            yield statement.value
+
+
+def _tests(
+    body: Iterable[ast.stmt], path: str, inherited: list[str]
+) -> Iterator[tuple[str, list[str]]]:
+    for node in body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                if name.startswith("test"):
+                    yield name, inherited + _decorations(node, path)
+            case ast.ClassDef(name=name) if name.startswith("Test"):
+                inner = _tests(node.body, path, inherited + _decorations(node, path))
+                yield from ((f"{name}::{test}", rules) for test, rules in inner)
+            case ast.Assign():
+                # `TestQueue = QueueMachine.TestCase`: how a hypothesis machine becomes a test.
+                yield from ((name, inherited) for name in _names(node) if name.startswith("Test"))
+
+
+def _names(assignment: ast.Assign) -> set[str]:
+    return {target.id for target in assignment.targets if isinstance(target, ast.Name)}
+
+
+def _decorations(
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, path: str
+) -> list[str]:
+    return [rule for decorator in node.decorator_list for rule in _rules(decorator, path)]
+
+
+def _rules(marks: ast.expr, path: str) -> Iterator[str]:
+    """The ids of every `pytest.mark.rule(...)` in an expression: marks may be listed or nested."""
+    for node in ast.walk(marks):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.rule":
+            for argument in node.args:
+                if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
+                    raise UnreadableMark(f"{path}:{argument.lineno}: name the rule as plain text")
+                yield argument.value
+
+
+if __name__ == "__main__":
+    page = render(all_proofs())
+    if "--write" in sys.argv:
+        TABLE.write_text(page)
+    else:
+        sys.stdout.write(page)

@@ -99,8 +99,8 @@ class QueueNaming(Struct, frozen=True):
         return f"{_SCHEMES[self.queue_type]}://{quote(name, safe='')}"
 
     def embedded_uri(self, name: str) -> str:
-        """All embedded queues share one file."""
-        return f"sqlite://{quote(self.state_dir)}/{EMBEDDED_FILE}?queue={quote(name, safe='')}"
+        """All embedded queues share one file. Four slashes: the path is absolute."""
+        return f"sqlite:///{quote(self.state_dir)}/{EMBEDDED_FILE}?queue={quote(name, safe='')}"
 
 
 def effective_concurrency(concurrency: int | None, rate_per_minute: int | None) -> int:

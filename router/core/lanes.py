@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 
-from router.core.job import Job, Run
+from router.core.job import Job, Run, State
 
 
 class Lane:
@@ -31,13 +31,23 @@ class Lane:
         """The next one to serve."""
         if self.high and not self.tried:
             job = self.high.popleft()
-        elif self.regular:
+        else:
             job = self.regular.popleft()
             self.tried -= job.is_tried
-        else:
-            job = self.high.popleft()
         self.current = job
         return job
+
+    def put_off(self, job: Job) -> None:
+        """It arrived while the group is being given back, or may be soon."""
+        job.state = State.WAITING
+        self.latecomers.append(job)
+
+    def let_latecomers_in(self) -> None:
+        """The group stays after all: they queue up behind those that came before them."""
+        for job in self.latecomers:
+            job.state = State.QUEUED
+            self.put(job)
+        self.latecomers.clear()
 
     def take_run(self, run: Run | None) -> list[Job]:
         """Take out what is left of one batch's part of the group, in group order."""
@@ -59,8 +69,14 @@ class Lane:
             self.put(job)
 
     def __iter__(self) -> Iterator[Job]:
+        """In the order of service."""
+        regular, tried = iter(self.regular), self.tried
+        while tried:
+            job = next(regular)
+            tried -= job.is_tried
+            yield job
         yield from self.high
-        yield from self.regular
+        yield from regular
 
     def __len__(self) -> int:
         return len(self.high) + len(self.regular)

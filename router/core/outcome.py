@@ -147,26 +147,29 @@ def judge(answer: Answer, now: datetime) -> Outcome:
     """The table of CONTRACTS §5. `now` is the wall clock, for `Retry-After` dates."""
     if isinstance(answer, NoReply):
         return _FAULTS[answer.fault](answer.detail)
-    status = answer.status
-    if status // 100 == 2:  # noqa: PLR2004
+    if answer.status // 100 == 2:  # noqa: PLR2004 - 2xx
         return _judge_accepted(answer)
-    if status == HTTPStatus.TOO_MANY_REQUESTS:
-        delay = _retry_after(answer.retry_after, now)
-        return _http(answer, Result.ERROR_PROCESS, error=Error.RATE_LIMITED, asked_delay=delay)
-    if status == HTTPStatus.NOT_IMPLEMENTED:
-        return _http(answer, Result.ERROR_CONFIG, alarm=Alarm.CONFIGURATION_CRITICAL)
-    match status // 100:
-        case 4:
-            return _http(answer, Result.ERROR_CONFIG, alarm=Alarm.CONFIGURATION_ERROR)
-        case 5:
-            return _http(answer, Result.ERROR_PROCESS, retryable=True, counts=True)
-        case _:  # 1xx, 3xx, and numbers that HTTP does not know
-            return _http(answer, Result.ERROR_PROCESS, counts=True)
+    return _judge_refused(answer, now)
 
 
 def clamp_delay(seconds: float) -> float:
     """Into what every broker can do, rounded up: a target is never called early."""
-    return float(min(max(math.ceil(min(seconds, MAX_DELAY)), MIN_DELAY), MAX_DELAY))
+    return float(math.ceil(min(max(seconds, MIN_DELAY), MAX_DELAY)))
+
+
+def _judge_refused(reply: Reply, now: datetime) -> Outcome:
+    if reply.status == HTTPStatus.TOO_MANY_REQUESTS:
+        delay = _retry_after(reply.retry_after, now)
+        return _http(reply, Result.ERROR_PROCESS, error=Error.RATE_LIMITED, asked_delay=delay)
+    if reply.status == HTTPStatus.NOT_IMPLEMENTED:
+        return _http(reply, Result.ERROR_CONFIG, alarm=Alarm.CONFIGURATION_CRITICAL)
+    match reply.status // 100:
+        case 4:
+            return _http(reply, Result.ERROR_CONFIG, alarm=Alarm.CONFIGURATION_ERROR)
+        case 5:
+            return _http(reply, Result.ERROR_PROCESS, retryable=True, counts=True)
+        case _:  # 1xx, 3xx, and numbers that HTTP does not know
+            return _http(reply, Result.ERROR_PROCESS, counts=True)
 
 
 def _http(

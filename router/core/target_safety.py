@@ -1,4 +1,4 @@
-"""Where we may send to (MED-5). Whoever can fill a queue can choose targets; this is what they cannot reach."""
+"""Where we may send to (MED-5): whoever can fill a queue chooses targets, but not these."""
 
 import re
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class TargetPolicy(Struct, frozen=True):
             ip_address(ip)  # a name would never match: better an error at the start
 
     def refuse_url(self, target: Target) -> str | None:
-        """Why this URL is refused, as far as it shows without resolving its name; None: it is not."""
+        """Why this URL is refused, as far as it shows without a look-up; None: it is not."""
         if target.scheme not in _SCHEMES:
             return f"the target's scheme is {target.scheme}, not http or https"
         if target.has_credentials:
@@ -96,7 +96,7 @@ def _covers(own: IPv4Address | IPv6Address, address: IPv4Address | IPv6Address) 
 
 
 def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address inside an IPv6 one, where it leads there in the end; else the address itself."""
+    """The IPv4 address that an IPv6 one leads to in the end; else the address itself."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:

@@ -1,0 +1,326 @@
+"""libcurl on the running event loop: POST one request, get one answer. The only user of pycurl.
+
+libcurl does the protocols and tells us which sockets to watch and when to wake it. Its sockets
+live in an epoll set of their own and the event loop watches that one descriptor, because then
+- a socket may stay in the set while its connection is idle, which saves half the glue's cost;
+- a socket that libcurl closes leaves the set by itself. No callback has to tell us (pycurl cannot
+  make that one once the handle that opened the connection is detached), and when the descriptor's
+  number comes back as someone else's socket, no stale registration in the loop awaits it.
+"""
+
+import asyncio
+import select
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, Self
+
+import certifi
+import pycurl
+from msgspec import Struct
+
+from router.core.outcome import REPLY_CAP, Answer, Fault, NoReply, Reply
+
+IDLE_SECONDS: Final = 60  # a connection unused for longer is closed, not used again
+KEEP_ALIVE_SECONDS: Final = 60  # TCP probes keep a 15-minute delivery alive behind a NAT
+EVENTS_AT_ONCE: Final = 256  # handled before the loop's other work gets its turn
+
+_HTTP_VERSIONS: Final = {
+    "HTTP_2": pycurl.CURL_HTTP_VERSION_2TLS,  # by ALPN; plain http stays HTTP/1.1
+    "HTTP_1_1": pycurl.CURL_HTTP_VERSION_1_1,
+}
+
+_MASKS: Final = {
+    pycurl.POLL_IN: select.EPOLLIN,
+    pycurl.POLL_OUT: select.EPOLLOUT,
+    pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
+}
+_ACTIONS: Final = {select.EPOLLIN: pycurl.CSELECT_IN, select.EPOLLOUT: pycurl.CSELECT_OUT}
+_EVERY_ACTION: Final = pycurl.CSELECT_IN | pycurl.CSELECT_OUT | pycurl.CSELECT_ERR
+
+_FAULTS: Final = {
+    pycurl.E_UNSUPPORTED_PROTOCOL: Fault.NETWORK,  # of the reply: it is no HTTP
+    pycurl.E_URL_MALFORMAT: Fault.BAD_REQUEST,
+    pycurl.E_COULDNT_RESOLVE_PROXY: Fault.NETWORK,
+    pycurl.E_COULDNT_RESOLVE_HOST: Fault.NETWORK,
+    pycurl.E_COULDNT_CONNECT: Fault.NETWORK,
+    pycurl.E_FTP_WEIRD_SERVER_REPLY: Fault.NETWORK,  # the name is history: any protocol
+    pycurl.E_HTTP2: Fault.NETWORK,
+    pycurl.E_PARTIAL_FILE: Fault.NETWORK,
+    pycurl.E_SSL_CONNECT_ERROR: Fault.NETWORK,
+    pycurl.E_GOT_NOTHING: Fault.NETWORK,
+    pycurl.E_SEND_ERROR: Fault.NETWORK,
+    pycurl.E_RECV_ERROR: Fault.NETWORK,
+    pycurl.E_SSL_CERTPROBLEM: Fault.NETWORK,
+    pycurl.E_SSL_CIPHER: Fault.NETWORK,
+    pycurl.E_PEER_FAILED_VERIFICATION: Fault.NETWORK,
+    pycurl.E_BAD_CONTENT_ENCODING: Fault.NETWORK,
+    pycurl.E_SSL_CACERT_BADFILE: Fault.NETWORK,
+    pycurl.E_SSL_SHUTDOWN_FAILED: Fault.NETWORK,
+    pycurl.E_NO_CONNECTION_AVAILABLE: Fault.NETWORK,
+    pycurl.E_SSL_INVALIDCERTSTATUS: Fault.NETWORK,
+    92: Fault.NETWORK,  # CURLE_HTTP2_STREAM; pycurl has no names for this one and the next two
+    97: Fault.NETWORK,  # CURLE_PROXY
+    100: Fault.NETWORK,  # CURLE_TOO_LARGE: the reply's headers
+}
+
+_NO_SOCKET: Final[int] = pycurl.SOCKET_BAD
+
+RefuseAddress = Callable[[str, int], str | None]  # ip, port → why not, or None
+
+
+class CurlOptions(Struct, frozen=True, kw_only=True):
+    """What is the same for every request."""
+
+    http_version: str = "HTTP_2"
+    proxy: str | None = None
+    ca_file: str | None = None  # None: the bundle that comes with us
+    connect_timeout: float = 30.0
+    max_connections: int = 1000  # kept open for reuse, over all origins
+
+
+class CurlLoop:
+    """All requests under way, on one libcurl "multi" handle. Opened and closed by `async with`."""
+
+    def __init__(self, options: CurlOptions, refuse_address: RefuseAddress) -> None:
+        self._options = options
+        self._refuse_address = refuse_address
+        self._idle: list[_Transfer] = []
+        self._busy: dict[pycurl.Curl, _Transfer] = {}
+        self._wanted: set[int] = set()  # sockets that libcurl waits for
+        self._alarm: asyncio.Handle | None = None
+        self._alarm_at = 0.0  # loop time
+
+    def __repr__(self) -> str:
+        return (
+            f"CurlLoop(busy={len(self._busy)}, idle={len(self._idle)}, sockets={len(self._wanted)})"
+        )
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._multi = pycurl.CurlMulti()
+        self._multi.setopt(pycurl.M_MAXCONNECTS, self._options.max_connections)
+        self._multi.setopt(pycurl.M_PIPELINING, pycurl.PIPE_MULTIPLEX)
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_alarm)
+        self._epoll = select.epoll()
+        self._loop.add_reader(self._epoll.fileno(), self._on_events)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for transfer in list(self._busy.values()):
+            transfer.finish(NoReply(Fault.NETWORK, "the sender was closed"))
+            self._detach(transfer)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._loop.remove_reader(self._epoll.fileno())
+        self._multi.close()
+        self._epoll.close()
+
+    async def post(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> Answer:
+        """Raises ValueError when libcurl cannot make a request of it."""
+        transfer = (
+            self._idle.pop() if self._idle else _Transfer(self._options, self._refuse_address)
+        )
+        transfer.done = self._loop.create_future()
+        try:
+            transfer.prepare(url, headers, body, timeout)
+            self._busy[transfer.easy] = transfer
+            self._multi.add_handle(transfer.easy)
+            return await transfer.done
+        finally:
+            self._detach(transfer)
+
+    def _detach(self, transfer: "_Transfer") -> None:
+        """Take it from libcurl, which ends the request if it is still under way."""
+        if self._busy.pop(transfer.easy, None) is not None:
+            self._multi.remove_handle(transfer.easy)
+            self._idle.append(transfer)
+
+    def _watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
+        """libcurl's wish: which readiness of which socket to tell it about."""
+        if what == pycurl.POLL_REMOVE:
+            # The socket stays in the epoll set: most often the next request brings it back at once.
+            self._wanted.discard(fd)
+            return
+        self._wanted.add(fd)
+        try:
+            self._epoll.modify(fd, _MASKS[what])
+        except FileNotFoundError:
+            self._epoll.register(fd, _MASKS[what])
+
+    def _set_alarm(self, ms: int) -> None:
+        """libcurl's wish: wake it in so many milliseconds; below 0: not at all.
+
+        An alarm that rings early does no harm, libcurl then asks for a new one. So one that is due
+        earlier anyway is left as it is.
+        """
+        if ms < 0:
+            return
+        due = self._loop.time() + ms / 1000
+        if self._alarm is not None:
+            if self._alarm_at <= due:
+                return
+            self._alarm.cancel()
+        self._alarm_at = due
+        self._alarm = (
+            self._loop.call_at(due, self._on_alarm) if ms else self._loop.call_soon(self._on_alarm)
+        )
+
+    def _on_alarm(self) -> None:
+        self._alarm = None
+        self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+        self._collect()
+
+    def _on_events(self) -> None:
+        for fd, events in self._epoll.poll(0, EVENTS_AT_ONCE):
+            if fd in self._wanted:
+                self._multi.socket_action(fd, _ACTIONS.get(events, _EVERY_ACTION))
+            else:
+                self._forget(fd)
+        self._collect()
+
+    def _forget(self, fd: int) -> None:
+        """An idle connection has something to say, mostly goodbye. libcurl will see in time."""
+        with suppress(OSError):  # closed meanwhile
+            self._epoll.unregister(fd)
+
+    def _collect(self) -> None:
+        """Give the answers of finished requests to those who wait for them."""
+        left = 1
+        while left:
+            left, succeeded, failed = self._multi.info_read()
+            for easy in succeeded:
+                self._answer(easy, pycurl.E_OK, "")
+            for easy, code, text in failed:
+                self._answer(easy, code, text)
+
+    def _answer(self, easy: pycurl.Curl, code: int, text: str) -> None:
+        transfer = self._busy[easy]
+        transfer.finish(transfer.answer(code, text))
+
+
+class _Transfer:
+    """A libcurl "easy" handle for one request after the other. Its callbacks are bound once."""
+
+    done: asyncio.Future[Answer]
+
+    def __init__(self, options: CurlOptions, refuse_address: RefuseAddress) -> None:
+        self.easy = pycurl.Curl()
+        self._refuse_address = refuse_address
+        self._url = ""
+        self._timeout_ms = 0
+        self._set_up(options)
+
+    def prepare(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> None:
+        self._chunks: list[bytes] = []
+        self._room = REPLY_CAP
+        self._retry_after: str | None = None
+        self._refusal: str | None = None
+        self._opened = False
+        try:
+            self._set(url, headers, body, timeout)
+        except (pycurl.error, UnicodeError, TypeError) as error:
+            raise ValueError(f"libcurl refuses the request: {error}") from error
+
+    def finish(self, answer: Answer) -> None:
+        if not self.done.done():  # else cancelled, and about to be detached
+            self.done.set_result(answer)
+
+    def answer(self, code: int, text: str) -> Answer:
+        """What came of it, by libcurl's result code."""
+        if code == pycurl.E_OK or self._too_long:
+            return self._reply()
+        if self._refusal is not None and not self._opened:
+            return NoReply(Fault.TARGET_REFUSED, self._refusal)
+        if code == pycurl.E_OPERATION_TIMEDOUT:
+            return NoReply(self._timeout_fault(), text)
+        return NoReply(_FAULTS.get(code, Fault.UNFORESEEN), text)
+
+    @property
+    def _too_long(self) -> bool:
+        return self._room < 0
+
+    def _reply(self) -> Reply:
+        return Reply(
+            self.easy.getinfo(pycurl.RESPONSE_CODE),
+            b"".join(self._chunks),
+            self._retry_after,
+            self._too_long,
+        )
+
+    def _timeout_fault(self) -> Fault:
+        # Not by the times that libcurl keeps: it sets those of steps not reached to the end, too.
+        was_sent = self.easy.getinfo(pycurl.REQUEST_SIZE) > 0
+        return Fault.TIMEOUT if was_sent else Fault.NETWORK
+
+    def _set(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> None:
+        # What repeats is not set again: each option costs as much as the rest of this function.
+        timeout_ms = max(round(timeout * 1000), 1)  # 0 would mean: for ever
+        if timeout_ms != self._timeout_ms:
+            self.easy.setopt(pycurl.TIMEOUT_MS, timeout_ms)
+            self._timeout_ms = timeout_ms
+        if url != self._url:
+            self.easy.setopt(pycurl.URL, url)
+            self._url = url
+        self.easy.setopt(pycurl.HTTPHEADER, headers)
+        self.easy.setopt(pycurl.POSTFIELDS, body)
+
+    def _set_up(self, options: CurlOptions) -> None:
+        """What stays for all requests.
+
+        Left as libcurl has it: no cookies, no .netrc, no Accept-Encoding; and a POST on a reused
+        connection that turns out to be dead before a byte of the reply came is sent again on a new
+        one. That may reach a target twice, as "at least once" always may, and a mere idle timeout
+        at the target costs no attempt. PIPEWAIT stays off: with it, all requests to a host that
+        turns out to speak HTTP/1.1 wait until the first one is answered. So a first burst opens
+        many connections; over HTTP/2 the requests share one from then on.
+        """
+        setopt = self.easy.setopt
+        setopt(pycurl.POST, 1)
+        setopt(pycurl.NOSIGNAL, 1)
+        setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
+        setopt(pycurl.FOLLOWLOCATION, 0)
+        setopt(pycurl.PATH_AS_IS, 1)
+        setopt(pycurl.HTTP09_ALLOWED, 0)
+        setopt(pycurl.HTTP_VERSION, _HTTP_VERSIONS[options.http_version])
+        setopt(pycurl.PROXY, options.proxy or "")  # "" also keeps the environment's away
+        setopt(pycurl.NOPROXY, "")
+        setopt(pycurl.CAINFO, options.ca_file or certifi.where())
+        setopt(pycurl.CONNECTTIMEOUT_MS, round(options.connect_timeout * 1000))
+        setopt(pycurl.MAXAGE_CONN, IDLE_SECONDS)
+        setopt(pycurl.TCP_KEEPALIVE, 1)
+        setopt(pycurl.TCP_KEEPIDLE, KEEP_ALIVE_SECONDS)
+        setopt(pycurl.TCP_KEEPINTVL, KEEP_ALIVE_SECONDS)
+        setopt(pycurl.WRITEFUNCTION, self._on_body)
+        setopt(pycurl.HEADERFUNCTION, self._on_header)
+        if options.proxy is None:  # else the hook would see the proxy's address, not the target's
+            setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
+
+    def _on_body(self, chunk: bytes) -> int | None:
+        self._chunks.append(chunk[: self._room])
+        self._room -= len(chunk)
+        return 0 if self._too_long else None  # 0: libcurl ends the transfer
+
+    def _on_header(self, line: bytes) -> None:
+        if line[:5] == b"HTTP/":  # a new block: what an interim reply said is void
+            self._retry_after = None
+        elif line[:12].lower() == b"retry-after:":
+            self._retry_after = line[12:].decode("latin-1").strip()
+
+    def _open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[str, int]]) -> int:
+        """libcurl is about to connect: the one place where the resolved address is known (MED-5).
+
+        Refusing one address of several lets libcurl try the next. A connection that is used again
+        was checked when it was opened.
+        """
+        family, kind, protocol, (ip, port, *_) = address
+        self._refusal = self._refuse_address(ip, port)
+        if self._refusal is not None:
+            return _NO_SOCKET
+        try:
+            fd = socket.socket(family, kind, protocol).detach()
+        except OSError:  # no descriptor left, no IPv6 here: as if it could not connect
+            return _NO_SOCKET
+        self._opened = True
+        return fd

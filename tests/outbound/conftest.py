@@ -1,0 +1,39 @@
+"""Real sockets on loopback, real time, on both event loops that the router may run on."""
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.outbound.servers import Certificate, skip_or_fail
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, Mapping[str, Any]]:
+    return "asyncio", {"loop_factory": request.param}
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """A self-made certificate for localhost, good for as long as the tests run."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        skip_or_fail("openssl is not installed: no certificate to test TLS with")
+    folder: Path = tmp_path_factory.mktemp("tls")
+    made = Certificate(str(folder / "cert.pem"), str(folder / "key.pem"))
+    subprocess.run(
+        [
+            *(str(openssl), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *("-out", made.cert_file, "-keyout", made.key_file),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return made

@@ -1,0 +1,147 @@
+import asyncio
+import resource
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pycurl
+import pytest
+
+from router.core.outcome import Answer, Fault, NoReply, Reply
+from router.outbound import curl_loop
+from router.outbound.curl_loop import CurlLoop, CurlOptions
+from tests.outbound.servers import Connection, listening, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("MED-1")]
+
+
+def refuse_nothing(_ip: str, _port: int) -> None:
+    return None
+
+
+@asynccontextmanager
+async def curl() -> AsyncIterator[CurlLoop]:
+    async with CurlLoop(CurlOptions(), refuse_nothing) as loop:
+        yield loop
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    """As if the process had used up its limit of open files."""
+    with socket.socket() as last:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_url_that_libcurl_cannot_read_is_a_bad_request() -> None:
+    async with curl() as loop:
+        answer = await loop.post("http://", [], b"", 5)
+
+    assert isinstance(answer, NoReply)
+    assert answer.fault is Fault.BAD_REQUEST
+
+
+@pytest.mark.parametrize(("url", "header"), [("http://ü/", "X: 1"), ("http://localhost/", "X: ü")])
+async def test_a_request_that_libcurl_does_not_take_raises_and_leaves_nothing_behind(
+    url: str, header: str
+) -> None:
+    async with curl() as loop:
+        with pytest.raises(ValueError, match="libcurl refuses"):
+            await loop.post(url, [header], b"", 5)
+
+    assert "busy=0" in repr(loop)
+
+
+@pytest.mark.rule("MED-3")
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        (pycurl.E_COULDNT_RESOLVE_HOST, Fault.NETWORK),
+        (pycurl.E_COULDNT_CONNECT, Fault.NETWORK),
+        (pycurl.E_SSL_CONNECT_ERROR, Fault.NETWORK),
+        (pycurl.E_PEER_FAILED_VERIFICATION, Fault.NETWORK),
+        (pycurl.E_HTTP2, Fault.NETWORK),
+        (pycurl.E_URL_MALFORMAT, Fault.BAD_REQUEST),
+        (pycurl.E_OUT_OF_MEMORY, Fault.UNFORESEEN),
+        (9999, Fault.UNFORESEEN),
+    ],
+)
+async def test_the_result_code_names_the_fault(code: int, fault: Fault) -> None:
+    transfer = curl_loop._Transfer(CurlOptions(), refuse_nothing)
+    transfer.prepare("http://localhost/", [], b"", 1)
+
+    assert transfer.answer(code, "text") == NoReply(fault, "text")
+
+
+@pytest.mark.rule("P5")
+async def test_running_out_of_descriptors_fails_the_request_and_no_more(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async with listening() as target, curl() as loop:
+        with no_more_descriptors():
+            failed = await loop.post(target.url, [], b"", 5)
+        answer = await loop.post(target.url, [], b"", 5)
+
+    assert isinstance(failed, NoReply)
+    assert failed.fault is Fault.NETWORK
+    assert answer == Reply(200)
+    assert capfd.readouterr().err == ""  # where pycurl shows what its callbacks raise
+
+
+@pytest.mark.rule("P5")
+async def test_an_idle_connection_that_ends_wakes_nobody_again_and_again() -> None:
+    async with listening() as target, curl() as loop:
+        await loop.post(target.url, [], b"", 5)
+        target.hang_up()
+        await until(lambda: target.open_connections == 0)
+
+        await until(lambda: loop._epoll.poll(0) == [])
+
+
+@pytest.mark.rule("P5")
+async def test_a_descriptor_that_libcurl_closed_is_free_for_others() -> None:
+    async def reply_and_part(connection: Connection) -> None:
+        await connection.read()
+        await connection.reply(200, b"", "Connection: close")
+
+    running = asyncio.get_running_loop()
+    async with listening(reply_and_part) as target, curl() as loop:
+        for _ in range(10):
+            await loop.post(target.url, [], b"", 5)
+        await until(lambda: target.open_connections == 0)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            readable = asyncio.Event()
+            running.add_reader(ours, readable.set)
+            theirs.send(b"x")
+            async with asyncio.timeout(5):
+                await readable.wait()
+            running.remove_reader(ours)
+        answer = await loop.post(target.url, [], b"", 5)
+
+    assert answer == Reply(200)
+
+
+async def test_requests_of_different_timeouts_each_end_by_their_own() -> None:
+    async def never(connection: Connection) -> None:
+        await connection.reader.read()
+
+    running = asyncio.get_running_loop()
+    ended: list[tuple[float, float]] = []
+
+    async with listening(never) as target, curl() as loop:
+
+        async def wait(timeout: float) -> Answer:
+            began = running.time()
+            answer = await loop.post(target.url, [], b"", timeout)
+            ended.append((timeout, running.time() - began))
+            return answer
+
+        await asyncio.gather(*map(wait, [0.5, 0.1, 0.3]))
+
+    assert [timeout for timeout, _ in ended] == [0.1, 0.3, 0.5]
+    assert all(-0.01 <= took - timeout < 0.15 for timeout, took in ended)

@@ -1,0 +1,286 @@
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.outcome import (
+    CONSEQUENCES,
+    DEFAULT_DELAY,
+    DELIVERED,
+    MAX_DELAY,
+    MIN_DELAY,
+    REPLY_KEPT,
+    Alarm,
+    Error,
+    Fault,
+    Metric,
+    NoReply,
+    Outcome,
+    Reply,
+    Result,
+    circuit_open,
+    clamp_delay,
+    judge,
+)
+
+pytestmark = pytest.mark.rule("MED-3")
+
+NOW = datetime(2026, 1, 31, 8, 15, 30, tzinfo=UTC)
+R, E, A = Result, Error, Alarm
+
+REPLIES = st.fixed_dictionaries(
+    {"ack": st.booleans()},
+    optional={"delaySeconds": st.none() | st.booleans() | st.integers() | st.floats() | st.text()},
+)
+
+
+def verdict(outcome: Outcome) -> tuple[Result, Error | None, Alarm, bool]:
+    return outcome.result, outcome.error, outcome.alarm, outcome.retryable
+
+
+# The table of CONTRACTS §5 for HTTP statuses: result, error, warning, tried again at once?
+STATUSES = {
+    100: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
+    101: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
+    200: (R.SUCCESS, None, A.NONE, False),
+    202: (R.SUCCESS, None, A.NONE, False),
+    204: (R.SUCCESS, None, A.NONE, False),
+    299: (R.SUCCESS, None, A.NONE, False),
+    301: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
+    304: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
+    400: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
+    401: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
+    403: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
+    404: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
+    408: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
+    428: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
+    429: (R.ERROR_PROCESS, E.RATE_LIMITED, A.NONE, False),
+    430: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
+    499: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
+    500: (R.ERROR_PROCESS, E.HTTP, A.NONE, True),
+    501: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_CRITICAL, False),
+    502: (R.ERROR_PROCESS, E.HTTP, A.NONE, True),
+    503: (R.ERROR_PROCESS, E.HTTP, A.NONE, True),
+    599: (R.ERROR_PROCESS, E.HTTP, A.NONE, True),
+    600: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
+}
+
+# … and for what is no reply at all.
+FAULTS = {
+    Fault.NETWORK: (R.ERROR_CONNECTION, E.NETWORK, A.NONE, True),
+    Fault.TIMEOUT: (R.ERROR_PROCESS, E.TIMEOUT, A.NONE, True),
+    Fault.TARGET_REFUSED: (R.ERROR_CONFIG, E.TARGET_REFUSED, A.CONFIGURATION_ERROR, False),
+    Fault.BAD_REQUEST: (R.ERROR_CONFIG, E.BAD_REQUEST, A.CONFIGURATION_ERROR, False),
+    Fault.UNFORESEEN: (R.ERROR_PROCESS, E.UNFORESEEN, A.PROCESSING_WARN, True),
+}
+
+# SPEC §11: acked? kept as a dead letter? metric; fails its group?
+FOLLOWS = {
+    R.SUCCESS: (True, False, Metric.SUCCESS, False),
+    R.ERROR_CONFIG: (True, True, Metric.FAILURE, False),
+    R.ERROR_PROCESS: (False, False, Metric.TRANSIENT, True),
+    R.ERROR_CONNECTION: (False, False, Metric.FAILURE, True),
+}
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_the_status_decides(status: int) -> None:
+    outcome = judge(Reply(status), NOW)
+
+    assert verdict(outcome) == STATUSES[status]
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_missing_reply_is_judged_by_its_fault(fault: Fault) -> None:
+    outcome = judge(NoReply(fault, "because"), NOW)
+
+    assert verdict(outcome) == FAULTS[fault]
+    assert outcome.detail == "because"
+
+
+@pytest.mark.parametrize("result", Result)
+def test_the_result_decides_what_follows(result: Result) -> None:
+    then = CONSEQUENCES[result]
+
+    assert Outcome(result).consequence is then
+    assert (then.ack, then.dead_letter, then.metric, then.fails_group) == FOLLOWS[result]
+
+
+@pytest.mark.rule("WQ-5")
+@pytest.mark.parametrize(
+    ("answer", "counts"),
+    [
+        (Reply(200), False),
+        (Reply(200, b'{"ack":false}'), False),
+        (Reply(302), True),
+        (Reply(404), False),
+        (Reply(429), False),
+        (Reply(500), True),
+        (NoReply(Fault.NETWORK), True),
+        (NoReply(Fault.TIMEOUT), True),
+        (NoReply(Fault.UNFORESEEN), True),
+        (NoReply(Fault.TARGET_REFUSED), False),
+    ],
+)
+def test_only_real_failures_use_up_an_attempt(answer: Reply | NoReply, *, counts: bool) -> None:
+    assert judge(answer, NOW).counts is counts
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"OK",
+        b"null",
+        b"[]",
+        b"{}",
+        b'"ack"',
+        b'{"ack": true}',
+        b'{"ack": null}',
+        b'{"ack": 0}',
+        b'{"ack": "false"}',
+        b'{"nack": false}',
+        b'[{"ack": false}]',
+        b'{"ack": false',
+        b'{"ack": false} trailing',
+        b'{"ack": false, "delaySeconds": NaN}',  # no JSON
+        b'\xff{"ack": false}',
+        b'{"ack": ' + b"[" * 100_000,
+    ],
+    ids=repr,
+)
+def test_anything_but_ack_false_is_a_success(body: bytes) -> None:
+    assert judge(Reply(200, body), NOW) is DELIVERED
+
+
+@pytest.mark.parametrize(
+    ("delay", "asked", "delayed"),
+    [
+        ("1", 1, 1),
+        ("60", 60, 60),
+        ("0.2", 1, 1),
+        ("59.01", 60, 60),
+        ("43200", 43200, 43200),
+        ("43201", 43200, 43200),
+        ("1e999", 43200, 43200),
+        ("9" * 400, 43200, 43200),
+        ("0", None, 30),
+        ("-5", None, 30),
+        ("-1e999", None, 30),
+        ("null", None, 30),
+        ("true", None, 30),
+        ('"60"', None, 30),
+        ("[60]", None, 30),
+        ("{}", None, 30),
+    ],
+)
+def test_ack_false_defers_for_the_asked_delay(
+    delay: str, asked: float | None, delayed: float
+) -> None:
+    outcome = judge(Reply(200, f'{{"ack": false, "delaySeconds": {delay}}}'.encode()), NOW)
+
+    assert verdict(outcome) == (R.ERROR_PROCESS, E.DEFERRED, A.NONE, False)
+    assert (outcome.asked_delay, outcome.delay) == (asked, delayed)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"ack":false}',
+        rb'{"\u0061ck": false}',
+        b'{"ack": false, "why": "\xff"}',
+        b'{"deep": {"ack": true}, "ack": false}',
+    ],
+)
+def test_ack_false_is_understood_however_it_is_written(body: bytes) -> None:
+    outcome = judge(Reply(202, body), NOW)
+
+    assert (outcome.error, outcome.delay, outcome.status) == (E.DEFERRED, DEFAULT_DELAY, 202)
+
+
+def test_a_reply_past_the_cap_is_judged_by_its_status_alone() -> None:
+    cut = b'{"ack": false}'
+
+    assert judge(Reply(200, cut, too_long=True), NOW) is DELIVERED
+    assert judge(Reply(500, cut, too_long=True), NOW).error is E.HTTP
+
+
+def http_date(after: timedelta) -> str:
+    return (NOW + after).strftime("%a, %d %b %Y %H:%M:%S GMT")
+
+
+@pytest.mark.parametrize(
+    ("header", "delay"),
+    [
+        (None, 30),
+        ("", 30),
+        ("soon", 30),
+        ("1.5", 30),
+        ("-5", 30),
+        ("١٢", 30),
+        ("0", 1),
+        ("1", 1),
+        (" 120 ", 120),
+        ("43200", 43200),
+        ("43201", 43200),
+        ("9" * 5000, 43200),
+        (http_date(timedelta(minutes=2)), 120),
+        (http_date(timedelta(0)), 1),
+        (http_date(timedelta(days=-400)), 1),
+        (http_date(timedelta(days=400)), 43200),
+        ("Saturday, 31-Jan-26 08:16:30 GMT", 60),
+        ("Sat Jan 31 08:16:30 2026", 60),
+        ("Sat, 31 Jan 99999 08:16:30 GMT", 30),
+    ],
+)
+def test_retry_after_says_when_to_come_back(header: str | None, delay: float) -> None:
+    outcome = judge(Reply(429, retry_after=header), NOW)
+
+    assert outcome.delay == delay
+
+
+def test_a_date_is_never_reached_early() -> None:
+    now = NOW + timedelta(milliseconds=900)
+
+    outcome = judge(Reply(429, retry_after=http_date(timedelta(seconds=10))), now)
+
+    assert outcome.delay == 10
+
+
+@pytest.mark.rule("MED-4")
+def test_an_open_circuit_asks_for_its_own_delay_and_is_no_failure() -> None:
+    outcome = circuit_open(27.5)
+
+    assert verdict(outcome) == (R.ERROR_PROCESS, E.CIRCUIT_OPEN, A.NONE, False)
+    assert (outcome.delay, outcome.counts) == (27.5, False)
+
+
+@pytest.mark.rule("DLQ-1")
+def test_only_the_first_of_a_reply_is_kept() -> None:
+    outcome = judge(Reply(400, b"x" * 5000), NOW)
+
+    assert (len(outcome.reply), outcome.status) == (REPLY_KEPT, 400)
+
+
+@pytest.mark.rule("BRK-4")
+@given(st.floats(allow_nan=False))
+def test_a_delay_is_always_one_that_every_broker_can_do(seconds: float) -> None:
+    delay = clamp_delay(seconds)
+
+    assert MIN_DELAY <= delay <= MAX_DELAY
+    assert delay == int(delay)
+    assert delay >= min(seconds, MAX_DELAY)
+
+
+@given(
+    st.integers(0, 999),
+    st.binary() | REPLIES.map(lambda said: json.dumps(said).encode()),
+    st.none() | st.text(),
+)
+def test_every_reply_has_an_outcome(status: int, body: bytes, retry_after: str | None) -> None:
+    outcome = judge(Reply(status, body, retry_after), NOW)
+
+    assert MIN_DELAY <= outcome.delay <= MAX_DELAY
+    assert (outcome.result is R.SUCCESS) <= (200 <= status < 300)

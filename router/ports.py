@@ -38,6 +38,7 @@ class Unsettled(Struct, frozen=True):
 class Depth(Struct, frozen=True):
     waiting: int  # not handed out, due or not
     in_flight: int  # handed out and not settled
+    due: int | None = None  # of the waiting ones, those that could be handed out now; if it tells
 
 
 class Publication(Struct, frozen=True):
@@ -130,7 +131,7 @@ class DeadLetterStore(Protocol):
     async def find(
         self, wanted: LetterFilter, *, limit: int, before: int | None = None
     ) -> Sequence[KeptLetter]:
-        """Newest first, ids below `before`."""
+        """Newest first, ids below `before`, without their bodies: those come with `get`."""
 
     async def get(self, letter_id: int) -> KeptLetter | None: ...
 

@@ -138,9 +138,9 @@ def _failures(vitals: Vitals) -> Iterator[str]:
 
 def _degradations(vitals: Vitals, warnings: WarningSummary) -> Iterator[str]:
     if warnings.fresh_critical:
-        yield f"{warnings.fresh_critical} critical warnings need a look"
+        yield f"critical warnings that need a look: {warnings.fresh_critical}"
     if vitals.open_breakers:
-        yield f"{vitals.open_breakers} circuit breakers are open"
+        yield f"open circuit breakers: {vitals.open_breakers}"
     if _all(_failing_queues(vitals), vitals.queues):
         yield "every queue is below 90 % success"
     if _all(_failing_pools(vitals), vitals.pools):
@@ -157,7 +157,7 @@ def _concerns(vitals: Vitals, warnings: WarningSummary) -> Iterator[str]:
     if _some(silent := _unhealthy_consumers(vitals), vitals.consumers):
         yield f"unhealthy consumers: {_listed(silent)}"
     if warnings.total > TOLERATED_WARNINGS:
-        yield f"{warnings.total} warnings are active"
+        yield f"active warnings: {warnings.total}"
 
 
 def _unhealthy_consumers(vitals: Vitals) -> Sequence[str]:

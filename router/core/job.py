@@ -111,6 +111,7 @@ class Job:
 
     __slots__ = (
         "attempts",
+        "attempts_before",
         "batch",
         "body",
         "broker_id",
@@ -156,6 +157,7 @@ class Job:
         self.state = State.QUEUED
         self.tracked_at = now
         self.attempts = delivery.tally.attempts
+        self.attempts_before = self.attempts  # as its broker knows them (BRK-3)
         self.posts = delivery.tally.posts
         self.started_at = now  # of its latest try
         self.resume_at = NEVER  # while it waits between two tries

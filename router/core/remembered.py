@@ -14,15 +14,17 @@ class RememberedDeletes:
         self._until: OrderedDict[Deleted, float] = OrderedDict()
 
     def add(self, deleted: Deleted, now: float) -> None:
-        self._until.pop(deleted, None)
         self._until[deleted] = now + LIFETIME
+        self._until.move_to_end(deleted)
         if len(self._until) > CAPACITY:
             self._until.popitem(last=False)
 
-    def take(self, deleted: Deleted, now: float) -> bool:
-        """Whether this is to be deleted. Answered once: the delete is on its way then."""
-        until = self._until.pop(deleted, None)
-        return until is not None and now < until
+    def knows(self, deleted: Deleted, now: float) -> bool:
+        return now < self._until.get(deleted, now)
+
+    def forget(self, deleted: Deleted) -> None:
+        """The broker has heard of it. Till then it is known, however often it comes."""
+        self._until.pop(deleted, None)
 
     def __bool__(self) -> bool:
         return bool(self._until)

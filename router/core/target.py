@@ -41,8 +41,9 @@ def read_target(url: str) -> Target:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise BadTarget(str(error)) from None
+    except ValueError:
+        # Its own words would quote the URL, where credentials may be.
+        raise BadTarget("Port, IPv6 address or host name cannot be read") from None
     if not parts.scheme or not parts.hostname:
         raise BadTarget("not an absolute URL such as https://host/path")
     return Target(

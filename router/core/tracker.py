@@ -16,13 +16,19 @@ class Claim(Enum):
 
 
 def key_of(queue: str, delivery: Delivery, message: Message) -> Key:
-    """The pipeline key (ROUTE-1)."""
+    """The pipeline key (ROUTE-1).
+
+    Where the broker has no id, the target is part of it: the same id for another target is another
+    message (ROUTE-3).
+    """
     if delivery.broker_id is None:
-        return queue, None, message.id
+        return queue, None, f"{message.id} {message.target}"
     return queue, delivery.broker_id, ""
 
 
 class Tracker:
+    """Both indexes change in the same two methods, so that neither can point to what is gone."""
+
     def __init__(self) -> None:
         self._by_key: dict[Key, Job] = {}
         self._by_content: dict[tuple[str, str], Job] = {}  # (application id, target)
@@ -32,15 +38,12 @@ class Tracker:
         held = self._by_key.get(key)
         if held is not None:
             return Claim.REDELIVERED, held
-        content = message.id, message.target
-        twin = self._by_content.get(content)
+        twin = self._by_content.get((message.id, message.target))
         if twin is None:
             return Claim.NEW, None
-        if twin.key not in self._by_key:
-            del self._by_content[content]  # a stale index entry heals itself
-            return Claim.NEW, None
-        if twin.broker_id is None and twin.key[0] == key[0]:
-            return Claim.REDELIVERED, twin  # its broker could not tell which one it was
+        queue, broker_id, _ = key
+        if twin.key[0] == queue and (broker_id is None or twin.broker_id is None):
+            return Claim.REDELIVERED, twin  # nobody can tell which of them it is
         return Claim.REQUEUED, twin
 
     def track(self, job: Job) -> None:
@@ -49,9 +52,7 @@ class Tracker:
 
     def untrack(self, job: Job) -> None:
         del self._by_key[job.key]
-        content = job.message.id, job.message.target
-        if self._by_content.get(content) is job:
-            del self._by_content[content]
+        del self._by_content[job.message.id, job.message.target]
 
     def __len__(self) -> int:
         return len(self._by_key)

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Final
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final
 
 import msgspec
 
@@ -131,7 +132,10 @@ class Publishing:
         return candidates[0]
 
     def _can_publish(self, queue: QueueConfig) -> bool:
-        return self._brokers.open_publisher(queue) is not None
+        try:
+            return self._brokers.open_publisher(queue) is not None
+        except BrokerError:  # a queue that cannot even be consumed
+            return False
 
     def _open(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
         publisher = self._brokers.open_publisher(queue)
@@ -148,12 +152,18 @@ class Publishing:
 
     async def _attend(self, queue: QueueConfig, line: "_Line") -> None:
         await line.run()
-        del self._lines[queue]
+        self._forget(queue, line)
 
     def _hang_up(self, queue: QueueConfig, line: "_Line") -> None:
-        if self._lines.get(queue) is line:  # else the next one has its place already
-            del self._lines[queue]
+        if self._forget(queue, line):
             line.hang_up()
+
+    def _forget(self, queue: QueueConfig, line: "_Line") -> bool:
+        """False: it was forgotten before, and another may have its place."""
+        if self._lines.get(queue) is not line:
+            return False
+        del self._lines[queue]
+        return True
 
     def _check(self, index: int, body: bytes) -> Publication:
         body = _with_id(body, self._new_id)
@@ -171,9 +181,7 @@ class _Parcel:
 
     def __init__(self, items: Sequence[Publication]) -> None:
         self.items = items
-        self.confirmation: asyncio.Future[Sequence[bool]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self.confirmation: asyncio.Future[Sequence[bool]] = _future()
 
     def confirm(self, results: Sequence[bool]) -> None:
         if not self.confirmation.done():  # else nobody waits any more
@@ -191,22 +199,28 @@ class _Line:
 
     def __init__(self, connect: Callable[[], AbstractAsyncContextManager[Publisher]]) -> None:
         self._connect = connect
-        self._inbox: asyncio.Queue[_Parcel] = asyncio.Queue()
+        self._waiting: deque[_Parcel] = deque()
+        self._arrival = _future()
+        self._hung_up = False
 
     async def send(self, items: Sequence[Publication]) -> Sequence[bool]:
         parcel = _Parcel(items)
-        self._inbox.put_nowait(parcel)
+        self._waiting.append(parcel)
+        if not self._arrival.done():
+            self._arrival.set_result(None)
         return await parcel.confirmation
 
     async def run(self) -> None:
         """Carry parcels until none came for a while."""
-        while parcel := await self._next():
+        # A publisher that fails to close hides that this task was cancelled.
+        while not self._hung_up and (parcel := await self._next()):
             await self._carry(parcel)
 
     def hang_up(self) -> None:
+        self._hung_up = True
         self.owner.cancel()
-        while not self._inbox.empty():
-            self._inbox.get_nowait().fail(Disconnected(_CLOSED))
+        while self._waiting:
+            self._waiting.popleft().fail(Disconnected(_CLOSED))
 
     async def _carry(self, parcel: _Parcel | None) -> None:
         """Connect, and stay connected as long as it is used and does not break."""
@@ -225,11 +239,15 @@ class _Line:
                 parcel.fail(Disconnected(_CLOSED))
 
     async def _next(self) -> _Parcel | None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(IDLE_TIMEOUT):
-                return await self._inbox.get()
-        # One may have come at the last moment.
-        return None if self._inbox.empty() else self._inbox.get_nowait()
+        """None: nothing came for a while."""
+        if not self._waiting:
+            self._arrival = _future()
+            await asyncio.wait([self._arrival], timeout=IDLE_TIMEOUT)
+        return self._waiting.popleft() if self._waiting else None
+
+
+def _future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
 
 
 def _with_id(body: bytes, new_id: Callable[[], str]) -> bytes:

@@ -1,12 +1,12 @@
 """Fakes, not mocks: each one is a small, honest implementation of a port."""
 
 import asyncio
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
-from router.core.message import Message
+from router.core.message import Message, Mode
 from router.core.outcome import Answer, Fault, NoReply, Reply
 from router.ports import StoreError
 
@@ -32,7 +32,8 @@ class FakeSender:
     posts: list[tuple[str, int]] = field(default_factory=list)
     open: int = 0
     most_open: int = 0
-    open_targets: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    open_groups: Counter[tuple[str | None, str]] = field(default_factory=Counter)
+    most_in_group: int = 0  # at once; messages without order left out
     takes_for: dict[str, float] = field(default_factory=dict)
 
     def script(self, message_id: str, *answers: Answer | Exception) -> None:
@@ -43,6 +44,10 @@ class FakeSender:
         self.posts.append((message.id, post))
         self.open += 1
         self.most_open = max(self.most_open, self.open)
+        group = message.pool, message.group or message.id
+        if message.mode is not Mode.IMMEDIATE:
+            self.open_groups[group] += 1
+            self.most_in_group = max(self.most_in_group, self.open_groups[group])
         try:
             takes = self.takes_for.get(message.id, self.takes)
             if takes > timeout:
@@ -51,6 +56,7 @@ class FakeSender:
             await asyncio.sleep(takes)
         finally:
             self.open -= 1
+            self.open_groups[group] -= message.mode is not Mode.IMMEDIATE
         script = self.answers.get(message.id)
         answer = script.popleft() if script else OK
         if isinstance(answer, Exception):

@@ -15,11 +15,14 @@ from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.letters import Letters
 from router.engine.mediator import Mediator
+from router.engine.process_pool import ProcessPool
 from router.engine.queue_manager import QueueManager, Surroundings
 from router.ports import Brokers, Publication
 from tests.support.fakes import FakeLetters, FakeSender
+from tests.support.witness import Witness
 
 QUEUE = QueueConfig(name="q", uri="memory://q")
+FREE_QUEUE = QueueConfig(name="q", uri="memory://q?groups=free")  # its broker holds no group back
 TARGET = "http://target.test/hook"
 
 
@@ -30,6 +33,11 @@ def middle(low: float, high: float) -> float:
 
 def body(message_id: str, **fields: Any) -> bytes:
     return json.dumps({"id": message_id, "mediationTarget": TARGET, **fields}).encode()
+
+
+def grouped(*ids: str, group: str = "g", **fields: Any) -> list[bytes]:
+    """Messages of one group for the pool P."""
+    return [body(each, messageGroupId=group, **({"poolCode": "P"} | fields)) for each in ids]
 
 
 def pool(code: str = "P", concurrency: int = 10, **settings: Any) -> PoolConfig:
@@ -48,11 +56,10 @@ class Rig:
     brokers: Brokers
     tasks: asyncio.TaskGroup
     alerts: Alerts
+    witness: Witness
     config: RoutingConfig = field(default_factory=RoutingConfig)
 
-    async def apply(
-        self, *pools: PoolConfig, queues: Sequence[QueueConfig] = (QUEUE,)
-    ) -> None:
+    async def apply(self, *pools: PoolConfig, queues: Sequence[QueueConfig] = (QUEUE,)) -> None:
         self.config = RoutingConfig(tuple(queues), pools)
         await self.manager.apply(self.config)
 
@@ -74,6 +81,9 @@ class Rig:
     @property
     def codes(self) -> set[str]:
         return {notice.code for notice in self.warnings}
+
+    def pool(self, code: str = "P") -> ProcessPool:
+        return self.manager.pools[code]
 
     @property
     def is_empty(self) -> bool:
@@ -97,9 +107,10 @@ async def running(
         mediator = Mediator(
             sender, breakers, alerts, timeout=900.0, jitter=middle, wall=lambda: 0.0
         )
+        witness = Witness(brokers or door)
         manager = QueueManager(
             Surroundings(
-                brokers=brokers or door,
+                brokers=witness,
                 mediator=mediator,
                 letters=Letters(letters, alerts, wall=lambda: 0.0),
                 alerts=alerts,
@@ -108,7 +119,7 @@ async def running(
                 **limits,
             )
         )
-        rig = Rig(manager, sender, letters, book, breakers, brokers or door, tasks, alerts)
+        rig = Rig(manager, sender, letters, book, breakers, witness, tasks, alerts, witness)
         await rig.apply(*pools, queues=queues)
         yield rig
         manager.stop()

@@ -1,0 +1,63 @@
+import httpx
+import pytest
+
+from tests.support.api import assert_problem
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/health/", "/docs", "/redoc", "/%2e%2e/etc"])
+async def test_an_unknown_path_is_a_problem(api: httpx.AsyncClient, path: str) -> None:
+    answer = await api.get(path)
+
+    assert_problem(answer, 404)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("PUT", "/health"), ("GET", "/messages"), ("OPTIONS", "/warnings")]
+)
+async def test_a_wrong_method_is_a_problem_that_names_the_right_ones(
+    api: httpx.AsyncClient, method: str, path: str
+) -> None:
+    answer = await api.request(method, path)
+
+    assert_problem(answer, 405)
+    assert answer.headers["allow"]
+
+
+async def test_the_start_page_points_on(api: httpx.AsyncClient) -> None:
+    answer = await api.get("/")
+
+    assert answer.json()["health"] == "/health"
+
+
+async def test_the_description_names_every_call_and_its_errors(api: httpx.AsyncClient) -> None:
+    described = (await api.get("/openapi.json")).json()
+
+    calls = {
+        f"{method.upper()} {path}"
+        for path, methods in described["paths"].items()
+        for method in methods
+    }
+    assert calls == {
+        "GET /health",
+        "GET /health/live",
+        "GET /health/ready",
+        "GET /health/startup",
+        "GET /warnings",
+        "POST /warnings/{warning_id}/acknowledge",
+        "POST /warnings/acknowledge-all",
+        "DELETE /warnings",
+        "DELETE /warnings/old",
+        "POST /messages",
+        "GET /dead-letters",
+        "GET /dead-letters/{letter_id}",
+        "POST /dead-letters/replay",
+        "POST /dead-letters/{letter_id}/replay",
+        "DELETE /dead-letters/{letter_id}",
+        "GET /config",
+        "POST /config/reload",
+    }
+    answers = described["paths"]["/dead-letters"]["get"]["responses"]
+    assert set(answers) == {"200", "default"}
+    assert "application/problem+json" in answers["default"]["content"]

@@ -1,0 +1,116 @@
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from router import __version__
+from router.core.health import ConsumerVitals, Vitals
+from router.core.warnings import Code, Severity
+from tests.support.api import NOW, HandMadeRouter, assert_problem
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+
+DEAD = ConsumerVitals(queue="q", connection=0, running=True, healthy=False)
+TIMESTAMP = "2027-01-15T08:00:00.250Z"
+
+
+async def test_a_healthy_router_tells_everything_about_itself(api: httpx.AsyncClient) -> None:
+    answer = await api.get("/health")
+
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "healthy": True,
+        "status": "HEALTHY",
+        "message": "the router does its work",
+        "issues": [],
+        "version": __version__,
+        "uptimeSeconds": 12.346,
+        "role": "PRIMARY",
+    }
+
+
+async def test_a_router_that_cannot_do_its_work_answers_503(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.state = Vitals(initialized=False)
+
+    answer = await api.get("/health")
+
+    assert answer.status_code == 503
+    assert (answer.json()["healthy"], answer.json()["status"]) == (False, "DEGRADED")
+    assert answer.json()["issues"] == ["not initialized yet"]
+
+
+async def test_a_standby_says_that_it_is_one(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.state = replace(router.state, primary=False)
+
+    answer = await api.get("/health")
+
+    assert answer.status_code == 200
+    assert answer.json()["role"] == "STANDBY"
+
+
+@pytest.mark.rule("OPS-2")
+async def test_a_critical_warning_degrades_without_failing(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.warnings.add(Code.POOL_LIMIT, Severity.CRITICAL, "QueueManager", "too many", NOW)
+
+    answer = await api.get("/health")
+
+    assert answer.status_code == 200
+    assert answer.json()["status"] == "DEGRADED"
+
+
+async def test_live_always_answers(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
+    router.state = Vitals(initialized=False, shutting_down=True)
+
+    answer = await api.get("/health/live")
+
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "ALIVE", "timestamp": TIMESTAMP, "issues": []}
+
+
+@pytest.mark.parametrize(
+    ("path", "vitals", "issues"),
+    [
+        ("ready", Vitals(initialized=True), []),
+        ("ready", Vitals(initialized=True, shutting_down=True), ["shutting down"]),
+        ("ready", Vitals(initialized=True, consumers=(DEAD,)), ["every consumer is unhealthy"]),
+        ("startup", Vitals(initialized=True, consumers=(DEAD,)), []),
+        ("startup", Vitals(initialized=False), ["not initialized yet"]),
+    ],
+)
+async def test_probes_tell_whether_and_why_not(
+    api: httpx.AsyncClient, router: HandMadeRouter, path: str, vitals: Vitals, issues: list[str]
+) -> None:
+    router.state = vitals
+
+    answer = await api.get(f"/health/{path}")
+
+    assert answer.status_code == (503 if issues else 200)
+    status = "NOT_READY" if issues else "READY"
+    assert answer.json() == {"status": status, "timestamp": TIMESTAMP, "issues": issues}
+
+
+async def test_head_answers_like_get_without_a_body(api: httpx.AsyncClient) -> None:
+    answer = await api.head("/health")
+
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.content == b""
+
+
+async def test_a_failure_inside_is_a_problem_that_tells_no_secrets(
+    api: httpx.AsyncClient, router: HandMadeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Vitals:
+        raise RuntimeError("password=hidden")
+
+    monkeypatch.setattr(router, "vitals", fail)
+
+    answer = await api.get("/health")
+
+    assert_problem(answer, 500)
+    assert "hidden" not in answer.text

@@ -1,0 +1,369 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+import msgspec
+import pytest
+
+from router.core.config import RoutingConfig
+from router.core.target import Target
+from router.engine.publishing import (
+    IDLE_TIMEOUT,
+    PUBLISH_TIMEOUT,
+    BrokeOff,
+    NotPublishable,
+    Publishing,
+    Rejected,
+    UnknownQueue,
+    open_publishing,
+)
+from router.ports import Disconnected, Publication
+from tests.support.queues import BROKEN, CONSUMED_ONLY, ONE_QUEUE, ORDERS, OTHER, FakeQueues
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-1")]
+
+TWO_QUEUES = RoutingConfig((ORDERS, OTHER))
+
+
+def body(message_id: str | None, target: str = "https://svc/api") -> bytes:
+    fields = {"mediationTarget": target} | ({} if message_id is None else {"id": message_id})
+    return msgspec.json.encode(fields)
+
+
+def refuse_url(target: Target) -> str | None:
+    return "the host is forbidden" if target.host == "forbidden" else None
+
+
+@asynccontextmanager
+async def publishing_to(
+    queues: FakeQueues, config: RoutingConfig = ONE_QUEUE
+) -> AsyncIterator[Publishing]:
+    numbers = count(1)
+    async with open_publishing(
+        queues, lambda: config, refuse_url=refuse_url, new_id=lambda: f"NEW{next(numbers)}"
+    ) as publishing:
+        yield publishing
+
+
+async def test_messages_are_published_in_order_and_as_they_came() -> None:
+    queues = FakeQueues()
+    odd = b' {"mediationTarget" : "https://svc/api", "id":"a", "more": [1.50]}\n'
+
+    async with publishing_to(queues) as publishing:
+        ids = await publishing.publish("orders", [odd, body("b")])
+
+    assert ids == ["a", "b"]
+    assert [item.body for item in queues.published["orders"]] == [odd, body("b")]
+    assert [item.dedup_key for item in queues.published["orders"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        b'{"mediationTarget":"https://svc/api","n":1.50}',
+        b'{"id":null,"mediationTarget":"https://svc/api","n":1.50}',
+    ],
+    ids=["missing", "null"],
+)
+async def test_an_id_is_made_up_where_there_is_none(given: bytes) -> None:
+    queues = FakeQueues()
+
+    async with publishing_to(queues) as publishing:
+        ids = await publishing.publish("orders", [given])
+
+    (item,) = queues.published["orders"]
+    assert ids == ["NEW1"]
+    assert item.message.id == "NEW1"
+    assert msgspec.json.decode(item.body)["id"] == "NEW1"
+    assert b'"n":1.50' in item.body
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        (b"{", "truncated"),
+        (b"", "truncated"),
+        (b"[]", "object"),
+        (b"\xff", "UTF-8"),
+        (b'{"id":""}', "id"),
+        (b'{"id":7,"mediationTarget":"https://svc/"}', "id"),
+        (b'{"id":"a\\u0000","mediationTarget":"https://svc/"}', "id"),
+        (b'{"id":"a"}', "mediationTarget"),
+        (b"{}", "mediationTarget"),
+        (body("a", "nowhere"), "mediationTarget"),
+        (body("a", "https://forbidden/"), "`mediationTarget`: the host is forbidden"),
+        (b'{"id":"a","mediationTarget":"https://svc/","x":' + b"[" * 99 + b"]" * 99 + b"}", "deep"),
+        (b'{"x":' + b"[" * 9999 + b"]" * 9999 + b"}", "deep"),
+    ],
+)
+@pytest.mark.rule("MED-5", "P5")
+async def test_one_bad_message_is_named_and_nothing_is_published(bad: bytes, field: str) -> None:
+    queues = FakeQueues()
+
+    async with publishing_to(queues) as publishing:
+        with pytest.raises(Rejected, match=f"message 1: .*{field}") as rejected:
+            await publishing.publish("orders", [body("good"), bad])
+
+    assert rejected.value.index == 1
+    assert not queues.published["orders"]
+
+
+async def test_a_thousand_messages_are_taken_and_no_more() -> None:
+    queues = FakeQueues()
+    bodies = [body(str(number)) for number in range(1001)]
+
+    async with publishing_to(queues) as publishing:
+        ids = await publishing.publish("orders", bodies[:1000])
+        with pytest.raises(Rejected, match="1000") as rejected:
+            await publishing.publish("orders", bodies)
+
+    assert queues.ids("orders") == list(ids)
+    assert rejected.value.index is None
+
+
+async def test_without_a_name_the_only_queue_that_can_publish_is_taken() -> None:
+    queues = FakeQueues()
+
+    async with publishing_to(queues) as publishing:
+        await publishing.publish(None, [body("a")])
+
+    assert queues.ids("orders") == ["a"]
+
+
+@pytest.mark.parametrize(
+    "config", [TWO_QUEUES, RoutingConfig(), RoutingConfig((CONSUMED_ONLY, BROKEN))]
+)
+async def test_without_a_name_and_a_choice_it_is_refused(config: RoutingConfig) -> None:
+    async with publishing_to(FakeQueues(), config) as publishing:
+        with pytest.raises(NotPublishable, match="name a queue"):
+            await publishing.publish(None, [body("a")])
+
+
+@pytest.mark.parametrize("name", ["consumed", "broken"])
+async def test_a_queue_that_can_only_be_consumed_is_refused(name: str) -> None:
+    async with publishing_to(FakeQueues()) as publishing:
+        with pytest.raises(NotPublishable, match=name):
+            await publishing.publish(name, [body("a")])
+
+
+async def test_a_queue_that_is_not_configured_is_unknown() -> None:
+    async with publishing_to(FakeQueues()) as publishing:
+        with pytest.raises(UnknownQueue, match="nowhere"):
+            await publishing.publish("nowhere", [body("a")])
+
+
+async def test_an_id_published_twice_is_accepted_twice_and_kept_once() -> None:
+    queues = FakeQueues()
+
+    async with publishing_to(queues) as publishing:
+        await publishing.publish("orders", [body("a")])
+        ids = await publishing.publish("orders", [body("a")])
+
+    assert ids == ["a"]
+    assert queues.ids("orders") == ["a"]
+
+
+async def test_one_connection_serves_many_calls_and_is_closed_at_the_end() -> None:
+    queues = FakeQueues()
+
+    async with publishing_to(queues) as publishing:
+        for number in range(3):
+            await publishing.publish("orders", [body(str(number))])
+        assert (queues.opened, queues.closed) == (1, 0)
+
+    assert queues.closed == 1
+
+
+async def test_calls_side_by_side_share_the_connection_and_keep_their_order() -> None:
+    queues = FakeQueues(takes=1.0)
+
+    async with publishing_to(queues) as publishing, asyncio.TaskGroup() as callers:
+        for name in "abc":
+            callers.create_task(publishing.publish("orders", [body(name)]), name=name)
+
+    assert queues.ids("orders") == ["a", "b", "c"]
+    assert queues.opened == 1
+
+
+async def test_a_connection_that_nobody_uses_is_closed_and_opened_anew() -> None:
+    queues = FakeQueues()
+
+    async with publishing_to(queues) as publishing:
+        await publishing.publish("orders", [body("a")])
+        await asyncio.sleep(IDLE_TIMEOUT + 1)
+        closed = queues.closed
+        await publishing.publish("orders", [body("b")])
+        await asyncio.sleep(3 * IDLE_TIMEOUT)
+        tasks = {task.get_name() for task in asyncio.all_tasks()}
+        await publishing.publish("orders", [body("c")])
+
+    assert closed == 1
+    assert "publisher of orders" not in tasks
+    assert queues.ids("orders") == ["a", "b", "c"]
+
+
+@pytest.mark.rule("BRK-6")
+async def test_a_publish_that_breaks_off_tells_what_was_accepted_and_the_next_one_reconnects() -> (
+    None
+):
+    queues = FakeQueues(failures=[None, Disconnected("connection reset")])
+    bodies = [body(str(number)) for number in range(250)]
+
+    async with publishing_to(queues) as publishing:
+        with pytest.raises(BrokeOff, match="connection reset") as broken:
+            await publishing.publish("orders", bodies)
+        await publishing.publish("orders", bodies[100:])
+
+    assert broken.value.accepted == [str(number) for number in range(100)]
+    assert queues.ids("orders") == [str(number) for number in range(250)]
+    assert queues.opened == 2
+
+
+async def test_a_queue_out_of_reach_breaks_the_publish_off() -> None:
+    queues = FakeQueues(unreachable=True)
+
+    async with publishing_to(queues) as publishing:
+        with pytest.raises(BrokeOff, match="refused") as broken:
+            await publishing.publish("orders", [body("a")])
+        queues.unreachable = False
+        await publishing.publish("orders", [body("a")])
+
+    assert broken.value.accepted == []
+    assert queues.ids("orders") == ["a"]
+
+
+@pytest.mark.rule("P5")
+async def test_a_queue_that_hangs_is_given_up_and_opened_anew() -> None:
+    queues = FakeQueues(takes=1e9)
+    clock = asyncio.get_running_loop().time
+
+    async with publishing_to(queues) as publishing:
+        with pytest.raises(BrokeOff, match="30 s"):
+            await publishing.publish("orders", [body("a")])
+        given_up_at = clock()
+        queues.takes = 0.0
+        await publishing.publish("orders", [body("b")])
+
+    assert given_up_at == PUBLISH_TIMEOUT
+    assert queues.ids("orders") == ["b"]
+    assert queues.opened == queues.closed == 2
+
+
+@pytest.mark.rule("P5")
+async def test_those_who_wait_behind_a_hanging_publish_hear_of_it() -> None:
+    queues = FakeQueues(takes=1e9)
+
+    async with publishing_to(queues) as publishing, asyncio.TaskGroup() as callers:
+        first = callers.create_task(broken_off(publishing, "a"), name="first")
+        await asyncio.sleep(1)
+        second = callers.create_task(broken_off(publishing, "b"), name="second")
+
+    assert first.result() == "no answer within 30 s"
+    assert second.result() == "the connection was closed"
+    assert queues.opened == 1
+
+
+@pytest.mark.rule("P5")
+async def test_those_who_give_up_at_the_same_moment_hang_up_once() -> None:
+    queues = FakeQueues(takes=1e9)
+
+    async with publishing_to(queues) as publishing, asyncio.TaskGroup() as callers:
+        for name in ("a", "b"):
+            callers.create_task(broken_off(publishing, name), name=name)
+
+    assert queues.opened == queues.closed == 1
+
+
+async def broken_off(publishing: Publishing, name: str) -> str:
+    with pytest.raises(BrokeOff) as broken:
+        await publishing.publish("orders", [body(name)])
+    return str(broken.value)
+
+
+async def test_closing_ends_what_is_under_way() -> None:
+    queues = FakeQueues(takes=1e9)
+
+    async with asyncio.TaskGroup() as callers, publishing_to(queues) as publishing:
+        first = callers.create_task(broken_off(publishing, "a"), name="first")
+        second = callers.create_task(broken_off(publishing, "b"), name="second")
+        await asyncio.sleep(1)
+
+    assert first.result() == second.result() == "the connection was closed"
+    assert queues.closed == 1
+
+
+async def test_a_caller_that_gave_up_does_not_disturb_the_next() -> None:
+    queues = FakeQueues(takes=1.0, failures=[None, Disconnected("reset")])
+
+    async with publishing_to(queues) as publishing:
+        for name in ("a", "b"):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(publishing.publish("orders", [body(name)]), 0.5)
+            await asyncio.sleep(1)
+        await publishing.publish("orders", [body("c")])
+
+    assert queues.ids("orders") == ["a", "c"]
+
+
+@pytest.mark.rule("P5")
+async def test_a_bug_in_an_adapter_reaches_its_caller_and_nobody_else() -> None:
+    queues = FakeQueues(failures=[ZeroDivisionError()])
+
+    async with publishing_to(queues) as publishing:
+        with pytest.raises(ZeroDivisionError):
+            await publishing.publish("orders", [body("a")])
+        await publishing.publish("orders", [body("b")])
+
+    assert queues.ids("orders") == ["b"]
+
+
+@pytest.mark.rule("P5")
+async def test_a_connection_that_fails_to_close_is_logged_and_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queues = FakeQueues(fails_to_close=True)
+
+    async with publishing_to(queues) as publishing:
+        await publishing.publish("orders", [body("a")])
+        await asyncio.sleep(IDLE_TIMEOUT + 1)
+        queues.fails_to_close = False
+        await publishing.publish("orders", [body("b")])
+
+    assert [record.message for record in caplog.records] == ["closing a publisher failed"]
+    assert queues.ids("orders") == ["a", "b"]
+
+
+async def test_a_connection_that_fails_to_close_does_not_hold_up_the_end() -> None:
+    queues = FakeQueues(fails_to_close=True)
+    clock = asyncio.get_running_loop().time
+
+    async with publishing_to(queues) as publishing:
+        await publishing.publish("orders", [body("a")])
+
+    assert clock() == 0
+    assert queues.closed == 1
+
+
+@pytest.mark.rule("CFG-7")
+async def test_a_queue_whose_settings_change_gets_a_connection_of_its_own() -> None:
+    queues = FakeQueues()
+    moved = msgspec.structs.replace(ORDERS, uri="memory://elsewhere")
+    configs = [RoutingConfig((ORDERS,)), RoutingConfig((moved,))]
+
+    async with open_publishing(
+        queues, lambda: configs[0], refuse_url=refuse_url, new_id=str
+    ) as publishing:
+        await publishing.publish("orders", [body("a")])
+        configs.pop(0)
+        await publishing.publish("orders", [body("b")])
+
+    assert queues.opened == queues.closed == 2
+
+
+async def test_a_queue_that_lost_its_publisher_breaks_off() -> None:
+    async with publishing_to(FakeQueues()) as publishing:
+        item = Publication(None, b"", "k")  # type: ignore[arg-type]  # never looked at
+
+        with pytest.raises(Disconnected, match="consumed"):
+            await publishing.put(CONSUMED_ONLY, [item])

@@ -1,0 +1,220 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from router.core.config import RoutingConfig
+from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
+from router.engine.dead_letters import NotReplayable, ReplayBrokeOff, Replays, UnknownLetter
+from router.engine.publishing import BrokeOff, open_publishing
+from router.ports import DeadLetterStore, Disconnected
+from router.storage.dead_letters import open_store
+from tests.support.letters import BODY, LETTER, MALFORMED, letter
+from tests.support.queues import CONSUMED_ONLY, ORDERS, OTHER, FakeQueues
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("DLQ-2")]
+
+NOW = 1_800_000_500.0
+CONFIG = RoutingConfig((ORDERS, OTHER, CONSUMED_ONLY))
+ALL = LetterFilter()
+
+
+class Desk:
+    """A real store and queues in memory, with replays between them."""
+
+    def __init__(self, store: DeadLetterStore, queues: FakeQueues, replays: Replays) -> None:
+        self.store = store
+        self.queues = queues
+        self.replays = replays
+
+    async def keep(self, *letters: DeadLetter) -> list[int]:
+        for one in letters:
+            await self.store.put(one)
+        kept = await self.store.find(ALL, limit=len(letters))
+        return [one.id for one in reversed(kept)]
+
+    async def letter(self, letter_id: int) -> KeptLetter:
+        kept = await self.store.get(letter_id)
+        assert kept is not None
+        return kept
+
+
+@asynccontextmanager
+async def desk(tmp_path: Path, queues: FakeQueues) -> AsyncIterator[Desk]:
+    numbers = count(1)
+
+    def new_id() -> str:
+        return f"NEW{next(numbers)}"
+
+    async with (
+        open_store(f"sqlite://{tmp_path}/letters.db") as store,
+        open_publishing(
+            queues, lambda: CONFIG, refuse_url=lambda _: None, new_id=new_id
+        ) as publishing,
+    ):
+        yield Desk(store, queues, Replays(store, publishing, wall=lambda: NOW, new_id=new_id))
+
+
+async def test_a_replay_is_a_new_publication_of_the_same_body(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        (one,) = await at.keep(LETTER)
+
+        await at.replays.replay(one)
+
+        (item,) = at.queues.published["orders"]
+        assert (item.body, item.message.id, item.dedup_key) == (BODY, "m1", "replay-NEW1")
+        assert (await at.letter(one)).replayed_at == NOW
+
+
+async def test_a_second_replay_needs_force(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        (one,) = await at.keep(LETTER)
+        await at.replays.replay(one)
+
+        with pytest.raises(NotReplayable, match="force"):
+            await at.replays.replay(one)
+        await at.replays.replay(one, force=True)
+
+        assert at.queues.ids("orders") == ["m1", "m1"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_malformed_body_cannot_be_replayed(tmp_path: Path, force: bool) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        (one,) = await at.keep(MALFORMED)
+
+        with pytest.raises(NotReplayable, match="not a message"):
+            await at.replays.replay(one, force=force)
+
+
+async def test_a_body_that_stopped_being_a_message_cannot_be_replayed(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        (one,) = await at.keep(replace(LETTER, body=b"{}"))
+
+        with pytest.raises(NotReplayable, match="not a message any more"):
+            await at.replays.replay(one)
+
+
+@pytest.mark.parametrize("queue", ["gone", "consumed"])
+async def test_a_letter_whose_queue_takes_nothing_cannot_be_replayed(
+    tmp_path: Path, queue: str
+) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        (one,) = await at.keep(replace(LETTER, queue=queue))
+
+        with pytest.raises(NotReplayable, match=queue):
+            await at.replays.replay(one)
+
+
+async def test_an_unknown_letter_cannot_be_replayed(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        with pytest.raises(UnknownLetter):
+            await at.replays.replay(17)
+
+
+@pytest.mark.rule("P1")
+async def test_a_letter_is_marked_only_after_the_queue_confirmed(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues(failures=[Disconnected("reset")])) as at:
+        (one,) = await at.keep(LETTER)
+
+        with pytest.raises(BrokeOff, match="reset"):
+            await at.replays.replay(one)
+
+        assert (await at.letter(one)).replayed_at is None
+        await at.replays.replay(one)
+        assert at.queues.ids("orders") == ["m1"]
+
+
+async def test_a_queue_that_answers_duplicate_has_failed_the_replay(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        one, two = await at.keep(letter(1), letter(2))
+        await at.replays.replay(one)
+        (item,) = at.queues.published["orders"]
+        at.queues.published["orders"].append(replace(item, dedup_key="replay-NEW2"))
+
+        with pytest.raises(NotReplayable, match="duplicate"):
+            await at.replays.replay(two)
+
+        assert (await at.letter(two)).replayed_at is None
+
+
+@pytest.mark.rule("P2")
+async def test_two_replays_of_one_letter_at_once_publish_it_once(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues(takes=1.0)) as at:
+        (one,) = await at.keep(LETTER)
+
+        async with asyncio.TaskGroup() as operators:
+            operators.create_task(at.replays.replay(one), name="first")
+            await asyncio.sleep(0)
+            with pytest.raises(NotReplayable, match="right now"):
+                await at.replays.replay(one, force=True)
+
+        assert at.queues.ids("orders") == ["m1"]
+
+
+@pytest.mark.rule("P3")
+async def test_many_are_replayed_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.engine.dead_letters.PAGE", 2)
+    async with desk(tmp_path, FakeQueues()) as at:
+        await at.keep(*(letter(number) for number in range(5)), letter(9, queue="other"))
+
+        report = await at.replays.replay_all(ALL)
+
+        assert (report.replayed, report.skipped) == (6, {})
+        assert at.queues.ids("orders") == ["m0", "m1", "m2", "m3", "m4"]
+        assert at.queues.ids("other") == ["m9"]
+
+
+async def test_only_those_are_replayed_that_fit_the_filter(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        await at.keep(letter(1), replace(letter(2), reason=Reason.RETRIES_EXHAUSTED))
+
+        report = await at.replays.replay_all(LetterFilter(reason=Reason.RETRIES_EXHAUSTED))
+
+        assert report.replayed == 1
+        assert at.queues.ids("orders") == ["m2"]
+
+
+async def test_those_that_cannot_be_replayed_are_skipped_and_counted(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        (done, *_) = await at.keep(
+            letter(1), letter(2), MALFORMED, replace(letter(3), body=b"{}"), letter(4, queue="gone")
+        )
+        await at.replays.replay(done)
+
+        report = await at.replays.replay_all(ALL)
+        forced = await at.replays.replay_all(ALL, force=True)
+
+        assert report.replayed == 1
+        assert sum(report.skipped.values()) == 4
+        assert "its body is not a message" in report.skipped
+        assert forced.replayed == 2
+
+
+async def test_a_dry_run_counts_and_publishes_nothing(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        one, *_ = await at.keep(letter(1), letter(2), MALFORMED)
+
+        report = await at.replays.replay_all(ALL, dry_run=True)
+
+        assert (report.replayed, sum(report.skipped.values())) == (2, 1)
+        assert at.queues.ids("orders") == []
+        assert (await at.letter(one)).replayed_at is None
+
+
+async def test_many_that_break_off_tell_how_far_they_came(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues(failures=[None, Disconnected("reset")])) as at:
+        await at.keep(letter(1), letter(2), letter(3))
+
+        with pytest.raises(ReplayBrokeOff, match="reset") as broken:
+            await at.replays.replay_all(ALL)
+        rest = await at.replays.replay_all(ALL)
+
+        assert (broken.value.replayed, rest.replayed) == (1, 2)
+        assert at.queues.ids("orders") == ["m1", "m2", "m3"]

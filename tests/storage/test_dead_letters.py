@@ -1,0 +1,334 @@
+import asyncio
+import sqlite3
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
+from router.ports import DeadLetterStore, StoreError
+from router.storage.dead_letters import VERSION, NoStore, open_store
+from tests.support.letters import LETTER, MALFORMED, TOKEN, letter
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("DLQ-1")]
+
+ALL = LetterFilter()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "dead letters.db"
+
+
+def url(path: Path) -> str:
+    return path.as_uri().replace("file", "sqlite", 1)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def content(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def make_it_readable_by_all(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch(mode=0o644)
+
+
+async def everything(store: DeadLetterStore) -> list[KeptLetter]:
+    return list(await store.find(ALL, limit=1000))
+
+
+async def keys(store: DeadLetterStore, wanted: LetterFilter) -> list[str]:
+    return [kept.letter.broker_key for kept in await store.find(wanted, limit=1000)]
+
+
+@pytest.mark.parametrize("kept", [LETTER, MALFORMED], ids=["a message", "no message"])
+async def test_a_letter_comes_back_as_it_was_after_the_store_was_reopened(
+    path: Path, kept: DeadLetter
+) -> None:
+    async with open_store(url(path)) as store:
+        await store.put(kept)
+
+    async with open_store(url(path)) as store:
+        (found,) = await everything(store)
+        got = await store.get(found.id)
+
+    assert got == KeptLetter(found.id, kept, None)
+
+
+async def test_a_list_comes_without_bodies(path: Path) -> None:
+    async with open_store(url(path)) as store:
+        await store.put(LETTER)
+
+        (found,) = await everything(store)
+
+    assert found.letter == replace(LETTER, body=b"")
+
+
+async def test_a_letter_is_in_the_file_when_put_returns(path: Path) -> None:
+    async with open_store(url(path)) as store:
+        await store.put(LETTER)
+
+        with sqlite3.connect(path) as other:
+            (count,) = other.execute("SELECT count(*) FROM dead_letters").fetchone()
+        other.close()
+
+    assert count == 1
+
+
+async def test_commits_wait_for_the_disk(path: Path) -> None:
+    async with open_store(url(path)) as store:
+        connection = store._connection  # type: ignore[attr-defined]
+
+        modes = [
+            connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous", "user_version")
+        ]
+
+    assert modes == ["wal", 2, VERSION]
+
+
+async def test_one_letter_is_kept_per_queue_and_broker_key(path: Path) -> None:
+    async with open_store(url(path)) as store:
+        await store.put(LETTER)
+        await store.put(replace(LETTER, queue="other"))
+        (_, first) = await everything(store)
+        await store.mark_replayed(first.id, 5.0)
+
+        await store.put(replace(LETTER, attempts=2))
+
+        newest, other = await everything(store)
+
+    assert (newest.letter.attempts, newest.replayed_at) == (2, None)
+    assert newest.id > first.id
+    assert other.letter.queue == "other"
+
+
+async def test_an_id_is_never_used_twice(path: Path) -> None:
+    async with open_store(url(path)) as store:
+        await store.put(letter(1))
+        (first,) = await everything(store)
+        await store.discard(first.id)
+
+        await store.put(letter(2))
+
+        (second,) = await everything(store)
+
+    assert second.id > first.id
+
+
+@pytest.mark.rule("DLQ-2")
+async def test_letters_are_found_newest_first_page_by_page(path: Path) -> None:
+    async with open_store(url(path)) as store:
+        for number in range(5):
+            await store.put(letter(number))
+
+        first = await store.find(ALL, limit=2)
+        second = await store.find(ALL, limit=2, before=first[-1].id)
+        third = await store.find(ALL, limit=2, before=second[-1].id)
+
+    pages = [[kept.letter.broker_key for kept in page] for page in (first, second, third)]
+    assert pages == [["k4", "k3"], ["k2", "k1"], ["k0"]]
+
+
+@pytest.mark.rule("DLQ-2")
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        LetterFilter(queue="other"),
+        LetterFilter(pool="POOL-B"),
+        LetterFilter(reason=Reason.RETRIES_EXHAUSTED),
+        LetterFilter(target="https://other/"),
+        LetterFilter(since=LETTER.dead_at + 10),
+    ],
+)
+async def test_letters_are_found_by_each_filter(path: Path, wanted: LetterFilter) -> None:
+    odd = replace(
+        LETTER,
+        broker_key="odd",
+        queue="other",
+        pool="POOL-B",
+        reason=Reason.RETRIES_EXHAUSTED,
+        target="https://other/",
+        dead_at=LETTER.dead_at + 10,
+    )
+    async with open_store(url(path)) as store:
+        await store.put(odd)
+        await store.put(LETTER)
+
+        assert await keys(store, wanted) == ["odd"]
+
+
+@pytest.mark.rule("DLQ-2")
+async def test_a_letter_is_marked_and_discarded_by_its_id(path: Path) -> None:
+    async with open_store(url(path)) as store:
+        await store.put(letter(1))
+        await store.put(letter(2))
+        second, first = await everything(store)
+
+        await store.mark_replayed(first.id, 77.0)
+        gone = await store.discard(second.id)
+        gone_again = await store.discard(second.id)
+
+        (left,) = await everything(store)
+        assert await store.get(second.id) is None
+
+    assert (gone, gone_again) == (True, False)
+    assert (left.id, left.replayed_at) == (first.id, 77.0)
+
+
+@pytest.mark.rule("DLQ-2")
+async def test_a_token_that_the_target_echoed_is_not_kept_in_the_reply(path: Path) -> None:
+    async with open_store(url(path)) as store:
+        await store.put(replace(LETTER, reply=f"you sent {TOKEN}".encode()))
+
+        (found,) = await everything(store)
+
+    assert found.letter.reply == b"you sent ***"
+
+
+async def put_many(store: DeadLetterStore, one: DeadLetter) -> None:
+    for number in range(20):
+        await store.put(replace(one, broker_key=f"k{number}"))
+
+
+async def test_a_full_store_refuses_and_keeps_what_it_has(path: Path) -> None:
+    large = replace(LETTER, body=b"x" * 50_000)
+    async with open_store(url(path), max_bytes=300_000) as store:
+        with pytest.raises(StoreError, match="full"):
+            await put_many(store, large)
+        kept = await everything(store)
+
+        await store.discard(kept[0].id)
+        await store.put(replace(large, broker_key="fits again"))
+
+        assert "fits again" in await keys(store, ALL)
+    assert 0 < len(kept) < 20
+
+
+async def test_nothing_is_forgotten_unless_a_retention_is_set(path: Path) -> None:
+    young = replace(letter(2), dead_at=LETTER.dead_at + 1000)
+    async with open_store(url(path)) as store:
+        await store.put(letter(1))
+        await store.put(young)
+        assert await keys(store, ALL) == ["k2", "k1"]
+
+    async with open_store(url(path), retention=999) as store:
+        await store.put(replace(young, broker_key="k3"))
+
+        assert await keys(store, ALL) == ["k3", "k2"]
+
+
+async def test_files_and_the_directory_are_the_owners_alone(path: Path) -> None:
+    async with open_store(url(path)) as store:
+        await store.put(LETTER)
+
+        modes = [mode(file) for file in path.parent.iterdir()]
+
+    assert modes == [0o600, 0o600, 0o600]
+    assert mode(path.parent) == 0o700
+
+
+async def test_a_file_that_others_could_read_is_closed_to_them(path: Path) -> None:
+    make_it_readable_by_all(path)
+
+    async with open_store(url(path)):
+        pass
+
+    assert mode(path) == 0o600
+
+
+async def test_a_discarded_token_is_gone_from_the_file(path: Path) -> None:
+    async with open_store(url(path)) as store:
+        await store.put(LETTER)
+        (kept,) = await everything(store)
+        await store.discard(kept.id)
+
+    assert TOKEN.encode() not in content(path)
+
+
+def make_a_directory(path: Path) -> None:
+    path.mkdir(parents=True)
+
+
+def make_its_directory_a_file(path: Path) -> None:
+    path.parent.write_text("")
+
+
+def make_it_something_else(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("certainly no database " * 100)
+
+
+def make_it_newer(path: Path) -> None:
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [make_a_directory, make_its_directory_a_file, make_it_something_else, make_it_newer],
+    ids=lambda spoil: spoil.__name__,
+)
+async def test_a_store_that_cannot_be_used_is_refused_at_the_start(
+    path: Path, spoil: Callable[[Path], None]
+) -> None:
+    spoil(path)
+
+    with pytest.raises(StoreError, match=str(path)):
+        async with open_store(url(path)):
+            pytest.fail("opened")
+
+
+async def test_a_store_locked_by_another_process_is_refused_at_the_start(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.storage.dead_letters._BUSY_SECONDS", 0.01)
+    async with open_store(url(path)):
+        pass
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    with pytest.raises(StoreError, match="locked"):
+        async with open_store(url(path)):
+            pytest.fail("opened")
+
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "postgresql://u:hidden@h/db", "sqlite://", "sqlite://host/file", "/data/x.db"]
+)
+async def test_another_kind_of_store_is_refused_without_its_password(wrong: str) -> None:
+    with pytest.raises(StoreError, match="sqlite:///path") as refused:
+        async with open_store(wrong):
+            pytest.fail("opened")
+
+    assert "hidden" not in str(refused.value)
+
+
+async def test_calls_side_by_side_do_not_disturb_each_other(path: Path) -> None:
+    async with open_store(url(path)) as store, asyncio.TaskGroup() as tasks:
+        for number in range(50):
+            tasks.create_task(store.put(letter(number)), name=f"put {number}")
+
+    async with open_store(url(path)) as store:
+        assert len(await everything(store)) == 50
+
+
+async def test_without_a_store_letters_are_dropped() -> None:
+    async with open_store("none") as store:
+        await store.put(LETTER)
+        await store.mark_replayed(1, 1.0)
+
+        assert isinstance(store, NoStore)
+        assert await everything(store) == []
+        assert await store.get(1) is None
+        assert not await store.discard(1)

@@ -1,0 +1,220 @@
+"""Brokers that go wrong on purpose: one with a plug to pull, one that does what a test says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+from router.core.config import QueueConfig
+from router.core.message import Delivery, Handle, Tally
+from router.ports import Broker, Brokers, Depth, Disconnected, Publisher, Unsettled
+
+
+class Unpluggable:
+    """Any brokers, with a plug: while it is out, every call fails, and receives end."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self.is_plugged = True
+        self.opened: list[float] = []  # when someone tried to
+        self._brokers = brokers
+        self._open: list[Broker] = []
+
+    def unplug(self) -> None:
+        self.is_plugged = False
+        for broker in self._open:
+            broker.interrupt()
+
+    def plug_in(self) -> None:
+        self.is_plugged = True
+
+    def check(self) -> None:
+        if not self.is_plugged:
+            raise Disconnected("unplugged")
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
+        self.opened.append(asyncio.get_running_loop().time())
+        self.check()
+        async with self._brokers.open_queue(queue) as broker:
+            self._open.append(broker)
+            try:
+                yield _Plugged(broker, self)
+            finally:
+                self._open.remove(broker)
+
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+        return self._brokers.open_publisher(queue)
+
+
+class _Plugged:
+    """One connection; dead for good once the plug was out."""
+
+    def __init__(self, broker: Broker, plug: Unpluggable) -> None:
+        self._broker = broker
+        self._plug = plug
+        self._is_dead = False
+
+    @property
+    def holds_groups(self) -> bool:
+        return self._broker.holds_groups
+
+    @property
+    def lease_seconds(self) -> float | None:
+        return self._broker.lease_seconds
+
+    async def receive(self, limit: int) -> Sequence[Delivery]:
+        self._check()
+        deliveries = await self._broker.receive(limit)
+        self._check()
+        return deliveries
+
+    def interrupt(self) -> None:
+        self._broker.interrupt()
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        self._check()
+        return await self._broker.ack(handles, error=error)
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        self._check()
+        await self._broker.nack(handle, delay, tally, error=error)
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        self._check()
+        return await self._broker.extend(handles, seconds)
+
+    async def depth(self) -> Depth | None:
+        self._check()
+        return await self._broker.depth()
+
+    def _check(self) -> None:
+        self._is_dead = self._is_dead or not self._plug.is_plugged
+        if self._is_dead:
+            raise Disconnected("unplugged")
+
+
+@dataclass
+class ScriptedQueue:
+    """A queue whose hand-overs a test makes by hand. It redelivers nothing by itself."""
+
+    holds_groups: bool = True
+    lease_seconds: float | None = None
+    is_deaf: bool = False  # a receive never returns, whatever happens
+    depth: Depth | None = None
+    failing: dict[str, Exception] = field(default_factory=dict)  # by verb, until taken out
+    takes: dict[str, float] = field(default_factory=dict)  # by verb, seconds
+    unsettled: dict[Handle, Unsettled] = field(default_factory=dict)
+    acked: list[tuple[float, Handle]] = field(default_factory=list)
+    nacked: list[tuple[float, Handle, float]] = field(default_factory=list)  # when, what, delay
+    extended: list[tuple[float, Handle]] = field(default_factory=list)
+    calls: list[tuple[float, str, int]] = field(default_factory=list)  # when, verb, how many
+    limits: list[int] = field(default_factory=list)
+    ready: list[Delivery] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hand_over(self, *deliveries: Delivery) -> None:
+        self.ready += deliveries
+        self.changed.set()
+
+
+class Scripted:
+    """Opens scripted queues, by their names."""
+
+    def __init__(self, **queues: ScriptedQueue) -> None:
+        self.queues = queues
+        self.opened: list[tuple[float, str]] = []
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator["_Connection"]:
+        self.opened.append((_now(), queue.name))
+        connection = _Connection(self.queues[queue.name])
+        await connection.do("open", 1)
+        try:
+            yield connection
+        finally:
+            await connection.do("close", 1)
+
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+        _ = queue
+        return None
+
+
+class _Connection:
+    def __init__(self, queue: ScriptedQueue) -> None:
+        self._queue = queue
+        self._interrupted = False
+
+    @property
+    def holds_groups(self) -> bool:
+        return self._queue.holds_groups
+
+    @property
+    def lease_seconds(self) -> float | None:
+        return self._queue.lease_seconds
+
+    async def do(self, verb: str, count: int) -> None:
+        queue = self._queue
+        queue.calls.append((_now(), verb, count))
+        if verb in queue.takes:
+            await asyncio.sleep(queue.takes[verb])
+        if verb in queue.failing:
+            raise queue.failing[verb]
+
+    async def receive(self, limit: int) -> Sequence[Delivery]:
+        queue = self._queue
+        queue.limits.append(limit)
+        await self.do("receive", limit)
+        give_up = _now() + 20.0
+        while queue.is_deaf or not (queue.ready or self._interrupted or _now() >= give_up):
+            queue.changed.clear()
+            try:
+                async with asyncio.timeout_at(None if queue.is_deaf else give_up):
+                    await queue.changed.wait()
+            except TimeoutError:
+                break
+        taken, queue.ready = queue.ready[:limit], queue.ready[limit:]
+        return taken
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        self._queue.changed.set()
+        if "interrupt" in self._queue.failing:
+            raise self._queue.failing["interrupt"]
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        await self.do("ack" if not error else "ack failed", len(handles))
+        problems = self._problems(handles)
+        bad = {problem.handle for problem in problems}
+        self._queue.acked += [(_now(), handle) for handle in handles if handle not in bad]
+        return problems
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        _ = tally, error
+        await self.do("nack", 1)
+        self._queue.nacked.append((_now(), handle, delay))
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        _ = seconds
+        await self.do("extend", len(handles))
+        self._queue.extended += [(_now(), handle) for handle in handles]
+        return self._problems(handles)
+
+    async def depth(self) -> Depth | None:
+        await self.do("depth", 1)
+        return self._queue.depth
+
+    def _problems(self, handles: Sequence[Handle]) -> list[Unsettled]:
+        unsettled = self._queue.unsettled
+        return [unsettled[handle] for handle in handles if handle in unsettled]
+
+
+def lost(handle: Handle) -> Unsettled:
+    return Unsettled(handle, "lost", stale=True)
+
+
+def not_now(handle: Handle) -> Unsettled:
+    return Unsettled(handle, "not now", stale=False)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

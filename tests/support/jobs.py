@@ -1,0 +1,65 @@
+"""Jobs made by hand, and a home for them that only takes notes."""
+
+from dataclasses import dataclass, field
+
+from router.core.config import RetryPolicy
+from router.core.job import Batch, Death, Job, Run
+from router.core.message import Delivery, Message, Tally
+
+
+@dataclass
+class FakeHome:
+    """Settles at once, and keeps a list of what it was told."""
+
+    holds_groups: bool = True
+    retry: RetryPolicy | None = None
+    told: list[tuple[str, str]] = field(default_factory=list)
+
+    def ack(self, job: Job) -> None:
+        self.told.append(("ack", job.message.id))
+
+    async def bury(self, job: Job, death: Death) -> bool:
+        self.told.append((death.reason.value, job.message.id))
+        return True
+
+    async def give_back(self, job: Job, delay: float, error: str = "") -> None:
+        self.told.append((f"nack {delay:g} {error}".rstrip(), job.message.id))
+
+    def forfeit(self, job: Job) -> None:
+        self.told.append(("forfeit", job.message.id))
+
+    def hold(self, job: Job) -> None:
+        self.told.append(("hold", job.message.id))
+
+    def release(self, job: Job) -> None:
+        self.told.append(("release", job.message.id))
+
+    def discard(self, delivery: Delivery) -> None:
+        self.told.append(("discard", str(delivery.broker_id)))
+
+    def readmit(self, delivery: Delivery) -> None:
+        self.told.append(("readmit", str(delivery.broker_id)))
+
+
+def make_job(
+    message_id: str = "a",
+    *,
+    high: bool = False,
+    tally: Tally | None = None,
+    dispatch: str | None = None,
+    run: Run | None = None,
+    target: str = "http://target.test/hook",
+) -> Job:
+    message = Message(
+        id=message_id,
+        target=target,
+        pool="P",
+        group="g",
+        token="token-of-a",
+        high_priority=high,
+        dispatch=dispatch,
+    )
+    delivery = Delivery(b"{}", message_id, broker_id=message_id, tally=tally or Tally())
+    job = Job(message, delivery, FakeHome(), Batch(), key=("q", message_id, ""), now=0.0)
+    job.run = run
+    return job

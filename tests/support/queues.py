@@ -1,0 +1,71 @@
+"""Queues to publish to, in lists, with a plug to pull."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+from router.core.config import QueueConfig, RoutingConfig
+from router.ports import Broker, Disconnected, Publication, Publisher, QueueRefused
+
+ORDERS = QueueConfig(name="orders", uri="memory://orders")
+OTHER = QueueConfig(name="other", uri="memory://other")
+CONSUMED_ONLY = QueueConfig(name="consumed", uri="readonly://consumed")
+BROKEN = QueueConfig(name="broken", uri="nonsense://broken")
+ONE_QUEUE = RoutingConfig((CONSUMED_ONLY, ORDERS, BROKEN))
+
+
+@dataclass
+class FakeQueues:
+    """Keeps what is published by queue name; a dedup key counts once."""
+
+    published: dict[str, list[Publication]] = field(default_factory=lambda: defaultdict(list))
+    failures: list[Exception | None] = field(default_factory=list)  # of the next publishes
+    takes: float = 0.0
+    unreachable: bool = False
+    fails_to_close: bool = False
+    opened: int = 0
+    closed: int = 0
+
+    def open_queue(self, queue: QueueConfig) -> AbstractAsyncContextManager[Broker]:
+        raise AssertionError(f"nobody consumes {queue.name} here")
+
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+        if queue.uri.startswith("nonsense:"):
+            raise QueueRefused("no such scheme")
+        return None if queue.uri.startswith("readonly:") else self._open(queue)
+
+    @asynccontextmanager
+    async def _open(self, queue: QueueConfig) -> AsyncIterator[Publisher]:
+        if self.unreachable:
+            raise Disconnected("connection refused by amqp://user:hidden@host")
+        self.opened += 1
+        try:
+            yield FakePublisher(self, self.published[queue.name])
+        finally:
+            self.closed += 1
+            if self.fails_to_close:
+                raise Disconnected("too late")
+
+    def ids(self, queue: str) -> list[str]:
+        return [item.message.id for item in self.published[queue]]
+
+
+@dataclass
+class FakePublisher:
+    queues: FakeQueues
+    items: list[Publication]
+
+    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+        await asyncio.sleep(self.queues.takes)
+        failure = self.queues.failures.pop(0) if self.queues.failures else None
+        if failure is not None:
+            raise failure
+        return [self._put(item) for item in items]
+
+    def _put(self, item: Publication) -> bool:
+        if any(item.dedup_key == other.dedup_key for other in self.items):
+            return False
+        self.items.append(item)
+        return True

@@ -1,0 +1,1 @@
+"""Real brokers, started by the tests themselves."""

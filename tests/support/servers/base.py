@@ -1,0 +1,115 @@
+"""A server that a test starts, stops, kills and starts again: its own port, its own directory."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+import pytest
+
+START_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 20.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def missing(what: str) -> NoReturn:
+    """A test needs what is not there: a skip at home, a failure in CI."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} is not installed")
+    pytest.skip(f"{what} is not installed: ./dev brokers installs it")
+
+
+def needed(program: str, *places: str) -> str:
+    """The path of a program, or the end of the test."""
+    found = shutil.which(program, path=os.pathsep.join((os.environ["PATH"], *places)))
+    return found or missing(program)
+
+
+class Server:
+    """One process in the foreground, known to be up when its port answers."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        port: int,
+        directory: Path,
+        *,
+        env: dict[str, str] | None = None,
+        is_up: Callable[[], bool] | None = None,
+    ) -> None:
+        self.port = port
+        self.directory = directory
+        self._command = command
+        self._env = {**os.environ, **(env or {})}
+        self._is_up = is_up or self._answers
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        log = (self.directory / "server.log").open("ab")
+        with log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self.directory,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_up():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                tail = (self.directory / "server.log").read_text(errors="replace")[-2000:]
+                self.kill()
+                raise RuntimeError(f"{self._command[0]} did not start:\n{tail}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """As an operator would."""
+        self._signal(signal.SIGTERM)
+        self._wait()
+
+    def kill(self) -> None:
+        """As a power cut would."""
+        self._signal(signal.SIGKILL)
+        self._wait()
+
+    def freeze(self) -> None:
+        """Connections stay open and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 0.2).close()
+        except OSError:
+            return False
+        return True
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def _wait(self) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.wait(STOP_SECONDS)

@@ -1,0 +1,80 @@
+"""A door to the brokers that remembers what was said through it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+from router.core.config import QueueConfig
+from router.core.message import Delivery, Handle, Malformed, Tally, parse
+from router.ports import Broker, Brokers, Depth, Publisher, Unsettled
+
+
+@dataclass
+class Witness:
+    door: Brokers
+    acks: list[tuple[float, str]] = field(default_factory=list)  # when, which
+    nacks: list[tuple[float, str, float]] = field(default_factory=list)  # when, which, for how long
+    errors: dict[str, str] = field(default_factory=dict)  # the last that came with each
+    tallies: dict[str, Tally] = field(default_factory=dict)  # ditto
+    ids: dict[Handle, str] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
+        async with self.door.open_queue(queue) as broker:
+            yield _Watched(broker, self)
+
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+        return self.door.open_publisher(queue)
+
+
+@dataclass
+class _Watched:
+    broker: Broker
+    witness: Witness
+
+    @property
+    def holds_groups(self) -> bool:
+        return self.broker.holds_groups
+
+    @property
+    def lease_seconds(self) -> float | None:
+        return self.broker.lease_seconds
+
+    async def receive(self, limit: int) -> Sequence[Delivery]:
+        deliveries = await self.broker.receive(limit)
+        for delivery in deliveries:
+            self.witness.ids[delivery.handle] = _id(delivery)
+        return deliveries
+
+    def interrupt(self) -> None:
+        self.broker.interrupt()
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        for handle in handles:
+            self.witness.acks.append((_now(), self.witness.ids[handle]))
+        return await self.broker.ack(handles, error=error)
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        message_id = self.witness.ids[handle]
+        self.witness.nacks.append((_now(), message_id, delay))
+        self.witness.errors[message_id] = error
+        self.witness.tallies[message_id] = tally
+        await self.broker.nack(handle, delay, tally, error=error)
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        return await self.broker.extend(handles, seconds)
+
+    async def depth(self) -> Depth | None:
+        return await self.broker.depth()
+
+
+def _id(delivery: Delivery) -> str:
+    try:
+        return parse(delivery.body).id
+    except Malformed:
+        return delivery.broker_id or "?"
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

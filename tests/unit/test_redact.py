@@ -1,0 +1,78 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.dead_letter import DeadLetter, Reason
+from router.core.redact import mask_urls, without_secrets
+
+pytestmark = pytest.mark.rule("DLQ-2", "OPS-5")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://svc/api", "https://svc/api"),
+        ("cannot reach amqp://bob:pw@host/v: refused", "cannot reach amqp://***@host/v: refused"),
+        ("https://a:b@c@svc/x", "https://***@svc/x"),
+        ("https://svc/users/me@example.com", "https://svc/users/me@example.com"),
+        ("https://svc/?a=1&access_token=xyz&b=2", "https://svc/?a=1&access_token=***&b=2"),
+        ("https://svc/?apiKey=xyz", "https://svc/?apiKey=***"),
+        ("postgresql://h/db?password=p;q=1", "postgresql://h/db?password=***;q=1"),
+    ],
+)
+def test_credentials_in_urls_are_masked(text: str, shown: str) -> None:
+    assert mask_urls(text) == shown
+
+
+def letter(body: bytes, reply: bytes) -> DeadLetter:
+    return DeadLetter(
+        queue="q",
+        broker_key="k",
+        message_id="a",
+        pool=None,
+        target=None,
+        reason=Reason.CONFIG_ERROR,
+        http_status=400,
+        reply=reply,
+        error="HTTP 400",
+        attempts=1,
+        first_seen=1.0,
+        dead_at=2.0,
+        body=body,
+    )
+
+
+BODY = (
+    b'{"id":"a","mediationTarget":"https://svc/","authToken":"tok-123","signingSecret":"hush-456"}'
+)
+
+
+def test_a_reply_that_echoes_the_secrets_is_kept_without_them() -> None:
+    kept = without_secrets(letter(BODY, b"got Bearer tok-123 and hush-456"))
+
+    assert kept.reply == b"got Bearer *** and ***"
+    assert kept.body == BODY
+
+
+def test_a_reply_cut_in_the_middle_of_a_secret_does_not_end_with_half_of_it() -> None:
+    kept = without_secrets(letter(BODY, b"got Bearer tok-1"))
+
+    assert kept.reply == b"got Bearer ***"
+
+
+def test_a_malformed_letter_is_kept_as_it_is() -> None:
+    malformed = letter(b"not json", b"")
+
+    assert without_secrets(malformed) is malformed
+
+
+@given(st.binary(max_size=40), st.integers(4, 8), st.binary(max_size=20))
+def test_no_token_survives_wherever_it_stands_in_a_reply(
+    before: bytes, cut: int, between: bytes
+) -> None:
+    reply = before + b"tok-123" + between + b"hush-456"[:cut]
+
+    kept = without_secrets(letter(BODY, reply)).reply
+
+    assert b"tok-123" not in kept
+    assert not kept.endswith(b"hush-456"[:cut])

@@ -208,6 +208,14 @@ class _Connection:
         return [unsettled[handle] for handle in handles if handle in unsettled]
 
 
+def handed(
+    body: bytes, handle: Handle, broker_id: str | None = None, *, lease: float | None = None
+) -> Delivery:
+    """One hand-over, its lease counted from now."""
+    lease_until = None if lease is None else _now() + lease
+    return Delivery(body, handle, broker_id, lease_until=lease_until)
+
+
 def lost(handle: Handle) -> Unsettled:
     return Unsettled(handle, "lost", stale=True)
 

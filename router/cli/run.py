@@ -1,0 +1,27 @@
+"""`run`: the service itself."""
+
+import os
+import sys
+
+import click
+
+_WRONG_SETTING = 2
+
+
+@click.command(
+    epilog="\b\nExample:  MESSAGE_ROUTER_CONFIG_URL=https://config/routing.json message-router run"
+)
+def run() -> None:
+    """Run the router until SIGTERM or Ctrl-C.
+
+    Settings come from the environment. With none at all it runs on an embedded queue named
+    `default`; `message-router send` puts messages into it.
+    """
+    from router.main import run as run_router  # noqa: PLC0415  all of the router: not for --help
+    from router.settings import BadSetting  # noqa: PLC0415  ditto
+
+    try:
+        sys.exit(run_router(os.environ))
+    except BadSetting as error:
+        click.echo(f"message-router: {error}", err=True)
+        sys.exit(_WRONG_SETTING)

@@ -1,0 +1,175 @@
+"""`send`: put messages into a queue, from NDJSON or made up on the spot."""
+
+import itertools
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import click
+import msgspec
+
+from router.cli.connection import router_options
+from router.cli.ndjson import BadLine, Item, batches, read_items
+from router.cli.output import json_option, show_json
+from router.cli.sinks import Sent, Sink, open_sink
+from router.core.message import Malformed, parse
+from router.core.tsid import Tsids
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was sent so far, and what was not."""
+
+    sent: int = 0
+    duplicates: int = 0
+    refused: list[BadLine] = field(default_factory=list)
+
+    def add(self, result: Sent) -> None:
+        self.sent += result.accepted
+        self.duplicates += result.duplicates
+        for bad in result.refused:
+            self.refuse(bad)
+
+    def in_words(self, seconds: float) -> str:
+        words = f"sent {self.sent} in {seconds:.2f} s ({self.sent / max(seconds, 0.001):,.0f}/s)"
+        if self.duplicates:
+            words += f", of them {self.duplicates} were there already"
+        if self.refused:
+            words += f", refused {len(self.refused)}"
+        return words
+
+    def refuse(self, bad: BadLine) -> None:
+        self.refused.append(bad)
+        click.echo(f"line {bad.line}: {bad.reason}", err=True)
+
+
+@click.command(
+    epilog="\b\nExamples:  message-router send messages.ndjson --queue orders\n"
+    "           generate | message-router send --uri 'sqlite:///queue.db?queue=default'\n"
+    "           message-router send --target http://127.0.0.1:9000/ --count 1000"
+)
+@click.argument("file", type=click.File("rb"), required=False)
+@click.option("--queue", metavar="NAME", help="A queue of the running router. Default: its only.")
+@click.option("--uri", metavar="URI", help="A queue itself, with no router needed.")
+@click.option("--target", metavar="URL", help="Make messages for this target instead of reading.")
+@click.option("--count", type=click.IntRange(min=1), default=1, help="How many to make.")
+@click.option("--pool", metavar="CODE", help="The pool of the messages made.")
+@click.option("--group", metavar="ID", help="The group of the messages made.")
+@click.option("--strict", is_flag=True, help="Stop at the first bad line.")
+@router_options
+@json_option
+def send(
+    *,
+    file: BinaryIO | None,
+    queue: str | None,
+    uri: str | None,
+    target: str | None,
+    count: int,
+    pool: str | None,
+    group: str | None,
+    strict: bool,
+    as_json: bool,
+) -> None:
+    """Put messages into a queue.
+
+    FILE (or standard input) holds one JSON message per line; one without an id is given a new one.
+    A bad line is named and left out; the others are sent, and the exit code is 1.
+    """
+    if queue and uri:
+        raise click.UsageError("--queue is of the running router, --uri a queue itself: choose one")
+    new_id = Tsids(time.time, secrets.randbits).new
+    if target:
+        items = _made(
+            {"mediationTarget": target, "poolCode": pool, "messageGroupId": group}, new_id
+        )
+        source: Iterator[Item | BadLine] = itertools.islice(items, count)
+    else:
+        source = read_items(_opened(file), new_id)
+    tally = Tally()
+    with _reported(tally, as_json=as_json), open_sink(queue, uri) as sink:
+        _send_all(_good(source, tally, strict=strict), sink, tally, strict=strict)
+    if tally.refused:
+        sys.exit(1)
+
+
+def _opened(file: BinaryIO | None) -> BinaryIO:
+    if file is not None:
+        return file
+    if sys.stdin.isatty():
+        raise click.UsageError("nothing to send: name a FILE, pipe NDJSON in, or give --target")
+    return sys.stdin.buffer
+
+
+def _made(fields: dict[str, str | None], new_id: Callable[[], str]) -> Iterator[Item]:
+    given = {name: value for name, value in fields.items() if value is not None}
+    for line in itertools.count(1):
+        body = msgspec.json.encode({"id": new_id(), **given})
+        try:
+            yield Item(line, parse(body), body)
+        except Malformed as error:
+            raise click.UsageError(str(error)) from None
+
+
+def _good(items: Iterable[Item | BadLine], tally: Tally, *, strict: bool) -> Iterator[Item]:
+    for item in items:
+        if isinstance(item, Item):
+            yield item
+            continue
+        tally.refuse(item)
+        if strict:
+            return
+
+
+def _send_all(items: Iterator[Item], sink: Sink, tally: Tally, *, strict: bool) -> None:
+    with _progress_bar() as advance:
+        for batch in batches(items):
+            result = sink.send(batch)
+            tally.add(result)
+            advance(result.accepted)
+            if result.broke_off:
+                raise click.ClickException(result.broke_off)
+            if strict and tally.refused:
+                return
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[int], None]]:
+    """Count and rate on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _sent: None
+        return
+    from rich import progress  # noqa: PLC0415  slow to import, of use on a terminal only
+    from rich.console import Console  # noqa: PLC0415  ditto
+
+    with progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.completed:,.0f} sent, {task.fields[rate]:,.0f}/s"),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("sending", total=None, rate=0.0)
+        started = time.monotonic()
+
+        def advance(sent: int) -> None:
+            total = bar.tasks[task].completed + sent
+            bar.update(task, completed=total, rate=total / (time.monotonic() - started))
+
+        yield advance
+
+
+@contextmanager
+def _reported(tally: Tally, *, as_json: bool) -> Iterator[None]:
+    """Say at the end what was sent, also when the end comes early."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds = time.monotonic() - started
+        if as_json:
+            show_json({**msgspec.to_builtins(tally), "seconds": round(seconds, 3)})
+        else:
+            click.echo(tally.in_words(seconds))

@@ -1,0 +1,177 @@
+"""What a variable of the environment may hold, and how its text becomes a value.
+
+A parser takes the text, stripped and not empty, and answers the value or raises NotAllowed.
+"""
+
+import re
+from collections.abc import Callable
+from enum import Enum, auto
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import SplitResult, unquote, urlsplit
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+Parser = Callable[[str], T]
+
+_SWITCHES: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", re.ASCII)
+_HOST_PATTERN: Final = re.compile(r"[A-Za-z0-9*._:\[\]-]+")
+
+
+class NotAllowed(ValueError):
+    """Its text says what the variable may be, and does not repeat what it is."""
+
+
+class AuthMode(Enum):
+    NONE = auto()
+    BASIC = auto()
+    TOKEN = auto()
+    OIDC = auto()
+
+
+class HttpVersion(Enum):
+    HTTP_2 = auto()
+    HTTP_1_1 = auto()
+
+
+class BreakerScope(Enum):
+    ORIGIN = auto()
+    GLOBAL = auto()
+
+
+class LogLevel(Enum):
+    DEBUG = auto()
+    INFO = auto()
+    WARNING = auto()
+    WARN = WARNING
+    ERROR = auto()
+    CRITICAL = auto()
+
+
+class LogFormat(Enum):
+    AUTO = auto()  # JSON unless on a terminal
+    JSON = auto()
+    TEXT = auto()
+
+
+def text(raw: str) -> str:
+    if not raw.isprintable():
+        raise NotAllowed("must be printable text")
+    return raw
+
+
+def header_text(raw: str) -> str:
+    """What can stand in an HTTP header."""
+    if not (raw.isascii() and raw.isprintable()):
+        raise NotAllowed("must be printable ASCII")
+    return raw
+
+
+def directory(raw: str) -> Path:
+    return Path(text(raw))
+
+
+def switch(raw: str) -> bool:
+    value = _SWITCHES.get(raw.lower())
+    if value is None:
+        raise NotAllowed("must be true or false")
+    return value
+
+
+def whole(least: int, most: int) -> Parser[int]:
+    def parse(raw: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,18}", raw) or not least <= int(raw) <= most:
+            raise NotAllowed(f"must be a whole number from {least} to {most}")
+        return int(raw)
+
+    return parse
+
+
+def seconds(least: float, most: float) -> Parser[float]:
+    """A duration such as 5m, 30s, 1h, 500ms, or plain seconds."""
+
+    def parse(raw: str) -> float:
+        parts = _DURATION.fullmatch(raw.lower())
+        value = float(parts[1]) * _UNITS[parts[2]] if parts else -1.0
+        if not least <= value <= most:
+            limits = f"from {least:g}s to {most:g}s"
+            raise NotAllowed(f"must be a duration such as 500ms, 30s, 5m or 1h, {limits}")
+        return value
+
+    return parse
+
+
+def milliseconds(least: int, most: int) -> Parser[float]:
+    """Written in milliseconds, answered in seconds like every duration of ours."""
+    count = whole(least, most)
+    return lambda raw: count(raw) / 1000
+
+
+def choice(options: type[E]) -> Parser[E]:
+    def parse(raw: str) -> E:
+        option = options.__members__.get(raw.upper())
+        if option is None:
+            raise NotAllowed(f"must be one of {', '.join(option.name for option in options)}")
+        return option
+
+    return parse
+
+
+def listed(parse_one: Parser[T]) -> Parser[tuple[T, ...]]:
+    """Comma-separated."""
+    return lambda raw: tuple(parse_one(item.strip()) for item in raw.split(",") if item.strip())
+
+
+def host_pattern(raw: str) -> str:
+    if not _HOST_PATTERN.fullmatch(raw):
+        raise NotAllowed("must be host names, with * as a wildcard")
+    return raw.lower()
+
+
+def url(*schemes: str) -> Parser[str]:
+    def parse(raw: str) -> str:
+        parts = _split(raw)
+        if parts is None or parts.scheme not in schemes or not _names_a_place(parts):
+            raise NotAllowed(f"must be a URL that begins with {_either(schemes)}")
+        return raw
+
+    return parse
+
+
+def dead_letter_url(raw: str) -> str:
+    if raw.lower() == "none":
+        return "none"
+    parts = _split(raw)
+    if parts is not None and parts.scheme in {"postgresql", "postgres"}:
+        raise NotAllowed("must be sqlite:///path or none: PostgreSQL is not supported yet")
+    if parts is None or parts.scheme != "sqlite" or parts.netloc or not sqlite_path(raw).strip("/"):
+        raise NotAllowed("must be sqlite:///path or none")
+    return raw
+
+
+def sqlite_path(raw: str) -> str:
+    """Absolute, after three slashes as after four."""
+    return "/" + unquote(urlsplit(raw).path).lstrip("/")
+
+
+def _split(raw: str) -> SplitResult | None:
+    if not raw.isprintable() or " " in raw:
+        return None
+    try:
+        parts = urlsplit(raw)
+        _ = parts.port  # raises when it is none
+    except ValueError:
+        return None
+    return parts
+
+
+def _names_a_place(parts: SplitResult) -> bool:
+    if parts.scheme == "file":
+        return parts.netloc in {"", "localhost"} and parts.path.startswith("/")
+    return bool(parts.hostname)
+
+
+def _either(schemes: tuple[str, ...]) -> str:
+    return " or ".join(f"{scheme}://" for scheme in schemes)

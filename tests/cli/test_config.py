@@ -1,0 +1,136 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.support.fake_router import FakeRouter
+
+pytestmark = pytest.mark.rule("CFG-8")
+
+NOBODY = ("--url", "http://127.0.0.1:9")
+QUEUE = {"queueName": "orders", "queueUri": "memory://orders"}
+POOL = {"code": "A", "concurrency": 3}
+
+
+def written(folder: Path, document: object) -> str:
+    path = folder / "routing file.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return str(path)
+
+
+def test_a_good_document_is_shown_as_what_it_would_change(run: Run, tmp_path: Path) -> None:
+    source = written(tmp_path, {"queues": [QUEUE], "processingPools": [POOL]})
+
+    result = run("config", "check", source, *NOBODY)
+
+    assert result.exit_code == 0
+    assert "queue orders: start" in result.stdout
+    assert "pool A: create" in result.stdout
+    assert "Compared with nothing" in result.stderr
+
+
+def test_it_is_compared_with_the_running_router(run: Run, fake: FakeRouter, tmp_path: Path) -> None:
+    fake.answers("GET /config", {"queues": [QUEUE], "processingPools": [POOL]})
+    source = written(tmp_path, {"queues": [QUEUE]})
+
+    result = run("config", "check", source, "--url", fake.url)
+
+    assert result.stdout == "pool A: drain\n"
+    assert result.stderr == ""
+
+
+def test_a_document_that_changes_nothing_says_so(
+    run: Run, fake: FakeRouter, tmp_path: Path
+) -> None:
+    fake.answers("GET /config", {"queues": [QUEUE]})
+    source = written(tmp_path, {"queues": [QUEUE]})
+
+    result = run("config", "check", source, "--url", fake.url)
+
+    assert (result.exit_code, result.stdout) == (0, "Nothing would change.\n")
+
+
+@pytest.mark.rule("CFG-5")
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("{nonsense", "not JSON"),
+        ("[]", "$"),
+        ({"queues": [QUEUE, {"queueUri": "gopher://x"}]}, "$.queues[1]"),
+    ],
+)
+def test_a_bad_document_is_exit_code_1_with_the_path(
+    run: Run, tmp_path: Path, document: object, said: str
+) -> None:
+    result = run("config", "check", written(tmp_path, document), *NOBODY)
+
+    assert result.exit_code == 1
+    assert said in result.stderr
+
+
+def test_a_document_can_come_by_http_and_the_answer_be_for_programs(
+    run: Run, fake: FakeRouter
+) -> None:
+    fake.answers("GET /routing", {"queues": [QUEUE]})
+    fake.answers("GET /config", {"queues": []})
+
+    result = run("config", "check", f"{fake.url}/routing", "--json", "--url", fake.url)
+
+    assert json.loads(result.stdout) == {
+        "ok": True,
+        "comparedWithRunningRouter": True,
+        "problems": [],
+        "changes": ["queue orders: start (memory://orders)"],
+    }
+
+
+@pytest.mark.rule("CFG-4")
+def test_the_token_goes_to_the_configured_origin_only(
+    run: Run, fake: FakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.answers("GET /routing", {"queues": [QUEUE]})
+    monkeypatch.setenv("MESSAGE_ROUTER_CONFIG_TOKEN", "tok-1")
+
+    run("config", "check", f"{fake.url}/routing", *NOBODY)
+    monkeypatch.setenv("MESSAGE_ROUTER_CONFIG_URL", "http://config.example/routing")
+    run("config", "check", f"{fake.url}/routing", *NOBODY)
+
+    assert [call.headers.get("Authorization") for call in fake.calls] == ["Bearer tok-1", None]
+
+
+@pytest.mark.parametrize(
+    ("source", "exit_code"),
+    [("no-such-file.json", 1), ("http://127.0.0.1:9/x", 1), ("ftp://host/x", 2)],
+)
+def test_a_source_that_gives_nothing_is_said_in_one_line(
+    run: Run, source: str, exit_code: int
+) -> None:
+    result = run("config", "check", source, *NOBODY)
+
+    assert result.exit_code == exit_code
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.rule("CFG-1")
+def test_a_wrong_setting_is_wrong_usage(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESSAGE_ROUTER_PORT", "http")
+
+    result = run("config", "check", written(tmp_path, {}), *NOBODY)
+
+    assert result.exit_code == 2
+    assert "MESSAGE_ROUTER_PORT" in result.stderr
+
+
+@pytest.mark.parametrize("answer", [{"healthy": True}, []])
+def test_something_else_on_that_port_is_not_compared_with(
+    run: Run, fake: FakeRouter, tmp_path: Path, answer: object
+) -> None:
+    fake.answers("GET /config", answer)
+
+    result = run("config", "check", written(tmp_path, {"queues": [QUEUE]}), "--url", fake.url)
+
+    assert result.exit_code == 1
+    assert "is not a message-router" in result.stderr

@@ -1,0 +1,136 @@
+"""The target that the demo and people's first steps deliver to."""
+
+import asyncio
+import itertools
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.cli.sample_target import Fate, Manners, SampleTarget
+from tests.cli.conftest import Run
+
+pytestmark = pytest.mark.rule("MED-3")
+
+CALL = b'POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 17\r\n\r\n{"messageId":"a"}'
+
+
+async def talk(port: int, *requests: bytes) -> list[bytes]:
+    """Send them on one connection, answer by answer; the status line and body of each."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answers = []
+    for request in requests:
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        answers.append(head.split(b"\r\n")[0] + b" " + await reader.readexactly(length))
+    writer.close()
+    await writer.wait_closed()
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("throw", "fate"),
+    [(0.0, Fate.FAILED), (0.15, Fate.DEFERRED), (0.25, Fate.REJECTED), (0.35, Fate.ACCEPTED)],
+)
+def test_shares_decide_what_a_request_meets(throw: float, fate: Fate) -> None:
+    manners = Manners(failing=0.1, deferring=0.1, rejecting=0.1)
+
+    met, _ = manners.choose(lambda: throw)
+
+    assert met is fate
+
+
+def test_a_slow_request_takes_ten_times_as_long() -> None:
+    manners = Manners(seconds=0.5, slow=0.2)
+
+    assert manners.choose(lambda: 0.1) == (Fate.ACCEPTED, 5.0)
+    assert manners.choose(lambda: 0.3) == (Fate.ACCEPTED, 0.5)
+
+
+@given(st.floats(0, 1, exclude_max=True))
+def test_a_target_without_faults_accepts_everything(throw: float) -> None:
+    assert Manners().choose(lambda: throw)[0] is Fate.ACCEPTED
+
+
+@pytest.mark.anyio
+async def test_it_answers_on_one_connection_and_counts_each_message_once() -> None:
+    throws = itertools.cycle([0.9, 0.1, 0.9, 0.9])  # slow?, fate, slow?, fate
+    target = SampleTarget(Manners(seconds=0, failing=0.5), lambda: next(throws))
+
+    async with target.listening("127.0.0.1", 0) as port:
+        answers = await talk(port, CALL, CALL, CALL, CALL)
+
+    assert answers[0] == b'HTTP/1.1 500 Internal Server Error {"error":"try again"}'
+    assert answers[1] == b'HTTP/1.1 200 OK {"ack":true}'
+    assert (target.seen.requests, target.seen.accepted) == (4, {"a"})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"\x00" * 70_000,
+        b"GET / HTTP/1.1\r\n\r\n",
+        CALL[:-1] + b"!",
+        CALL.replace(b"17", b"9999999"),
+    ],
+)
+async def test_noise_closes_its_own_connection_only(noise: bytes) -> None:
+    target = SampleTarget(Manners(seconds=0), lambda: 0.9)
+
+    async with target.listening("127.0.0.1", 0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(noise)
+        left = await reader.read()
+        writer.close()
+        answers = await talk(port, CALL)
+
+    assert left == b""
+    assert answers == [b'HTTP/1.1 200 OK {"ack":true}']
+
+
+@pytest.mark.anyio
+async def test_it_stops_while_callers_are_connected() -> None:
+    target = SampleTarget(Manners(seconds=0), lambda: 0.9)
+
+    async with target.listening("127.0.0.1", 0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CALL)
+        await reader.readuntil(b"true}")
+
+    assert await reader.read() == b""
+    writer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_as_a_process_it_says_where_it_listens_and_at_the_end_what_it_saw(
+    number: signal.Signals,
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "router", "sample-target", "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        place = process.stdout.readline()
+        process.send_signal(number)
+        rest = process.stdout.read()
+
+    assert place.startswith("listening on http://127.0.0.1:")
+    assert rest == "0 requests, 0 messages accepted\n"
+    assert process.returncode == 0
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = run("sample-target", "--port", str(taken.getsockname()[1]))
+
+    assert result.exit_code == 1
+    assert "cannot listen on 127.0.0.1:" in result.stderr

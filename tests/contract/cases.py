@@ -1,0 +1,106 @@
+"""Which brokers the contract is run against. A new one is one line here."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from router.brokers import BrokerDoor
+from router.core.config import QueueConfig
+from router.core.message import Delivery, Message
+from router.ports import Broker, Publication, Publisher
+
+Outage = Callable[[QueueConfig], AbstractAsyncContextManager[None]]
+
+_LOCK_A_FILE = """
+import sqlite3, sys
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@asynccontextmanager
+async def locked_by_another_process(queue: QueueConfig) -> AsyncIterator[None]:
+    path = queue.uri.removeprefix("sqlite:///").partition("?")[0]
+    locker = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _LOCK_A_FILE,
+        path,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert locker.stdin is not None
+    assert locker.stdout is not None
+    assert await locker.stdout.readline() == b"locked\n"
+    try:
+        yield
+    finally:
+        locker.stdin.close()
+        await locker.wait()
+
+
+class Case(Struct, frozen=True, kw_only=True):
+    name: str
+    uri: str  # {directory} is a new one for each test
+    virtual_time: bool = False
+    leases: bool = True  # False: a hand-over is good as long as its connection
+    short: float = 0.3  # a lease, a delay: long enough to act within it, short enough to wait for
+    outage: Outage | None = None  # makes the broker unreachable
+
+    def queue(self, directory: Path, lease: float = 30.0) -> QueueConfig:
+        uri = self.uri.format(directory=directory)
+        return QueueConfig(name="orders", uri=uri, visibility_timeout=lease)
+
+
+CASES = [
+    Case(name="memory", uri="memory://orders", virtual_time=True, short=10.0),
+    Case(name="memory-without-group-hold", uri="memory://orders?groups=free", virtual_time=True),
+    Case(
+        name="memory-by-connection",
+        uri="memory://orders?lease=none",
+        virtual_time=True,
+        leases=False,
+    ),
+    Case(name="memory-in-real-time", uri="memory://orders"),
+    Case(
+        name="sqlite",
+        uri="sqlite:///{directory}/queue.db?queue=orders",
+        outage=locked_by_another_process,
+    ),
+]
+
+
+class Ends(Struct, frozen=True):
+    """Both ends of one queue."""
+
+    queue: QueueConfig
+    door: BrokerDoor
+    broker: Broker
+    publisher: Publisher
+
+
+@asynccontextmanager
+async def both_ends(door: BrokerDoor, queue: QueueConfig) -> AsyncIterator[Ends]:
+    publishing = door.open_publisher(queue)
+    assert publishing is not None
+    async with door.open_queue(queue) as broker, publishing as publisher:
+        yield Ends(queue, door, broker, publisher)
+
+
+def publication(
+    message_id: str, *, group: str | None = None, high: bool = False, body: bytes | None = None
+) -> Publication:
+    message = Message(
+        id=message_id, target="https://svc.example/do", group=group, high_priority=high
+    )
+    return Publication(message, message_id.encode() if body is None else body, message_id)
+
+
+def bodies(deliveries: Sequence[Delivery]) -> list[str]:
+    return [delivery.body.decode() for delivery in deliveries]

@@ -1,0 +1,352 @@
+"""What every broker must do. Each adapter runs these same tests."""
+
+import asyncio
+import threading
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from router.brokers import BrokerDoor
+from router.core.message import UNTRIED, Delivery, Tally
+from router.ports import Broker, Disconnected, StaleLease
+from tests.contract.cases import Case, Ends, bodies, both_ends, publication
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-1", "BRK-3")]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def receive_one(broker: Broker) -> Delivery:
+    (delivery,) = await broker.receive(1)
+    return delivery
+
+
+async def is_empty(broker: Broker) -> bool:
+    """Whether nothing can be had now; after it, the connection receives no more."""
+    waiting = asyncio.ensure_future(broker.receive(1))
+    await asyncio.sleep(0.1)
+    broker.interrupt()
+    return not await waiting
+
+
+async def depth_of(broker: Broker) -> tuple[int, int] | None:
+    depth = await broker.depth()
+    return None if depth is None else (depth.waiting, depth.in_flight)
+
+
+async def test_what_is_published_is_received_in_order(ends: Ends) -> None:
+    added = await ends.publisher.publish([publication("a"), publication("b"), publication("c")])
+
+    batch = await ends.broker.receive(10)
+
+    assert added == [True, True, True]
+    assert bodies(batch) == ["a", "b", "c"]
+    assert [(delivery.count, delivery.tally) for delivery in batch] == [(1, UNTRIED)] * 3
+    assert len({delivery.broker_id for delivery in batch}) == 3
+
+
+async def test_no_more_than_the_limit_is_handed_over(ends: Ends) -> None:
+    await ends.publisher.publish([publication(str(number)) for number in range(5)])
+
+    assert bodies(await ends.broker.receive(2)) == ["0", "1"]
+    assert bodies(await ends.broker.receive(10)) == ["2", "3", "4"]
+
+
+async def test_a_receive_waits_for_what_comes(ends: Ends) -> None:
+    waiting = asyncio.ensure_future(ends.broker.receive(10))
+    await asyncio.sleep(0.05)
+    await ends.publisher.publish([publication("a")])
+
+    assert bodies(await waiting) == ["a"]
+
+
+async def test_an_acked_message_is_gone(ends: Ends) -> None:
+    await ends.publisher.publish([publication("a")])
+    delivery = await receive_one(ends.broker)
+
+    unsettled = await ends.broker.ack([delivery.handle])
+
+    assert not unsettled
+    assert await depth_of(ends.broker) in {None, (0, 0)}
+    assert await is_empty(ends.broker)
+
+
+async def test_the_depth_tells_what_waits_and_what_is_out(ends: Ends) -> None:
+    await ends.publisher.publish([publication("a"), publication("b"), publication("c")])
+    await receive_one(ends.broker)
+
+    assert await depth_of(ends.broker) in {None, (2, 1)}
+
+
+@pytest.mark.rule("BRK-4", "WQ-5")
+async def test_a_nacked_message_comes_back_no_sooner_than_asked(case: Case, ends: Ends) -> None:
+    await ends.publisher.publish([publication("a")])
+    first = await receive_one(ends.broker)
+    given_back = now()
+
+    await ends.broker.nack(first.handle, case.short, Tally(attempts=1, posts=3), error="HTTP 500")
+    second = await receive_one(ends.broker)
+
+    assert given_back + case.short - 0.01 <= now() < given_back + case.short + 1
+    assert (second.broker_id, second.body) == (first.broker_id, b"a")
+    assert (second.count, second.tally) == (2, Tally(attempts=1, posts=3))
+    assert second.handle != first.handle
+
+
+@pytest.mark.rule("BRK-4")
+async def test_a_message_nacked_without_delay_comes_back_at_once(ends: Ends) -> None:
+    await ends.publisher.publish([publication("a"), publication("b")])
+    first = await receive_one(ends.broker)
+
+    await ends.broker.nack(first.handle, 0, UNTRIED)
+
+    assert bodies(await ends.broker.receive(10)) == ["a", "b"]
+
+
+@pytest.mark.rule("BRK-4")
+async def test_a_delayed_message_wakes_who_was_waiting_before(case: Case, ends: Ends) -> None:
+    await ends.publisher.publish([publication("a")])
+    first = await receive_one(ends.broker)
+    waiting = asyncio.ensure_future(ends.broker.receive(1))
+    await asyncio.sleep(0.01)
+    given_back = now()
+
+    await ends.broker.nack(first.handle, case.short, UNTRIED)
+
+    assert bodies(await waiting) == ["a"]
+    assert now() < given_back + case.short + 1
+
+
+@pytest.mark.rule("BRK-5", "WQ-4", "P1")
+async def test_a_message_whose_lease_ended_is_handed_out_again(case: Case, brief: Ends) -> None:
+    await brief.publisher.publish([publication("a")])
+    first = await receive_one(brief.broker)
+    received = now()
+
+    second = await receive_one(brief.broker)
+
+    assert received + case.short - 0.1 <= now() < received + case.short + 1
+    assert (second.broker_id, second.count) == (first.broker_id, 2)
+    assert first.lease_until is not None
+    assert first.lease_until <= received + case.short
+
+
+@pytest.mark.rule("BRK-5", "WQ-4")
+async def test_an_extended_lease_keeps_the_message_ours(case: Case, brief: Ends) -> None:
+    await brief.publisher.publish([publication("a")])
+    delivery = await receive_one(brief.broker)
+
+    lost = await brief.broker.extend([delivery.handle], 3 * case.short)
+    await asyncio.sleep(2 * case.short)
+
+    assert not lost
+    assert not await brief.broker.ack([delivery.handle])
+
+
+@pytest.mark.rule("WQ-3")
+async def test_a_stale_handle_settles_nothing(brief: Ends) -> None:
+    await brief.publisher.publish([publication("a")])
+    stale = (await receive_one(brief.broker)).handle
+    live = (await receive_one(brief.broker)).handle
+    await brief.broker.extend([live], 30)
+
+    refused = await brief.broker.ack([stale, live])
+    kept = await brief.broker.extend([stale], 30)
+
+    assert [(one.handle, one.stale) for one in refused] == [(stale, True)]
+    assert [(one.handle, one.stale) for one in kept] == [(stale, True)]
+    with pytest.raises(StaleLease):
+        await brief.broker.nack(stale, 0, UNTRIED)
+
+
+@pytest.mark.rule("WQ-3")
+async def test_a_settled_handle_cannot_give_the_message_back(ends: Ends) -> None:
+    await ends.publisher.publish([publication("a")])
+    delivery = await receive_one(ends.broker)
+    await ends.broker.ack([delivery.handle], error="HTTP 400")
+
+    with pytest.raises(StaleLease):
+        await ends.broker.nack(delivery.handle, 0, UNTRIED)
+
+    assert await is_empty(ends.broker)
+
+
+@pytest.mark.rule("P1")
+async def test_what_a_closed_connection_held_is_handed_out_again(
+    case: Case, door: BrokerDoor, tmp_path: Path
+) -> None:
+    queue = case.queue(tmp_path, lease=case.short)
+    async with both_ends(door, queue) as closed:
+        await closed.publisher.publish([publication("a")])
+        await receive_one(closed.broker)
+
+    async with door.open_queue(queue) as broker:
+        delivery = await receive_one(broker)
+
+    assert (delivery.body, delivery.count) == (b"a", 2)
+
+
+@pytest.mark.rule("P3", "FIFO-1", "WQ-2")
+async def test_a_group_is_held_back_while_one_of_it_is_out(ends: Ends) -> None:
+    if not ends.broker.holds_groups:
+        pytest.skip("it holds no group back")
+    await ends.publisher.publish([publication("a", group="g"), publication("b", group="g")])
+    await ends.publisher.publish([publication("c", group="h")])
+    first = await receive_one(ends.broker)
+
+    others = await ends.broker.receive(10)
+    await ends.broker.ack([first.handle])
+    released = await ends.broker.receive(10)
+
+    assert (bodies([first]), bodies(others), bodies(released)) == (["a"], ["c"], ["b"])
+
+
+@pytest.mark.rule("P3", "FIFO-1", "WQ-2")
+async def test_a_group_waits_for_its_first_message(case: Case, ends: Ends) -> None:
+    if not ends.broker.holds_groups:
+        pytest.skip("it holds no group back")
+    await ends.publisher.publish([publication("a", group="g"), publication("b", group="g")])
+    first = await receive_one(ends.broker)
+    given_back = now()
+
+    await ends.broker.nack(first.handle, case.short, UNTRIED)
+    batch = await ends.broker.receive(10)
+
+    assert bodies(batch) == ["a", "b"]
+    assert now() >= given_back + case.short - 0.01
+
+
+@pytest.mark.rule("P3")
+async def test_a_group_comes_in_the_order_of_publication(ends: Ends) -> None:
+    numbers = [str(number) for number in range(20)]
+    await ends.publisher.publish([publication(number, group="g") for number in numbers])
+
+    received: list[str] = []
+    while len(received) < len(numbers):
+        batch = await ends.broker.receive(7)
+        received += bodies(batch)
+        await ends.broker.ack([delivery.handle for delivery in batch])
+
+    assert received == numbers
+
+
+@pytest.mark.rule("WQ-1")
+async def test_a_message_published_twice_is_there_once(ends: Ends) -> None:
+    first = await ends.publisher.publish([publication("a"), publication("a")])
+    delivery = await receive_one(ends.broker)
+    while_out = await ends.publisher.publish([publication("a")])
+    await ends.broker.ack([delivery.handle])
+    when_done = await ends.publisher.publish([publication("a"), publication("b")])
+
+    assert (first, while_out, when_done) == ([True, False], [False], [False, True])
+    assert bodies(await ends.broker.receive(10)) == ["b"]
+
+
+@pytest.mark.rule("BRK-2")
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\x00\xff{not json", "žluťoučký 🐎".encode(), b"x" * 256 * 1024],
+    ids=["empty", "malformed", "unicode", "large"],
+)
+async def test_a_body_passes_through_unread(ends: Ends, body: bytes) -> None:
+    await ends.publisher.publish([publication("a", body=body)])
+
+    assert (await receive_one(ends.broker)).body == body
+
+
+@pytest.mark.rule("P1", "P2")
+async def test_a_thousand_messages_over_four_connections_arrive_once_each(ends: Ends) -> None:
+    numbers = [str(number) for number in range(1000)]
+    await ends.publisher.publish(
+        [publication(number, group=f"g{int(number) % 30}") for number in numbers]
+    )
+    received: Counter[str] = Counter()
+
+    async def consume(broker: Broker) -> None:
+        while received.total() < len(numbers):
+            batch = await broker.receive(20)
+            received.update(bodies(batch))
+            await broker.ack([delivery.handle for delivery in batch])
+        for other in connections:
+            other.interrupt()  # they wait for a message that never comes
+
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as consumers:
+        connections = [
+            await stack.enter_async_context(ends.door.open_queue(ends.queue)) for _ in range(4)
+        ]
+        for number, connection in enumerate(connections):
+            consumers.create_task(consume(connection), name=f"consumer {number}")
+
+    assert received == Counter(numbers)
+
+
+async def test_an_interrupt_ends_a_receive_and_every_later_one(ends: Ends) -> None:
+    waiting = asyncio.ensure_future(ends.broker.receive(1))
+    await asyncio.sleep(0.05)
+    started = now()
+
+    ends.broker.interrupt()
+
+    assert (list(await waiting), list(await ends.broker.receive(1))) == ([], [])
+    assert now() < started + 1
+
+
+async def test_a_connection_can_be_closed_while_it_receives(ends: Ends) -> None:
+    async with ends.door.open_queue(ends.queue) as broker:
+        waiting = asyncio.ensure_future(broker.receive(1))
+        await asyncio.sleep(0.05)
+
+    assert list(await waiting) == []
+
+
+@pytest.mark.rule("BRK-6", "P1")
+async def test_an_outage_loses_nothing(case: Case, ends: Ends) -> None:
+    if case.outage is None:
+        pytest.skip("nothing can make it unreachable")
+    await ends.publisher.publish([publication("a")])
+    delivery = await receive_one(ends.broker)
+
+    async def publish_in_the_end() -> None:
+        while True:
+            try:
+                await ends.publisher.publish([publication("b")])
+            except Disconnected:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+    async with asyncio.TaskGroup() as tasks, case.outage(ends.queue):
+        tasks.create_task(publish_in_the_end(), name="publish")
+        await asyncio.sleep(0.5)
+    unsettled = await ends.broker.ack([delivery.handle])
+
+    assert not unsettled
+    assert bodies(await ends.broker.receive(10)) == ["b"]
+
+
+@pytest.mark.rule("BRK-6")
+async def test_fifty_openings_leave_nothing_behind(
+    case: Case, door: BrokerDoor, tmp_path: Path
+) -> None:
+    queue = case.queue(tmp_path)
+
+    async def open_and_close() -> None:
+        async with both_ends(door, queue) as ends:
+            await ends.publisher.publish([publication("a")])
+            await ends.broker.depth()
+
+    def belongings() -> tuple[int, int, int]:
+        files = len(list(Path("/proc/self/fd").iterdir()))
+        return len(asyncio.all_tasks()), threading.active_count(), files
+
+    for _ in range(8):  # until what is made once per process has been made
+        await open_and_close()
+    before = belongings()
+    for _ in range(50):
+        await open_and_close()
+
+    assert belongings() <= before

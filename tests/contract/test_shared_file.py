@@ -1,0 +1,261 @@
+"""What a work queue in a file promises beyond the contract: other processes, crashes, bad disks."""
+
+import asyncio
+import resource
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.brokers import BrokerDoor, sqlite_file
+from router.core.config import QueueConfig
+from router.ports import Disconnected, QueueRefused
+from tests.contract.cases import (
+    Ends,
+    bodies,
+    both_ends,
+    locked_by_another_process,
+    publication,
+)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-1")]
+
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, Mapping[str, Any]]:
+    return "asyncio", {}
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> QueueConfig:
+    return QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db", visibility_timeout=30.0)
+
+
+@asynccontextmanager
+async def opened(queue: QueueConfig) -> AsyncIterator[Ends]:
+    async with (
+        BrokerDoor(worker_id="worker-1", dedup_window=300.0) as door,
+        both_ends(door, queue) as ends,
+    ):
+        yield ends
+
+
+def start_consumer(queue: QueueConfig, worker: str, *, limit: int) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tests.contract.shared_file_consumer",
+            queue.uri,
+            worker,
+            str(limit),
+        ],
+        cwd=_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.rule("WQ-2", "P2", "P3")
+async def test_two_processes_share_a_queue_without_breaking_a_group(queue: QueueConfig) -> None:
+    messages = [
+        publication(f"{number % 7}:{number}", group=f"g{number % 7}") for number in range(400)
+    ]
+    async with opened(queue) as ends:
+        await ends.publisher.publish(messages)
+
+    consumers = [start_consumer(queue, worker, limit=5) for worker in ("anna", "bert")]
+    events = sorted(
+        (float(at), verb, worker, body)
+        for consumer in consumers
+        for at, verb, worker, body in (
+            line.split() for line in consumer.communicate(timeout=60)[0].splitlines()
+        )
+    )
+
+    claimed = [body for _, verb, _, body in events if verb == "claimed"]
+    assert sorted(claimed) == sorted(item.dedup_key for item in messages)
+    assert len({worker for _, _, worker, _ in events}) == 2
+    assert_no_group_is_shared(events)
+    assert_groups_in_order(claimed)
+
+
+def assert_no_group_is_shared(events: list[tuple[float, str, str, str]]) -> None:
+    holding: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for _, verb, worker, body in events:
+        group = holding[body.partition(":")[0]]
+        (group.add if verb == "claimed" else group.discard)((worker, body))
+        assert len({worker for worker, _ in group}) <= 1
+
+
+def assert_groups_in_order(claimed: list[str]) -> None:
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for body in claimed:
+        group, _, number = body.partition(":")
+        numbers[group].append(int(number))
+    assert all(order == sorted(order) for order in numbers.values())
+
+
+@pytest.mark.rule("P1", "WQ-4")
+async def test_what_a_killed_process_held_is_handed_out_again(queue: QueueConfig) -> None:
+    brief = QueueConfig(name=queue.name, uri=queue.uri, visibility_timeout=1.0)
+    async with opened(brief) as ends:
+        await ends.publisher.publish([publication(f"g:{number}", group="g") for number in range(3)])
+        consumer = start_consumer(brief, "anna", limit=0)  # it never settles
+        assert consumer.stdout is not None
+        await asyncio.to_thread(consumer.stdout.readline)
+        consumer.send_signal(signal.SIGKILL)
+        consumer.communicate()
+
+        batch = await ends.broker.receive(10)
+
+    assert bodies(batch) == ["g:0", "g:1", "g:2"]
+    assert {delivery.count for delivery in batch} == {2}
+
+
+@pytest.mark.rule("WQ-6")
+async def test_what_another_process_publishes_is_seen_soon(queue: QueueConfig) -> None:
+    async with opened(queue) as ours, opened(queue) as theirs:
+        waiting = asyncio.ensure_future(ours.broker.receive(1))
+        await asyncio.sleep(0.5)  # by now it polls at its slowest
+        published = time.monotonic()
+        await theirs.publisher.publish([publication("a")])
+
+        batch = await waiting
+
+    assert bodies(batch) == ["a"]
+    assert time.monotonic() - published < 0.5
+
+
+@pytest.mark.rule("WQ-6")
+async def test_waiting_costs_next_to_nothing(queue: QueueConfig) -> None:
+    async with opened(queue) as ends:
+        waiting = asyncio.ensure_future(ends.broker.receive(1))
+        await asyncio.sleep(0.2)
+        before = time.process_time()
+        await asyncio.sleep(2)
+        used = time.process_time() - before
+        ends.broker.interrupt()
+        await waiting
+
+    assert used / 2 < 0.01
+
+
+async def test_all_queues_of_a_file_share_one_thread(tmp_path: Path) -> None:
+    orders = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db")
+    bills = QueueConfig(name="bills", uri=f"sqlite:///{tmp_path}/./queue.db?queue=invoices")
+    before = threading.active_count()
+    async with (
+        BrokerDoor(worker_id="worker-1", dedup_window=300.0) as door,
+        both_ends(door, orders) as one,
+        both_ends(door, bills) as other,
+    ):
+        await one.publisher.publish([publication("a")])
+        await other.publisher.publish([publication("a"), publication("b")])
+        threads = threading.active_count() - before
+        received = [bodies(await ends.broker.receive(10)) for ends in (one, other)]
+
+    assert threads == 1
+    assert received == [["a"], ["a", "b"]]
+
+
+async def test_the_files_are_for_their_owner_only(queue: QueueConfig, tmp_path: Path) -> None:
+    async with opened(queue) as ends:
+        await ends.publisher.publish([publication("a")])
+        modes = modes_in(tmp_path)
+
+    assert modes == {"queue.db": 0o600, "queue.db-wal": 0o600, "queue.db-shm": 0o600}
+
+
+def modes_in(directory: Path) -> dict[str, int]:
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in directory.iterdir()}
+
+
+@pytest.mark.rule("BRK-6")
+async def test_a_file_that_stays_locked_is_a_lost_connection(
+    queue: QueueConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT", 0.1)
+    async with opened(queue) as ends:
+        async with locked_by_another_process(queue):
+            with pytest.raises(Disconnected, match="locked"):
+                await ends.publisher.publish([publication("a")])
+
+        added = await ends.publisher.publish([publication("a")])
+
+    assert added == [True]
+
+
+@pytest.mark.rule("BRK-6")
+async def test_a_full_disk_is_a_lost_connection_and_publishes_nothing(queue: QueueConfig) -> None:
+    large = [publication(f"m{number}", body=bytes(100_000)) for number in range(10)]
+    async with opened(queue) as ends:
+        with files_of_at_most(500_000), pytest.raises(Disconnected):
+            await ends.publisher.publish(large)
+
+        added = await ends.publisher.publish(large)
+
+    assert added == [True] * 10
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+async def test_a_directory_that_is_not_there_is_a_lost_connection(tmp_path: Path) -> None:
+    queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/nowhere/queue.db")
+
+    with pytest.raises(Disconnected, match="No such file or directory"):
+        async with opened(queue):
+            pass
+
+
+async def test_a_file_that_is_no_database_is_refused(queue: QueueConfig, tmp_path: Path) -> None:
+    (tmp_path / "queue.db").write_bytes(b"These are the days of our lives. " * 100)
+
+    with pytest.raises(QueueRefused, match="not a database"):
+        async with opened(queue):
+            pass
+
+
+async def test_a_file_of_a_later_version_is_refused(queue: QueueConfig, tmp_path: Path) -> None:
+    async with opened(queue):
+        pass
+    with closing(sqlite3.connect(tmp_path / "queue.db")) as db:
+        db.execute("PRAGMA user_version = 99")
+
+    with pytest.raises(QueueRefused, match="version 99"):
+        async with opened(queue):
+            pass
+
+
+@pytest.mark.rule("P5")
+async def test_a_publication_that_cannot_be_stored_harms_no_other(queue: QueueConfig) -> None:
+    unstorable = publication("\ud800", body=b"")
+    async with opened(queue) as ends:
+        wrong = asyncio.ensure_future(ends.publisher.publish([unstorable]))
+        right = asyncio.ensure_future(ends.publisher.publish([publication("a")]))
+
+        with pytest.raises(UnicodeEncodeError):
+            await wrong
+
+        assert await right == [True]

@@ -1,0 +1,409 @@
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from router.core.config import PoolConfig, QueueConfig, QueueNaming, QueueType, RoutingConfig
+from router.core.warnings import Severity
+from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules
+from router.ports import ConfigUnavailable
+
+pytestmark = pytest.mark.anyio
+
+NAMING = QueueNaming(QueueType.EMBEDDED, "/state")
+STRICT = "`strict` is planned (FIFO-2): until then the pool works as `batch`"
+DOWN = ConfigUnavailable("cannot connect")
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def queues(*names: str, connections: int = 1) -> bytes:
+    entries = [{"queueName": n, "queueUri": f"memory://{n}"} for n in names]
+    return json.dumps({"queues": entries, "connections": connections}).encode()
+
+
+@dataclass
+class Source:
+    """Answers one after the other; the last one repeats."""
+
+    answers: list[bytes | ConfigUnavailable]
+    name: str = "one"
+    takes: float = 0
+    asked: list[float] = field(default_factory=list)
+
+    async def fetch(self) -> bytes:
+        self.asked.append(now())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        await asyncio.sleep(self.takes)
+        if isinstance(answer, ConfigUnavailable):
+            raise answer
+        return answer
+
+
+@dataclass
+class Router:
+    """What the configuration is applied to, and what it is told."""
+
+    applied: list[tuple[float, RoutingConfig]] = field(default_factory=list)
+    warnings: list[tuple[str, Severity, str, str]] = field(default_factory=list)
+    fails: bool = False
+
+    async def apply(self, config: RoutingConfig) -> None:
+        await asyncio.sleep(0)
+        if self.fails:
+            raise RuntimeError("a bug")
+        self.applied.append((now(), config))
+
+    def raise_warning(self, code: str, severity: Severity, source: str, message: str) -> None:
+        self.warnings.append((code, severity, source, message))
+
+    @property
+    def queue_names(self) -> list[str]:
+        return [queue.name for queue in self.applied[-1][1].queues]
+
+    @property
+    def codes(self) -> list[tuple[str, Severity]]:
+        return [(code, severity) for code, severity, _, _ in self.warnings]
+
+
+def syncing(router: Router, *sources: Source, allow_empty: bool = False) -> ConfigSync:
+    rules = SyncRules(naming=NAMING, allow_empty=allow_empty)
+    return ConfigSync(sources, router.apply, router, rules, lambda: 1000 + now())
+
+
+@pytest.mark.rule("CFG-2", "CFG-3")
+async def test_the_first_sync_applies_at_once() -> None:
+    router, source = Router(), Source([queues("a")])
+
+    result = await syncing(router, source).sync(first=True)
+
+    assert result.ok
+    assert source.asked == [0]
+    assert router.applied == [
+        (0, RoutingConfig((QueueConfig(name="a", uri="memory://a"),), ())),
+    ]
+    assert router.warnings == []
+
+
+@pytest.mark.rule("CFG-3")
+async def test_a_failing_sync_makes_twelve_attempts_five_seconds_apart(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    router, source = Router(), Source([DOWN])
+
+    result = await syncing(router, source).sync(first=True)
+
+    assert source.asked == [0, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55]
+    assert now() == 55
+    assert not result.ok
+    assert result.reason == "one: cannot connect"
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 12
+    assert router.applied == []
+
+
+@pytest.mark.rule("CFG-3")
+async def test_the_pause_comes_after_a_slow_attempt() -> None:
+    source = Source([DOWN, DOWN, queues("a")], takes=10)
+
+    result = await syncing(Router(), source).sync(first=True)
+
+    assert source.asked == [0, 15, 30]
+    assert result.ok
+
+
+@pytest.mark.rule("CFG-3")
+@pytest.mark.parametrize(("first", "severity"), [(True, Severity.CRITICAL), (False, Severity.WARN)])
+async def test_a_failed_sync_is_critical_only_at_the_start(first: bool, severity: Severity) -> None:
+    router = Router()
+
+    await syncing(router, Source([DOWN])).sync(first=first)
+
+    text = "the configuration was not synced: one: cannot connect"
+    assert router.warnings == [("CONFIG_SYNC_FAILED", severity, "ConfigSync", text)]
+
+
+@pytest.mark.rule("CFG-3", "CFG-5")
+async def test_a_wrong_document_is_a_failed_attempt() -> None:
+    router, source = Router(), Source([b"<html>", b'{"queues": 7}', queues("a")])
+
+    result = await syncing(router, source).sync(first=True)
+
+    assert result.ok
+    assert source.asked == [0, 5, 10]
+    assert router.queue_names == ["a"]
+
+
+@pytest.mark.rule("CFG-3")
+async def test_a_later_sync_that_fails_leaves_what_runs() -> None:
+    router, source = Router(), Source([queues("a"), DOWN])
+    sync = syncing(router, source)
+    await sync.sync(first=True)
+
+    result = await sync.sync(first=False)
+
+    assert not result.ok
+    assert len(router.applied) == 1
+    assert router.codes == [("CONFIG_SYNC_FAILED", Severity.WARN)]
+    assert (sync.status().succeeded, sync.status().failed) == (1, 1)
+
+
+@pytest.mark.rule("CFG-3", "CFG-5")
+async def test_a_document_that_would_empty_a_running_router_is_a_failed_attempt() -> None:
+    router, source = Router(), Source([queues("a"), b'{"queues": []}'])
+    sync = syncing(router, source)
+    await sync.sync(first=True)
+
+    result = await sync.sync(first=False)
+
+    assert result.reason == "it would remove every queue of a running router"
+    assert len(source.asked) == 1 + 12
+    assert router.queue_names == ["a"]
+
+
+@pytest.mark.rule("CFG-5")
+async def test_an_emptying_document_is_applied_if_that_is_allowed() -> None:
+    router, source = Router(), Source([queues("a"), b'{"queues": []}'])
+    sync = syncing(router, source, allow_empty=True)
+    await sync.sync(first=True)
+
+    result = await sync.sync(first=False)
+
+    assert result.ok
+    assert router.queue_names == []
+
+
+@pytest.mark.rule("CFG-5")
+async def test_a_router_may_start_without_queues() -> None:
+    router = Router()
+
+    result = await syncing(router, Source([b'{"queues": []}'])).sync(first=True)
+
+    assert result.ok
+    assert router.queue_names == []
+
+
+@pytest.mark.rule("CFG-5")
+async def test_problems_are_warned_of_and_a_skipped_entry_stays_as_it_was() -> None:
+    damaged = {
+        "queues": [{"queueName": "a", "queueUri": "ftp://x"}, {"queueName": "b"}],
+        "processingPools": [{"code": "A", "ordering": "strict"}],
+    }
+    router = Router()
+    sync = syncing(router, Source([queues("a"), json.dumps(damaged).encode()]))
+    await sync.sync(first=True)
+
+    await sync.sync(first=False)
+
+    assert sorted(router.queue_names) == ["a", "b"]
+    assert router.warnings == [
+        (
+            "QUEUE_VALIDATION",
+            Severity.WARN,
+            "ConfigSync",
+            "one: $.queues[0].queueUri: unknown scheme 'ftp'",
+        ),
+        (
+            "CONFIGURATION",
+            Severity.WARN,
+            "ConfigSync",
+            f"one: $.processingPools[0].ordering: {STRICT}",
+        ),
+    ]
+
+
+@pytest.mark.rule("CFG-4")
+async def test_several_sources_are_asked_side_by_side_and_united() -> None:
+    router = Router()
+    one, two = Source([queues("a")], "one", 4), Source([queues("b")], "two", 4)
+
+    await syncing(router, one, two).sync(first=True)
+
+    assert (one.asked, two.asked, now()) == ([0], [0], 4)
+    assert router.queue_names == ["a", "b"]
+
+
+@pytest.mark.rule("CFG-4")
+async def test_the_first_source_wins_a_conflict_with_a_warning() -> None:
+    router = Router()
+    one, two = Source([queues("a")], "one"), Source([queues("a", connections=2)], "two")
+
+    await syncing(router, one, two).sync(first=True)
+
+    assert router.applied[-1][1].queues[0].connections == 1
+    assert router.codes == [("CONFIG_CONFLICT", Severity.WARN)]
+
+
+@pytest.mark.rule("CFG-4")
+async def test_one_good_source_is_enough_and_a_failed_one_counts_with_its_last_document(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    router = Router()
+    one, two = Source([queues("a"), DOWN], "one"), Source([queues("b"), queues("c")], "two")
+    sync = syncing(router, one, two)
+    await sync.sync(first=True)
+
+    result = await sync.sync(first=False)
+
+    assert result.ok
+    assert router.queue_names == ["a", "c"]
+    assert router.warnings == []
+    assert "one: cannot connect" in caplog.text
+
+
+@pytest.mark.rule("CFG-4")
+async def test_a_source_that_never_answered_counts_for_nothing() -> None:
+    router = Router()
+
+    result = await syncing(router, Source([DOWN], "one"), Source([queues("b")], "two")).sync(
+        first=True
+    )
+
+    assert result.ok
+    assert router.queue_names == ["b"]
+
+
+@pytest.mark.rule("CFG-4", "CFG-5")
+async def test_a_document_that_was_refused_does_not_become_the_last_good_one() -> None:
+    nothing = b'{"queues": []}'
+    router = Router()
+    one, two = Source([queues("a"), nothing, DOWN], "one"), Source([nothing], "two")
+    sync = syncing(router, one, two)
+    await sync.sync(first=True)
+
+    with pytest.raises(SyncFailed):
+        await sync.reload()
+    await sync.reload()
+
+    assert router.queue_names == ["a"]
+
+
+@pytest.mark.rule("CFG-8")
+async def test_a_reload_makes_one_attempt_and_tells_the_changes() -> None:
+    router, source = Router(), Source([queues("a"), queues("a", "b")])
+    sync = syncing(router, source)
+    await sync.sync(first=True)
+
+    changes = await sync.reload()
+
+    assert changes.lines() == ["queue b: start (memory://b)"]
+    assert now() == 0
+
+
+@pytest.mark.rule("CFG-8")
+async def test_a_reload_that_fails_says_why_after_one_attempt() -> None:
+    router, source = Router(), Source([DOWN])
+
+    with pytest.raises(SyncFailed, match=r"^one: cannot connect$"):
+        await syncing(router, source).reload()
+
+    assert source.asked == [0]
+    assert router.codes == [("CONFIG_SYNC_FAILED", Severity.WARN)]
+
+
+@pytest.mark.rule("CFG-8")
+async def test_syncs_never_overlap() -> None:
+    source = Source([DOWN, DOWN, queues("a")], takes=2)
+    sync = syncing(Router(), source)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(sync.sync(first=True))
+        tasks.create_task(sync.reload())
+
+    assert source.asked == [0, 7, 14, 16]
+
+
+@pytest.mark.rule("CFG-6")
+async def test_an_unchanged_document_is_applied_again() -> None:
+    router = Router()
+    sync = syncing(router, Source([queues("a")]))
+    await sync.sync(first=True)
+
+    changes = await sync.reload()
+
+    assert changes.lines() == []
+    assert len(router.applied) == 2
+
+
+@pytest.mark.rule("CFG-3")
+async def test_what_could_not_be_applied_is_not_taken_for_applied() -> None:
+    router = Router(fails=True)
+    sync = syncing(router, Source([queues("a")]))
+
+    with pytest.raises(RuntimeError):
+        await sync.sync(first=True)
+    router.fails = False
+    changes = await sync.reload()
+
+    assert changes.lines() == ["queue a: start (memory://a)"]
+
+
+@pytest.mark.rule("CFG-2")
+async def test_syncs_are_repeated_at_their_interval_give_or_take_a_tenth() -> None:
+    source = Source([queues("a")])
+    sync = syncing(Router(), source)
+    draws = iter([270.0, 330.0, 300.0, 300.0])
+    limits: list[tuple[float, float]] = []
+
+    def jitter(low: float, high: float) -> float:
+        limits.append((round(low), round(high)))
+        return next(draws)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(901):
+            await sync.run(300, jitter)
+
+    assert source.asked == [270, 600, 900]
+    assert set(limits) == {(270, 330)}
+
+
+@pytest.mark.rule("OPS-4")
+@pytest.mark.parametrize("instant", [1, 3, 62])
+async def test_a_sync_stops_at_once_and_leaves_no_task_behind(instant: float) -> None:
+    router, source = Router(), Source([DOWN], takes=2)
+    before = asyncio.all_tasks()
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(instant):
+            await syncing(router, source).sync(first=True)
+
+    assert now() == instant
+    assert asyncio.all_tasks() == before
+    assert router.warnings == []
+
+
+@pytest.mark.rule("CFG-8")
+async def test_the_status_before_and_after_a_sync() -> None:
+    good = {"queues": [{"queueUri": "memory://me:hunter2@a?token=hunter2"}]}
+    sources: Sequence[Source] = [Source([json.dumps(good).encode()], "one"), Source([DOWN], "two")]
+    sync = syncing(Router(), *sources)
+    before = sync.status()
+
+    await sync.sync(first=True)
+
+    after = sync.status()
+    assert (before.last_success, before.succeeded) == (None, 0)
+    assert before.document == {"queues": [], "processingPools": []}
+    assert (after.last_success, after.succeeded, after.failed) == (1000, 1, 0)
+    assert after.document == {
+        "queues": [{"queueName": "memory://a", "queueUri": "memory://a", "connections": 1}],
+        "processingPools": [],
+    }
+    assert [(s.name, s.last_success, s.error) for s in after.sources] == [
+        ("one", 1000, ""),
+        ("two", None, "two: cannot connect"),
+    ]
+
+
+@pytest.mark.rule("CFG-6")
+async def test_a_pool_is_applied_as_the_document_says() -> None:
+    body = b'{"processingPools": [{"code": "A", "concurrency": 10, "rateLimitPerMinute": 0}]}'
+    router = Router()
+
+    await syncing(router, Source([body])).sync(first=True)
+
+    assert router.applied[-1][1].pools == (PoolConfig(code="A", concurrency=10),)

@@ -1,0 +1,77 @@
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from router.engine.periodic import Pause, every, give_or_take, steady
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-1", "P5")]
+
+
+@dataclass
+class Chore:
+    takes: float = 0
+    fails: bool = False
+    runs: list[float] = field(default_factory=list)
+
+    async def run(self) -> None:
+        self.runs.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(self.takes)
+        if self.fails:
+            raise RuntimeError("a bug in a chore")
+
+
+async def run_for(seconds: float, chore: Chore, *, jitter: Pause = steady) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await every(60, chore.run, jitter=jitter)
+
+
+async def test_a_job_runs_after_each_pause() -> None:
+    chore = Chore()
+
+    await run_for(200, chore)
+
+    assert chore.runs == [60, 120, 180]
+
+
+async def test_a_job_that_fails_is_logged_and_runs_again(caplog: pytest.LogCaptureFixture) -> None:
+    chore = Chore(fails=True)
+
+    await run_for(130, chore)
+
+    assert chore.runs == [60, 120]
+    assert [record.getMessage() for record in caplog.records] == ["Chore.run failed"] * 2
+    assert all(record.levelno == logging.ERROR for record in caplog.records)
+
+
+async def test_a_slow_job_never_runs_beside_itself() -> None:
+    chore = Chore(takes=100)
+
+    await run_for(400, chore)
+
+    assert chore.runs == [60, 220, 380]
+
+
+@pytest.mark.rule("CFG-2")
+async def test_pauses_can_be_spread_by_a_tenth() -> None:
+    early, late = Chore(), Chore()
+
+    await run_for(120, early, jitter=give_or_take(0.1, lambda low, _: low))
+    start = asyncio.get_running_loop().time()
+    await run_for(120, late, jitter=give_or_take(0.1, lambda _, high: high))
+
+    assert early.runs == pytest.approx([54, 108])
+    assert late.runs == pytest.approx([start + 66])
+
+
+async def test_a_job_without_a_name_can_fail_too(caplog: pytest.LogCaptureFixture) -> None:
+    chore = Chore(fails=True)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(61):
+            await every(60, partial(Chore.run, chore))
+
+    assert caplog.messages == ["partial failed"]

@@ -1,0 +1,40 @@
+"""A config service that answers exactly the bytes that a test gives it."""
+
+import asyncio
+from contextlib import suppress
+from typing import Self
+
+
+def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+class ConfigService:
+    def __init__(self) -> None:
+        self.reply = answer(b"{}")
+        self.hangs = False
+        self.requests: list[str] = []
+        self._released = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._released.set()
+        self._server.close()
+        await self._server.wait_closed()
+
+    def url(self, path: str = "/config", credentials: str = "") -> str:
+        return f"http://{credentials}127.0.0.1:{self.port}{path}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        with suppress(ConnectionError):  # a client may leave in the middle of a large answer
+            writer.write(self.reply)
+            await writer.drain()
+            if self.hangs:
+                await self._released.wait()
+        writer.close()

@@ -1,0 +1,541 @@
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.config import (
+    PoolConfig,
+    QueueConfig,
+    QueueNaming,
+    QueueType,
+    RetryPolicy,
+    RoutingConfig,
+    effective_concurrency,
+    public_uri,
+)
+from router.core.config_document import (
+    MAX_DOCUMENT,
+    MAX_ENTRIES,
+    MAX_PROBLEMS,
+    BadDocument,
+    Document,
+    as_document,
+    embedded_config,
+    read_document,
+)
+
+pytestmark = pytest.mark.rule("CFG-5")
+
+EMBEDDED = QueueNaming(QueueType.EMBEDDED, "/state dir")
+
+
+def read(document: object, naming: QueueNaming = EMBEDDED) -> Document:
+    return read_document(json.dumps(document).encode(), naming)
+
+
+def read_queue(entry: object, naming: QueueNaming = EMBEDDED) -> Document:
+    return read({"queues": [entry]}, naming)
+
+
+def read_pool(entry: object) -> Document:
+    return read({"queues": [], "processingPools": [entry]})
+
+
+def told(document: Document) -> list[tuple[str, str]]:
+    return [(problem.path, problem.code) for problem in document.problems]
+
+
+def test_a_whole_document_is_read() -> None:
+    document = read(
+        {
+            "queues": [
+                {
+                    "queueName": "orders",
+                    "queueUri": "sqlite:///var/q.db?queue=orders",
+                    "connections": 2,
+                    "visibilityTimeout": 120,
+                    "maxMessages": 10,
+                    "retry": {"maxAttempts": 5, "backoff": [10, 60.5]},
+                    "unknown": "ignored",
+                },
+                {"queueUri": "memory://plain"},
+            ],
+            "connections": 3,
+            "processingPools": [
+                {
+                    "code": "POOL-A",
+                    "concurrency": 10,
+                    "rateLimitPerMinute": 600,
+                    "rateLimitBurst": 5,
+                    "ordering": "batch",
+                    "ungrouped": "parallel",
+                    "retry": {"backoff": "exponential"},
+                    "timeoutMs": 1500,
+                },
+                {"code": "POOL-B"},
+            ],
+            "unknown": {},
+        }
+    )
+
+    assert document.problems == ()
+    assert document.queues == (
+        QueueConfig(
+            name="orders",
+            uri="sqlite:///var/q.db?queue=orders",
+            connections=2,
+            visibility_timeout=120,
+            max_messages=10,
+            retry=RetryPolicy(5, (10, 60.5)),
+        ),
+        QueueConfig(name="memory://plain", uri="memory://plain", connections=3),
+    )
+    assert document.pools == (
+        PoolConfig(
+            code="POOL-A",
+            concurrency=10,
+            rate_per_minute=600,
+            burst=5,
+            parallel_ungrouped=True,
+            retry=RetryPolicy(),
+            timeout=1.5,
+        ),
+        PoolConfig(code="POOL-B", concurrency=1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "says"),
+    [
+        (b"", "$", "not JSON"),
+        (b"<html>", "$", "not JSON"),
+        (b'{"queues": [}', "$", "not JSON"),
+        (b'{"queues": [], "x": "\xff"}', "$", "not UTF-8"),
+        (b'{"queues": [], "x": 1e999}', "$", "not JSON"),
+        (b"[" * 100_000, "$", "nested too deep"),
+        (b'{"queues":' * 20_000, "$", "nested too deep"),
+        (b" " * (MAX_DOCUMENT + 1), "$", "larger than 10485760 bytes"),
+        (b"[]", "$", "not a JSON object"),
+        (b"null", "$", "not a JSON object"),
+        (b"{}", "$", "neither `queues` nor `processingPools`"),
+        (b'{"error": "unavailable"}', "$", "neither `queues` nor `processingPools`"),
+        (b'{"queues": {}}', "$.queues", "not a list"),
+        (b'{"queues": [], "processingPools": "x"}', "$.processingPools", "not a list"),
+        (b'{"queues": [], "connections": "x"}', "$.connections", "not a whole number above 0"),
+        (b'{"queues": [], "connections": 0}', "$.connections", "not a whole number above 0"),
+        (
+            b'{"queues": [' + b"0," * MAX_ENTRIES + b"0]}",
+            "$.queues",
+            "more than 100000 entries",
+        ),
+    ],
+    ids=range(17),
+)
+def test_a_document_of_the_wrong_shape_is_refused_as_a_whole(
+    body: bytes, path: str, says: str
+) -> None:
+    with pytest.raises(BadDocument) as caught:
+        read_document(body, EMBEDDED)
+
+    assert caught.value.path == path
+    assert says in caught.value.text
+
+
+@pytest.mark.parametrize("missing", ["queues", "processingPools"])
+def test_either_list_may_be_missing(missing: str) -> None:
+    document = {"queues": [{"queueName": "a"}], "processingPools": [{"code": "A"}]}
+    del document[missing]
+
+    assert read(document).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("entry", "where"),
+    [
+        (7, ""),
+        (None, ""),
+        (["queueName"], ""),
+        ({}, ""),
+        ({"queueName": "  "}, ""),
+        ({"queueName": 7}, ".queueName"),
+        ({"queueName": "a\nb"}, ".queueName"),
+        ({"queueName": "a\x7f"}, ".queueName"),
+        ({"queueName": "n" * 513}, ".queueName"),
+        ({"queueUri": ["memory://a"]}, ".queueUri"),
+        ({"queueName": "a", "queueUri": "memory://" + "n" * 4096}, ".queueUri"),
+        ({"queueName": "a", "queueUri": "memory://a\x00"}, ".queueUri"),
+        ({"queueUri": "ftp://host/a"}, ".queueUri"),
+        ({"queueUri": "sqlite://relative.db?queue=a"}, ".queueUri"),
+        ({"queueUri": "sqlite:///"}, ".queueUri"),
+        ({"queueUri": "memory://"}, ".queueUri"),
+        ({"queueUri": "memory://["}, ".queueUri"),
+        ({"queueName": "a", "connections": "2"}, ".connections"),
+        ({"queueName": "a", "connections": True}, ".connections"),
+        ({"queueName": "a", "connections": 0}, ".connections"),
+        ({"queueName": "a", "connections": 1.5}, ".connections"),
+        ({"queueName": "a", "visibilityTimeout": -1}, ".visibilityTimeout"),
+        ({"queueName": "a", "maxMessages": 0}, ".maxMessages"),
+        ({"queueName": "a", "retry": []}, ".retry"),
+        ({"queueName": "a", "retry": {"maxAttempts": 0}}, ".retry.maxAttempts"),
+        ({"queueName": "a", "retry": {"backoff": "linear"}}, ".retry.backoff"),
+        ({"queueName": "a", "retry": {"backoff": [1, "x"]}}, ".retry.backoff[1]"),
+        ({"queueName": "a", "retry": {"backoff": [1, -1]}}, ".retry.backoff"),
+        ({"queueName": "a", "retry": {"backoff": [1] * 1001}}, ".retry.backoff"),
+    ],
+)
+def test_a_bad_queue_is_skipped_and_named_by_its_path(entry: object, where: str) -> None:
+    document = read({"queues": [{"queueName": "good"}, entry], "processingPools": [{"code": "A"}]})
+
+    assert [queue.name for queue in document.queues] == ["good"]
+    assert [pool.code for pool in document.pools] == ["A"]
+    assert told(document) == [(f"$.queues[1]{where}", "QUEUE_VALIDATION")]
+    assert document.problems[0].skipped
+    assert document.problems[0].text.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("entry", "where"),
+    [
+        ("A", ""),
+        ({}, ""),
+        ({"code": None}, ".code"),
+        ({"code": ""}, ".code"),
+        ({"code": "a\tb"}, ".code"),
+        ({"code": "c" * 513}, ".code"),
+        ({"code": "B", "concurrency": "10"}, ".concurrency"),
+        ({"code": "B", "concurrency": 1.5}, ".concurrency"),
+        ({"code": "B", "concurrency": False}, ".concurrency"),
+        ({"code": "B", "rateLimitPerMinute": [600]}, ".rateLimitPerMinute"),
+        ({"code": "B", "rateLimitPerMinute": 0.5}, ".rateLimitPerMinute"),
+        ({"code": "B", "ordering": "random\n"}, ".ordering"),
+        ({"code": "B", "ungrouped": 1}, ".ungrouped"),
+        ({"code": "B", "timeoutMs": 0}, ".timeoutMs"),
+        ({"code": "B", "retry": {"maxAttempts": "x"}}, ".retry.maxAttempts"),
+    ],
+)
+def test_a_bad_pool_is_skipped_and_named_by_its_path(entry: object, where: str) -> None:
+    document = read({"queues": [{"queueName": "q"}], "processingPools": [entry, {"code": "A"}]})
+
+    assert [pool.code for pool in document.pools] == ["A"]
+    assert [queue.name for queue in document.queues] == ["q"]
+    assert told(document) == [(f"$.processingPools[0]{where}", "CONFIGURATION")]
+    assert document.problems[0].text.isprintable()
+
+
+@pytest.mark.rule("P4")
+@pytest.mark.parametrize("key", ["ordering", "ungrouped", "code", "concurrency", "retry"])
+def test_a_problem_does_not_repeat_what_it_is_about(key: str) -> None:
+    document = read_pool({"code": "A", key: "hunter2" * 1000})
+
+    assert "hunter2" not in repr(document.problems)
+    assert len(document.problems[0].text) < 100
+
+
+def test_what_was_skipped_is_remembered_by_name() -> None:
+    document = read(
+        {
+            "queues": [
+                {"queueName": "a", "connections": "x"},
+                {"queueUri": "amqp://user:pw@host/v?queue=b"},
+                {"connections": 1},
+            ],
+            "processingPools": [{"code": "A", "timeoutMs": "x"}, {"timeoutMs": 1}],
+        }
+    )
+
+    assert document.skipped_queues == ("a", "amqp://host/v?queue=b")
+    assert document.skipped_pools == ("A",)
+
+
+def test_of_what_is_named_twice_the_first_counts_even_when_it_is_bad() -> None:
+    document = read(
+        {
+            "queues": [
+                {"queueName": "a", "connections": 1},
+                {"queueName": "a", "connections": 2},
+                {"queueName": "b", "connections": "x"},
+                {"queueName": "b"},
+            ],
+            "processingPools": [{"code": "A", "concurrency": 1}, {"code": "A", "concurrency": 2}],
+        }
+    )
+
+    assert [(queue.name, queue.connections) for queue in document.queues] == [("a", 1)]
+    assert [(pool.code, pool.concurrency) for pool in document.pools] == [("A", 1)]
+    assert [str(problem) for problem in document.problems] == [
+        "$.queues[1]: named twice: $.queues[0] counts",
+        "$.queues[2].connections: Expected `int | float | null`, got `str`",
+        "$.queues[3]: named twice: $.queues[2] counts",
+        "$.processingPools[1]: named twice: $.processingPools[0] counts",
+    ]
+
+
+@pytest.mark.rule("POOL-6")
+@pytest.mark.parametrize(
+    ("concurrency", "rate", "effective"),
+    [
+        (10, None, 10),
+        (10, 600, 10),
+        (10.0, None, 10),
+        (None, 600, 10),
+        (0, 600, 10),
+        (-5, 659, 10),
+        (None, 59, 1),
+        (None, None, 1),
+        (0, 0, 1),
+        (-0.5, -600, 1),
+        (None, 60_000_000, 10_000),
+    ],
+)
+def test_the_effective_concurrency_is_worked_out(
+    concurrency: float | None, rate: int | None, effective: int
+) -> None:
+    entry = {"code": "A", "concurrency": concurrency, "rateLimitPerMinute": rate}
+
+    document = read_pool(entry)
+
+    assert document.problems == ()
+    assert document.pools[0].concurrency == effective
+
+
+@pytest.mark.rule("POOL-6")
+@given(concurrency=st.none() | st.integers(), rate=st.none() | st.integers())
+def test_a_pool_always_has_a_worker(concurrency: int | None, rate: int | None) -> None:
+    assert effective_concurrency(concurrency, rate) >= 1
+
+
+@pytest.mark.parametrize("rate", [None, 0, -1, -1.0])
+def test_no_rate_and_less_than_one_mean_no_limit(rate: float | None) -> None:
+    document = read_pool({"code": "A", "rateLimitPerMinute": rate, "rateLimitBurst": rate})
+
+    assert document.problems == ()
+    assert (document.pools[0].rate_per_minute, document.pools[0].burst) == (None, None)
+
+
+@pytest.mark.rule("P4")
+@pytest.mark.parametrize(
+    ("key", "value", "field", "used"),
+    [
+        ("concurrency", 10**30, "concurrency", 10_000),
+        ("concurrency", 1e30, "concurrency", 10_000),
+        ("rateLimitPerMinute", 10**12, "rate_per_minute", 60_000_000),
+        ("timeoutMs", 10**12, "timeout", 86_400),
+    ],
+)
+def test_an_absurdly_large_number_is_cut_and_noted(
+    key: str, value: float, field: str, used: int
+) -> None:
+    document = read_pool({"code": "A", key: value})
+
+    assert getattr(document.pools[0], field) == used
+    assert told(document) == [(f"$.processingPools[0].{key}", "CONFIGURATION")]
+    assert not document.problems[0].skipped
+
+
+def test_too_large_a_queue_is_cut_and_noted() -> None:
+    entry = {"queueName": "a", "connections": 10**6, "visibilityTimeout": 10**6}
+    entry |= {"retry": {"backoff": [1, 10**6, 10**7]}}
+
+    document = read({"queues": [entry], "connections": 101})
+
+    queue = document.queues[0]
+    assert (queue.connections, queue.visibility_timeout) == (100, 43_200)
+    assert queue.retry == RetryPolicy(None, (1, 43_200, 43_200))
+    assert told(document) == [
+        ("$.connections", "CONFIGURATION"),
+        ("$.queues[0].connections", "QUEUE_VALIDATION"),
+        ("$.queues[0].visibilityTimeout", "QUEUE_VALIDATION"),
+        ("$.queues[0].retry.backoff", "QUEUE_VALIDATION"),
+    ]
+
+
+@pytest.mark.rule("FIFO-2")
+def test_strict_ordering_is_applied_as_batch_with_a_note() -> None:
+    document = read_pool({"code": "A", "ordering": "strict", "concurrency": 3})
+
+    assert document.pools == (PoolConfig(code="A", concurrency=3),)
+    assert told(document) == [("$.processingPools[0].ordering", "CONFIGURATION")]
+    assert "planned (FIFO-2)" in document.problems[0].text
+    assert not document.problems[0].skipped
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://sqs.eu-west-1.amazonaws.com/1/orders.fifo",
+        "http://localhost:4566/1/orders",
+        "SQS://orders",
+        "activemq://user:hunter2@a:61613,b:61613/q",
+        "stomp://host/q",
+        "nats://host:4222/?stream=S",
+        "amqp://user:hunter2@host/v?queue=q",
+        "amqps://host/v?queue=q",
+        "postgresql://user:hunter2@host/db?queue=q",
+        "pgmq://host/db?queue=q",
+    ],
+)
+def test_a_broker_that_is_not_built_yet_is_skipped_with_a_clear_word(uri: str) -> None:
+    document = read_queue({"queueUri": uri})
+
+    assert document.queues == ()
+    assert told(document) == [("$.queues[0].queueUri", "QUEUE_VALIDATION")]
+    assert "not supported yet" in document.problems[0].text
+    assert "hunter2" not in repr(document)
+
+
+def test_a_bare_name_is_a_queue_in_the_embedded_file() -> None:
+    by_uri = read_queue({"queueUri": "orders & co"})
+    by_name = read_queue({"queueName": "orders & co"})
+
+    expected = QueueConfig(
+        name="orders & co",
+        uri="sqlite:////state%20dir/queue.db?queue=orders%20%26%20co",
+    )
+    assert by_uri.queues == by_name.queues == (expected,)
+
+
+@pytest.mark.parametrize("queue_type", set(QueueType) - {QueueType.EMBEDDED})
+def test_a_bare_name_for_a_broker_that_is_not_built_yet_is_skipped(queue_type: QueueType) -> None:
+    document = read_queue({"queueName": "orders"}, QueueNaming(queue_type, "/state"))
+
+    assert document.skipped_queues == ("orders",)
+    assert "not supported yet" in document.problems[0].text
+
+
+@pytest.mark.parametrize(
+    ("uri", "public"),
+    [
+        ("sqlite:///var/q.db?queue=a", "sqlite:///var/q.db?queue=a"),
+        ("amqp://user:p@ss@host/v?queue=q", "amqp://host/v?queue=q"),
+        ("pg://h/d?user=me&password=hunter2&queue=q", "pg://h/d?user=me&queue=q"),
+        ("https://h/c?access_token=hunter2", "https://h/c"),
+        ("https://h/c?API-Key=hunter2#top", "https://h/c#top"),
+        ("nats://h:4222/?stream=S&subject=x.>", "nats://h:4222/?stream=S&subject=x.>"),
+        ("http://user:pw@[::1/x", "http://[::1/x"),
+        ("orders", "orders"),
+    ],
+)
+def test_the_public_form_of_a_uri_has_no_credentials(uri: str, public: str) -> None:
+    assert public_uri(uri) == public
+
+
+@given(user=st.text(), password=st.text(alphabet=st.characters(exclude_characters="/?#")))
+def test_no_password_outlives_the_public_form(user: str, password: str) -> None:
+    secret = f"«{password}»"
+    user = "".join(letter for letter in user if letter not in "/?#")
+
+    assert public_uri(f"amqp://{user}:{secret}@host/v?queue=q") == "amqp://host/v?queue=q"
+
+
+def test_credentials_are_neither_in_the_name_nor_in_the_repr_of_a_queue() -> None:
+    document = read_queue({"queueUri": "memory://user:hunter2@q?x=1"})
+
+    queue = document.queues[0]
+    assert queue.name == "memory://q?x=1"
+    assert queue.uri == "memory://user:hunter2@q?x=1"
+    assert "hunter2" not in repr(document)
+
+
+@pytest.mark.rule("P4")
+def test_of_very_many_problems_only_the_first_are_told() -> None:
+    document = read({"queues": [0] * 5000})
+
+    assert len(document.problems) == MAX_PROBLEMS + 1
+    assert document.problems[-1].text == "more problems like these are not listed"
+
+
+def test_a_router_without_a_configuration_has_one_queue_and_one_pool() -> None:
+    config = embedded_config(QueueNaming(QueueType.SQS, "/state"))
+
+    assert config == RoutingConfig(
+        (QueueConfig(name="default", uri="sqlite:////state/queue.db?queue=default"),),
+        (PoolConfig(code="DEFAULT-POOL", concurrency=20),),
+    )
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+fields = st.sampled_from(
+    [
+        "queueName",
+        "queueUri",
+        "code",
+        "connections",
+        "concurrency",
+        "retry",
+        "maxAttempts",
+        "backoff",
+        "timeoutMs",
+    ]
+)
+entries = st.lists(json_values | st.dictionaries(fields, json_values))
+
+
+@pytest.mark.rule("P5")
+@given(
+    st.fixed_dictionaries({}, optional={"queues": entries, "processingPools": entries})
+    | json_values
+)
+def test_whatever_json_comes_it_is_read_or_refused(value: object) -> None:
+    try:
+        document = read_document(msgspec.json.encode(value), EMBEDDED)
+    except BadDocument:
+        return
+
+    assert all(pool.concurrency >= 1 for pool in document.pools)
+    assert len({queue.name for queue in document.queues}) == len(document.queues)
+
+
+@pytest.mark.rule("P5")
+@given(st.binary())
+def test_whatever_bytes_come_they_are_read_or_refused(body: bytes) -> None:
+    with pytest.raises(BadDocument):
+        read_document(body, EMBEDDED)
+
+
+names = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20)
+policies = st.builds(
+    RetryPolicy,
+    st.none() | st.integers(1, 10),
+    st.none() | st.lists(st.floats(0, 43_200), max_size=3).map(tuple),
+)
+queues = st.builds(
+    QueueConfig,
+    name=names,
+    uri=st.just("memory://q"),
+    connections=st.integers(1, 100),
+    visibility_timeout=st.none() | st.floats(1, 43_200),
+    max_messages=st.none() | st.integers(1, 100),
+    retry=st.none() | policies,
+)
+pools = st.builds(
+    PoolConfig,
+    code=names,
+    concurrency=st.integers(1, 10_000),
+    rate_per_minute=st.none() | st.integers(1, 60_000_000),
+    burst=st.none() | st.integers(1, 100),
+    parallel_ungrouped=st.booleans(),
+    retry=st.none() | policies,
+    timeout=st.none() | st.integers(1, 86_400_000).map(lambda ms: ms / 1000),
+)
+
+
+@pytest.mark.rule("CFG-8")
+@given(
+    st.lists(queues, max_size=3, unique_by=lambda queue: queue.name).map(tuple),
+    st.lists(pools, max_size=3, unique_by=lambda pool: pool.code).map(tuple),
+)
+def test_what_is_shown_of_a_configuration_can_be_read_back(
+    shown_queues: tuple[QueueConfig, ...], shown_pools: tuple[PoolConfig, ...]
+) -> None:
+    config = RoutingConfig(shown_queues, shown_pools)
+
+    document = read_document(msgspec.json.encode(as_document(config)), EMBEDDED)
+
+    assert RoutingConfig(document.queues, document.pools) == config
+    assert document.problems == ()

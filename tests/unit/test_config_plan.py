@@ -1,0 +1,306 @@
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.config import (
+    NOTHING,
+    PoolConfig,
+    QueueConfig,
+    QueueNaming,
+    QueueType,
+    RetryPolicy,
+    RoutingConfig,
+)
+from router.core.config_document import Document, as_document
+from router.core.config_plan import (
+    Plan,
+    PoolChange,
+    QueueChange,
+    check_document,
+    empties,
+    plan,
+    unite,
+)
+
+EMBEDDED = QueueNaming(QueueType.EMBEDDED, "/state")
+
+
+def queue(name: str, *, uri: str = "", connections: int = 1) -> QueueConfig:
+    return QueueConfig(name=name, uri=uri or f"memory://{name}", connections=connections)
+
+
+def pool(code: str, concurrency: int = 1) -> PoolConfig:
+    return PoolConfig(code=code, concurrency=concurrency)
+
+
+def config(*entries: QueueConfig | PoolConfig) -> RoutingConfig:
+    return RoutingConfig(
+        tuple(entry for entry in entries if isinstance(entry, QueueConfig)),
+        tuple(entry for entry in entries if isinstance(entry, PoolConfig)),
+    )
+
+
+def document(
+    *entries: QueueConfig | PoolConfig,
+    skipped_queues: tuple[str, ...] = (),
+    skipped_pools: tuple[str, ...] = (),
+) -> Document:
+    made = config(*entries)
+    return Document(
+        queues=made.queues,
+        pools=made.pools,
+        skipped_queues=skipped_queues,
+        skipped_pools=skipped_pools,
+    )
+
+
+@pytest.mark.rule("CFG-4")
+def test_documents_are_united_in_their_order() -> None:
+    one, two = document(queue("a"), pool("A")), document(queue("b"), pool("B"))
+
+    united, conflicts = unite([("one", one), ("two", two)])
+
+    assert united == config(queue("a"), queue("b"), pool("A"), pool("B"))
+    assert conflicts == []
+
+
+@pytest.mark.rule("CFG-4")
+def test_the_first_source_wins_a_conflict() -> None:
+    one = document(queue("a", connections=1), pool("A", 1))
+    two = document(queue("a", connections=2), pool("A", 2))
+
+    united, conflicts = unite([("one", one), ("two", two)])
+
+    assert united == config(queue("a", connections=1), pool("A", 1))
+    assert conflicts == [
+        "queue 'a' of two is not as in one, which counts",
+        "pool 'A' of two is not as in one, which counts",
+    ]
+
+
+@pytest.mark.rule("CFG-4")
+def test_sources_that_agree_are_no_conflict() -> None:
+    same = document(queue("a"), pool("A"))
+
+    assert unite([("one", same), ("two", same)]) == (config(queue("a"), pool("A")), [])
+
+
+@pytest.mark.rule("CFG-4", "P2")
+def test_one_queue_under_two_names_has_one_consumer() -> None:
+    one = document(queue("a", uri="memory://me:pw@q"))
+    two = document(queue("b", uri="memory://q"))
+
+    united, conflicts = unite([("one", one), ("two", two)])
+
+    assert [kept.name for kept in united.queues] == ["a"]
+    assert conflicts == ["queue 'b' is the same as 'a', which counts"]
+
+
+@pytest.mark.rule("CFG-5")
+def test_a_skipped_entry_leaves_what_runs_as_it_was() -> None:
+    running = config(queue("a", connections=7), pool("A", 7), queue("gone"), pool("GONE"))
+    damaged = document(queue("b"), skipped_queues=("a", "new"), skipped_pools=("A", "NEW"))
+
+    united, conflicts = unite([("one", damaged)], running)
+
+    assert united == config(queue("b"), queue("a", connections=7), pool("A", 7))
+    assert conflicts == []
+
+
+@pytest.mark.rule("CFG-4", "CFG-5")
+def test_another_source_may_fill_in_for_an_entry_that_was_skipped_and_does_not_run() -> None:
+    damaged = document(skipped_queues=("a",))
+
+    united, _ = unite([("one", damaged), ("two", document(queue("a")))])
+
+    assert united == config(queue("a"))
+
+
+@pytest.mark.rule("CFG-6", "CFG-7")
+def test_a_plan_tells_everything_that_changes() -> None:
+    old = config(queue("same"), queue("other"), queue("gone"), pool("SAME"), pool("OTHER", 1))
+    old = config(*old.queues, *old.pools, pool("GONE"))
+    new = config(queue("same"), queue("other", connections=2), queue("new"), pool("SAME"))
+    new = config(*new.queues, *new.pools, pool("OTHER", 2), pool("NEW"))
+
+    made = plan(old, new)
+
+    assert made == Plan(
+        start=(queue("new"),),
+        stop=(queue("gone"),),
+        replace=(QueueChange(queue("other"), queue("other", connections=2)),),
+        keep=(queue("same"),),
+        create=(pool("NEW"),),
+        drain=(pool("GONE"),),
+        change=(PoolChange(pool("OTHER", 1), pool("OTHER", 2)),),
+    )
+    assert made.lines() == [
+        "queue new: start (memory://new)",
+        "queue other: replace (connections 1 → 2)",
+        "queue gone: stop",
+        "pool NEW: create (concurrency 1, rate per minute none)",
+        "pool OTHER: change (concurrency 1 → 2)",
+        "pool GONE: drain",
+    ]
+    assert made.as_json() == {
+        "queues": {
+            "started": ["new"],
+            "replaced": ["other"],
+            "stopped": ["gone"],
+            "kept": ["same"],
+        },
+        "pools": {"created": ["NEW"], "changed": ["OTHER"], "drained": ["GONE"]},
+    }
+
+
+@pytest.mark.rule("CFG-6")
+def test_the_default_pool_is_never_drained_but_goes_back_to_twenty() -> None:
+    old = config(pool("DEFAULT-POOL", 3))
+
+    made = plan(old, NOTHING)
+
+    assert made.drain == ()
+    assert made.change == (PoolChange(pool("DEFAULT-POOL", 3), pool("DEFAULT-POOL", 20)),)
+
+
+@pytest.mark.rule("CFG-6")
+def test_a_default_pool_that_was_never_named_is_no_change() -> None:
+    assert plan(NOTHING, NOTHING) == Plan()
+    assert Plan().lines() == []
+
+
+@pytest.mark.rule("CFG-7")
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        (PoolConfig(code="A", concurrency=1, rate_per_minute=60), "rate per minute none → 60"),
+        (PoolConfig(code="A", concurrency=1, timeout=1.5), "timeout none → 1.5 s"),
+        (
+            PoolConfig(code="A", concurrency=1, parallel_ungrouped=True),
+            "parallel ungrouped false → true",
+        ),
+        (
+            PoolConfig(code="A", concurrency=1, retry=RetryPolicy(3)),
+            "retry none → 3 attempts exponential",
+        ),
+        (
+            PoolConfig(code="A", concurrency=1, retry=RetryPolicy(None, (10, 0.5))),
+            "retry none → for ever after [10.0, 0.5] s",
+        ),
+    ],
+)
+def test_a_change_is_told_in_words(after: PoolConfig, told: str) -> None:
+    lines = plan(config(pool("A")), config(after)).lines()
+
+    assert lines == [f"pool A: change ({told})"]
+
+
+@pytest.mark.rule("CFG-7")
+def test_new_credentials_replace_a_queue_and_are_not_told() -> None:
+    old, new = queue("a", uri="memory://u:old@q"), queue("a", uri="memory://u:hunter2@q")
+
+    made = plan(config(old), config(new))
+
+    assert made.lines() == ["queue a: replace (credentials)"]
+    assert "hunter2" not in repr(made)
+
+
+queues = st.builds(queue, st.sampled_from("abc"), connections=st.integers(1, 2))
+pools = st.builds(pool, st.sampled_from(["A", "B", "DEFAULT-POOL"]), st.integers(1, 2))
+configs = st.builds(
+    RoutingConfig,
+    st.lists(queues, unique_by=lambda entry: entry.name).map(tuple),
+    st.lists(pools, unique_by=lambda entry: entry.code).map(tuple),
+)
+
+
+@pytest.mark.rule("CFG-6", "CFG-7")
+@given(configs, configs)
+def test_carrying_out_a_plan_leads_to_the_new_configuration(
+    old: RoutingConfig, new: RoutingConfig
+) -> None:
+    made = plan(old, new)
+
+    consumers = {entry.name: entry for entry in old.queues}
+    for gone in made.stop:
+        del consumers[gone.name]
+    for change in made.replace:
+        assert consumers[change.before.name] == change.before
+        consumers[change.after.name] = change.after
+    consumers |= {entry.name: entry for entry in made.start}
+
+    assert consumers == {entry.name: entry for entry in new.queues}
+    assert set(made.keep) == set(old.queues) & set(new.queues)
+    assert plan(new, new).lines() == []
+
+
+@pytest.mark.rule("CFG-5")
+def test_only_a_running_router_can_be_emptied() -> None:
+    assert empties(config(queue("a")), config(pool("A")))
+    assert not empties(NOTHING, NOTHING)
+    assert not empties(config(queue("a")), config(queue("b")))
+
+
+def body(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+@pytest.mark.rule("CFG-8")
+def test_a_good_document_is_checked_against_nothing() -> None:
+    report = check_document(body({"queues": [{"queueName": "a"}]}), EMBEDDED, None)
+
+    assert report.ok
+    assert report.problems == ()
+    assert report.lines == ("queue a: start (sqlite:////state/queue.db?queue=a)",)
+
+
+@pytest.mark.rule("CFG-8")
+def test_a_document_is_checked_against_what_a_running_router_shows() -> None:
+    given_uri = "memory://user:hunter2@a"
+    running = config(queue("a", uri="memory://a"), pool("A"))
+
+    report = check_document(
+        body({"queues": [{"queueName": "a", "queueUri": given_uri}]}), EMBEDDED, running
+    )
+
+    assert report.ok
+    assert report.lines == ("pool A: drain",)
+
+
+@pytest.mark.rule("CFG-8")
+def test_a_document_that_cannot_be_read_is_not_ok() -> None:
+    report = check_document(b"<html>", EMBEDDED, None)
+
+    assert not report.ok
+    assert report.problems[0].path == "$"
+    assert report.lines == ()
+
+
+@pytest.mark.rule("CFG-8")
+@pytest.mark.parametrize(
+    ("value", "ok"),
+    [
+        ({"queues": [{"queueName": "a"}, {"queueName": "b", "connections": "x"}]}, False),
+        ({"queues": [{"queueName": "a"}, {"queueName": "b", "queueUri": "a"}]}, False),
+        ({"queues": []}, False),
+        ({"queues": [{"queueName": "a", "connections": 101}]}, True),
+    ],
+    ids=["a bad entry", "one queue twice", "emptying", "cut, but applied"],
+)
+def test_a_document_is_ok_if_all_of_it_would_be_applied(value: object, *, ok: bool) -> None:
+    report = check_document(body(value), EMBEDDED, config(queue("a")))
+
+    assert report.ok is ok
+    assert len(report.problems) == 1
+
+
+@pytest.mark.rule("CFG-8")
+def test_what_runs_checks_as_no_change_against_itself() -> None:
+    running = config(queue("a", uri="memory://u:p@a"), pool("A", 3))
+
+    shown = msgspec.json.encode(as_document(running))
+
+    assert check_document(shown, EMBEDDED, running).lines == ()

@@ -1,0 +1,266 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.config import QueueType
+from router.core.warnings import Severity
+from router.setting_values import (
+    AuthMode,
+    BreakerScope,
+    HttpVersion,
+    LogFormat,
+    LogLevel,
+    NotAllowed,
+    seconds,
+)
+from router.settings import BadSetting, Settings, setting_notes, settings_table
+
+pytestmark = pytest.mark.rule("CFG-1")
+
+
+def refusal(name: str, value: str) -> str:
+    with pytest.raises(BadSetting) as caught:
+        Settings.from_env({name: value})
+    return str(caught.value)
+
+
+def test_an_empty_environment_gives_the_documented_defaults() -> None:
+    settings = Settings.from_env({})
+
+    assert settings == Settings()
+    assert settings.config_urls == ()
+    assert settings.enabled
+    assert (settings.sync_interval, settings.config_attempts) == (300, 12)
+    assert (settings.config_retry_delay, settings.shutdown_timeout) == (5, 30)
+    assert (settings.max_pools, settings.pool_warning_threshold) == (10_000, 5_000)
+    assert (settings.host, settings.port) == ("127.0.0.1", 8080)
+    assert settings.auth_mode is AuthMode.NONE
+    assert (settings.log_level, settings.log_format) == (LogLevel.INFO, LogFormat.AUTO)
+    assert settings.mediator_timeout == 900
+    assert settings.mediator_http_version is HttpVersion.HTTP_2
+    assert settings.breaker_scope is BreakerScope.ORIGIN
+    assert settings.notify_min_severity is Severity.WARN
+    assert settings.naming.queue_type is QueueType.EMBEDDED
+
+
+def test_every_kind_of_value_is_read() -> None:
+    settings = Settings.from_env(
+        {
+            "MESSAGE_ROUTER_CONFIG_URL": "https://one/config, file:///etc/two.json",
+            "MESSAGE_ROUTER_ENABLED": "No",
+            "MESSAGE_ROUTER_SYNC_INTERVAL": "90s",
+            "MESSAGE_ROUTER_PORT": "0",
+            "MESSAGE_ROUTER_STATE_DIR": "/var/lib/router",
+            "MESSAGE_ROUTER_LOG_LEVEL": "warn",
+            "MEDIATOR_HTTP_TIMEOUT_MS": "1500",
+            "MEDIATOR_ALLOWED_HOSTS": "*.Example.com,10.0.0.1",
+            "AWS_REGION": " us-east-1 ",
+        }
+    )
+
+    assert settings.config_urls == ("https://one/config", "file:///etc/two.json")
+    assert settings.enabled is False
+    assert settings.sync_interval == 90
+    assert settings.port == 0
+    assert settings.state_dir == Path("/var/lib/router")
+    assert settings.log_level is LogLevel.WARNING
+    assert settings.mediator_timeout == 1.5
+    assert settings.allowed_hosts == ("*.example.com", "10.0.0.1")
+    assert settings.aws_region == "us-east-1"
+
+
+def test_a_blank_variable_counts_as_not_set() -> None:
+    blank = {"MESSAGE_ROUTER_CONFIG_URL": "", "MESSAGE_ROUTER_PORT": "  "}
+
+    assert Settings.from_env(blank) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("5m", 300), ("30s", 30), ("1h", 3600), ("500ms", 0.5), ("7", 7), ("1.5", 1.5), ("2M", 120)],
+)
+def test_durations_are_read_in_all_their_units(text: str, expected: float) -> None:
+    assert seconds(0, 86_400)(text) == expected
+
+
+@given(st.text())
+def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> None:
+    parse = seconds(1, 86_400)
+
+    try:
+        parsed, line = parse(text), ""
+    except NotAllowed as error:
+        parsed, line = 1, str(error)
+
+    assert 1 <= parsed <= 86_400
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("MESSAGE_ROUTER_PORT", "70000", "a whole number from 0 to 65535, not '70000'"),
+        ("MESSAGE_ROUTER_PORT", "٣", "a whole number from 0 to 65535"),
+        ("MESSAGE_ROUTER_PORT", "-1", "not '-1'"),
+        ("MESSAGE_ROUTER_SYNC_INTERVAL", "0", "from 1s to 86400s, not '0'"),
+        ("MESSAGE_ROUTER_SYNC_INTERVAL", "5 parsecs", "such as 500ms, 30s, 5m or 1h"),
+        ("MESSAGE_ROUTER_ENABLED", "maybe", "must be true or false, not 'maybe'"),
+        ("MESSAGE_ROUTER_QUEUE_TYPE", "KAFKA", "SQS, ACTIVEMQ, NATS, RABBITMQ, POSTGRES, EMBEDDED"),
+        ("MESSAGE_ROUTER_CONFIG_URL", "ftp://host/x", "http:// or https:// or file://"),
+        ("MESSAGE_ROUTER_CONFIG_URL", "http://[::1/x", "must be a URL"),
+        ("MESSAGE_ROUTER_CONFIG_URL", "http://host:port/x", "must be a URL"),
+        ("MESSAGE_ROUTER_CONFIG_URL", "http:///path", "must be a URL"),
+        ("MESSAGE_ROUTER_CONFIG_URL", "file://elsewhere/x", "must be a URL"),
+        ("MESSAGE_ROUTER_CONFIG_URL", "http://a b/", "must be a URL"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_URL", "postgresql://h/db", "not supported yet"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_URL", "mysql://h/db", "sqlite:///path or none"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_URL", "sqlite://relative", "sqlite:///path or none"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_URL", "sqlite:///", "sqlite:///path or none"),
+        ("MESSAGE_ROUTER_AUTH_MODE", "OIDC", "not supported yet"),
+        ("STANDBY_ENABLED", "true", "not supported yet"),
+        ("MEDIATOR_HTTP_VERSION", "HTTP_3", "HTTP_2, HTTP_1_1"),
+        ("MEDIATOR_ALLOWED_HOSTS", "http://x/", "host names"),
+        ("MESSAGE_ROUTER_HOST", "a\x07b", "printable text"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_one_line_that_says_what_is_allowed(
+    name: str, value: str, says: str
+) -> None:
+    line = refusal(name, value)
+
+    assert line.startswith(name)
+    assert says in line
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MESSAGE_ROUTER_CONFIG_TOKEN", "hunter2\x00"),
+        ("MESSAGE_ROUTER_CONFIG_TOKEN", "hunter2ü"),
+        ("MESSAGE_ROUTER_API_TOKEN", "hunter2\nx"),
+        ("MESSAGE_ROUTER_CONFIG_URL", "ftp://user:hunter2@host/"),
+        ("MESSAGE_ROUTER_CONFIG_URL", "https://ok/,htp//user:hunter2@host/"),
+        ("MESSAGE_ROUTER_CONFIG_URL", "ftp://host/?token=hunter2"),
+        ("RABBITMQ_URL", "http://user:hunter2@host/"),
+        ("NOTIFY_SLACK_URL", "slack:hunter2"),
+        ("MEDIATOR_PROXY", "user:hunter2@proxy"),
+    ],
+)
+def test_a_secret_is_masked_when_it_is_refused(name: str, value: str) -> None:
+    line = refusal(name, value)
+
+    assert "hunter2" not in line
+    assert "***" in line or "'ftp://host/'" in line
+
+
+def test_secrets_and_urls_are_not_in_the_repr() -> None:
+    settings = Settings.from_env(
+        {
+            "MESSAGE_ROUTER_CONFIG_URL": "https://user:hunter2@host/",
+            "MESSAGE_ROUTER_CONFIG_TOKEN": "hunter2",
+            "MESSAGE_ROUTER_API_TOKEN": "hunter2",
+            "AUTH_BASIC_PASSWORD": "hunter2",
+            "RABBITMQ_URL": "amqp://user:hunter2@host/",
+            "NATS_SERVERS": "nats://user:hunter2@host",
+            "SQS_ENDPOINT_OVERRIDE": "http://user:hunter2@host",
+            "MEDIATOR_PROXY": "http://user:hunter2@host",
+        }
+    )
+
+    assert "hunter2" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("env", "missing"),
+    [
+        ({"MESSAGE_ROUTER_AUTH_MODE": "BASIC"}, "AUTH_BASIC_USERNAME"),
+        (
+            {"MESSAGE_ROUTER_AUTH_MODE": "basic", "AUTH_BASIC_USERNAME": "me"},
+            "AUTH_BASIC_PASSWORD",
+        ),
+        ({"MESSAGE_ROUTER_AUTH_MODE": "TOKEN"}, "MESSAGE_ROUTER_API_TOKEN"),
+    ],
+)
+def test_an_auth_mode_without_its_credentials_is_refused(env: dict[str, str], missing: str) -> None:
+    with pytest.raises(BadSetting, match=f"^{missing} must be set"):
+        Settings.from_env(env)
+
+
+def test_an_auth_mode_with_its_credentials_is_taken() -> None:
+    basic = {
+        "MESSAGE_ROUTER_AUTH_MODE": "BASIC",
+        "AUTH_BASIC_USERNAME": "me",
+        "AUTH_BASIC_PASSWORD": "pw",
+    }
+
+    assert Settings.from_env(basic).auth_mode is AuthMode.BASIC
+
+
+def test_bare_queue_names_are_sqs_queues_once_there_is_a_config_url() -> None:
+    with_url = Settings.from_env({"MESSAGE_ROUTER_CONFIG_URL": "http://host/"})
+    told = Settings(config_urls=("http://host/",), queue_type=QueueType.NATS)
+
+    assert with_url.naming.queue_type is QueueType.SQS
+    assert told.naming.queue_type is QueueType.NATS
+
+
+def test_state_is_kept_under_an_absolute_path_wherever_the_process_goes_later() -> None:
+    settings = Settings.from_env({"MESSAGE_ROUTER_STATE_DIR": "here"})
+
+    assert settings.naming.state_dir == str(Path.cwd() / "here")
+    assert settings.dead_letter_path == Path.cwd() / "here" / "dead-letters.db"
+
+
+@pytest.mark.rule("DLQ-1")
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("NONE", None),
+        ("sqlite:///var/dead%20letters.db", Path("/var/dead letters.db")),
+        ("sqlite:////var/dead.db", Path("/var/dead.db")),
+    ],
+)
+def test_dead_letters_go_where_they_are_told(url: str, path: Path | None) -> None:
+    settings = Settings.from_env({"MESSAGE_ROUTER_DEAD_LETTER_URL": url})
+
+    assert settings.dead_letter_path == path
+
+
+def test_an_unknown_name_is_noted_and_harmless() -> None:
+    env = {"MESSAGE_ROUTER_CONFIG_URI": "x", "MESSAGE_ROUTER_ZZZZZZ": "x", "PATH": "/bin"}
+
+    Settings.from_env(env)
+
+    assert setting_notes(env) == [
+        "MESSAGE_ROUTER_CONFIG_URI is not a setting: did you mean MESSAGE_ROUTER_CONFIG_URL?",
+        "MESSAGE_ROUTER_ZZZZZZ is not a setting",
+    ]
+
+
+def test_notifications_that_are_set_are_noted_as_not_sent_yet() -> None:
+    notes = setting_notes({"NOTIFY_WEBHOOK_URL": "https://hook/hunter2"})
+
+    assert notes == ["NOTIFY_WEBHOOK_URL is set, but notifications are not sent yet"]
+
+
+def test_what_kubernetes_sets_beside_a_service_of_our_name_is_not_ours() -> None:
+    env = {
+        "MESSAGE_ROUTER_PORT": "tcp://10.0.0.7:8080",
+        "MESSAGE_ROUTER_PORT_8080_TCP": "tcp://10.0.0.7:8080",
+        "MESSAGE_ROUTER_SERVICE_HOST": "10.0.0.7",
+    }
+
+    assert Settings.from_env(env).port == 8080
+    assert setting_notes(env) == []
+
+
+def test_the_table_for_people_has_a_row_for_every_variable() -> None:
+    lines = settings_table().splitlines()
+
+    assert lines[:2] == ["| variable | default | meaning |", "|---|---|---|"]
+    assert "| `MESSAGE_ROUTER_PORT` | `8080` | port of the API; 0: a free one |" in lines
+    assert len(lines) == 2 + len(Settings.__dataclass_fields__)
+    assert all(line.count("|") == 4 for line in lines)

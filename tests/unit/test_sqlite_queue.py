@@ -1,0 +1,33 @@
+"""A queue in a file on virtual time: the thread does the SQL, the loop's clock tells the time."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from router.brokers import BrokerDoor
+from router.core.config import QueueConfig
+from router.core.message import UNTRIED, Message
+from router.ports import Publication
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-4", "WQ-6")]
+
+
+async def test_delays_and_leases_end_at_their_instant(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db", visibility_timeout=7)
+    message = Message(id="a", target="https://svc.example/")
+    instants = []
+
+    async with BrokerDoor(worker_id="worker-1", dedup_window=300.0, clock=loop.time) as door:
+        publishing = door.open_publisher(queue)
+        assert publishing is not None
+        async with publishing as publisher, door.open_queue(queue) as broker:
+            await publisher.publish([Publication(message, b"a", "a")])
+            (first,) = await broker.receive(1)
+            await broker.nack(first.handle, 12, UNTRIED)
+            for _ in range(3):
+                assert len(await broker.receive(1)) == 1
+                instants.append(loop.time())
+
+    assert instants == pytest.approx([12, 19, 26], abs=0.01)

@@ -1,13 +1,9 @@
 """What the engine itself costs: everything but HTTP and broker calls.
 
-A broker that makes messages up and a sender that accepts them at once stand at both ends, so what is
-left is parsing, tracking, routing, ordering, settling and counting. CPU time per message, over numbers
-of groups and of pools:
-
-    python -m bench.engine [--messages 100000] [--rounds 3]
+A broker that makes messages up and a sender that accepts them at once stand at both ends, so what
+is left is parsing, tracking, routing, ordering, settling and counting.
 """
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -54,9 +50,7 @@ class MadeUpQueue:
         first, self._next = self._next, min(self._next + limit, self._total)
         lease = asyncio.get_running_loop().time() + 30.0
         await asyncio.sleep(0)
-        return [
-            Delivery(self._bodies[n], n, str(n), 1, lease) for n in range(first, self._next)
-        ]
+        return [Delivery(self._bodies[n], n, str(n), 1, lease) for n in range(first, self._next)]
 
     def interrupt(self) -> None:
         self.done.set()
@@ -143,34 +137,24 @@ async def cost(total: int, groups: int, pools: int) -> float:
             (QueueConfig(name="q", uri="memory://q"),),
             tuple(PoolConfig(code=f"POOL-{n}", concurrency=100) for n in range(pools)),
         )
-        started = time.process_time()
         await manager.apply(config)
-        applied = time.process_time()
+        before = time.process_time()
         await queue.done.wait()
-        spent = time.process_time() - applied
+        spent = time.process_time() - before
         manager.stop()
         if manager.routing.unaccounted or queue.acked != total:
             raise SystemExit("messages were lost: the figures mean nothing")
-    del started
     return spent / total * 1e6
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    options.add_argument("--messages", type=int, default=100_000)
-    options.add_argument("--rounds", type=int, default=3)
-    given = options.parse_args()
+def report(messages: int, rounds: int) -> None:
     cases = [(groups, 1) for groups in GROUPS] + [(1_000, pools) for pools in POOLS[1:]]
     figures: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
-    for _ in range(given.rounds):
+    for _ in range(rounds):
         for case in cases:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                figures[case].append(runner.run(cost(given.messages, *case)))
-    print(f"{'groups':>8} {'pools':>6}  CPU µs per message (median, min-max of {given.rounds})")
+                figures[case].append(runner.run(cost(messages, *case)))
+    print(f"{'groups':>8} {'pools':>6}  CPU µs per message (median, min-max of {rounds})")
     for (groups, pools), costs in figures.items():
         low, high = min(costs), max(costs)
         print(f"{groups:>8} {pools:>6}  {statistics.median(costs):6.1f}  ({low:.1f}-{high:.1f})")
-
-
-if __name__ == "__main__":
-    main()

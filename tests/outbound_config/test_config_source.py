@@ -2,7 +2,6 @@ import asyncio
 import gzip
 import os
 import socket
-import ssl
 import tracemalloc
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import pytest
 
 from router.core.config import QueueNaming, QueueType
 from router.core.config_document import MAX_DOCUMENT, embedded_config, read_document
-from router.outbound.config_source import EmbeddedSource, FileSource, HttpSource, config_sources
+from router.outbound.config_service import HttpSource
+from router.outbound.config_source import EmbeddedSource, FileSource, config_sources
 from router.ports import ConfigSource, ConfigUnavailable
 from tests.outbound_config.service import ConfigService, answer
 
@@ -151,7 +151,7 @@ async def test_an_attempt_is_limited_in_time_as_a_whole(
     service: ConfigService, reply: bytes
 ) -> None:
     service.reply, service.hangs = reply, True
-    source = HttpSource(service.url(), ssl.create_default_context(), None, timeout=0.2)
+    source = HttpSource(service.url(), None, timeout=0.2)
 
     assert await failure(source) == "no complete answer within 0.2 s"
 

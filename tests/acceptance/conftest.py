@@ -1,0 +1,34 @@
+"""The real process on loopback, in real time."""
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.site import Site
+from tests.outbound.servers import Target, listening
+from tests.outbound_config.service import ConfigService
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, Mapping[str, Any]]:
+    return "asyncio", {}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture
+async def target() -> AsyncIterator[Target]:
+    """One that accepts everything."""
+    async with listening() as polite:
+        yield polite
+
+
+@pytest.fixture
+async def config_service() -> AsyncIterator[ConfigService]:
+    async with ConfigService() as service:
+        yield service

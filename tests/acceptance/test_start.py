@@ -1,0 +1,150 @@
+"""How a start ends that cannot succeed, and what a router tells of itself from start to stop."""
+
+import signal
+import socket
+
+import pytest
+
+from tests.acceptance.process import RouterProcess, eventually
+from tests.acceptance.site import Site
+from tests.acceptance.targets import Gate, ids, message
+from tests.outbound.servers import Target, listening
+from tests.outbound_config.service import ConfigService, answer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+PROBES = ("/health/live", "/health/startup", "/health/ready", "/health")
+
+
+async def refusal(site: Site) -> str:
+    """The one line that a start ends with."""
+    async with site.starting() as router:
+        code = await router.ends()
+        (line,) = router.errors().splitlines()
+
+    assert code == 2
+    assert line.startswith("message-router: ")
+    return line
+
+
+@pytest.mark.rule("CFG-1")
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MESSAGE_ROUTER_PORT", "eighty"),
+        ("MESSAGE_ROUTER_SHUTDOWN_TIMEOUT", "-3"),
+        ("MESSAGE_ROUTER_CONFIG_URL", "ftp://user:hunter2@config/"),
+        ("MESSAGE_ROUTER_AUTH_MODE", "TOKEN"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_URL", "nowhere"),
+        ("MEDIATOR_PROXY", "hunter2"),
+    ],
+)
+async def test_a_wrong_setting_ends_it_with_one_line_that_names_it(
+    site: Site, variable: str, value: str
+) -> None:
+    site.settings[variable] = value
+
+    line = await refusal(site)
+
+    assert variable in line
+    assert "hunter2" not in line
+
+
+@pytest.mark.rule("CFG-1")
+async def test_a_port_that_is_taken_ends_it(site: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        site.port = taken.getsockname()[1]
+
+        assert f"MESSAGE_ROUTER_PORT: port {site.port}" in await refusal(site)
+
+
+@pytest.mark.rule("CFG-1")
+async def test_a_host_that_does_not_exist_ends_it(site: Site) -> None:
+    site.settings["MESSAGE_ROUTER_HOST"] = "no-such-host.invalid"
+
+    assert "MESSAGE_ROUTER_HOST" in await refusal(site)
+
+
+@pytest.mark.rule("CFG-1", "DLQ-1")
+@pytest.mark.parametrize("place", ["a-file", "a-file/below"])
+async def test_a_state_directory_that_cannot_be_made_ends_it(site: Site, place: str) -> None:
+    (site.folder / "a-file").touch()
+    site.settings["MESSAGE_ROUTER_STATE_DIR"] = str(site.folder / place)
+
+    assert "MESSAGE_ROUTER_STATE_DIR" in await refusal(site)
+
+
+@pytest.mark.rule("DLQ-1")
+async def test_a_dead_letter_store_that_is_no_database_ends_it(site: Site) -> None:
+    store = site.folder / "letters.db"
+    store.write_text("a shopping list, longer than the header of a database file would be" * 20)
+    site.settings["MESSAGE_ROUTER_DEAD_LETTER_URL"] = f"sqlite:///{store}"
+
+    assert "letters.db" in await refusal(site)
+
+
+@pytest.mark.rule("DLQ-1")
+async def test_the_embedded_queue_needs_no_dead_letter_store(site: Site, target: Target) -> None:
+    site.settings["MESSAGE_ROUTER_DEAD_LETTER_URL"] = "none"
+    async with site.router() as router:
+        await router.publish([message("m", target)], queue="default")
+        await eventually(lambda: ids(target) == ["m"])
+
+        assert router.has_logged("will be lost")
+
+
+@pytest.mark.rule("CFG-9")
+async def test_switched_off_it_is_healthy_and_consumes_nothing(site: Site, target: Target) -> None:
+    site.configure()
+    site.settings["MESSAGE_ROUTER_ENABLED"] = "false"
+    await site.fill("orders", [message("m", target)])
+    async with site.router() as router:
+        codes = await probe(router)
+        reload = await router.post("/config/reload")
+        code = await router.stop()
+
+    assert codes == [200, 200, 200, 200]
+    assert reload.status_code == 502
+    assert code == 0
+    assert (ids(target), site.unsettled(), site.workers()) == ([], {"m"}, set())
+
+
+@pytest.mark.rule("OPS-3", "OPS-4")
+async def test_the_probes_follow_it_from_start_to_stop(
+    site: Site, config_service: ConfigService
+) -> None:
+    gate = Gate()
+    site.port = free_port()  # to be known before the router is ready
+    config_service.reply = answer(b"", status="503 Service Unavailable")
+    site.configure()
+    document = (site.folder / "routing.json").read_bytes()
+    site.settings["MESSAGE_ROUTER_CONFIG_URL"] = config_service.url()
+    site.settings["MESSAGE_ROUTER_CONFIG_ATTEMPTS"] = "1000"
+    async with listening(gate.script) as target, site.starting() as router:
+        await router.logs("attempt failed")
+        starting = await probe(router)
+        config_service.reply = answer(document)
+        await router.ready()
+        running = await probe(router)
+        await router.publish([message("m", target)])
+        await eventually(lambda: ids(target) == ["m"])
+        router.send(signal.SIGTERM)
+        await router.logs("shutting down")
+        stopping = await probe(router)
+        gate.open()
+        code = await router.ends()
+
+    assert starting == [200, 503, 503, 503]
+    assert running == [200, 200, 200, 200]
+    assert stopping[:3] == [200, 200, 503]
+    assert code == 0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    return port
+
+
+async def probe(router: RouterProcess) -> list[int]:
+    return [(await router.get(path)).status_code for path in PROBES]

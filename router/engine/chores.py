@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+from router.core.config import MAX_BATCH
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
+from router.engine.intake import Intake
 from router.engine.periodic import every
 from router.engine.queue_manager import SOURCE, QueueManager
 from router.ports import BrokerError
@@ -40,27 +42,23 @@ class Chores:
     async def restart_silent_consumers(self) -> None:
         now = asyncio.get_running_loop().time()
         for intake in list(self._manager.intakes.values()):
-            if intake.is_healthy(now):
-                continue
-            name = intake.queue.name
-            self._warn(Code.CONSUMER_RESTART, f"consumer of {name} is silent and is restarted")
-            try:
+            if not intake.is_healthy(now):
+                self._warn_of_silence(intake)
                 self._manager.restart(intake)
-            except Exception as error:  # noqa: BLE001  one that fails must not keep the others
-                text = f"consumer of {name} could not be restarted: {error}"
-                self._warn(Code.CONSUMER_RESTART_FAILED, text, Severity.CRITICAL)
 
     async def let_go_finished(self) -> None:
-        self._manager.let_go_finished()
-        self._breakers.drop_idle(asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        self._manager.let_go_finished(now)
+        self._breakers.drop_idle(now)
 
     async def look_for_leaks(self) -> None:
-        """TRK-1."""
+        """TRK-1. An intake may hold one batch per connection on top of what is in the pools."""
         manager = self._manager
         pools = (*manager.pools.values(), *manager.draining_pools.values())
+        intakes = (*manager.intakes.values(), *manager.stopping_intakes)
         bound = sum(pool.capacity + pool.config.concurrency for pool in pools)
-        pooled = sum(1 for job in manager.routing.tracker if job.keeper is not None)
-        if pooled > bound:
+        bound += sum(MAX_BATCH * len(intake.connections) for intake in intakes)
+        if len(manager.routing.tracker) > bound:
             self._warn(Code.PIPELINE_MAP_LEAK, "more messages are tracked than the pools can hold")
 
     async def measure_queues(self) -> None:
@@ -72,8 +70,16 @@ class Chores:
             if depth is not None:
                 self.depths[name] = depth.waiting
                 self._judge_depth(name, depth.waiting)
-        for name in self._waiting.keys() - self._manager.intakes.keys():
-            del self._waiting[name]
+        for name in self.depths.keys() - self._manager.intakes.keys():
+            del self.depths[name], self._waiting[name]
+
+    def _warn_of_silence(self, intake: Intake) -> None:
+        name = intake.queue.name
+        if intake.restarts and not intake.has_polled:
+            text = f"consumer of {name} is silent although it was restarted"
+            self._warn(Code.CONSUMER_RESTART_FAILED, text, Severity.CRITICAL)
+        else:
+            self._warn(Code.CONSUMER_RESTART, f"consumer of {name} is silent and is restarted")
 
     def _judge_depth(self, name: str, waiting: int) -> None:
         if waiting > BACKLOG:

@@ -19,4 +19,5 @@ class Context:
     alerts: Alerts
     tasks: asyncio.TaskGroup  # the owner of all tasks of intakes and pools
     bell: Bell  # rung when a pool has room again, and when an intake stops
+    extended: Bell  # rung when an extension of leases has ended
     jitter: Jitter

@@ -6,27 +6,27 @@ from typing import Final, Protocol
 
 from router.core.backoff import Jitter
 from router.core.config import PoolConfig
-from router.core.job import Death, Job, State
+from router.core.job import NEVER, Death, Job, State
 from router.core.lanes import Lane
 from router.core.outcome import (
     DEFAULT_DELAY,
     FAST_FAIL_DELAY,
     NO_OUTCOME,
     Error,
-    Metric,
     Outcome,
     Result,
 )
+from router.core.redact import mask_urls
 from router.core.settlement import settlement
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
+from router.engine.bell import Bell
 from router.engine.permits import Permits
 
 log = logging.getLogger(__name__)
 
-PAUSES: Final = (1.0, 2.0, None)  # MED-2: after the first try, the second, the third
-_WITHDRAWN: Final = Outcome(Result.ERROR_PROCESS, asked_delay=0.0, detail="given back unsent")
+PAUSES: Final = (1.0, 2.0)  # MED-2: after the first try, after the second
 
 
 class Deliverer(Protocol):
@@ -53,8 +53,9 @@ class Courier:
         self._permits = permits
         self._alerts = alerts
         self._jitter = jitter
+        self.pausing = 0  # messages between two tries
         self._posts: dict[Job, asyncio.Task[None]] = {}  # the open ones
-        self._pausing: dict[Job, asyncio.Future[None]] = {}  # between two tries
+        self._pauses_end = Bell()
         self._stopped = False
         self._aborting = False
 
@@ -62,15 +63,10 @@ class Courier:
     def open_posts(self) -> int:
         return len(self._posts)
 
-    @property
-    def pausing(self) -> int:
-        return len(self._pausing)
-
     def stop(self) -> None:
         """Start no new try; what waits for one is given back by its worker."""
         self._stopped = True
-        for over in self._pausing.values():
-            _wake(over)
+        self._pauses_end.ring()
         self._permits.let_all_in()
 
     def resume(self) -> None:
@@ -86,13 +82,14 @@ class Courier:
         """Deliver it and settle it, and with it what must not go before it."""
         outcome = await self._deliver(job)
         if outcome is None:
-            for lost in (job, *lane.take_all()):
-                lost.home.forfeit(lost)
-        elif outcome is _WITHDRAWN:
-            await job.home.give_back(job, 0.0)
-        elif outcome.result is Result.SUCCESS:
-            job.metric = Metric.SUCCESS
+            await self._let_go(lane, job)
+            return
+        job.metric = outcome.consequence.metric
+        self.counts.record(job.metric, _now())
+        if outcome.result is Result.SUCCESS:
             job.home.ack(job)
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("delivered", extra=self._facts(job))
         else:
             await self._settle_failure(lane, job, outcome)
 
@@ -107,64 +104,65 @@ class Courier:
             self._warn(Code.GROUP_THREAD_RESTART, "the task of a group was restarted")
 
     async def _deliver(self, job: Job) -> Outcome | None:
-        """None: its lease has run out, so it is no longer ours to send."""
+        """None: it is not to be sent, or not any more."""
         last: Outcome | None = None
-        for pause in PAUSES:
-            if job.lease_until <= asyncio.get_running_loop().time():
-                return None
+        pauses = iter(PAUSES)
+        while not self._stopped and not _is_lost(job):
             outcome = await self._attempt(job)
-            if last is not None and outcome.error is Error.CIRCUIT_OPEN:
-                return last
-            if pause is None or not outcome.retryable or self._stopped:
-                return outcome
+            pause = next(pauses, None)
+            if outcome is None or not outcome.retryable or pause is None or self._stopped:
+                return last if last is not None and _met_open_circuit(outcome) else outcome
             self._log_failure(job, outcome, f"next try in {pause:g} s")
             last = outcome
             await self._pause(job, pause)
-            if self._stopped:
-                return _WITHDRAWN
-        return last
+        return None
 
-    async def _attempt(self, job: Job) -> Outcome:
-        loop = asyncio.get_running_loop()
+    async def _attempt(self, job: Job) -> Outcome | None:
+        """None: it was aborted."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  for the type checker: we run in one
         job.state = State.DELIVERING
-        self._posts[job] = task = asyncio.current_task(loop)  # type: ignore[assignment]  # in a task
-        self.last_start = job.started_at = loop.time()
+        self._posts[job] = task
+        self.last_start = job.started_at = _now()
         try:
             outcome = await self._mediator.attempt(job, self.config.timeout)
         except asyncio.CancelledError:
             if not self._aborting:
                 raise
-            task.uncancel()  # type: ignore[union-attr]  # ditto
-            return _WITHDRAWN
+            task.uncancel()
+            return None
         finally:
             del self._posts[job]
-            job.state = State.SETTLING
         if outcome is None:
             text = "the mediator gave no outcome for a message"
             self._warn(Code.MEDIATOR_NULL_RESULT, text, Severity.CRITICAL)
-            outcome = NO_OUTCOME
-        self.counts.record(outcome.consequence.metric, loop.time())
+            return NO_OUTCOME
         return outcome
 
     async def _pause(self, job: Job, seconds: float) -> None:
         """Wait for the next try; the permit is free meanwhile."""
-        loop = asyncio.get_running_loop()
-        job.state, job.resume_at = State.WAITING, loop.time() + seconds
-        self._pausing[job] = over = loop.create_future()
-        timer = loop.call_later(seconds, _wake, over)
+        job.state, job.resume_at = State.WAITING, _now() + seconds
+        self.pausing += 1
         self._permits.give_back()
         try:
-            await over
+            await self._pauses_end.wait(at_most=seconds)
         finally:
-            timer.cancel()
-            del self._pausing[job]
+            self.pausing -= 1
+            job.resume_at = NEVER
         if self._stopped:
             self._permits.take()
         else:
             await self._permits.take_again()
 
+    async def _let_go(self, lane: Lane, job: Job) -> None:
+        """Give it back unsent. With a lost lease, what is behind it in its group goes too."""
+        if _is_lost(job):
+            for each in (job, *lane.take_all()):
+                each.home.forfeit(each)
+        else:
+            await job.home.give_back(job, 0.0)
+
     async def _settle_failure(self, lane: Lane, job: Job, outcome: Outcome) -> None:
-        job.metric = outcome.consequence.metric
         what = settlement(outcome, job, self.config.retry or job.home.retry, self._jitter)
         if isinstance(what, Death):
             self._log_failure(job, outcome, f"dead letter {what.reason.value}")
@@ -193,7 +191,7 @@ class Courier:
                 **self._facts(job),
                 "error": outcome.error.value if outcome.error else None,
                 "status": outcome.status,
-                "seconds": round(asyncio.get_running_loop().time() - job.started_at, 3),
+                "seconds": round(_now() - job.started_at, 3),
                 "follows": follows,
             },
         )
@@ -203,11 +201,19 @@ class Courier:
             "message_id": job.message.id,
             "pool": self.config.code,
             "group": job.group,
-            "target": job.message.target,
+            "target": mask_urls(job.message.target),
             "attempt": job.posts,
         }
 
 
-def _wake(over: "asyncio.Future[None]") -> None:
-    if not over.done():
-        over.set_result(None)
+def _met_open_circuit(outcome: Outcome | None) -> bool:
+    return outcome is not None and outcome.error is Error.CIRCUIT_OPEN
+
+
+def _is_lost(job: Job) -> bool:
+    """Its lease has run out: it may be someone else's by now (BRK-5)."""
+    return job.lease_until <= _now()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

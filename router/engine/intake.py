@@ -2,13 +2,18 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from router.core.backoff import reconnect_delays
 from router.core.config import MAX_BATCH, QueueConfig
+from router.core.message import Delivery
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
 from router.engine.context import Context
+from router.engine.leases import LOOKS_PER_LEASE, renew
+from router.engine.line import Line
 from router.engine.periodic import every
 from router.engine.process_pool import ProcessPool
 from router.engine.settler import Settler
@@ -19,6 +24,7 @@ log = logging.getLogger(__name__)
 SILENT_AFTER: Final = 60.0  # BRK-1
 UNREACHABLE_AFTER: Final = 60.0  # BRK-6
 FRUITLESS_PAUSE: Final = 2.0  # ROUTE-5
+RECEIVE_GRACE: Final = 25.0  # a long poll ends by itself (OPS-4)
 
 
 class Connection:
@@ -29,13 +35,17 @@ class Connection:
         self.settler = Settler(queue, context, counts)
         self.task: asyncio.Task[None] | None = None
         self.is_running = False
-        self.is_waiting = False  # for the broker, or for room: no reason to call it silent
         self.last_poll = _now()  # the last successful one, or its start
+        self.has_polled = False
+        self._last_message = _now()  # likewise
+        self._due_since: float | None = None  # its queue has messages that nobody fetches
+        self._is_waiting = False  # for the broker, or for room: no reason to call it silent
+        self._waited_until = _now()
         self._context = context
-        self._broker: Broker | None = None
-        self._stopping = False
+        self._line: Line | None = None
+        self._stopped_at: float | None = None
         self._fed: frozenset[ProcessPool] = frozenset()  # by the last batch
-        self._was_open = False
+        self._delays = reconnect_delays(context.jitter)
         self._lost_at: float | None = None
 
     def start(self) -> None:
@@ -44,100 +54,175 @@ class Connection:
 
     def stop(self) -> None:
         """Receive no more; what was brought is still settled."""
-        self._stopping = True
-        if self._broker is not None:
-            self._broker.interrupt()
+        self._stopped_at = _now()
+        self.settler.stop()
+        self._wake()
+
+    def cut_off(self, now: float) -> None:
+        """End a receive that does not return: by now it would only bring what is unwanted."""
+        overdue = self._stopped_at is not None and now - self._stopped_at >= RECEIVE_GRACE
+        if overdue and self.task is not None and self.settler.is_idle:
+            self.task.cancel()
+
+    def is_healthy(self, now: float) -> bool:
+        if not self.is_running or self._is_waiting:
+            return True
+        silent = now - max(self.last_poll, self._waited_until)
+        return silent <= SILENT_AFTER and not self._is_starved(now)
+
+    def note_depth(self, depth: Depth, now: float) -> None:
+        """Only messages that could be handed out now tell that a receiver misses them (OPS-3)."""
+        if not depth.due:
+            self._due_since = None
+        elif self._due_since is None:
+            self._due_since = now
+
+    @property
+    def is_connected(self) -> bool:
+        return self._line is not None
+
+    async def depth(self) -> Depth | None:
+        return None if self._line is None else await self._line.depth()
+
+    def _is_starved(self, now: float) -> bool:
+        if self._due_since is None:
+            return False
+        return now - max(self._due_since, self._last_message, self._waited_until) > SILENT_AFTER
+
+    @property
+    def _is_done(self) -> bool:
+        return self._stopped_at is not None and self.settler.is_idle
+
+    @property
+    def _may_receive(self) -> bool:
+        broken = self._line is None or self._line.is_broken
+        return self._stopped_at is None and not broken
+
+    def _wake(self) -> None:
+        """Whatever it waits for: there is something to do."""
+        if self._line is not None:
+            self._line.interrupt()
         self._context.bell.ring()
         self.settler.emptied.ring()
 
-    def is_healthy(self, now: float) -> bool:
-        return not self.is_running or self.is_waiting or now - self.last_poll <= SILENT_AFTER
-
-    async def depth(self) -> Depth | None:
-        return None if self._broker is None else await self._broker.depth()
-
     async def _run(self) -> None:
-        delays = reconnect_delays(self._context.jitter)
-        while not self._stopping or self.settler.held:
-            try:
-                async with self._context.brokers.open_queue(self.queue) as broker:
-                    delays = reconnect_delays(self._context.jitter)
-                    await self._serve(broker)
-            except QueueRefused as error:
-                self._warn(Code.QUEUE_VALIDATION, f"{self.queue.name} cannot be consumed: {error}")
-                await self._back_off(UNREACHABLE_AFTER)
-            except Disconnected as error:
-                self._note_loss(error)
-                await self._back_off(next(delays))
-            except Exception:
-                # The bulkhead: a bug met on one connection must end neither it nor the others.
-                log.exception("connection failed", extra={"queue": self.queue.name})
-                await self._back_off(next(delays))
-        self.is_running = False
+        try:
+            while not self._is_done:
+                await self._connect()
+        finally:
+            self.is_running = False
+
+    async def _connect(self) -> None:
+        """Open the queue and serve it until its end, or until the connection is lost (BRK-6)."""
+        try:
+            async with self._context.brokers.open_queue(self.queue) as broker:
+                await self._serve(broker)
+        except QueueRefused as error:
+            self._warn(Code.QUEUE_VALIDATION, f"{self.queue.name} cannot be consumed: {error}")
+            await self._back_off(UNREACHABLE_AFTER)
+        except Disconnected as error:
+            self._note_loss(error)
+            await self._back_off(next(self._delays))
+        except Exception:
+            # The bulkhead: a bug met on one connection must end neither it nor the others.
+            log.exception("connection failed", extra={"queue": self.queue.name})
+            await self._back_off(next(self._delays))
 
     async def _serve(self, broker: Broker) -> None:
         """Receive until told to stop; then stay until all that was brought is settled."""
-        self._was_open, self._lost_at, self._broker = True, None, broker
-        self.settler.connected(broker)
-        if self.queue.connections > 1 and not broker.holds_groups:
-            text = f"{self.queue.name} does not hold groups back: several connections break order"
-            self._warn(Code.QUEUE_VALIDATION, text)
-        keeper = self._keep_leases(broker)
+        self._line = line = Line(broker, self._wake)
+        self.settler.connected(line)
+        self._warn_of_lost_order(line)
+        keeper = self._keep_leases(line)
         try:
             await self._receive(broker)
-            while self.settler.held:
+            if self._stopped_at is not None:
+                await self.settler.return_deferred()
+            while not self._is_done and not line.is_broken:
                 await self.settler.emptied.wait()
         finally:
             if keeper is not None:
                 keeper.cancel()
-            self._broker = None
+            self._line = None
             self.settler.disconnected()
+        if line.is_broken:
+            raise Disconnected("a call failed")
 
-    def _keep_leases(self, broker: Broker) -> asyncio.Task[None] | None:
-        if broker.lease_seconds is None:
+    def _warn_of_lost_order(self, line: Line) -> None:
+        if self.queue.connections > 1 and not line.holds_groups:
+            text = f"{self.queue.name} does not hold groups back: several connections break order"
+            self._warn(Code.QUEUE_VALIDATION, text)
+
+    def _keep_leases(self, line: Line) -> asyncio.Task[None] | None:
+        lease = line.lease_seconds
+        if lease is None:
             return None
-        # Twice as often as due: then an extension comes between a third and half of the lease.
-        renewing = every(broker.lease_seconds / 6, self.settler.keep_alive)
-        return self._context.tasks.create_task(renewing, name=f"leases {self.queue.name}")
+        look = partial(renew, self.settler.held, line, lease, self._context.extended)
+        name = f"leases {self.queue.name}"
+        return self._context.tasks.create_task(every(lease / LOOKS_PER_LEASE, look), name=name)
 
     async def _receive(self, broker: Broker) -> None:
-        while not self._stopping:
+        while self._may_receive:
             limit = await self._wait_for_room()
-            if self._stopping:
+            if not self._may_receive:
                 return
             deliveries = await broker.receive(limit)
-            self.last_poll = _now()
-            if self._stopping:
-                await self.settler.reject(deliveries)
-            elif deliveries:
-                self._fed = frozenset((await self.settler.admit(deliveries)).fed)
+            self._note_poll()
+            if deliveries:
+                await self._take(deliveries)
+
+    async def _take(self, deliveries: Sequence[Delivery]) -> None:
+        self._last_message = _now()
+        if self._may_receive:
+            self._fed = frozenset((await self.settler.admit(deliveries)).fed)
+        else:
+            await self.settler.reject(deliveries)
+
+    def _note_poll(self) -> None:
+        self.last_poll = _now()
+        self.has_polled = True
+        # Only an answer tells that the broker is back: many let us connect to nothing.
+        self._delays = reconnect_delays(self._context.jitter)
+        self._lost_at = None
 
     async def _wait_for_room(self) -> int:
         """Back pressure is asking for less (BRK-1, ROUTE-5). Answers how many to ask for."""
         pools = self._context.routing.pools
-        if self.settler.is_fruitless:
-            self.settler.is_fruitless = False
-            await self._wait(FRUITLESS_PAUSE)
-        while not self._stopping and not pools.have_room:
-            await self._wait(None)
-        if self._fed and not any(pool.has_room for pool in self._fed):
-            await self._wait(FRUITLESS_PAUSE)  # others have room: look for theirs, in no hurry
-        room = max((pool.room for pool in self._fed), default=MAX_BATCH)
+        await self._place_deferred()
+        if self._is_in_no_hurry():
+            await self._hold_back(FRUITLESS_PAUSE)
+        while self._may_receive and not pools.have_room:
+            await self._hold_back(None)
         most = min(self.queue.max_messages or MAX_BATCH, MAX_BATCH)
-        return min(room, most) if room > 0 else most
+        return min(most, max((pool.room for pool in self._fed if pool.has_room), default=most))
+
+    def _is_in_no_hurry(self) -> bool:
+        """The last batch led to nothing, or its pools are full now: only others have room."""
+        fruitless, self.settler.is_fruitless = self.settler.is_fruitless, False
+        full = bool(self._fed) and not any(pool.has_room for pool in self._fed)
+        return fruitless or full
+
+    async def _place_deferred(self) -> None:
+        self.settler.place_deferred()
+        while self._may_receive and self.settler.deferred:
+            await self._hold_back(FRUITLESS_PAUSE)
+            self.settler.place_deferred()
+
+    async def _hold_back(self, at_most: float | None) -> None:
+        if self._may_receive:
+            await self._wait(at_most)
 
     async def _wait(self, at_most: float | None) -> None:
-        """A pause that ends early when a pool has room again, or when the intake stops."""
-        if self._stopping:
-            return
-        self.is_waiting = True
-        await self._context.bell.wait(at_most)
-        self.is_waiting = False
-        self.last_poll = _now()  # it was not silent, it was held back
+        """A pause that ends early when a pool has room again, or when there is something to do."""
+        bell = self._context.bell if self._stopped_at is None else self.settler.emptied
+        self._is_waiting = True
+        await bell.wait(at_most)
+        self._is_waiting = False
+        self._waited_until = _now()
 
     async def _back_off(self, seconds: float) -> None:
         deadline = _now() + seconds
-        while not self._stopping and (left := deadline - _now()) > 0:
+        while not self._is_done and (left := deadline - _now()) > 0:
             await self._wait(left)
 
     def _note_loss(self, error: Disconnected) -> None:
@@ -145,7 +230,7 @@ class Connection:
         log.warning("connection lost: %s", error, extra={"queue": self.queue.name})
         if self._lost_at is None:
             self._lost_at = _now()
-        if _now() - self._lost_at >= UNREACHABLE_AFTER or not self._was_open:
+        if _now() - self._lost_at >= UNREACHABLE_AFTER or not self.has_polled:
             self._warn(Code.QUEUE_UNREACHABLE, f"{self.queue.name} cannot be reached: {error}")
 
     def _warn(self, code: Code, text: str) -> None:
@@ -156,13 +241,13 @@ class Connection:
 class Intake:
     """The consumer of one queue."""
 
-    def __init__(self, queue: QueueConfig, context: Context, restarts: int = 0) -> None:
+    def __init__(
+        self, queue: QueueConfig, context: Context, counts: Counts, restarts: int = 0
+    ) -> None:
         self.queue = queue
-        self.counts = Counts()
+        self.counts = counts
         self.restarts = restarts
-        self.connections = [
-            Connection(queue, context, self.counts) for _ in range(queue.connections)
-        ]
+        self.connections = [Connection(queue, context, counts) for _ in range(queue.connections)]
 
     def start(self) -> None:
         for connection in self.connections:
@@ -172,15 +257,33 @@ class Intake:
         for connection in self.connections:
             connection.stop()
 
+    def cut_off(self, now: float) -> None:
+        for connection in self.connections:
+            connection.cut_off(now)
+
+    async def until_settled(self) -> None:
+        for connection in self.connections:
+            await connection.settler.until_idle()
+
     @property
     def is_stopped(self) -> bool:
         return not any(connection.is_running for connection in self.connections)
+
+    @property
+    def has_polled(self) -> bool:
+        return any(connection.has_polled for connection in self.connections)
 
     def is_healthy(self, now: float) -> bool:
         return all(connection.is_healthy(now) for connection in self.connections)
 
     async def depth(self) -> Depth | None:
-        return await self.connections[0].depth()
+        """Asked over the first connection that is open; what it answers concerns all of them."""
+        connected = [each for each in self.connections if each.is_connected]
+        depth = await connected[0].depth() if connected else None
+        if depth is not None:
+            for connection in self.connections:
+                connection.note_depth(depth, _now())
+        return depth
 
 
 def _now() -> float:

@@ -1,6 +1,7 @@
 """Keeping what is removed from a queue without having been accepted (DLQ-1)."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from router.core.dead_letter import DeadLetter, Reason
@@ -9,6 +10,8 @@ from router.core.message import Delivery
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.ports import DeadLetterStore, StoreError
+
+log = logging.getLogger(__name__)
 
 
 class Letters:
@@ -61,9 +64,15 @@ class Letters:
         try:
             await self._store.put(letter)
         except StoreError as error:
-            text = f"a dead letter could not be written, its message is given back: {error}"
-            self._alerts.raise_warning(
-                Code.DEAD_LETTER_STORE, Severity.CRITICAL, "DeadLetters", text
-            )
+            self._alarm(str(error))
+            return False
+        except Exception as error:
+            # The bulkhead: whatever went wrong, the letter is not kept.
+            log.exception("the dead-letter store failed unexpectedly")
+            self._alarm(f"unexpected {type(error).__name__}")
             return False
         return True
+
+    def _alarm(self, reason: str) -> None:
+        text = f"a dead letter could not be written, its message is given back: {reason}"
+        self._alerts.raise_warning(Code.DEAD_LETTER_STORE, Severity.CRITICAL, "DeadLetters", text)

@@ -31,6 +31,7 @@ _ALARMS: Final = {
     Alarm.PROCESSING_WARN: (Code.PROCESSING, Severity.WARN),
 }
 _BLAMES: Final = {Fault.NETWORK, Fault.TIMEOUT}  # MED-4: these count against the target
+_UNSENT: Final = {Fault.TARGET_REFUSED, Fault.BAD_REQUEST}  # ended before there was a request
 
 
 class Mediator:
@@ -65,6 +66,8 @@ class Mediator:
         try:
             answer = await self._sender.send(job.message, job.posts, timeout or self._timeout)
             verdict = _verdict(answer)
+            if isinstance(answer, NoReply) and answer.fault in _UNSENT:
+                job.posts -= 1
         finally:
             breaker.leave(ticket, loop.time(), ok=verdict)
         outcome = judge(answer, datetime.fromtimestamp(self._wall(), UTC))

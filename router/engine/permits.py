@@ -18,8 +18,8 @@ class Permits:
 
     @property
     def is_free(self) -> bool:
-        """Whether one can be had now. Those that come back for one go first."""
-        return self._out < self._limit and not self._returning
+        """Whether one can be had now. Then nobody waits for one: they are handed out at once."""
+        return self._out < self._limit
 
     @property
     def may_be_kept(self) -> bool:
@@ -58,7 +58,7 @@ class Permits:
         self._on_free()
 
     def _admit(self) -> None:
-        self._out += 1
         turn = self._returning.popleft()
-        if not turn.done():
+        if not turn.cancelled():
+            self._out += 1
             turn.set_result(None)

@@ -14,7 +14,7 @@ from typing import Final
 
 from router.core.backoff import Jitter
 from router.core.config import PoolConfig
-from router.core.job import Job, State
+from router.core.job import Job
 from router.core.lanes import Lane
 from router.core.message import Mode
 from router.engine.alerts import Alerts
@@ -81,42 +81,36 @@ class ProcessPool:
     def is_drained(self) -> bool:
         return self.draining and self.held == 0
 
+    def holds_group_of(self, job: Job) -> bool:
+        """Whether messages that must not be passed by this one are here still."""
+        return not self._is_unordered(job) and job.group in self._lanes
+
     def submit(self, job: Job) -> bool:
-        """Take it, or say no: the pool is full or draining."""
-        if self.draining or self.room <= 0:
+        """Take it, or say no: the pool is full, or draining.
+
+        A draining pool takes what belongs to a group that it holds, to pass it on later (§7).
+        """
+        if self.room <= 0 or (self.draining and not self.holds_group_of(job)):
             return False
-        lane = self._lane_for(job)
-        if lane.is_returning:
-            _let_wait(job, lane)
-            return True
         job.keeper = self
         self.held += 1
         self._note_room()
-        lane.put(job)
-        if lane.current is None and len(lane) == 1:
-            self._ready.append(lane)
-            self._pump()
-        return True
-
-    def wait_behind(self, job: Job) -> bool:
-        """Whether this draining pool holds the job's group; then it waits for that to end (§7)."""
-        lane = self._lanes.get(job.group)
-        if lane is None or not self.draining:
-            return False
-        _let_wait(job, lane)
+        lane = self._lane_for(job)
+        if self.draining or lane.is_returning:
+            lane.put_off(job)
+        else:
+            self._enqueue(lane, job)
         return True
 
     def let_go(self, _job: Job) -> None:
-        """A job of ours has ended."""
+        """A job of ours has ended, or goes elsewhere."""
         self.held -= 1
         self._note_room()
 
     def change(self, config: PoolConfig) -> None:
         """Take effect at once; running deliveries finish (POOL-6, §9)."""
-        old, self.config, self.courier.config = self.config, config, config
-        if (old.rate_per_minute, old.burst) != (config.rate_per_minute, config.burst):
-            self.gate.change(config)
-            self._dismiss_gatekeeper()
+        self.config = self.courier.config = config
+        self.gate.change(config)
         self._permits.resize(config.concurrency)
         self._note_room()
 
@@ -124,12 +118,17 @@ class ProcessPool:
         """Its code came back while it was draining (CFG-6)."""
         self.draining = False
         self.courier.resume()
+        for lane in self._lanes.values():
+            if not lane.is_returning:
+                lane.let_latecomers_in()
         self.change(config)
 
     def drain(self) -> None:
         """Start no new try and give back what has no open POST; open POSTs finish (§7)."""
         self.draining = True
-        self._dismiss_gatekeeper()
+        if self._gatekeeper is not None:
+            self._gatekeeper.cancel()
+            self._gatekeeper = None
         self.courier.stop()
         waiting = list(self._ready)
         self._ready.clear()
@@ -141,14 +140,23 @@ class ProcessPool:
         """End the POSTs that are still open; their messages are given back (OPS-4)."""
         self.courier.abort()
 
-    def _lane_for(self, job: Job) -> Lane:
+    def _is_unordered(self, job: Job) -> bool:
         ungrouped = self.config.parallel_ungrouped and job.message.group is None
-        if ungrouped or job.message.mode is Mode.IMMEDIATE:
+        return ungrouped or job.message.mode is Mode.IMMEDIATE
+
+    def _lane_for(self, job: Job) -> Lane:
+        if self._is_unordered(job):
             return Lane(None)
         lane = self._lanes.get(job.group)
         if lane is None:
             lane = self._lanes[job.group] = Lane(job.group)
         return lane
+
+    def _enqueue(self, lane: Lane, job: Job) -> None:
+        lane.put(job)
+        if lane.current is None and len(lane) == 1:
+            self._ready.append(lane)
+            self._pump()
 
     def _note_room(self) -> None:
         """Tell when there is no room left, and when there is some again.
@@ -176,11 +184,6 @@ class ProcessPool:
     def _call_gatekeeper(self) -> None:
         if self._gatekeeper is None:
             self._gatekeeper = self._tasks.create_task(self._keep_gate(), name=f"{self.code} rate")
-
-    def _dismiss_gatekeeper(self) -> None:
-        if self._gatekeeper is not None:
-            self._gatekeeper.cancel()
-            self._gatekeeper = None
 
     async def _keep_gate(self) -> None:
         """Wait for the rate limit on behalf of the lane in front.
@@ -222,7 +225,6 @@ class ProcessPool:
         lane.is_returning = True
         for job in lane.take_all():
             await job.home.give_back(job, 0.0)
-        lane.is_returning = False
         if lane.current is None:
             self._close(lane)
 
@@ -231,9 +233,7 @@ class ProcessPool:
         if lane.group is not None:
             del self._lanes[lane.group]
         if lane.latecomers:
+            for job in lane.latecomers:
+                job.keeper = None
+                self.let_go(job)
             self._on_group_free(lane.latecomers)
-
-
-def _let_wait(job: Job, lane: Lane) -> None:
-    job.state = State.WAITING
-    lane.latecomers.append(job)

@@ -10,6 +10,7 @@ from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, Rou
 from router.core.job import Job
 from router.core.message import DEFAULT_POOL
 from router.core.outcome import FAST_FAIL_DELAY
+from router.core.stats import Counts
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.bell import Bell
@@ -47,9 +48,11 @@ class QueueManager:
         self.intakes: dict[str, Intake] = {}
         self.stopping_intakes: list[Intake] = []
         self.routing = Routing(self, given.alerts)
+        self.applied = RoutingConfig()
         self._given = given
         self._full: set[ProcessPool] = set()
         self._bell = Bell()
+        self._is_stopped = False
         self._context = Context(
             brokers=given.brokers,
             routing=self.routing,
@@ -57,11 +60,14 @@ class QueueManager:
             alerts=given.alerts,
             tasks=given.tasks,
             bell=self._bell,
+            extended=Bell(),
             jitter=given.jitter,
         )
 
     async def apply(self, config: RoutingConfig) -> None:
         """Make it so. What is as it should be is left untouched."""
+        self.applied = config
+        self._is_stopped = False
         self._apply_pools({pool.code: pool for pool in config.pools})
         self._apply_queues({queue.name: queue for queue in config.queues})
 
@@ -79,7 +85,7 @@ class QueueManager:
         if code is not None and code != DEFAULT_POOL:
             text = f"no pool {code!r}: its messages go to {DEFAULT_POOL}"
             self._warn(Code.ROUTING, text)
-        return self.pools.get(DEFAULT_POOL) or self._create(DEFAULT_POOL_CONFIG)
+        return self.pools.get(DEFAULT_POOL) or self._default_pool()
 
     def draining(self, code: str | None) -> ProcessPool | None:
         return self.draining_pools.get(code or DEFAULT_POOL)
@@ -90,24 +96,40 @@ class QueueManager:
         """Change a running pool by hand, until the next sync. KeyError: there is none."""
         self.pools[config.code].change(config)
 
-    def let_go_finished(self) -> None:
+    def let_go_finished(self, now: float) -> None:
         """Forget drained pools and stopped intakes (OPS-1)."""
         for code in [code for code, pool in self.draining_pools.items() if pool.is_drained]:
             del self.draining_pools[code]
             log.info("pool drained", extra={"pool": code})
+        for intake in self.stopping_intakes:
+            intake.cut_off(now)
         self.stopping_intakes = [each for each in self.stopping_intakes if not each.is_stopped]
 
     def restart(self, intake: Intake) -> None:
         """Replace an intake that has fallen silent."""
         self._stop(intake)
-        self._start(intake.queue, restarts=intake.restarts + 1)
+        self._start(intake.queue, intake.counts, restarts=intake.restarts + 1)
 
     def stop(self) -> None:
-        """Receive no more and send no more; what is held goes back, open POSTs finish."""
+        """Receive no more and send no more; what is held goes back, open POSTs finish.
+
+        Not for good: `apply` starts it again, as when this router becomes the primary (CFG-9).
+        """
+        self._is_stopped = True
         for intake in list(self.intakes.values()):
             self._stop(intake)
         for code in list(self.pools):
             self._drain(code)
+
+    async def until_settled(self) -> None:
+        """Once stopped: until nothing is held any more."""
+        for intake in self.stopping_intakes:
+            await intake.until_settled()
+
+    def abort(self) -> None:
+        """Once stopped: end the POSTs that are still open; their messages go back."""
+        for pool in self.draining_pools.values():
+            pool.abort()
 
     # Pools.
 
@@ -149,14 +171,22 @@ class QueueManager:
         self._bell.ring()
         return pool
 
-    def _revive(self, config: PoolConfig) -> None:
+    def _default_pool(self) -> ProcessPool:
+        if DEFAULT_POOL in self.draining_pools:
+            return self._revive(DEFAULT_POOL_CONFIG)
+        return self._create(DEFAULT_POOL_CONFIG)
+
+    def _revive(self, config: PoolConfig) -> ProcessPool:
         pool = self.pools[config.code] = self.draining_pools.pop(config.code)
         pool.revive(config)
+        self._room_changed(pool)
         log.info("draining pool revived", extra={"pool": config.code})
+        return pool
 
     def _drain(self, code: str) -> None:
         pool = self.draining_pools[code] = self.pools.pop(code)
         self._full.discard(pool)
+        self._bell.ring()  # fewer pools that must have room
         pool.drain()
         log.info("pool draining", extra={"pool": code})
 
@@ -169,22 +199,25 @@ class QueueManager:
 
     def _group_is_free(self, waiting: Sequence[Job]) -> None:
         """Jobs that waited for a draining pool's group can be placed now (§7)."""
-        refused = self.routing.resubmit(waiting)
+        refused = waiting if self._is_stopped else self.routing.resubmit(waiting)
         if refused:
-            self._given.tasks.create_task(_give_back(refused), name="give back")
+            delay = 0.0 if self._is_stopped else FAST_FAIL_DELAY
+            self._given.tasks.create_task(_give_back(refused, delay), name="give back")
 
     # Queues.
 
     def _apply_queues(self, wanted: dict[str, QueueConfig]) -> None:
+        replaced: dict[str, Counts] = {}
         for name, intake in list(self.intakes.items()):
             if wanted.get(name) != intake.queue:
+                replaced[name] = intake.counts
                 self._stop(intake)
         for name, queue in wanted.items():
             if name not in self.intakes:
-                self._start(queue)
+                self._start(queue, replaced.get(name) or Counts())
 
-    def _start(self, queue: QueueConfig, restarts: int = 0) -> None:
-        intake = self.intakes[queue.name] = Intake(queue, self._context, restarts)
+    def _start(self, queue: QueueConfig, counts: Counts, restarts: int = 0) -> None:
+        intake = self.intakes[queue.name] = Intake(queue, self._context, counts, restarts)
         intake.start()
         log.info("consumer started", extra={"queue": queue.name})
 
@@ -198,6 +231,6 @@ class QueueManager:
         self._given.alerts.raise_warning(code, Severity.WARN, SOURCE, text)
 
 
-async def _give_back(jobs: Sequence[Job]) -> None:
+async def _give_back(jobs: Sequence[Job], delay: float) -> None:
     for job in jobs:
-        await job.home.give_back(job, FAST_FAIL_DELAY)
+        await job.home.give_back(job, delay)

@@ -5,9 +5,10 @@ from typing import Final
 from aiolimiter import AsyncLimiter
 
 from router.core.config import PoolConfig
+from router.engine.bell import Bell
 
 MINUTE: Final = 60.0
-_PRECISION: Final = 1 / 1024  # of a permit, when a level is carried over
+_SHORTEST_WAIT: Final = 0.001  # a sum of floats may fall short of a whole permit: no spinning
 
 
 class RateGate:
@@ -16,47 +17,60 @@ class RateGate:
     def __init__(self, config: PoolConfig) -> None:
         self.waits = 0  # messages that had to wait so far
         self._bucket = _bucket(config)
-        self._carried = 0.0  # what the bucket before this one still held
+        self._before: _Bucket | None = None  # the last one; no limit replaces no bucket
+        self._changed = Bell()
 
     @property
     def is_limited(self) -> bool:
         return self._bucket is not None
 
     def change(self, config: PoolConfig) -> None:
-        """A new limit grants no new burst: what was used stays used."""
-        self._carried = _level(self._bucket)
-        self._bucket = _bucket(config)
+        """Reach those that wait, and grant no new burst: what was used stays used."""
+        bucket = _bucket(config)
+        before = self._before = self._bucket or self._before
+        if bucket is not None and before is not None:
+            bucket.fill(before.level)
+        self._bucket = bucket
+        self._changed.ring()
 
     async def pass_one(self) -> None:
-        """Wait until one more may be sent. Who waits while the limit changes must ask anew."""
-        bucket = self._bucket
-        if bucket is None:
-            return
-        if self._carried:
-            carried, self._carried = min(self._carried, bucket.max_rate), 0.0
-            await bucket.acquire(carried)
-        if not bucket.has_capacity():
+        """Wait until one more may be sent."""
+        if self._seconds_to_wait > 0:
             self.waits += 1
-        await bucket.acquire()
+        while (seconds := self._seconds_to_wait) > 0:
+            await self._changed.wait(at_most=max(seconds, _SHORTEST_WAIT))
+        if self._bucket is not None:
+            await self._bucket.acquire()
+
+    @property
+    def _seconds_to_wait(self) -> float:
+        return 0.0 if self._bucket is None else self._bucket.seconds_to_wait
 
 
-def _bucket(config: PoolConfig) -> AsyncLimiter | None:
+class _Bucket(AsyncLimiter):
+    """It tells how full it is, and can start as full as the one before it was."""
+
+    __slots__ = ()
+
+    @property
+    def level(self) -> float:
+        self._leak()
+        return self._level
+
+    @property
+    def seconds_to_wait(self) -> float:
+        if self.has_capacity():
+            return 0.0
+        return (self._level + 1 - self.max_rate) * self.time_period / self.max_rate
+
+    def fill(self, level: float) -> None:
+        self._leak()
+        self._level = min(level, self.max_rate)
+
+
+def _bucket(config: PoolConfig) -> _Bucket | None:
     rate = config.rate_per_minute
     if rate is None:
         return None
     burst = min(config.burst or rate, rate)
-    return AsyncLimiter(burst, MINUTE * burst / rate)
-
-
-def _level(bucket: AsyncLimiter | None) -> float:
-    """How full it is. aiolimiter only tells whether an amount would fit, so ask by halves."""
-    if bucket is None:
-        return 0.0
-    fits, too_much = 0.0, bucket.max_rate + _PRECISION
-    while too_much - fits > _PRECISION:
-        middle = (fits + too_much) / 2
-        if bucket.has_capacity(middle):
-            fits = middle
-        else:
-            too_much = middle
-    return max(bucket.max_rate - fits, 0.0)
+    return _Bucket(burst, MINUTE * burst / rate)

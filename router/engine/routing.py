@@ -47,7 +47,7 @@ class Aside(Struct):
     """What of a batch needs more than a place in a pool."""
 
     malformed: list[tuple[Delivery, str]] = field(default_factory=list)
-    refused: list[Job] = field(default_factory=list)  # in order; tracked, to be given back
+    refused: list[Job] = field(default_factory=list)  # in order; tracked
     fed: set[ProcessPool] = field(default_factory=set)
 
 
@@ -92,7 +92,17 @@ class Routing:
     def remember_delete(self, queue: str, job: Job, now: float) -> None:
         """Its ACK did not get through in time: acknowledge its next delivery instead (BRK-3)."""
         if job.broker_id is not None:
-            self.remembered.add((queue, job.broker_id, job.attempts), now)
+            self.remembered.add((queue, job.broker_id, job.attempts_before), now)
+
+    def is_deleted(self, queue: str, delivery: Delivery, now: float) -> bool:
+        if not self.remembered or delivery.broker_id is None:
+            return False
+        return self.remembered.knows((queue, delivery.broker_id, delivery.tally.attempts), now)
+
+    def forget_delete(self, queue: str, delivery: Delivery) -> None:
+        """Its broker has removed it now."""
+        if delivery.broker_id is not None:
+            self.remembered.forget((queue, delivery.broker_id, delivery.tally.attempts))
 
     def end(self, job: Job, fate: Fate) -> None:
         """Its ACK or NACK went through, or never will: forget it, on every path (ROUTE-7)."""
@@ -107,15 +117,30 @@ class Routing:
             else:
                 home.readmit(delivery)
 
+    def forfeit_followers(self, home: Home) -> None:
+        """The handles of this home are dead, those of arrivals that wait for a job too (BRK-6)."""
+        for job in self.tracker:
+            for follower in [each for each in job.followers if each[0] is home]:
+                job.followers.remove(follower)
+                self.end_aside(follower[1], Fate.FORFEITED)
+
     def warn(self, code: Code, text: str) -> None:
         self._alerts.raise_warning(code, Severity.WARN, SOURCE, text)
 
+    def pool_of(self, job: Job) -> ProcessPool:
+        """Its pool, or a draining one of the same code that still holds its group (§7)."""
+        code = job.message.pool
+        drained = self.pools.draining(code)
+        if drained is not None and drained.holds_group_of(job):
+            return drained
+        return self.pools.pool_for(code)
+
     def resubmit(self, jobs: Sequence[Job]) -> list[Job]:
-        """Place jobs whose group a draining pool has let go of; answer those without room."""
+        """Place jobs that had to wait; answer those for which there is no room still, in order."""
         refused: list[Job] = []
         for job in jobs:
             job.state = State.QUEUED
-            if not self.pools.pool_for(job.message.pool).submit(job):
+            if not self.pool_of(job).submit(job):
                 refused.append(job)
         return refused
 
@@ -129,35 +154,28 @@ class _BatchRouting:
         self._arrivals = arrivals
         self._batch = Batch()
         self._runs: dict[tuple[str, str], Run] = {}
-        self._refused: set[tuple[str, str]] = set()  # (pool, group)
 
     def place(self, delivery: Delivery) -> None:
-        if self._is_deleted(delivery):
+        arrivals, routing = self._arrivals, self._routing
+        if routing.is_deleted(arrivals.queue, delivery, arrivals.now):
             self._discard(delivery)
             return
         try:
             message = parse(delivery.body)
         except Malformed as error:
-            self._routing.put_aside(delivery)
+            routing.put_aside(delivery)
             self.aside.malformed.append((delivery, str(error)))
             return
         self._warn_of_oddities(message)
-        key = key_of(self._arrivals.queue, delivery, message)
-        claim, held = self._routing.tracker.look_up(key, message)
+        key = key_of(arrivals.queue, delivery, message)
+        claim, held = routing.tracker.look_up(key, message)
         if held is None:
-            now = self._arrivals.now
-            self._submit(Job(message, delivery, self._arrivals.home, self._batch, key=key, now=now))
+            job = Job(message, delivery, arrivals.home, self._batch, key=key, now=arrivals.now)
+            self._submit(job)
         elif claim is Claim.REQUEUED:
             self._discard(delivery)
         else:
             self._redelivered(held, delivery)
-
-    def _is_deleted(self, delivery: Delivery) -> bool:
-        remembered = self._routing.remembered
-        if not remembered or delivery.broker_id is None:
-            return False
-        deleted = self._arrivals.queue, delivery.broker_id, delivery.tally.attempts
-        return remembered.take(deleted, self._arrivals.now)
 
     def _discard(self, delivery: Delivery) -> None:
         self._routing.put_aside(delivery)
@@ -179,30 +197,28 @@ class _BatchRouting:
 
     def _submit(self, job: Job) -> None:
         """Track it, then submit it; what its pool cannot take is refused, in order."""
-        pools, message = self._routing.pools, job.message
         self._routing.tracker.track(job)
         job.home.hold(job)
         self._batch.left += 1
-        drained = pools.draining(message.pool)
-        if drained is not None and drained.wait_behind(job):
-            return
-        pool = pools.pool_for(message.pool)
+        pool = self._routing.pool_of(job)
         self.aside.fed.add(pool)
-        if message.mode is not Mode.IMMEDIATE:
-            lane = pool.code, job.group
-            job.run = self._runs.get(lane)
-            if job.run is None:
-                job.run = self._runs[lane] = Run()
-            if lane in self._refused or not pool.submit(job):
-                self._refused.add(lane)
-                self._refuse(job, pool)
-        elif not pool.submit(job):
+        if job.message.mode is not Mode.IMMEDIATE:
+            job.run = self._run_of(pool, job)
+        # No room appears before the batch is placed: later ones of the group do not fit either.
+        if not pool.submit(job):
             self._refuse(job, pool)
 
+    def _run_of(self, pool: ProcessPool, job: Job) -> Run:
+        lane = pool.code, job.group
+        run = self._runs.get(lane)
+        if run is None:
+            run = self._runs[lane] = Run()
+        return run
+
     def _refuse(self, job: Job, pool: ProcessPool) -> None:
-        job.state = State.SETTLING
+        job.state = State.WAITING
         self.aside.refused.append(job)
-        text = f"pool {pool.code} is full: what does not fit is given back to its queue"
+        text = f"pool {pool.code} is full: what does not fit waits in its queue"
         self._routing.warn(Code.QUEUE_FULL, text)
 
     def _warn_of_oddities(self, message: Message) -> None:

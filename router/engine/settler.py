@@ -1,64 +1,90 @@
 """The way home: ACK, NACK and lease of everything that one connection has brought.
 
-Every job ends here, through `_end`, on every path.
+Every job ends here, through `_end`, on every path. A settler outlives its connections: a lease is
+good on the next one too, a handle without a lease dies with the one that brought it.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Final
 
 from router.core.backoff import reconnect_delays
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.job import Death, Fate, Job, State
-from router.core.message import Delivery
+from router.core.message import Delivery, Handle, Tally
 from router.core.outcome import DEFAULT_DELAY, FAST_FAIL_DELAY
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
 from router.engine.bell import Bell
 from router.engine.context import Context
+from router.engine.leases import EXPIRED
+from router.engine.line import Line
 from router.engine.routing import Arrivals, Aside
-from router.ports import Broker, BrokerError, Disconnected, Unsettled
+from router.ports import BrokerError, Disconnected
 
 log = logging.getLogger(__name__)
 
 LINGER: Final = 0.002  # seconds that an ACK waits for others to go with it (BRK-3)
 ACKS_PER_CALL: Final = 500
-EXPIRED: Final = float("-inf")
 
 
 class Settler:
     def __init__(self, queue: QueueConfig, context: Context, counts: Counts) -> None:
         self.queue = queue
         self.held: set[Job] = set()
+        self.deferred: list[Job] = []  # of those held, the ones that no pool had room for (ROUTE-5)
         self.emptied = Bell()
-        self.is_fruitless = False  # the last batch ended without a request
+        self.is_fruitless = False  # a batch ended without a request
         self._context = context
         self._routing = context.routing
         self._counts = counts
-        self._broker: Broker | None = None
+        self._line: Line | None = None
+        self._renewed = Bell()  # rung when the connection was opened or lost
+        self._is_stopping = False
         self._acks: list[Job] = []
         self._surplus: list[Delivery] = []
+        self._unwanted: list[Delivery] = []
         self._is_flushing = False
-        self._extended = Bell()
 
     @property
     def holds_groups(self) -> bool:
-        return self._broker is not None and self._broker.holds_groups
+        return self._line is not None and self._line.holds_groups
 
     @property
     def retry(self) -> RetryPolicy | None:
         return self.queue.retry
 
-    def connected(self, broker: Broker) -> None:
-        self._broker = broker
+    @property
+    def is_idle(self) -> bool:
+        """Whether the connection may be closed without leaving anything unsettled."""
+        return not self.held and not self._is_flushing
+
+    async def until_idle(self) -> None:
+        while not self.is_idle:
+            await self.emptied.wait()
+
+    def connected(self, line: Line) -> None:
+        self._line = line
+        self._renewed.ring()
 
     def disconnected(self) -> None:
         """Nothing is processed on a dead handle: what had no lease of its own is lost (BRK-6)."""
-        if self._broker is not None and self._broker.lease_seconds is None:
-            for job in self.held:
-                job.lease_until = EXPIRED
-        self._broker = None
+        line, self._line = self._connection, None
+        line.hang_up()
+        if line.lease_seconds is None:
+            self._lose_all()
+        self._renewed.ring()
+
+    def stop(self) -> None:
+        """Nothing new will be routed."""
+        self._is_stopping = True
+
+    def abandon(self) -> None:
+        """The router ends: what is not settled by now comes back by its broker's own rule."""
+        for job in list(self.held):
+            self._end(job, Fate.FORFEITED)
+        self._renewed.ring()
 
     # What comes in.
 
@@ -73,17 +99,34 @@ class Settler:
         self._routing.ledger.received += len(deliveries)
         for delivery in deliveries:
             self._routing.put_aside(delivery)
-        for delivery in deliveries:
-            self._routing.end_aside(delivery, await self._return_unread(delivery, 0.0))
+        self._unwanted += deliveries
+        await self._return_unwanted()
 
     def readmit(self, delivery: Delivery) -> None:
-        self._context.tasks.create_task(self._readmit(delivery), name=f"again {self.queue.name}")
+        if self._is_stopping:
+            self._unwanted.append(delivery)
+            self._flush_soon()
+            return
+        self._routing.take_back(delivery)
+        aside = self._routing.route(self._arrivals([delivery]))
+        if aside.refused:
+            self._spawn(self._clear(aside), "refuse")
 
     def hold(self, job: Job) -> None:
         self.held.add(job)
 
     def release(self, job: Job) -> None:
         self.held.discard(job)
+        self._tell_if_idle()
+
+    def place_deferred(self) -> None:
+        """Try again to find room for what had none."""
+        self.deferred = self._routing.resubmit(self.deferred)
+
+    async def return_deferred(self) -> None:
+        deferred, self.deferred = self.deferred, []
+        for job in deferred:
+            await job.home.give_back(job, 0.0)
 
     # What goes back.
 
@@ -106,135 +149,109 @@ class Settler:
         return True
 
     async def give_back(self, job: Job, delay: float, error: str = "") -> None:
-        if job.state is State.ENDED:
+        if job not in self.held:
             return
         job.state = State.SETTLING
         while job.extending:  # a late extension would undo the NACK (BRK-5)
-            await self._extended.wait()
-        try:
-            await self._connection(job).nack(job.handle, delay, job.tally, error=error)
-        except BrokerError as reason:
-            log.info("not given back, it returns when its lease ends: %s", reason, extra=_id(job))
-            self._end(job, Fate.FORFEITED)
-        else:
-            self._end(job, Fate.RETURNED)
+            await self._context.extended.wait()
+        fate = Fate.FORFEITED
+        if job.lease_until > _now():
+            fate = await self._nack(job.handle, delay, job.tally, error)
+        self._end(job, fate)
 
     def forfeit(self, job: Job) -> None:
-        log.warning("lease lost before delivery: left to the broker", extra=_id(job))
-        self._end(job, Fate.FORFEITED)
-
-    # The lease.
-
-    async def keep_alive(self) -> None:
-        """Extend what has used up a third of its lease; never what is settling (BRK-5)."""
-        broker = self._broker
-        if broker is None or broker.lease_seconds is None:
-            return
-        now, lease = _now(), broker.lease_seconds
-        due = {
-            job.handle: job
-            for job in self.held
-            if job.state is not State.SETTLING and now < job.lease_until <= now + lease * 2 / 3
-        }
-        if due:
-            await self._extend(broker, due, now + lease)
-
-    async def _extend(self, broker: Broker, due: dict[object, Job], until: float) -> None:
-        for job in due.values():
-            job.extending = True
-        try:
-            refused = await broker.extend(list(due), broker.lease_seconds or 0.0)
-        except BrokerError as error:
-            log.warning("leases not extended: %s", error, extra={"queue": self.queue.name})
+        """Let it go. The broker has it back already, or is told: it must not wait for nothing."""
+        log.info("lease lost before delivery: left to the broker", extra=_id(job))
+        if job.lease_until > _now():  # a group mate of the one whose lease ended
+            job.state = State.SETTLING
+            self._spawn(self.give_back(job, 0.0), "return")
         else:
-            lost = {each.handle for each in refused if each.stale}
-            kept = due.keys() - {each.handle for each in refused}
-            for handle, job in due.items():
-                if job.handle != handle:
-                    continue  # a newer hand-over was adopted meanwhile
-                if handle in kept:
-                    job.lease_until = until
-                elif handle in lost:
-                    job.lease_until = EXPIRED
-        finally:
-            for job in due.values():
-                job.extending = False
-            self._extended.ring()
+            self._end(job, Fate.FORFEITED)
 
     # Batches of ACKs.
 
     def _flush_soon(self) -> None:
         if not self._is_flushing:
             self._is_flushing = True
-            self._context.tasks.create_task(self._flush(), name=f"ack {self.queue.name}")
+            self._spawn(self._flush(), "ack")
 
     async def _flush(self) -> None:
         """Send what has gathered, and go on until nothing is left."""
-        delays = reconnect_delays(self._context.jitter)
-        pause = LINGER
-        while self._acks or self._surplus:
-            await asyncio.sleep(pause)
-            try:
-                await self._ack_surplus()
-                await self._ack_jobs()
-                delays, pause = reconnect_delays(self._context.jitter), LINGER
-            except Disconnected as error:
-                pause = next(delays)
-                log.warning("ACKs delayed: %s", error, extra={"queue": self.queue.name})
+        while self._acks or self._surplus or self._unwanted:
+            await asyncio.sleep(LINGER)
+            await self._return_unwanted()
+            await self._ack_surplus()
+            batch, self._acks = self._acks[:ACKS_PER_CALL], self._acks[ACKS_PER_CALL:]
+            unsettled = await self._ack_jobs(batch)
+            if unsettled:
+                self._spawn(self._ack_again(unsettled), "ack again")
         self._is_flushing = False
+        self._tell_if_idle()
 
-    async def _ack_jobs(self) -> None:
-        self._give_up_expired()
-        batch, self._acks = self._acks[:ACKS_PER_CALL], self._acks[ACKS_PER_CALL:]
-        accepted = [job for job in batch if not job.error]
-        try:
-            await self._ack_some(accepted, "")
-            for job in batch:
-                if job.error:
-                    await self._ack_some([job], job.error)
-        except BrokerError:
-            self._acks += [job for job in batch if job.state is State.SETTLING]
-            raise
+    async def _ack_again(self, jobs: list[Job]) -> None:
+        """With backoff, and at once on a new connection, until their leases end."""
+        delays = reconnect_delays(self._context.jitter)
+        while jobs:
+            left = min(job.lease_until for job in jobs) - _now()
+            await self._renewed.wait(max(min(next(delays), left), 0.0))
+            jobs = await self._ack_jobs(jobs)
 
-    async def _ack_some(self, jobs: list[Job], error: str) -> None:
-        if not jobs:
-            return
-        if self._broker is None:
-            raise Disconnected("not connected")
-        unsettled: dict[object, Unsettled] = {
-            each.handle: each
-            for each in await self._broker.ack([job.handle for job in jobs], error=error)
-        }
+    async def _ack_jobs(self, jobs: list[Job]) -> list[Job]:
+        """Answers those to be tried again."""
+        by_error: dict[str, list[Job]] = {}
         for job in jobs:
-            problem = unsettled.get(job.handle)
+            by_error.setdefault(job.error, []).append(job)
+        unsettled: list[Job] = []
+        for error, some in by_error.items():
+            unsettled += await self._ack_some(self._still_ours(some), error)
+        return unsettled
+
+    def _still_ours(self, jobs: list[Job]) -> list[Job]:
+        now = _now()
+        for job in jobs:
+            if job in self.held and job.lease_until <= now:
+                self._remember(job)
+        return [job for job in jobs if job in self.held]  # others were given back, or abandoned
+
+    async def _ack_some(self, jobs: list[Job], error: str) -> list[Job]:
+        if not jobs:
+            return jobs
+        try:
+            refused = await self._connection.ack([job.handle for job in jobs], error=error)
+        except BrokerError as reason:
+            log.warning("ACKs delayed: %s", reason, extra={"queue": self.queue.name})
+            return jobs
+        problems = {each.handle: each for each in refused}
+        unsettled: list[Job] = []
+        for job in jobs:
+            problem = problems.get(job.handle)
             if problem is None:
                 self._end(job, job.fate)
             elif problem.stale:
                 self._remember(job)
             else:
-                self._acks.append(job)
-
-    def _give_up_expired(self) -> None:
-        """The broker will hand these out again: be ready to acknowledge that then (BRK-3)."""
-        now = _now()
-        expired = [job for job in self._acks if job.lease_until <= now]
-        if expired:
-            self._acks = [job for job in self._acks if job.lease_until > now]
-            for job in expired:
-                self._remember(job)
+                unsettled.append(job)
+        return unsettled
 
     def _remember(self, job: Job) -> None:
+        """The broker will hand it out again: be ready to acknowledge that then (BRK-3)."""
         log.warning("ACK came too late, the next delivery will be acknowledged", extra=_id(job))
         self._routing.remember_delete(self.queue.uri, job, _now())
         self._end(job, Fate.FORFEITED)
 
     async def _ack_surplus(self) -> None:
         surplus, self._surplus = self._surplus, []
+        if not surplus:
+            return
         try:
-            if surplus and self._broker is not None:
-                await self._broker.ack([delivery.handle for delivery in surplus])
+            refused = await self._connection.ack([delivery.handle for delivery in surplus])
         except BrokerError as error:
             log.info("copies not removed, they come again: %s", error)
+        else:
+            problems = {each.handle for each in refused}
+            for delivery in surplus:
+                if delivery.handle not in problems:
+                    self._routing.forget_delete(self.queue.uri, delivery)
         for delivery in surplus:
             self._routing.end_aside(delivery, Fate.SUPERSEDED)
 
@@ -243,60 +260,82 @@ class Settler:
     async def _clear(self, aside: Aside) -> None:
         for delivery, problem in aside.malformed:
             await self._bury_malformed(delivery, problem)
-        for job in aside.refused:
-            await self.give_back(job, FAST_FAIL_DELAY)
-
-    async def _readmit(self, delivery: Delivery) -> None:
-        self._routing.take_back(delivery)
-        await self._clear(self._routing.route(self._arrivals([delivery])))
+        if self.holds_groups:
+            for job in aside.refused:
+                await job.home.give_back(job, FAST_FAIL_DELAY)
+        else:
+            self.deferred += aside.refused  # given back, they would lose their place in their group
 
     async def _bury_malformed(self, delivery: Delivery, problem: str) -> None:
         """BRK-2: kept, removed, reported."""
-        text = f"a message that cannot be read was kept as a dead letter: {problem}"
-        self._warn(Code.MALFORMED_MESSAGE, text)
+        self._warn(Code.MALFORMED_MESSAGE, f"a message cannot be read: {problem}")
         if await self._context.letters.keep_malformed(self.queue.name, delivery, problem):
             fate = await self._remove_unread(delivery, problem)
         else:
-            fate = await self._return_unread(delivery, DEFAULT_DELAY)
+            fate = await self._nack(delivery.handle, DEFAULT_DELAY, delivery.tally)
         self._routing.end_aside(delivery, fate)
 
     async def _remove_unread(self, delivery: Delivery, problem: str) -> Fate:
         try:
-            if self._broker is not None:
-                await self._broker.ack([delivery.handle], error=problem)
+            await self._connection.ack([delivery.handle], error=problem)
         except BrokerError as error:
             log.info("not removed, it comes again and is kept once: %s", error)
+            return Fate.FORFEITED
         return Fate.DEAD_LETTERED
 
-    async def _return_unread(self, delivery: Delivery, delay: float) -> Fate:
-        if self._broker is None:
-            return Fate.FORFEITED
-        try:
-            await self._broker.nack(delivery.handle, delay, delivery.tally)
-        except BrokerError as error:
-            log.info("not given back, it returns when its lease ends: %s", error)
-            return Fate.FORFEITED
-        return Fate.RETURNED
+    async def _return_unwanted(self) -> None:
+        while self._unwanted:
+            delivery = self._unwanted.pop(0)
+            fate = await self._nack(delivery.handle, 0.0, delivery.tally)
+            self._routing.end_aside(delivery, fate)
 
     # Helpers.
+
+    @property
+    def _connection(self) -> Line:
+        if self._line is None:
+            raise Disconnected("not connected")
+        return self._line
+
+    async def _nack(self, handle: Handle, delay: float, tally: Tally, error: str = "") -> Fate:
+        try:
+            await self._connection.nack(handle, delay, tally, error=error)
+        except BrokerError as reason:
+            log.info("not given back, it returns when its lease ends: %s", reason)
+            return Fate.FORFEITED
+        return Fate.RETURNED
 
     def _arrivals(self, deliveries: Sequence[Delivery]) -> Arrivals:
         return Arrivals(self.queue.uri, self, deliveries, _now())
 
-    def _connection(self, job: Job) -> Broker:
-        if self._broker is None or job.lease_until <= _now():
-            raise Disconnected("the lease or the connection is gone")
-        return self._broker
+    def _lose_all(self) -> None:
+        for job in self.held:
+            job.lease_until = EXPIRED
+        deferred, self.deferred = self.deferred, []
+        for job in deferred:
+            job.home.forfeit(job)
+        self._routing.forfeit_followers(self)
+        for delivery in (*self._surplus, *self._unwanted):
+            self._routing.end_aside(delivery, Fate.FORFEITED)
+        self._surplus, self._unwanted = [], []
 
     def _end(self, job: Job, fate: Fate) -> None:
+        if job not in self.held:
+            return  # abandoned while it was being settled
         self.held.discard(job)
         if job.metric is not None:
             self._counts.record(job.metric, _now())
         self._routing.end(job, fate)
         job.batch.left -= 1
         self.is_fruitless = self.is_fruitless or job.batch.was_fruitless
-        if not self.held:
+        self._tell_if_idle()
+
+    def _tell_if_idle(self) -> None:
+        if self.is_idle:
             self.emptied.ring()
+
+    def _spawn(self, work: Coroutine[object, object, None], what: str) -> None:
+        self._context.tasks.create_task(work, name=f"{what} {self.queue.name}")
 
     def _warn(self, code: Code, text: str) -> None:
         source = f"Consumer:{self.queue.name}"

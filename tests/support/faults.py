@@ -17,30 +17,28 @@ class Unpluggable:
         self.is_plugged = True
         self.opened: list[float] = []  # when someone tried to
         self._brokers = brokers
-        self._open: list[Broker] = []
+        self._open: list[_Plugged] = []
 
     def unplug(self) -> None:
         self.is_plugged = False
-        for broker in self._open:
-            broker.interrupt()
+        for connection in self._open:
+            connection.die()
 
     def plug_in(self) -> None:
         self.is_plugged = True
 
-    def check(self) -> None:
-        if not self.is_plugged:
-            raise Disconnected("unplugged")
-
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
         self.opened.append(asyncio.get_running_loop().time())
-        self.check()
+        if not self.is_plugged:
+            raise Disconnected("unplugged")
         async with self._brokers.open_queue(queue) as broker:
-            self._open.append(broker)
+            connection = _Plugged(broker)
+            self._open.append(connection)
             try:
-                yield _Plugged(broker, self)
+                yield connection
             finally:
-                self._open.remove(broker)
+                self._open.remove(connection)
 
     def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
         return self._brokers.open_publisher(queue)
@@ -49,10 +47,13 @@ class Unpluggable:
 class _Plugged:
     """One connection; dead for good once the plug was out."""
 
-    def __init__(self, broker: Broker, plug: Unpluggable) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._plug = plug
         self._is_dead = False
+
+    def die(self) -> None:
+        self._is_dead = True
+        self._broker.interrupt()
 
     @property
     def holds_groups(self) -> bool:
@@ -88,7 +89,6 @@ class _Plugged:
         return await self._broker.depth()
 
     def _check(self) -> None:
-        self._is_dead = self._is_dead or not self._plug.is_plugged
         if self._is_dead:
             raise Disconnected("unplugged")
 

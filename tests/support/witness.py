@@ -18,6 +18,7 @@ class Witness:
     errors: dict[str, str] = field(default_factory=dict)  # the last that came with each
     tallies: dict[str, Tally] = field(default_factory=dict)  # ditto
     ids: dict[Handle, str] = field(default_factory=dict)
+    nack_takes: float = 0.0  # seconds; a network would
 
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
@@ -60,6 +61,7 @@ class _Watched:
         self.witness.nacks.append((_now(), message_id, delay))
         self.witness.errors[message_id] = error
         self.witness.tallies[message_id] = tally
+        await asyncio.sleep(self.witness.nack_takes)
         await self.broker.nack(handle, delay, tally, error=error)
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:

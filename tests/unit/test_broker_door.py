@@ -33,7 +33,7 @@ async def test_the_door_fits_its_port() -> None:
 @pytest.mark.parametrize(
     ("uri", "why"),
     [
-        ("nats://me:secret@localhost:4222/", "nats is not supported yet"),
+        ("nats://me:secret@localhost:4222/orders", "has a path"),
         ("gopher://me:secret@localhost/", "no queue of type 'gopher'"),
         ("sqlite://me:secret@file.db", "three slashes"),
         ("sqlite:///", "names no file"),

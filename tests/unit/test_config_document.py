@@ -369,7 +369,6 @@ def test_strict_ordering_is_applied_as_batch_with_a_note() -> None:
         "SQS://orders",
         "activemq://user:hunter2@a:61613,b:61613/q",
         "stomp://host/q",
-        "nats://host:4222/?stream=S",
         "amqp://user:hunter2@host/v?queue=q",
         "amqps://host/v?queue=q",
         "postgresql://user:hunter2@host/db?queue=q",
@@ -396,7 +395,13 @@ def test_a_bare_name_is_a_queue_in_the_embedded_file() -> None:
     assert by_uri.queues == by_name.queues == (expected,)
 
 
-@pytest.mark.parametrize("queue_type", set(QueueType) - {QueueType.EMBEDDED})
+def test_a_bare_name_for_nats_is_a_subject_on_the_servers_of_the_environment() -> None:
+    document = read_queue({"queueName": "orders.new"}, QueueNaming(QueueType.NATS, "/state"))
+
+    assert document.queues == (QueueConfig(name="orders.new", uri="nats:///?subject=orders.new"),)
+
+
+@pytest.mark.parametrize("queue_type", set(QueueType) - {QueueType.EMBEDDED, QueueType.NATS})
 def test_a_bare_name_for_a_broker_that_is_not_built_yet_is_skipped(queue_type: QueueType) -> None:
     document = read_queue({"queueName": "orders"}, QueueNaming(queue_type, "/state"))
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from router.brokers.queue_table import _QUERIES, MAX_ERROR, Lease, QueueTable, prepare
+from router.brokers.queue_table import _QUERIES, QueueTable, prepare
+from router.brokers.work_queue import MAX_ERROR, Lease
 from router.core.message import UNTRIED, Message, Mode, Tally
 from router.ports import Depth, Publication, QueueRefused
 

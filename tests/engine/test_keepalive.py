@@ -1,0 +1,145 @@
+"""Leases: kept while a message is tracked, never while it settles, never used when lost (BRK-5)."""
+
+import asyncio
+
+import pytest
+
+from router.core.job import Fate
+from router.core.outcome import Reply
+from router.ports import Disconnected
+from tests.support.fakes import FakeSender
+from tests.support.faults import Scripted, ScriptedQueue, handed, lost, not_now
+from tests.support.rig import QUEUE, body, grouped, pool, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-5")]
+
+DEFER = Reply(200, b'{"ack": false}')
+
+
+async def test_a_delivery_of_fifteen_minutes_on_a_lease_of_thirty_seconds_is_made_once() -> None:
+    sender = FakeSender(takes=899)
+    async with running(pool("P"), sender=sender) as rig:
+        await rig.publish(*grouped("a", "b"))
+        await asyncio.sleep(2000)
+
+        assert rig.sender.sent == [(0, "a"), (899, "b")]
+        assert rig.manager.routing.ledger.ended[Fate.DELIVERED] == 2
+        assert rig.manager.routing.ledger.received == 2
+
+
+async def test_leases_are_extended_together_after_a_third_of_their_length() -> None:
+    queue = ScriptedQueue(lease_seconds=30)
+    async with running(pool("P", 1), sender=FakeSender(takes=40), brokers=Scripted(q=queue)):
+        queue.hand_over(*(handed(body(i, poolCode="P"), i, i, lease=30) for i in "abc"))
+        await asyncio.sleep(39)
+
+        extensions = [call for call in queue.calls if call[1] == "extend"]
+        assert extensions == [(10, "extend", 3), (20, "extend", 3), (30, "extend", 3)]
+
+
+async def test_what_is_settling_is_not_extended() -> None:
+    queue = ScriptedQueue(lease_seconds=30, unsettled={"h": not_now("h")})
+    async with running(pool("P"), sender=FakeSender(takes=1), brokers=Scripted(q=queue)):
+        queue.hand_over(handed(body("a"), "h", "1", lease=30))
+        await asyncio.sleep(29)
+
+        assert queue.extended == []
+
+
+async def test_a_nack_waits_for_the_extension_under_way() -> None:
+    queue = ScriptedQueue(lease_seconds=30, takes={"extend": 5})
+    sender = FakeSender(takes=12)
+    sender.script("a", DEFER)
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)):
+        queue.hand_over(handed(body("a"), "h", "1", lease=30))
+        await asyncio.sleep(20)
+
+        assert queue.extended == [(15, "h")]
+        assert queue.nacked == [(15, "h", 30)]
+
+
+@pytest.mark.rule("ROUTE-2")
+async def test_a_nack_on_a_newer_connection_waits_for_an_extension_on_the_older_one() -> None:
+    queues = {name: ScriptedQueue(lease_seconds=30) for name in "qr"}
+    queues["q"].takes["extend"] = 5
+    sender = FakeSender(takes=12)
+    sender.script("a", DEFER)
+    twice = (QUEUE, QUEUE.__class__(name="r", uri=QUEUE.uri))  # two consumers of one queue
+    async with running(pool("P"), sender=sender, brokers=Scripted(**queues), queues=twice):
+        queues["q"].hand_over(handed(body("a"), "old", "1", lease=30))
+        await asyncio.sleep(11)
+        queues["r"].hand_over(handed(body("a"), "new", "1", lease=30))
+        await asyncio.sleep(20)
+
+        assert queues["q"].nacked == []
+        assert queues["r"].nacked == [(15, "new", 30)]
+
+
+async def test_an_extension_does_not_touch_the_lease_of_a_newer_hand_over() -> None:
+    queue = ScriptedQueue(lease_seconds=30, takes={"extend": 5}, unsettled={"old": lost("old")})
+    async with running(pool("P"), sender=FakeSender(takes=40), brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a"), "old", "1", lease=30))
+        await asyncio.sleep(11)
+        queue.hand_over(handed(body("a"), "new", "1", lease=30))
+        await asyncio.sleep(10)
+        (job,) = rig.manager.routing.tracker
+        queue.takes.clear()
+        lease_until = job.lease_until
+        await asyncio.sleep(30)
+
+        assert lease_until == 11 + 30
+        assert [handle for _, handle in queue.acked] == ["new"]
+
+
+@pytest.mark.rule("P2")
+async def test_no_delivery_starts_on_a_lost_lease_and_later_mates_are_let_go() -> None:
+    queue = ScriptedQueue(lease_seconds=30, unsettled={"b": lost("b")})
+    sender = FakeSender(takes=20)
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(
+            *(
+                handed(message, each, each, lease=30)
+                for each, message in zip("abc", grouped(*"abc"), strict=True)
+            )
+        )
+        await asyncio.sleep(25)
+
+        assert rig.sender.ids == ["a"]
+        assert queue.nacked == [(20, "c", 0)]  # its lease lives: the broker must hear of it
+        assert rig.is_empty
+        ended = rig.manager.routing.ledger.ended
+        assert (ended[Fate.FORFEITED], ended[Fate.RETURNED]) == (1, 1)
+
+
+async def test_an_extension_that_fails_is_tried_again_while_the_lease_lasts() -> None:
+    queue = ScriptedQueue(lease_seconds=30, failing={"extend": Disconnected("gone")})
+    async with running(pool("P"), sender=FakeSender(takes=60), brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a"), "h", "1", lease=30))
+        await asyncio.sleep(12)
+        queue.failing.clear()
+        await asyncio.sleep(60)
+
+        assert queue.extended[0][0] == pytest.approx(15.25)  # five seconds after the reconnection
+        assert rig.manager.routing.ledger.ended[Fate.DELIVERED] == 1
+
+
+async def test_an_extension_refused_for_now_leaves_the_lease_as_it_is() -> None:
+    queue = ScriptedQueue(lease_seconds=30, unsettled={"h": not_now("h")})
+    async with running(pool("P"), sender=FakeSender(takes=60), brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a"), "h", "1", lease=30))
+        await asyncio.sleep(12)
+        (job,) = rig.manager.routing.tracker
+
+        assert job.lease_until == 30
+
+
+async def test_what_has_lost_its_lease_is_not_given_back() -> None:
+    queue = ScriptedQueue(lease_seconds=30, unsettled={"h": lost("h")})
+    sender = FakeSender(takes=15)
+    sender.script("a", DEFER)
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a"), "h", "1", lease=30))
+        await asyncio.sleep(20)
+
+        assert queue.nacked == []
+        assert rig.manager.routing.ledger.ended[Fate.FORFEITED] == 1

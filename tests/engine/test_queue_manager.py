@@ -1,0 +1,337 @@
+"""Bringing what runs in line with the configuration while messages are under way (CFG-6, -7)."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from router.core.config import DEFAULT_POOL_CONFIG, QueueConfig
+from router.core.job import Fate
+from router.core.message import DEFAULT_POOL
+from router.core.warnings import Severity
+from tests.support.fakes import FakeSender
+from tests.support.faults import Scripted, ScriptedQueue, handed
+from tests.support.rig import FREE_QUEUE, QUEUE, Rig, body, grouped, pool, running
+
+pytestmark = pytest.mark.anyio
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def ended(rig: Rig) -> dict[Fate, int]:
+    return {fate: n for fate, n in rig.manager.routing.ledger.ended.items() if n}
+
+
+@pytest.mark.rule("CFG-6")
+async def test_a_pool_that_is_gone_is_drained_and_let_go_once_idle() -> None:
+    async with running(pool("P", 1), pool("Q"), sender=FakeSender(takes=10)) as rig:
+        await rig.publish(*grouped("a", "b"))
+        await asyncio.sleep(1)
+        await rig.apply(pool("Q"))
+        rig.manager.let_go_finished(now())
+        draining = set(rig.manager.draining_pools)
+        await asyncio.sleep(15)
+        rig.manager.let_go_finished(now())
+
+        assert (draining, rig.manager.draining_pools) == ({"P"}, {})
+        # The open POST finished; the other came back at once and was routed anew, without its pool.
+        assert rig.sender.sent == [(0, "a"), (pytest.approx(10.002), "b")]
+        assert "ROUTING" in rig.codes
+
+
+@pytest.mark.rule("CFG-6")
+async def test_a_changed_pool_changes_in_place() -> None:
+    async with running(pool("P", 1), sender=FakeSender(takes=10)) as rig:
+        before = rig.pool()
+        await rig.publish(*(body(str(n), poolCode="P", messageGroupId=str(n)) for n in range(5)))
+        await asyncio.sleep(1)
+        await rig.apply(pool("P", 4))
+        await asyncio.sleep(1)
+
+        assert rig.pool() is before
+        assert [at for at, _ in rig.sender.sent] == [0, 1, 1, 1]
+
+
+@pytest.mark.rule("CFG-6")
+async def test_no_more_pools_are_made_than_allowed_and_a_warning_comes_before() -> None:
+    pools = [pool(code) for code in "ABCDE"]
+    async with running(*pools, max_pools=3, pool_warning_threshold=2) as rig:
+        assert set(rig.manager.pools) == {"A", "B", "C"}
+        told = sorted((w.severity, w.message) for w in rig.warnings if w.code == "POOL_LIMIT")
+        assert [severity for severity, _ in told] == [
+            Severity.WARN,
+            Severity.CRITICAL,
+            Severity.CRITICAL,
+        ]
+        assert "pool D" in told[1][1]
+
+
+@pytest.mark.rule("CFG-6")
+async def test_the_default_pool_is_never_drained_by_a_sync_that_does_not_name_it() -> None:
+    async with running(pool("P"), sender=FakeSender(takes=10)) as rig:
+        await rig.publish(body("a"), body("b"))
+        await asyncio.sleep(1)
+        made = rig.pool(DEFAULT_POOL)
+        await rig.apply(pool("P"))
+        await asyncio.sleep(30)
+
+        assert rig.pool(DEFAULT_POOL) is made
+        assert ended(rig) == {Fate.DELIVERED: 2}
+
+
+@pytest.mark.rule("CFG-6")
+async def test_the_default_pool_goes_back_to_twenty_when_it_is_not_named_any_more() -> None:
+    async with running(pool(DEFAULT_POOL, 3)) as rig:
+        named = rig.pool(DEFAULT_POOL).config.concurrency
+        await rig.apply(pool("P"))
+
+        assert (named, rig.pool(DEFAULT_POOL).config) == (3, DEFAULT_POOL_CONFIG)
+
+
+@pytest.mark.rule("CFG-6")
+async def test_a_code_that_returns_while_its_pool_drains_revives_that_pool() -> None:
+    async with running(pool("P"), pool("Q"), sender=FakeSender(takes=10)) as rig:
+        await rig.publish(*grouped("a"))
+        await asyncio.sleep(1)
+        first = rig.pool()
+        await rig.apply(pool("Q"))
+        await rig.apply(pool("P"), pool("Q"))
+        await rig.publish(*grouped("b"))
+        await asyncio.sleep(60)
+
+        assert rig.pool() is first
+        assert rig.manager.draining_pools == {}
+        assert [each for each in rig.sender.ids if each == "b"] == ["b"]
+        assert rig.codes == set()
+
+
+@pytest.mark.rule("CFG-6", "ROUTE-5")
+async def test_a_revived_pool_that_is_full_counts_as_full() -> None:
+    async with running(pool("P", 1), sender=FakeSender(takes=1000)) as rig:
+        await rig.publish(*(body(str(n), poolCode="P") for n in range(100)))
+        await asyncio.sleep(1)
+        rig.manager.stop()
+        await rig.apply(pool("P", 1), queues=())
+
+        assert rig.manager.have_room is rig.pool().has_room
+
+
+@pytest.mark.rule("CFG-6", "P3")
+async def test_arrivals_for_a_group_that_a_draining_pool_holds_wait_and_keep_their_order() -> None:
+    sender = FakeSender(takes=10)
+    sender.takes_for["a"] = 30
+    async with running(pool("P"), pool("Q"), sender=sender, queues=(FREE_QUEUE,)) as rig:
+        await rig.publish(*grouped("a"), queue=FREE_QUEUE)
+        await asyncio.sleep(1)
+        await rig.apply(pool("Q"), queues=(FREE_QUEUE,))
+        await rig.publish(*grouped("b", "c"), *grouped("d", group="other"), queue=FREE_QUEUE)
+        await asyncio.sleep(120)
+
+        assert [each for each in sender.sent if each[1] != "d"] == [(0, "a"), (30, "b"), (40, "c")]
+        assert (1, "d") in sender.sent
+
+
+@pytest.mark.rule("CFG-6", "ROUTE-5", "BRK-4")
+async def test_arrivals_that_waited_for_a_draining_pool_and_find_no_room_are_given_back() -> None:
+    sender = FakeSender(takes=1000, takes_for={"a": 30})
+    async with running(pool("P"), pool("Q"), sender=sender, queues=(FREE_QUEUE,)) as rig:
+        await rig.publish(*grouped("a"), queue=FREE_QUEUE)
+        await asyncio.sleep(1)
+        await rig.apply(pool("Q"), pool(DEFAULT_POOL, 1), queues=(FREE_QUEUE,))
+        await rig.publish(*grouped("b"), queue=FREE_QUEUE)
+        await asyncio.sleep(1)
+        await rig.publish(*(body(f"x{n}") for n in range(100)), queue=FREE_QUEUE)
+        await asyncio.sleep(40)
+
+        assert (30, "b", 10) in rig.witness.nacks
+
+
+@pytest.mark.rule("CFG-7", "P1")
+async def test_a_queue_that_is_gone_is_received_from_no_more_and_finishes_what_it_has() -> None:
+    async with running(pool("P", 1), sender=FakeSender(takes=10)) as rig:
+        await rig.publish(*grouped("a", "b"))
+        await asyncio.sleep(1)
+        await rig.apply(pool("P", 1), queues=())
+        await rig.publish(*grouped("c"))
+        await asyncio.sleep(60)
+        stopping = len(rig.manager.stopping_intakes)
+        rig.manager.let_go_finished(now())
+
+        assert rig.sender.ids == ["a", "b"]
+        assert ended(rig) == {Fate.DELIVERED: 2}
+        assert (stopping, rig.manager.stopping_intakes) == (1, [])
+
+
+@pytest.mark.rule("CFG-7")
+async def test_an_unchanged_queue_is_left_alone() -> None:
+    async with running(pool("P")) as rig:
+        before = rig.manager.intakes["q"]
+        await rig.apply(pool("P"), pool("Q"))
+
+        assert rig.manager.intakes["q"] is before
+
+
+@pytest.mark.rule("CFG-7", "P1", "P2")
+async def test_a_changed_queue_is_replaced_without_losing_or_repeating_a_message() -> None:
+    async with running(pool("P", 1), sender=FakeSender(takes=10)) as rig:
+        await rig.publish(*grouped("a", "b"))
+        await asyncio.sleep(1)
+        counts = rig.manager.intakes["q"].counts
+        changed = replace(QUEUE, max_messages=5, connections=2)
+        await rig.apply(pool("P", 1), queues=(changed,))
+        await rig.publish(*grouped("c"))
+        await asyncio.sleep(60)
+
+        assert rig.sender.ids == ["a", "b", "c"]
+        assert ended(rig) == {Fate.DELIVERED: 3}
+        intake = rig.manager.intakes["q"]
+        assert (intake.queue, len(intake.connections)) == (changed, 2)
+        assert intake.counts is counts
+
+
+@pytest.mark.rule("CFG-7", "ROUTE-2")
+async def test_a_replaced_consumer_ends_when_its_successor_adopts_what_it_held() -> None:
+    queue = ScriptedQueue(lease_seconds=30)
+    sender = FakeSender(takes=100)
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a"), "old", "1", lease=30))
+        await asyncio.sleep(1)
+        await rig.apply(pool("P"), queues=(replace(QUEUE, max_messages=5),))
+        (stopping,) = rig.manager.stopping_intakes
+        await asyncio.sleep(1)
+        queue.hand_over(handed(body("a"), "new", "1", lease=30))
+        await asyncio.sleep(1)
+
+        assert stopping.is_stopped
+        await asyncio.sleep(120)
+        assert [handle for _, handle in queue.acked] == ["new"]
+
+
+@pytest.mark.rule("CFG-7", "ROUTE-2")
+async def test_an_arrival_that_waited_while_its_consumer_was_stopped_is_given_back() -> None:
+    queue = ScriptedQueue(lease_seconds=30, takes={"nack": 5})
+    (a,), (b,) = grouped("a", group="g"), grouped("b", group="h")
+    async with running(
+        pool("P", 1), sender=FakeSender(takes=100), brokers=Scripted(q=queue)
+    ) as rig:
+        queue.hand_over(handed(a, "a", "1", lease=30), handed(b, "b", "2", lease=30))
+        await asyncio.sleep(1)
+        await rig.apply(pool("Q"))  # b is given back, which takes a while
+        queue.hand_over(handed(b, "later", "2", lease=30))
+        await asyncio.sleep(1)
+        await rig.apply(pool("Q"), queues=())
+        await asyncio.sleep(20)
+
+        assert [(handle, delay) for _, handle, delay in queue.nacked] == [("b", 0), ("later", 0)]
+
+
+@pytest.mark.rule("CFG-7", "BRK-6", "P5")
+async def test_a_stopped_consumer_that_cannot_reconnect_waits_between_its_tries() -> None:
+    queue = ScriptedQueue(lease_seconds=300)
+    brokers = Scripted(q=queue)
+    async with running(pool("P"), sender=FakeSender(takes=60), brokers=brokers) as rig:
+        queue.hand_over(handed(body("a"), "h", "1", lease=300))
+        await asyncio.sleep(1)
+        queue.failing |= {"open": ConnectionError("gone"), "extend": ConnectionError("gone")}
+        await rig.apply(pool("P"), queues=())
+        await asyncio.sleep(58)
+        opened = len(brokers.opened)
+        queue.failing.clear()
+        await asyncio.sleep(60)
+
+        assert opened < 5
+        assert ended(rig) == {Fate.DELIVERED: 1}
+
+
+@pytest.mark.rule("CFG-9")
+async def test_without_a_queue_nothing_is_consumed() -> None:
+    async with running(pool("P"), queues=()) as rig:
+        await rig.publish(*grouped("a"))
+        await asyncio.sleep(60)
+
+        assert rig.sender.ids == []
+        assert rig.manager.routing.ledger.received == 0
+
+
+@pytest.mark.rule("CFG-9", "BRK-4")
+async def test_a_stopped_router_gives_back_what_is_queued_and_starts_again_at_once() -> None:
+    async with running(pool("P", 1), sender=FakeSender(takes=10)) as rig:
+        await rig.publish(*grouped("a", "b"), body("c"))
+        await asyncio.sleep(1)
+        rig.manager.stop()
+        await asyncio.sleep(20)
+        sent = rig.sender.ids
+        await rig.apply(pool("P", 1))
+        await asyncio.sleep(60)
+
+        assert sorted(sent) == ["a", "c"]
+        assert (21, "b") in rig.sender.sent
+        assert {delay for _, _, delay in rig.witness.nacks} == {0}
+
+
+@pytest.mark.rule("CFG-6", "CFG-9")
+async def test_a_draining_default_pool_is_revived_by_the_next_message_without_a_pool() -> None:
+    async with running(pool("P"), sender=FakeSender(takes=50)) as rig:
+        await rig.publish(body("a", messageGroupId="g"))
+        await asyncio.sleep(1)
+        made = rig.pool(DEFAULT_POOL)
+        rig.manager.stop()
+        await rig.apply(pool("P"))
+        await rig.publish(body("b", messageGroupId="h"))
+        await asyncio.sleep(1)
+
+        assert rig.pool(DEFAULT_POOL) is made
+        assert rig.sender.ids == ["a", "b"]
+
+
+@pytest.mark.rule("CFG-6", "ROUTE-5")
+async def test_when_the_only_pool_was_full_and_goes_its_messages_go_to_the_default_pool() -> None:
+    sender = FakeSender(takes=1, takes_for={"0": 10_000})
+    async with running(pool("P", 1), sender=sender) as rig:
+        await rig.publish(*(body(str(n), poolCode="P", messageGroupId=str(n)) for n in range(100)))
+        await asyncio.sleep(1)
+        await rig.apply()
+        await asyncio.sleep(300)
+
+        assert len(set(sender.ids)) == 100
+
+
+@pytest.mark.rule("CFG-6")
+async def test_a_pool_can_be_changed_by_hand() -> None:
+    async with running(pool("P", 1)) as rig:
+        rig.manager.change_pool(pool("P", 7))
+
+        assert rig.pool().config.concurrency == 7
+        with pytest.raises(KeyError):
+            rig.manager.change_pool(pool("X"))
+
+
+@pytest.mark.rule("CFG-7")
+async def test_two_queues_are_consumed_side_by_side() -> None:
+    other = QueueConfig(name="r", uri="memory://r")
+    async with running(pool("P"), queues=(QUEUE, other)) as rig:
+        await rig.publish(*grouped("a"))
+        await rig.publish(*grouped("b", group="h"), queue=other)
+        await asyncio.sleep(5)
+
+        assert rig.sender.sent == [(0, "a"), (0, "b")]
+
+
+@pytest.mark.rule("CFG-6", "P4", "P5")
+async def test_a_draining_pool_that_is_full_of_waiting_arrivals_does_not_stop_the_others() -> None:
+    sender = FakeSender(takes=1, takes_for={"a": 200})
+    async with running(pool("P", 1), pool("Q"), sender=sender) as rig:
+        await rig.publish(*grouped("a"))
+        await asyncio.sleep(1)
+        await rig.apply(pool("Q"))
+        queue = replace(FREE_QUEUE, name="r", uri="memory://r?groups=free")
+        await rig.apply(pool("Q"), queues=(QUEUE, queue))
+        await rig.publish(*grouped(*(f"w{n}" for n in range(300))), queue=queue)
+        await asyncio.sleep(10)
+        await rig.publish(*grouped("b", poolCode="Q"))
+        await asyncio.sleep(10)
+
+        assert sender.ids == ["a", "b"]
+        assert len(rig.manager.routing.tracker) <= 1 + 50 + 50

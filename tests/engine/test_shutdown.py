@@ -1,0 +1,227 @@
+"""The end of a run, by the clock (OPS-4)."""
+
+import asyncio
+
+import pytest
+
+from router.core.job import Fate
+from router.core.warnings import Severity
+from router.engine.shutdown import shut_down
+from router.ports import Disconnected, StaleLease
+from tests.support.fakes import REFUSED, FakeSender
+from tests.support.faults import Scripted, ScriptedQueue, handed
+from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-4")]
+
+LINGER = 0.002
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def ended(rig: Rig) -> dict[Fate, int]:
+    return {fate: n for fate, n in rig.manager.routing.ledger.ended.items() if n}
+
+
+async def end(rig: Rig, grace: float = 30.0) -> float:
+    """How long it took."""
+    began = now()
+    await shut_down(rig.manager, rig.alerts, grace)
+    return now() - began
+
+
+async def test_an_idle_router_ends_at_once() -> None:
+    async with running(pool("P")) as rig:
+        await asyncio.sleep(1)
+
+        assert await end(rig) == 0
+        assert rig.warnings == []
+
+
+async def test_a_router_without_queues_ends_at_once() -> None:
+    async with running(pool("P"), queues=()) as rig:
+        assert await end(rig) == 0
+
+
+@pytest.mark.rule("OPS-4", "BRK-4")
+async def test_an_open_post_finishes_and_everything_else_goes_back_at_once() -> None:
+    async with running(pool("P", 1), sender=FakeSender(takes=10)) as rig:
+        await rig.publish(*grouped("a1", "a2", group="a"), *grouped("b1", "b2", group="b"))
+        await asyncio.sleep(1)
+        took = await end(rig)
+
+        assert took == pytest.approx(9.002)
+        assert rig.sender.ids == ["a1"]
+        assert rig.witness.acks == [(10 + LINGER, "a1")]
+        # Group mates of the open one after it.
+        assert rig.witness.nacks == [(1, "b1", 0), (1, "b2", 0), (10, "a2", 0)]
+        assert rig.warnings == []
+
+
+async def test_an_overdue_post_is_aborted_before_its_nack() -> None:
+    async with running(pool("P"), sender=FakeSender(takes=100)) as rig:
+        await rig.publish(*grouped("a", "b"))
+        await asyncio.sleep(1)
+        took = await end(rig, grace=7)
+
+        assert took == 7
+        assert rig.sender.open == 0
+        assert rig.witness.nacks == [(8, "a", 0), (8, "b", 0)]
+        assert ended(rig) == {Fate.RETURNED: 2}
+
+
+async def test_no_new_try_starts() -> None:
+    sender = FakeSender(takes=1)
+    sender.script("a", *[REFUSED] * 3)
+    async with running(pool("P"), sender=sender) as rig:
+        await rig.publish(*grouped("a"))
+        await asyncio.sleep(1.5)
+        took = await end(rig)
+
+        assert took == 0
+        assert sender.ids == ["a"]
+        assert rig.witness.nacks == [(1.5, "a", 0)]
+
+
+async def test_a_receive_that_still_brings_messages_gives_them_back() -> None:
+    queue = ScriptedQueue(lease_seconds=30, is_deaf=True)
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        await asyncio.sleep(1)
+        ending = rig.tasks.create_task(end(rig))
+        await asyncio.sleep(15)
+        queue.is_deaf = False
+        queue.hand_over(handed(body("a"), "h", "1", lease=30), handed(b"?", "i", "2", lease=30))
+        took = await ending
+
+        assert took == 15
+        assert queue.nacked == [(16, "h", 0), (16, "i", 0)]
+        assert rig.sender.ids == []
+        assert ended(rig) == {Fate.RETURNED: 2}
+
+
+@pytest.mark.parametrize("grace", [5, 30])
+async def test_a_receive_that_never_returns_is_ended_after_twenty_five_seconds(
+    grace: float,
+) -> None:
+    queue = ScriptedQueue(is_deaf=True)
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        await asyncio.sleep(1)
+
+        assert await end(rig, grace) == 25
+
+
+async def test_a_post_may_use_its_grace_although_the_receive_never_returns() -> None:
+    queue = ScriptedQueue(lease_seconds=30)
+    async with running(pool("P"), sender=FakeSender(takes=29), brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a"), "h", "1", lease=30))
+        queue.is_deaf = True
+        await asyncio.sleep(0.5)
+        queue.is_deaf = False
+        queue.changed.set()
+        await asyncio.sleep(0.5)
+        queue.is_deaf = True
+        took = await end(rig)
+
+        assert took == pytest.approx(28.502)
+        assert [handle for _, handle in queue.acked] == ["h"]
+
+
+async def test_a_connection_that_does_not_close_is_left_behind() -> None:
+    queue = ScriptedQueue(takes={"close": 10_000})
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        await asyncio.sleep(1)
+
+        assert await end(rig) == 25
+
+
+@pytest.mark.rule("OPS-4", "P3")
+async def test_what_waited_for_a_draining_pool_goes_back_and_starts_no_delivery() -> None:
+    async with running(
+        pool("P"), pool("Q"), sender=FakeSender(takes=20), queues=(FREE_QUEUE,)
+    ) as rig:
+        await rig.publish(*grouped("a"), queue=FREE_QUEUE)
+        await asyncio.sleep(1)
+        await rig.apply(pool("Q"), queues=(FREE_QUEUE,))
+        await rig.publish(*grouped("b"), queue=FREE_QUEUE)
+        await asyncio.sleep(1)
+        await end(rig)
+
+        assert rig.sender.ids == ["a"]
+        assert rig.witness.nacks == [(20, "b", 0)]
+
+
+@pytest.mark.parametrize(
+    "fault", [{"nack": StaleLease("too late")}, {"nack": Disconnected("gone")}]
+)
+async def test_messages_that_could_not_be_given_back_are_counted(
+    fault: dict[str, Exception],
+) -> None:
+    queue = ScriptedQueue(lease_seconds=30, failing=dict(fault))
+    async with running(pool("P", 1), sender=FakeSender(takes=5), brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(*(handed(body(i, poolCode="P"), i, i, lease=30) for i in "abc"))
+        await asyncio.sleep(1)
+        await end(rig)
+
+        (warning,) = rig.warnings
+        assert (warning.code, warning.severity) == ("SHUTDOWN_CLEANUP_ERRORS", Severity.WARN)
+        assert warning.message.startswith("2 messages")
+        assert ended(rig) == {Fate.DELIVERED: 1, Fate.FORFEITED: 2}
+
+
+@pytest.mark.rule("OPS-4", "OPS-6")
+async def test_a_broker_that_does_not_answer_cannot_hold_up_the_end() -> None:
+    queue = ScriptedQueue(lease_seconds=3600, takes={"ack": 10_000, "nack": 10_000})
+    async with running(pool("P"), sender=FakeSender(takes=5), brokers=Scripted(q=queue)) as rig:
+        messages = zip("abc", grouped(*"abc"), strict=True)
+        queue.hand_over(*(handed(each, name, name, lease=3600) for name, each in messages))
+        await asyncio.sleep(6)
+        took = await end(rig, grace=10)
+        left = now()
+
+        assert took <= 25
+        assert rig.is_empty
+        assert ended(rig) == {Fate.FORFEITED: 3}
+    assert now() - left <= 5  # no task of it is left either
+
+
+@pytest.mark.rule("OPS-4", "BRK-3")
+async def test_acks_that_are_being_repeated_are_given_up() -> None:
+    queue = ScriptedQueue(lease_seconds=3600, failing={"ack": StaleLease("not now")})
+    async with running(pool("P"), sender=FakeSender(takes=1), brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a"), "h", "1", lease=3600))
+        await asyncio.sleep(5)
+        await end(rig, grace=2)
+        left = now()
+
+        assert ended(rig) == {Fate.FORFEITED: 1}
+    assert now() == left
+
+
+@pytest.mark.rule("OPS-4", "BRK-6")
+async def test_a_router_without_its_broker_ends_too() -> None:
+    queue = ScriptedQueue(lease_seconds=3600)
+    async with running(pool("P"), sender=FakeSender(takes=1000), brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a"), "h", "1", lease=3600))
+        await asyncio.sleep(1)
+        queue.failing |= dict.fromkeys(["open", "receive", "ack", "nack"], Disconnected("gone"))
+        await asyncio.sleep(100)
+        took = await end(rig, grace=10)
+
+        assert took <= 25
+        assert ended(rig) == {Fate.FORFEITED: 1}
+
+
+@pytest.mark.rule("OPS-4", "ROUTE-3")
+async def test_copies_are_still_acknowledged_away() -> None:
+    queue = ScriptedQueue(lease_seconds=30)
+    async with running(pool("P"), sender=FakeSender(takes=5), brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(
+            handed(body("a"), "h", "1", lease=30), handed(body("a"), "copy", "2", lease=30)
+        )
+        await asyncio.sleep(0.001)
+        took = await end(rig, grace=0)
+
+        assert took == pytest.approx(0.001)
+        assert queue.acked == [(0.002, "copy")]

@@ -1,0 +1,24 @@
+"""A message that the router holds."""
+
+import pytest
+
+from router.core.job import Batch
+from tests.support.jobs import make_job
+
+
+@pytest.mark.rule("OPS-5")
+def test_a_job_shows_how_far_it_got_and_no_secret() -> None:
+    assert repr(make_job("a")) == "<Job a queued posts=0>"
+
+
+@pytest.mark.rule("ROUTE-5")
+@pytest.mark.parametrize(
+    ("left", "requests", "fruitless"), [(0, 0, True), (1, 0, False), (0, 1, False)]
+)
+def test_a_batch_that_ended_without_a_request_was_fruitless(
+    left: int, requests: int, *, fruitless: bool
+) -> None:
+    batch = Batch()
+    batch.left, batch.requests = left, requests
+
+    assert batch.was_fruitless is fruitless

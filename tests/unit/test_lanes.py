@@ -1,0 +1,157 @@
+"""One group's queue: what goes next, and what goes back."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from router.core.job import Job, Run, State
+from router.core.lanes import Lane
+from router.core.message import Tally
+from tests.support.jobs import make_job
+
+pytestmark = pytest.mark.rule("POOL-3")
+
+TRIED = Tally(attempts=1, posts=3)
+
+
+def lane_of(*jobs: Job) -> Lane:
+    lane = Lane("g")
+    for job in jobs:
+        lane.put(job)
+    return lane
+
+
+def ids(jobs: list[Job]) -> str:
+    return "".join(job.message.id for job in jobs)
+
+
+def served(lane: Lane) -> str:
+    """The ids in the order in which the lane hands them out."""
+    return ids([lane.take() for _ in range(len(lane))])
+
+
+@pytest.mark.rule("P3")
+def test_high_priority_goes_first_and_each_tier_stays_in_order() -> None:
+    lane = lane_of(make_job("a"), make_job("H", high=True), make_job("b"), make_job("I", high=True))
+
+    order = served(lane)
+
+    assert order == "HIab"
+
+
+def test_high_priority_never_passes_a_message_that_has_been_tried() -> None:
+    lane = lane_of(
+        make_job("a"), make_job("t", tally=TRIED), make_job("b"), make_job("H", high=True)
+    )
+
+    order = served(lane)
+
+    assert order == "atHb"
+
+
+@pytest.mark.rule("FIFO-1")
+def test_what_goes_back_goes_in_the_order_of_service() -> None:
+    lane = lane_of(make_job("H", high=True), make_job("t", tally=TRIED), make_job("b"))
+
+    taken = lane.take_all()
+
+    assert ids(taken) == "tHb"
+    assert not lane
+
+
+@pytest.mark.rule("FIFO-1")
+def test_only_what_came_in_the_same_batch_is_taken_out_with_a_failed_one() -> None:
+    first, second = Run(), Run()
+    lane = lane_of(
+        make_job("a", run=first),
+        make_job("b", run=second),
+        make_job("H", run=first, high=True),
+        make_job("c", run=first),
+    )
+
+    taken = lane.take_run(first)
+
+    assert ids(taken) == "Hac"
+    assert served(lane) == "b"
+
+
+@pytest.mark.rule("FIFO-1")
+def test_a_taken_run_leaves_no_trace_in_the_order_of_the_rest() -> None:
+    failed = Run()
+    lane = lane_of(make_job("t", run=failed, tally=TRIED), make_job("b"), make_job("H", high=True))
+
+    lane.take_run(failed)
+
+    assert served(lane) == "Hb"
+
+
+@pytest.mark.rule("FIFO-1")
+def test_a_run_that_has_nothing_left_takes_nothing_out() -> None:
+    lane = lane_of(make_job("a", run=Run()))
+
+    assert lane.take_run(Run()) == []
+    assert len(lane) == 1
+
+
+@pytest.mark.rule("CFG-6", "P3")
+def test_latecomers_of_a_group_that_stays_queue_up_behind_the_others() -> None:
+    lane = lane_of(make_job("a"))
+    late = make_job("b")
+    lane.put_off(late)
+
+    state_while_waiting = late.state
+    lane.let_latecomers_in()
+
+    assert state_while_waiting is State.WAITING
+    assert late.state is State.QUEUED
+    assert served(lane) == "ab"
+    assert lane.latecomers == []
+
+
+class LaneMachine(RuleBasedStateMachine):
+    """A lane against the plainest model: a list, searched for the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lane = Lane("g")
+        self.model: list[Job] = []
+        self.runs = [Run(), Run()]
+
+    @rule(high=st.booleans(), tried=st.booleans(), run=st.integers(0, 1))
+    def put(self, high: bool, tried: bool, run: int) -> None:
+        job = make_job(high=high, tally=TRIED if tried else None, run=self.runs[run])
+        self.lane.put(job)
+        self.model.append(job)
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def take(self) -> None:
+        expected = self.in_order()[0]
+        self.model.remove(expected)
+
+        assert self.lane.take() is expected
+        assert self.lane.current is expected
+
+    @rule(run=st.integers(0, 1))
+    def take_run(self, run: int) -> None:
+        expected = [job for job in self.in_order() if job.run is self.runs[run]]
+        self.model = [job for job in self.model if job not in expected]
+
+        assert self.lane.take_run(self.runs[run]) == expected
+
+    @invariant()
+    def the_lane_holds_what_the_model_holds(self) -> None:
+        assert list(self.lane) == self.in_order()
+        assert len(self.lane) == len(self.model)
+        assert bool(self.lane) == bool(self.model)
+
+    def in_order(self) -> list[Job]:
+        high = [job for job in self.model if job.message.high_priority]
+        regular = [job for job in self.model if not job.message.high_priority]
+        last_tried = max((i + 1 for i, job in enumerate(regular) if job.is_tried), default=0)
+        return regular[:last_tried] + high + regular[last_tried:]
+
+
+TestLane = LaneMachine.TestCase
+TestLane.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

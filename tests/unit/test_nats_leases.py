@@ -1,0 +1,122 @@
+"""Which hand-overs are ours: the newest of each message, until it ends."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from router.brokers import nats_leases
+from router.brokers.nats_leases import Holdings, Lease
+from router.core.message import UNTRIED, Tally
+
+pytestmark = pytest.mark.rule("BRK-3", "WQ-3")
+
+SEQUENCES = st.integers(1, 5)
+LEASE = 30.0
+
+
+class HoldingsMachine(RuleBasedStateMachine):
+    """Against the plainest model: every hand-over ever, and which one of a message was the last."""
+
+    @initialize()
+    def start(self) -> None:
+        self.holdings = Holdings("one")
+        self.now = 0.0
+        self.last: dict[int, Lease] = {}
+        self.every: list[Lease] = []
+
+    @rule(sequence=SEQUENCES)
+    def hand_over(self, sequence: int) -> None:
+        lease = self.holdings.take(sequence, f"reply {len(self.every)}", self.now + LEASE)
+        self.last[sequence] = lease
+        self.every.append(lease)
+        self.look()
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, LEASE / 2, LEASE]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.look()
+
+    @rule(sequence=SEQUENCES, accepted=st.booleans())
+    def settle(self, sequence: int, accepted: bool) -> None:
+        lease = self.last.pop(sequence, None)
+        if lease is not None and accepted:
+            self.holdings.finish(lease)
+        elif lease is not None:
+            self.holdings.give_back(lease, UNTRIED)
+        self.look()
+
+    @rule(sequence=SEQUENCES)
+    def extend(self, sequence: int) -> None:
+        lease = self.last.get(sequence)
+        if lease is not None and self.holdings.has(lease, self.now):
+            self.holdings.prolong(lease, self.now + LEASE)
+        self.look()
+
+    @rule()
+    def sweep(self) -> None:
+        self.holdings.sweep(self.now, 1.0)
+        self.look()
+
+    def look(self) -> None:
+        ours = [lease for lease in self.every if self.holdings.has(lease, self.now)]
+
+        assert ours == [
+            lease
+            for lease in self.every
+            if self.last.get(lease.sequence) is lease and self.now < lease.until
+        ]
+
+
+TestHoldings = HoldingsMachine.TestCase
+
+
+def test_an_old_hand_over_settles_nothing_of_the_new_one() -> None:
+    holdings = Holdings("one")
+    old = holdings.take(7, "old", 30.0)
+    new = holdings.take(7, "new", 60.0)
+
+    holdings.finish(old)
+
+    assert not holdings.has(old, 1.0)
+    assert holdings.has(new, 1.0)
+
+
+@pytest.mark.rule("P4")
+def test_what_was_let_go_without_a_word_is_forgotten() -> None:
+    holdings = Holdings("one")
+    for sequence in range(1000):
+        holdings.take(sequence, "reply", 30.0)
+
+    holdings.sweep(29.0, every=30.0)
+    before = len(holdings)
+    holdings.sweep(59.0, every=30.0)
+
+    assert (before, len(holdings)) == (1000, 0)
+
+
+@pytest.mark.rule("WQ-5")
+def test_what_has_been_tried_is_known_until_it_is_accepted() -> None:
+    holdings = Holdings("one")
+    holdings.give_back(holdings.take(7, "first", 30.0), Tally(attempts=1, posts=3))
+    again = holdings.take(7, "second", 30.0)
+    known = holdings.tally(7)
+
+    holdings.finish(again)
+
+    assert (known, holdings.tally(7)) == (Tally(attempts=1, posts=3), UNTRIED)
+
+
+@pytest.mark.rule("WQ-5", "P4")
+@given(st.lists(st.integers(1, 20), max_size=60))
+def test_tallies_are_bounded_and_the_oldest_are_forgotten(given_back: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nats_leases, "MOST_TALLIES", 5)
+        holdings = Holdings("one")
+
+        for sequence in given_back:
+            holdings.give_back(holdings.take(sequence, "reply", 30.0), Tally(attempts=sequence))
+
+    latest = list(dict.fromkeys(reversed(given_back)))
+    known = {sequence for sequence in set(given_back) if holdings.tally(sequence) != UNTRIED}
+    assert known == set(latest[:5])

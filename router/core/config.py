@@ -6,7 +6,7 @@ Documents are read in `config_document`; what a new configuration changes is in 
 import re
 from enum import Enum, auto
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from msgspec import Struct
 
@@ -96,6 +96,10 @@ class QueueNaming(Struct, frozen=True):
     def uri(self, name: str) -> str:
         if self.queue_type is QueueType.EMBEDDED:
             return self.embedded_uri(name)
+        if self.queue_type is QueueType.NATS:  # what follows two slashes would be a host
+            return f"nats:///?subject={quote(name, safe='')}"
+        if self.queue_type is QueueType.POSTGRES:  # likewise
+            return f"postgresql:///?queue={quote(name, safe='')}"
         return f"{_SCHEMES[self.queue_type]}://{quote(name, safe='')}"
 
     def embedded_uri(self, name: str) -> str:
@@ -108,6 +112,11 @@ def effective_concurrency(concurrency: int | None, rate_per_minute: int | None) 
     if concurrency is not None and concurrency > 0:
         return concurrency
     return min(max((rate_per_minute or 0) // 60, 1), MAX_CONCURRENCY)
+
+
+def sqlite_path(uri: str) -> str:
+    """The file that a `sqlite:` URI names: always absolute, after three slashes as after four."""
+    return "/" + unquote(urlsplit(uri).path).lstrip("/")
 
 
 def public_uri(uri: str) -> str:

@@ -30,10 +30,10 @@ MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
 MAX_COUNT: Final = 1_000_000
 MAX_SCHEDULE: Final = 1000
 
-SUPPORTED_SCHEMES: Final = frozenset({"sqlite", "memory"})
-PLANNED_SCHEMES: Final = frozenset(
-    {"sqs", "http", "https", "activemq", "stomp", "nats", "amqp", "amqps", "postgresql", "pgmq"}
+SUPPORTED_SCHEMES: Final = frozenset(
+    {"activemq", "stomp", "amqp", "amqps", "nats", "postgresql", "sqlite", "memory", "sqs", "http", "https"}
 )
+PLANNED_SCHEMES: Final = frozenset({"pgmq"})
 
 QUEUE_VALIDATION: Final = "QUEUE_VALIDATION"
 CONFIGURATION: Final = "CONFIGURATION"
@@ -193,6 +193,10 @@ def _resolve(given: str, naming: QueueNaming) -> str:
         raise BadEntry("queueUri", "must be such as sqlite:///path/to/file.db?queue=name")
     if scheme == "memory" and not parts.netloc:
         raise BadEntry("queueUri", "must be such as memory://name")
+    if scheme == "sqs" and not parts.netloc:
+        raise BadEntry("queueUri", "must be such as sqs://name")
+    if scheme in {"http", "https"} and not (parts.netloc and parts.path.strip("/")):
+        raise BadEntry("queueUri", "must be such as https://host/account/name")
     return uri
 
 

@@ -1,6 +1,6 @@
 """A message that the router holds: what it is, how far it got, and its way home."""
 
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -22,7 +22,7 @@ class State(Enum):
     ENDED = auto()
 
 
-class Fate(Enum):
+class Fate(StrEnum):
     """How a hand-over ended (OPS-6)."""
 
     DELIVERED = "delivered"  # accepted and acknowledged

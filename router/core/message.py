@@ -56,6 +56,7 @@ class Delivery(Struct, frozen=True):
     count: int | None = None  # how often the broker has handed it out, if it tells
     lease_until: float | None = None  # loop time; None: ours as long as the connection
     tally: Tally = UNTRIED
+    is_last: bool = False  # the broker will not hand it out again: given back, it is lost
 
 
 class Message(

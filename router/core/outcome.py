@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from enum import Enum, auto
+from enum import Enum, IntEnum, StrEnum, auto
 from http import HTTPStatus
 from typing import Final
 
@@ -22,7 +22,7 @@ REPLY_CAP: Final = 1024 * 1024
 REPLY_KEPT: Final = 1024  # of a reply in a dead letter
 
 
-class Result(Enum):
+class Result(IntEnum):  # hashed for every message: a plain Enum does that in Python
     """SPEC §11."""
 
     SUCCESS = auto()
@@ -31,7 +31,7 @@ class Result(Enum):
     ERROR_CONNECTION = auto()  # no answer at all
 
 
-class Metric(Enum):
+class Metric(StrEnum):
     SUCCESS = "success"
     FAILURE = "failure"
     TRANSIENT = "transient"

@@ -180,6 +180,18 @@ async def test_a_queue_that_never_answered_is_reported_at_once_a_lost_one_after_
 
 
 @pytest.mark.rule("BRK-6")
+async def test_two_short_losses_are_not_a_long_one() -> None:
+    async with unpluggable() as (rig, plug):
+        for _ in range(2):
+            await asyncio.sleep(60)
+            plug.unplug()
+            await asyncio.sleep(40)
+            plug.plug_in()
+
+        assert rig.codes == set()
+
+
+@pytest.mark.rule("BRK-6")
 async def test_the_pauses_grow_although_it_can_connect_as_long_as_nothing_is_answered() -> None:
     queue = ScriptedQueue(failing={"receive": Disconnected("no answer")})
     brokers = Scripted(q=queue)

@@ -214,7 +214,7 @@ def ended_well(story: Story, sender: WatchfulSender, *rigs: Rig) -> bool:
 
 
 some = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
 )
 
 

@@ -9,6 +9,7 @@ from router.core.config import DEFAULT_POOL_CONFIG, QueueConfig
 from router.core.job import Fate
 from router.core.message import DEFAULT_POOL
 from router.core.warnings import Severity
+from router.ports import Disconnected
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import FREE_QUEUE, QUEUE, Rig, body, grouped, pool, running
@@ -229,19 +230,19 @@ async def test_an_arrival_that_waited_while_its_consumer_was_stopped_is_given_ba
 
 @pytest.mark.rule("CFG-7", "BRK-6", "P5")
 async def test_a_stopped_consumer_that_cannot_reconnect_waits_between_its_tries() -> None:
-    queue = ScriptedQueue(lease_seconds=300)
+    queue = ScriptedQueue(lease_seconds=30)
     brokers = Scripted(q=queue)
-    async with running(pool("P"), sender=FakeSender(takes=60), brokers=brokers) as rig:
-        queue.hand_over(handed(body("a"), "h", "1", lease=300))
+    async with running(pool("P"), sender=FakeSender(takes=25), brokers=brokers) as rig:
+        queue.hand_over(handed(body("a"), "h", "1", lease=30))
         await asyncio.sleep(1)
-        queue.failing |= {"open": ConnectionError("gone"), "extend": ConnectionError("gone")}
+        queue.failing |= dict.fromkeys(["open", "extend"], Disconnected("gone"))
         await rig.apply(pool("P"), queues=())
-        await asyncio.sleep(58)
-        opened = len(brokers.opened)
+        await asyncio.sleep(17)
         queue.failing.clear()
         await asyncio.sleep(60)
 
-        assert opened < 5
+        opened = [at for at, _ in brokers.opened]
+        assert opened == [0, 10.25, 10.75, 11.75, 13.75, 17.75, 25.75]
         assert ended(rig) == {Fate.DELIVERED: 1}
 
 
@@ -298,6 +299,21 @@ async def test_when_the_only_pool_was_full_and_goes_its_messages_go_to_the_defau
         assert len(set(sender.ids)) == 100
 
 
+@pytest.mark.rule("CFG-6", "ROUTE-5", "P5")
+async def test_a_full_pool_that_goes_does_not_hold_up_what_needs_none() -> None:
+    sender = FakeSender(takes=1, takes_for={"0": 10_000})
+    async with running(pool("P", 1), sender=sender) as rig:
+        await rig.publish(*grouped(*(str(n) for n in range(60))))
+        await asyncio.sleep(1)
+        full = not rig.manager.have_room
+        await rig.publish(body("x"))
+        await rig.apply()
+        await asyncio.sleep(10)
+
+        assert full
+        assert (1, "x") in sender.sent
+
+
 @pytest.mark.rule("CFG-6")
 async def test_a_pool_can_be_changed_by_hand() -> None:
     async with running(pool("P", 1)) as rig:
@@ -330,8 +346,9 @@ async def test_a_draining_pool_that_is_full_of_waiting_arrivals_does_not_stop_th
         await rig.apply(pool("Q"), queues=(QUEUE, queue))
         await rig.publish(*grouped(*(f"w{n}" for n in range(300))), queue=queue)
         await asyncio.sleep(10)
-        await rig.publish(*grouped("b", poolCode="Q"))
-        await asyncio.sleep(10)
+        for each in "bcd":
+            await rig.publish(*grouped(each, poolCode="Q"))
+            await asyncio.sleep(10)
 
-        assert sender.ids == ["a", "b"]
+        assert sender.ids == ["a", "b", "c", "d"]
         assert len(rig.manager.routing.tracker) <= 1 + 50 + 50

@@ -6,17 +6,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from router.core.config import QueueConfig
 from router.core.job import Fate
 from router.core.message import DEFAULT_POOL
 from router.core.outcome import Reply
 from router.core.warnings import Severity
+from router.engine.settler import LINGER
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import FREE_QUEUE, QUEUE, Rig, body, grouped, pool, running
 
 pytestmark = pytest.mark.anyio
-
-LINGER = 0.002
 
 
 @asynccontextmanager
@@ -219,6 +219,20 @@ async def test_a_batch_that_is_refused_as_a_whole_makes_the_consumer_pause_two_s
         assert rounds == [2, 4, 6, 8]
 
 
+@pytest.mark.rule("ROUTE-5")
+async def test_a_batch_that_ended_without_a_request_makes_the_consumer_pause_two_seconds() -> None:
+    queue = ScriptedQueue(lease_seconds=30)
+    async with scripted(queue):
+        queue.hand_over(handed(body("a", poolCode="P"), "h", "1", lease=-1))  # too late
+        await asyncio.sleep(1)
+        queue.hand_over(b := handed(body("b", poolCode="P"), "i", "2", lease=30))
+        await asyncio.sleep(10)
+
+        asked = [at for at, verb, _ in queue.calls if verb == "receive"]
+        assert b not in queue.ready
+        assert asked == [0, 1, 4]
+
+
 @pytest.mark.rule("ROUTE-5", "P4", "BRK-1")
 async def test_a_queue_whose_only_pool_is_full_is_not_asked_at_all() -> None:
     sender = FakeSender(takes=10_000)
@@ -233,14 +247,14 @@ async def test_a_queue_whose_only_pool_is_full_is_not_asked_at_all() -> None:
 
 @pytest.mark.rule("ROUTE-5", "ROUTE-6", "P3")
 @pytest.mark.parametrize("queue", [QUEUE, FREE_QUEUE])
-async def test_group_order_holds_although_a_pool_is_full_again_and_again(queue: object) -> None:
-    assert queue in (QUEUE, FREE_QUEUE)
-    used = QUEUE if queue is QUEUE else FREE_QUEUE
+async def test_group_order_holds_although_a_pool_is_full_again_and_again(
+    queue: QueueConfig,
+) -> None:
     sender = FakeSender(takes=0.5)
-    async with running(pool("P", 2), pool("Q", 1), sender=sender, queues=(used,)) as rig:
+    async with running(pool("P", 2), pool("Q", 1), sender=sender, queues=(queue,)) as rig:
         first, second = many(150, group="g"), many(150, "Q", group="g")
         await rig.publish(
-            *(each for both in zip(first, second, strict=True) for each in both), queue=used
+            *(each for both in zip(first, second, strict=True) for each in both), queue=queue
         )
         await asyncio.sleep(600)
 

@@ -11,6 +11,7 @@ from router.core.dead_letter import Reason
 from router.core.job import Fate
 from router.core.outcome import Reply
 from router.core.warnings import Severity
+from router.engine.settler import LINGER
 from router.ports import Disconnected, QueueRefused, StaleLease
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost, not_now
@@ -18,7 +19,6 @@ from tests.support.rig import Rig, body, pool, running
 
 pytestmark = pytest.mark.anyio
 
-LINGER = 0.002
 DEFER = Reply(200, b'{"ack": false}')
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from router.core.job import Fate
 from router.core.warnings import Severity
+from router.engine.settler import LINGER
 from router.engine.shutdown import shut_down
 from router.ports import Disconnected, StaleLease
 from tests.support.fakes import REFUSED, FakeSender
@@ -13,8 +14,6 @@ from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-4")]
-
-LINGER = 0.002
 
 
 def now() -> float:

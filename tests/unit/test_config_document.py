@@ -362,11 +362,26 @@ def test_strict_ordering_is_applied_as_batch_with_a_note() -> None:
 
 
 @pytest.mark.parametrize(
+    ("uri", "problem"),
+    [
+        ("https://sqs.eu-west-1.amazonaws.com/1/orders.fifo", None),
+        ("http://localhost:4566/1/orders", None),
+        ("SQS://orders", None),
+        ("sqs:///orders", "sqs://name"),
+        ("https://sqs.eu-west-1.amazonaws.com/", "https://host/account/name"),
+        ("https:///1/orders", "https://host/account/name"),
+    ],
+)
+def test_an_sqs_queue_is_given_by_its_url_or_its_name(uri: str, problem: str | None) -> None:
+    document = read_queue({"queueUri": uri})
+
+    assert [queue.uri for queue in document.queues] == ([] if problem else [uri])
+    assert [problem in each.text for each in document.problems if problem] == [True] * bool(problem)
+
+
+@pytest.mark.parametrize(
     "uri",
     [
-        "https://sqs.eu-west-1.amazonaws.com/1/orders.fifo",
-        "http://localhost:4566/1/orders",
-        "SQS://orders",
         "activemq://user:hunter2@a:61613,b:61613/q",
         "stomp://host/q",
         "amqp://user:hunter2@host/v?queue=q",
@@ -401,7 +416,9 @@ def test_a_bare_name_for_nats_is_a_subject_on_the_servers_of_the_environment() -
     assert document.queues == (QueueConfig(name="orders.new", uri="nats:///?subject=orders.new"),)
 
 
-@pytest.mark.parametrize("queue_type", set(QueueType) - {QueueType.EMBEDDED, QueueType.NATS})
+@pytest.mark.parametrize(
+    "queue_type", set(QueueType) - {QueueType.SQS, QueueType.EMBEDDED, QueueType.NATS}
+)
 def test_a_bare_name_for_a_broker_that_is_not_built_yet_is_skipped(queue_type: QueueType) -> None:
     document = read_queue({"queueName": "orders"}, QueueNaming(queue_type, "/state"))
 

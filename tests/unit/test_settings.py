@@ -118,7 +118,6 @@ def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> 
         ("MESSAGE_ROUTER_DEAD_LETTER_URL", "mysql://h/db", "sqlite:///path or none"),
         ("MESSAGE_ROUTER_DEAD_LETTER_URL", "sqlite://relative", "sqlite:///path or none"),
         ("MESSAGE_ROUTER_DEAD_LETTER_URL", "sqlite:///", "sqlite:///path or none"),
-        ("MESSAGE_ROUTER_AUTH_MODE", "OIDC", "not supported yet"),
         ("STANDBY_ENABLED", "true", "not supported yet"),
         ("MEDIATOR_HTTP_VERSION", "HTTP_3", "HTTP_2, HTTP_1_1"),
         ("MEDIATOR_ALLOWED_HOSTS", "http://x/", "host names"),
@@ -182,6 +181,11 @@ def test_secrets_and_urls_are_not_in_the_repr() -> None:
             "AUTH_BASIC_PASSWORD",
         ),
         ({"MESSAGE_ROUTER_AUTH_MODE": "TOKEN"}, "MESSAGE_ROUTER_API_TOKEN"),
+        ({"MESSAGE_ROUTER_AUTH_MODE": "OIDC"}, "OIDC_ISSUER"),
+        (
+            {"MESSAGE_ROUTER_AUTH_MODE": "oidc", "OIDC_ISSUER": "https://id.example"},
+            "OIDC_AUDIENCE",
+        ),
     ],
 )
 def test_an_auth_mode_without_its_credentials_is_refused(env: dict[str, str], missing: str) -> None:

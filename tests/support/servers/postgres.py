@@ -1,0 +1,173 @@
+"""PostgreSQL as Debian packages it, and the pooler that people put in front of it."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.support.servers.base import Server, free_port, missing, needed
+
+HOMES: Final = Path("/usr/lib/postgresql")
+OLDEST: Final = 15
+USER: Final = "app"
+DATABASE: Final = "postgres"
+
+# Of a process that is killed nothing is lost without fsync: only of a machine.
+_FOR_TESTS: Final = ("fsync=off", "full_page_writes=off", "shared_buffers=64MB")
+_POOLER_CONFIG: Final = """\
+[databases]
+{database} = host=127.0.0.1 port={server_port} user={user}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = {sessions}
+server_login_retry = 0.2
+"""
+
+
+class PostgresServer(Server):
+    """One cluster. Its backends are no part of its process group: signals go to each of them."""
+
+    def __init__(self, directory: Path) -> None:
+        port, home = free_port(), _home()
+        _make_ours(directory)
+        data = str(directory / "data")
+        _run([str(home / "initdb"), "-D", data, "-U", USER, "-A", "trust", "--no-sync"], directory)
+        options = [
+            "listen_addresses=127.0.0.1",
+            f"port={port}",
+            f"unix_socket_directories={directory}",
+            *_FOR_TESTS,
+        ]
+        words = [word for option in options for word in ("-c", option)]
+        super().__init__(
+            unprivileged([str(home / "postgres"), "-D", data, *words]), port, directory
+        )
+        self._psql = str(home / "psql")
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{USER}@127.0.0.1:{self.port}/{DATABASE}"
+
+    def start(self) -> None:
+        super().start()
+        while not self._accepts():
+            pass
+
+    def stop(self) -> None:
+        """Fast: by SIGTERM it would wait until the last client has left."""
+        self._signal(signal.SIGINT)
+        self._wait()
+
+    def sql(self, query: str) -> str:
+        """What psql answers, a line for a row."""
+        done = self._ask(query)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def remove(self) -> None:
+        self.thaw()
+        self.kill()
+        shutil.rmtree(self.directory)
+
+    def _accepts(self) -> bool:
+        return self._ask("SELECT").returncode == 0
+
+    def _ask(self, query: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self._psql, "--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-qtA", self.url, "-c", query],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None or self._process.poll() is not None:
+            return
+        backends = _children(self._process.pid) if number is not signal.SIGINT else []
+        for pid in (self._process.pid, *backends):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+class Pooler(Server):
+    """PgBouncer that lends out its few sessions for one transaction each."""
+
+    def __init__(self, server: PostgresServer, directory: Path, sessions: int) -> None:
+        port = free_port()
+        config = directory / "pgbouncer.ini"
+        config.write_text(
+            _POOLER_CONFIG.format(
+                database=DATABASE, server_port=server.port, user=USER, port=port, sessions=sessions
+            )
+        )
+        _make_ours(directory)
+        program = needed("pgbouncer", "/usr/sbin")
+        super().__init__(unprivileged([program, str(config)]), port, directory)
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{USER}@127.0.0.1:{self.port}/{DATABASE}"
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """One that runs. Not below a test's own directory: an unprivileged user must get there."""
+    server = PostgresServer(Path(tempfile.mkdtemp(prefix="postgres-")))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@contextmanager
+def transaction_pooler(server: PostgresServer, *, sessions: int = 2) -> Iterator[Pooler]:
+    pooler = Pooler(server, Path(tempfile.mkdtemp(prefix="pgbouncer-")), sessions)
+    try:
+        pooler.start()
+        yield pooler
+    finally:
+        pooler.kill()
+        shutil.rmtree(pooler.directory)
+
+
+def unprivileged(command: list[str]) -> list[str]:
+    """PostgreSQL refuses to run as root."""
+    if os.geteuid() != 0:
+        return command
+    return ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "--", *command]
+
+
+def _home() -> Path:
+    """Where the programs of the newest version are."""
+    versions = sorted(int(each.name) for each in HOMES.glob("[0-9]*") if each.name.isdigit())
+    if not versions or versions[-1] < OLDEST:
+        missing(f"PostgreSQL {OLDEST} or newer")
+    return HOMES / str(versions[-1]) / "bin"
+
+
+def _make_ours(directory: Path) -> None:
+    if os.geteuid() == 0:
+        shutil.chown(directory, "nobody", "nogroup")
+
+
+def _run(command: list[str], directory: Path) -> None:
+    done = subprocess.run(
+        unprivileged(command), cwd=directory, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

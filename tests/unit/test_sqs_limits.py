@@ -1,0 +1,65 @@
+"""What SQS allows: how long a message may be hidden, how much fits into a call."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.brokers.sqs_publisher import MAX_BYTES, MAX_ENTRIES, batches, plain
+from router.brokers.sqs_queue import LONGEST_HOLD, Receipt
+from router.core.message import Message
+from router.ports import Publication
+
+AGES = st.floats(0, 50_000)
+DELAYS = st.floats(0, 43_200)
+
+
+def publication(size: int) -> Publication:
+    return Publication(Message(id="a", target="https://svc.example/"), b"x" * size, "a")
+
+
+@pytest.mark.rule("BRK-4", "BRK-5")
+@given(age=AGES, delay=DELAYS)
+def test_a_delay_is_as_long_as_asked_and_never_longer_than_allowed(
+    age: float, delay: float
+) -> None:
+    hidden = Receipt("handle", 0.0, 0.0).hidden_for(delay, age)
+
+    assert 0 <= hidden <= max(LONGEST_HOLD - age, 0)
+    assert hidden >= min(delay, LONGEST_HOLD - age - 1)
+    assert hidden <= delay + 1
+
+
+@pytest.mark.rule("BRK-5")
+@given(age=AGES, seconds=st.integers(1, 43_200))
+def test_an_extension_is_allowed_within_twelve_hours_of_the_receive(
+    age: float, seconds: int
+) -> None:
+    assert Receipt("handle", 0.0, 0.0).may_last(seconds, age) == (age + seconds <= LONGEST_HOLD)
+
+
+@given(sizes=st.lists(st.integers(0, MAX_BYTES * 2), max_size=40))
+def test_calls_are_full_but_not_too_full_and_in_order(sizes: list[int]) -> None:
+    items = [publication(size) for size in sizes]
+
+    split = list(batches(items))
+
+    assert [item for batch in split for item in batch] == items
+    for batch in split:
+        assert 1 <= len(batch) <= MAX_ENTRIES
+        assert len(batch) == 1 or sum(len(item.body) for item in batch) <= MAX_BYTES
+
+
+@pytest.mark.rule("WQ-1")
+@given(one=st.text(min_size=1, max_size=600), other=st.text(min_size=1, max_size=600))
+def test_a_name_that_sqs_refuses_becomes_one_that_it_takes_and_stays_its_own(
+    one: str, other: str
+) -> None:
+    names = plain(one), plain(other)
+
+    assert all(name.isascii() and name.isprintable() and " " not in name for name in names)
+    assert all(1 <= len(name) <= 128 for name in names)
+    assert (names[0] == names[1]) == (one == other)
+
+
+def test_a_plain_name_stays_as_it_is() -> None:
+    assert plain("order-12345") == "order-12345"

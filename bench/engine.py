@@ -23,7 +23,7 @@ from router.engine.breaker import Breakers
 from router.engine.letters import Letters
 from router.engine.mediator import Mediator
 from router.engine.queue_manager import QueueManager, Surroundings
-from router.ports import Broker, Depth, Publisher, Unsettled
+from router.ports import Broker, Depth, Publisher, Traits, Unsettled
 
 GROUPS = (1, 100, 1_000, 10_000, 100_000)
 POOLS = (1, 100, 1_000, 10_000)
@@ -35,6 +35,7 @@ class MadeUpQueue:
 
     holds_groups = True
     lease_seconds = 30.0
+    traits = Traits()
 
     def __init__(self, total: int, groups: int, pools: int) -> None:
         self.acked = 0

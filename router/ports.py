@@ -39,6 +39,19 @@ class Depth(Struct, frozen=True):
     waiting: int  # not handed out, due or not
     in_flight: int  # handed out and not settled
     due: int | None = None  # of the waiting ones, those that could be handed out now; if it tells
+    deferred: int = 0  # of the waiting ones, those that use up a limit on unsettled messages
+    deferred_limit: int | None = None  # that limit; None: there is none
+
+
+class Traits(Struct, frozen=True, kw_only=True):
+    """Where a broker differs in what the engine has to do for it."""
+
+    # The broker keeps no order once a message went back: what no pool has room for waits here
+    # (ROUTE-5), and what fails takes all of its group with it that is here (FIFO-1).
+    ordered_here: bool = False
+    keeps_tally: bool = True  # False: the engine remembers what was tried (WQ-5)
+    hold_seconds: float | None = None  # BRK-5: what is queued for longer has to be given back
+    answer_within: float | None = None  # the broker gives up on a hand-over after so many seconds
 
 
 class Publication(Struct, frozen=True):
@@ -59,6 +72,9 @@ class Broker(Protocol):
     @property
     def lease_seconds(self) -> float | None:
         """How long a hand-over is ours unless extended. None: as long as the connection."""
+
+    @property
+    def traits(self) -> Traits: ...
 
     async def receive(self, limit: int) -> Sequence[Delivery]:
         """Wait a while (up to 20 s) for messages and hand over at most `limit`, in broker order.
@@ -134,6 +150,9 @@ class DeadLetterStore(Protocol):
         """Newest first, ids below `before`, without their bodies: those come with `get`."""
 
     async def get(self, letter_id: int) -> KeptLetter | None: ...
+
+    async def latest_of(self, message_id: str) -> KeptLetter | None:
+        """The newest letter of one message, without its body."""
 
     async def mark_replayed(self, letter_id: int, at: float) -> None: ...
 

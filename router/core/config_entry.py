@@ -31,7 +31,19 @@ MAX_COUNT: Final = 1_000_000
 MAX_SCHEDULE: Final = 1000
 
 SUPPORTED_SCHEMES: Final = frozenset(
-    {"activemq", "stomp", "amqp", "amqps", "nats", "postgresql", "sqlite", "memory", "sqs", "http", "https"}
+    {
+        "activemq",
+        "stomp",
+        "amqp",
+        "amqps",
+        "nats",
+        "postgresql",
+        "sqlite",
+        "memory",
+        "sqs",
+        "http",
+        "https",
+    }
 )
 PLANNED_SCHEMES: Final = frozenset({"pgmq"})
 

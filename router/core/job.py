@@ -41,12 +41,33 @@ class Death(Struct, frozen=True):
     reply: bytes = b""
 
 
+class Try(Struct, frozen=True, gc=False):
+    """One attempt at delivering it, as it is told later."""
+
+    started_at: float
+    seconds: float | None  # None: the request is still open
+    status: int | None = None  # of the HTTP answer, if there was one
+    error: str | None = None  # in the operators' words; None: it was accepted
+
+    @property
+    def ended_at(self) -> float:
+        return self.started_at + (self.seconds or 0.0)
+
+
 class Home(Protocol):
     """Where a job came from and reports to. A pool never sees a broker."""
 
     @property
+    def queue_name(self) -> str:
+        """The queue's identity, as shown everywhere."""
+
+    @property
     def holds_groups(self) -> bool:
         """Whether the broker holds a group back while one of its messages is out."""
+
+    @property
+    def is_ordered_here(self) -> bool:
+        """Whether the broker leaves the order within a group to us."""
 
     @property
     def retry(self) -> RetryPolicy | None:
@@ -78,7 +99,10 @@ class Home(Protocol):
 
 
 class Keeper(Protocol):
-    """Who counts a job against a capacity, until it has ended."""
+    """Who counts a job against a capacity, until it has ended: its pool."""
+
+    @property
+    def code(self) -> str: ...
 
     def let_go(self, job: "Job") -> None: ...
 
@@ -103,7 +127,7 @@ class Run:
     It lives as long as a job refers to it, so nothing has to be cleaned up.
     """
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)
 
 
 class Job:
@@ -121,7 +145,9 @@ class Job:
         "followers",
         "group",
         "handle",
+        "hold_until",
         "home",
+        "is_last",
         "keeper",
         "key",
         "lease_until",
@@ -129,10 +155,12 @@ class Job:
         "metric",
         "posts",
         "resume_at",
+        "returned_for",
         "run",
         "started_at",
         "state",
         "tracked_at",
+        "tries",
     )
 
     def __init__(
@@ -159,8 +187,12 @@ class Job:
         self.attempts = delivery.tally.attempts
         self.attempts_before = self.attempts  # as its broker knows them (BRK-3)
         self.posts = delivery.tally.posts
+        self.hold_until = NEVER  # how long it may wait here; its broker gives up on it later
+        self.is_last = delivery.is_last  # given back, it would never come again
         self.started_at = now  # of its latest try
         self.resume_at = NEVER  # while it waits between two tries
+        self.tries: tuple[Try, ...] = ()  # those that have ended
+        self.returned_for: float | None = None  # seconds, once it is given back
         self.metric: Metric | None = None  # how its delivery is counted; None: it had none
         self.error = ""  # set when it is removed without having been accepted
         self.fate = Fate.DELIVERED  # what it will have been once its ACK went through
@@ -173,6 +205,10 @@ class Job:
         self.home = home
         self.handle: Handle = delivery.handle
         self.lease_until = NEVER if delivery.lease_until is None else delivery.lease_until
+
+    def recall(self, tally: Tally) -> None:
+        """Its broker could not keep what was tried so far; the engine did."""
+        self.attempts, self.posts = tally.attempts, tally.posts
 
     @property
     def tally(self) -> Tally:

@@ -37,6 +37,11 @@ class Lane:
         self.current = job
         return job
 
+    @property
+    def has_head(self) -> bool:
+        """Whether the next one to serve waits for nobody in its group."""
+        return self.current is None and bool(self)
+
     def put_off(self, job: Job) -> None:
         """It arrived while the group is being given back, or may be soon."""
         job.state = State.WAITING
@@ -55,6 +60,13 @@ class Lane:
         if taken:
             self._keep([job for job in self if job.run is not run])
         return taken
+
+    def take_from(self, first: Job) -> list[Job]:
+        """Take out this one and all behind it."""
+        jobs = list(self)
+        place = jobs.index(first)
+        self._keep(jobs[:place])
+        return jobs[place:]
 
     def take_all(self) -> list[Job]:
         taken = list(self)

@@ -1,51 +1,204 @@
-"""Counting how deliveries went: totals, and a rolling half hour at constant cost and memory."""
+"""Counting how deliveries went, for operators: plain integers, read when somebody asks.
 
+Three stretches of time: since the start, the last 5 minutes, the last 30.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
+from msgspec import Struct
+
+from router.core.histogram import BUCKETS, bucket_of, quantile
 from router.core.outcome import Metric
+from router.core.rolling import Rolling
 
-BUCKET_SECONDS: Final = 60.0
-BUCKETS: Final = 30
+SHORT: Final = 5  # minutes
+LONG: Final = 30
+_MICROSECONDS: Final = 1_000_000
+
+# The places of the totals; outcomes come first for both pools and queues.
+_PLACES: Final[Mapping[Metric, int]] = {
+    Metric.SUCCESS: 0,
+    Metric.FAILURE: 1,
+    Metric.TRANSIENT: 2,
+}
+_UNSENT, _RECEIVED, _QUEUE_TOTALS = 3, 4, 5
+_LIMITED, _TIME, _FIRST_BUCKET = 3, 4, 5
+_POOL_TOTALS: Final = _FIRST_BUCKET + BUCKETS
 
 
-class Rolling:
-    """Successes and failures of the last 30 minutes, by the minute."""
+class Latency(Struct, frozen=True, kw_only=True):
+    """Seconds that a request took. All 0: there was none."""
 
-    __slots__ = ("_failures", "_minute", "_successes")
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
 
-    def __init__(self) -> None:
-        self._minute = 0
-        self._successes = [0] * BUCKETS
-        self._failures = [0] * BUCKETS
 
-    def add(self, *, success: bool, now: float) -> None:
-        minute = int(now // BUCKET_SECONDS)
-        if minute != self._minute:
-            self._forget(minute)
-        (self._successes if success else self._failures)[minute % BUCKETS] += 1
+class PoolPeriod(Struct, frozen=True, kw_only=True):
+    """What a pool did in some stretch of time."""
 
-    def success_rate(self, now: float) -> float:
-        """0…1; without traffic 1. Reading changes no figure."""
-        self._forget(int(now // BUCKET_SECONDS))
-        successes, failures = sum(self._successes), sum(self._failures)
-        return successes / (successes + failures) if successes + failures else 1.0
+    succeeded: int = 0
+    failed: int = 0
+    transient: int = 0
+    rate_limited: int = 0
+    latency: Latency = Latency()
 
-    def _forget(self, minute: int) -> None:
-        for old in range(self._minute + 1, min(minute, self._minute + BUCKETS) + 1):
-            self._successes[old % BUCKETS] = self._failures[old % BUCKETS] = 0
-        self._minute = minute
+    @property
+    def processed(self) -> int:
+        return self.succeeded + self.failed + self.transient
+
+    @property
+    def success_rate(self) -> float:
+        return _rate(self.succeeded, self.failed)
+
+
+class QueuePeriod(Struct, frozen=True, kw_only=True):
+    """What became of a queue's messages in some stretch of time."""
+
+    received: int = 0  # hand-overs by the broker
+    consumed: int = 0  # accepted by their targets, and acknowledged
+    failed: int = 0
+    deferred: int = 0  # given back for later: asked for by the target, or never sent
+
+    @property
+    def success_rate(self) -> float:
+        return _rate(self.consumed, self.failed)
 
 
 class Counts:
-    """How the deliveries of a pool or a queue went."""
+    """What became of the messages of one queue, and how its broker answered."""
 
-    __slots__ = ("by_metric", "rolling")
+    __slots__ = ("_rolling", "calls")
 
     def __init__(self) -> None:
-        self.by_metric: dict[Metric, int] = dict.fromkeys(Metric, 0)
-        self.rolling = Rolling()
+        self.calls: Counter[tuple[str, str]] = Counter()  # (verb, result)
+        self._rolling = Rolling(_QUEUE_TOTALS)
+
+    def receive(self, hand_overs: int, now: float) -> None:
+        self._rolling.at(now)[_RECEIVED] += hand_overs
+
+    def record(self, metric: Metric | None, now: float) -> None:
+        """One has ended. None: it was never sent."""
+        self._rolling.at(now)[_UNSENT if metric is None else _PLACES[metric]] += 1
+
+    @contextmanager
+    def calling(self, verb: str) -> Iterator[None]:
+        """Count one call of the broker. One that is cancelled says nothing about it."""
+        try:
+            yield
+        except Exception:
+            self.calls[verb, "error"] += 1
+            raise
+        self.calls[verb, "ok"] += 1
+
+    @property
+    def by_metric(self) -> Mapping[Metric, int]:
+        return {metric: self._rolling.totals[place] for metric, place in _PLACES.items()}
+
+    @property
+    def unsent(self) -> int:
+        return self._rolling.totals[_UNSENT]
+
+    def total(self) -> QueuePeriod:
+        return _queue_period(self._rolling.totals)
+
+    def last(self, minutes: int, now: float) -> QueuePeriod:
+        return _queue_period(self._rolling.growth(minutes, now))
+
+    def success_rate(self, now: float) -> float:
+        return _recent_rate(self._rolling, now)
+
+
+class Deliveries:
+    """How the deliveries of one pool went, and how long its requests took."""
+
+    __slots__ = ("_rolling",)
+
+    def __init__(self) -> None:
+        self._rolling = Rolling(_POOL_TOTALS)
 
     def record(self, metric: Metric, now: float) -> None:
-        self.by_metric[metric] += 1
-        if metric is not Metric.TRANSIENT:  # these do not count in a rate (CONTRACTS §6)
-            self.rolling.add(success=metric is Metric.SUCCESS, now=now)
+        self._rolling.at(now)[_PLACES[metric]] += 1
+
+    def time(self, seconds: float, now: float) -> None:
+        """One request, whatever came of it."""
+        totals = self._rolling.at(now)
+        totals[_TIME] += int(seconds * _MICROSECONDS)
+        totals[_FIRST_BUCKET + bucket_of(seconds)] += 1
+
+    def limit(self, now: float) -> None:
+        """One message has to wait for the rate limit."""
+        self._rolling.at(now)[_LIMITED] += 1
+
+    @property
+    def by_metric(self) -> Mapping[Metric, int]:
+        return {metric: self._rolling.totals[place] for metric, place in _PLACES.items()}
+
+    @property
+    def limited(self) -> int:
+        return self._rolling.totals[_LIMITED]
+
+    @property
+    def seconds(self) -> float:
+        """Of all requests together."""
+        return self._rolling.totals[_TIME] / _MICROSECONDS
+
+    @property
+    def buckets(self) -> Sequence[int]:
+        """Requests by how long they took."""
+        return self._rolling.totals[_FIRST_BUCKET:]
+
+    def total(self) -> PoolPeriod:
+        return _pool_period(self._rolling.totals)
+
+    def last(self, minutes: int, now: float) -> PoolPeriod:
+        return _pool_period(self._rolling.growth(minutes, now))
+
+    def success_rate(self, now: float) -> float:
+        return _recent_rate(self._rolling, now)
+
+
+def _pool_period(totals: Sequence[int]) -> PoolPeriod:
+    succeeded, failed, transient, limited, time = totals[:_FIRST_BUCKET]
+    return PoolPeriod(
+        succeeded=succeeded,
+        failed=failed,
+        transient=transient,
+        rate_limited=limited,
+        latency=_latency(time / _MICROSECONDS, totals[_FIRST_BUCKET:]),
+    )
+
+
+def _latency(seconds: float, buckets: Sequence[int]) -> Latency:
+    requests = sum(buckets)
+    if not requests:
+        return Latency()
+    return Latency(
+        mean=seconds / requests,
+        p50=quantile(buckets, 0.5),
+        p95=quantile(buckets, 0.95),
+        p99=quantile(buckets, 0.99),
+    )
+
+
+def _queue_period(totals: Sequence[int]) -> QueuePeriod:
+    succeeded, failed, transient, unsent, received = totals
+    return QueuePeriod(
+        received=received, consumed=succeeded, failed=failed, deferred=transient + unsent
+    )
+
+
+def _recent_rate(rolling: Rolling, now: float) -> float:
+    """Of the last 30 minutes. Asked for every pool whenever health is: so without the rest."""
+    before, totals = rolling.as_of(LONG, now), rolling.totals
+    success, failure = _PLACES[Metric.SUCCESS], _PLACES[Metric.FAILURE]
+    return _rate(totals[success] - before[success], totals[failure] - before[failure])
+
+
+def _rate(successes: int, failures: int) -> float:
+    """0…1; without traffic 1; transient outcomes do not count in it (CONTRACTS §6)."""
+    return successes / (successes + failures) if successes + failures else 1.0

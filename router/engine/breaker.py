@@ -159,6 +159,10 @@ class Breakers:
             self._by_name.move_to_end(name)
         return breaker
 
+    def find(self, origin: str) -> Breaker | None:
+        """The one that its calls go through, if there were any lately; asking is no use of it."""
+        return self._by_name.get(GLOBAL if self._one_for_all else origin)
+
     def drop_idle(self, now: float) -> None:
         """Called by a chore; the least recently used stand in front."""
         while self._by_name:

@@ -12,11 +12,12 @@ from router.engine.breaker import Breakers
 from router.engine.intake import Intake
 from router.engine.periodic import every
 from router.engine.queue_manager import SOURCE, QueueManager
-from router.ports import BrokerError
+from router.ports import BrokerError, Depth
 
 BACKLOG: Final = 1000
 GROWTH: Final = 100
 GROWTHS_IN_A_ROW: Final = 3
+NEARLY_ALL: Final = 0.8
 
 
 class Chores:
@@ -33,6 +34,7 @@ class Chores:
             (10.0, self.let_go_finished),
             (30.0, self.look_for_leaks),
             (30.0, self.measure_queues),
+            (60.0, self.give_back_overdue),
         )
         return [
             tasks.create_task(every(seconds, chore), name=chore.__name__)
@@ -61,6 +63,13 @@ class Chores:
         if len(manager.routing.tracker) > bound:
             self._warn(Code.PIPELINE_MAP_LEAK, "more messages are tracked than the pools can hold")
 
+    async def give_back_overdue(self) -> None:
+        """BRK-5: what waits for longer than its broker allows goes back before it is taken away."""
+        now = asyncio.get_running_loop().time()
+        for pool in list(self._manager.pools.values()):
+            for job in pool.take_overdue(now):
+                await job.home.give_back(job, 0.0)
+
     async def measure_queues(self) -> None:
         for name, intake in list(self._manager.intakes.items()):
             try:
@@ -70,6 +79,7 @@ class Chores:
             if depth is not None:
                 self.depths[name] = depth.waiting
                 self._judge_depth(name, depth.waiting)
+                self._judge_deferred(name, depth)
         for name in self.depths.keys() - self._manager.intakes.keys():
             del self.depths[name], self._waiting[name]
 
@@ -80,6 +90,12 @@ class Chores:
             self._warn(Code.CONSUMER_RESTART_FAILED, text, Severity.CRITICAL)
         else:
             self._warn(Code.CONSUMER_RESTART, f"consumer of {name} is silent and is restarted")
+
+    def _judge_deferred(self, name: str, depth: Depth) -> None:
+        limit = depth.deferred_limit
+        if limit is not None and depth.deferred >= limit * NEARLY_ALL:
+            text = f"messages of {name} that wait for a retry use up its limit of unsettled ones"
+            self._warn(Code.BROKER_LIMIT, text)
 
     def _judge_depth(self, name: str, waiting: int) -> None:
         if waiting > BACKLOG:

@@ -68,6 +68,14 @@ class SyncStatus(Struct, frozen=True, kw_only=True):
     failed: int
 
 
+class SyncCounts(Struct, frozen=True):
+    """What costs nothing to tell, however large the configuration is."""
+
+    succeeded: int
+    failed: int
+    last_success: float | None  # Unix seconds; None: nothing was applied yet
+
+
 @dataclass(slots=True)
 class _Source:
     """One source, and what is known of it."""
@@ -131,6 +139,15 @@ class ConfigSync:
     async def reload(self) -> Plan:
         """Try once, now. Raises SyncFailed."""
         return await self._sync(1, Severity.WARN)
+
+    @property
+    def counts(self) -> SyncCounts:
+        return SyncCounts(self._succeeded, self._failed, self._last_success)
+
+    @property
+    def last_success(self) -> float | None:
+        """Unix seconds."""
+        return self._last_success
 
     def status(self) -> SyncStatus:
         return SyncStatus(

@@ -21,3 +21,4 @@ class Context:
     bell: Bell  # rung when a pool has room again, and when an intake stops
     extended: Bell  # rung when an extension of leases has ended
     jitter: Jitter
+    longest_delivery: float  # seconds, with all its tries

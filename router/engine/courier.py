@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from router.core.backoff import Jitter
 from router.core.config import PoolConfig
-from router.core.job import NEVER, Death, Job, State
+from router.core.job import NEVER, Death, Job, State, Try
 from router.core.lanes import Lane
 from router.core.outcome import (
     DEFAULT_DELAY,
@@ -18,7 +18,7 @@ from router.core.outcome import (
 )
 from router.core.redact import mask_urls
 from router.core.settlement import settlement
-from router.core.stats import Counts
+from router.core.stats import Deliveries
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.bell import Bell
@@ -27,6 +27,12 @@ from router.engine.permits import Permits
 log = logging.getLogger(__name__)
 
 PAUSES: Final = (1.0, 2.0)  # MED-2: after the first try, after the second
+_ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
+
+
+def longest_delivery(timeout: float) -> float:
+    """Seconds that one delivery may take, with all its tries."""
+    return (len(PAUSES) + 1) * timeout + sum(PAUSES)
 
 
 class Deliverer(Protocol):
@@ -47,7 +53,7 @@ class Courier:
         jitter: Jitter,
     ) -> None:
         self.config = config
-        self.counts = Counts()
+        self.deliveries = Deliveries()
         self.last_start: float | None = None  # of a try, loop time
         self._mediator = mediator
         self._permits = permits
@@ -85,7 +91,7 @@ class Courier:
             await self._let_go(lane, job)
             return
         job.metric = outcome.consequence.metric
-        self.counts.record(job.metric, _now())
+        self.deliveries.record(job.metric, _now())
         if outcome.result is Result.SUCCESS:
             job.home.ack(job)
             if log.isEnabledFor(logging.DEBUG):
@@ -124,19 +130,26 @@ class Courier:
         job.state = State.DELIVERING
         self._posts[job] = task
         self.last_start = job.started_at = _now()
+        posts = job.posts
         try:
             outcome = await self._mediator.attempt(job, self.config.timeout)
         except asyncio.CancelledError:
             if not self._aborting:
                 raise
             task.uncancel()
+            job.tries += (Try(job.started_at, _now() - job.started_at, error=_ABORTED),)
             return None
         finally:
             del self._posts[job]
+        if job.posts > posts:  # else nothing was sent: a time of 0 would only flatter the target
+            now = _now()
+            self.deliveries.time(now - job.started_at, now)
         if outcome is None:
             text = "the mediator gave no outcome for a message"
             self._warn(Code.MEDIATOR_NULL_RESULT, text, Severity.CRITICAL)
-            return NO_OUTCOME
+            outcome = NO_OUTCOME
+        error = None if outcome.error is None else outcome.error.value
+        job.tries += (Try(job.started_at, _now() - job.started_at, outcome.status, error),)
         return outcome
 
     async def _pause(self, job: Job, seconds: float) -> None:

@@ -42,6 +42,7 @@ class Connection:
         self._is_waiting = False  # for the broker, or for room: no reason to call it silent
         self._waited_until = _now()
         self._context = context
+        self._counts = counts
         self._line: Line | None = None
         self._stopped_at: float | None = None
         self._fed: frozenset[ProcessPool] = frozenset()  # by the last batch
@@ -130,9 +131,10 @@ class Connection:
 
     async def _serve(self, broker: Broker) -> None:
         """Receive until told to stop; then stay until all that was brought is settled."""
-        self._line = line = Line(broker, self._wake)
+        self._line = line = Line(broker, self._wake, self._counts)
         self.settler.connected(line)
         self._warn_of_lost_order(line)
+        self._warn_of_slow_targets(line)
         keeper = self._keep_leases(line)
         try:
             await self._receive(broker)
@@ -153,6 +155,12 @@ class Connection:
             text = f"{self.queue.name} does not hold groups back: several connections break order"
             self._warn(Code.QUEUE_VALIDATION, text)
 
+    def _warn_of_slow_targets(self, line: Line) -> None:
+        limit = line.traits.answer_within
+        if limit is not None and self._context.longest_delivery > limit:
+            text = f"a delivery may take longer than {self.queue.name} waits for its answer"
+            self._warn(Code.BROKER_LIMIT, text)
+
     def _keep_leases(self, line: Line) -> asyncio.Task[None] | None:
         lease = line.lease_seconds
         if lease is None:
@@ -166,7 +174,8 @@ class Connection:
             limit = await self._wait_for_room()
             if not self._may_receive:
                 return
-            deliveries = await broker.receive(limit)
+            with self._counts.calling("receive"):
+                deliveries = await broker.receive(limit)
             self._note_poll()
             if deliveries:
                 await self._take(deliveries)
@@ -247,6 +256,7 @@ class Intake:
         self.queue = queue
         self.counts = counts
         self.restarts = restarts
+        self.last_depth: Depth | None = None  # as its broker told; None: it has not, or does not
         self.connections = [Connection(queue, context, counts) for _ in range(queue.connections)]
 
     def start(self) -> None:
@@ -281,6 +291,7 @@ class Intake:
         connected = [each for each in self.connections if each.is_connected]
         depth = await connected[0].depth() if connected else None
         if depth is not None:
+            self.last_depth = depth
             for connection in self.connections:
                 connection.note_depth(depth, _now())
         return depth

@@ -21,6 +21,7 @@ class Letters:
         self._store = store
         self._alerts = alerts
         self._wall = wall
+        self.kept: dict[Reason, int] = dict.fromkeys(Reason, 0)
 
     async def keep(self, queue: str, job: Job, death: Death) -> bool:
         wall = self._wall()
@@ -41,7 +42,9 @@ class Letters:
         )
         return await self._put(letter)
 
-    async def keep_malformed(self, queue: str, delivery: Delivery, problem: str) -> bool:
+    async def keep_unread(
+        self, queue: str, delivery: Delivery, reason: Reason, problem: str
+    ) -> bool:
         wall = self._wall()
         letter = DeadLetter(
             queue=queue,
@@ -49,7 +52,7 @@ class Letters:
             message_id=None,
             pool=None,
             target=None,
-            reason=Reason.MALFORMED,
+            reason=reason,
             http_status=None,
             reply=b"",
             error=problem,
@@ -71,6 +74,7 @@ class Letters:
             log.exception("the dead-letter store failed unexpectedly")
             self._alarm(f"unexpected {type(error).__name__}")
             return False
+        self.kept[letter.reason] += 1
         return True
 
     def _alarm(self, reason: str) -> None:

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from router.core.message import Handle, Tally
-from router.ports import Broker, BrokerError, Depth, Disconnected, Unsettled
+from router.core.stats import Counts
+from router.ports import Broker, BrokerError, Depth, Disconnected, Traits, Unsettled
 
 log = logging.getLogger(__name__)
 
@@ -17,10 +18,11 @@ CALL_TIMEOUT: Final = 25.0  # seconds for one call; an adapter that hangs must n
 class Line:
     """Whatever goes wrong on it is a BrokerError; a Disconnected also says: open it anew."""
 
-    def __init__(self, broker: Broker, on_break: Callable[[], None]) -> None:
+    def __init__(self, broker: Broker, on_break: Callable[[], None], counts: Counts) -> None:
         self.is_broken = False
         self._broker = broker
         self._on_break = on_break
+        self._counts = counts
         self._calls: set[asyncio.Timeout] = set()  # those under way
 
     @property
@@ -31,21 +33,29 @@ class Line:
     def lease_seconds(self) -> float | None:
         return self._broker.lease_seconds
 
+    @property
+    def traits(self) -> Traits:
+        return self._broker.traits
+
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
-        async with self._call():
-            return await self._broker.ack(handles, error=error)
+        with self._counts.calling("ack"):
+            async with self._call():
+                return await self._broker.ack(handles, error=error)
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        async with self._call():
-            await self._broker.nack(handle, delay, tally, error=error)
+        with self._counts.calling("nack"):
+            async with self._call():
+                await self._broker.nack(handle, delay, tally, error=error)
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
-        async with self._call():
-            return await self._broker.extend(handles, seconds)
+        with self._counts.calling("extend"):
+            async with self._call():
+                return await self._broker.extend(handles, seconds)
 
     async def depth(self) -> Depth | None:
-        async with self._call():
-            return await self._broker.depth()
+        with self._counts.calling("depth"):
+            async with self._call():
+                return await self._broker.depth()
 
     def interrupt(self) -> None:
         """Let a receive under way return. Never fails: the others must be told to stop too."""

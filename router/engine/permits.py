@@ -17,6 +17,16 @@ class Permits:
         return self._out
 
     @property
+    def free(self) -> int:
+        """None while more are out than a lowered limit allows."""
+        return max(self._limit - self._out, 0)
+
+    @property
+    def waiting(self) -> int:
+        """Those that gave one back and want it again."""
+        return len(self._returning)
+
+    @property
     def is_free(self) -> bool:
         """Whether one can be had now. Then nobody waits for one: they are handed out at once."""
         return self._out < self._limit

@@ -9,11 +9,12 @@ State changes in plain functions only: no await comes between looking and leapin
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from router.core.backoff import Jitter
 from router.core.config import PoolConfig
+from router.core.figures import Wait
 from router.core.job import Job
 from router.core.lanes import Lane
 from router.core.message import Mode
@@ -74,6 +75,27 @@ class ProcessPool:
         return len(self._lanes)
 
     @property
+    def free_permits(self) -> int:
+        return self._permits.free
+
+    @property
+    def waiting(self) -> Mapping[Wait, int]:
+        """What those that are queued wait for. Counted on demand: nobody pays for it but the asker.
+
+        What is neither in a lane nor between two tries is on its way home, or about to be sent.
+        """
+        lanes = self._lanes.values()
+        heads = len(self._ready)
+        behind = sum(len(lane) + len(lane.latecomers) - lane.has_head for lane in lanes)
+        waiting = {
+            Wait.RATE: heads if self._permits.is_free else 0,
+            Wait.PERMIT: self._permits.waiting + (0 if self._permits.is_free else heads),
+            Wait.GROUP: behind,
+            Wait.RETRY: self.courier.pausing,
+        }
+        return {**waiting, Wait.SETTLE: self.queued - sum(waiting.values())}
+
+    @property
     def waits_for_rate(self) -> bool:
         return self._gatekeeper is not None
 
@@ -84,6 +106,21 @@ class ProcessPool:
     def holds_group_of(self, job: Job) -> bool:
         """Whether messages that must not be passed by this one are here still."""
         return not self._is_unordered(job) and job.group in self._lanes
+
+    def lane_of(self, job: Job) -> Lane | None:
+        """Where its group waits; None: the group is not here, or the message has no order."""
+        return None if self._is_unordered(job) else self._lanes.get(job.group)
+
+    def lane_named(self, group: str) -> Lane | None:
+        return self._lanes.get(group)
+
+    def lanes_ahead(self, job: Job) -> int:
+        """How many lanes go on before the one in which it is first."""
+        lane = self.lane_of(job)
+        for place, ready in enumerate(self._ready):
+            if ready is lane or (ready.group is None and job in ready):
+                return place
+        return 0
 
     def submit(self, job: Job) -> bool:
         """Take it, or say no: the pool is full, or draining.
@@ -135,6 +172,16 @@ class ProcessPool:
         for lane in waiting:
             lane.is_returning = True
             self._tasks.create_task(self._give_back(lane), name=f"return {self.code}")
+
+    def take_overdue(self, now: float) -> list[Job]:
+        """What has waited here for longer than its broker allows, with all behind it (BRK-5)."""
+        taken: list[Job] = []
+        for lane in [*self._lanes.values(), *(lane for lane in self._ready if lane.group is None)]:
+            first = next((job for job in lane if job.hold_until <= now), None)
+            if first is not None:
+                taken += lane.take_from(first)
+                self._drop_if_empty(lane)
+        return taken
 
     def abort(self) -> None:
         """End the POSTs that are still open; their messages are given back (OPS-4)."""
@@ -192,6 +239,8 @@ class ProcessPool:
         more through in some minute than the limit allows.
         """
         while self._ready and self._permits.is_free:
+            if self.gate.must_wait:
+                self.courier.deliveries.limit(asyncio.get_running_loop().time())
             await self.gate.pass_one()
             if self._ready and self._permits.is_free:
                 self._start(self._ready.popleft())
@@ -220,6 +269,11 @@ class ProcessPool:
             return self._ready.popleft()
         self._permits.give_back()
         return None
+
+    def _drop_if_empty(self, lane: Lane) -> None:
+        if not lane and lane.current is None:
+            self._ready.remove(lane)
+            self._close(lane)
 
     async def _give_back(self, lane: Lane) -> None:
         lane.is_returning = True

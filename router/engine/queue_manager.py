@@ -37,6 +37,7 @@ class Surroundings:
     alerts: Alerts
     tasks: asyncio.TaskGroup
     jitter: Jitter
+    longest_delivery: float = 0.0  # seconds, with all its tries
     max_pools: int = 10_000
     pool_warning_threshold: int = 5_000
 
@@ -62,6 +63,7 @@ class QueueManager:
             bell=self._bell,
             extended=Bell(),
             jitter=given.jitter,
+            longest_delivery=given.longest_delivery,
         )
 
     async def apply(self, config: RoutingConfig) -> None:

@@ -15,7 +15,6 @@ class RateGate:
     """aiolimiter's leaky bucket: a minute's worth (or the burst) at once, then evenly."""
 
     def __init__(self, config: PoolConfig) -> None:
-        self.waits = 0  # messages that had to wait so far
         self._bucket = _bucket(config)
         self._before: _Bucket | None = None  # the last one; no limit replaces no bucket
         self._changed = Bell()
@@ -23,6 +22,11 @@ class RateGate:
     @property
     def is_limited(self) -> bool:
         return self._bucket is not None
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the next one cannot be sent at once."""
+        return self.seconds_to_wait > 0
 
     def change(self, config: PoolConfig) -> None:
         """Reach those that wait, and grant no new burst: what was used stays used."""
@@ -35,15 +39,13 @@ class RateGate:
 
     async def pass_one(self) -> None:
         """Wait until one more may be sent."""
-        if self._seconds_to_wait > 0:
-            self.waits += 1
-        while (seconds := self._seconds_to_wait) > 0:
+        while (seconds := self.seconds_to_wait) > 0:
             await self._changed.wait(at_most=max(seconds, _SHORTEST_WAIT))
         if self._bucket is not None:
             await self._bucket.acquire()
 
     @property
-    def _seconds_to_wait(self) -> float:
+    def seconds_to_wait(self) -> float:
         return 0.0 if self._bucket is None else self._bucket.seconds_to_wait
 
 

@@ -6,6 +6,7 @@ letters for malformed bodies, NACKs of refused messages) is answered as `Aside`,
 
 from collections.abc import Sequence
 from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
 
@@ -13,13 +14,18 @@ from router.core.job import Batch, Fate, Home, Job, Run, State
 from router.core.ledger import Ledger
 from router.core.message import Delivery, Malformed, Message, Mode, parse
 from router.core.remembered import RememberedDeletes
+from router.core.tallies import Tallies
 from router.core.tracker import Claim, Tracker, key_of
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
+from router.engine.journal import Journal
 from router.engine.process_pool import ProcessPool
 
 SOURCE: Final = "QueueManager"
 _ACCEPTED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED}  # the ACK went through
+
+
+RunKey = tuple[str, str, str]  # queue, pool, group
 
 
 class Pools(Protocol):
@@ -55,10 +61,13 @@ class Routing:
     def __init__(self, pools: Pools, alerts: Alerts) -> None:
         self.tracker = Tracker()
         self.ledger = Ledger()
+        self.journal = Journal()
         self.remembered = RememberedDeletes()
+        self.tallies = Tallies()
         self.pools = pools
         self._alerts = alerts
         self._aside: dict[int, Delivery] = {}  # held, but not tracked
+        self.live_runs: WeakValueDictionary[RunKey, Run] = WeakValueDictionary()
 
     @property
     def held(self) -> int:
@@ -109,6 +118,9 @@ class Routing:
         job.state = State.ENDED
         self.tracker.untrack(job)
         self.ledger.end(fate)
+        if self.tallies and fate in _ACCEPTED:
+            self.tallies.forget(job.key)
+        self.journal.note(job, fate)
         if job.keeper is not None:
             job.keeper.let_go(job)
         for home, delivery in job.followers:
@@ -153,7 +165,7 @@ class _BatchRouting:
         self._routing = routing
         self._arrivals = arrivals
         self._batch = Batch()
-        self._runs: dict[tuple[str, str], Run] = {}
+        self._runs: dict[RunKey, Run] = {}
 
     def place(self, delivery: Delivery) -> None:
         arrivals, routing = self._arrivals, self._routing
@@ -171,6 +183,8 @@ class _BatchRouting:
         claim, held = routing.tracker.look_up(key, message)
         if held is None:
             job = Job(message, delivery, arrivals.home, self._batch, key=key, now=arrivals.now)
+            if routing.tallies and not job.attempts_before:
+                job.recall(routing.tallies.of(key))
             self._submit(job)
         elif claim is Claim.REQUEUED:
             self._discard(delivery)
@@ -209,10 +223,12 @@ class _BatchRouting:
             self._refuse(job, pool)
 
     def _run_of(self, pool: ProcessPool, job: Job) -> Run:
-        lane = pool.code, job.group
-        run = self._runs.get(lane)
+        """Its batch's part of its group; where we keep the order, all of the group that is here."""
+        runs = self._routing.live_runs if job.home.is_ordered_here else self._runs
+        lane = self._arrivals.queue, pool.code, job.group
+        run = runs.get(lane)
         if run is None:
-            run = self._runs[lane] = Run()
+            run = runs[lane] = Run()
         return run
 
     def _refuse(self, job: Job, pool: ProcessPool) -> None:

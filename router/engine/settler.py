@@ -11,9 +11,10 @@ from typing import Final
 
 from router.core.backoff import reconnect_delays
 from router.core.config import QueueConfig, RetryPolicy
+from router.core.dead_letter import Reason
 from router.core.job import Death, Fate, Job, State
 from router.core.message import Delivery, Handle, Tally
-from router.core.outcome import DEFAULT_DELAY, FAST_FAIL_DELAY
+from router.core.outcome import DEFAULT_DELAY, FAST_FAIL_DELAY, Metric
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
 from router.engine.bell import Bell
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 LINGER: Final = 0.002  # seconds that an ACK waits for others to go with it (BRK-3)
 ACKS_PER_CALL: Final = 500
+LAST_DELIVERY: Final = "its broker would not have handed it out again"
 
 
 class Settler:
@@ -48,8 +50,16 @@ class Settler:
         self._is_flushing = False
 
     @property
+    def queue_name(self) -> str:
+        return self.queue.name
+
+    @property
     def holds_groups(self) -> bool:
         return self._line is not None and self._line.holds_groups
+
+    @property
+    def is_ordered_here(self) -> bool:
+        return self._line is not None and self._line.traits.ordered_here
 
     @property
     def retry(self) -> RetryPolicy | None:
@@ -90,12 +100,14 @@ class Settler:
 
     async def admit(self, deliveries: Sequence[Delivery]) -> Aside:
         """Route a receive, and do at once what of it no pool takes."""
+        self._counts.receive(len(deliveries), _now())
         aside = self._routing.receive(self._arrivals(deliveries))
         await self._clear(aside)
         return aside
 
     async def reject(self, deliveries: Sequence[Delivery]) -> None:
         """Give back what a last receive still brought."""
+        self._counts.receive(len(deliveries), _now())
         self._routing.ledger.received += len(deliveries)
         for delivery in deliveries:
             self._routing.put_aside(delivery)
@@ -114,6 +126,8 @@ class Settler:
 
     def hold(self, job: Job) -> None:
         self.held.add(job)
+        if self._line is not None and self._line.traits.hold_seconds is not None:
+            job.hold_until = _now() + self._line.traits.hold_seconds
 
     def release(self, job: Job) -> None:
         self.held.discard(job)
@@ -151,12 +165,16 @@ class Settler:
     async def give_back(self, job: Job, delay: float, error: str = "") -> None:
         if job not in self.held:
             return
-        job.state = State.SETTLING
+        job.state, job.returned_for = State.SETTLING, delay
         while job.extending:  # a late extension would undo the NACK (BRK-5)
             await self._context.extended.wait()
+        if job.is_last and await self.bury(job, Death(Reason.RETRIES_EXHAUSTED, LAST_DELIVERY)):
+            return
         fate = Fate.FORFEITED
         if job.lease_until > _now():
             fate = await self._nack(job.handle, delay, job.tally, error)
+        if fate is Fate.RETURNED and not self._keeps_tally:
+            self._routing.tallies.keep(job.key, job.tally)
         self._end(job, fate)
 
     def forfeit(self, job: Job) -> None:
@@ -260,22 +278,22 @@ class Settler:
     async def _clear(self, aside: Aside) -> None:
         for delivery, problem in aside.malformed:
             await self._bury_malformed(delivery, problem)
-        if self.holds_groups:
+        if self.is_ordered_here:
+            self.deferred += aside.refused  # given back, they would lose their place in their group
+        else:
             for job in aside.refused:
                 await job.home.give_back(job, FAST_FAIL_DELAY)
-        else:
-            self.deferred += aside.refused  # given back, they would lose their place in their group
 
     async def _bury_malformed(self, delivery: Delivery, problem: str) -> None:
         """BRK-2: kept, removed, reported."""
         self._warn(Code.MALFORMED_MESSAGE, f"a message cannot be read: {problem}")
-        if await self._context.letters.keep_malformed(self.queue.name, delivery, problem):
-            fate = await self._remove_unread(delivery, problem)
-        else:
-            fate = await self._nack(delivery.handle, DEFAULT_DELAY, delivery.tally)
-        self._routing.end_aside(delivery, fate)
+        fate = await self._bury_unread(delivery, Reason.MALFORMED, problem)
+        self._end_unread(delivery, fate or await self._return_unread(delivery, DEFAULT_DELAY))
 
-    async def _remove_unread(self, delivery: Delivery, problem: str) -> Fate:
+    async def _bury_unread(self, delivery: Delivery, reason: Reason, problem: str) -> Fate | None:
+        """None: it was not kept."""
+        if not await self._context.letters.keep_unread(self.queue.name, delivery, reason, problem):
+            return None
         try:
             await self._connection.ack([delivery.handle], error=problem)
         except BrokerError as error:
@@ -286,10 +304,24 @@ class Settler:
     async def _return_unwanted(self) -> None:
         while self._unwanted:
             delivery = self._unwanted.pop(0)
-            fate = await self._nack(delivery.handle, 0.0, delivery.tally)
-            self._routing.end_aside(delivery, fate)
+            fate: Fate | None = None
+            if delivery.is_last:
+                reason = Reason.RETRIES_EXHAUSTED
+                fate = await self._bury_unread(delivery, reason, LAST_DELIVERY)
+            self._end_unread(delivery, fate or await self._return_unread(delivery, 0.0))
+
+    async def _return_unread(self, delivery: Delivery, delay: float) -> Fate:
+        return await self._nack(delivery.handle, delay, delivery.tally)
+
+    def _end_unread(self, delivery: Delivery, fate: Fate) -> None:
+        self._counts.record(Metric.FAILURE if fate is Fate.DEAD_LETTERED else None, _now())
+        self._routing.end_aside(delivery, fate)
 
     # Helpers.
+
+    @property
+    def _keeps_tally(self) -> bool:
+        return self._line is None or self._line.traits.keeps_tally
 
     @property
     def _connection(self) -> Line:
@@ -323,8 +355,7 @@ class Settler:
         if job not in self.held:
             return  # abandoned while it was being settled
         self.held.discard(job)
-        if job.metric is not None:
-            self._counts.record(job.metric, _now())
+        self._counts.record(job.metric, _now())
         self._routing.end(job, fate)
         job.batch.left -= 1
         self.is_fruitless = self.is_fruitless or job.batch.was_fruitless

@@ -30,7 +30,7 @@ class View:
             ),
             pools=tuple(self._pool(pool, now) for pool in manager.pools.values()),
             queues=tuple(
-                QueueVitals(name=name, success_rate_30min=intake.counts.rolling.success_rate(now))
+                QueueVitals(name=name, success_rate_30min=intake.counts.success_rate(now))
                 for name, intake in manager.intakes.items()
             ),
             open_breakers=sum(
@@ -46,7 +46,7 @@ class View:
             delivering=pool.courier.open_posts,
             waiting_elsewhere=pool.courier.pausing + pool.waits_for_rate,
             idle_seconds=now - (self._started if last_start is None else last_start),
-            success_rate_30min=pool.courier.counts.rolling.success_rate(now),
+            success_rate_30min=pool.courier.deliveries.success_rate(now),
         )
 
 
@@ -58,5 +58,5 @@ def _consumers(intake: Intake, now: float) -> Iterator[ConsumerVitals]:
             running=connection.is_running,
             healthy=connection.is_healthy(now),
             restarts=intake.restarts,
-            last_poll=now - connection.last_poll,
+            last_poll=now - connection.last_poll if connection.has_polled else None,
         )

@@ -139,7 +139,7 @@ class TestOutcomes:
             await asyncio.sleep(20)
 
             expected = dict.fromkeys(Metric, 0) | {metric: 1}
-            assert rig.pool().courier.counts.by_metric == expected
+            assert rig.pool().courier.deliveries.by_metric == expected
             assert rig.manager.intakes["q"].counts.by_metric == expected
             assert rig.manager.routing.ledger.ended[fate] == 1
             assert rig.codes == warned
@@ -155,7 +155,7 @@ class TestOutcomes:
             assert [(n.code, n.severity.name) for n in rig.warnings] == [
                 ("MEDIATOR_NULL_RESULT", "CRITICAL")
             ]
-            assert rig.pool().courier.counts.by_metric[Metric.TRANSIENT] == 1
+            assert rig.pool().courier.deliveries.by_metric[Metric.TRANSIENT] == 1
 
     @pytest.mark.rule("MED-3")
     async def test_a_reply_too_long_is_a_success_with_a_warning(self) -> None:

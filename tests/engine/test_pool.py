@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from router.core.job import Fate
+from router.ports import Traits
 from tests.support.fakes import REFUSED, FakeSender
+from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import FREE_QUEUE, body, grouped, pool, running
 
 pytestmark = pytest.mark.anyio
@@ -205,14 +207,16 @@ async def test_no_more_at_once_than_the_concurrency() -> None:
 async def test_a_bug_met_by_one_message_returns_it_and_its_batch_and_the_group_goes_on() -> None:
     sender = FakeSender(takes=1)
     sender.script("a", RuntimeError("a bug"))
-    async with running(pool(), sender=sender, queues=[FREE_QUEUE]) as rig:
-        await rig.publish(*grouped("a", "b"), queue=FREE_QUEUE)
+    queue = ScriptedQueue(holds_groups=False, lease_seconds=60, traits=Traits())
+    first, second, third = grouped("a", "b", "c")
+    async with running(pool(), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(first, 1, "1", lease=60), handed(second, 2, "2", lease=60))
         await asyncio.sleep(0.5)
-        await rig.publish(*grouped("c"), queue=FREE_QUEUE)
+        queue.hand_over(handed(third, 3, "3", lease=60))
         await asyncio.sleep(60)
 
-        assert rig.witness.nacks == [(1, "a", 30), (1, "b", 30)]
-        assert rig.sender.sent == [(0, "a"), (1, "c"), (31, "a"), (32, "b")]
+        assert queue.nacked == [(1, 1, 30), (1, 2, 30)]
+        assert rig.sender.sent == [(0, "a"), (1, "c")]
         assert rig.codes == {
             "PROCESSING",
             "GROUP_THREAD_EXIT_WITH_MESSAGES",

@@ -94,7 +94,7 @@ async def test_each_message_that_waits_is_counted_once() -> None:
         counted = []
         for _ in range(3):
             await asyncio.sleep(59)
-            counted.append(rig.pool().gate.waits)
+            counted.append(rig.pool().courier.deliveries.limited)
 
         assert counted == [1, 2, 2]
 
@@ -108,7 +108,7 @@ async def test_a_change_during_a_wait_is_not_another_wait() -> None:
         await asyncio.sleep(100)
 
         assert len(rig.sender.sent) == 2
-        assert rig.pool().gate.waits == 1
+        assert rig.pool().courier.deliveries.limited == 1
 
 
 @pytest.mark.rule("CFG-6")
@@ -190,7 +190,7 @@ async def test_a_gate_without_a_limit_lets_everything_pass() -> None:
     for _ in range(1000):
         await gate.pass_one()
 
-    assert (gate.is_limited, gate.waits) == (False, 0)
+    assert (gate.is_limited, gate.must_wait) == (False, False)
 
 
 @pytest.mark.rule("CFG-6")

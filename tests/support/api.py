@@ -8,12 +8,17 @@ import httpx
 from router.api.access import Access
 from router.api.app import create_app
 from router.core.config_plan import Plan
+from router.core.figures import StandbyStatus
 from router.core.health import Vitals
+from router.core.tracker import Tracker
 from router.core.warnings import WarningBook
-from router.engine.config_sync import SourceStatus, SyncFailed, SyncStatus
+from router.engine.config_sync import SourceStatus, SyncCounts, SyncFailed, SyncStatus
 from router.engine.dead_letters import Replays
+from router.engine.in_flight import InFlight
 from router.engine.publishing import Publishing
 from router.ports import DeadLetterStore
+from tests.support.explaining import HandMadeExplaining
+from tests.support.figures import HandMadeStatistics, NotingControls
 from tests.support.queues import ORDERS, FakeQueues
 
 NOW = 1_800_000_000.25
@@ -34,6 +39,13 @@ class HandMadeRouter:
         self.state = Vitals(initialized=True, uptime=12.3456)
         self.plan = Plan(start=(ORDERS,))
         self.sync_failure = ""
+        self.tracker = Tracker()
+        self.in_flight = InFlight(self.tracker, wall=self.now)
+        self.explaining = HandMadeExplaining()
+        self.statistics = HandMadeStatistics()
+        self.controls = NotingControls()
+        self.syncs = SyncCounts(succeeded=3, failed=1, last_success=NOW - 60)
+        self.standby = StandbyStatus(enabled=False, instance="router-1", primary=True)
 
     def now(self) -> float:
         return NOW
@@ -52,6 +64,12 @@ class HandMadeRouter:
             succeeded=1,
             failed=0,
         )
+
+    def sync_counts(self) -> SyncCounts:
+        return self.syncs
+
+    def standby_status(self) -> StandbyStatus:
+        return self.standby
 
     async def reload(self) -> Plan:
         if self.sync_failure:

@@ -88,6 +88,14 @@ class FakeLetters:
     async def get(self, letter_id: int) -> KeptLetter | None:
         raise NotImplementedError
 
+    async def latest_of(self, message_id: str) -> KeptLetter | None:
+        found = (
+            KeptLetter(number, letter)
+            for number, letter in reversed(list(enumerate(self.letters, 1)))
+            if letter.message_id == message_id
+        )
+        return next(found, None)
+
     async def mark_replayed(self, letter_id: int, at: float) -> None:
         raise NotImplementedError
 

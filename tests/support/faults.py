@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig
 from router.core.message import Delivery, Handle, Tally
-from router.ports import Broker, Brokers, Depth, Disconnected, Publisher, Unsettled
+from router.ports import Broker, Brokers, Depth, Disconnected, Publisher, Traits, Unsettled
 
 
 class Unpluggable:
@@ -63,6 +63,10 @@ class _Plugged:
     def lease_seconds(self) -> float | None:
         return self._broker.lease_seconds
 
+    @property
+    def traits(self) -> Traits:
+        return self._broker.traits
+
     async def receive(self, limit: int) -> Sequence[Delivery]:
         self._check()
         deliveries = await self._broker.receive(limit)
@@ -99,6 +103,7 @@ class ScriptedQueue:
 
     holds_groups: bool = True
     lease_seconds: float | None = None
+    traits: Traits | None = None
     is_deaf: bool = False  # a receive never returns, whatever happens
     depth: Depth | None = None
     failing: dict[str, Exception] = field(default_factory=dict)  # by verb, until taken out
@@ -151,6 +156,10 @@ class _Connection:
     @property
     def lease_seconds(self) -> float | None:
         return self._queue.lease_seconds
+
+    @property
+    def traits(self) -> Traits:
+        return self._queue.traits or Traits(ordered_here=not self._queue.holds_groups)
 
     async def do(self, verb: str, count: int) -> None:
         queue = self._queue

@@ -11,7 +11,9 @@ from router.core.message import Delivery, Message, Tally
 class FakeHome:
     """Settles at once, and keeps a list of what it was told."""
 
+    queue_name: str = "q"
     holds_groups: bool = True
+    is_ordered_here: bool = False
     retry: RetryPolicy | None = None
     told: list[tuple[str, str]] = field(default_factory=list)
 

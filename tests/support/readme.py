@@ -1,6 +1,6 @@
 """The settings table of the README: generated from the settings, so that it cannot be wrong.
 
-    python -m tests.support.readme --write
+python -m tests.support.readme --write
 """
 
 import sys

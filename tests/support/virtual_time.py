@@ -1,7 +1,7 @@
 """An event loop on virtual time: when nothing can run, the clock jumps to the next timer.
 
-An hour's wait costs nothing and is exact; a test that would hang for ever fails at once. Work that is
-really under way outside of the loop (a thread of the SQLite queue) is waited for in real time.
+An hour's wait costs nothing and is exact; a test that would hang for ever fails at once. Work that
+is really under way outside of the loop (a thread of the SQLite queue) is waited for in real time.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig
 from router.core.message import Delivery, Handle, Malformed, Tally, parse
-from router.ports import Broker, Brokers, Depth, Publisher, Unsettled
+from router.ports import Broker, Brokers, Depth, Publisher, Traits, Unsettled
 
 
 @dataclass
@@ -41,6 +41,10 @@ class _Watched:
     @property
     def lease_seconds(self) -> float | None:
         return self.broker.lease_seconds
+
+    @property
+    def traits(self) -> Traits:
+        return self.broker.traits
 
     async def receive(self, limit: int) -> Sequence[Delivery]:
         deliveries = await self.broker.receive(limit)

@@ -1,4 +1,4 @@
-"""A way to a server that can be cut just before its answer arrives."""
+"""A way to a server on which answers are late, or cut off just before they arrive."""
 
 import asyncio
 from types import TracebackType
@@ -13,6 +13,7 @@ class CuttingProxy:
         self.requests = 0
         self._server_port = port
         self._cuts = 0
+        self._delay = 0.0
         self._listener: asyncio.Server | None = None
         self._links: set[asyncio.Task[None]] = set()
 
@@ -40,6 +41,9 @@ class CuttingProxy:
 
     def cut_next_answer(self) -> None:
         self._cuts += 1
+
+    def delay_answers(self, seconds: float) -> None:
+        self._delay = seconds
 
     async def _serve(self, near: asyncio.StreamReader, nearer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -69,6 +73,7 @@ class CuttingProxy:
             if self._cuts:
                 self._cuts -= 1
                 break
+            await asyncio.sleep(self._delay)
             sink.write(content)
             await sink.drain()
         raise ConnectionResetError

@@ -6,9 +6,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from tests.support.servers.base import Server, free_port, missing, needed
@@ -17,6 +18,7 @@ HOMES: Final = Path("/usr/lib/postgresql")
 OLDEST: Final = 15
 USER: Final = "app"
 DATABASE: Final = "postgres"
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 # Of a process that is killed nothing is lost without fsync: only of a machine.
 _FOR_TESTS: Final = ("fsync=off", "full_page_writes=off", "shared_buffers=64MB")
@@ -48,10 +50,8 @@ class PostgresServer(Server):
             f"unix_socket_directories={directory}",
             *_FOR_TESTS,
         ]
-        words = [word for option in options for word in ("-c", option)]
-        super().__init__(
-            unprivileged([str(home / "postgres"), "-D", data, *words]), port, directory
-        )
+        command = [str(home / "postgres"), "-D", data, *_options("-c", options)]
+        super().__init__(unprivileged(command), port, directory)
         self._psql = str(home / "psql")
 
     @property
@@ -68,9 +68,9 @@ class PostgresServer(Server):
         self._signal(signal.SIGINT)
         self._wait()
 
-    def sql(self, query: str) -> str:
-        """What psql answers, a line for a row."""
-        done = self._ask(query)
+    def sql(self, query: str, values: Mapping[str, str] = NOTHING) -> str:
+        """What psql answers, a line for a row. The query has a value by `:'name'`."""
+        done = self._ask(query, values)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -80,11 +80,13 @@ class PostgresServer(Server):
         shutil.rmtree(self.directory)
 
     def _accepts(self) -> bool:
-        return self._ask("SELECT").returncode == 0
+        return self._ask("SELECT", NOTHING).returncode == 0
 
-    def _ask(self, query: str) -> subprocess.CompletedProcess[str]:
+    def _ask(self, query: str, values: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        settings = ["ON_ERROR_STOP=1", *(f"{name}={value}" for name, value in values.items())]
         return subprocess.run(
-            [self._psql, "--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-qtA", self.url, "-c", query],
+            [self._psql, "-qtAX", *_options("-v", settings), self.url],
+            input=query,
             capture_output=True,
             text=True,
             timeout=60,
@@ -155,6 +157,10 @@ def _home() -> Path:
     if not versions or versions[-1] < OLDEST:
         missing(f"PostgreSQL {OLDEST} or newer")
     return HOMES / str(versions[-1]) / "bin"
+
+
+def _options(flag: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (flag, value)]
 
 
 def _make_ours(directory: Path) -> None:

@@ -1,0 +1,57 @@
+"""Remembering what became of messages, for a while: the latest visits, as compact records."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from router.core.job import Fate, Job
+from router.core.message import DEFAULT_POOL
+from router.core.redact import mask_urls
+from router.core.story import TEXT_KEPT, Visit
+
+REMEMBERED: Final = 10_000  # about 6 MB; 30 MB if every text in them is as long as it may be
+
+
+class Journal:
+    """Noting a visit costs a microsecond; whoever reads pays for the search."""
+
+    def __init__(self, capacity: int = REMEMBERED) -> None:
+        self._visits: deque[Visit] = deque(maxlen=capacity)
+
+    def note(self, job: Job, fate: Fate) -> None:
+        """It has ended so, just now."""
+        message, target = job.message, job.message.target
+        if "@" in target:  # before it is cut: half of a password could not be told from a port
+            target = mask_urls(target)
+        self._visits.append(
+            Visit(
+                message.id,
+                job.broker_id,
+                job.home.queue_name,
+                pool_code(job),
+                job.group,
+                target[:TEXT_KEPT],
+                job.tracked_at,
+                job.tries,
+                asyncio.get_running_loop().time(),
+                fate,
+                job.returned_for,
+                job.error[:TEXT_KEPT],
+            )
+        )
+
+    def of_message(self, message_id: str) -> Sequence[Visit]:
+        """Those of one message, the oldest first."""
+        return [visit for visit in self._visits if visit.message_id == message_id]
+
+    def latest_first(self) -> Iterator[Visit]:
+        return reversed(self._visits)
+
+    def __len__(self) -> int:
+        return len(self._visits)
+
+
+def pool_code(job: Job) -> str:
+    """The pool that holds it; while none does, the one that it asks for."""
+    return job.message.pool or DEFAULT_POOL if job.keeper is None else job.keeper.code

@@ -1,0 +1,204 @@
+"""Where brokers differ, and what the engine does about it."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from router.core.config import QueueConfig, RetryPolicy
+from router.core.dead_letter import Reason
+from router.core.job import Fate
+from router.core.outcome import Reply
+from router.core.warnings import Severity
+from router.engine.chores import Chores
+from router.ports import Depth, Traits
+from tests.support.fakes import FakeSender
+from tests.support.faults import Scripted, ScriptedQueue, handed
+from tests.support.rig import Rig, body, grouped, pool, running
+
+pytestmark = pytest.mark.anyio
+
+FREE = QueueConfig(name="q", uri="memory://q?groups=free")
+
+
+def codes(rig: Rig) -> list[tuple[str, Severity]]:
+    return [(warning.code, warning.severity) for warning in rig.warnings]
+
+
+@pytest.mark.rule("WQ-5")
+async def test_attempts_are_remembered_for_a_broker_that_cannot_keep_them() -> None:
+    queue = ScriptedQueue(lease_seconds=60, traits=Traits(keeps_tally=False))
+    sender = FakeSender(takes=0)
+    sender.script("a", *[Reply(500)] * 6)
+    policy = RetryPolicy(max_attempts=2)
+    async with running(pool("P", retry=policy), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a", poolCode="P"), "first", "1", lease=60))
+        await asyncio.sleep(10)
+        queue.hand_over(handed(body("a", poolCode="P"), "second", "1", lease=60))
+        await asyncio.sleep(10)
+
+        assert [post for _, post in sender.posts] == [1, 2, 3, 4, 5, 6]
+        assert [letter.reason for letter in rig.letters.letters] == [Reason.RETRIES_EXHAUSTED]
+
+
+@pytest.mark.rule("WQ-5")
+async def test_what_was_remembered_of_a_message_goes_with_it() -> None:
+    queue = ScriptedQueue(lease_seconds=60, traits=Traits(keeps_tally=False))
+    sender = FakeSender(takes=0)
+    sender.script("a", Reply(200, b'{"ack":false}'))
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        for handle in ("first", "second", "third"):
+            queue.hand_over(handed(body("a", poolCode="P"), handle, "1", lease=60))
+            await asyncio.sleep(1)
+
+        assert [post for _, post in sender.posts] == [1, 2, 1]
+        assert not rig.manager.routing.tallies
+
+
+@pytest.mark.rule("DLQ-1")
+async def test_a_last_delivery_that_fails_is_kept_instead_of_given_back() -> None:
+    queue = ScriptedQueue(lease_seconds=60)
+    sender = FakeSender(takes=0)
+    sender.script("a", Reply(429))
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        last = replace(handed(body("a", poolCode="P"), "h", "1", lease=60), is_last=True)
+        queue.hand_over(last)
+        await asyncio.sleep(1)
+
+        assert [letter.reason for letter in rig.letters.letters] == [Reason.RETRIES_EXHAUSTED]
+        assert [handle for _, handle in queue.acked] == ["h"]
+        assert queue.nacked == []
+
+
+@pytest.mark.rule("DLQ-1")
+async def test_a_last_delivery_that_cannot_be_kept_is_given_back_after_all() -> None:
+    queue = ScriptedQueue(lease_seconds=60)
+    sender = FakeSender(takes=0)
+    sender.script("a", Reply(429))
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        rig.letters.broken = True
+        last = replace(handed(body("a", poolCode="P"), "h", "1", lease=60), is_last=True)
+        queue.hand_over(last)
+        await asyncio.sleep(1)
+
+        assert [handle for _, handle, _ in queue.nacked] == ["h"]
+
+
+@pytest.mark.rule("DLQ-1", "OPS-4")
+@pytest.mark.parametrize("broken", [False, True])
+async def test_a_last_delivery_that_comes_while_stopping_is_kept_too(*, broken: bool) -> None:
+    queue = ScriptedQueue(lease_seconds=60)
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        rig.letters.broken = broken
+        await asyncio.sleep(1)
+        last = replace(handed(body("a", poolCode="P"), "h", "1", lease=60), is_last=True)
+        queue.hand_over(last)
+        rig.manager.stop()
+        await asyncio.sleep(1)
+
+        assert len(rig.letters.letters) == (not broken)
+        assert rig.manager.routing.ledger.ended[Fate.RETURNED] == broken
+        assert rig.sender.ids == []
+
+
+@pytest.mark.rule("BRK-5")
+async def test_what_waits_for_longer_than_its_broker_allows_goes_back_with_all_behind_it() -> None:
+    queue = ScriptedQueue(traits=Traits(hold_seconds=1200.0))
+    sender = FakeSender(takes=3000)
+    slow = pool("P", 1, timeout=3600.0)
+    async with running(slow, sender=sender, brokers=Scripted(q=queue)) as rig:
+        chores = Chores(rig.manager, rig.breakers, rig.alerts)
+        queue.hand_over(*(handed(each, n, str(n)) for n, each in enumerate(grouped(*"abc"))))
+        await asyncio.sleep(1)
+        queue.hand_over(handed(body("d", poolCode="P", dispatchMode="IMMEDIATE"), 3, "3"))
+        await asyncio.sleep(600)
+        queue.hand_over(*(handed(each, each, f"x{each!r}") for each in grouped("e")))
+        await asyncio.sleep(598)
+        await chores.give_back_overdue()
+
+        assert queue.nacked == []
+
+        await asyncio.sleep(5)
+        await chores.give_back_overdue()
+
+        assert [handle for _, handle, _ in queue.nacked] == [1, 2, grouped("e")[0], 3]
+        assert {delay for _, _, delay in queue.nacked} == {0.0}
+        assert sender.ids == ["a"]
+
+
+@pytest.mark.rule("BRK-5")
+async def test_a_group_that_went_back_overdue_can_be_served_again() -> None:
+    queue = ScriptedQueue(traits=Traits(hold_seconds=10.0))
+    sender = FakeSender(takes=1)
+    sender.takes_for["a"] = 100
+    async with running(pool("P", 1), sender=sender, brokers=Scripted(q=queue)) as rig:
+        first = body("a", poolCode="P", messageGroupId="other")
+        queue.hand_over(handed(first, 0, "0"), handed(*grouped("b"), 1, "1"))
+        await asyncio.sleep(50)
+        await Chores(rig.manager, rig.breakers, rig.alerts).give_back_overdue()
+        queue.hand_over(handed(*grouped("b"), 2, "1"))
+        await asyncio.sleep(100)
+
+        assert [handle for _, handle, _ in queue.nacked] == [1]
+        assert sender.ids == ["a", "b"]
+
+
+@pytest.mark.rule("FIFO-1")
+async def test_what_no_broker_holds_back_goes_back_with_a_head_of_an_earlier_batch() -> None:
+    queue = ScriptedQueue(holds_groups=False)
+    sender = FakeSender(takes=1)
+    sender.script("a", Reply(200, b'{"ack":false,"delaySeconds":7}'))
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)):
+        first, second = grouped(*"ab")
+        queue.hand_over(handed(first, 1, "1"))
+        await asyncio.sleep(0.5)
+        queue.hand_over(handed(second, 2, "2"))
+        await asyncio.sleep(10)
+
+        assert sender.ids == ["a"]
+        assert [(handle, delay) for _, handle, delay in queue.nacked] == [(1, 7.0), (2, 7.0)]
+
+
+@pytest.mark.rule("ROUTE-5")
+async def test_a_queue_without_order_gets_back_what_its_pool_cannot_take() -> None:
+    queue = ScriptedQueue(holds_groups=False, lease_seconds=60, traits=Traits())
+    sender = FakeSender(takes=1000)
+    async with running(pool("P", 1), pool("Q"), sender=sender, brokers=Scripted(q=queue)):
+        for first in (0, 40):
+            bodies = [body(str(n), poolCode="P") for n in range(first, first + 40)]
+            bodies.append(body(f"other {first}", poolCode="Q"))
+            queue.hand_over(*(handed(each, each, repr(each), lease=60) for each in bodies))
+            await asyncio.sleep(1)
+
+        assert len(queue.nacked) == 80 - 51
+        assert {delay for _, _, delay in queue.nacked} == {10.0}
+
+
+@pytest.mark.rule("BRK-5", "OPS-1")
+@pytest.mark.parametrize(
+    ("depth", "told"),
+    [
+        (Depth(900, 0, deferred=800, deferred_limit=1000), True),
+        (Depth(900, 0, deferred=799, deferred_limit=1000), False),
+        (Depth(900, 0, deferred=900), False),
+    ],
+)
+async def test_retries_that_use_up_a_brokers_limit_are_told(depth: Depth, *, told: bool) -> None:
+    queue = ScriptedQueue(depth=depth)
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        await asyncio.sleep(1)
+        await Chores(rig.manager, rig.breakers, rig.alerts).measure_queues()
+
+        assert (("BROKER_LIMIT", Severity.WARN) in codes(rig)) == told
+
+
+@pytest.mark.rule("BRK-5")
+@pytest.mark.parametrize(("longest", "told"), [(1801.0, True), (1800.0, False)])
+async def test_deliveries_that_may_outlast_the_brokers_patience_are_told(
+    longest: float, *, told: bool
+) -> None:
+    queue = ScriptedQueue(traits=Traits(answer_within=1800.0))
+    async with running(pool("P"), brokers=Scripted(q=queue), longest_delivery=longest) as rig:
+        await asyncio.sleep(1)
+
+        assert (("BROKER_LIMIT", Severity.WARN) in codes(rig)) == told

@@ -1,0 +1,121 @@
+"""What is remembered of messages that are gone."""
+
+import asyncio
+
+import pytest
+
+from router.core.job import Fate
+from router.core.outcome import Reply
+from router.engine.in_flight import InFlight, InFlightFilter
+from router.engine.journal import REMEMBERED, Journal, pool_code
+from tests.support.fakes import FakeSender
+from tests.support.jobs import make_job
+from tests.support.rig import body, grouped, pool, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("P4")]
+
+
+async def test_the_latest_visits_are_remembered_and_no_more() -> None:
+    journal = Journal(capacity=3)
+
+    for number in range(5):
+        journal.note(make_job(f"m{number}"), Fate.DELIVERED)
+
+    assert len(journal) == 3
+    assert [visit.message_id for visit in journal.latest_first()] == ["m4", "m3", "m2"]
+    assert journal.of_message("m1") == []
+    assert REMEMBERED == 10_000
+
+
+async def test_long_texts_are_cut() -> None:
+    journal, job = Journal(), make_job(target="http://t.test/" + "x" * 4000)
+    job.error = "y" * 4000
+
+    journal.note(job, Fate.DEAD_LETTERED)
+
+    (visit,) = journal.of_message("a")
+    assert (len(visit.target), len(visit.error)) == (256, 256)
+
+
+async def test_every_end_of_a_message_is_noted_with_its_attempts() -> None:
+    sender = FakeSender(takes=0.5)
+    sender.script("dead", Reply(503), Reply(404))
+    sender.script("back", Reply(200, b'{"ack":false}'))
+    async with running(pool("P"), sender=sender) as rig:
+        await rig.publish(body("ok"), body("dead"), body("back"))
+        await asyncio.sleep(10)
+
+        journal = rig.manager.routing.journal
+        seen = {visit.message_id: visit for visit in journal.latest_first()}
+        assert {each: visit.fate for each, visit in seen.items()} == {
+            "ok": Fate.DELIVERED,
+            "dead": Fate.DEAD_LETTERED,
+            "back": Fate.RETURNED,
+        }
+        assert [(each.status, each.error) for each in seen["dead"].tries] == [
+            (503, "HttpError"),
+            (404, "HttpError"),
+        ]
+        assert [(each.status, each.error) for each in seen["ok"].tries] == [(200, None)]
+        assert seen["back"].returned_for == 30.0
+        assert seen["ok"].pool == "DEFAULT-POOL"
+
+
+async def test_an_aborted_attempt_is_noted_too() -> None:
+    async with running(pool("P"), sender=FakeSender(takes=999)) as rig:
+        await rig.publish(body("a", poolCode="P"))
+        await asyncio.sleep(1)
+        rig.manager.stop()
+        rig.manager.abort()
+        await asyncio.sleep(1)
+
+        (visit,) = rig.manager.routing.journal.of_message("a")
+        assert [each.error for each in visit.tries] == ["Aborted"]
+        assert visit.fate is Fate.RETURNED
+
+
+async def test_a_message_without_a_pool_counts_to_the_one_it_asks_for() -> None:
+    job = make_job()
+
+    assert pool_code(job) == "P"
+
+
+@pytest.mark.rule("TRK-1")
+async def test_what_is_held_is_listed_longest_first_and_cut_after_sorting() -> None:
+    async with running(pool("P", 1), sender=FakeSender(takes=99)) as rig:
+        for each in "abc":
+            await rig.publish(*grouped(each, group=each))
+            await asyncio.sleep(2)
+        # A redelivery puts an old message behind newer ones.
+        tracker = rig.manager.routing.tracker
+        first = next(iter(tracker))
+        tracker.untrack(first)
+        tracker.track(first)
+        in_flight = InFlight(tracker, wall=lambda: 1000.0)
+
+        found = in_flight.list(InFlightFilter(), limit=2)
+
+        assert [each.message_id for each in found] == ["a", "b"]
+        assert (found[0].state, found[0].attempt, found[0].seconds) == ("DELIVERING", 1, 6.0)
+        assert found[0].since == 994.0
+
+
+@pytest.mark.rule("TRK-1")
+@pytest.mark.parametrize(
+    ("wanted", "ids"),
+    [
+        (InFlightFilter(message_id="b"), ["b"]),
+        (InFlightFilter(pool="P"), ["a", "b"]),
+        (InFlightFilter(pool="DEFAULT-POOL"), ["c"]),
+        (InFlightFilter(queue="q"), ["a", "b", "c"]),
+        (InFlightFilter(queue="other"), []),
+    ],
+)
+async def test_what_is_held_can_be_chosen(wanted: InFlightFilter, ids: list[str]) -> None:
+    async with running(pool("P"), sender=FakeSender(takes=99)) as rig:
+        await rig.publish(*grouped("a", "b"), body("c", poolCode="unknown"))
+        await asyncio.sleep(1)
+        in_flight = InFlight(rig.manager.routing.tracker, wall=lambda: 0.0)
+
+        assert [each.message_id for each in in_flight.list(wanted, limit=10)] == ids
+        assert in_flight.check(["a", "x"]) == {"a": True, "x": False}

@@ -1,0 +1,57 @@
+"""Noticing that the event loop was kept from its work."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router.engine.loop_lag import PAUSE, PROBES, LoopLag
+from tests.support.virtual_time import VirtualTimeLoop
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+
+PERIOD = PAUSE * PROBES
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[LoopLag]:
+    lag = LoopLag()
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(lag.watch())
+        await asyncio.sleep(0)
+        yield lag
+        watching.cancel()
+
+
+def block(seconds: float) -> None:
+    """As a long computation does: nothing else runs, and time goes by."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop._jumping.now += seconds
+
+
+async def test_a_loop_that_keeps_up_has_no_lag() -> None:
+    async with watched() as lag:
+        await asyncio.sleep(2 * PERIOD)
+
+        assert lag.seconds == pytest.approx(0.0)
+
+
+async def test_the_worst_delay_is_remembered_for_half_a_minute_at_least() -> None:
+    async with watched() as lag:
+        await asyncio.sleep(PERIOD / 2 + 0.1)
+        block(3.0)
+        await asyncio.sleep(PERIOD - 3)
+        remembered = lag.seconds
+        await asyncio.sleep(PERIOD)
+
+        assert remembered == pytest.approx(2.85)
+        assert lag.seconds == pytest.approx(0.0)
+
+
+async def test_reading_forgets_nothing() -> None:
+    lag = LoopLag()
+    lag.note(0.5)
+
+    assert [lag.seconds for _ in range(3)] == [0.5, 0.5, 0.5]

@@ -1,0 +1,415 @@
+"""The figures of a router at work: what came, what became of it, what waits and why."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from router.core.config import PoolConfig, QueueConfig
+from router.core.figures import PoolFigures, QueueFigures, QueueMeters, Wait
+from router.core.outcome import Reply
+from router.core.stats import PoolPeriod, QueuePeriod
+from router.engine.breaker import Breakers
+from router.engine.letters import Letters
+from router.engine.loop_lag import LoopLag
+from router.engine.statistics import MAX_ORIGINS, OTHERS, Statistics
+from router.ports import Depth, Disconnected
+from tests.support.fakes import REFUSED, FakeSender
+from tests.support.faults import Scripted, ScriptedQueue, Unpluggable, handed
+from tests.support.rig import QUEUE, Rig, body, grouped, pool, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+
+IMMEDIATE = {"poolCode": "P", "dispatchMode": "IMMEDIATE"}
+OTHER_QUEUE = QueueConfig(name="other", uri="memory://other")
+
+
+def statistics_of(rig: Rig) -> Statistics:
+    letters = Letters(rig.letters, rig.alerts, wall=lambda: 0.0)
+    return Statistics(rig.manager, rig.breakers, letters, LoopLag())
+
+
+def the_pool(figures: Statistics) -> PoolFigures:
+    (only,) = figures.pools()
+    return only
+
+
+def the_queue(figures: Statistics) -> QueueFigures:
+    (only,) = figures.queues()
+    return only
+
+
+def the_queue_meters(figures: Statistics) -> QueueMeters:
+    (only,) = figures.queue_meters()
+    return only
+
+
+def waits(figures: Statistics) -> dict[str, int]:
+    return {str(why): count for why, count in the_pool(figures).load.waiting.items() if count}
+
+
+async def test_outcomes_are_counted_for_pool_and_queue_alike() -> None:
+    sender = FakeSender(takes=2.0)
+    sender.script("wrong", Reply(400))
+    sender.script("later", Reply(200, b'{"ack": false}'))
+    async with running(pool("P"), sender=sender) as rig:
+        figures = statistics_of(rig)
+        await rig.publish(*(body(each, **IMMEDIATE) for each in ("fine", "wrong", "later")))
+        await asyncio.sleep(10)
+
+        pool_period, queue_period = the_pool(figures).total, the_queue(figures).total
+        assert (pool_period.succeeded, pool_period.failed, pool_period.transient) == (1, 1, 1)
+        assert pool_period.success_rate == queue_period.success_rate == 0.5
+        assert queue_period == QueuePeriod(received=3, consumed=1, failed=1, deferred=1)
+        assert pool_period.latency.mean == 2.0
+
+
+async def test_windows_forget_and_totals_do_not() -> None:
+    async with running(pool("P")) as rig:
+        figures = statistics_of(rig)
+        await rig.publish(body("a", **IMMEDIATE))
+        await asyncio.sleep(600)
+
+        pool_, queue = the_pool(figures), the_queue(figures)
+        assert (pool_.total.processed, pool_.last_30min.processed) == (1, 1)
+        assert pool_.last_5min == PoolPeriod()
+        assert (queue.total.consumed, queue.last_30min.consumed) == (1, 1)
+        assert queue.last_5min == QueuePeriod()
+
+
+async def test_throughput_counts_the_time_that_there_was() -> None:
+    async with running(pool("P")) as rig:
+        figures = statistics_of(rig)
+        at_once = the_queue(figures).throughput
+        await rig.publish(*(body(str(n), **IMMEDIATE) for n in range(30)))
+        await asyncio.sleep(30)
+        after_30s = the_queue(figures).throughput
+        await asyncio.sleep(570)
+        after_10min = the_queue(figures).throughput
+
+        assert at_once.total == at_once.last_5min == 0.0
+        assert after_30s.total == after_30s.last_5min == after_30s.last_30min == 1.0
+        assert after_10min.total == after_10min.last_30min == 0.05
+        assert after_10min.last_5min == 0.0
+
+
+@pytest.mark.rule("MED-4")
+async def test_a_message_that_an_open_circuit_stopped_took_no_time() -> None:
+    sender = FakeSender(takes=1.0)
+    for n in range(10):
+        sender.script(str(n), REFUSED, REFUSED, REFUSED)
+    async with running(pool("P", concurrency=1), sender=sender) as rig:
+        await rig.publish(*(body(str(n), **IMMEDIATE) for n in range(20)))
+        await asyncio.sleep(25)
+
+        deliveries = rig.pool().courier.deliveries
+        assert sum(deliveries.by_metric.values()) > len(sender.sent) / 3
+        assert sum(deliveries.buckets) == len(sender.sent)
+        assert deliveries.seconds == len(sender.sent)
+
+
+@pytest.mark.rule("POOL-1", "POOL-4")
+async def test_each_waiting_message_waits_for_something() -> None:
+    sender = FakeSender(takes=60.0, takes_for={"retry": 0.0})
+    sender.script("retry", Reply(503), Reply(503))
+    async with running(pool("P", concurrency=2), sender=sender) as rig:
+        figures = statistics_of(rig)
+        await rig.publish(
+            body("retry", **IMMEDIATE),
+            *grouped("a", "b", "c"),
+            *(body(f"alone {n}", **IMMEDIATE) for n in range(3)),
+        )
+        await asyncio.sleep(0.5)
+
+        assert waits(figures) == {Wait.PERMIT: 2, Wait.GROUP: 2, Wait.RETRY: 1}
+        assert the_pool(figures).load.queued == 5
+        assert (the_pool(figures).load.in_flight, the_pool(figures).load.free) == (2, 0)
+        await asyncio.sleep(2)
+        assert waits(figures) == {Wait.PERMIT: 3, Wait.GROUP: 2}
+
+
+@pytest.mark.rule("POOL-4")
+async def test_who_waits_for_the_rate_limit_is_told() -> None:
+    async with running(pool("P", rate_per_minute=1)) as rig:
+        figures = statistics_of(rig)
+        await rig.publish(*(body(str(n), **IMMEDIATE) for n in range(4)))
+        await asyncio.sleep(10)
+
+        assert waits(figures) == {Wait.RATE: 3}
+        assert the_pool(figures).total.rate_limited == 1
+        assert the_pool(figures).last_5min.rate_limited == 1
+
+
+@pytest.mark.rule("BRK-3")
+async def test_who_waits_for_its_broker_is_told() -> None:
+    queue = ScriptedQueue(lease_seconds=30, takes={"ack": 5.0})
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a", **IMMEDIATE), "a", "a", lease=30))
+        await asyncio.sleep(3)
+
+        assert waits(statistics_of(rig)) == {Wait.SETTLE: 1}
+
+
+@pytest.mark.rule("POOL-1")
+async def test_whatever_happens_the_reasons_add_up_to_what_is_queued() -> None:
+    sender = FakeSender(takes=0.7)
+    for n in range(0, 40, 3):
+        sender.script(str(n), Reply(503), REFUSED)
+    async with running(pool("P", concurrency=3, rate_per_minute=90), sender=sender) as rig:
+        figures = statistics_of(rig)
+        await rig.publish(
+            *(body(str(n), poolCode="P", messageGroupId=str(n % 7)) for n in range(40))
+        )
+        for _ in range(400):
+            await asyncio.sleep(0.13)
+            load = the_pool(figures).load
+            assert sum(load.waiting.values()) == load.queued
+            assert min(load.waiting.values()) >= 0
+
+
+@pytest.mark.rule("POOL-6")
+async def test_no_permit_is_free_while_a_lowered_limit_is_exceeded() -> None:
+    async with running(pool("P", concurrency=3), sender=FakeSender(takes=60.0)) as rig:
+        figures = statistics_of(rig)
+        await rig.publish(*(body(str(n), **IMMEDIATE) for n in range(2)))
+        await asyncio.sleep(1)
+        before = the_pool(figures).load.free
+        await rig.apply(pool("P", concurrency=1))
+
+        load = the_pool(figures).load
+        assert (before, load.free, load.concurrency, load.in_flight) == (1, 0, 1, 2)
+        assert load.capacity == 50
+
+
+@pytest.mark.rule("CFG-6")
+async def test_a_draining_pool_is_shown_until_it_is_gone() -> None:
+    async with running(pool("P"), sender=FakeSender(takes=60.0)) as rig:
+        figures = statistics_of(rig)
+        await rig.publish(body("a", **IMMEDIATE))
+        await asyncio.sleep(1)
+        await rig.apply(pool("Q"))
+        meanwhile = [each.load.code for each in figures.pool_meters()]
+        await asyncio.sleep(60)
+        rig.manager.let_go_finished(now=61.0)
+
+        assert meanwhile == ["Q", "P"]
+        assert [each.load.code for each in figures.pools()] == ["Q"]
+
+
+@pytest.mark.rule("CFG-7")
+async def test_a_stopping_consumer_is_shown_until_it_is_gone_or_replaced() -> None:
+    async with running(pool("P"), sender=FakeSender(takes=60.0)) as rig:
+        figures = statistics_of(rig)
+        await rig.publish(body("a", **IMMEDIATE))
+        await asyncio.sleep(1)
+        changed = QueueConfig(name="q", uri="memory://q", max_messages=3)
+        await rig.apply(pool("P"), queues=(changed, OTHER_QUEUE))
+        replaced = {each.name: each.total.received for each in figures.queues()}
+        await rig.apply(pool("P"), queues=(OTHER_QUEUE,))
+
+        assert replaced == {"q": 1, "other": 0}
+        assert {each.name for each in figures.queues()} == {"q", "other"}
+
+
+@pytest.mark.rule("BRK-2")
+async def test_a_malformed_message_is_a_failure_of_its_queue_and_of_no_pool() -> None:
+    queue = ScriptedQueue()
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        figures = statistics_of(rig)
+        queue.hand_over(handed(b"?", "m", "m"))
+        await asyncio.sleep(1)
+
+        assert the_queue(figures).total == QueuePeriod(received=1, failed=1)
+        assert the_pool(figures).total == PoolPeriod()
+
+
+@pytest.mark.rule("BRK-2", "DLQ-1")
+async def test_a_malformed_message_that_cannot_be_kept_is_deferred() -> None:
+    queue = ScriptedQueue()
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        figures = statistics_of(rig)
+        rig.letters.broken = True
+        queue.hand_over(handed(b"?", "m", "m"))
+        await asyncio.sleep(1)
+
+        assert the_queue(figures).total == QueuePeriod(received=1, deferred=1)
+
+
+@pytest.mark.rule("BRK-6")
+async def test_calls_of_the_broker_are_counted_by_how_they_ended() -> None:
+    queue = ScriptedQueue(lease_seconds=30, depth=Depth(waiting=7, in_flight=2))
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        figures = statistics_of(rig)
+        queue.hand_over(handed(body("a", **IMMEDIATE), "a", "a", lease=30))
+        await asyncio.sleep(2)
+        unknown = the_queue(figures).waiting, the_queue_meters(figures).depth
+        await rig.manager.intakes["q"].depth()
+        queue.failing["depth"] = Disconnected("gone")
+        with pytest.raises(Disconnected):
+            await rig.manager.intakes["q"].depth()
+        queue.failing["receive"] = Disconnected("gone")
+        await asyncio.sleep(30)
+
+        meters = the_queue_meters(figures)
+        assert unknown == (None, None)
+        assert meters.depth == the_queue(figures).waiting == 7
+        assert the_queue(figures).handed_out == 2
+        assert (meters.calls["receive", "ok"], meters.calls["ack", "ok"]) == (2, 1)
+        assert (meters.calls["depth", "ok"], meters.calls["depth", "error"]) == (1, 1)
+        assert meters.calls["receive", "error"] > 1
+
+
+@pytest.mark.rule("BRK-1")
+async def test_the_most_silent_connection_tells_how_long_nothing_was_heard() -> None:
+    async with running(pool("P")) as rig:
+        figures = statistics_of(rig)
+        await asyncio.sleep(15)
+
+        assert the_queue_meters(figures).since_poll == 15.0
+        await asyncio.sleep(6)
+        assert the_queue_meters(figures).since_poll == 1.0
+
+
+@pytest.mark.rule("OPS-6", "DLQ-1")
+async def test_the_ledger_is_told_by_state_and_balances() -> None:
+    sender = FakeSender()
+    sender.script("wrong", Reply(400))
+    async with running(pool("P"), sender=sender) as rig:
+        await rig.publish(body("wrong", **IMMEDIATE), body("fine", **IMMEDIATE))
+        await asyncio.sleep(3)
+
+        meters = statistics_of(rig).router_meters()
+        assert meters.ledger == {
+            "received": 2,
+            "delivered": 1,
+            "dead_lettered": 1,
+            "returned": 0,
+            "superseded": 0,
+            "forfeited": 0,
+        }
+        assert meters.unaccounted == 0
+
+
+@pytest.mark.rule("OPS-6", "P1")
+async def test_nothing_is_ever_unaccounted_for_while_connections_break_and_targets_fail() -> None:
+    sender = FakeSender(takes=0.4)
+    for n in range(0, 60, 4):
+        sender.script(str(n), REFUSED, Reply(400))
+    async with running(pool("P", concurrency=4, rate_per_minute=600), sender=sender) as rig:
+        plug = Unpluggable(rig.witness.door)
+        rig.witness.door = plug
+        figures, seen = statistics_of(rig), set[int]()
+        await rig.apply(pool("P", concurrency=4))
+        for n in range(60):
+            await rig.publish(body(str(n), poolCode="P", messageGroupId=str(n % 5)))
+            await asyncio.sleep(0.31)
+            seen.add(figures.router_meters().unaccounted)
+            if n % 10 == 5:
+                plug.unplug()
+                seen.add(figures.router_meters().unaccounted)
+                plug.plug_in()
+            if n % 20 == 15:
+                await rig.apply(*_next_pools(n))
+                seen.add(figures.router_meters().unaccounted)
+
+        assert seen == {0}
+        assert figures.router_meters().ledger["received"] > 40
+
+
+def _next_pools(n: int) -> Iterator[PoolConfig]:
+    """P comes and goes."""
+    yield pool("R")
+    if n % 40 == 35:
+        yield pool("P", concurrency=2)
+
+
+@pytest.mark.rule("DLQ-1")
+async def test_dead_letters_are_counted_by_reason_once_they_are_kept() -> None:
+    queue = ScriptedQueue()
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        letters = rig.manager._given.letters
+        figures = Statistics(rig.manager, rig.breakers, letters, LoopLag())
+        rig.letters.broken = True
+        queue.hand_over(handed(b"?", "m", "m"))
+        await asyncio.sleep(1)
+        refused = figures.router_meters().dead_letters["MALFORMED"]
+        rig.letters.broken = False
+        queue.hand_over(handed(b"?", "m", "m"))
+        await asyncio.sleep(1)
+
+        assert refused == 0
+        assert figures.router_meters().dead_letters == {
+            "CONFIG_ERROR": 0,
+            "MALFORMED": 1,
+            "RETRIES_EXHAUSTED": 0,
+            "TARGET_REFUSED": 0,
+        }
+
+
+@pytest.mark.rule("MED-4")
+async def test_breakers_tell_what_they_have_seen() -> None:
+    breakers = Breakers(lambda _: None)
+    breaker = breakers.of("http://a:80")
+    for ok in (True, True, True, False):
+        ticket = breaker.enter(0.0)
+        assert ticket is not None
+        breaker.leave(ticket, 0.0, ok=ok)
+    async with running() as rig:
+        figures = Statistics(
+            rig.manager, breakers, Letters(rig.letters, rig.alerts, lambda: 0.0), LoopLag()
+        )
+
+        (told,) = figures.breakers()
+
+        assert (told.name, told.state, told.successes, told.failures) == (
+            "http://a:80",
+            "CLOSED",
+            3,
+            1,
+        )
+        assert (told.buffered, told.buffer_size, told.failure_rate) == (4, 10, 0.25)
+
+
+@pytest.mark.rule("MED-4", "P4")
+async def test_origins_in_metrics_are_bounded_and_the_worst_are_never_hidden() -> None:
+    async with running() as rig:
+        for n in range(MAX_ORIGINS + 50):
+            rig.breakers.of(f"http://{n:03}:80")
+        few = statistics_of(rig)
+        worst = rig.breakers.of("http://149:80")
+        for _ in range(10):
+            ticket = worst.enter(0.0)
+            assert ticket is not None
+            worst.leave(ticket, 0.0, ok=False)
+
+        states = few.router_meters().breakers
+
+        assert (states["http://149:80"], states["http://000:80"], states[OTHERS]) == (2, 0, 0)
+        assert len(states) == MAX_ORIGINS + 1
+
+
+async def test_reading_the_figures_changes_none_of_them() -> None:
+    async with running(pool("P")) as rig:
+        figures = statistics_of(rig)
+        await rig.publish(*(body(str(n), **IMMEDIATE) for n in range(5)))
+        await asyncio.sleep(1.5)
+
+        def read() -> list[object]:
+            return [
+                list(figures.pools()),
+                list(figures.queues()),
+                list(figures.pool_meters()),
+                list(figures.queue_meters()),
+                figures.router_meters(),
+            ]
+
+        assert read() == read()
+
+
+@pytest.mark.rule("P4")
+async def test_a_pool_that_does_nothing_keeps_no_history() -> None:
+    async with running(pool("P")) as rig:
+        await asyncio.sleep(3600)
+
+        assert rig.pool().courier.deliveries._rolling._notes == []
+        assert QUEUE.name in rig.manager.intakes

@@ -19,6 +19,8 @@ def configure_logging(level: str, *, as_json: bool, stream: TextIO = sys.stdout)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for chatty in ("httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    for repeating in ("aiormq", "aio_pika"):  # what they log, the adapter is told by exceptions
+        logging.getLogger(repeating).setLevel(logging.CRITICAL)
 
 
 class JsonLines(logging.Formatter):

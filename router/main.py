@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -24,35 +25,47 @@ from urllib.parse import quote
 import uvloop
 
 from router import __version__
-from router.api.access import Access, AuthMode
+from router.api.access import Access, AuthMode, TokenJudge, is_loopback
 from router.api.app import create_app
 from router.api.server import CannotListen, listen
 from router.api.server import serve as serve_api
+from router.broker_settings import broker_settings
 from router.brokers import BrokerDoor
-from router.core.config import QueueType
+from router.core.config import QueueType, RoutingConfig
 from router.core.config_plan import Plan
+from router.core.figures import StandbyStatus
 from router.core.health import Vitals
 from router.core.target_safety import TargetPolicy
 from router.core.tsid import Tsids
-from router.core.warnings import WarningBook
+from router.core.warnings import Code, Severity, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breaker, Breakers
 from router.engine.chores import Chores
-from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules, SyncStatus
+from router.engine.config_sync import ConfigSync, SyncCounts, SyncFailed, SyncRules, SyncStatus
+from router.engine.controls import Controls
+from router.engine.courier import longest_delivery
 from router.engine.dead_letters import Replays
+from router.engine.explaining import Explaining
+from router.engine.in_flight import InFlight
 from router.engine.letters import Letters
+from router.engine.loop_lag import LoopLag
 from router.engine.mediator import Mediator
+from router.engine.notifier import Notifier
+from router.engine.periodic import every
 from router.engine.publishing import Publishing, open_publishing
 from router.engine.queue_manager import QueueManager, Surroundings
 from router.engine.shutdown import shut_down
+from router.engine.snapshot import Snapshot, Snapshots
+from router.engine.statistics import Statistics
 from router.engine.view import View
 from router.logs import configure_logging
 from router.outbound.config_source import config_sources
 from router.outbound.curl_loop import CurlOptions
 from router.outbound.http_sender import HttpSender
+from router.outbound.notifications import Addresses, open_channels
 from router.ports import DeadLetterStore, StoreError
 from router.setting_values import BreakerScope, LogFormat
-from router.settings import Settings, setting_notes
+from router.settings import BadSetting, Settings, setting_notes
 from router.storage.dead_letters import NO_STORE, open_store
 
 log = logging.getLogger(__name__)
@@ -61,6 +74,7 @@ EXIT_OK: Final = 0
 EXIT_NO_CONFIGURATION: Final = 1
 EXIT_BAD_SETTING: Final = 2
 EXIT_ENDED: Final = 130
+_LOOPBACKS: Final = ("127.0.0.1", "::1")
 
 T = TypeVar("T")
 
@@ -79,6 +93,14 @@ class Router:
     replays: Replays
     sync: ConfigSync
     view: View
+    in_flight: InFlight
+    explaining: Explaining
+    notifier: Notifier
+    snapshots: Snapshots
+    statistics: Statistics
+    controls: Controls
+    lag: LoopLag
+    instance: str  # the name of this router
     tasks: asyncio.TaskGroup
     port: int = 0  # of the API
 
@@ -88,11 +110,25 @@ class Router:
     def vitals(self) -> Vitals:
         return self.view.vitals()
 
+    def snapshot(self) -> Snapshot:
+        return self.snapshots.take(self.vitals(), self.sync.counts.last_success)
+
     def config_status(self) -> SyncStatus:
         return self.sync.status()
 
+    def sync_counts(self) -> SyncCounts:
+        return self.sync.counts
+
+    def standby_status(self) -> StandbyStatus:
+        """There is no standby yet: this router is the one that works."""
+        return StandbyStatus(enabled=False, instance=self.instance, primary=True)
+
     async def reload(self) -> Plan:
         return await self.sync.reload()
+
+    async def notify(self) -> None:
+        """Tell now what has gathered."""
+        await self.notifier.tell(self.manager.intakes)
 
     def reload_soon(self) -> None:
         """On SIGHUP: nobody waits for the answer, so it is logged."""
@@ -100,14 +136,18 @@ class Router:
 
     def start_schedule(self, settings: Settings) -> Sequence[asyncio.Task[None]]:
         scheduled = list(self.chores.start(self.tasks))
+        scheduled.append(self.tasks.create_task(self.lag.watch(), name="loop lag"))
         if settings.enabled:
             syncing = self.sync.run(settings.sync_interval, random.uniform)
             scheduled.append(self.tasks.create_task(syncing, name="sync"))
+        if self.notifier.mailboxes:
+            telling = every(settings.notify_batch_interval, self.notify)
+            scheduled.append(self.tasks.create_task(telling, name="notify"))
         return scheduled
 
     async def _reload_and_log(self) -> None:
         try:
-            plan = await self.sync.reload()
+            plan = await self.reload()
         except SyncFailed as failure:
             log.warning("not reloaded: %s", failure)
         else:
@@ -153,17 +193,24 @@ async def serve(
         if first is not None and not first.ok:
             log.critical("no configuration, so nothing to do: %s", first.reason)
             return EXIT_NO_CONFIGURATION
+    if not stop.is_set():
+        await _route(router, settings, stop, on_ready)
+    log.info("shutting down")
+    router.view.shutting_down = True
+    await shut_down(router.manager, router.alerts, settings.shutdown_timeout)
+    return EXIT_OK
+
+
+async def _route(
+    router: Router, settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]
+) -> None:
     router.view.initialized = True
     log.info("ready", extra={"port": router.port, "version": __version__})
     on_ready()
     scheduled = router.start_schedule(settings)
     await stop.wait()
-    log.info("shutting down")
-    router.view.shutting_down = True
     for task in scheduled:
         task.cancel()
-    await shut_down(router.manager, router.alerts, settings.shutdown_timeout)
-    return EXIT_OK
 
 
 @asynccontextmanager
@@ -171,15 +218,26 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
     """Everything that a router is made of, opened in order and closed in reverse."""
     new_id = Tsids(time.time, secrets.randbits).new
     warnings = WarningBook()
-    alerts = Alerts(warnings, time.time)
-    breakers = Breakers(_log_breaker, one_for_all=settings.breaker_scope is BreakerScope.GLOBAL)
+    instance = settings.standby_instance_id or socket.gethostname()
+    notifier = _notifier(settings, instance)
+    alerts = Alerts(warnings, time.time, notifier.warned)
+    access = _access(settings)
+    breakers = Breakers(
+        partial(_breaker_changed, notifier),
+        one_for_all=settings.breaker_scope is BreakerScope.GLOBAL,
+    )
     async with AsyncExitStack() as stack:
         # What can fail comes before the first task group, which would wrap its error.
         listener = stack.enter_context(listen(settings.host, settings.port))
         policy = _target_policy(settings, listener)
         store = await stack.enter_async_context(_open_store(settings))
         brokers = await stack.enter_async_context(
-            BrokerDoor(worker_id=_worker_id(), dedup_window=settings.dedup_window)
+            BrokerDoor(
+                worker_id=_worker_id(),
+                dedup_window=settings.dedup_window,
+                settings=broker_settings(settings),
+                warn=partial(_warn_of_queue, alerts),
+            )
         )
         options = CurlOptions(
             http_version=settings.mediator_http_version.name, proxy=settings.proxy
@@ -194,14 +252,16 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
             jitter=random.uniform,
             wall=time.time,
         )
+        letters = Letters(store, alerts, time.time)
         manager = QueueManager(
             Surroundings(
                 brokers=brokers,
                 mediator=mediator,
-                letters=Letters(store, alerts, time.time),
+                letters=letters,
                 alerts=alerts,
                 tasks=tasks,
                 jitter=random.uniform,
+                longest_delivery=longest_delivery(settings.mediator_timeout),
                 max_pools=settings.max_pools,
                 pool_warning_threshold=settings.pool_warning_threshold,
             )
@@ -211,20 +271,31 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
                 brokers, lambda: manager.applied, refuse_url=policy.refuse_url, new_id=new_id
             )
         )
+        view, lag = View(manager, breakers), LoopLag()
+        chores = Chores(manager, breakers, alerts)
         router = Router(
             manager=manager,
-            chores=Chores(manager, breakers, alerts),
+            chores=chores,
             breakers=breakers,
             alerts=alerts,
             warnings=warnings,
             letters=store,
             publishing=publishing,
             replays=Replays(store, publishing, wall=time.time, new_id=new_id),
-            sync=_config_sync(settings, manager, alerts),
-            view=View(manager, breakers),
+            sync=_config_sync(settings, manager, view, alerts),
+            view=view,
+            in_flight=InFlight(manager.routing.tracker, time.time),
+            explaining=Explaining(manager, breakers, store, time.time),
+            notifier=notifier,
+            snapshots=Snapshots(manager, breakers, chores, warnings, time.time),
+            statistics=Statistics(manager, breakers, letters, lag),
+            controls=Controls(manager, breakers),
+            lag=lag,
+            instance=instance,
             tasks=tasks,
         )
-        app = create_app(router, _access(settings))
+        stack.push_async_callback(router.notify)  # what a shutdown warns of is told, too
+        app = create_app(router, access)
         router.port = await stack.enter_async_context(serve_api(app, listener))
         yield router
 
@@ -249,7 +320,17 @@ def _make_folder(variable: str, path: Path) -> None:
         raise StoreError(f"{variable}: cannot make {path}: {error.strerror}") from None
 
 
-def _config_sync(settings: Settings, manager: QueueManager, alerts: Alerts) -> ConfigSync:
+def _config_sync(
+    settings: Settings, manager: QueueManager, view: View, alerts: Alerts
+) -> ConfigSync:
+    async def apply(config: RoutingConfig) -> None:
+        """A reload can be asked for at any time, and must not start what nobody stops."""
+        if not settings.enabled:
+            raise SyncFailed("MESSAGE_ROUTER_ENABLED is false")
+        if view.shutting_down:
+            raise SyncFailed("the router is shutting down")
+        await manager.apply(config)
+
     rules = SyncRules(
         naming=settings.naming,
         attempts=settings.config_attempts,
@@ -257,26 +338,44 @@ def _config_sync(settings: Settings, manager: QueueManager, alerts: Alerts) -> C
         allow_empty=settings.allow_empty_config,
     )
     sources = config_sources(settings.config_urls, settings.config_token, settings.naming)
-    return ConfigSync(sources, manager.apply, alerts, rules, time.time)
+    return ConfigSync(sources, apply, alerts, rules, time.time)
 
 
 def _target_policy(settings: Settings, listener: socket.socket) -> TargetPolicy:
     address, port = listener.getsockname()[:2]
+    # `localhost` is both, and libcurl tries the one where we do not listen, too.
+    own = {address, *_LOOPBACKS} if is_loopback(address) else {address}
     return TargetPolicy(
         allowed_hosts=settings.allowed_hosts,
         block_private=settings.block_private,
-        own_addresses=frozenset({(address, port)}),
+        own_addresses=frozenset((each, port) for each in own),
     )
 
 
+def _warn_of_queue(alerts: Alerts, queue: str, text: str) -> None:
+    """What an adapter finds out about its broker."""
+    alerts.raise_warning(Code.QUEUE_VALIDATION, Severity.CRITICAL, f"Consumer:{queue}", text)
+
+
 def _access(settings: Settings) -> Access:
+    mode = AuthMode[settings.auth_mode.name]
     return Access(
-        mode=AuthMode[settings.auth_mode.name],
+        mode=mode,
         host=settings.host,
         username=settings.basic_username or "",
         password=settings.basic_password or "",
         token=settings.api_token or "",
+        judge=_token_judge(settings) if mode is AuthMode.OIDC else None,
     )
+
+
+def _token_judge(settings: Settings) -> TokenJudge:
+    try:
+        from router.api.oidc import Provider  # noqa: PLC0415  on use: an extra
+    except ModuleNotFoundError as error:
+        needs = f"needs the package {error.name}: pip install 'message-router[oidc]'"
+        raise BadSetting(f"MESSAGE_ROUTER_AUTH_MODE: OIDC {needs}") from None
+    return Provider(settings.oidc_issuer or "", settings.oidc_audience or "", time.monotonic)
 
 
 def _worker_id() -> str:
@@ -284,7 +383,20 @@ def _worker_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def _log_breaker(breaker: Breaker) -> None:
+def _notifier(settings: Settings, instance: str) -> Notifier:
+    addresses = Addresses(
+        webhook=settings.notify_webhook_url,
+        slack=settings.notify_slack_url,
+        teams=settings.notify_teams_url,
+        smtp=settings.notify_smtp_url,
+        recipients=settings.notify_email_to,
+    )
+    channels = open_channels(addresses, socket.gethostname())
+    return Notifier(channels, settings.notify_min_severity, instance=instance, wall=time.time)
+
+
+def _breaker_changed(notifier: Notifier, breaker: Breaker) -> None:
+    notifier.breaker_changed(breaker)
     log.warning("circuit breaker is %s", breaker.state.value, extra={"origin": breaker.name})
 
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
 from router.core.message import Delivery, Handle, Message, Tally
+from router.core.notification import Digest
 from router.core.outcome import Answer
 
 
@@ -158,6 +159,21 @@ class DeadLetterStore(Protocol):
 
     async def discard(self, letter_id: int) -> bool:
         """False: there is no such letter."""
+
+
+class NotSent(Exception):
+    """A notification did not get through: its text says why, for the log. Tried again later."""
+
+
+class Channel(Protocol):
+    """A way to reach people who do not watch."""
+
+    @property
+    def name(self) -> str:
+        """For the log; without the address, which is a secret."""
+
+    async def send(self, digest: Digest) -> None:
+        """Raises NotSent. May take its time: the caller bounds it."""
 
 
 class ConfigUnavailable(Exception):

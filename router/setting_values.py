@@ -8,7 +8,9 @@ from collections.abc import Callable
 from enum import Enum, auto
 from pathlib import Path
 from typing import Final, TypeVar
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
+
+from router.core.config import sqlite_path
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
@@ -149,11 +151,6 @@ def dead_letter_url(raw: str) -> str:
     if parts is None or parts.scheme != "sqlite" or parts.netloc or not sqlite_path(raw).strip("/"):
         raise NotAllowed("must be sqlite:///path or none")
     return raw
-
-
-def sqlite_path(raw: str) -> str:
-    """Absolute, after three slashes as after four."""
-    return "/" + unquote(urlsplit(raw).path).lstrip("/")
 
 
 def _split(raw: str) -> SplitResult | None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeVar, cast
 
 from msgspec import Struct
 
-from router.core.config import QueueNaming, QueueType
+from router.core.config import QueueNaming, QueueType, sqlite_path
 from router.core.warnings import Severity
 from router.setting_values import (
     AuthMode,
@@ -31,7 +31,6 @@ from router.setting_values import (
     listed,
     milliseconds,
     seconds,
-    sqlite_path,
     switch,
     text,
     url,
@@ -150,7 +149,7 @@ class Settings:
         "MESSAGE_ROUTER_AUTH_MODE",
         choice(AuthMode),
         "NONE",
-        "who may use the API: `NONE`, `BASIC`, `TOKEN` (`OIDC` is planned)",
+        "who may use the API: `NONE`, `BASIC`, `TOKEN`, `OIDC`",
     )
     basic_username: str | None = _optional("AUTH_BASIC_USERNAME", text, "for auth mode `BASIC`")
     basic_password: str | None = _optional(
@@ -279,35 +278,45 @@ class Settings:
         "STANDBY_INSTANCE_ID", text, "name of this router; none: the host's (planned)"
     )
     oidc_issuer: str | None = _optional(
-        "OIDC_ISSUER", url("http", "https"), "for auth mode `OIDC` (planned)"
+        "OIDC_ISSUER",
+        url("http", "https"),
+        "for auth mode `OIDC`: the provider, as it calls itself",
     )
-    oidc_audience: str | None = _optional("OIDC_AUDIENCE", text, "for auth mode `OIDC` (planned)")
+    oidc_audience: str | None = _optional(
+        "OIDC_AUDIENCE", text, "for auth mode `OIDC`: whom tokens are for"
+    )
     notify_webhook_url: str | None = _optional(
-        "NOTIFY_WEBHOOK_URL", url("http", "https"), "warnings as JSON (planned)", secret=True
+        "NOTIFY_WEBHOOK_URL", url("http", "https"), "where notifications go as JSON", secret=True
     )
     notify_slack_url: str | None = _optional(
-        "NOTIFY_SLACK_URL", url("http", "https"), "warnings to Slack (planned)", secret=True
+        "NOTIFY_SLACK_URL", url("http", "https"), "incoming webhook of Slack", secret=True
     )
     notify_teams_url: str | None = _optional(
-        "NOTIFY_TEAMS_URL", url("http", "https"), "warnings to Teams (planned)", secret=True
+        "NOTIFY_TEAMS_URL",
+        url("http", "https"),
+        "incoming webhook of a Teams workflow",
+        secret=True,
     )
     notify_smtp_url: str | None = _optional(
-        "NOTIFY_SMTP_URL", url("smtp", "smtps"), "mail server for warnings (planned)", secret=True
+        "NOTIFY_SMTP_URL",
+        url("smtp", "smtps"),
+        "mail server, such as `smtp://user:password@host:587?from=router@example.com`",
+        secret=True,
     )
     notify_email_to: tuple[str, ...] = _env(
-        "NOTIFY_EMAIL_TO", listed(text), "", "who gets them, comma-separated (planned)"
+        "NOTIFY_EMAIL_TO", listed(text), "", "who gets mail, comma-separated"
     )
     notify_min_severity: Severity = _env(
         "NOTIFY_MIN_SEVERITY",
         choice(Severity),
         "WARN",
-        "least severity of a notification (planned)",
+        "least severity that is notified of: `INFO`, `WARN`, `ERROR`, `CRITICAL`",
     )
     notify_batch_interval: float = _env(
         "NOTIFY_BATCH_INTERVAL",
         seconds(1, _DAY),
         "5m",
-        "notifications are gathered for this long (planned)",
+        "notifications are gathered for this long",
     )
 
     @classmethod
@@ -322,15 +331,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check what one variable alone cannot tell."""
-        if self.auth_mode is AuthMode.OIDC:
-            allowed = "NONE, BASIC or TOKEN, not OIDC, which is not supported yet"
-            raise BadSetting(f"MESSAGE_ROUTER_AUTH_MODE must be {allowed}")
         if self.standby_enabled:
             raise BadSetting("STANDBY_ENABLED must be false: true is not supported yet")
         mode = self.auth_mode.name
         for name, value in self._credentials().items():
             if value is None:
                 raise BadSetting(f"{name} must be set when MESSAGE_ROUTER_AUTH_MODE is {mode}")
+        if (self.notify_smtp_url is None) != (not self.notify_email_to):
+            raise BadSetting("NOTIFY_SMTP_URL and NOTIFY_EMAIL_TO go together: set both or none")
 
     @property
     def naming(self) -> QueueNaming:
@@ -354,6 +362,8 @@ class Settings:
                 }
             case AuthMode.TOKEN:
                 return {"MESSAGE_ROUTER_API_TOKEN": self.api_token}
+            case AuthMode.OIDC:
+                return {"OIDC_ISSUER": self.oidc_issuer, "OIDC_AUDIENCE": self.oidc_audience}
             case _:
                 return {}
 
@@ -366,11 +376,7 @@ def setting_notes(env: Mapping[str, str]) -> list[str]:
         for name, raw in env.items()
         if name.startswith(_PREFIX) and name not in known and not _is_service_link(name, raw)
     )
-    planned = sorted(name for name in known if name.startswith("NOTIFY_") and env.get(name))
-    return [
-        *(f"{name} is not a setting{_guess(name, known)}" for name in unknown),
-        *(f"{name} is set, but notifications are not sent yet" for name in planned),
-    ]
+    return [f"{name} is not a setting{_guess(name, known)}" for name in unknown]
 
 
 def settings_table() -> str:

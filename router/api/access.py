@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -19,6 +19,7 @@ from router.api.problems import Problem
 OPEN_PATHS: Final = frozenset(
     {"/health", "/health/live", "/health/ready", "/health/startup", "/metrics"}
 )
+OPEN_FOLDER: Final = "/static/"  # what the dashboard is made of: a browser sends no token for it
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -26,11 +27,24 @@ class AuthMode(Enum):
     NONE = auto()
     BASIC = auto()
     TOKEN = auto()
+    OIDC = auto()
+
+
+class CannotTell(Exception):
+    """Whether the credentials are good is not known: the call ends with 503, and lets nobody in."""
+
+
+class TokenJudge(Protocol):
+    """Who knows whether a bearer token is good."""
+
+    async def accepts(self, token: str) -> bool:
+        """Raises CannotTell."""
 
 
 _CHALLENGES: Final[Mapping[AuthMode, str]] = {
     AuthMode.BASIC: 'Basic realm="message-router", charset="UTF-8"',
     AuthMode.TOKEN: 'Bearer realm="message-router"',
+    AuthMode.OIDC: 'Bearer realm="message-router", scope="openid"',
 }
 
 
@@ -42,6 +56,7 @@ class Access(Struct, frozen=True, kw_only=True):
     username: str = ""
     password: str = ""
     token: str = ""
+    judge: TokenJudge | None = None
 
     def __post_init__(self) -> None:
         """A mode without its credentials would let in whoever sends none."""
@@ -49,6 +64,8 @@ class Access(Struct, frozen=True, kw_only=True):
             raise ValueError("auth mode BASIC needs a user name and a password")
         if self.mode is AuthMode.TOKEN and not self.token:
             raise ValueError("auth mode TOKEN needs a token")
+        if self.mode is AuthMode.OIDC and self.judge is None:
+            raise ValueError("auth mode OIDC needs someone who judges tokens")
 
     def __repr__(self) -> str:
         return f"Access(mode={self.mode.name}, host={self.host!r})"
@@ -57,7 +74,8 @@ class Access(Struct, frozen=True, kw_only=True):
     def is_local(self) -> bool:
         return is_loopback(self.host)
 
-    def admits(self, authorization: str) -> bool:
+    async def admits(self, authorization: str) -> bool:
+        """Raises CannotTell."""
         scheme, _, credentials = authorization.partition(" ")
         match self.mode:
             case AuthMode.NONE:
@@ -71,30 +89,51 @@ class Access(Struct, frozen=True, kw_only=True):
                 return scheme.lower() == "bearer" and hmac.compare_digest(
                     credentials.strip().encode("latin-1"), self.token.encode()
                 )
+            case AuthMode.OIDC:
+                assert self.judge is not None  # noqa: S101  for the type checker: checked above
+                return scheme.lower() == "bearer" and await self.judge.accepts(credentials.strip())
 
 
 class Guard:
-    """Turns away, before anything is read, who may not call."""
+    """Turns away, before anything is read, who may not call.
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    A browser that is refused the dashboard for want of credentials is given `login` instead: the
+    same page, empty, which asks for them.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, login: ASGIApp) -> None:
         self._app = app
         self._access = access
+        self._login = login
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._app
         if scope["type"] == "http":
-            refusal = refuse(scope["method"], scope["path"], Headers(scope=scope), self._access)
-            if refusal is not None:
-                answer = refusal.response()
+            answer = await self._answer(scope["method"], scope["path"], Headers(scope=scope))
         await answer(scope, receive, send)
 
+    async def _answer(self, method: str, path: str, headers: Headers) -> ASGIApp:
+        refusal = await refuse(method, path, headers, self._access)
+        if refusal is None:
+            return self._app
+        wants_page = path == "/" and "text/html" in headers.get("accept", "")
+        if wants_page and refusal.status is HTTPStatus.UNAUTHORIZED:
+            return self._login
+        return refusal.response()
 
-def refuse(method: str, path: str, headers: Mapping[str, str], access: Access) -> Problem | None:
+
+async def refuse(
+    method: str, path: str, headers: Mapping[str, str], access: Access
+) -> Problem | None:
     """Why this call is refused; None: it is not."""
     changes = method not in _READING
-    if path in OPEN_PATHS and not changes:
+    if (path in OPEN_PATHS or path.startswith(OPEN_FOLDER)) and not changes:
         return None
-    if not access.admits(headers.get("authorization", "")):
+    try:
+        admitted = await access.admits(headers.get("authorization", ""))
+    except CannotTell as error:
+        return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+    if not admitted:
         challenge = {"WWW-Authenticate": _CHALLENGES[access.mode]}
         return Problem(HTTPStatus.UNAUTHORIZED, "credentials are needed", headers=challenge)
     if changes and access.mode is AuthMode.NONE and not access.is_local:

@@ -7,9 +7,16 @@ from fastapi import FastAPI
 from router import __version__
 from router.api.access import Access, Guard
 from router.api.config import config_routes
+from router.api.dashboard import Dashboard
 from router.api.dead_letters import dead_letter_routes
+from router.api.events import event_routes
+from router.api.explain import explain_routes
 from router.api.health import health_routes
+from router.api.in_flight import in_flight_routes
 from router.api.messages import message_routes
+from router.api.messages_story import story_routes
+from router.api.metrics import metrics_routes
+from router.api.monitoring import monitoring_routes
 from router.api.problems import PROBLEM_SCHEMA, speak_problem_json
 from router.api.router_api import RouterApi
 from router.api.warnings import warning_routes
@@ -30,21 +37,24 @@ def create_app(router: RouterApi, access: Access) -> FastAPI:
         redirect_slashes=False,
         responses={"default": _ERRORS},
     )
+    dashboard = Dashboard()
     for routes in (
         health_routes,
         warning_routes,
         message_routes,
         dead_letter_routes,
         config_routes,
+        monitoring_routes,
+        in_flight_routes,
+        story_routes,
+        explain_routes,
+        metrics_routes,
+        event_routes,
     ):
         app.include_router(routes(router))
-
-    @app.get("/", include_in_schema=False)
-    async def welcome() -> dict[str, str]:
-        return {"service": "message-router", "health": "/health", "api": "/openapi.json"}
-
+    app.include_router(dashboard.routes())
     app.add_middleware(HeadAsGet)
-    app.add_middleware(Guard, access=access)
+    app.add_middleware(Guard, access=access, login=dashboard.login)
     app.add_middleware(CloseUnread)
     speak_problem_json(app)
     return app

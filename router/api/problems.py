@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from router.core.redact import mask_urls
 from router.engine.config_sync import SyncFailed
+from router.engine.controls import UnknownBreaker, UnknownPool
 from router.engine.dead_letters import NotReplayable, ReplayBrokeOff, UnknownLetter
 from router.engine.publishing import BrokeOff, NotPublishable, Rejected, UnknownQueue
 from router.ports import StoreError
@@ -47,6 +48,8 @@ STATUSES: Final[Mapping[type[Exception], HTTPStatus]] = {
     NotPublishable: HTTPStatus.UNPROCESSABLE_ENTITY,
     UnknownQueue: HTTPStatus.NOT_FOUND,
     UnknownLetter: HTTPStatus.NOT_FOUND,
+    UnknownPool: HTTPStatus.NOT_FOUND,
+    UnknownBreaker: HTTPStatus.NOT_FOUND,
     NotReplayable: HTTPStatus.CONFLICT,
     BrokeOff: HTTPStatus.BAD_GATEWAY,
     SyncFailed: HTTPStatus.BAD_GATEWAY,

@@ -15,9 +15,15 @@ class HeadAsGet:
             await self._app(scope, receive, send)
             return
 
+        ended = False
+
         async def send_without_body(message: Message) -> None:
+            nonlocal ended
             if message["type"] == "http.response.body":
-                message = {**message, "body": b""}
+                if ended:
+                    return
+                ended = True  # at once: a stream would have no end
+                message = {"type": "http.response.body"}
             await send(message)
 
         await self._app({**scope, "method": "GET"}, receive, send_without_body)

@@ -6,13 +6,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from router.brokers.worker import Worker
+from msgspec.structs import replace
+
+from router.brokers.worker import BrokerSettings, Worker
 from router.core.config import QueueConfig
 from router.ports import Broker, Brokers, Publisher, QueueRefused
 
-PLANNED: Final = frozenset(
-    {"http", "https", "sqs", "activemq", "stomp", "nats", "amqp", "postgresql", "pgmq"}
-)
+DEFAULT_SETTINGS: Final = BrokerSettings()
+PLANNED: Final = frozenset({"pgmq"})
 
 
 class Adapter(Brokers, Protocol):
@@ -25,9 +26,16 @@ class BrokerDoor:
     """Opens a queue by its URI. Fits the port `Brokers`; an `async with` owns what it opened."""
 
     def __init__(
-        self, *, worker_id: str, dedup_window: float, clock: Callable[[], float] = time.time
+        self,
+        *,
+        worker_id: str,
+        dedup_window: float,
+        clock: Callable[[], float] = time.time,
+        settings: BrokerSettings = DEFAULT_SETTINGS,
+        warn: Callable[[str, str], None] | None = None,
     ) -> None:
-        self._worker = Worker(worker_id, dedup_window, clock)
+        worker = Worker(worker_id, dedup_window, clock, settings)
+        self._worker = worker if warn is None else replace(worker, warn=warn)
         self._adapters: dict[str, Adapter] = {}
 
     async def __aenter__(self) -> Self:
@@ -54,11 +62,15 @@ class BrokerDoor:
     def _adapter(self, queue: QueueConfig) -> Adapter:
         scheme = queue.uri.partition(":")[0].lower()
         if scheme not in self._adapters:
-            self._adapters[scheme] = _make_adapter(scheme, self._worker)
+            try:
+                self._adapters[scheme] = _make_adapter(scheme, self._worker)
+            except ModuleNotFoundError as error:
+                text = f"a queue of type {scheme} needs the package {error.name}"
+                raise QueueRefused(f"{text}: pip install 'message-router[all]'") from error
         return self._adapters[scheme]
 
 
-def _make_adapter(scheme: str, worker: Worker) -> Adapter:
+def _make_adapter(scheme: str, worker: Worker) -> Adapter:  # noqa: PLR0911  one per broker
     """Imported on use: nobody needs the clients of all brokers."""
     match scheme:
         case "sqlite":
@@ -69,6 +81,26 @@ def _make_adapter(scheme: str, worker: Worker) -> Adapter:
             from router.brokers.memory import MemoryQueues  # noqa: PLC0415 on use
 
             return MemoryQueues(worker)
+        case "sqs" | "http" | "https":
+            from router.brokers.sqs import SqsQueues  # noqa: PLC0415 on use
+
+            return SqsQueues(worker)
+        case "nats":
+            from router.brokers.nats import NatsQueues  # noqa: PLC0415 on use
+
+            return NatsQueues(worker)
+        case "amqp" | "amqps":
+            from router.brokers.rabbitmq import RabbitQueues  # noqa: PLC0415 on use
+
+            return RabbitQueues(worker)
+        case "postgresql":
+            from router.brokers.postgres import PostgresQueues  # noqa: PLC0415 on use
+
+            return PostgresQueues(worker)
+        case "activemq" | "stomp":
+            from router.brokers.activemq import ActiveMqQueues  # noqa: PLC0415 on use
+
+            return ActiveMqQueues(worker)
     if scheme in PLANNED:
         raise QueueRefused(f"a queue of type {scheme} is not supported yet")
     raise QueueRefused(f"there is no queue of type {scheme!r}")

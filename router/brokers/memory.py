@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from router.brokers.bell import Bell, wait_for_ring
 from router.brokers.queue_table import QueueTable, prepare, transaction
+from router.brokers.stored_table import StoredTable, Work
 from router.brokers.uri import QueueUri, read_uri, refusal
-from router.brokers.work_queue import DEFAULT_LEASE, Work, WorkQueueBroker, WorkQueuePublisher
+from router.brokers.work_queue import DEFAULT_LEASE, WorkQueueBroker, WorkQueuePublisher
 from router.brokers.worker import Worker
 from router.core.config import QueueConfig
 from router.ports import Disconnected
@@ -50,7 +51,7 @@ class MemoryQueues:
         table = self._table(queue, uri)
         if lease is None:
             table = replace(table, worker_id=f"{self._worker.id}#{next(self._connections)}")
-        broker = WorkQueueBroker(self._store, table, lease)
+        broker = WorkQueueBroker(StoredTable(self._store, table), lease)
         try:
             yield broker
         finally:
@@ -61,7 +62,8 @@ class MemoryQueues:
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator[WorkQueuePublisher]:
-        yield WorkQueuePublisher(self._store, self._table(queue, read_uri(queue, OPTIONS)))
+        table = self._table(queue, read_uri(queue, OPTIONS))
+        yield WorkQueuePublisher(StoredTable(self._store, table))
 
     def _table(self, queue: QueueConfig, uri: QueueUri) -> QueueTable:
         groups = uri.options.get("groups", "hold")

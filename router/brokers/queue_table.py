@@ -16,25 +16,17 @@ import msgspec
 from msgspec import Struct
 
 from router.brokers.queries import read_queries, read_sql
+from router.brokers.work_queue import MAX_ERROR, Claim, Claimed, Lease
 from router.core.message import DEFAULT_POOL, UNTRIED, Mode, Tally
 from router.ports import Depth, Publication, QueueRefused
 
 APPLICATION_ID: Final = 1297239633
 SCHEMA_VERSION: Final = 1
-MAX_ERROR: Final = 1024
 MAX_WOKEN: Final = 1000  # delays and leases ended by one claim
 PRUNED_PER_CLAIMED: Final = 2  # so that pruning keeps up with what gets finished
 
 _SCHEMA: Final = read_sql("sqlite_schema.sql")
 _QUERIES: Final = read_queries("sqlite_queue.sql")
-
-
-class Lease(Struct, frozen=True, array_like=True, gc=False):
-    """The claim to settle one hand-over. The table knows it by the first two."""
-
-    id: int
-    token: int
-    grouped: bool  # whether its end may let others go
 
 
 class NewRow(Struct, frozen=True, array_like=True, gc=False):
@@ -60,19 +52,6 @@ class Row(Struct, frozen=True, array_like=True, gc=False):
     attempts: int
     posts: int
     size: int
-
-
-class Claimed(Struct, frozen=True, gc=False):
-    lease: Lease
-    high_priority: bool
-    count: int
-    tally: Tally
-    body: bytes
-
-
-class Claim(Struct, frozen=True):
-    messages: Sequence[Claimed]  # in claim order
-    wait: float  # nothing found: seconds until time alone may change that
 
 
 _rows: Final = msgspec.json.Decoder(list[Row])

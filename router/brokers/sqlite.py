@@ -7,21 +7,23 @@ from pathlib import Path
 from typing import Final
 
 from router.brokers.queue_table import QueueTable
+from router.brokers.shared import Shared
 from router.brokers.sqlite_file import SqliteFile
+from router.brokers.stored_table import StoredTable
 from router.brokers.uri import QueueUri, read_uri, refusal
 from router.brokers.work_queue import DEFAULT_LEASE, WorkQueueBroker, WorkQueuePublisher
 from router.brokers.worker import Worker
-from router.core.config import QueueConfig
+from router.core.config import QueueConfig, sqlite_path
 
 OPTIONS: Final = frozenset({"queue"})
 
 
 class SqliteQueues:
-    """`sqlite:///relative.db?queue=name`; four slashes before an absolute path."""
+    """`sqlite:///path/to/file.db?queue=name`; the path is absolute."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._files = SqliteFiles()
+        self._files = Shared(SqliteFile)
 
     async def close(self) -> None:
         await self._files.close()
@@ -31,7 +33,7 @@ class SqliteQueues:
         uri = read_uri(queue, OPTIONS)
         lease = queue.visibility_timeout or DEFAULT_LEASE
         async with self._files.use(_path(queue, uri)) as file:
-            broker = WorkQueueBroker(file, self._table(queue, uri), lease)
+            broker = WorkQueueBroker(self._table(file, queue, uri), lease)
             try:
                 yield broker
             finally:
@@ -41,59 +43,21 @@ class SqliteQueues:
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator[WorkQueuePublisher]:
         uri = read_uri(queue, OPTIONS)
         async with self._files.use(_path(queue, uri)) as file:
-            yield WorkQueuePublisher(file, self._table(queue, uri))
+            yield WorkQueuePublisher(self._table(file, queue, uri))
 
-    def _table(self, queue: QueueConfig, uri: QueueUri) -> QueueTable:
-        return QueueTable(
+    def _table(self, file: SqliteFile, queue: QueueConfig, uri: QueueUri) -> StoredTable:
+        table = QueueTable(
             name=uri.options.get("queue") or queue.name,
             worker_id=self._worker.id,
             dedup_window=self._worker.dedup_window,
             clock=self._worker.clock,
         )
-
-
-class SqliteFiles:
-    """The open files of this process: one thread for each, whoever uses it."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, SqliteFile] = {}
-        self._users: dict[Path, int] = {}
-
-    @asynccontextmanager
-    async def use(self, path: Path) -> AsyncIterator[SqliteFile]:
-        """The file, open and fit for use. Closed when its last user leaves."""
-        file = self._enter(path)
-        try:
-            await file.run(_nothing)
-            yield file
-        finally:
-            await self._leave(path)
-
-    async def close(self) -> None:
-        """For what is still in use: its users find it closed."""
-        for file in self._files.values():
-            await file.close()
-
-    def _enter(self, path: Path) -> SqliteFile:
-        if path not in self._files:
-            self._files[path] = SqliteFile(path)
-        self._users[path] = self._users.get(path, 0) + 1
-        return self._files[path]
-
-    async def _leave(self, path: Path) -> None:
-        self._users[path] -= 1
-        if not self._users[path]:
-            del self._users[path]
-            await self._files.pop(path).close()
+        return StoredTable(file, table)
 
 
 def _path(queue: QueueConfig, uri: QueueUri) -> Path:
     if uri.address:
-        raise refusal(queue, "needs three slashes before a relative path, four before an absolute")
+        raise refusal(queue, "needs three slashes, and then the path of a file")
     if uri.path.endswith("/") or not uri.path:
         raise refusal(queue, "names no file")
-    return Path(os.path.realpath(uri.path.removeprefix("/")))
-
-
-def _nothing(_: object) -> None:
-    """Enough to have the file opened and checked."""
+    return Path(os.path.realpath(sqlite_path(queue.uri)))

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from router.brokers.bell import Bell, wait_for_ring
 from router.brokers.queue_table import prepare, transaction
-from router.brokers.work_queue import Work
+from router.brokers.stored_table import Work
 from router.ports import Disconnected, QueueRefused
 
 T = TypeVar("T")
@@ -66,6 +66,9 @@ class SqliteFile:
         self._version: int | None = None  # of the file when last polled; the thread's own
         self._thread = threading.Thread(target=self._serve, name=f"sqlite {path.name}", daemon=True)
         self._thread.start()
+
+    async def prepare(self) -> None:
+        await self.run(_nothing)
 
     async def run(self, work: Work[T]) -> T:
         if self._closing:
@@ -171,6 +174,10 @@ class SqliteFile:
             closing(sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True)) as db,
         ):
             return work(db)
+
+
+def _nothing(_: object) -> None:
+    """Enough to have the file opened and checked."""
 
 
 def _create(path: Path) -> None:

@@ -1,61 +1,90 @@
-"""Both ends of a work queue: a queue table, wherever it is kept (SPEC §12)."""
+"""Both ends of a work queue: a queue table, whichever database keeps it (SPEC §12)."""
 
 import asyncio
-import sqlite3
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Final, Protocol, TypeVar, cast
+from collections.abc import Sequence
+from typing import Final, Protocol, cast
+
+from msgspec import Struct
 
 from router.brokers.bell import Bell
-from router.brokers.queue_table import Claimed, Lease, QueueTable
 from router.core.message import Delivery, Handle, Tally
-from router.ports import Depth, Publication, StaleLease, Unsettled
-
-T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], T]
+from router.ports import Depth, Publication, StaleLease, Traits, Unsettled
 
 LONG_POLL: Final = 20.0
 DEFAULT_LEASE: Final = 30.0
+MAX_ERROR: Final = 1024
 SHORTEST_WAIT: Final = 0.001  # two clocks never agree to the last bit: no spinning in between
 
 
-class Store(Protocol):
-    """A database that holds queue tables, and those who wait for it to change."""
+class Lease(Struct, frozen=True, array_like=True, gc=False):
+    """The claim to settle one hand-over. The table knows it by the first two."""
 
-    async def run(self, work: Work[T]) -> T:
-        """Do it in a transaction of its own or of several; durable on return."""
+    id: int
+    token: int
+    grouped: bool  # whether its end may let others go
 
-    async def look(self, work: Work[T]) -> T:
-        """Read only, beside what is being written."""
 
-    def bell(self, queue: str) -> Bell:
-        """Rung when a claim of that queue may find more than before."""
+class Claimed(Struct, frozen=True, gc=False):
+    lease: Lease
+    high_priority: bool
+    count: int
+    tally: Tally
+    body: bytes
+
+
+class Claim(Struct, frozen=True):
+    messages: Sequence[Claimed]  # in claim order
+    wait: float  # nothing found: seconds until time alone may change that
+
+
+class Table(Protocol):
+    """One queue of a database, as one worker sees it. Each call is durable on return."""
+
+    @property
+    def bell(self) -> Bell:
+        """Rung when a claim may find more than before."""
+
+    @property
+    def holds_groups(self) -> bool: ...
+
+    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+        """Put them in; False for one that is in already, or was within the dedup window."""
+
+    async def claim(self, limit: int, lease: float) -> Claim:
+        """Take the next messages (WQ-2), after ending what is due to end."""
+
+    async def finish(self, leases: Sequence[Lease], error: str) -> Sequence[int]:
+        """Remove them; answer the positions of those that are not ours to remove."""
+
+    async def give_back(self, lease: Lease, delay: float, tally: Tally, error: str) -> bool:
+        """Make it claimable again after `delay`; False: it is not ours any more."""
+
+    async def extend(self, leases: Sequence[Lease], seconds: float) -> Sequence[int]:
+        """Keep them for longer; answer the positions of those that are lost."""
+
+    async def depth(self) -> Depth: ...
 
     async def wait(self, rung: asyncio.Event, seconds: float) -> None:
         """Until the bell rings, at most `seconds`; other processes' changes ring it too."""
 
 
 class WorkQueuePublisher:
-    def __init__(self, store: Store, table: QueueTable) -> None:
-        self._store = store
+    def __init__(self, table: Table) -> None:
         self._table = table
-        self._bell = store.bell(table.name)
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
-        added = await self._store.run(partial(self._table.publish, items=items))
+        added = await self._table.publish(items)
         if any(added):
-            self._bell.ring()
+            self._table.bell.ring()
         return added
 
 
 class WorkQueueBroker:
     """One connection. Its leases are good on any other one as well."""
 
-    def __init__(self, store: Store, table: QueueTable, lease: float | None) -> None:
-        self._store = store
+    def __init__(self, table: Table, lease: float | None) -> None:
         self._table = table
         self._lease = lease
-        self._bell = store.bell(table.name)
         self._interrupted = False
 
     @property
@@ -66,50 +95,49 @@ class WorkQueueBroker:
     def lease_seconds(self) -> float | None:
         return self._lease
 
+    @property
+    def traits(self) -> Traits:
+        return Traits(ordered_here=not self._table.holds_groups)
+
     async def receive(self, limit: int) -> Sequence[Delivery]:
         now = asyncio.get_running_loop().time
         give_up = now() + LONG_POLL
         while not self._interrupted:
-            rung = self._bell.listen()
+            rung = self._table.bell.listen()
             lease_until = None if self._lease is None else now() + self._lease
-            claim = await self._store.run(
-                partial(self._table.claim, limit=limit, lease=self._lease or float("inf"))
-            )
+            claim = await self._table.claim(limit, self._lease or float("inf"))
             if claim.messages:
                 return [_delivery(claimed, lease_until) for claimed in claim.messages]
             patience = give_up - now()
             if patience <= 0:
                 break
-            await self._store.wait(rung, max(min(claim.wait, patience), SHORTEST_WAIT))
+            await self._table.wait(rung, max(min(claim.wait, patience), SHORTEST_WAIT))
         return ()
 
     def interrupt(self) -> None:
         self._interrupted = True
-        self._bell.ring()
+        self._table.bell.ring()
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         leases = cast("Sequence[Lease]", handles)
-        lost = await self._store.run(partial(self._table.finish, leases=leases, error=error))
+        lost = await self._table.finish(leases, error)
         if any(lease.grouped for lease in leases):
-            self._bell.ring()
+            self._table.bell.ring()
         return [_stale(leases[position]) for position in lost]
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
         lease = cast("Lease", handle)
-        ours = await self._store.run(
-            partial(self._table.give_back, lease=lease, delay=delay, tally=tally, error=error)
-        )
-        if not ours:
+        if not await self._table.give_back(lease, delay, tally, error):
             raise StaleLease(f"message {lease.id} is not ours any more")
-        self._bell.ring()
+        self._table.bell.ring()
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         leases = cast("Sequence[Lease]", handles)
-        lost = await self._store.run(partial(self._table.extend, leases=leases, seconds=seconds))
+        lost = await self._table.extend(leases, seconds)
         return [_stale(leases[position]) for position in lost]
 
     async def depth(self) -> Depth | None:
-        return await self._store.look(self._table.depth)
+        return await self._table.depth()
 
 
 def _delivery(claimed: Claimed, lease_until: float | None) -> Delivery:

@@ -14,6 +14,7 @@ from router.cli.environment import settings_here
 from router.cli.ndjson import BadLine, Item
 from router.core.config import EMBEDDED_QUEUE, QueueConfig
 from router.ports import BrokerError, Publication, Publisher
+from router.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +99,11 @@ def _open_router(queue: str | None) -> Iterator[Sink]:
 @contextmanager
 def _open_queue(uri: str) -> Iterator[Sink]:
     """The queue lives on an event loop in a thread: reading input may block for long."""
-    window = settings_here().dedup_window
+    settings = settings_here()
     try:
         with (
             start_blocking_portal() as portal,
-            portal.wrap_async_context_manager(_publisher(uri, window)) as publisher,
+            portal.wrap_async_context_manager(_publisher(uri, settings)) as publisher,
         ):
             yield QueueSink(portal, publisher)
     except BrokerError as error:
@@ -110,10 +111,15 @@ def _open_queue(uri: str) -> Iterator[Sink]:
 
 
 @asynccontextmanager
-async def _publisher(uri: str, dedup_window: float) -> AsyncIterator[Publisher]:
-    from router.brokers import BrokerDoor  # noqa: PLC0415  of use with --uri only
+async def _publisher(uri: str, settings: Settings) -> AsyncIterator[Publisher]:
+    from router.broker_settings import broker_settings  # noqa: PLC0415  of use with --uri only
+    from router.brokers import BrokerDoor  # noqa: PLC0415  ditto
 
-    async with BrokerDoor(worker_id="send", dedup_window=dedup_window) as brokers:
+    async with BrokerDoor(
+        worker_id="send",
+        dedup_window=settings.dedup_window,
+        settings=broker_settings(settings),
+    ) as brokers:
         opening = brokers.open_publisher(QueueConfig(name=EMBEDDED_QUEUE, uri=uri))
         if opening is None:
             raise click.ClickException("this kind of queue is only consumed, not published to")

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from router.core.warnings import Severity, WarningBook
+from router.core.warnings import Notice, Severity, WarningBook
 
 log = logging.getLogger(__name__)
 
@@ -16,13 +16,20 @@ _LEVELS = {
 
 
 class Alerts:
-    def __init__(self, book: WarningBook, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        book: WarningBook,
+        wall: Callable[[], float],
+        on_warning: Callable[[Notice], None] = lambda _: None,
+    ) -> None:
         self._book = book
         self._wall = wall
+        self._on_warning = on_warning
 
     def raise_warning(self, code: str, severity: Severity, source: str, message: str) -> None:
         """Keep it for the operators. A repeated one is counted and not logged again."""
         notice = self._book.add(code, severity, source, message, self._wall())
+        self._on_warning(notice)
         if notice.count == 1:
             log.log(
                 _LEVELS[severity],

@@ -144,11 +144,6 @@ class ConfigSync:
     def counts(self) -> SyncCounts:
         return SyncCounts(self._succeeded, self._failed, self._last_success)
 
-    @property
-    def last_success(self) -> float | None:
-        """Unix seconds."""
-        return self._last_success
-
     def status(self) -> SyncStatus:
         return SyncStatus(
             last_success=self._last_success,

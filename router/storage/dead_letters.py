@@ -9,10 +9,11 @@ from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
+from router.core.config import sqlite_path
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.redact import mask_urls, without_secrets
 from router.ports import DeadLetterStore, StoreError
@@ -79,6 +80,10 @@ class SqliteStore:
         found = await self._run(lambda: self._read("get", {"id": letter_id}))
         return found[0] if found else None
 
+    async def latest_of(self, message_id: str) -> KeptLetter | None:
+        found = await self._run(lambda: self._read("latest_of", {"message_id": message_id}))
+        return found[0] if found else None
+
     async def mark_replayed(self, letter_id: int, at: float) -> None:
         await self._run(lambda: self._change("mark_replayed", {"id": letter_id, "at": at}))
 
@@ -124,6 +129,9 @@ class NoStore:
     async def get(self, letter_id: int) -> KeptLetter | None:  # noqa: ARG002 - the port's signature
         return None
 
+    async def latest_of(self, message_id: str) -> KeptLetter | None:  # noqa: ARG002 - the port's signature
+        return None
+
     async def mark_replayed(self, letter_id: int, at: float) -> None:
         pass
 
@@ -137,7 +145,7 @@ def _path(url: str) -> Path:
         raise StoreError(
             f"a dead-letter store is sqlite:///path/to/file or {NO_STORE}, not {mask_urls(url)}"
         )
-    return Path(unquote(parts.path))
+    return Path(sqlite_path(url))
 
 
 def _connect(path: Path, max_bytes: int) -> sqlite3.Connection:
@@ -167,6 +175,7 @@ def _prepare(connection: sqlite3.Connection, max_bytes: int) -> None:
         raise sqlite3.DatabaseError(f"written by a newer version (format {version})")
     connection.execute(_QUERIES["create_table"])
     connection.execute(_QUERIES["create_age_index"])
+    connection.execute(_QUERIES["create_message_index"])
     # Written every time: a store that cannot be written is to be noticed now, not at a death.
     connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.execute("COMMIT")

@@ -2,13 +2,16 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct
 
 from router.brokers import BrokerDoor
+from router.brokers.sqs_settings import SqsSettings
+from router.brokers.worker import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import Delivery, Message
 from router.ports import Broker, Publication, Publisher
@@ -52,11 +55,29 @@ class Case(Struct, frozen=True, kw_only=True):
     leases: bool = True  # False: a hand-over is good as long as its connection
     short: float = 0.3  # a lease, a delay: long enough to act within it, short enough to wait for
     outage: Outage | None = None  # makes the broker unreachable
+    server: str | None = None  # the fixture of the real one, a Place
+    settings: BrokerSettings = BrokerSettings()
+    keeps_tally: bool = True  # False: what has been tried is forgotten
+    drops_duplicates: bool = True  # False: what is published twice is there twice
+    any_body: bool = True  # False: text only, and never none
 
     def queue(self, directory: Path, lease: float = 30.0) -> QueueConfig:
         uri = self.uri.format(directory=directory)
         return QueueConfig(name="orders", uri=uri, visibility_timeout=lease)
 
+
+class Place(Protocol):
+    """Where the queues of some cases are."""
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What the client finds in the environment."""
+
+    def prepare(self, case: Case) -> Case:
+        """The case, with a queue of its own there."""
+
+
+SQS_IN_A_HURRY = BrokerSettings(sqs=SqsSettings(wait=2.0, shortest_lease=1.0))
 
 CASES = [
     Case(name="memory", uri="memory://orders", virtual_time=True, short=10.0),
@@ -72,6 +93,59 @@ CASES = [
         name="sqlite",
         uri="sqlite:///{directory}/queue.db?queue=orders",
         outage=locked_by_another_process,
+    ),
+    Case(
+        name="sqs-fifo",
+        uri="{queue}.fifo",
+        server="ministack",
+        settings=SQS_IN_A_HURRY,
+        short=1.0,
+        keeps_tally=False,
+        any_body=False,
+    ),
+    Case(
+        name="sqs",
+        uri="{queue}",
+        server="ministack",
+        settings=SQS_IN_A_HURRY,
+        short=1.0,
+        keeps_tally=False,
+        drops_duplicates=False,
+        any_body=False,
+    ),
+    Case(name="postgres", uri="made for each test", server="postgres"),
+    Case(name="postgres-behind-a-pooler", uri="made for each test", server="pooled_postgres"),
+    Case(
+        name="activemq",
+        uri="{url}/{queue}?heartbeat=1",
+        server="activemq",
+        leases=False,
+        short=1.0,
+        drops_duplicates=False,
+    ),
+    Case(name="nats", uri="{stream}", server="nats_server", short=0.6, keeps_tally=False),
+    Case(
+        name="nats-as-debian-has-it",
+        uri="{stream}",
+        server="old_nats_server",
+        short=0.6,
+        keeps_tally=False,
+    ),
+    Case(
+        name="rabbitmq-classic",
+        uri="{url}?queue={queue}&type=classic",
+        server="rabbitmq",
+        leases=False,
+        short=1.0,
+        drops_duplicates=False,
+    ),
+    Case(
+        name="rabbitmq-quorum",
+        uri="{url}?queue={queue}&type=quorum",
+        server="rabbitmq",
+        leases=False,
+        short=1.0,
+        drops_duplicates=False,
     ),
 ]
 

@@ -1,20 +1,34 @@
 """The contract runs once for each case, on the clock that the case asks for."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from router.brokers import BrokerDoor
-from tests.contract.cases import CASES, Case, Ends, both_ends
+from tests.contract.activemq_place import ActiveMqPlace
+from tests.contract.cases import CASES, Case, Ends, Place, both_ends
+from tests.contract.nats_place import NatsPlace
+from tests.contract.postgres_place import PostgresPlace
+from tests.contract.rabbitmq_place import RabbitPlace
+from tests.contract.sqs_place import SqsPlace
+from tests.support.servers import activemq as activemq_servers
+from tests.support.servers import nats, sqs
+from tests.support.servers.postgres import postgres_server, transaction_pooler
+from tests.support.servers.rabbitmq import rabbit_server
 from tests.support.virtual_time import VirtualTimeLoop
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
-def case(request: pytest.FixtureRequest) -> Case:
+def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Case:
     chosen: Case = request.param
-    return chosen
+    if chosen.server is None:
+        return chosen
+    place: Place = request.getfixturevalue(chosen.server)
+    for name, value in place.env.items():
+        monkeypatch.setenv(name, value)
+    return place.prepare(chosen)
 
 
 @pytest.fixture
@@ -23,9 +37,9 @@ def anyio_backend(case: Case) -> tuple[str, Mapping[str, Any]]:
 
 
 @pytest.fixture
-async def door(anyio_backend: object) -> AsyncIterator[BrokerDoor]:
+async def door(anyio_backend: object, case: Case) -> AsyncIterator[BrokerDoor]:
     del anyio_backend  # asked for only to run on its loop
-    async with BrokerDoor(worker_id="worker-1", dedup_window=300.0) as door:
+    async with BrokerDoor(worker_id="worker-1", dedup_window=300.0, settings=case.settings) as door:
         yield door
 
 
@@ -43,3 +57,54 @@ async def brief(case: Case, door: BrokerDoor, tmp_path: Path) -> AsyncIterator[E
         pytest.skip("its leases end with the connection")
     async with both_ends(door, case.queue(tmp_path, lease=case.short)) as ends:
         yield ends
+
+
+@pytest.fixture(scope="session")
+def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqsPlace]:
+    with sqs.running(sqs.ministack(tmp_path_factory.mktemp("ministack"))) as server:
+        yield SqsPlace(server, survives_a_stop=True)
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqsPlace]:
+    with sqs.running(sqs.moto(tmp_path_factory.mktemp("moto"))) as server:
+        yield SqsPlace(server, survives_a_stop=False)
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsPlace]:
+    server = nats.NatsServer(nats.current(), tmp_path_factory.mktemp("nats"))
+    with nats.running(server):
+        yield NatsPlace(server)
+
+
+@pytest.fixture(scope="session")
+def old_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsPlace]:
+    server = nats.NatsServer(nats.old(), tmp_path_factory.mktemp("old-nats"))
+    with nats.running(server):
+        yield NatsPlace(server)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitPlace]:
+    with rabbit_server() as server:
+        yield RabbitPlace(server)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresPlace]:
+    with postgres_server() as server:
+        yield PostgresPlace(server)
+
+
+@pytest.fixture(scope="session")
+def pooled_postgres(postgres: PostgresPlace) -> Iterator[PostgresPlace]:
+    with transaction_pooler(postgres.server) as pooler:
+        yield PostgresPlace(postgres.server, pooler.url)
+
+
+@pytest.fixture(scope="session")
+def activemq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActiveMqPlace]:
+    server = activemq_servers.ActiveMqServer(tmp_path_factory.mktemp("activemq"))
+    with activemq_servers.running(server):
+        yield ActiveMqPlace(server)

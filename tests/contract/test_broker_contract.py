@@ -15,6 +15,9 @@ from tests.contract.cases import Case, Ends, bodies, both_ends, publication
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-1", "BRK-3")]
 
+TRIED = Tally(attempts=1, posts=3)
+MALFORMED = b"\x00\xff{not json"
+
 
 def now() -> float:
     return asyncio.get_running_loop().time()
@@ -88,12 +91,12 @@ async def test_a_nacked_message_comes_back_no_sooner_than_asked(case: Case, ends
     first = await receive_one(ends.broker)
     given_back = now()
 
-    await ends.broker.nack(first.handle, case.short, Tally(attempts=1, posts=3), error="HTTP 500")
+    await ends.broker.nack(first.handle, case.short, TRIED, error="HTTP 500")
     second = await receive_one(ends.broker)
 
     assert given_back + case.short - 0.01 <= now() < given_back + case.short + 1
     assert (second.broker_id, second.body) == (first.broker_id, b"a")
-    assert (second.count, second.tally) == (2, Tally(attempts=1, posts=3))
+    assert (second.count, second.tally) == (2, TRIED if case.keeps_tally else UNTRIED)
     assert second.handle != first.handle
 
 
@@ -140,8 +143,10 @@ async def test_an_extended_lease_keeps_the_message_ours(case: Case, brief: Ends)
     await brief.publisher.publish([publication("a")])
     delivery = await receive_one(brief.broker)
 
-    lost = await brief.broker.extend([delivery.handle], 3 * case.short)
-    await asyncio.sleep(2 * case.short)
+    lost = [*await brief.broker.extend([delivery.handle], 3 * case.short)]
+    await asyncio.sleep(0.5 * case.short)
+    lost += await brief.broker.extend([delivery.handle], 3 * case.short)
+    await asyncio.sleep(0.75 * case.short)  # no more: some brokers extend by one lease only
 
     assert not lost
     assert not await brief.broker.ack([delivery.handle])
@@ -235,7 +240,9 @@ async def test_a_group_comes_in_the_order_of_publication(ends: Ends) -> None:
 
 
 @pytest.mark.rule("WQ-1")
-async def test_a_message_published_twice_is_there_once(ends: Ends) -> None:
+async def test_a_message_published_twice_is_there_once(case: Case, ends: Ends) -> None:
+    if not case.drops_duplicates:
+        pytest.skip("it knows no duplicates")
     first = await ends.publisher.publish([publication("a"), publication("a")])
     delivery = await receive_one(ends.broker)
     while_out = await ends.publisher.publish([publication("a")])
@@ -249,10 +256,12 @@ async def test_a_message_published_twice_is_there_once(ends: Ends) -> None:
 @pytest.mark.rule("BRK-2")
 @pytest.mark.parametrize(
     "body",
-    [b"", b"\x00\xff{not json", "žluťoučký 🐎".encode(), b"x" * 256 * 1024],
+    [b"", MALFORMED, "žluťoučký 🐎".encode(), b"x" * 256 * 1024],
     ids=["empty", "malformed", "unicode", "large"],
 )
-async def test_a_body_passes_through_unread(ends: Ends, body: bytes) -> None:
+async def test_a_body_passes_through_unread(case: Case, ends: Ends, body: bytes) -> None:
+    if not case.any_body and body in {b"", MALFORMED}:
+        pytest.skip("it carries text only")
     await ends.publisher.publish([publication("a", body=body)])
 
     assert (await receive_one(ends.broker)).body == body

@@ -16,10 +16,12 @@ from router.engine.config_sync import SourceStatus, SyncCounts, SyncFailed, Sync
 from router.engine.dead_letters import Replays
 from router.engine.in_flight import InFlight
 from router.engine.publishing import Publishing
+from router.engine.snapshot import Snapshot
 from router.ports import DeadLetterStore
 from tests.support.explaining import HandMadeExplaining
 from tests.support.figures import HandMadeStatistics, NotingControls
 from tests.support.queues import ORDERS, FakeQueues
+from tests.support.snapshots import make_snapshot
 
 NOW = 1_800_000_000.25
 LOCAL = Access()
@@ -64,6 +66,9 @@ class HandMadeRouter:
             succeeded=1,
             failed=0,
         )
+
+    def snapshot(self) -> Snapshot:
+        return make_snapshot(synced_at=self.syncs.last_success)
 
     def sync_counts(self) -> SyncCounts:
         return self.syncs

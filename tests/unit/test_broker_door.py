@@ -1,6 +1,7 @@
 """Which queues can be opened, and what is said about those that cannot."""
 
 import asyncio
+import sys
 
 import pytest
 
@@ -79,3 +80,16 @@ async def test_a_receive_gives_up_after_twenty_seconds() -> None:
 
     assert not batch
     assert asyncio.get_running_loop().time() == pytest.approx(20)
+
+
+async def test_a_broker_whose_client_is_not_installed_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiobotocore.session", None)
+    monkeypatch.delitem(sys.modules, "router.brokers.sqs_client", raising=False)
+    monkeypatch.delitem(sys.modules, "router.brokers.sqs", raising=False)
+
+    said = await refusal_of("sqs://orders")
+
+    assert "needs the package aiobotocore.session" in said
+    assert "message-router[all]" in said

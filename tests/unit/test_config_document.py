@@ -238,14 +238,14 @@ def test_what_was_skipped_is_remembered_by_name() -> None:
         {
             "queues": [
                 {"queueName": "a", "connections": "x"},
-                {"queueUri": "amqp://user:pw@host/v?queue=b"},
+                {"queueUri": "pgmq://user:pw@host/v?queue=b"},
                 {"connections": 1},
             ],
             "processingPools": [{"code": "A", "timeoutMs": "x"}, {"timeoutMs": 1}],
         }
     )
 
-    assert document.skipped_queues == ("a", "amqp://host/v?queue=b")
+    assert document.skipped_queues == ("a", "pgmq://host/v?queue=b")
     assert document.skipped_pools == ("A",)
 
 
@@ -382,10 +382,6 @@ def test_an_sqs_queue_is_given_by_its_url_or_its_name(uri: str, problem: str | N
 @pytest.mark.parametrize(
     "uri",
     [
-        "activemq://user:hunter2@a:61613,b:61613/q",
-        "stomp://host/q",
-        "amqp://user:hunter2@host/v?queue=q",
-        "amqps://host/v?queue=q",
         "postgresql://user:hunter2@host/db?queue=q",
         "pgmq://host/db?queue=q",
     ],
@@ -417,7 +413,15 @@ def test_a_bare_name_for_nats_is_a_subject_on_the_servers_of_the_environment() -
 
 
 @pytest.mark.parametrize(
-    "queue_type", set(QueueType) - {QueueType.SQS, QueueType.EMBEDDED, QueueType.NATS}
+    "queue_type",
+    set(QueueType)
+    - {
+        QueueType.SQS,
+        QueueType.EMBEDDED,
+        QueueType.NATS,
+        QueueType.ACTIVEMQ,
+        QueueType.RABBITMQ,
+    },
 )
 def test_a_bare_name_for_a_broker_that_is_not_built_yet_is_skipped(queue_type: QueueType) -> None:
     document = read_queue({"queueName": "orders"}, QueueNaming(queue_type, "/state"))

@@ -5,9 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from router.brokers import nats_leases
 from router.brokers.nats_leases import Holdings, Lease
-from router.core.message import UNTRIED, Tally
 
 pytestmark = pytest.mark.rule("BRK-3", "WQ-3")
 
@@ -43,7 +41,7 @@ class HoldingsMachine(RuleBasedStateMachine):
         if lease is not None and accepted:
             self.holdings.finish(lease)
         elif lease is not None:
-            self.holdings.give_back(lease, UNTRIED)
+            self.holdings.give_back(lease, self.now + 10.0)
         self.look()
 
     @rule(sequence=SEQUENCES)
@@ -95,28 +93,22 @@ def test_what_was_let_go_without_a_word_is_forgotten() -> None:
     assert (before, len(holdings)) == (1000, 0)
 
 
-@pytest.mark.rule("WQ-5")
-def test_what_has_been_tried_is_known_until_it_is_accepted() -> None:
+@pytest.mark.rule("FIFO-1")
+@given(
+    given_back=st.lists(st.tuples(SEQUENCES, st.integers(0, 9)), max_size=20),
+    taken=st.sets(SEQUENCES),
+    after=st.integers(0, 9),
+)
+def test_the_next_one_due_is_known(
+    given_back: list[tuple[int, int]], taken: set[int], after: int
+) -> None:
     holdings = Holdings("one")
-    holdings.give_back(holdings.take(7, "first", 30.0), Tally(attempts=1, posts=3))
-    again = holdings.take(7, "second", 30.0)
-    known = holdings.tally(7)
+    for sequence, due in given_back:
+        holdings.give_back(holdings.take(sequence, "reply", 30.0), float(due))
+    for sequence in taken:
+        holdings.take(sequence, "again", 30.0)
 
-    holdings.finish(again)
+    next_due = holdings.next_due(float(after))
 
-    assert (known, holdings.tally(7)) == (Tally(attempts=1, posts=3), UNTRIED)
-
-
-@pytest.mark.rule("WQ-5", "P4")
-@given(st.lists(st.integers(1, 20), max_size=60))
-def test_tallies_are_bounded_and_the_oldest_are_forgotten(given_back: list[int]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nats_leases, "MOST_TALLIES", 5)
-        holdings = Holdings("one")
-
-        for sequence in given_back:
-            holdings.give_back(holdings.take(sequence, "reply", 30.0), Tally(attempts=sequence))
-
-    latest = list(dict.fromkeys(reversed(given_back)))
-    known = {sequence for sequence in set(given_back) if holdings.tally(sequence) != UNTRIED}
-    assert known == set(latest[:5])
+    awaited = {sequence: due for sequence, due in given_back if sequence not in taken}
+    assert next_due == min((due for due in awaited.values() if due >= after), default=None)

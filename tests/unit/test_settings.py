@@ -244,10 +244,12 @@ def test_an_unknown_name_is_noted_and_harmless() -> None:
     ]
 
 
-def test_notifications_that_are_set_are_noted_as_not_sent_yet() -> None:
-    notes = setting_notes({"NOTIFY_WEBHOOK_URL": "https://hook/hunter2"})
-
-    assert notes == ["NOTIFY_WEBHOOK_URL is set, but notifications are not sent yet"]
+@pytest.mark.parametrize(
+    "env", [{"NOTIFY_SMTP_URL": "smtp://mail"}, {"NOTIFY_EMAIL_TO": "ops@example.com"}]
+)
+def test_a_mail_server_and_those_who_get_mail_go_together(env: dict[str, str]) -> None:
+    with pytest.raises(BadSetting, match="NOTIFY_SMTP_URL and NOTIFY_EMAIL_TO go together"):
+        Settings.from_env(env)
 
 
 def test_what_kubernetes_sets_beside_a_service_of_our_name_is_not_ours() -> None:

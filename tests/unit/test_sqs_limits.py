@@ -1,13 +1,16 @@
-"""What SQS allows: how long a message may be hidden, how much fits into a call."""
+"""What is said to SQS, and what it allows: how long a message may be hidden, what fits a call."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.brokers.sqs_publisher import MAX_BYTES, MAX_ENTRIES, batches, plain
-from router.brokers.sqs_queue import LONGEST_HOLD, Receipt
+from router.brokers.sqs_publisher import MAX_BYTES, MAX_ENTRIES, batches, plain, send_entry
+from router.brokers.sqs_queue import LONGEST_HOLD, Receipt, releases
+from router.brokers.sqs_wire import ReceivedMessage, SendEntry
 from router.core.message import Message
 from router.ports import Publication
+
+pytestmark = pytest.mark.rule("BRK-3")
 
 AGES = st.floats(0, 50_000)
 DELAYS = st.floats(0, 43_200)
@@ -63,3 +66,30 @@ def test_a_name_that_sqs_refuses_becomes_one_that_it_takes_and_stays_its_own(
 
 def test_a_plain_name_stays_as_it_is() -> None:
     assert plain("order-12345") == "order-12345"
+
+
+@pytest.mark.rule("OPS-4", "P3")
+def test_what_a_last_poll_brought_is_released_from_its_end() -> None:
+    entries = releases([ReceivedMessage(name, f"handle of {name}") for name in "abc"])
+
+    assert [entry.receipt_handle[-1] for entry in entries] == ["c", "b", "a"]
+    assert {entry.visibility_timeout for entry in entries} == {0}
+    assert len({entry.id for entry in entries}) == 3
+
+
+@pytest.mark.rule("P3", "WQ-1")
+@pytest.mark.parametrize(
+    ("group", "is_fifo", "entry"),
+    [
+        ("g", True, SendEntry("0", "text", "g", "key")),
+        (None, True, SendEntry("0", "text", "a", "key")),
+        ("two words", True, SendEntry("0", "text", plain("two words"), "key")),
+        ("g", False, SendEntry("0", "text")),
+    ],
+)
+def test_a_message_is_sent_with_its_group_where_the_queue_has_groups(
+    group: str | None, entry: SendEntry, *, is_fifo: bool
+) -> None:
+    message = Message(id="a", target="https://svc.example/", group=group)
+
+    assert send_entry(0, Publication(message, b"text", "key"), is_fifo=is_fifo) == entry

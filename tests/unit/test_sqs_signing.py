@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from router.brokers.sqs_signing import CONTENT_TYPE, TARGET, Credentials, Signer, host_header
 
+pytestmark = pytest.mark.rule("BRK-1")
+
 KEY = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI")
 ACTIONS = st.sampled_from(["ReceiveMessage", "DeleteMessageBatch"])
 TOKENS = st.none() | st.text("abcdef0123456789/+=", min_size=1, max_size=400)

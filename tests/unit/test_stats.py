@@ -1,67 +1,94 @@
-"""Totals, and a rolling half hour."""
+"""What is counted of a pool and of a queue, and what is answered of it."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from router.core.outcome import Metric
-from router.core.stats import Counts, Rolling
+from router.core.stats import LONG, SHORT, Counts, Deliveries, Latency, PoolPeriod, QueuePeriod
 
 pytestmark = pytest.mark.rule("OPS-3")
 
 MINUTE = 60.0
 
 
-def test_without_traffic_everything_is_fine() -> None:
-    assert Rolling().success_rate(now=1e6) == 1.0
+@pytest.mark.parametrize("counts", [Counts(), Deliveries()])
+def test_without_traffic_everything_is_fine(counts: Counts | Deliveries) -> None:
+    assert counts.success_rate(now=1e6) == 1.0
+    assert counts.total().success_rate == counts.last(LONG, now=1e6).success_rate == 1.0
 
 
-def test_the_rate_is_the_share_of_successes() -> None:
-    rolling = Rolling()
-    for success in (True, True, True, False):
-        rolling.add(success=success, now=100.0)
+@pytest.mark.parametrize("counts", [Counts(), Deliveries()])
+def test_the_rate_is_the_share_of_successes_and_transient_ones_do_not_count(
+    counts: Counts | Deliveries,
+) -> None:
+    for metric in (*[Metric.SUCCESS] * 3, Metric.FAILURE, Metric.TRANSIENT):
+        counts.record(metric, now=100.0)
 
-    assert rolling.success_rate(now=100.0) == 0.75
-
-
-def test_what_is_older_than_half_an_hour_is_forgotten() -> None:
-    rolling = Rolling()
-    rolling.add(success=False, now=0.0)
-    rolling.add(success=True, now=10 * MINUTE)
-
-    just_before, just_after = (rolling.success_rate(now) for now in (30 * MINUTE - 1, 30 * MINUTE))
-
-    assert (just_before, just_after) == (0.5, 1.0)
+    assert counts.by_metric == {Metric.SUCCESS: 3, Metric.FAILURE: 1, Metric.TRANSIENT: 1}
+    assert counts.success_rate(now=100.0) == 0.75
+    assert counts.total().success_rate == counts.last(LONG, now=100.0).success_rate == 0.75
 
 
-def test_reading_changes_nothing() -> None:
-    rolling = Rolling()
-    rolling.add(success=False, now=5.0)
+@pytest.mark.parametrize("counts", [Counts(), Deliveries()])
+def test_a_failure_is_forgiven_after_half_an_hour(counts: Counts | Deliveries) -> None:
+    counts.record(Metric.FAILURE, now=0.0)
 
-    rates = [rolling.success_rate(now=5.0) for _ in range(3)]
-
-    assert rates == [0.0, 0.0, 0.0]
-
-
-@given(st.lists(st.tuples(st.floats(0, 20 * MINUTE), st.booleans()), max_size=30))
-def test_it_counts_as_a_list_of_all_results_would(steps: list[tuple[float, bool]]) -> None:
-    rolling, now, results = Rolling(), 0.0, [(0.0, True)]
-    rolling.add(success=True, now=0.0)
-    for pause, success in steps:
-        now += pause
-        rolling.add(success=success, now=now)
-        results.append((now, success))
-
-    rate = rolling.success_rate(now)
-
-    recent = [success for at, success in results if now // MINUTE - at // MINUTE < 30]
-    assert rate == sum(recent) / len(recent)
+    assert counts.success_rate(now=30 * MINUTE - 1) == 0.0
+    assert counts.success_rate(now=30 * MINUTE) == 1.0
 
 
-def test_transient_outcomes_are_counted_but_not_in_the_rate() -> None:
+def test_a_pool_counts_outcomes_waits_and_the_time_of_its_requests() -> None:
+    deliveries = Deliveries()
+    for metric in (Metric.SUCCESS, Metric.SUCCESS, Metric.FAILURE, Metric.TRANSIENT):
+        deliveries.record(metric, now=0.0)
+    deliveries.limit(now=0.0)
+    deliveries.time(0.5, now=0.0)
+    deliveries.time(1.5, now=0.0)
+
+    total = deliveries.total()
+
+    assert (total.succeeded, total.failed, total.transient) == (2, 1, 1)
+    assert (total.processed, total.rate_limited, deliveries.limited) == (4, 1, 1)
+    assert (total.latency.mean, deliveries.seconds) == (1.0, 2.0)
+    assert 0.3 < total.latency.p50 <= 0.5
+    assert 1.0 < total.latency.p95 <= total.latency.p99 <= 1.5
+    assert sum(deliveries.buckets) == 2
+
+
+def test_a_pools_windows_hold_what_is_recent() -> None:
+    deliveries = Deliveries()
+    deliveries.record(Metric.SUCCESS, now=0.0)
+    deliveries.time(100.0, now=0.0)
+    deliveries.record(Metric.FAILURE, now=10 * MINUTE)
+
+    periods = [deliveries.last(minutes, now=12 * MINUTE) for minutes in (SHORT, LONG)]
+
+    assert periods[0] == PoolPeriod(failed=1)
+    assert (periods[1].succeeded, periods[1].failed) == (1, 1)
+    assert periods[1].latency == Latency(
+        mean=100.0, p50=periods[1].latency.p50, p95=periods[1].latency.p95, p99=99.7
+    )
+
+
+def test_a_queue_counts_hand_overs_and_what_became_of_them() -> None:
     counts = Counts()
-    for metric in (Metric.SUCCESS, Metric.TRANSIENT, Metric.TRANSIENT, Metric.FAILURE):
+    counts.receive(5, now=0.0)
+    for metric in (Metric.SUCCESS, Metric.FAILURE, Metric.TRANSIENT, None):
         counts.record(metric, now=0.0)
 
-    assert counts.by_metric == {Metric.SUCCESS: 1, Metric.TRANSIENT: 2, Metric.FAILURE: 1}
-    assert counts.rolling.success_rate(now=0.0) == 0.5
+    assert counts.total() == QueuePeriod(received=5, consumed=1, failed=1, deferred=2)
+    assert counts.last(SHORT, now=0.0) == counts.total()
+    assert counts.last(SHORT, now=5 * MINUTE) == QueuePeriod()
+    assert counts.unsent == 1
+
+
+def test_a_call_is_counted_by_how_it_ended() -> None:
+    counts = Counts()
+
+    with counts.calling("ack"):
+        pass
+    with pytest.raises(OSError), counts.calling("ack"):
+        raise OSError
+    with pytest.raises(KeyboardInterrupt), counts.calling("ack"):  # as when it is cancelled
+        raise KeyboardInterrupt
+
+    assert counts.calls == {("ack", "ok"): 1, ("ack", "error"): 1}

@@ -24,6 +24,9 @@ CREATE TABLE IF NOT EXISTS dead_letters (
 -- name: create_age_index
 CREATE INDEX IF NOT EXISTS dead_letters_by_age ON dead_letters (dead_at)
 
+-- name: create_message_index
+CREATE INDEX IF NOT EXISTS dead_letters_by_message ON dead_letters (message_id, id)
+
 -- name: put
 -- A second death of the same message is a new letter, not yet replayed, in the place of the first.
 INSERT OR REPLACE INTO dead_letters (
@@ -58,6 +61,15 @@ SELECT
     first_seen, dead_at, body, replayed_at
 FROM dead_letters
 WHERE id = :id
+
+-- name: latest_of
+SELECT
+    id, queue, broker_key, message_id, pool, target, reason, http_status, reply, error, attempts,
+    first_seen, dead_at, x'' AS body, replayed_at
+FROM dead_letters
+WHERE message_id = :message_id
+ORDER BY id DESC
+LIMIT 1
 
 -- name: mark_replayed
 UPDATE dead_letters SET replayed_at = :at WHERE id = :id

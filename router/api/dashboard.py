@@ -1,0 +1,94 @@
+"""The dashboard: a page and what it is made of, read once, served from memory.
+
+It holds no figures: it asks the API for them, with the credentials that it asks people for.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from http import HTTPStatus
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import PurePath
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+from msgspec import Struct
+
+from router.api.problems import Problem
+
+PAGE: Final = "index.html"
+TYPES: Final[Mapping[str, str]] = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+HEADERS: Final[Mapping[str, str]] = {
+    # Nothing from elsewhere, nothing inline, nothing around it.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-cache",  # asked for by its tag each time: a new version shows at once
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+# A scheme that no browser knows, so that none puts its own dialogue over the page's.
+LOGIN: Final[Mapping[str, str]] = {"WWW-Authenticate": 'Dashboard realm="message-router"'}
+
+
+class Asset(Struct, frozen=True):
+    """One file of the page."""
+
+    content: bytes
+    type: str
+    tag: str
+
+    @classmethod
+    def of(cls, file: Traversable) -> "Asset":
+        content = file.read_bytes()
+        tag = hashlib.sha256(content).hexdigest()[:32]
+        return cls(content, TYPES[PurePath(file.name).suffix], f'"{tag}"')
+
+    def response(self, known: str = "") -> Response:
+        headers = {**HEADERS, "ETag": self.tag}
+        if self.tag in known:
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        return Response(self.content, media_type=self.type, headers=headers)
+
+
+class Dashboard:
+    def __init__(self) -> None:
+        folder = files("router.api") / "static"
+        # By name: what is not in this table cannot be asked for, whatever the path says.
+        self._assets = {file.name: Asset.of(file) for file in folder.iterdir() if file.is_file()}
+
+    @property
+    def login(self) -> Response:
+        """The page for who may not see the figures yet."""
+        page = self._assets[PAGE]
+        headers = {**HEADERS, **LOGIN, "Cache-Control": "no-store"}
+        return Response(page.content, HTTPStatus.UNAUTHORIZED, headers, page.type)
+
+    def routes(self) -> APIRouter:
+        routes = APIRouter(include_in_schema=False)
+
+        @routes.get("/")
+        async def page(request: Request) -> Response:
+            return self._assets[PAGE].response(_known(request))
+
+        @routes.get("/static/{name}")
+        async def asset(request: Request, name: str) -> Response:
+            found = self._assets.get(name)
+            if found is None:
+                raise Problem(HTTPStatus.NOT_FOUND, "the dashboard has no such file")
+            return found.response(_known(request))
+
+        return routes
+
+
+def _known(request: Request) -> str:
+    return request.headers.get("if-none-match", "")

@@ -1,0 +1,192 @@
+"""Bearer tokens of an OpenID provider: its keys are discovered, and in doubt nobody is let in.
+
+The only user of PyJWT, and imported only where the auth mode is OIDC.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import jwt
+import msgspec
+from msgspec import Struct
+
+from router.api.access import CannotTell
+
+log = logging.getLogger(__name__)
+
+ALGORITHMS: Final = frozenset(
+    {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+)
+LEEWAY: Final = 60.0  # seconds that the clocks may differ
+REQUIRED: Final = ("exp", "iss", "aud")
+MAX_TOKEN: Final = 16 * 1024
+
+REFRESH_AFTER: Final = 3600.0  # a key that the provider has withdrawn is good for so long still
+EXPIRE_AFTER: Final = 24 * 3600.0  # and for so long while the provider cannot be asked
+LEAST_INTERVAL: Final = 10.0  # between two requests: unknown keys are easily made up
+TIMEOUT: Final = 10.0
+MAX_DOCUMENT: Final = 1024 * 1024
+MAX_KEYS: Final = 100
+
+Clock = Callable[[], float]
+
+
+class _Discovery(Struct, frozen=True):
+    issuer: str
+    jwks_uri: str
+
+
+class _KeySet(Struct, frozen=True):
+    keys: list[dict[str, Any]]  # JSON Web Keys, read by PyJWT
+
+
+class _Header(Struct, frozen=True):
+    """What a token says of itself, before anything of it is proven."""
+
+    algorithm: str
+    key_id: str | None
+
+
+class _Unusable(Exception):
+    """The provider gave no keys. Its text is for the log and the caller."""
+
+
+class Provider:
+    """Judges tokens by the keys of one issuer. Fits the API's `TokenJudge`."""
+
+    def __init__(self, issuer: str, audience: str, clock: Clock) -> None:
+        self._issuer = issuer
+        self._audience = audience
+        self._keys = _Keys(issuer, clock)
+        self._decoder = jwt.PyJWT(options={"enforce_minimum_key_length": True})
+
+    async def accepts(self, token: str) -> bool:
+        """Raises CannotTell while there are no keys to judge by."""
+        header = _header(token)
+        if header is None or header.algorithm not in ALGORITHMS:
+            return False
+        keys = await self._keys.fitting(header)
+        return any(self._is_proven_by(key, token, header.algorithm) for key in keys)
+
+    def _is_proven_by(self, key: Mapping[str, Any], token: str, algorithm: str) -> bool:
+        try:
+            self._decoder.decode(
+                token,
+                jwt.PyJWK(dict(key), algorithm),
+                algorithms=[algorithm],
+                audience=self._audience,
+                issuer=self._issuer,
+                leeway=LEEWAY,
+                options={"require": list(REQUIRED)},
+            )
+        except jwt.PyJWTError:
+            return False
+        return True
+
+
+class _Keys:
+    """The provider's keys, fetched on use, kept for a while, asked for anew when one is missing."""
+
+    def __init__(self, issuer: str, clock: Clock) -> None:
+        self._issuer = issuer
+        self._clock = clock
+        self._context = httpx.create_ssl_context()  # costs 20 ms: made once, at start
+        self._one_at_a_time = asyncio.Lock()
+        self._keys: Sequence[Mapping[str, Any]] = ()
+        self._fetched_at = self._asked_at = float("-inf")
+        self._failure = ""
+
+    async def fitting(self, header: _Header) -> Sequence[Mapping[str, Any]]:
+        """Those that may have signed it. Raises CannotTell."""
+        if self._age > REFRESH_AFTER or not self._find(header):
+            await self._refresh()
+        found = self._find(header)
+        if self._age > EXPIRE_AFTER or (self._failure and not found):
+            raise CannotTell(f"the OpenID provider cannot be asked: {self._failure}")
+        return found
+
+    @property
+    def _age(self) -> float:
+        return self._clock() - self._fetched_at
+
+    def _find(self, header: _Header) -> Sequence[Mapping[str, Any]]:
+        return [key for key in self._keys if _fits(key, header)]
+
+    async def _refresh(self) -> None:
+        async with self._one_at_a_time:
+            if self._clock() - self._asked_at < LEAST_INTERVAL:
+                return
+            try:
+                self._keys = await self._fetch()
+            except _Unusable as error:
+                self._failure = str(error)
+                log.warning("no keys from the OpenID provider: %s", error)
+            else:
+                self._fetched_at, self._failure = self._clock(), ""
+            self._asked_at = self._clock()  # when the answer came: waiting callers must not ask too
+
+    async def _fetch(self) -> Sequence[Mapping[str, Any]]:
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                return await self._discover()
+        except TimeoutError:
+            raise _Unusable(f"no complete answer within {TIMEOUT:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            # Their texts may quote the URL.
+            raise _Unusable(f"no usable answer ({type(error).__name__})") from None
+        except (msgspec.MsgspecError, ValueError):
+            raise _Unusable("the answer is not what a provider says") from None
+
+    async def _discover(self) -> Sequence[Mapping[str, Any]]:
+        # A client per fetch: an hour apart, a kept connection would only be a dead one.
+        async with httpx.AsyncClient(verify=self._context, trust_env=False, timeout=None) as client:  # noqa: S113 (the caller's timeout spans all of it)
+            url = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
+            found = msgspec.json.decode(await _get(client, url), type=_Discovery)
+            if found.issuer != self._issuer:
+                raise _Unusable("it calls itself by another name than OIDC_ISSUER")
+            if urlsplit(found.jwks_uri).scheme not in _schemes(self._issuer):
+                raise _Unusable("its keys are not to be had over a safe connection")
+            answer = await _get(client, found.jwks_uri)
+        return msgspec.json.decode(answer, type=_KeySet).keys[:MAX_KEYS]
+
+
+async def _get(client: httpx.AsyncClient, url: str) -> bytes:
+    body = bytearray()
+    async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
+        if response.status_code != httpx.codes.OK:
+            raise _Unusable(f"HTTP {response.status_code}")
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > MAX_DOCUMENT:
+                raise _Unusable(f"an answer is larger than {MAX_DOCUMENT} bytes")
+    return bytes(body)
+
+
+def _header(token: str) -> _Header | None:
+    """None: this is no token."""
+    if len(token) > MAX_TOKEN:
+        return None
+    try:
+        raw = jwt.get_unverified_header(token)
+    except jwt.PyJWTError:
+        return None
+    return _Header(str(raw.get("alg")), raw.get("kid"))
+
+
+def _fits(key: Mapping[str, Any], header: _Header) -> bool:
+    """A key may name the only use and algorithm that it is for."""
+    named = header.key_id in (None, key.get("kid"))
+    return (
+        named
+        and key.get("use", "sig") == "sig"
+        and key.get("alg", header.algorithm) == header.algorithm
+    )
+
+
+def _schemes(issuer: str) -> Iterable[str]:
+    """Whoever is known over TLS must not hand out keys without."""
+    return ("https",) if urlsplit(issuer).scheme == "https" else ("http", "https")

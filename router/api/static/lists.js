@@ -1,0 +1,134 @@
+// The views that are lists: messages in flight, warnings, dead letters, the configuration.
+
+import { Badge, Button, Empty, html, Panel, Table, When } from "./parts.js";
+import { count, duration } from "./words.js";
+
+const SEVERITIES = { INFO: "", WARN: "fair", ERROR: "bad", CRITICAL: "bad" };
+const STATES = { DELIVERING: "good", WAITING: "fair", SETTLING: "" };
+const REASONS = ["CONFIG_ERROR", "MALFORMED", "RETRIES_EXHAUSTED", "TARGET_REFUSED"];
+
+/** Nothing yet, an error, or what `show` makes of it. */
+function Loaded({ list, show }) {
+  if (list.error) return html`<p class="empty bad" role="alert">${list.error}</p>`;
+  return list.items === null ? html`<${Empty}>Loading…<//>` : show(list.items);
+}
+
+export function Messages({ state, act }) {
+  const { search, list } = state.messages;
+  const columns = [
+    ["Message", (message) => html`<strong class="id">${message.messageId}</strong>`, "name"],
+    ["State", (message) => html`<${Badge} tone=${STATES[message.state] ?? ""}>${message.state.toLowerCase()}<//>`],
+    ["Pool", (message) => message.poolCode],
+    ["Group", (message) => message.messageGroup ?? "–"],
+    ["Queue", (message) => message.queueId],
+    ["Attempt", (message) => count(message.attempt), "number"],
+    ["Here for", (message) => duration(message.elapsedTimeMs / 1000), "number"],
+    ["", (message) => html`<${Button} kind="small" label="Why is ${message.messageId} not delivered yet?" onClick=${() => act.explain(message.messageId)}>Why?<//>`, "number"],
+  ];
+  return html`<h1>Messages in flight</h1>
+    <${Panel} id="messages" title=${list.items ? `${count(list.items.length)} shown, longest first` : "In flight"}>
+      <form class="filters" role="search" onSubmit=${(event) => event.preventDefault()}>
+        <label>Message id<input type="search" name="messageId" value=${search.messageId} autocomplete="off"
+          placeholder="all or part of it" onInput=${(event) => act.search({ messageId: event.target.value })} /></label>
+        <label>Pool<input type="search" name="poolCode" value=${search.poolCode} autocomplete="off" list="pool-codes"
+          placeholder="any" onInput=${(event) => act.search({ poolCode: event.target.value })} /></label>
+        <label>Queue<input type="search" name="queue" value=${search.queue} autocomplete="off" list="queue-names"
+          placeholder="any" onInput=${(event) => act.search({ queue: event.target.value })} /></label>
+        <datalist id="pool-codes">${state.snapshot.pools.map((pool) => html`<option key=${pool.code} value=${pool.code} />`)}</datalist>
+        <datalist id="queue-names">${state.snapshot.queues.map((queue) => html`<option key=${queue.name} value=${queue.name} />`)}</datalist>
+      </form>
+      <${Loaded} list=${list} show=${(items) => items.length
+        ? html`<${Table} label="Messages in flight" columns=${columns} rows=${items} keyOf=${(message) => `${message.queueId} ${message.brokerMessageId ?? message.messageId}`} />`
+        : html`<${Empty}>${Object.values(search).some(Boolean) ? "No message in flight fits." : "Nothing is in flight."}<//>`} />
+    <//>`;
+}
+
+export function Warnings({ state, act }) {
+  const list = state.warnings;
+  const open = (list.items ?? []).filter((warning) => !warning.acknowledged).length;
+  return html`<h1>Warnings</h1>
+    <${Panel} id="warnings" title="${count(open)} to look at" note="kept for 8 hours"
+        actions=${open > 0 && html`<${Button} onClick=${act.acknowledgeAll}>Acknowledge all<//>`}>
+      <${Loaded} list=${list} show=${(items) => items.length
+        ? html`<ul class="cards wide">${items.map((warning) => html`<${Warning} key=${warning.id} warning=${warning} act=${act} />`)}</ul>`
+        : html`<${Empty}>No warnings. Enjoy the quiet.<//>`} />
+    <//>`;
+}
+
+function Warning({ warning, act }) {
+  return html`<li class=${warning.acknowledged ? "seen" : ""}>
+    <div class="line"><span><${Badge} tone=${SEVERITIES[warning.severity]}>${warning.severity}<//> <strong>${warning.code}</strong>
+        ${warning.count > 1 && html`<span class="dim"> × ${count(warning.count)}</span>`}</span>
+      <span class="dim"><${When} at=${warning.lastSeen} /></span></div>
+    <p class="break">${warning.message}</p>
+    <div class="line dim"><span>${warning.source}</span>
+      ${warning.acknowledged
+        ? html`<span>acknowledged</span>`
+        : html`<${Button} kind="small" label="Acknowledge ${warning.code}: ${warning.message}" onClick=${() => act.acknowledge(warning.id)}>Acknowledge<//>`}</div>
+  </li>`;
+}
+
+export function DeadLetters({ state, act }) {
+  const { list, reason, next } = state.letters;
+  return html`<h1>Dead letters</h1>
+    <${Panel} id="letters" title=${list.items ? `${count(list.items.length)}${next ? "+" : ""} kept` : "Kept"} note="newest first">
+      <form class="filters" onSubmit=${(event) => event.preventDefault()}>
+        <label>Reason<select value=${reason} onChange=${(event) => act.filterLetters(event.target.value)}>
+          <option value="">any</option>${REASONS.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
+        </select></label>
+      </form>
+      <${Loaded} list=${list} show=${(items) => items.length
+        ? html`<ul class="cards wide">${items.map((letter) => html`<${Letter} key=${letter.id} letter=${letter} act=${act} />`)}</ul>`
+        : html`<${Empty}>${reason ? "None for this reason." : "None: everything was accepted."}<//>`} />
+      ${next && html`<p class="more-row"><${Button} onClick=${act.moreLetters}>Show more<//></p>`}
+    <//>`;
+}
+
+function Letter({ letter, act }) {
+  const name = letter.messageId ?? `letter ${letter.id}`;
+  return html`<li class=${letter.replayedAt ? "seen" : ""}>
+    <div class="line"><span><strong class="id">${name}</strong> <${Badge} tone="bad">${letter.reason}<//>
+        ${letter.httpStatus && html` <${Badge}>HTTP ${letter.httpStatus}<//>`}
+        ${letter.replayedAt && html` <${Badge} tone="good">replayed<//>`}</span>
+      <span class="dim"><${When} at=${letter.deadAt} /></span></div>
+    ${letter.target && html`<p class="break">${letter.target}</p>`}
+    ${letter.error && html`<p class="dim break">${letter.error}</p>`}
+    ${letter.reply && html`<pre class="reply">${letter.reply}</pre>`}
+    <div class="line dim"><span>${letter.queue}${letter.pool ? ` → ${letter.pool}` : ""} · ${count(letter.attempts)} ${letter.attempts === 1 ? "attempt" : "attempts"}</span>
+      <span class="actions">
+        ${letter.reason !== "MALFORMED" && html`<${Button} kind="small" label="Replay ${name}" onClick=${() => act.replay(letter)}>Replay<//>`}
+        <${Button} kind="small danger" label="Discard ${name}" onClick=${() => act.discard(letter)}>Discard<//>
+      </span></div>
+  </li>`;
+}
+
+export function Configuration({ state, act }) {
+  const reload = html`<${Button} onClick=${act.reload} disabled=${state.busy}>Reload now<//>`;
+  return html`<h1>Configuration</h1>
+    <${Loaded} list=${state.config} show=${(config) => html`
+      <${Panel} id="sync" title="Last sync" actions=${reload}
+          note=${config.lastSync ? html`<${When} at=${config.lastSync} />` : "not yet"}>
+        ${config.sources.length
+          ? html`<ul class="cards wide">${config.sources.map((source) => html`<li key=${source.name}>
+              <div class="line"><span class="break">${source.name}</span>
+                <${Badge} tone=${source.error ? "bad" : "good"}>${source.error ? "failed" : "ok"}<//></div>
+              ${source.error && html`<p class="bad break">${source.error}</p>`}
+            </li>`)}</ul>`
+          : html`<${Empty}>No source is set: the router runs on its embedded queue.<//>`}
+      <//>
+      <${Panel} id="config-queues" title="Queues"><${Settings} label="Queues" of=${config.queues} names=${["queueName", "queueUri"]} /><//>
+      <${Panel} id="config-pools" title="Pools"><${Settings} label="Pools" of=${config.processingPools} names=${["code", "concurrency", "rateLimitPerMinute"]} /><//>`} />`;
+}
+
+/** Any settings at all, the well-known ones first. */
+function Settings({ label, of, names }) {
+  if (!of.length) return html`<${Empty}>None.<//>`;
+  const all = [...new Set([...names, ...of.flatMap(Object.keys)])];
+  const columns = all.map((name) => [name, (entry) => setting(entry[name]), name === names[0] ? "name" : ""]);
+  return html`<${Table} label=${label} columns=${columns} rows=${of} keyOf=${(entry) => entry[names[0]]} />`;
+}
+
+function setting(value) {
+  if (value === undefined || value === null) return "–";
+  return html`<span class="break">${typeof value === "object" ? JSON.stringify(value) : String(value)}</span>`;
+}

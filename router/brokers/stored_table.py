@@ -1,0 +1,61 @@
+"""A queue table of SQLite, wherever its database is, as a work queue wants it."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+from router.brokers.bell import Bell
+from router.brokers.queue_table import QueueTable
+from router.brokers.work_queue import Claim, Lease
+from router.core.message import Tally
+from router.ports import Depth, Publication
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+
+class Store(Protocol):
+    """A database that holds queue tables, and those who wait for it to change."""
+
+    async def run(self, work: Work[T]) -> T:
+        """Do it in a transaction of its own or of several; durable on return."""
+
+    async def look(self, work: Work[T]) -> T:
+        """Read only, beside what is being written."""
+
+    def bell(self, queue: str) -> Bell:
+        """Rung when a claim of that queue may find more than before."""
+
+    async def wait(self, rung: asyncio.Event, seconds: float) -> None:
+        """Until the bell rings, at most `seconds`; other processes' changes ring it too."""
+
+
+class StoredTable:
+    def __init__(self, store: Store, table: QueueTable) -> None:
+        self._store = store
+        self._table = table
+        self.bell = store.bell(table.name)
+        self.holds_groups = table.holds_groups
+        self.wait = store.wait
+
+    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+        return await self._store.run(partial(self._table.publish, items=items))
+
+    async def claim(self, limit: int, lease: float) -> Claim:
+        return await self._store.run(partial(self._table.claim, limit=limit, lease=lease))
+
+    async def finish(self, leases: Sequence[Lease], error: str) -> Sequence[int]:
+        return await self._store.run(partial(self._table.finish, leases=leases, error=error))
+
+    async def give_back(self, lease: Lease, delay: float, tally: Tally, error: str) -> bool:
+        return await self._store.run(
+            partial(self._table.give_back, lease=lease, delay=delay, tally=tally, error=error)
+        )
+
+    async def extend(self, leases: Sequence[Lease], seconds: float) -> Sequence[int]:
+        return await self._store.run(partial(self._table.extend, leases=leases, seconds=seconds))
+
+    async def depth(self) -> Depth:
+        return await self._store.look(self._table.depth)

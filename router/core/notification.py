@@ -1,0 +1,127 @@
+"""What is told to people who do not watch: new warnings, and states that came and went.
+
+A warning is told once, however often it is raised; a state once when it begins and once when it is
+over. What comes and goes between two notifications is told in one line.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.core.warnings import CAPACITY, Notice, Severity
+
+Value = TypeVar("Value")
+
+MOST_ITEMS: Final = 500  # between two notifications, and kept for a channel that fails
+MOST_TROUBLES: Final = 10_000  # as many as there are circuit breakers
+
+
+class Subject(Struct, frozen=True):
+    """Something that can be in trouble, and the words for it."""
+
+    name: str  # "circuit breaker of http://svc:80"
+    begins: str  # "opened"
+    ends: str  # "closed again"
+    severity: Severity
+
+
+class Change(Struct, frozen=True):
+    """What happened to a subject since the last notification. Times are Unix seconds."""
+
+    subject: Subject
+    at: float  # of the latest thing that happened
+    began: int = 0  # how often
+    is_over: bool = False
+
+    @property
+    def text(self) -> str:
+        began = self.subject.begins if self.began else ""
+        ended = self.subject.ends if self.is_over else ""
+        words = " and ".join(filter(None, (began, ended)))
+        times = f", {self.began} times" if self.began > 1 else ""
+        return f"{self.subject.name} {words}{times}"
+
+
+Item = Notice | Change
+
+
+class Digest(Struct, frozen=True, kw_only=True):
+    """One notification."""
+
+    instance: str  # which router speaks
+    at: float
+    notices: Sequence[Notice] = ()
+    changes: Sequence[Change] = ()
+    dropped: int = 0  # there was more than could be kept
+
+    @property
+    def worst(self) -> Severity:
+        found = [notice.severity for notice in self.notices]
+        found += [change.subject.severity for change in self.changes if not change.is_over]
+        return max(found, default=Severity.INFO)
+
+
+class Gathering:
+    """What there is to tell next time. Bounded, and every method is cheap: routing calls them."""
+
+    def __init__(self, least: Severity) -> None:
+        self.dropped = 0
+        self._least = least
+        self._items: dict[str, Item] = {}  # by the warning's id or the subject's name
+        self._told: OrderedDict[str, Severity] = OrderedDict()  # warnings, by id
+        self._troubled: OrderedDict[str, None] = OrderedDict()  # subjects, by name
+
+    def warned(self, notice: Notice) -> None:
+        """A warning was raised, or raised again."""
+        if notice.id in self._items:
+            self._items[notice.id] = notice
+        elif notice.severity >= max(self._least, self._told.get(notice.id, 0) + 1):
+            _remember(self._told, notice.id, notice.severity, CAPACITY)
+            self._put(notice.id, notice)
+
+    def began(self, subject: Subject, at: float) -> None:
+        if subject.severity < self._least or subject.name in self._troubled:
+            return
+        _remember(self._troubled, subject.name, None, MOST_TROUBLES)
+        change = self._change(subject, at)
+        self._put(subject.name, replace(change, at=at, began=change.began + 1, is_over=False))
+
+    def ended(self, subject: Subject, at: float) -> None:
+        if subject.name not in self._troubled:
+            return
+        del self._troubled[subject.name]
+        change = self._change(subject, at)
+        self._put(subject.name, replace(change, at=at, is_over=True))
+
+    def take(self) -> Sequence[Item]:
+        """All of it; from now on there is nothing to tell."""
+        items = list(self._items.values())
+        self._items.clear()
+        return items
+
+    def _change(self, subject: Subject, at: float) -> Change:
+        item = self._items.get(subject.name)
+        return item if isinstance(item, Change) else Change(subject, at)
+
+    def _put(self, key: str, item: Item) -> None:
+        if key in self._items or len(self._items) < MOST_ITEMS:
+            self._items[key] = item
+        else:
+            self.dropped += 1
+
+
+def digest(items: Sequence[Item], *, instance: str, at: float, dropped: int) -> Digest:
+    """The worst warnings first; state changes in the order in which they came."""
+    notices = [item for item in items if isinstance(item, Notice)]
+    notices.sort(key=lambda notice: notice.severity, reverse=True)
+    changes = [item for item in items if isinstance(item, Change)]
+    return Digest(instance=instance, at=at, notices=notices, changes=changes, dropped=dropped)
+
+
+def _remember(known: OrderedDict[str, Value], key: str, value: Value, most: int) -> None:
+    known[key] = value
+    if len(known) > most:
+        known.popitem(last=False)

@@ -1,0 +1,135 @@
+"""A notification as each service wants to read it. Credentials in texts are masked here."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from router.core.notification import Change, Digest
+from router.core.redact import mask_urls
+from router.core.warnings import Notice, Severity
+
+MOST_LINES: Final = 50  # chat services refuse long texts
+_LONGEST_LINE: Final = 300
+_TEAMS_COLOURS: Final = {
+    Severity.INFO: "Good",
+    Severity.WARN: "Warning",
+    Severity.ERROR: "Attention",
+    Severity.CRITICAL: "Attention",
+}
+
+
+def for_webhook(digest: Digest) -> dict[str, object]:
+    """Everything, for programs."""
+    return {
+        "source": "message-router",
+        "instance": digest.instance,
+        "timestamp": _iso(digest.at),
+        "severity": digest.worst.name,
+        "summary": summary(digest),
+        "warnings": [_warning(notice) for notice in digest.notices],
+        "changes": [_change(change) for change in digest.changes],
+        "dropped": digest.dropped,
+    }
+
+
+def for_slack(digest: Digest) -> dict[str, object]:
+    head = f"*{_slack_text(summary(digest))}*"
+    return {"text": "\n".join([head, *(f"• {_slack_text(line)}" for line in lines(digest))])}
+
+
+def for_teams(digest: Digest) -> dict[str, object]:
+    """An adaptive card, as incoming webhooks of Teams workflows take it."""
+    head = {
+        "type": "TextBlock",
+        "text": summary(digest),
+        "weight": "Bolder",
+        "wrap": True,
+        "color": _TEAMS_COLOURS[digest.worst],
+    }
+    facts = [
+        {"type": "TextBlock", "text": _teams_text(line), "wrap": True} for line in lines(digest)
+    ]
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": [head, *facts],
+    }
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "content": card}
+    return {"type": "message", "attachments": [attachment]}
+
+
+def summary(digest: Digest) -> str:
+    """One line without words of others: it also is the subject of a mail."""
+    parts = []
+    if digest.notices:
+        parts.append(f"{_count(len(digest.notices), 'warning')}, worst {digest.worst.name}")
+    if digest.changes:
+        parts.append(_count(len(digest.changes), "state change"))
+    return f"message-router {digest.instance}: {'; '.join(parts)}"
+
+
+def lines(digest: Digest) -> Sequence[str]:
+    """What happened, a line each, the states first."""
+    found = [*_change_lines(digest), *_notice_lines(digest)]
+    left_out = len(found) - MOST_LINES + digest.dropped
+    shown = [_short(mask_urls(line)) for line in found[:MOST_LINES]]
+    return [*shown, f"and {left_out} more"] if left_out > 0 else shown
+
+
+def _change_lines(digest: Digest) -> Iterator[str]:
+    for change in digest.changes:
+        state = "RECOVERED" if change.is_over else change.subject.severity.name
+        yield f"{state}: {change.text} ({_iso(change.at)})"
+
+
+def _notice_lines(digest: Digest) -> Iterator[str]:
+    for notice in digest.notices:
+        times = f" ({notice.count} times)" if notice.count > 1 else ""
+        yield f"{notice.severity.name} {notice.code}: {notice.message}{times} [{notice.source}]"
+
+
+def _warning(notice: Notice) -> dict[str, object]:
+    return {
+        "id": notice.id,
+        "code": notice.code,
+        "severity": notice.severity.name,
+        "source": mask_urls(notice.source),
+        "message": mask_urls(notice.message),
+        "timestamp": _iso(notice.first_at),
+        "lastSeen": _iso(notice.last_at),
+        "count": notice.count,
+    }
+
+
+def _change(change: Change) -> dict[str, object]:
+    return {
+        "subject": mask_urls(change.subject.name),
+        "text": mask_urls(change.text),
+        "severity": change.subject.severity.name,
+        "recovered": change.is_over,
+        "timestamp": _iso(change.at),
+    }
+
+
+def _slack_text(text: str) -> str:
+    """Slack's own three signs, so that nobody's words can mention or link."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _teams_text(text: str) -> str:
+    """Its Markdown would make a link of it."""
+    return text.replace("](", "] (")
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"1 {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _iso(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return moment.replace("+00:00", "Z")

@@ -1,0 +1,195 @@
+"""The whole router on ActiveMQ: what is lost with its process, and with its broker."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.process import RouterProcess, eventually
+from tests.acceptance.site import Site
+from tests.acceptance.targets import Gate, id_of, ids, message
+from tests.outbound.servers import Connection, Target, listening
+from tests.support.servers import activemq
+from tests.support.servers.activemq import ActiveMqServer
+from tests.support.stomp import waiting
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+GROUPS = 50
+PER_GROUP = 40
+CONCURRENCY = 20
+QUEUE = "orders"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ActiveMqServer]:
+    with activemq.running(ActiveMqServer(tmp_path)) as server:
+        yield server
+
+
+@pytest.fixture
+def queue(site: Site, server: ActiveMqServer) -> None:
+    """One that the router consumes, by its name alone."""
+    document = site.folder / "routing.json"
+    entry = {"queueName": "orders", "queueUri": QUEUE, "retry": {"backoff": [1]}}
+    pool = {"code": "LOAD", "concurrency": CONCURRENCY}
+    document.write_text(json.dumps({"queues": [entry], "processingPools": [pool]}))
+    site.settings["MESSAGE_ROUTER_CONFIG_URL"] = document.as_uri()
+    site.settings["MESSAGE_ROUTER_QUEUE_TYPE"] = "ACTIVEMQ"
+    site.settings["ACTIVEMQ_BROKER_URL"] = f"stomp://{server.address}"
+
+
+@dataclass
+class Accepting:
+    accepted: list[str] = field(default_factory=list)
+
+    async def script(self, connection: Connection) -> None:
+        while True:
+            request = await connection.read()
+            await asyncio.sleep(0.01)
+            self.accepted.append(id_of(request))
+            await connection.reply()
+
+
+@dataclass
+class Hesitant:
+    """Asks for a second each time that it sees the first message, and takes it at the third."""
+
+    accepted: list[str] = field(default_factory=list)
+    hesitations: int = 0
+
+    async def script(self, connection: Connection) -> None:
+        while True:
+            request = await connection.read()
+            if id_of(request) == "m0" and self.hesitations < 2:
+                self.hesitations += 1
+                await connection.reply(200, b'{"ack": false, "delaySeconds": 1}')
+            else:
+                self.accepted.append(id_of(request))
+                await connection.reply()
+
+
+def load(target: Target) -> list[dict[str, object]]:
+    return [
+        message(f"{group}:{number:03}", target, pool="LOAD", group=f"g{group}")
+        for number in range(PER_GROUP)
+        for group in range(GROUPS)
+    ]
+
+
+async def publish(router: RouterProcess, messages: Sequence[dict[str, object]]) -> None:
+    for start in range(0, len(messages), 1000):
+        await router.publish(messages[start : start + 1000])
+
+
+def are_all_there(accepted: Sequence[str], messages: Sequence[dict[str, object]]) -> bool:
+    return set(accepted) == {str(each["id"]) for each in messages}
+
+
+def numbers(delivered: Sequence[str], group: int) -> list[int]:
+    return [int(each.partition(":")[2]) for each in delivered if each.startswith(f"{group}:")]
+
+
+def are_in_order(accepted: Sequence[str]) -> bool:
+    firsts = list(dict.fromkeys(accepted))
+    return all(numbers(firsts, group) == list(range(PER_GROUP)) for group in range(GROUPS))
+
+
+def repeated(delivered: Sequence[str]) -> list[str]:
+    return [each for each, times in Counter(delivered).items() if times > 1]
+
+
+@pytest.mark.rule("P1", "P3", "FIFO-1", "BRK-6")
+async def test_killed_under_load_it_loses_nothing_and_keeps_every_group_in_order(
+    site: Site, server: ActiveMqServer, queue: None
+) -> None:
+    del queue
+    accepting = Accepting()
+    async with listening(accepting.script) as target:
+        messages = load(target)
+        async with site.router() as router:
+            await publish(router, messages)
+            await eventually(lambda: len(accepting.accepted) > 400)
+            await router.kill()
+        async with site.router() as router:
+            await eventually(lambda: len(accepting.accepted) > 1000)
+            await router.kill()
+        async with site.router() as router:
+            await eventually(lambda: are_all_there(accepting.accepted, messages))
+            code = await router.stop()
+
+    assert are_in_order(accepting.accepted)
+    # At a kill, what was just accepted and not acknowledged yet comes again.
+    assert len(repeated(accepting.accepted)) <= 2 * 5 * CONCURRENCY
+    assert code == 0
+    assert await waiting(server.port, QUEUE) == []
+
+
+@pytest.mark.rule("P1", "P3", "FIFO-1", "BRK-3", "BRK-6")
+async def test_a_broker_that_restarts_under_load_costs_neither_a_message_nor_the_order(
+    site: Site, server: ActiveMqServer, queue: None
+) -> None:
+    del queue
+    accepting = Accepting()
+    async with listening(accepting.script) as target:
+        messages = load(target)
+        async with site.router() as router:
+            await publish(router, messages)
+            await eventually(lambda: len(accepting.accepted) > 300)
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.start)
+            await eventually(lambda: len(accepting.accepted) > 1000)
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            await eventually(lambda: are_all_there(accepting.accepted, messages))
+            code = await router.stop()
+
+    assert are_in_order(accepting.accepted)
+    # What the broker had confirmed as removed, and brought again after it was killed.
+    assert len(repeated(accepting.accepted)) <= 5 * CONCURRENCY
+    assert code == 0
+    assert await waiting(server.port, QUEUE) == []
+
+
+@pytest.mark.rule("P1", "BRK-4")
+async def test_a_message_that_is_put_off_twice_comes_back_twice_and_is_taken_once(
+    site: Site, server: ActiveMqServer, queue: None
+) -> None:
+    del queue
+    hesitant = Hesitant()
+    async with listening(hesitant.script) as target, site.router() as router:
+        await router.publish([message(f"m{n}", target, pool="LOAD", group="g") for n in range(10)])
+        await eventually(lambda: len(hesitant.accepted) == 10)
+        await router.stop()
+
+    assert sorted(hesitant.accepted) == [f"m{n}" for n in range(10)]
+    assert hesitant.hesitations == 2
+    assert await waiting(server.port, QUEUE) == []
+
+
+@pytest.mark.rule("OPS-4", "P1", "P3")
+async def test_a_stop_gives_back_what_was_not_begun(
+    site: Site, server: ActiveMqServer, queue: None
+) -> None:
+    del queue
+    gate = Gate()
+    async with listening(gate.script) as target:
+        async with site.router() as router:
+            await router.publish([message(f"m{n}", target, group="g") for n in range(5)])
+            await eventually(lambda: ids(target) == ["m0"])
+            stopping = asyncio.ensure_future(router.stop())
+            await router.logs("shutting down")
+            gate.open()
+            code = await stopping
+        async with site.router() as router:
+            await eventually(lambda: len(gate.answered) == 5)
+            await router.stop()
+
+    assert code == 0
+    assert gate.answered == ["m0", "m1", "m2", "m3", "m4"]
+    assert ids(target) == gate.answered
+    assert await waiting(server.port, QUEUE) == []

@@ -1,0 +1,211 @@
+"""The whole router on NATS JetStream: what is lost with its process, and with its broker."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from router.brokers import BrokerDoor
+from router.core.config import QueueConfig
+from router.core.message import parse
+from router.ports import Publication
+from tests.acceptance.process import eventually
+from tests.acceptance.site import Site
+from tests.acceptance.targets import Gate, id_of, ids, message
+from tests.outbound.servers import Connection, Target, listening
+from tests.support.servers import nats
+from tests.support.servers.nats import NatsServer, add_stream, call
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+GROUPS = 50
+PER_GROUP = 40
+STREAM = "ORDERS"
+CONSUMER = "message-router-orders"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    with nats.running(NatsServer(nats.current(), tmp_path)) as server:
+        yield server
+
+
+@pytest.fixture
+async def stream(site: Site, server: NatsServer) -> None:
+    """One that the router consumes."""
+    await add_stream(server.port, STREAM)
+    queue = {
+        "queueName": "orders",
+        "queueUri": f"nats:///?stream={STREAM}",
+        "visibilityTimeout": 4,
+        "retry": {"backoff": [1]},
+    }
+    pool = {"code": "LOAD", "concurrency": 20}
+    document = site.folder / "routing.json"
+    document.write_text(json.dumps({"queues": [queue], "processingPools": [pool]}))
+    site.settings["MESSAGE_ROUTER_CONFIG_URL"] = document.as_uri()
+    site.settings["NATS_SERVERS"] = f"nats://{server.address}"
+
+
+@dataclass
+class Accepting:
+    accepted: list[str] = field(default_factory=list)
+
+    async def script(self, connection: Connection) -> None:
+        while True:
+            request = await connection.read()
+            await asyncio.sleep(0.01)
+            self.accepted.append(id_of(request))
+            await connection.reply()
+
+
+@dataclass
+class Hesitant:
+    """Asks for a second each time that it sees the first message, and takes it at the third."""
+
+    accepted: list[str] = field(default_factory=list)
+    hesitations: int = 0
+
+    async def script(self, connection: Connection) -> None:
+        while True:
+            request = await connection.read()
+            if id_of(request) == "m0" and self.hesitations < 2:
+                self.hesitations += 1
+                await connection.reply(200, b'{"ack": false, "delaySeconds": 1}')
+            else:
+                self.accepted.append(id_of(request))
+                await connection.reply()
+
+
+def load(target: Target) -> list[dict[str, object]]:
+    return [
+        message(f"{group}:{number:03}", target, pool="LOAD", group=f"g{group}")
+        for number in range(PER_GROUP)
+        for group in range(GROUPS)
+    ]
+
+
+def numbers(delivered: Sequence[str], group: int) -> list[int]:
+    return [int(each.partition(":")[2]) for each in delivered if each.startswith(f"{group}:")]
+
+
+def repeated(delivered: Sequence[str]) -> list[str]:
+    return [each for each, times in Counter(delivered).items() if times > 1]
+
+
+async def publish(server: NatsServer, messages: Sequence[dict[str, object]]) -> None:
+    """Before a router is there, so that it finds them all at once."""
+    queue = QueueConfig(name="orders", uri=f"nats://{server.address}/?stream={STREAM}")
+    bodies = [json.dumps(each).encode() for each in messages]
+    async with BrokerDoor(worker_id="test", dedup_window=300.0) as door:
+        publishing = door.open_publisher(queue)
+        assert publishing is not None
+        async with publishing as publisher:
+            await publisher.publish(
+                [Publication(parse(body), body, f"key-{n}") for n, body in enumerate(bodies)]
+            )
+
+
+async def unsettled(server: NatsServer) -> tuple[int, int]:
+    """Messages that wait in the stream, and messages that are out or deferred."""
+    info = await call(server.port, f"CONSUMER.INFO.{STREAM}.{CONSUMER}", {})
+    return info["num_pending"], info["num_ack_pending"]
+
+
+async def until_settled(server: NatsServer) -> None:
+    async with asyncio.timeout(60):
+        while await unsettled(server) != (0, 0):  # noqa: ASYNC110  another process is waited for
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.rule("P1", "BRK-5")
+async def test_killed_under_load_it_loses_nothing(
+    site: Site, server: NatsServer, stream: None
+) -> None:
+    del stream
+    accepting = Accepting()
+    held = 0
+    async with listening(accepting.script) as target:
+        messages = load(target)
+        async with site.router() as router:
+            for start in range(0, len(messages), 1000):
+                await router.publish(messages[start : start + 1000])
+        for enough in (400, 1000):
+            async with site.router() as router:
+                await eventually(lambda: len(accepting.accepted) > enough)  # noqa: B023  at once
+                await router.kill()
+            held += (await unsettled(server))[1]
+        async with site.router() as router:
+            await until_settled(server)
+            code = await router.stop()
+
+    assert sorted(set(accepting.accepted)) == sorted(str(each["id"]) for each in messages)
+    assert len(repeated(accepting.accepted)) <= held  # accepted, and not acknowledged at the kill
+    assert code == 0
+
+
+@pytest.mark.rule("P1", "P3", "FIFO-1", "BRK-3", "BRK-6")
+async def test_a_server_that_restarts_under_load_costs_neither_a_message_nor_the_order(
+    site: Site, server: NatsServer, stream: None
+) -> None:
+    del stream
+    accepting = Accepting()
+    async with listening(accepting.script) as target:
+        messages = load(target)
+        async with site.router() as router:
+            for start in range(0, len(messages), 1000):
+                await router.publish(messages[start : start + 1000])
+            await eventually(lambda: len(accepting.accepted) > 300)
+            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.start)
+            await eventually(lambda: len(accepting.accepted) > 1000)
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            await until_settled(server)
+            code = await router.stop()
+
+    firsts = list(dict.fromkeys(accepting.accepted))
+    assert sorted(firsts) == sorted(str(each["id"]) for each in messages)
+    assert all(numbers(firsts, group) == list(range(PER_GROUP)) for group in range(GROUPS))
+    assert code == 0
+
+
+@pytest.mark.rule("P3", "FIFO-1")
+async def test_a_group_whose_first_message_is_put_off_stays_in_order(
+    site: Site, server: NatsServer, stream: None
+) -> None:
+    del stream
+    hesitant = Hesitant()
+    async with listening(hesitant.script) as target:
+        await publish(server, [message(f"m{n}", target, group="g") for n in range(10)])
+        async with site.router():
+            await eventually(lambda: len(hesitant.accepted) == 10)
+
+    assert hesitant.accepted == [f"m{n}" for n in range(10)]
+    assert hesitant.hesitations == 2
+
+
+@pytest.mark.rule("OPS-4", "P1", "P3")
+async def test_a_stop_gives_back_what_was_not_begun(
+    site: Site, server: NatsServer, stream: None
+) -> None:
+    del stream
+    gate = Gate()
+    async with listening(gate.script) as target:
+        async with site.router() as router:
+            await router.publish([message(f"m{n}", target, group="g") for n in range(5)])
+            await eventually(lambda: ids(target) == ["m0"])
+            stopping = asyncio.ensure_future(router.stop())
+            await router.logs("shutting down")
+            gate.open()
+            code = await stopping
+        async with site.router():
+            await until_settled(server)
+
+    assert code == 0
+    assert gate.answered == ["m0", "m1", "m2", "m3", "m4"]
+    assert ids(target) == gate.answered

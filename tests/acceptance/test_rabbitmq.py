@@ -1,0 +1,158 @@
+"""The whole router on RabbitMQ: killed, and its broker restarted, under load."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.acceptance.process import RouterProcess, eventually
+from tests.acceptance.site import Site
+from tests.acceptance.targets import id_of, message
+from tests.outbound.servers import Connection, Target, listening
+from tests.support.servers.rabbitmq import RabbitServer, rabbit_server
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+GROUPS = 50
+PER_GROUP = 40
+CONCURRENCY = 20
+SECONDS_PER_REQUEST = 0.03
+BETWEEN_CRASHES = 300  # deliveries
+LATEST = 200  # accepted so shortly before a crash that their ACKs may not have been heard
+
+
+@dataclass
+class Recorder:
+    """A target that takes its time, and asks for a second now and then if it is `moody`."""
+
+    moody: bool
+    accepted: list[str] = field(default_factory=list)
+    asked: int = 0
+
+    async def script(self, connection: Connection) -> None:
+        while True:
+            request = await connection.read()
+            self.asked += 1
+            await asyncio.sleep(SECONDS_PER_REQUEST)
+            if self.moody and self.asked % 97 == 0:
+                await connection.reply(200, b'{"ack": false, "delaySeconds": 1}')
+            else:
+                self.accepted.append(id_of(request))
+                await connection.reply()
+
+    async def has_accepted(self, number: int) -> None:
+        await eventually(lambda: len(set(self.accepted)) >= number, within=60)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RabbitServer]:
+    with rabbit_server() as server:
+        yield server
+
+
+def configure(site: Site, uri: str) -> None:
+    document = site.folder / "routing.json"
+    content = {
+        "queues": [{"queueName": "orders", "queueUri": uri}],
+        "processingPools": [{"code": "LOAD", "concurrency": CONCURRENCY}],
+    }
+    document.write_text(json.dumps(content))
+    site.settings["MESSAGE_ROUTER_CONFIG_URL"] = document.as_uri()
+
+
+def load(target: Target) -> list[dict[str, object]]:
+    return [
+        message(f"{group}:{number:03}", target, pool="LOAD", group=f"g{group}")
+        for number in range(PER_GROUP)
+        for group in range(GROUPS)
+    ]
+
+
+async def publish(router: RouterProcess, messages: list[dict[str, object]]) -> None:
+    for start in range(0, len(messages), 500):
+        await router.publish(messages[start : start + 500])
+
+
+async def is_left_empty(server: RabbitServer, queue: str) -> bool:
+    """Quorum queues count every five seconds only."""
+    for _ in range(15):
+        listed = await asyncio.to_thread(server.control, "list_queues", "name", "messages")
+        lines = [line.split("\t") for line in listed.splitlines()]
+        if not sum(int(count) for name, count in lines if name.startswith(queue)):
+            return True
+        await asyncio.sleep(1)
+    return False
+
+
+@pytest.mark.rule("P1", "P3", "BRK-6", "FIFO-1")
+@pytest.mark.parametrize(
+    ("kind", "moody"), [("classic", False), ("quorum", True)], ids=["classic", "quorum"]
+)
+async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts(
+    site: Site, server: RabbitServer, kind: str, moody: bool
+) -> None:
+    recorder = Recorder(moody)
+    total = GROUPS * PER_GROUP
+    configure(site, f"{server.url}?queue={kind}&type={kind}")
+    async with listening(recorder.script) as target:
+        messages = load(target)
+        async with site.router() as router:
+            await publish(router, messages)
+            await recorder.has_accepted(total // 5)
+            await router.kill()
+        at_the_kill = set(recorder.accepted[-LATEST:])
+        async with site.router() as router:
+            await recorder.has_accepted(len(set(recorder.accepted)) + BETWEEN_CRASHES)
+            await asyncio.to_thread(server.stop)
+            at_the_stop = set(recorder.accepted[-LATEST:])
+            await asyncio.to_thread(server.start)
+            await recorder.has_accepted(total)
+            emptied = await is_left_empty(server, kind)  # nor is there a copy still to come
+            code = await router.stop()
+
+    firsts = list(dict.fromkeys(recorder.accepted))
+    twice = {each for each, times in Counter(recorder.accepted).items() if times > 1}
+    assert sorted(firsts) == sorted(str(each["id"]) for each in messages)
+    assert twice <= at_the_kill | at_the_stop
+    assert (code, emptied) == (0, True)
+    if kind == "classic":
+        assert all(numbers(firsts, group) == list(range(PER_GROUP)) for group in range(GROUPS))
+
+
+def numbers(delivered: list[str], group: int) -> list[int]:
+    return [int(each.partition(":")[2]) for each in delivered if each.startswith(f"{group}:")]
+
+
+@pytest.mark.rule("BRK-4", "WQ-5", "CFG-1")
+async def test_a_queue_is_named_by_the_environment_and_a_refused_message_comes_again(
+    site: Site, server: RabbitServer
+) -> None:
+    asked: list[str] = []
+
+    async def slow_to_please(connection: Connection) -> None:
+        while True:
+            request = await connection.read()
+            asked.append(request.headers["x-message-attempt"])
+            done = len(asked) == 2
+            await connection.reply(200, b"" if done else b'{"ack": false, "delaySeconds": 2}')
+
+    await asyncio.to_thread(
+        server.control,
+        "eval",
+        'rabbit_amqqueue:declare(rabbit_misc:r(<<"/">>, queue, <<"named">>)'
+        ', true, false, [], none, <<"test">>).',
+    )
+    site.settings |= {"MESSAGE_ROUTER_QUEUE_TYPE": "RABBITMQ", "RABBITMQ_URL": server.url}
+    document = site.folder / "routing.json"
+    document.write_text(json.dumps({"queues": [{"queueName": "named"}]}))
+    site.settings["MESSAGE_ROUTER_CONFIG_URL"] = document.as_uri()
+    async with listening(slow_to_please) as target, site.router() as router:
+        await router.publish([message("a", target)], queue="named")
+        await eventually(lambda: len(asked) == 2)
+        code = await router.stop()
+
+    assert (code, asked) == (0, ["1", "2"])
+    assert "guest:guest" not in router.output()

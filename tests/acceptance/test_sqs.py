@@ -1,0 +1,123 @@
+"""The whole router on SQS: what is lost with its process, and with its broker."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.process import eventually
+from tests.acceptance.site import Site
+from tests.acceptance.targets import Gate, id_of, ids, message
+from tests.outbound.servers import Connection, Target, listening
+from tests.support.servers import sqs
+from tests.support.servers.sqs import SqsServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+GROUPS = 50
+PER_GROUP = 40
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SqsServer]:
+    with sqs.running(sqs.ministack(tmp_path)) as server:
+        yield server
+
+
+@pytest.fixture
+def queue_url(site: Site, server: SqsServer) -> str:
+    """Of a FIFO queue that the router consumes."""
+    url = server.new_queue(fifo=True)
+    document = site.folder / "routing.json"
+    queue = {
+        "queueName": "orders",
+        "queueUri": url,
+        "visibilityTimeout": 15,
+        "connections": 4,
+        "retry": {"backoff": [1]},
+    }
+    pool = {"code": "LOAD", "concurrency": 20}
+    document.write_text(json.dumps({"queues": [queue], "processingPools": [pool]}))
+    site.settings |= sqs.ENV
+    site.settings["MESSAGE_ROUTER_CONFIG_URL"] = document.as_uri()
+    site.settings["MESSAGE_ROUTER_SQS_WAIT_TIME_SECONDS"] = "2"
+    return url
+
+
+@dataclass
+class Accepting:
+    accepted: list[str] = field(default_factory=list)
+
+    async def script(self, connection: Connection) -> None:
+        while True:
+            request = await connection.read()
+            await asyncio.sleep(0.01)
+            self.accepted.append(id_of(request))
+            await connection.reply()
+
+
+def load(target: Target) -> list[dict[str, object]]:
+    return [
+        message(f"{group}:{number:03}", target, pool="LOAD", group=f"g{group}")
+        for number in range(PER_GROUP)
+        for group in range(GROUPS)
+    ]
+
+
+def numbers(delivered: Sequence[str], group: int) -> list[int]:
+    return [int(each.partition(":")[2]) for each in delivered if each.startswith(f"{group}:")]
+
+
+@pytest.mark.rule("P1", "P3", "FIFO-1", "BRK-6")
+async def test_killed_and_cut_off_under_load_it_loses_nothing_and_keeps_every_group_in_order(
+    site: Site, server: SqsServer, queue_url: str
+) -> None:
+    accepting = Accepting()
+    async with listening(accepting.script) as target:
+        messages = load(target)
+        async with site.router() as router:
+            for start in range(0, len(messages), 1000):
+                await router.publish(messages[start : start + 1000])
+            await eventually(lambda: len(accepting.accepted) > 300)
+            await router.kill()
+        _, held = server.counts(queue_url)
+        async with site.router() as router:
+            await eventually(lambda: len(set(accepting.accepted)) > 1000)
+            server.stop()
+            server.start()
+            await eventually(lambda: server.counts(queue_url) == (0, 0), within=60)
+            code = await router.stop()
+
+    firsts = list(dict.fromkeys(accepting.accepted))
+    twice = [each for each, times in Counter(accepting.accepted).items() if times > 1]
+    assert sorted(firsts) == sorted(str(each["id"]) for each in messages)
+    assert all(numbers(firsts, group) == list(range(PER_GROUP)) for group in range(GROUPS))
+    assert len(twice) <= held  # what was accepted, and not yet deleted when the router died
+    assert code == 0
+
+
+@pytest.mark.rule("OPS-4", "P1", "P3")
+async def test_a_stop_gives_back_what_was_not_begun_and_nothing_stays_hidden(
+    site: Site, server: SqsServer, queue_url: str
+) -> None:
+    gate = Gate()
+    async with listening(gate.script) as target:
+        async with site.router() as router:
+            await router.publish([message(f"m{n}", target, group="g") for n in range(5)])
+            await eventually(lambda: ids(target) == ["m0"])
+            stopping = asyncio.ensure_future(router.stop())
+            await router.logs("shutting down")
+            gate.open()
+            code = await stopping
+        left = server.counts(queue_url)
+        async with site.router():
+            await eventually(lambda: server.counts(queue_url) == (0, 0))
+
+    assert code == 0
+    assert left == (4, 0)
+    assert gate.answered == ["m0", "m1", "m2", "m3", "m4"]
+    assert ids(target) == gate.answered

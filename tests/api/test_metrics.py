@@ -1,0 +1,169 @@
+"""What Prometheus reads."""
+
+import asyncio
+from collections.abc import Iterator
+from itertools import pairwise
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.api.metrics import METRICS
+from router.api.slices import SLICE
+from router.engine.config_sync import SyncCounts
+from tests.support.api import NOW, HandMadeRouter
+from tests.support.figures import ORIGIN
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+
+NAMES = {  # CONTRACTS §7
+    "messages_total": {"queue", "outcome"},
+    "deliveries_total": {"pool", "outcome"},
+    "delivery_seconds": {"pool"},
+    "waiting": {"pool", "reason"},
+    "in_flight": {"pool"},
+    "pool_concurrency": {"pool"},
+    "pool_capacity": {"pool"},
+    "pool_queued": {"pool"},
+    "breaker_state": {"origin"},
+    "broker_calls_total": {"queue", "call", "result"},
+    "queue_depth": {"queue"},
+    "seconds_since_poll": {"queue"},
+    "dead_letters_total": {"reason"},
+    "warnings": {"severity"},
+    "config_sync_total": {"result"},
+    "config_last_sync_timestamp_seconds": set[str](),
+    "event_loop_lag_seconds": set[str](),
+    "ledger_total": {"state"},
+    "unaccounted_messages": set[str](),
+}
+SHOWN = """\
+message_router_messages_total{outcome="success",queue="orders"} 6.0
+message_router_messages_total{outcome="unsent",queue="orders"} 0.0
+message_router_deliveries_total{outcome="failure",pool="POOL-A"} 2.0
+message_router_delivery_seconds_bucket{le="0.003",pool="POOL-A"} 2.0
+message_router_delivery_seconds_bucket{le="300.0",pool="POOL-A"} 2.0
+message_router_delivery_seconds_bucket{le="+Inf",pool="POOL-A"} 3.0
+message_router_delivery_seconds_count{pool="POOL-A"} 3.0
+message_router_delivery_seconds_sum{pool="POOL-A"} 1000.002
+message_router_waiting{pool="POOL-A",reason="group"} 5.0
+message_router_in_flight{pool="POOL-A"} 3.0
+message_router_pool_concurrency{pool="POOL-A"} 10.0
+message_router_pool_capacity{pool="POOL-A"} 200.0
+message_router_pool_queued{pool="POOL-A"} 5.0
+message_router_breaker_state{origin="https://svc.test:8443"} 1.0
+message_router_broker_calls_total{call="receive",queue="orders",result="ok"} 9.0
+message_router_broker_calls_total{call="ack",queue="orders",result="error"} 1.0
+message_router_queue_depth{queue="orders"} 25.0
+message_router_seconds_since_poll{queue="orders"} 1.5
+message_router_dead_letters_total{reason="CONFIG_ERROR"} 2.0
+message_router_warnings{severity="CRITICAL"} 0.0
+message_router_config_sync_total{result="ok"} 3.0
+message_router_config_sync_total{result="failed"} 1.0
+message_router_config_last_sync_timestamp_seconds 1.80000000025e+09
+message_router_event_loop_lag_seconds 0.002
+message_router_ledger_total{state="received"} 10.0
+message_router_unaccounted_messages 0.0
+"""
+
+
+async def test_every_figure_is_shown_under_its_name(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.syncs = SyncCounts(3, 1, NOW)
+
+    answer = await api.get("/metrics")
+
+    shown = set(answer.text.splitlines())
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert [line for line in SHOWN.splitlines() if line not in shown] == []
+
+
+async def test_the_names_and_labels_are_those_that_others_rely_on(api: httpx.AsyncClient) -> None:
+    page = (await api.get("/metrics")).text
+
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(page):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        found[name.removeprefix("message_router_")] = labels
+    assert found == NAMES
+    assert {metric.name for metric in METRICS} == {f"message_router_{name}" for name in NAMES}
+
+
+async def test_what_is_unknown_is_left_out(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
+    router.statistics.depth = None
+    router.syncs = SyncCounts(0, 0, None)
+
+    page = (await api.get("/metrics")).text
+
+    assert "\nmessage_router_queue_depth{" not in page
+    assert "\nmessage_router_config_last_sync_timestamp_seconds " not in page
+
+
+async def test_a_reason_that_nobody_waits_for_is_left_out(api: httpx.AsyncClient) -> None:
+    page = (await api.get("/metrics")).text
+
+    assert 'reason="rate"' not in page
+
+
+async def test_each_metric_has_one_heading_however_many_pools_there_are(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.statistics.pool_codes = [f"POOL-{n}" for n in range(120)]
+    router.statistics.queue_names = [f"queue-{n}" for n in range(120)]
+
+    page = (await api.get("/metrics")).text
+
+    families = list(text_string_to_metric_families(page))
+    assert len(families) == len({family.name for family in families}) == len(NAMES)
+    assert page.count("# TYPE message_router_in_flight ") == 1
+    assert page.count("\nmessage_router_in_flight{") == 120
+    assert page.count("\nmessage_router_seconds_since_poll{") == 120
+
+
+async def test_names_that_need_escaping_are_escaped(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.statistics.pool_codes = ['a"b\\c\nd}']
+
+    page = (await api.get("/metrics")).text
+
+    (family,) = (
+        each
+        for each in text_string_to_metric_families(page)
+        if each.name == "message_router_in_flight"
+    )
+    assert family.samples[0].labels == {"pool": 'a"b\\c\nd}'}
+
+
+@pytest.mark.rule("P5")
+async def test_deliveries_go_on_while_a_thousand_pools_are_written_down(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    read: list[str] = []
+    seen: list[int] = []  # how many pools were read, whenever others get their turn
+    router.statistics.pool_codes = _noting(read)
+
+    async with asyncio.TaskGroup() as tasks:
+        scrape = tasks.create_task(api.get("/metrics"))
+        while not scrape.done():
+            seen.append(len(read))
+            await asyncio.sleep(0)
+
+    steps = [after - before for before, after in pairwise([*seen, len(read)])]
+    assert scrape.result().status_code == 200
+    assert len(read) == 1000
+    assert max(steps) <= SLICE
+
+
+def _noting(read: list[str]) -> Iterator[str]:
+    for n in range(1000):
+        read.append(f"POOL-{n}")
+        yield read[-1]
+
+
+async def test_origins_are_told_as_they_are(api: httpx.AsyncClient) -> None:
+    page = (await api.get("/metrics")).text
+
+    assert f'origin="{ORIGIN}"' in page

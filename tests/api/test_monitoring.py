@@ -1,0 +1,319 @@
+"""What an operator asks first, and may turn."""
+
+from urllib.parse import quote
+
+import httpx
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from router.core.figures import StandbyStatus
+from router.core.health import ConsumerVitals, PoolVitals, QueueVitals, Vitals
+from router.core.warnings import Code, Severity
+from router.engine.controls import PoolChange
+from tests.support.api import NOW, HandMadeRouter, assert_problem
+from tests.support.figures import ORIGIN
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+
+TIMESTAMP = "2027-01-15T08:00:00.250Z"
+QUEUE_TOTALS = ("totalMessages", "totalConsumed", "totalFailed", "totalDeferred")
+POOL_TOTALS = (
+    "totalProcessed",
+    "totalSucceeded",
+    "totalFailed",
+    "totalTransient",
+    "totalRateLimited",
+)
+
+
+async def test_the_overall_state_is_told_in_figures(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.state = Vitals(
+        initialized=True,
+        uptime=12.3456,
+        queues=(QueueVitals(name="a"), QueueVitals(name="b", success_rate_30min=0.89)),
+        pools=(PoolVitals(code="A", success_rate_30min=0.9), PoolVitals(code="B")),
+        open_breakers=1,
+    )
+    router.warnings.add(Code.ROUTING, Severity.WARN, "s", "m", NOW)
+    router.warnings.add(Code.POOL_LIMIT, Severity.CRITICAL, "s", "m", NOW)
+
+    answer = await api.get("/monitoring/health")
+
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "status": "DEGRADED",
+        "timestamp": TIMESTAMP,
+        "uptimeMillis": 12346,
+        "details": {
+            "totalQueues": 2,
+            "healthyQueues": 1,
+            "totalPools": 2,
+            "healthyPools": 2,
+            "activeWarnings": 2,
+            "criticalWarnings": 1,
+            "circuitBreakersOpen": 1,
+            "degradationReason": "critical warnings that need a look: 1",
+        },
+    }
+
+
+async def test_a_healthy_router_has_no_reason_to_tell(api: httpx.AsyncClient) -> None:
+    told = (await api.get("/monitoring/health")).json()
+
+    assert (told["status"], told["details"]["degradationReason"]) == ("HEALTHY", None)
+
+
+async def test_queues_are_told_by_name_with_their_windows(api: httpx.AsyncClient) -> None:
+    answer = await api.get("/monitoring/queue-stats")
+
+    told = answer.json()["orders"]
+    assert answer.headers["content-type"] == "application/json"
+    assert [told[total] for total in QUEUE_TOTALS] == [10, 6, 2, 1]
+    assert [told[f"{total}5min"] for total in QUEUE_TOTALS] == [0, 0, 0, 0]
+    assert [told[f"{total}30min"] for total in QUEUE_TOTALS] == [2, 1, 1, 0]
+    rates = [told[f"successRate{window}"] for window in ("", "5min", "30min")]
+    assert rates == [0.75, 1.0, 0.5]
+    speeds = [told[f"throughput{window}"] for window in ("", "5min", "30min")]
+    assert speeds == [0.5, 0.0, 0.333]
+    assert (told["name"], told["currentSize"]) == ("orders", 37)
+    assert (told["pendingMessages"], told["messagesNotVisible"]) == (25, 12)
+    assert len(told) == 22
+
+
+async def test_what_a_broker_does_not_tell_is_unknown_rather_than_zero(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.statistics.depth = None
+
+    told = (await api.get("/monitoring/queue-stats")).json()["orders"]
+
+    sizes = told["currentSize"], told["pendingMessages"], told["messagesNotVisible"]
+    assert sizes == (None, None, None)
+
+
+async def test_pools_are_told_by_code_with_their_windows_and_percentiles(
+    api: httpx.AsyncClient,
+) -> None:
+    told = (await api.get("/monitoring/pool-stats")).json()["POOL-A"]
+
+    assert [told[total] for total in POOL_TOTALS] == [9, 6, 2, 1, 4]
+    assert [told[f"{total}5min"] for total in POOL_TOTALS] == [0, 0, 0, 0, 0]
+    assert [told[f"{total}30min"] for total in POOL_TOTALS] == [2, 1, 1, 0, 0]
+    rates = [told[f"successRate{window}"] for window in ("", "5min", "30min")]
+    assert rates == [0.75, 1.0, 0.5]
+    times = [told[name] for name in ("averageProcessingTimeMs", "p50Ms", "p95Ms", "p99Ms")]
+    assert times == [500.0, 250.0, 1500.0, 2000.1]
+    assert (told["p99Ms5min"], told["averageProcessingTimeMs30min"]) == (0.0, 0.0)
+    assert (told["activeWorkers"], told["availablePermits"], told["maxConcurrency"]) == (3, 7, 10)
+    assert (told["queueSize"], told["maxQueueCapacity"], told["messageGroups"]) == (5, 200, 4)
+    assert (told["poolCode"], len(told)) == ("POOL-A", 37)
+
+
+@pytest.mark.rule("P5")
+async def test_a_thousand_pools_are_told_in_steps(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.statistics.pool_codes = [f'"{n}' for n in range(1000)]
+
+    told = (await api.get("/monitoring/pool-stats")).json()
+
+    assert list(told) == router.statistics.pool_codes
+
+
+@pytest.mark.parametrize(
+    ("body", "change"),
+    [
+        ({"concurrency": 20}, PoolChange(concurrency=20)),
+        ({"rateLimitPerMinute": 60}, PoolChange(rate_per_minute=60)),
+        (
+            {"concurrency": 1, "rateLimitPerMinute": None, "comment": "ignored"},
+            PoolChange(concurrency=1, rate_per_minute=None),
+        ),
+        ({"rateLimitPerMinute": 0}, PoolChange(rate_per_minute=None)),
+        ({"rateLimitPerMinute": -1}, PoolChange(rate_per_minute=None)),
+        ({"concurrency": None, "rateLimitPerMinute": 5}, PoolChange(rate_per_minute=5)),
+    ],
+)
+@pytest.mark.rule("POOL-6")
+async def test_a_pool_is_changed_as_asked(
+    api: httpx.AsyncClient, router: HandMadeRouter, body: object, change: PoolChange
+) -> None:
+    answer = await api.put("/monitoring/pools/POOL-A", json=body)
+
+    assert (answer.status_code, answer.json()["poolCode"]) == (200, "POOL-A")
+    assert router.controls.changes == [("POOL-A", change)]
+
+
+def test_a_change_says_what_it_leaves_alone() -> None:
+    assert PoolChange(concurrency=3).rate_per_minute is UNSET
+
+
+async def test_a_pools_code_in_a_path_is_percent_encoded(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    path = f"/monitoring/pools/{quote('EU/ä', safe='')}"
+
+    answer = await api.put(path, json={"concurrency": 2})
+
+    assert answer.status_code == 200
+    assert router.controls.changes == [("EU/ä", PoolChange(concurrency=2))]
+
+
+async def test_an_unknown_pool_is_not_found(api: httpx.AsyncClient) -> None:
+    answer = await api.put("/monitoring/pools/NONE", json={"concurrency": 2})
+
+    assert_problem(answer, 404, "no such pool")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"{",
+        b'{"concurrency": 0}',
+        b'{"concurrency": -1}',
+        b'{"concurrency": 10001}',
+        b'{"concurrency": 1.5}',
+        b'{"concurrency": "5"}',
+        b'{"concurrency": true}',
+        b'{"rateLimitPerMinute": "5"}',
+        b'{"rateLimitPerMinute": 60000001}',
+    ],
+)
+async def test_what_no_pool_can_be_is_refused(
+    api: httpx.AsyncClient, router: HandMadeRouter, body: bytes
+) -> None:
+    answer = await api.put("/monitoring/pools/POOL-A", content=body)
+
+    assert_problem(answer, 422)
+    assert router.controls.changes == []
+
+
+@pytest.mark.rule("MED-4")
+async def test_breakers_are_told_by_origin(api: httpx.AsyncClient) -> None:
+    told = (await api.get("/monitoring/circuit-breakers")).json()
+
+    assert told == {
+        ORIGIN: {
+            "name": ORIGIN,
+            "state": "HALF_OPEN",
+            "successfulCalls": 9,
+            "failedCalls": 5,
+            "rejectedCalls": 3,
+            "failureRate": 0.25,
+            "bufferedCalls": 4,
+            "bufferSize": 10,
+        }
+    }
+
+
+@pytest.mark.rule("MED-4")
+async def test_a_breaker_is_reset_by_its_percent_encoded_name(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    name = quote(ORIGIN, safe="")
+
+    answer = await api.post(f"/monitoring/circuit-breakers/{name}/reset")
+
+    assert (answer.status_code, answer.json()) == (200, {"reset": 1})
+    assert router.controls.resets == [ORIGIN]
+
+
+@pytest.mark.rule("MED-4")
+async def test_an_unknown_breaker_is_not_found(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/monitoring/circuit-breakers/http%3A%2F%2Fother/reset")
+
+    assert_problem(answer, 404, "no such circuit breaker")
+
+
+@pytest.mark.rule("MED-4")
+async def test_all_breakers_are_reset_at_once(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    answer = await api.post("/monitoring/circuit-breakers/reset-all")
+
+    assert answer.json() == {"reset": 2}
+    assert router.controls.resets == ["*"]
+
+
+@pytest.mark.rule("BRK-1")
+async def test_each_connection_of_a_queue_is_told_on_its_own(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    one = ConsumerVitals(
+        queue="one", connection=0, running=True, healthy=False, restarts=2, last_poll=61.5
+    )
+    silent = ConsumerVitals(queue="two", connection=0, running=True, healthy=True)
+    router.state = replace(
+        router.state, consumers=(one, silent, replace(silent, connection=1, last_poll=0.25))
+    )
+
+    told = (await api.get("/monitoring/consumer-health")).json()
+
+    assert list(told) == ["one", "two#1", "two#2"]
+    assert told["one"] == {
+        "queue": "one",
+        "connection": 1,
+        "isHealthy": False,
+        "lastPollTime": "2027-01-15T07:58:58.750Z",
+        "timeSinceLastPollMs": 61500,
+        "isRunning": True,
+        "restarts": 2,
+    }
+    assert (told["two#1"]["lastPollTime"], told["two#1"]["timeSinceLastPollMs"]) == (None, None)
+    assert told["two#2"]["lastPollTime"] == "2027-01-15T08:00:00.000Z"
+
+
+@pytest.mark.rule("CFG-9")
+async def test_a_router_without_a_standby_is_the_primary(api: httpx.AsyncClient) -> None:
+    told = (await api.get("/monitoring/standby-status")).json()
+
+    assert told == {
+        "standbyEnabled": False,
+        "instanceId": "router-1",
+        "role": "PRIMARY",
+        "lockHolder": None,
+        "lastRefresh": None,
+    }
+
+
+@pytest.mark.rule("CFG-9")
+async def test_a_standby_tells_who_holds_the_lock(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.standby = StandbyStatus(
+        enabled=True, instance="b", primary=False, lock_holder="a", last_refresh=NOW
+    )
+
+    told = (await api.get("/monitoring/standby-status")).json()
+
+    assert (told["role"], told["lockHolder"], told["lastRefresh"]) == ("STANDBY", "a", TIMESTAMP)
+
+
+async def test_every_answer_is_described_with_an_example_that_fits_it(
+    api: httpx.AsyncClient,
+) -> None:
+    described = (await api.get("/openapi.json")).json()["components"]["schemas"]
+
+    for name in (
+        "MonitoringHealth",
+        "QueueStats",
+        "PoolStats",
+        "BreakerStats",
+        "BreakersReset",
+        "ConsumerHealth",
+        "StandbyView",
+    ):
+        assert set(described[name]["example"]) == set(described[name]["properties"]), name
+
+
+async def test_the_change_of_a_pool_is_described_with_an_example(api: httpx.AsyncClient) -> None:
+    paths = (await api.get("/openapi.json")).json()["paths"]
+
+    body = paths["/monitoring/pools/{code}"]["put"]["requestBody"]["content"]["application/json"]
+    assert set(body["example"]) == set(body["schema"]["properties"])

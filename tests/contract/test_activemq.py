@@ -1,0 +1,506 @@
+"""What ActiveMQ does that no other broker does, and how we stand it."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from router.brokers import BrokerDoor
+from router.brokers.activemq_settings import ActiveMqSettings
+from router.brokers.worker import BrokerSettings
+from router.core.config import QueueConfig
+from router.core.message import UNTRIED, Delivery, Tally
+from router.ports import Broker, BrokerError, Disconnected, QueueRefused, StaleLease
+from tests.contract.activemq_place import ActiveMqPlace
+from tests.contract.cases import Ends, bodies, both_ends, publication
+from tests.support.proxy import Proxy, proxy_to
+from tests.support.servers.activemq import ActiveMqServer, running
+from tests.support.servers.base import free_port
+from tests.support.stomp import bare_stomp, waiting
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("BRK-3")]
+
+TRIED = Tally(attempts=1, posts=3)
+USER = ("router", "hunter2")
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, Mapping[str, Any]]:
+    return "asyncio", {}
+
+
+@pytest.fixture
+def server(activemq: ActiveMqPlace) -> ActiveMqServer:
+    return activemq.server
+
+
+@pytest.fixture
+def name(activemq: ActiveMqPlace) -> str:
+    return activemq.new_queue()
+
+
+@pytest.fixture(scope="module")
+def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActiveMqServer]:
+    """Without a scheduler, and for one user only."""
+    directory = tmp_path_factory.mktemp("plain-activemq")
+    with running(ActiveMqServer(directory, scheduler=False, user=USER)) as server:
+        yield server
+
+
+@pytest.fixture
+async def door(anyio_backend: object, server: ActiveMqServer) -> AsyncIterator[BrokerDoor]:
+    del anyio_backend  # asked for only to run on its loop
+    async with door_with(ActiveMqSettings(url=f"stomp://{server.address}")) as door:
+        yield door
+
+
+@pytest.fixture
+async def ends(server: ActiveMqServer, name: str, door: BrokerDoor) -> AsyncIterator[Ends]:
+    async with both_ends(door, queue_at(server.port, name)) as ends:
+        yield ends
+
+
+@pytest.fixture
+async def wire(anyio_backend: object, server: ActiveMqServer) -> AsyncIterator[Proxy]:
+    del anyio_backend
+    async with proxy_to(server.port) as proxy:
+        yield proxy
+
+
+def door_with(settings: ActiveMqSettings) -> BrokerDoor:
+    return BrokerDoor(
+        worker_id="worker-1", dedup_window=300.0, settings=BrokerSettings(activemq=settings)
+    )
+
+
+def queue_at(port: int, name: str, *options: str, user: str = "") -> QueueConfig:
+    query = "&".join(("heartbeat=1", *options))
+    return QueueConfig(name="orders", uri=f"activemq://{user}127.0.0.1:{port}/{name}?{query}")
+
+
+@asynccontextmanager
+async def reopened(ends: Ends) -> AsyncIterator[Broker]:
+    """A new connection; the broker may still be starting."""
+    for _ in range(50):
+        try:
+            async with ends.door.open_queue(ends.queue) as broker:
+                yield broker
+                return
+        except Disconnected:
+            await asyncio.sleep(0.2)
+
+
+async def one(broker: Broker) -> Delivery:
+    (delivery,) = await broker.receive(1)
+    return delivery
+
+
+async def several(broker: Broker, count: int) -> list[Delivery]:
+    """They come one by one, and not always as one batch."""
+    received: list[Delivery] = []
+    while len(received) < count:
+        received += await broker.receive(count - len(received))
+    return received
+
+
+def body(group: str) -> bytes:
+    content = {"id": "a", "mediationTarget": "https://svc.example/", "messageGroupId": group}
+    return json.dumps(content).encode()
+
+
+# Delays.
+
+
+@pytest.mark.rule("BRK-4", "WQ-5")
+async def test_a_copy_keeps_headers_and_group_and_the_first_id(
+    server: ActiveMqServer, name: str, door: BrokerDoor
+) -> None:
+    told = {"JMSXGroupID": "g", "colour": "blue\\cgreen\\n", "correlation-id": "7", "priority": "8"}
+    async with bare_stomp(server.port) as others:
+        await others.send(name, body("g"), told)
+    async with door.open_queue(queue_at(server.port, name)) as broker:
+        first = await one(broker)
+        await broker.nack(first.handle, 0.5, TRIED)
+        second = await one(broker)
+        await broker.nack(second.handle, 0.5, Tally(attempts=2, posts=6))
+    async with bare_stomp(server.port) as others:
+        await others.subscribe(name, selector="JMSXGroupID = 'g'")
+        copy = await others.hear()
+
+    assert second.broker_id == first.broker_id == copy.headers["x-message-router-id"]
+    assert (second.count, second.tally) == (2, TRIED)
+    assert copy.body == first.body
+    assert "content-length" not in copy.headers  # text still
+    assert copy.headers["persistent"] == "true"
+    assert copy.headers["x-message-router-attempts"] == "2"
+    assert {
+        header: copy.headers[header] for header in ("colour", "correlation-id", "priority")
+    } == {
+        "colour": "blue:green\n",
+        "correlation-id": "7",
+        "priority": "8",
+    }
+
+
+@pytest.mark.rule("BRK-4", "FIFO-1")
+async def test_what_is_put_off_together_comes_back_in_order(ends: Ends) -> None:
+    numbers = [str(number) for number in range(20)]
+    await ends.publisher.publish([publication(number) for number in numbers])
+    for delivery in await several(ends.broker, 20):
+        await ends.broker.nack(delivery.handle, 1.0, UNTRIED)
+
+    again = await several(ends.broker, 20)
+
+    assert bodies(again) == numbers
+
+
+@pytest.mark.rule("P1")
+async def test_what_is_put_off_outlives_a_broker_that_is_killed(
+    ends: Ends, server: ActiveMqServer
+) -> None:
+    await ends.publisher.publish([publication("a")])
+    first = await one(ends.broker)
+    await ends.broker.nack(first.handle, 2.0, TRIED)
+
+    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(server.start)
+    async with reopened(ends) as broker:
+        second = await one(broker)
+
+    assert (second.body, second.broker_id, second.tally) == (b"a", first.broker_id, TRIED)
+
+
+@pytest.mark.rule("BRK-4", "P3")
+async def test_what_is_given_back_at_once_takes_its_old_place(ends: Ends) -> None:
+    await ends.publisher.publish([publication(str(number)) for number in range(6)])
+    held = await several(ends.broker, 4)
+
+    for delivery in (held[2], held[0]):
+        await ends.broker.nack(delivery.handle, 0, TRIED)
+    again = await several(ends.broker, 4)
+
+    assert bodies(again) == ["0", "2", "4", "5"]
+    assert [delivery.tally for delivery in again[:2]] == [TRIED, TRIED]
+
+
+@pytest.mark.rule("OPS-4", "P1")
+async def test_what_is_given_back_at_the_end_is_returned_by_closing(
+    ends: Ends, server: ActiveMqServer, name: str
+) -> None:
+    await ends.publisher.publish([publication(str(number)) for number in range(4)])
+    async with ends.door.open_queue(ends.queue) as leaving:
+        held = await several(leaving, 2)
+        leaving.interrupt()
+        for delivery in held:
+            await leaving.nack(delivery.handle, 0, UNTRIED)
+
+    assert await waiting(server.port, name) == [b"0", b"1", b"2", b"3"]
+
+
+# A broker that cannot delay.
+
+
+@pytest.mark.rule("BRK-4", "P1")
+async def test_without_a_scheduler_messages_are_held_in_memory_and_that_is_told_once(
+    plain_server: ActiveMqServer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = queue_at(plain_server.port, name)
+    settings = ActiveMqSettings(f"stomp://{plain_server.address}", *USER)
+    async with door_with(settings) as door:
+        async with both_ends(door, queue) as ends:
+            await ends.publisher.publish([publication("a"), publication("b")])
+            first = await one(ends.broker)
+            given_back = time.monotonic()
+            await ends.broker.nack(first.handle, 1.0, TRIED)
+            others = await several(ends.broker, 1)
+            second = await one(ends.broker)
+            waited = time.monotonic() - given_back
+            await ends.broker.nack(second.handle, 30.0, TRIED)
+        async with door.open_queue(queue) as broker:
+            returned = await several(broker, 2)
+
+    assert bodies(others) == ["b"]
+    assert 1.0 <= waited < 1.5
+    assert (second.broker_id, second.tally, second.count) == (first.broker_id, TRIED, 2)
+    assert bodies(returned) == ["a", "b"]
+    told = [record for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert [record.getMessage() for record in told] == [
+        "messages to be delayed are held in memory: its broker has no scheduler (schedulerSupport)"
+    ]
+
+
+@pytest.mark.rule("BRK-4")
+async def test_a_copy_that_comes_early_is_held_until_its_time(
+    ends: Ends, server: ActiveMqServer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    due_at = time.time() + 1.0
+    headers = {
+        "x-message-router-id": "first",
+        "x-message-router-not-before": f"{due_at * 1000:.0f}",
+    }
+    async with bare_stomp(server.port) as others:
+        await others.send(name, b"a", headers)
+
+    delivery = await one(ends.broker)
+
+    assert due_at - 0.01 <= time.time() < due_at + 0.5
+    assert delivery.broker_id == "first"
+    assert "came back too early" in caplog.text
+
+
+@pytest.mark.rule("P1", "BRK-4")
+async def test_a_broker_that_does_not_take_copies_loses_nothing(
+    wire: Proxy, name: str, door: BrokerDoor, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with both_ends(door, queue_at(wire.port, name)) as ends:
+        await ends.publisher.publish([publication("a")])
+        first = await one(ends.broker)
+        wire.to_server = lambda data: data.replace(b"SEND\n", b"REFUSE THIS\n")
+        await ends.broker.nack(first.handle, 1.0, TRIED)
+        second = await one(ends.broker)
+
+    assert (second.broker_id, second.tally) == (first.broker_id, TRIED)
+    assert "held in memory" in caplog.text
+
+
+@pytest.mark.rule("P1", "BRK-6")
+async def test_a_connection_cut_in_the_middle_of_a_copy_is_no_reason_to_alarm_anyone(
+    wire: Proxy,
+    server: ActiveMqServer,
+    name: str,
+    door: BrokerDoor,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with both_ends(door, queue_at(wire.port, name)) as ends:
+        await ends.publisher.publish([publication("a")])
+        first = await one(ends.broker)
+        wire.to_server = lambda data: None if b"AMQ_SCHEDULED_DELAY" in data else data
+        with pytest.raises(Disconnected):
+            await ends.broker.nack(first.handle, 1.0, TRIED)
+
+    assert await waiting(server.port, name) == [b"a"]
+    assert not [record for record in caplog.records if record.levelno == logging.CRITICAL]
+
+
+# Connections.
+
+
+@pytest.mark.rule("BRK-6", "P1")
+@pytest.mark.parametrize("ending", ["stop", "kill"])
+async def test_a_broker_that_restarts_hands_out_again_what_was_not_settled(
+    ends: Ends, server: ActiveMqServer, ending: str
+) -> None:
+    await ends.publisher.publish([publication(number) for number in "abc"])
+    a, b, _ = await several(ends.broker, 3)
+    await ends.broker.ack([a.handle])
+    waiting_for_more = asyncio.ensure_future(ends.broker.receive(1))
+
+    await asyncio.to_thread(getattr(server, ending))
+    with pytest.raises(Disconnected):
+        await waiting_for_more
+    with pytest.raises(Disconnected):
+        await ends.broker.ack([b.handle])
+    await asyncio.to_thread(server.start)
+    async with reopened(ends) as broker:
+        again = [await one(broker)]
+        while bodies(again)[-1] != "c":
+            again.append(await one(broker))
+
+    # A broker that was killed may have forgotten that it removed the first one.
+    assert bodies(again)[-2:] == ["b", "c"]
+    assert again[-2].broker_id == b.broker_id
+
+
+@pytest.mark.rule("BRK-6")
+async def test_a_handle_of_another_connection_settles_nothing(ends: Ends) -> None:
+    await ends.publisher.publish([publication("a")])
+    async with ends.door.open_queue(ends.queue) as closed:
+        old = await one(closed)
+    async with ends.door.open_queue(ends.queue) as broker:
+        new = await one(broker)
+
+        (refused,) = await broker.ack([old.handle])
+        (not_extended,) = await broker.extend([old.handle, new.handle], 30)
+        with pytest.raises(StaleLease):
+            await broker.nack(old.handle, 1.0, UNTRIED)
+
+        assert (refused.stale, not_extended.stale) == (True, True)
+        assert not await broker.ack([new.handle])
+
+
+@pytest.mark.rule("BRK-6", "P1")
+async def test_a_connection_cut_in_the_middle_of_an_ack_loses_nothing(
+    wire: Proxy, server: ActiveMqServer, name: str, door: BrokerDoor
+) -> None:
+    async with both_ends(door, queue_at(wire.port, name)) as ends:
+        await ends.publisher.publish([publication("a")])
+        delivery = await one(ends.broker)
+        wire.to_server = lambda data: None if b"ACK\n" in data else data
+
+        with pytest.raises(Disconnected):
+            await ends.broker.ack([delivery.handle])
+
+    assert await waiting(server.port, name) == [b"a"]
+
+
+@pytest.mark.rule("P1")
+async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
+    wire: Proxy, server: ActiveMqServer, name: str, door: BrokerDoor
+) -> None:
+    async with both_ends(door, queue_at(wire.port, name)) as ends:
+        await ends.publisher.publish([publication("a")])
+        first = await one(ends.broker)
+        wire.to_server = lambda data: None if b"ACK\n" in data else data
+        with pytest.raises(Disconnected):
+            await ends.broker.nack(first.handle, 1.0, TRIED)
+    async with door.open_queue(queue_at(server.port, name)) as broker:
+        second = await one(broker)
+        await broker.ack([second.handle])
+
+    assert (second.broker_id, second.tally) == (first.broker_id, TRIED)
+    assert await waiting(server.port, name) == []
+
+
+@pytest.mark.rule("BRK-6", "BRK-1")
+async def test_a_broker_that_falls_silent_is_noticed(ends: Ends, server: ActiveMqServer) -> None:
+    receiving = asyncio.ensure_future(ends.broker.receive(1))
+    await asyncio.sleep(0.2)
+    server.freeze()
+    frozen = time.monotonic()
+
+    try:
+        with pytest.raises(Disconnected, match="silent"):
+            await receiving
+        noticed = time.monotonic() - frozen
+    finally:
+        server.thaw()
+
+    assert 2 < noticed < 6
+
+
+@pytest.mark.rule("BRK-1")
+async def test_an_idle_connection_stays_open(ends: Ends) -> None:
+    receiving = asyncio.ensure_future(ends.broker.receive(1))
+    await asyncio.sleep(5)  # five heart-beats
+    await ends.publisher.publish([publication("a")])
+
+    assert bodies(await receiving) == ["a"]
+
+
+@pytest.mark.rule("BRK-6")
+async def test_the_second_broker_is_used_when_the_first_does_not_answer(
+    server: ActiveMqServer, name: str, door: BrokerDoor
+) -> None:
+    uri = f"stomp://127.0.0.1:{free_port()},127.0.0.1:{server.port}/{name}"
+    async with both_ends(door, QueueConfig(name="orders", uri=uri)) as ends:
+        await ends.publisher.publish([publication("a")])
+
+        assert (await one(ends.broker)).body == b"a"
+
+
+async def test_it_neither_nacks_nor_unsubscribes_nor_sends_what_a_restart_would_lose(
+    wire: Proxy, name: str, door: BrokerDoor
+) -> None:
+    said = bytearray()
+
+    def listen(data: bytes) -> bytes:
+        said.extend(data)
+        return data
+
+    wire.to_server = listen
+    async with both_ends(door, queue_at(wire.port, name, "prefetch=7")) as ends:
+        await ends.publisher.publish([publication(number) for number in "abcd"])
+        a, b, c, _ = await several(ends.broker, 4)
+        await ends.broker.ack([a.handle])
+        await ends.broker.nack(b.handle, 0, UNTRIED)
+        await ends.broker.nack(c.handle, 30, UNTRIED)
+    frames = [frame.lstrip() for frame in bytes(said).split(b"\0")]
+    sent = [frame for frame in frames if frame.startswith(b"SEND") and b"-probe" not in frame]
+
+    assert not [frame for frame in frames if frame.startswith((b"NACK", b"UNSUBSCRIBE"))]
+    assert len(sent) == 5
+    assert all(b"\npersistent:true\n" in frame for frame in sent)
+    assert b"\nactivemq.prefetchSize:7\n" in said
+
+
+@pytest.mark.rule("P4")
+async def test_no_more_than_the_prefetch_is_out_at_once(
+    server: ActiveMqServer, name: str, door: BrokerDoor
+) -> None:
+    async with both_ends(door, queue_at(server.port, name, "prefetch=3")) as ends:
+        await ends.publisher.publish([publication(str(number)) for number in range(10)])
+        first = await several(ends.broker, 3)
+        others = await waiting(server.port, name)
+        await ends.broker.ack([first[1].handle])
+        more = await ends.broker.receive(3)
+
+    assert bodies(first) == ["0", "1", "2"]
+    assert len(others) == 7
+    assert len(more) == 1
+
+
+# Who may, and what is told.
+
+
+@pytest.mark.rule("CFG-7")
+async def test_a_wrong_password_is_refused_and_not_told(
+    plain_server: ActiveMqServer, name: str, door: BrokerDoor
+) -> None:
+    queue = queue_at(plain_server.port, name, user="someone:s3cret@")
+
+    with pytest.raises(QueueRefused) as refused:
+        async with door.open_queue(queue):
+            pass
+
+    assert "does not accept" in str(refused.value)
+    assert not {"someone", "s3cret"} & set(str(refused.value).split())
+
+
+@pytest.mark.rule("CFG-7")
+async def test_a_queue_given_by_its_name_is_at_the_broker_of_the_settings(
+    plain_server: ActiveMqServer, name: str
+) -> None:
+    settings = ActiveMqSettings(f"stomp://{plain_server.address}", *USER)
+    queue = QueueConfig(name="orders", uri=f"activemq://{name}")
+    async with door_with(settings) as door, both_ends(door, queue) as ends:
+        await ends.publisher.publish([publication("a")])
+
+        assert (await one(ends.broker)).body == b"a"
+
+
+@pytest.mark.rule("BRK-6")
+async def test_who_does_not_speak_stomp_is_told_apart_from_a_broker(
+    anyio_backend: object, door: BrokerDoor
+) -> None:
+    del anyio_backend
+
+    async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"MESSAGE\ncontent-length:x\n\n\0")
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(babble, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        with pytest.raises(BrokerError, match="does not speak STOMP"):
+            async with door.open_queue(queue_at(port, "orders")):
+                pass
+
+
+@pytest.mark.rule("BRK-2")
+async def test_text_from_a_publisher_comes_as_it_was_written(
+    ends: Ends, server: ActiveMqServer, name: str
+) -> None:
+    text = '{"id": "žluťoučký 🐎"}'.encode()
+    async with bare_stomp(server.port) as others:
+        await others.send(name, text)
+
+    first = await one(ends.broker)
+    await ends.broker.nack(first.handle, 0.5, UNTRIED)
+    second = await one(ends.broker)
+
+    assert first.body == second.body == text

@@ -1,0 +1,627 @@
+"""What only PostgreSQL does, and what it does when the server fails."""
+
+import asyncio
+import random
+import re
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import pytest
+
+from router.brokers import BrokerDoor, postgres_database, postgres_table
+from router.core.config import QueueConfig
+from router.core.message import UNTRIED, Delivery, Tally
+from router.ports import Broker, Disconnected, QueueRefused
+from tests.contract.cases import Ends, bodies, both_ends, publication
+from tests.contract.postgres_place import PostgresPlace
+from tests.support.servers.postgres import PostgresServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-6")]
+
+INSERT = """
+INSERT INTO message_router.queue_messages (queue, message_id, group_id, body)
+VALUES ($1, $2, $3, convert_to($2, 'UTF8')) ON CONFLICT DO NOTHING
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, Mapping[str, Any]]:
+    return "asyncio", {}
+
+
+@pytest.fixture
+def server(postgres: PostgresPlace) -> PostgresServer:
+    return postgres.server
+
+
+@pytest.fixture
+async def door(anyio_backend: object) -> AsyncIterator[BrokerDoor]:
+    del anyio_backend  # asked for only to run on its loop
+    async with new_door("worker-1") as door:
+        yield door
+
+
+@pytest.fixture
+async def ends(postgres: PostgresPlace, door: BrokerDoor) -> AsyncIterator[Ends]:
+    async with both_ends(door, queue_at(postgres.new_uri())) as ends:
+        yield ends
+
+
+@pytest.fixture
+async def producer(server: PostgresServer, anyio_backend: object) -> AsyncIterator[Any]:
+    """A connection of someone who knows nothing but SQL."""
+    del anyio_backend
+    connection = await asyncpg.connect(server.url)
+    yield connection
+    connection.terminate()
+
+
+def new_door(worker: str, dedup_window: float = 300.0) -> BrokerDoor:
+    return BrokerDoor(worker_id=worker, dedup_window=dedup_window)
+
+
+def queue_at(uri: str, lease: float = 30.0) -> QueueConfig:
+    return QueueConfig(name="orders", uri=uri, visibility_timeout=lease)
+
+
+def name_of(queue: QueueConfig) -> str:
+    return queue.uri.partition("queue=")[2].partition("&")[0]
+
+
+async def receive_one(broker: Broker) -> Delivery:
+    (delivery,) = await broker.receive(1)
+    return delivery
+
+
+async def is_empty(broker: Broker) -> bool:
+    """Whether nothing can be had now; after it, the connection receives no more."""
+    waiting = asyncio.ensure_future(broker.receive(1))
+    await asyncio.sleep(0.2)
+    broker.interrupt()
+    return not await waiting
+
+
+# When the server fails.
+
+
+@pytest.mark.rule("P1")
+@pytest.mark.parametrize("end", [PostgresServer.stop, PostgresServer.kill], ids=["stop", "kill"])
+async def test_a_server_that_ends_while_we_wait_is_a_lost_connection_and_loses_nothing(
+    ends: Ends, server: PostgresServer, end: Callable[[PostgresServer], None]
+) -> None:
+    await ends.publisher.publish([publication("a", group="g"), publication("b", group="g")])
+    held = await receive_one(ends.broker)
+    waiting = asyncio.ensure_future(ends.broker.receive(1))
+    await asyncio.sleep(0.1)
+
+    end(server)
+    with pytest.raises(Disconnected):
+        await waiting
+    server.start()
+    unsettled = await ends.broker.ack([held.handle])
+
+    assert not unsettled
+    assert bodies(await ends.broker.receive(10)) == ["b"]
+
+
+@pytest.mark.rule("BRK-3", "P1")
+async def test_an_ack_that_is_cut_off_can_be_sent_again(
+    ends: Ends, server: PostgresServer, producer: Any
+) -> None:
+    await ends.publisher.publish([publication("a")])
+    delivery = await receive_one(ends.broker)
+    async with producer.transaction():
+        await producer.execute("SELECT FROM message_router.queue_messages FOR UPDATE")
+        cut_off = asyncio.ensure_future(ends.broker.ack([delivery.handle]))
+        await asyncio.sleep(0.1)
+
+        server.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'message-router'"
+        )
+        with pytest.raises(Disconnected):
+            await cut_off
+    again = await ends.broker.ack([delivery.handle])
+    and_again = await ends.broker.ack([delivery.handle])
+
+    assert not again
+    assert not and_again
+    assert await is_empty(ends.broker)
+
+
+async def test_a_server_that_says_nothing_is_a_lost_connection(
+    ends: Ends, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_database, "CALL_TIMEOUT", 0.5)
+    await ends.publisher.publish([publication("a")])
+    delivery = await receive_one(ends.broker)
+    waiting = asyncio.ensure_future(ends.broker.receive(1))
+    await asyncio.sleep(0.1)
+
+    server.freeze()
+    started = time.monotonic()
+    try:
+        with pytest.raises(Disconnected, match="does not answer"):
+            await waiting
+        with pytest.raises(Disconnected, match="does not answer"):
+            await ends.broker.ack([delivery.handle])
+        noticed = time.monotonic() - started
+    finally:
+        server.thaw()
+
+    assert noticed < 0.5 + postgres_table.LAST_POLL + 0.5 + 1
+    assert not await ends.broker.ack([delivery.handle])
+
+
+async def test_an_interrupt_ends_a_receive_while_the_server_says_nothing(
+    ends: Ends, server: PostgresServer
+) -> None:
+    waiting = asyncio.ensure_future(ends.broker.receive(1))
+    await asyncio.sleep(1.5)  # by now it looks once a second
+
+    server.freeze()
+    try:
+        ends.broker.interrupt()
+        async with asyncio.timeout(1):
+            batch = await waiting
+    finally:
+        server.thaw()
+
+    assert not batch
+
+
+@pytest.mark.rule("P5")
+async def test_a_message_that_someone_has_locked_holds_up_no_other(
+    ends: Ends, producer: Any
+) -> None:
+    await ends.publisher.publish([publication("a"), publication("b", group="h")])
+    async with producer.transaction():
+        await producer.execute(
+            "SELECT FROM message_router.queue_messages WHERE message_id = 'a' FOR UPDATE"
+        )
+
+        batch = await ends.broker.receive(10)
+
+    assert bodies(batch) == ["b"]
+
+
+# Order over any number of routers.
+
+
+GROUPS = 8
+PER_LANE = 30
+
+
+@dataclass
+class Relay:
+    """Workers that deliver what they receive, lane by lane, and what they see of each other."""
+
+    queue: QueueConfig
+    done: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # by lane
+    holders: dict[str, str] = field(default_factory=dict)  # lane: worker
+    brokers: list[Broker] = field(default_factory=list)
+    chance: random.Random = field(default_factory=lambda: random.Random(1))  # noqa: S311 repeatable
+
+    async def work(self, worker: str) -> None:
+        async with new_door(worker) as door, door.open_queue(self.queue) as broker:
+            self.brokers.append(broker)
+            while batch := await broker.receive(self.chance.randint(1, 9)):
+                runs: dict[str, list[Delivery]] = defaultdict(list)
+                for delivery in batch:
+                    runs[_lane_and_number(delivery)[0]].append(delivery)
+                async with asyncio.TaskGroup() as deliveries:
+                    for lane, run in runs.items():
+                        self._take(lane, worker)
+                        deliveries.create_task(self._deliver(broker, lane, run), name=lane)
+
+    def _take(self, lane: str, worker: str) -> None:
+        assert lane not in self.holders
+        mates = {lane[:-1] + tier for tier in "hr"} & self.holders.keys()
+        assert {self.holders[mate] for mate in mates} <= {worker}
+        self.holders[lane] = worker
+
+    async def _deliver(self, broker: Broker, lane: str, run: Sequence[Delivery]) -> None:
+        """In order, until one fails; then the rest goes back, as the engine does it."""
+        fails_at = self.chance.choice([len(run), len(run), self.chance.randrange(len(run))])
+        for place, delivery in enumerate(run):
+            await asyncio.sleep(self.chance.choice([0, 0, 0.002]))
+            if delivery is run[-1]:
+                del self.holders[lane]  # as soon as it is settled, anyone may have the lane
+            if place < fails_at:
+                self.done[lane].append(_lane_and_number(delivery)[1])
+                assert not await broker.ack([delivery.handle])
+            else:
+                await broker.nack(delivery.handle, 0, UNTRIED)
+        if sum(map(len, self.done.values())) == 2 * GROUPS * PER_LANE:
+            for other in self.brokers:
+                other.interrupt()
+
+
+def _lane_and_number(delivery: Delivery) -> tuple[str, int]:
+    lane, _, number = delivery.body.decode().partition(":")
+    return lane, int(number)
+
+
+@pytest.mark.rule("P1", "P2", "P3", "WQ-2", "FIFO-1")
+async def test_four_workers_never_share_a_group_and_keep_every_lane_in_order(
+    postgres: PostgresPlace, door: BrokerDoor
+) -> None:
+    relay = Relay(queue_at(postgres.new_uri()))
+    groups = [f"g{number}" for number in range(GROUPS)]
+
+    async with both_ends(door, relay.queue) as ends, asyncio.TaskGroup() as workers:
+        for worker in ("anna", "bert", "carl", "dora"):
+            workers.create_task(relay.work(worker), name=worker)
+        for number in range(PER_LANE):
+            regular = [publication(f"{group}r:{number}", group=group) for group in groups]
+            high = [publication(f"{group}h:{number}", group=group, high=True) for group in groups]
+            await ends.publisher.publish([*regular, *high])
+
+    lanes = [group + tier for group in groups for tier in "hr"]
+    assert relay.done == {lane: list(range(PER_LANE)) for lane in lanes}
+
+
+@pytest.mark.rule("WQ-2", "P5")
+async def test_a_claim_waits_for_another_one_of_its_queue_and_nothing_else_does(
+    postgres: PostgresPlace, ends: Ends, producer: Any
+) -> None:
+    await ends.publisher.publish([publication("a"), publication("b")])
+    held = await receive_one(ends.broker)
+    async with both_ends(ends.door, queue_at(postgres.new_uri())) as elsewhere:
+        async with producer.transaction():
+            await producer.execute(
+                "SELECT FROM message_router.claim($1, 'other', 7, 1, 60)", name_of(ends.queue)
+            )  # and now it is not committed
+            waiting = asyncio.ensure_future(ends.broker.receive(1))
+
+            await elsewhere.publisher.publish([publication("x")])
+            there = await elsewhere.broker.receive(1)
+            await ends.publisher.publish([publication("c")])
+            unsettled = await ends.broker.ack([held.handle])
+            await asyncio.sleep(0.2)
+            waited = not waiting.done()
+
+        assert bodies(await waiting) == ["c"]
+    assert waited
+    assert (bodies(there), list(unsettled)) == (["x"], [])
+
+
+@pytest.mark.rule("P3", "WQ-2")
+async def test_a_message_that_is_committed_late_breaks_no_group(ends: Ends, producer: Any) -> None:
+    late = producer.transaction()
+    await late.start()
+    await producer.execute(INSERT, name_of(ends.queue), "late", "g")
+    await ends.publisher.publish([publication("other"), publication("early", group="g")])
+    other = await receive_one(ends.broker)  # by then `early` is the first of its group
+
+    await late.commit()
+    first = await receive_one(ends.broker)
+    meanwhile = await ends.broker.depth()
+    async with ends.door.open_queue(ends.queue) as second_line:
+        nothing = await is_empty(second_line)
+    await ends.broker.ack([first.handle])
+    second = await receive_one(ends.broker)
+
+    assert bodies([other, first, second]) == ["other", "late", "early"]
+    assert nothing
+    assert meanwhile is not None
+    assert (meanwhile.waiting, meanwhile.in_flight) == (1, 2)
+
+
+# Publishing by SQL.
+
+
+@pytest.mark.rule("WQ-1", "P1")
+async def test_a_message_can_be_published_in_a_transaction_of_ones_own(
+    ends: Ends, producer: Any
+) -> None:
+    queue = name_of(ends.queue)
+    waiting = asyncio.ensure_future(ends.broker.receive(10))
+    rolled_back = producer.transaction()
+    await rolled_back.start()
+    await producer.execute(INSERT, queue, "never", None)
+    await rolled_back.rollback()
+
+    async with producer.transaction():
+        await producer.execute(INSERT, queue, "a", "g")
+        await producer.execute(INSERT, queue, "b", "g")
+        await producer.execute(INSERT, queue, "a", "g")
+        await asyncio.sleep(0.2)
+        seen_early = waiting.done()
+
+    assert not seen_early
+    assert bodies(await waiting) == ["a", "b"]
+    assert await ends.publisher.publish([publication("a"), publication("c")]) == [False, True]
+
+
+@pytest.mark.rule("WQ-1")
+async def test_a_producer_needs_no_more_than_the_right_to_insert(
+    ends: Ends, server: PostgresServer, producer: Any
+) -> None:
+    server.sql("CREATE ROLE shop LOGIN")
+    server.sql("GRANT USAGE ON SCHEMA message_router TO shop")
+    server.sql("GRANT INSERT ON message_router.queue_messages TO shop")
+    await producer.execute("SET ROLE shop")
+
+    await producer.execute(INSERT.partition("ON CONFLICT")[0], name_of(ends.queue), "a", "g")
+
+    assert bodies(await ends.broker.receive(1)) == ["a"]
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await producer.execute("SELECT body FROM message_router.queue_messages")
+
+
+@pytest.mark.rule("BRK-2", "P5")
+async def test_a_name_that_a_database_cannot_store_harms_nobody(ends: Ends) -> None:
+    added = await ends.publisher.publish([publication("a", group="\0g"), publication("b")])
+    delivery = await receive_one(ends.broker)
+    await ends.broker.nack(delivery.handle, 0, UNTRIED, error="\0")
+
+    assert added == [True, True]
+    assert bodies(await ends.broker.receive(10)) == ["a", "b"]
+
+
+# Waking up.
+
+
+@pytest.mark.rule("WQ-6")
+async def test_a_notification_wakes_who_waits(
+    ends: Ends, producer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_table, "FIRST_POLL", 30.0)
+    monkeypatch.setattr(postgres_table, "LAST_POLL", 30.0)
+    async with ends.door.open_queue(ends.queue) as broker:
+        waiting = asyncio.ensure_future(broker.receive(1))
+        await asyncio.sleep(0.3)
+
+        await producer.execute(INSERT, name_of(ends.queue), "a", None)
+
+        async with asyncio.timeout(2):
+            assert bodies(await waiting) == ["a"]
+
+
+@pytest.mark.rule("WQ-6")
+async def test_without_notifications_a_message_is_seen_within_a_second_or_so(
+    ends: Ends, server: PostgresServer, producer: Any
+) -> None:
+    waiting = asyncio.ensure_future(ends.broker.receive(1))
+    await asyncio.sleep(0.3)
+    server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
+
+    await producer.execute(INSERT, name_of(ends.queue), "a", None)
+
+    async with asyncio.timeout(2):
+        assert bodies(await waiting) == ["a"]
+
+
+@pytest.mark.rule("WQ-6")
+async def test_nobody_is_notified_while_the_queue_is_busy(ends: Ends, producer: Any) -> None:
+    """Each notification makes the commits of the whole server wait for each other."""
+    heard: list[str] = []
+    await producer.add_listener("message_router", lambda *told: heard.append(told[-1]))
+    await ends.publisher.publish([publication(str(number)) for number in range(5)])
+    while_busy = []
+
+    for number in range(5):
+        await receive_one(ends.broker)
+        await ends.publisher.publish([publication(f"more {number}")])
+        await asyncio.sleep(0.02)
+        while_busy += heard
+
+    assert while_busy == []
+
+
+# What stays behind.
+
+
+@asynccontextmanager
+async def finished(door: BrokerDoor, queue: QueueConfig) -> AsyncIterator[Ends]:
+    """A queue of which one message has succeeded and one has failed, after a second try."""
+    async with both_ends(door, queue) as ends:
+        await ends.publisher.publish([publication("good"), publication("bad")])
+        good, bad = await ends.broker.receive(2)
+        await ends.broker.ack([good.handle])
+        await ends.broker.nack(bad.handle, 0, Tally(1, 1), error="HTTP 503")
+        await ends.broker.ack([(await receive_one(ends.broker)).handle], error="HTTP 400")
+        yield ends
+
+
+def story(server: PostgresServer, queue: QueueConfig) -> list[str]:
+    return server.sql(
+        "SELECT message_id, audit.state, audit.worker_id, audit.error"
+        " FROM message_router.queue_audit AS audit"
+        " JOIN message_router.queue_messages USING (id)"
+        " WHERE audit.queue = :'queue' ORDER BY id, at",
+        {"queue": name_of(queue)},
+    ).splitlines()
+
+
+def rows_left(server: PostgresServer, queue: QueueConfig, table: str) -> int:
+    count = "SELECT count(*) FROM message_router.:table WHERE queue = :'queue'"
+    return int(server.sql(count, {"table": table, "queue": name_of(queue)}))
+
+
+@pytest.mark.rule("WQ-8")
+async def test_every_change_of_state_is_written_down(
+    postgres: PostgresPlace, door: BrokerDoor
+) -> None:
+    queue = queue_at(postgres.new_uri())
+    async with finished(door, queue):
+        found = story(postgres.server, queue)
+
+    assert found == [
+        "good|ready||",
+        "good|in-flight|worker-1|",
+        "good|succeeded|worker-1|",
+        "bad|ready||",
+        "bad|in-flight|worker-1|",
+        "bad|ready|worker-1|HTTP 503",
+        "bad|in-flight|worker-1|",
+        "bad|failed|worker-1|HTTP 400",
+    ]
+
+
+@pytest.mark.rule("WQ-8", "WQ-4")
+async def test_the_end_of_a_lease_is_written_down(
+    postgres: PostgresPlace, door: BrokerDoor
+) -> None:
+    queue = queue_at(postgres.new_uri(), lease=0.1)
+    async with both_ends(door, queue) as ends:
+        await ends.publisher.publish([publication("a")])
+        await receive_one(ends.broker)
+        await receive_one(ends.broker)
+
+        found = story(postgres.server, queue)
+
+    assert found[2] == "a|ready|worker-1|the lease ended"
+
+
+@pytest.mark.rule("WQ-8")
+async def test_no_story_is_written_if_none_is_wanted(
+    postgres: PostgresPlace, door: BrokerDoor
+) -> None:
+    queue = queue_at(postgres.new_uri("&audit=0"))
+    async with finished(door, queue):
+        assert rows_left(postgres.server, queue, "queue_audit") == 0
+
+
+@pytest.mark.rule("WQ-8", "WQ-1")
+@pytest.mark.parametrize(("keep", "rows"), [("0", 0), ("60", 2)])
+async def test_finished_messages_stay_as_long_as_wanted(
+    postgres: PostgresPlace, keep: str, rows: int
+) -> None:
+    queue = queue_at(postgres.new_uri(f"&keep={keep}&audit=0.1"))
+    async with new_door("worker-1", dedup_window=0.1) as door, finished(door, queue) as ends:
+        await asyncio.sleep(0.2)
+        assert await is_empty(ends.broker)  # a claim that prunes
+
+    assert rows_left(postgres.server, queue, "queue_messages") == rows
+    assert rows_left(postgres.server, queue, "queue_audit") == 0
+
+
+# The schema.
+
+
+@pytest.fixture
+def fresh_url(server: PostgresServer, request: pytest.FixtureRequest) -> str:
+    """Of a database in which nobody has been."""
+    name = f"fresh_{abs(hash(request.node.name))}"
+    server.sql(f"CREATE DATABASE {name}")
+    return f"{server.url.rpartition('/')[0]}/{name}"
+
+
+async def open_and_close(url: str) -> None:
+    async with new_door("anyone") as door, door.open_queue(queue_at(f"{url}?queue=orders")):
+        pass
+
+
+async def test_routers_that_start_together_make_the_schema_once(fresh_url: str) -> None:
+    async with asyncio.TaskGroup() as routers:
+        for number in range(6):
+            routers.create_task(open_and_close(fresh_url), name=f"router {number}")
+
+    connection = await asyncpg.connect(fresh_url)
+    versions = await connection.fetch("SELECT version FROM message_router.schema_versions")
+    await connection.close()
+    assert [row["version"] for row in versions] == [1]
+
+
+@pytest.mark.rule("CFG-7")
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("INSERT INTO message_router.schema_versions VALUES (99)", "version 99"),
+        (
+            "ALTER ROLE app IN DATABASE {name} SET default_transaction_isolation = 'serializable'",
+            "isolation is 'serializable'",
+        ),
+    ],
+    ids=["later version", "isolation"],
+)
+async def test_a_database_in_which_the_queue_would_not_be_safe_is_refused(
+    fresh_url: str, change: str, why: str
+) -> None:
+    await open_and_close(fresh_url)
+    connection = await asyncpg.connect(fresh_url)
+    await connection.execute(change.format(name=fresh_url.rpartition("/")[2]))
+    await connection.close()
+
+    with pytest.raises(QueueRefused, match=why):
+        await open_and_close(fresh_url)
+
+
+@pytest.mark.rule("CFG-7")
+async def test_a_user_who_may_not_make_the_schema_is_refused(
+    server: PostgresServer, fresh_url: str
+) -> None:
+    server.sql("CREATE ROLE guest LOGIN")
+
+    with pytest.raises(QueueRefused, match="InsufficientPrivilege"):
+        await open_and_close(fresh_url.replace("app@", "guest@"))
+
+
+@pytest.mark.rule("CFG-7", "OPS-5")
+@pytest.mark.parametrize(
+    ("uri", "error", "why"),
+    [
+        ("postgresql://app:secret@{at}/secret?queue=q", QueueRefused, "InvalidCatalogName"),
+        ("postgresql://secret@{at}/postgres?queue=q", QueueRefused, "InvalidAuthorization"),
+        ("postgresql://app:secret@127.0.0.1:1/x?queue=q", Disconnected, "ConnectionRefused"),
+        ("postgresql://app@{at}/x?queue=q&sslmode=secret", QueueRefused, "cannot be used"),
+        ("postgresql://app@{at}/x?queue=q&secret=1", QueueRefused, "unknown option"),
+        ("postgresql://app@{at}/x?queue=q&keep=secret", QueueRefused, "keep that is not"),
+        ("postgresql://app@{at}/x?queue=q&audit=-1", QueueRefused, "audit that is not"),
+        ("postgresql://app@{at}/postgres?queue=" + 101 * "q", QueueRefused, "100 characters"),
+    ],
+)
+async def test_a_wrong_uri_is_refused_with_a_reason_and_without_its_secrets(
+    server: PostgresServer, door: BrokerDoor, uri: str, error: type[Exception], why: str
+) -> None:
+    queue = queue_at(uri.format(at=f"127.0.0.1:{server.port}"))
+
+    with pytest.raises(error, match=why) as refused:
+        async with door.open_queue(queue):
+            pass
+
+    assert "secret" not in str(refused.value).replace("unknown option (secret)", "")
+
+
+# What it costs.
+
+
+async def pages_read_by_a_claim(producer: Any, queue: str) -> int:
+    plan = await producer.fetch(
+        "EXPLAIN (ANALYZE, BUFFERS) SELECT FROM message_router.claim($1, 'w', 7, 10, 60)", queue
+    )
+    return sum(int(pages) for row in plan[:2] for pages in re.findall(r"hit=(\d+)", row[0]))
+
+
+@pytest.mark.rule("WQ-2", "P5")
+@pytest.mark.parametrize(
+    "others",
+    [
+        "SELECT $1, 'x' || i, NULL, '' FROM generate_series(1, 20000) AS i",
+        "SELECT $1, 'x' || i, 'g' || i % 1000, '' FROM generate_series(1, 20000) AS i",
+        "SELECT $1, 'x' || i, 'first', '' FROM generate_series(1, 20000) AS i",
+    ],
+    ids=["without groups", "in many groups", "in a group that is held"],
+)
+async def test_a_claim_costs_the_same_whatever_waits(
+    ends: Ends, producer: Any, others: str
+) -> None:
+    queue = name_of(ends.queue)
+    columns = "message_router.queue_messages (queue, message_id, group_id, body)"
+    await ends.publisher.publish([publication("first", group="first")])
+    await receive_one(ends.broker)
+    await ends.publisher.publish([publication(f"few {n}", group=f"few {n}") for n in range(30)])
+    await producer.fetch("SELECT FROM message_router.claim($1, 'w', 6, 10, 60)", queue)
+    cost_of_few = await pages_read_by_a_claim(producer, queue)
+
+    await producer.execute(f"INSERT INTO {columns} {others}", queue)
+    await producer.fetch("SELECT FROM message_router.claim($1, 'w', 8, 10, 60)", queue)
+
+    assert await pages_read_by_a_claim(producer, queue) < 3 * cost_of_few

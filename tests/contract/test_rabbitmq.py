@@ -1,0 +1,500 @@
+"""What RabbitMQ does that no other broker does, and how we stand it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aio_pika
+import pytest
+
+from router.brokers import BrokerDoor, rabbitmq_consumer
+from router.brokers.rabbitmq_settings import RabbitSettings
+from router.brokers.worker import BrokerSettings
+from router.core.config import QueueConfig
+from router.core.message import UNTRIED, Delivery, Tally
+from router.ports import Broker, BrokerError, Disconnected, QueueRefused, StaleLease
+from tests.contract.cases import Ends, bodies, both_ends, publication
+from tests.contract.rabbitmq_place import RabbitPlace
+from tests.support.cable import cable_to
+from tests.support.servers.rabbitmq import RabbitServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("BRK-3")]
+
+KINDS = ("classic", "quorum")
+UNTIL_A_QUORUM_STANDS = 2.0  # killed earlier, a new quorum queue never elects a leader again
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, Mapping[str, Any]]:
+    return "asyncio", {}
+
+
+@pytest.fixture
+def server(rabbitmq: RabbitPlace) -> RabbitServer:
+    return rabbitmq.server
+
+
+@pytest.fixture
+def name(rabbitmq: RabbitPlace) -> str:
+    return rabbitmq.new_queue()
+
+
+@pytest.fixture
+async def door(anyio_backend: object, server: RabbitServer) -> AsyncIterator[BrokerDoor]:
+    del anyio_backend  # asked for only to run on its loop
+    settings = BrokerSettings(rabbitmq=RabbitSettings(server.url))
+    async with BrokerDoor(worker_id="worker-1", dedup_window=300.0, settings=settings) as door:
+        yield door
+
+
+def queue(server: RabbitServer, name: str, *options: str) -> QueueConfig:
+    given = "&".join((f"queue={name}", *options))
+    return QueueConfig(name="orders", uri=f"{server.url}?{given}")
+
+
+@pytest.fixture(params=KINDS)
+async def ends(
+    request: pytest.FixtureRequest, server: RabbitServer, name: str, door: BrokerDoor
+) -> AsyncIterator[Ends]:
+    async with both_ends(door, queue(server, name, f"type={request.param}")) as ends:
+        yield ends
+
+
+@pytest.fixture
+async def classic(server: RabbitServer, name: str, door: BrokerDoor) -> AsyncIterator[Ends]:
+    async with both_ends(door, queue(server, name, "type=classic")) as ends:
+        yield ends
+
+
+@asynccontextmanager
+async def reopened(ends: Ends) -> AsyncIterator[Broker]:
+    """A new connection; the broker may still be starting."""
+    for _ in range(50):
+        try:
+            async with ends.door.open_queue(ends.queue) as broker:
+                yield broker
+                return
+        except Disconnected:
+            await asyncio.sleep(0.2)
+
+
+@asynccontextmanager
+async def bare_channel(server: RabbitServer) -> AsyncIterator[aio_pika.abc.AbstractChannel]:
+    """What others do at this broker."""
+    async with await aio_pika.connect(server.url) as connection, connection.channel() as channel:
+        yield channel
+
+
+async def one(broker: Broker) -> Delivery:
+    (delivery,) = await broker.receive(1)
+    return delivery
+
+
+async def control(server: RabbitServer, *words: str) -> str:
+    return await asyncio.to_thread(server.control, *words)
+
+
+# Delays.
+
+
+@pytest.mark.rule("BRK-4", "WQ-5")
+async def test_a_delay_between_two_steps_is_waited_for_in_hops(ends: Ends) -> None:
+    await ends.publisher.publish([publication("a")])
+    first = await one(ends.broker)
+    given_back = time.monotonic()
+
+    await ends.broker.nack(first.handle, 3.0, Tally(attempts=1, posts=3))
+    second = await one(ends.broker)
+
+    assert 3.0 <= time.monotonic() - given_back < 5
+    assert (second.broker_id, second.tally, second.count) == ("a", Tally(1, 3), 2)
+
+
+@pytest.mark.rule("BRK-4", "FIFO-1")
+async def test_what_is_put_off_together_comes_back_in_order(ends: Ends) -> None:
+    numbers = [str(number) for number in range(20)]
+    await ends.publisher.publish([publication(number) for number in numbers])
+    for delivery in await ends.broker.receive(20):
+        await ends.broker.nack(delivery.handle, 1.0, UNTRIED)
+
+    back: list[str] = []
+    while len(back) < len(numbers):
+        back += bodies(await ends.broker.receive(20))
+
+    assert back == numbers
+
+
+@pytest.mark.rule("BRK-4")
+async def test_many_may_be_put_off_at_once(ends: Ends) -> None:
+    numbers = [str(number) for number in range(50)]
+    await ends.publisher.publish([publication(number) for number in numbers])
+    batch = await ends.broker.receive(50)
+
+    async with asyncio.TaskGroup() as tasks:
+        for delivery in batch:
+            tasks.create_task(ends.broker.nack(delivery.handle, 1.0, UNTRIED))
+
+    back: set[str] = set()
+    while len(back) < len(batch):
+        back |= set(bodies(await ends.broker.receive(50)))
+    assert back == set(bodies(batch))
+
+
+@pytest.mark.rule("BRK-4")
+async def test_a_message_without_an_id_has_none_after_a_retry_either(
+    classic: Ends, server: RabbitServer, name: str
+) -> None:
+    await send_without_id(server, name)
+    first = await one(classic.broker)
+
+    await classic.broker.nack(first.handle, 1.0, UNTRIED)
+    second = await one(classic.broker)
+
+    assert (first.broker_id, second.broker_id) == (None, None)
+    assert second.body == b"a"
+
+
+async def send_without_id(server: RabbitServer, name: str) -> None:
+    """By the broker's own hand: our client gives an id to everything."""
+    await control(
+        server,
+        "eval",
+        'X = rabbit_misc:r(<<"/">>, exchange, <<"">>),'
+        f'M = rabbit_basic:message(X, <<"{name}">>, [], <<"a">>),'
+        "rabbit_basic:publish(rabbit_basic:delivery(false, false, M, undefined)).",
+    )
+
+
+@pytest.mark.rule("BRK-4", "P1")
+async def test_a_delayed_message_survives_the_death_of_the_broker(
+    ends: Ends, server: RabbitServer
+) -> None:
+    await ends.publisher.publish([publication("a")])
+    first = await one(ends.broker)
+    await ends.broker.nack(first.handle, 5.0, Tally(attempts=1, posts=1))
+    await asyncio.sleep(UNTIL_A_QUORUM_STANDS)
+
+    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(server.start)
+
+    async with reopened(ends) as broker:
+        second = await one(broker)
+    assert (second.body, second.tally) == (b"a", Tally(1, 1))
+
+
+async def test_retry_queues_are_of_the_kind_of_their_queue(
+    server: RabbitServer, name: str, door: BrokerDoor
+) -> None:
+    async with bare_channel(server) as channel:
+        for kind in KINDS:
+            await channel.declare_queue(
+                f"{name}-{kind}", durable=True, arguments={"x-queue-type": kind}
+            )
+
+    for kind in KINDS:
+        async with door.open_queue(queue(server, f"{name}-{kind}")):
+            pass
+
+    listed = (await control(server, "list_queues", "name", "type")).split("\n")
+    assert f"{name}-classic.retry.30s\tclassic" in listed
+    assert f"{name}-quorum.retry.30s\tquorum" in listed
+
+
+@pytest.mark.rule("BRK-4", "P1")
+async def test_a_retry_queue_that_was_deleted_costs_a_connection_and_no_message(
+    classic: Ends, server: RabbitServer, name: str
+) -> None:
+    await classic.publisher.publish([publication("a")])
+    async with reopened(classic) as broker:
+        first = await one(broker)
+        async with bare_channel(server) as channel:
+            await channel.queue_delete(f"{name}.retry.30s")
+
+        with pytest.raises(Disconnected, match="retry"):
+            await broker.nack(first.handle, 30.0, UNTRIED)
+
+    assert (await one(classic.broker)).body == b"a"
+
+
+@pytest.mark.rule("P1")
+@pytest.mark.parametrize("acked", [(0, 1, 2), (1, 3), (0, 2, 4), (4, 3, 0)])
+async def test_an_ack_removes_these_and_no_others(classic: Ends, acked: tuple[int, ...]) -> None:
+    await classic.publisher.publish([publication(str(number)) for number in range(6)])
+    async with reopened(classic) as broker:
+        batch = await broker.receive(5)
+        await broker.ack([batch[number].handle for number in acked])
+
+    left: list[str] = []
+    while "5" not in left:
+        left += bodies(await classic.broker.receive(10))
+
+    assert left == [str(number) for number in range(6) if number not in acked]
+
+
+# Windows.
+
+
+@pytest.mark.rule("P4")
+async def test_no_more_is_held_than_the_window_allows(
+    server: RabbitServer, name: str, door: BrokerDoor
+) -> None:
+    async with both_ends(door, queue(server, name, "type=classic", "prefetch=3")) as ends:
+        await ends.publisher.publish([publication(str(number)) for number in range(5)])
+        batch = await ends.broker.receive(10)
+        depth = await ends.broker.depth()
+        await ends.broker.ack([batch[0].handle, batch[1].handle])
+
+        rest = await ends.broker.receive(10)
+
+    assert (bodies(batch), bodies(rest)) == (["0", "1", "2"], ["3", "4"])
+    assert depth is not None
+    assert (depth.waiting, depth.in_flight, depth.due) == (2, 3, 0)
+
+
+@pytest.mark.rule("CFG-7", "OPS-4")
+async def test_an_interrupted_connection_keeps_only_what_it_has_handed_over(
+    ends: Ends,
+) -> None:
+    await ends.publisher.publish([publication("a"), publication("b"), publication("c")])
+    held = await one(ends.broker)
+
+    ends.broker.interrupt()
+    async with reopened(ends) as other:
+        there = await other.receive(10)
+
+    assert bodies([held]) == ["a"]
+    assert bodies(there) == ["b", "c"]
+    assert not await ends.broker.ack([held.handle])
+
+
+@pytest.mark.rule("BRK-5")
+async def test_what_nobody_asks_for_goes_back_before_the_broker_loses_patience(
+    classic: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await classic.publisher.publish([publication("a"), publication("b"), publication("c")])
+    monkeypatch.setattr(rabbitmq_consumer, "LONGEST_STAY", 0.2)
+    monkeypatch.setattr(rabbitmq_consumer, "LOOK_EVERY", 0.1)
+    async with reopened(classic) as broker:
+        held = await one(broker)
+        await asyncio.sleep(0.6)
+        async with reopened(classic) as other:
+            there = await other.receive(10)
+
+    assert (bodies([held]), bodies(there)) == (["a"], ["b", "c"])
+
+
+@pytest.mark.rule("BRK-4", "P3")
+async def test_what_is_returned_in_a_burst_comes_back_in_its_old_place(classic: Ends) -> None:
+    numbers = [str(number) for number in range(300)]
+    await classic.publisher.publish([publication(number) for number in numbers])
+    out = await classic.broker.receive(50)
+    while len(out) < 100:
+        out = [*out, *await classic.broker.receive(50)]
+    waiting = asyncio.ensure_future(receive_all(classic.broker, len(numbers)))
+
+    for delivery in out:
+        await classic.broker.nack(delivery.handle, 0, UNTRIED)
+
+    # What was on its way when the first was returned may come before it, but never lose its place.
+    received = await waiting
+    assert received[-len(numbers) :] == numbers
+
+
+async def receive_all(broker: Broker, least: int) -> list[str]:
+    received: list[str] = []
+    while len(received) < least or received[-1] != str(least - 1):
+        received += bodies(await broker.receive(50))
+    return received
+
+
+# Connections that end.
+
+
+@pytest.mark.rule("BRK-6", "P1")
+async def test_a_broker_that_stops_and_starts_hands_out_again_what_was_not_settled(
+    ends: Ends, server: RabbitServer
+) -> None:
+    await ends.publisher.publish([publication("a"), publication("b")])
+    first, _ = await ends.broker.receive(2)
+    waiting = asyncio.ensure_future(ends.broker.receive(10))
+
+    await asyncio.to_thread(server.stop)
+
+    with pytest.raises(Disconnected):
+        await waiting
+    with pytest.raises(Disconnected):
+        await ends.broker.ack([first.handle])
+    await asyncio.to_thread(server.start)
+    async with reopened(ends) as broker:
+        again = await broker.receive(10)
+        assert [(each.body, each.count) for each in again] == [(b"a", 2), (b"b", 2)]
+        with pytest.raises(StaleLease):
+            await broker.nack(first.handle, 0, UNTRIED)
+        assert [each.stale for each in await broker.ack([first.handle])] == [True]
+        assert not await broker.ack([each.handle for each in again])
+
+
+@pytest.mark.rule("BRK-6", "P1")
+async def test_an_ack_that_got_lost_on_the_way_is_reported(
+    ends: Ends, server: RabbitServer, door: BrokerDoor
+) -> None:
+    await ends.publisher.publish([publication("a")])
+    async with cable_to(server.port) as cable:
+        uri = ends.queue.uri.replace(f":{server.port}/", f":{cable.port}/")
+        async with door.open_queue(QueueConfig(name="orders", uri=uri)) as broker:
+            delivery = await one(broker)
+            cable.cut_at_next_word = True
+
+            with pytest.raises(Disconnected):
+                await broker.ack([delivery.handle])
+
+    assert (await one(ends.broker)).body == b"a"
+
+
+@pytest.mark.rule("BRK-6", "BRK-1")
+async def test_a_broker_that_falls_silent_is_noticed(
+    server: RabbitServer, name: str, door: BrokerDoor
+) -> None:
+    started = 0.0
+    async with both_ends(door, queue(server, name, "type=classic", "heartbeat=1")) as ends:
+        waiting = asyncio.ensure_future(ends.broker.receive(1))
+        await asyncio.sleep(0.2)
+        server.freeze()
+        started = time.monotonic()
+        try:
+            with pytest.raises(Disconnected):
+                await waiting
+            noticed = time.monotonic() - started
+        finally:
+            server.thaw()
+
+    assert noticed < 10
+
+
+@pytest.mark.rule("BRK-6", "CFG-7")
+async def test_a_consumer_that_the_broker_ends_is_a_lost_connection(
+    classic: Ends, server: RabbitServer, name: str, door: BrokerDoor
+) -> None:
+    waiting = asyncio.ensure_future(classic.broker.receive(1))
+    await asyncio.sleep(0.2)
+
+    async with bare_channel(server) as channel:
+        await channel.queue_delete(name)
+
+    with pytest.raises(Disconnected, match="ended the consumer"):
+        await waiting
+    with pytest.raises(QueueRefused, match="there is no queue"):
+        await classic.publisher.publish([publication("a")])
+    with pytest.raises(QueueRefused, match="there is no queue"):
+        async with door.open_queue(queue(server, name)):
+            pass
+
+
+@pytest.mark.rule("BRK-6", "P1")
+async def test_a_channel_closed_for_a_message_held_too_long_gives_everything_back(
+    server: RabbitServer, name: str, door: BrokerDoor
+) -> None:
+    await impatient(server, consumer_timeout=1000, channel_tick_interval=200)
+    try:
+        async with both_ends(door, queue(server, name, "type=classic")) as ends:
+            await ends.publisher.publish([publication("a")])
+            held = await one(ends.broker)
+            with pytest.raises(Disconnected, match="timed out"):
+                await ends.broker.receive(1)
+            with pytest.raises(Disconnected):
+                await ends.broker.nack(held.handle, 1.0, UNTRIED)
+
+            async with reopened(ends) as broker:
+                again = await one(broker)
+    finally:
+        await impatient(server, consumer_timeout=1_800_000, channel_tick_interval=60_000)
+
+    assert (again.body, again.count) == (b"a", 2)
+
+
+async def impatient(server: RabbitServer, **milliseconds: int) -> None:
+    for setting, value in milliseconds.items():
+        await control(server, "eval", f"application:set_env(rabbit, {setting}, {value}).")
+
+
+@pytest.mark.rule("P5")
+async def test_a_broker_short_of_memory_still_takes_acknowledgements(
+    classic: Ends, server: RabbitServer
+) -> None:
+    await classic.publisher.publish([publication("a"), publication("b")])
+    first, second = await classic.broker.receive(2)
+    await control(server, "set_vm_memory_high_watermark", "0")
+    try:
+        putting_off = asyncio.ensure_future(classic.broker.nack(first.handle, 1.0, UNTRIED))
+        await asyncio.sleep(0.2)
+        unsettled = await classic.broker.ack([second.handle])
+        was_blocked = not putting_off.done()
+    finally:
+        await control(server, "set_vm_memory_high_watermark", "absolute", "256MiB")
+    await putting_off
+
+    assert (list(unsettled), was_blocked) == ([], True)
+    assert bodies([await one(classic.broker)]) == ["a"]
+
+
+# What is refused.
+
+
+@pytest.mark.rule("CFG-7")
+async def test_a_queue_given_by_its_name_is_at_the_broker_of_the_settings(
+    server: RabbitServer, name: str, door: BrokerDoor
+) -> None:
+    given = QueueConfig(name=name, uri=f"amqp://{name}?type=classic")
+
+    async with both_ends(door, given) as ends:
+        await ends.publisher.publish([publication("a")])
+        delivery = await one(ends.broker)
+
+    assert delivery.body == b"a"
+    assert name in (await control(server, "list_queues", "name")).split("\n")
+
+
+@pytest.mark.rule("CFG-7", "OPS-5")
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("guest:guest@", "guest:hunter2@"), "user and password"),
+        (("/?", "/nowhere?"), "virtual host"),
+        (("&type=classic", ""), "there is no queue"),
+    ],
+    ids=["password", "vhost", "queue"],
+)
+async def test_what_the_broker_refuses_is_refused_with_a_reason_and_without_credentials(
+    server: RabbitServer, name: str, door: BrokerDoor, change: tuple[str, str], why: str
+) -> None:
+    uri = queue(server, name, "type=classic").uri.replace(*change)
+
+    with pytest.raises(BrokerError, match=why) as refused:
+        async with door.open_queue(QueueConfig(name="orders", uri=uri)):
+            pass
+
+    assert "hunter2" not in str(refused.value)
+    assert "guest" not in str(refused.value)
+
+
+@pytest.mark.rule("CFG-7")
+async def test_a_stream_is_refused(server: RabbitServer, name: str, door: BrokerDoor) -> None:
+    async with bare_channel(server) as channel:
+        await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "stream"})
+
+    with pytest.raises(QueueRefused, match="is a stream"):
+        async with door.open_queue(queue(server, name)):
+            pass
+
+
+@pytest.mark.rule("BRK-6")
+async def test_a_broker_that_is_not_there_is_a_lost_connection(door: BrokerDoor) -> None:
+    nowhere = QueueConfig(name="orders", uri="amqp://me:hunter2@127.0.0.1:1/?queue=q")
+
+    with pytest.raises(Disconnected) as lost:
+        async with door.open_queue(nowhere):
+            pass
+
+    assert "hunter2" not in str(lost.value)

@@ -1,0 +1,26 @@
+"""Real servers on loopback, and real time."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+from tests.outbound_notifications.mail_server import MailServer
+from tests.outbound_notifications.web_server import WebServer
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, Mapping[str, Any]]:
+    return "asyncio", {}
+
+
+@pytest.fixture
+async def web() -> AsyncIterator[WebServer]:
+    async with WebServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def mail() -> AsyncIterator[MailServer]:
+    async with MailServer() as running:
+        yield running

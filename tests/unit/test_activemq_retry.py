@@ -1,0 +1,118 @@
+"""A copy is the same message still: what it carries along, and what it leaves behind."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.brokers.activemq_address import Place
+from router.brokers.activemq_frames import Frame
+from router.brokers.activemq_retry import History, copy_of, history_of
+from router.core.message import Tally
+from router.core.outcome import MAX_DELAY
+
+pytestmark = pytest.mark.rule("BRK-3", "BRK-4", "WQ-5")
+
+PLACE = Place((), None, "orders", 1000, 5)
+counts = st.integers(0, 10**6)
+histories = st.builds(
+    History,
+    broker_id=st.text(min_size=1),
+    tally=st.builds(Tally, counts, counts),
+    deliveries=counts,
+    due_at=st.integers(0, 10**12).map(lambda milliseconds: milliseconds / 1000),
+)
+
+
+def handed_out(copy: Frame) -> Frame:
+    """As the broker hands it out: under an id of its own."""
+    return Frame("MESSAGE", {**copy.headers, "message-id": "ID:2", "ack": "9"}, copy.body)
+
+
+@given(histories)
+def test_a_copy_tells_all_that_its_original_went_through(history: History) -> None:
+    original = Frame("MESSAGE", {"message-id": "ID:1", "ack": "1"}, b"{}")
+
+    copy = copy_of(original, history, PLACE, 30.0)
+    second = copy_of(handed_out(copy), history, PLACE, 30.0)
+
+    assert history_of(handed_out(copy)) == history
+    assert second == copy
+
+
+def test_a_first_delivery_is_known_by_the_id_that_the_broker_gave_it() -> None:
+    first = history_of(Frame("MESSAGE", {"message-id": "ID:1"}))
+    returned = history_of(Frame("MESSAGE", {"message-id": "ID:1", "redelivered": "true"}))
+
+    assert first == History("ID:1")
+    assert returned == History("ID:1", deliveries=1)
+
+
+def test_what_the_broker_wrote_on_the_original_is_left_behind() -> None:
+    original = Frame(
+        "MESSAGE",
+        {
+            "message-id": "ID:1",
+            "ack": "1",
+            "subscription": "queue",
+            "expires": "5",
+            "timestamp": "5",
+            "redelivered": "true",
+            "scheduledJobId": "7",
+            "AMQ_SCHEDULED_REPEAT": "9",
+            "content-length": "2",
+            "colour": "blue",
+        },
+        b"{}",
+    )
+
+    copy = copy_of(original, History("ID:1", due_at=60.0), PLACE, 30.0)
+
+    assert copy.headers == {
+        "colour": "blue",
+        "persistent": "true",
+        "content-length": "2",
+        "destination": "/queue/orders",
+        "AMQ_SCHEDULED_DELAY": "30000",
+        "x-message-router-id": "ID:1",
+        "x-message-router-attempts": "0",
+        "x-message-router-posts": "0",
+        "x-message-router-deliveries": "0",
+        "x-message-router-not-before": "60000",
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "group"),
+    [
+        (b'{"messageGroupId": "g"}', {}, "g"),
+        (b'{"messageGroupId": "g"}', {"JMSXGroupID": "told"}, "told"),
+        (b'{"messageGroupId": null}', {}, None),
+        (b'{"messageGroupId": 7}', {}, None),
+        (b"\xff not json", {}, None),
+    ],
+)
+def test_the_group_of_a_copy_is_that_of_its_message(
+    body: bytes, headers: dict[str, str], group: str | None
+) -> None:
+    copy = copy_of(Frame("MESSAGE", headers, body), History("ID:1"), PLACE, 1.0)
+
+    assert copy.headers.get("JMSXGroupID") == group
+
+
+@pytest.mark.parametrize("told", ["", "-1", "many", "½", "9" * 400])
+def test_whatever_others_write_into_our_headers_is_survived(told: str) -> None:
+    headers = {
+        "message-id": "ID:1",
+        "x-message-router-not-before": told,
+        "x-message-router-attempts": told,
+    }
+
+    assert history_of(Frame("MESSAGE", headers)) == History("ID:1")
+
+
+@pytest.mark.parametrize(
+    ("due_at", "wait"),
+    [(0.0, 0.0), (99.0, 0.0), (100.5, 0.5), (100.0 + MAX_DELAY, MAX_DELAY), (10**9, 0.0)],
+)
+def test_only_a_time_that_we_could_have_set_is_waited_for(due_at: float, wait: float) -> None:
+    assert History("ID:1", due_at=due_at).wait(now=100.0) == wait

@@ -1,0 +1,184 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.notification import (
+    MOST_ITEMS,
+    MOST_TROUBLES,
+    Change,
+    Gathering,
+    Item,
+    Subject,
+    digest,
+)
+from router.core.warnings import CAPACITY, Notice, Severity
+
+pytestmark = pytest.mark.rule("OPS-2")
+
+BREAKER = Subject("circuit breaker of http://t:80", "opened", "closed again", Severity.ERROR)
+
+
+def notice(number: int = 1, severity: Severity = Severity.WARN, count: int = 1) -> Notice:
+    return Notice(
+        id=str(number),
+        code="ROUTING",
+        severity=severity,
+        source="QueueManager",
+        message="no pool",
+        first_at=0.0,
+        last_at=0.0,
+        count=count,
+    )
+
+
+def texts(items: list[Item]) -> list[str]:
+    return [item.text for item in items if isinstance(item, Change)]
+
+
+def test_warnings_below_the_least_severity_are_not_told() -> None:
+    gathering = Gathering(Severity.ERROR)
+
+    gathering.warned(notice(1, Severity.WARN))
+    gathering.warned(notice(2, Severity.ERROR))
+
+    assert gathering.take() == [notice(2, Severity.ERROR)]
+
+
+def test_a_warning_is_told_once_with_its_count_so_far() -> None:
+    gathering = Gathering(Severity.WARN)
+
+    gathering.warned(notice(count=1))
+    gathering.warned(notice(count=2))
+    told = gathering.take()
+    gathering.warned(notice(count=3))
+
+    assert told == [notice(count=2)]
+    assert gathering.take() == []
+
+
+def test_a_warning_that_grows_worse_is_told_again() -> None:
+    gathering = Gathering(Severity.WARN)
+    gathering.warned(notice())
+    gathering.take()
+
+    gathering.warned(notice(severity=Severity.CRITICAL, count=2))
+
+    assert gathering.take() == [notice(severity=Severity.CRITICAL, count=2)]
+
+
+def test_trouble_is_told_when_it_begins_and_when_it_is_over_and_not_in_between() -> None:
+    gathering = Gathering(Severity.WARN)
+
+    gathering.began(BREAKER, 1.0)
+    began = texts(list(gathering.take()))
+    gathering.began(BREAKER, 2.0)
+    between = gathering.take()
+    gathering.ended(BREAKER, 3.0)
+    ended = gathering.take()
+
+    assert began == ["circuit breaker of http://t:80 opened"]
+    assert between == []
+    assert texts(list(ended)) == ["circuit breaker of http://t:80 closed again"]
+    assert ended == [Change(BREAKER, 3.0, is_over=True)]
+
+
+@pytest.mark.parametrize(
+    ("times", "text", "is_over"),
+    [
+        (1, "opened and closed again", True),
+        (3, "opened and closed again, 3 times", True),
+    ],
+)
+def test_what_comes_and_goes_between_two_notifications_is_one_line(
+    times: int, text: str, is_over: bool
+) -> None:
+    gathering = Gathering(Severity.WARN)
+
+    for _ in range(times):
+        gathering.began(BREAKER, 1.0)
+        gathering.ended(BREAKER, 2.0)
+
+    (change,) = gathering.take()
+    assert isinstance(change, Change)
+    assert change.text == f"{BREAKER.name} {text}"
+    assert change.is_over is is_over
+
+
+def test_what_came_back_after_its_recovery_lasts() -> None:
+    gathering = Gathering(Severity.WARN)
+    for _ in range(2):
+        gathering.began(BREAKER, 1.0)
+        gathering.ended(BREAKER, 2.0)
+    gathering.began(BREAKER, 3.0)
+
+    (change,) = gathering.take()
+
+    assert isinstance(change, Change)
+    assert not change.is_over
+    assert change.text == f"{BREAKER.name} opened, 3 times"
+
+
+def test_recovery_from_a_trouble_that_was_too_small_to_tell_is_not_told() -> None:
+    gathering = Gathering(Severity.CRITICAL)
+
+    gathering.began(BREAKER, 1.0)
+    gathering.ended(BREAKER, 2.0)
+
+    assert gathering.take() == []
+
+
+@pytest.mark.rule("P4")
+def test_there_is_never_more_to_tell_than_fits() -> None:
+    gathering = Gathering(Severity.INFO)
+
+    for number in range(MOST_ITEMS + 7):
+        gathering.warned(notice(number))
+    gathering.warned(notice(0, count=2))
+
+    assert gathering.dropped == 7
+    assert len(gathering.take()) == MOST_ITEMS
+
+
+@pytest.mark.rule("P4")
+def test_what_was_told_is_not_remembered_for_ever() -> None:
+    gathering = Gathering(Severity.INFO)
+
+    for number in range(CAPACITY + 1):
+        gathering.warned(notice(number))
+    for number in range(MOST_TROUBLES + 1):
+        subject = Subject(f"s{number}", "opened", "closed", Severity.ERROR)
+        gathering.began(subject, 0.0)
+
+    assert len(gathering._told) == CAPACITY
+    assert len(gathering._troubled) == MOST_TROUBLES
+
+
+def test_a_digest_has_the_worst_warnings_first_and_tells_how_bad_it_is() -> None:
+    lasting, over = Change(BREAKER, 1.0, began=1), Change(BREAKER, 1.0, began=1, is_over=True)
+
+    made = digest(
+        [notice(1), lasting, notice(2, Severity.CRITICAL)], instance="r", at=5.0, dropped=0
+    )
+
+    assert [each.id for each in made.notices] == ["2", "1"]
+    assert made.changes == [lasting]
+    assert made.worst is Severity.CRITICAL
+    assert digest([lasting], instance="r", at=5.0, dropped=0).worst is Severity.ERROR
+    assert digest([over], instance="r", at=5.0, dropped=0).worst is Severity.INFO
+
+
+@given(st.lists(st.sampled_from(["began", "ended", "take"]), max_size=40))
+def test_people_always_know_the_latest_state(steps: list[str]) -> None:
+    gathering, troubled, believed = Gathering(Severity.WARN), False, False
+    for step in [*steps, "take"]:
+        if step == "began":
+            gathering.began(BREAKER, 0.0)
+            troubled = True
+        elif step == "ended":
+            gathering.ended(BREAKER, 0.0)
+            troubled = False
+        else:
+            for item in gathering.take():
+                believed = isinstance(item, Change) and not item.is_over
+
+            assert believed is troubled

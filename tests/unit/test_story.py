@@ -1,0 +1,55 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.job import Fate, Try
+from router.core.story import Visit, Wait, WaitReason, waits
+
+pytestmark = pytest.mark.rule("OPS-5")
+
+VISIT = Visit(
+    message_id="a",
+    broker_id="7",
+    queue="q",
+    pool="P",
+    group="g",
+    target="http://t.test/",
+    received_at=10.0,
+    tries=(Try(12.0, 1.0, 503, "HttpError"), Try(14.0, 0.5, 200)),
+    ended_at=15.0,
+    fate=Fate.DELIVERED,
+)
+RETURNED = Visit("a", None, "q", "P", "g", "t", 10.0, (), 11.0, Fate.RETURNED, returned_for=30.0)
+
+
+def test_the_waits_of_a_visit_are_the_times_in_which_nothing_was_sent() -> None:
+    found = list(waits(VISIT.received_at, VISIT.tries, VISIT.ended_at))
+
+    assert found == [
+        Wait(WaitReason.QUEUED, 10.0, 12.0),
+        Wait(WaitReason.BETWEEN_TRIES, 13.0, 14.0),
+        Wait(WaitReason.SETTLING, 14.5, 15.0),
+    ]
+
+
+def test_what_was_never_sent_waited_all_the_time() -> None:
+    assert list(waits(10.0, (), 11.0)) == [Wait(WaitReason.QUEUED, 10.0, 11.0)]
+    assert list(waits(10.0, (), None)) == [Wait(WaitReason.QUEUED, 10.0, None)]
+
+
+def test_an_open_request_is_no_wait() -> None:
+    assert list(waits(10.0, (Try(12.0, None),), None)) == [Wait(WaitReason.QUEUED, 10.0, 12.0)]
+
+
+def test_only_a_returned_message_is_due_again() -> None:
+    assert VISIT.due_at is None
+    assert RETURNED.due_at == 41.0
+
+
+@given(st.floats(-1e9, 1e9))
+def test_another_clock_changes_no_duration(seconds: float) -> None:
+    moved = VISIT.moved(seconds)
+
+    assert moved.ended_at - moved.received_at == pytest.approx(5.0, abs=1e-6)
+    assert moved.tries[0].started_at - moved.received_at == pytest.approx(2.0, abs=1e-6)
+    assert [each.seconds for each in moved.tries] == [1.0, 0.5]

@@ -129,6 +129,10 @@ async def refuse(
     changes = method not in _READING
     if (path in OPEN_PATHS or path.startswith(OPEN_FOLDER)) and not changes:
         return None
+    return await _refuse_caller(headers, access) or _refuse_call(headers, access, changes=changes)
+
+
+async def _refuse_caller(headers: Mapping[str, str], access: Access) -> Problem | None:
     try:
         admitted = await access.admits(headers.get("authorization", ""))
     except CannotTell as error:
@@ -136,6 +140,10 @@ async def refuse(
     if not admitted:
         challenge = {"WWW-Authenticate": _CHALLENGES[access.mode]}
         return Problem(HTTPStatus.UNAUTHORIZED, "credentials are needed", headers=challenge)
+    return None
+
+
+def _refuse_call(headers: Mapping[str, str], access: Access, *, changes: bool) -> Problem | None:
     if changes and access.mode is AuthMode.NONE and not access.is_local:
         return _forbidden("set MESSAGE_ROUTER_AUTH_MODE: without it nothing can be changed")
     # A page of another site whose name was made to point at this machine (DNS rebinding).

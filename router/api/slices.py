@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable
 from itertools import islice
 from typing import Final, TypeVar
 
-SLICE: Final = 50  # pools or queues: a few milliseconds of work
+SLICE: Final = 25  # pools or queues: a few milliseconds of work
 
 T = TypeVar("T")
 

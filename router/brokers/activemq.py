@@ -1,7 +1,6 @@
 """ActiveMQ Classic, spoken to over STOMP 1.2."""
 
 import itertools
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,8 +12,6 @@ from router.brokers.activemq_retry import open_outlet
 from router.brokers.worker import Worker
 from router.core.config import QueueConfig
 from router.core.remembered import RememberedDeletes
-
-log = logging.getLogger(__name__)
 
 
 class ActiveMqQueues:

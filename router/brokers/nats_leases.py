@@ -7,6 +7,7 @@ found out.
 
 import heapq
 from collections.abc import Sequence
+
 from msgspec import Struct
 
 
@@ -53,6 +54,8 @@ class Holdings:
             del self._newest[lease.sequence]
 
     def give_back(self, lease: Lease, due: float) -> None:
+        if self._newest.get(lease.sequence) is not lease:
+            return  # it has come back already
         self.finish(lease)
         self._deferred[lease.sequence] = due
         heapq.heappush(self._dues, (due, lease.sequence))

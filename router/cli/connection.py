@@ -1,7 +1,7 @@
 """Talking to a running router over its HTTP API."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -74,6 +74,10 @@ class Router:
             self._client.post(path, params=_given(query), content=body, headers=headers)
         )
 
+    def put(self, path: str, body: bytes) -> Any:
+        headers = {"Content-Type": "application/json"}
+        return self._answer(self._client.put(path, content=body, headers=headers))
+
     def delete(self, path: str) -> Any:
         return self._answer(self._client.delete(path))
 
@@ -93,6 +97,20 @@ class Router:
 
 def in_path(name: str) -> str:
     return quote(name, safe="")
+
+
+def do_each(names: Sequence[str], act: Callable[[str], object]) -> int:
+    """Do it to each of them, as a part of a path: one that is refused does not stop the others."""
+    refused = 0
+    for name in names:
+        try:
+            act(in_path(name))
+        except Refused as error:
+            refused += 1
+            click.echo(f"{name}: {error.message}", err=True)
+    if refused:
+        raise click.ClickException(f"{refused} of {len(names)} were refused")
+    return len(names)
 
 
 def _json(reply: httpx.Response) -> Any:

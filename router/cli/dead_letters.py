@@ -1,11 +1,10 @@
 """`dead-letters`: list, show, replay and discard what could not be delivered (DLQ-2)."""
 
-from collections.abc import Callable
 from typing import Final
 
 import click
 
-from router.cli.connection import Refused, Router, connect, in_path, router_options
+from router.cli.connection import Router, connect, do_each, in_path, router_options
 from router.cli.letter_filters import chosen_letters, filter_options
 from router.cli.output import json_option, plain, show_fields, show_json, show_rows
 
@@ -90,24 +89,10 @@ def discard_letters(letter_ids: tuple[str, ...], yes: bool) -> None:
     if not yes:
         click.confirm(f"Throw away {len(letter_ids)} for good?", abort=True, err=True)
     with connect() as router:
-        done = _each(letter_ids, router.delete)
+        done = do_each(letter_ids, lambda each: router.delete(f"/dead-letters/{each}"))
     click.echo(f"discarded {done}")
 
 
 def _replay_each(router: Router, letter_ids: tuple[str, ...], *, force: bool) -> int:
     query = {"force": True} if force else {}
-    return _each(letter_ids, lambda path: router.post(f"{path}/replay", query))
-
-
-def _each(letter_ids: tuple[str, ...], act: Callable[[str], object]) -> int:
-    """Do it to each of them: one that is refused does not keep the others from it."""
-    refused = 0
-    for letter_id in letter_ids:
-        try:
-            act(f"/dead-letters/{in_path(letter_id)}")
-        except Refused as error:
-            refused += 1
-            click.echo(f"{letter_id}: {error.message}", err=True)
-    if refused:
-        raise click.ClickException(f"{refused} of {len(letter_ids)} were refused")
-    return len(letter_ids)
+    return do_each(letter_ids, lambda each: router.post(f"/dead-letters/{each}/replay", query))

@@ -83,7 +83,6 @@ _SCHEMES: Final = {
     QueueType.ACTIVEMQ: "activemq",
     QueueType.NATS: "nats",
     QueueType.RABBITMQ: "amqp",
-    QueueType.POSTGRES: "postgresql",
 }
 
 

@@ -16,6 +16,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from tests.outbound.servers import Connection, Target, listening
 
 AUDIENCE = "message-router"
+NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ class Issuer:
             "/realm/keys": {"keys": self.keys},
         }
 
-    def token(self, key: Key, *, kid: str | None = "its own", **claims: Any) -> str:
+    def token(
+        self, key: Key, claims: Mapping[str, Any] = NOTHING, *, kid: str | None = "its own"
+    ) -> str:
         """A good one, but for what is given; a claim of None is left out."""
         now = int(time.time())
         good = {"iss": self.url, "aud": AUDIENCE, "sub": "ann", "iat": now, "exp": now + 300}

@@ -25,12 +25,6 @@ async def test_a_wrong_method_is_a_problem_that_names_the_right_ones(
     assert answer.headers["allow"]
 
 
-async def test_the_start_page_points_on(api: httpx.AsyncClient) -> None:
-    answer = await api.get("/")
-
-    assert answer.json()["health"] == "/health"
-
-
 async def test_the_description_names_every_call_and_its_errors(api: httpx.AsyncClient) -> None:
     described = (await api.get("/openapi.json")).json()
 
@@ -57,6 +51,17 @@ async def test_the_description_names_every_call_and_its_errors(api: httpx.AsyncC
         "DELETE /dead-letters/{letter_id}",
         "GET /config",
         "POST /config/reload",
+        "GET /events",
+        "GET /metrics",
+        "GET /monitoring/health",
+        "GET /monitoring/queue-stats",
+        "GET /monitoring/pool-stats",
+        "PUT /monitoring/pools/{code}",
+        "GET /monitoring/circuit-breakers",
+        "POST /monitoring/circuit-breakers/{name}/reset",
+        "POST /monitoring/circuit-breakers/reset-all",
+        "GET /monitoring/consumer-health",
+        "GET /monitoring/standby-status",
     }
     answers = described["paths"]["/dead-letters"]["get"]["responses"]
     assert set(answers) == {"200", "default"}

@@ -18,7 +18,7 @@ def test_the_router_is_found_by_its_own_settings(
     result = run("status")
 
     assert result.exit_code == 0
-    assert result.output == "HEALTHY  all is well\n"
+    assert result.stdout == "HEALTHY\tall is well\n"
 
 
 def test_a_token_of_the_environment_is_sent_and_shown_nowhere(

@@ -13,6 +13,10 @@ SUBCOMMANDS = [
     ("dead-letters", "show"),
     ("dead-letters", "replay"),
     ("dead-letters", "discard"),
+    ("warnings", "list"),
+    ("warnings", "ack"),
+    ("warnings", "clear"),
+    ("pools", "set"),
 ]
 
 

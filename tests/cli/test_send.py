@@ -163,7 +163,9 @@ def test_messages_go_straight_into_a_queue_and_a_second_time_change_nothing(
 
 
 @pytest.mark.rule("P1")
-@pytest.mark.parametrize("uri", ["nats://ada:secret@[::1]:1/", "nonsense", "sqlite:///no/such/dir/q.db"])
+@pytest.mark.parametrize(
+    "uri", ["nats://ada:secret@[::1]:1/", "nonsense", "sqlite:///no/such/dir/q.db"]
+)
 def test_a_queue_that_cannot_be_opened_is_one_line(run: Run, uri: str) -> None:
     result = run("send", "--uri", uri, stdin=GOOD)
 

@@ -79,7 +79,9 @@ async def test_a_message_in_flight_is_found_by_its_id_or_a_part_of_it(
 ) -> None:
     gate = Gate()
     async with listening(gate.script) as closed, site.router() as router:
-        await router.publish([message(f"order-{n}", closed, group=f"g{n}") for n in range(100, 105)])
+        await router.publish(
+            [message(f"order-{n}", closed, group=f"g{n}") for n in range(100, 105)]
+        )
         await screen.visit(router.url, "messages")
         await expect(screen.row("order-")).to_have_count(5)
 
@@ -98,7 +100,9 @@ async def test_why_a_message_is_not_delivered_yet_is_one_press_away(
 ) -> None:
     gate = Gate()
     async with listening(gate.script) as closed, site.router() as router:
-        await router.publish([message("head", closed, group="g"), message("tail", closed, group="g")])
+        await router.publish(
+            [message("head", closed, group="g"), message("tail", closed, group="g")]
+        )
         await screen.visit(router.url, "messages")
 
         await screen.button("Why is tail not delivered yet?").click()
@@ -279,9 +283,7 @@ async def test_a_router_that_falls_silent_is_told_too(site: Site, screen: Screen
 
 
 @pytest.mark.rule("P5")
-async def test_what_comes_from_outside_is_text_and_never_markup(
-    site: Site, screen: Screen
-) -> None:
+async def test_what_comes_from_outside_is_text_and_never_markup(site: Site, screen: Screen) -> None:
     gate = Gate()
     reply = HOSTILE.encode()
     async with (
@@ -319,7 +321,9 @@ async def test_a_phone_is_wide_enough(
     await screen.page.set_viewport_size({"width": 390, "height": 844})
     async with listening(answering(404)) as wrong, site.router() as router:
         await bury_one(router, wrong, "a-message-with-a-rather-long-id-" + 40 * "x")
-        await router.publish([message("m", target, pool="A-POOL-WITH-A-RATHER-LONG-NAME" + 40 * "X")])
+        await router.publish(
+            [message("m", target, pool="A-POOL-WITH-A-RATHER-LONG-NAME" + 40 * "X")]
+        )
         await screen.visit(router.url, view)
         await screen.shows("live")
 

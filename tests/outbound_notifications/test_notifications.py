@@ -32,6 +32,10 @@ DIGEST = Digest(
         Change(BREAKER, 1_800_000_090.0, is_over=True),
     ],
 )
+WARNING_LINE = (
+    "• WARN QUEUE_UNREACHABLE: orders cannot be reached: amqp://***@broker/ "
+    "&lt;!channel&gt; [x](http://y) (3 times) [Consumer:orders]"
+)
 SUMMARY = "message-router router-1: 1 warning, worst ERROR; 2 state changes"
 
 
@@ -91,8 +95,7 @@ async def test_slack_gets_a_text_in_which_nobodys_words_can_mention_anyone(web: 
         f"*{SUMMARY}*",
         "• ERROR: circuit breaker of http://t:80 opened (2027-01-15T08:00:00.000Z)",
         "• RECOVERED: circuit breaker of http://t:80 closed again (2027-01-15T08:01:30.000Z)",
-        "• WARN QUEUE_UNREACHABLE: orders cannot be reached: amqp://***@broker/ "
-        "&lt;!channel&gt; [x](http://y) (3 times) [Consumer:orders]",
+        WARNING_LINE,
     ]
 
 

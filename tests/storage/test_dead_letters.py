@@ -137,6 +137,21 @@ async def test_letters_are_found_newest_first_page_by_page(path: Path) -> None:
 
 
 @pytest.mark.rule("DLQ-2")
+async def test_the_newest_letter_of_one_message_is_found_without_its_body(path: Path) -> None:
+    async with open_store(url(path)) as store:
+        await store.put(letter(1))
+        await store.put(replace(letter(1), queue="other", error="the second time"))
+        await store.put(letter(2))
+
+        found = await store.latest_of("m1")
+        missing = await store.latest_of("m3")
+
+    assert found is not None
+    assert (found.letter.error, found.letter.body) == ("the second time", b"")
+    assert missing is None
+
+
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -331,4 +346,5 @@ async def test_without_a_store_letters_are_dropped() -> None:
         assert isinstance(store, NoStore)
         assert await everything(store) == []
         assert await store.get(1) is None
+        assert await store.latest_of("m1") is None
         assert not await store.discard(1)

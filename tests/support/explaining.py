@@ -6,10 +6,12 @@ from router.core.explain import Explanation, Situation
 from router.core.target import read_target
 from router.engine.explaining import Story
 
+NOTHING = Explanation(situation=Situation.IDLE, text="nothing to tell")
+
 
 @dataclass
 class HandMadeExplaining:
-    answer: Explanation = Explanation(situation=Situation.IDLE, text="nothing to tell")
+    answer: Explanation = NOTHING
     stories: dict[str, Story] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
 

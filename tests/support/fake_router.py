@@ -70,7 +70,7 @@ def fake_router() -> Iterator[FakeRouter]:
             self.end_headers()
             self.wfile.write(body)
 
-        do_GET = do_POST = do_DELETE = serve  # noqa: N815  named by the standard library
+        do_GET = do_POST = do_PUT = do_DELETE = serve  # noqa: N815  named by the standard library
 
         def log_message(self, *_words: object) -> None:
             """Tests are quiet."""

@@ -379,15 +379,8 @@ def test_an_sqs_queue_is_given_by_its_url_or_its_name(uri: str, problem: str | N
     assert [problem in each.text for each in document.problems if problem] == [True] * bool(problem)
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "postgresql://user:hunter2@host/db?queue=q",
-        "pgmq://host/db?queue=q",
-    ],
-)
-def test_a_broker_that_is_not_built_yet_is_skipped_with_a_clear_word(uri: str) -> None:
-    document = read_queue({"queueUri": uri})
+def test_a_broker_that_is_not_built_yet_is_skipped_with_a_clear_word() -> None:
+    document = read_queue({"queueUri": "pgmq://user:hunter2@host/db?queue=q"})
 
     assert document.queues == ()
     assert told(document) == [("$.queues[0].queueUri", "QUEUE_VALIDATION")]
@@ -412,22 +405,13 @@ def test_a_bare_name_for_nats_is_a_subject_on_the_servers_of_the_environment() -
     assert document.queues == (QueueConfig(name="orders.new", uri="nats:///?subject=orders.new"),)
 
 
-@pytest.mark.parametrize(
-    "queue_type",
-    set(QueueType)
-    - {
-        QueueType.SQS,
-        QueueType.EMBEDDED,
-        QueueType.NATS,
-        QueueType.ACTIVEMQ,
-        QueueType.RABBITMQ,
-    },
-)
-def test_a_bare_name_for_a_broker_that_is_not_built_yet_is_skipped(queue_type: QueueType) -> None:
-    document = read_queue({"queueName": "orders"}, QueueNaming(queue_type, "/state"))
+def test_a_bare_name_is_a_queue_in_the_database_of_the_environment() -> None:
+    naming = QueueNaming(QueueType.POSTGRES, "/state")
 
-    assert document.skipped_queues == ("orders",)
-    assert "not supported yet" in document.problems[0].text
+    document = read_queue({"queueName": "orders & co"}, naming)
+
+    expected = QueueConfig(name="orders & co", uri="postgresql:///?queue=orders%20%26%20co")
+    assert document.queues == (expected,)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,9 @@ def test_a_message_that_is_due_waits_in_its_queue() -> None:
     found = after(VISIT)
 
     assert found.situation is Situation.RETURNED
-    assert found.text == "returned to q, due since 2027-01-15T07:59:55Z: it waits there for its turn"
+    assert (
+        found.text == "returned to q, due since 2027-01-15T07:59:55Z: it waits there for its turn"
+    )
 
 
 def test_a_message_that_met_an_open_circuit_waits_for_the_breaker() -> None:

@@ -1,0 +1,177 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.test_terminal import on_a_terminal
+from tests.support.fake_router import FakeRouter
+
+pytestmark = pytest.mark.rule("OPS-3")
+
+HEALTH = {
+    "healthy": True,
+    "status": "WARNING",
+    "message": "below 90 % success: pools B",
+    "issues": ["below 90 % success: pools B", "active warnings: 6"],
+    "uptimeSeconds": 3 * 3600 + 125.5,
+    "role": "PRIMARY",
+}
+QUEUE = {
+    "name": "orders",
+    "pendingMessages": 1204,
+    "messagesNotVisible": 3,
+    "throughput5min": 12.5,
+    "totalFailed30min": 2,
+    "successRate30min": 0.987,
+}
+POOL = {
+    "poolCode": "POOL-A",
+    "activeWorkers": 3,
+    "maxConcurrency": 10,
+    "queueSize": 5,
+    "maxQueueCapacity": 200,
+    "messageGroups": 4,
+    "p95Ms": 87,
+    "totalRateLimited": 0,
+    "successRate30min": 1.0,
+}
+BREAKER = {"name": "http://t:80", "state": "OPEN", "failureRate": 0.5, "rejectedCalls": 9}
+MESSAGE = {
+    "messageId": "m-1",
+    "poolCode": "POOL-A",
+    "messageGroup": "g",
+    "state": "DELIVERING",
+    "attempt": 2,
+    "elapsedTimeMs": 2310,
+}
+WARNING = {
+    "id": "7",
+    "severity": "WARN",
+    "code": "ROUTING",
+    "count": 3,
+    "message": "no pool [bold]X\x1b[31m",
+}
+
+
+def well_known(fake: FakeRouter) -> None:
+    """A router that answers everything."""
+    fake.answers("GET /health", HEALTH)
+    fake.answers("GET /monitoring/queue-stats", {"orders": QUEUE})
+    fake.answers("GET /monitoring/pool-stats", {"POOL-A": POOL})
+    fake.answers("GET /monitoring/circuit-breakers", {"a": BREAKER, "b": {"state": "CLOSED"}})
+    fake.answers("GET /monitoring/in-flight-messages", [MESSAGE])
+    fake.answers("GET /warnings", [WARNING])
+
+
+def test_one_screen_is_lines_in_a_pipe_each_with_its_kind_first(run: Run, fake: FakeRouter) -> None:
+    well_known(fake)
+
+    result = run("status", "--url", fake.url)
+
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "WARNING\tbelow 90 % success: pools B · PRIMARY · up 3 h 2 min",
+        "issue\tactive warnings: 6",
+        "queue\torders\t1204\t3\t12.5\t2\t98.7 %",
+        "pool\tPOOL-A\t3/10\t5/200\t4\t87\t0\t100.0 %",
+        "breaker\thttp://t:80\tOPEN\t50.0 %\t9",
+        "in-flight\tm-1\tPOOL-A\tg\tDELIVERING\t2\t2310",
+        "warning\t7\tWARN\tROUTING\t3\tno pool [bold]X [31m",
+    ]
+
+
+def test_status_for_programs_is_what_the_router_answers(run: Run, fake: FakeRouter) -> None:
+    well_known(fake)
+
+    result = run("status", "--json", "--url", fake.url)
+
+    report = json.loads(result.output)
+    assert report["status"] == "WARNING"
+    assert report["pools"] == {"POOL-A": POOL}
+    assert report["warnings"] == [WARNING]
+
+
+def test_an_unhealthy_router_is_exit_code_1_with_its_issues(run: Run, fake: FakeRouter) -> None:
+    well_known(fake)
+    fake._answers.pop("GET /health")
+    health = {"healthy": False, "status": "DEGRADED", "message": "stuck", "issues": ["stuck", "A"]}
+    fake.answers("GET /health", health, status=503)
+
+    result = run("status", "--url", fake.url)
+
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[:2] == ["DEGRADED\tstuck", "issue\tA"]
+
+
+def test_who_may_not_see_details_still_sees_the_health(run: Run, fake: FakeRouter) -> None:
+    fake.answers("GET /health", {**HEALTH, "uptimeSeconds": 59.0})
+    fake.refuses("GET /monitoring/queue-stats", 401, "who are you")
+
+    result = run("status", "--url", fake.url)
+
+    assert result.exit_code == 0
+    assert "up 59 s" in result.stdout
+    assert "No details: the router wants credentials" in result.stderr
+
+
+def test_a_router_with_a_thousand_pools_still_fits_on_a_screen(fake: FakeRouter) -> None:
+    well_known(fake)
+    pools = {f"P{n}": {**POOL, "poolCode": f"P{n}", "queueSize": n} for n in range(1000)}
+    fake._answers.pop("GET /monitoring/pool-stats")
+    fake.answers("GET /monitoring/pool-stats", pools)
+
+    shown = on_a_terminal("status", "--url", fake.url)
+
+    assert "P999" in shown
+    assert "P989" not in shown
+    assert "and 990 more" in shown
+
+
+def test_on_a_terminal_it_is_drawn_and_words_of_others_stay_words(fake: FakeRouter) -> None:
+    well_known(fake)
+
+    shown = on_a_terminal("status", "--url", fake.url)
+
+    assert "● WARNING" in shown
+    assert "Circuit breakers that are not closed" in shown
+    assert "no pool [bold]X [31m" in shown
+
+
+def watching(*words: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "router", "status", "--watch", "--interval", "0.1", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "MESSAGE_ROUTER_API_TOKEN": ""},
+    )
+
+
+@pytest.mark.slow
+def test_watching_goes_on_when_the_router_comes_and_goes_and_ends_with_ctrl_c(
+    fake: FakeRouter,
+) -> None:
+    well_known(fake)
+    with watching("--url", fake.url) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(15)]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+
+    assert sum(line.startswith(b"WARNING\t") for line in lines) >= 2
+    assert process.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_router_that_does_not_answer_is_watched_until_it_does() -> None:
+    with watching("--json", "--url", "http://127.0.0.1:9") as process:
+        assert process.stdout is not None
+        lines = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+
+    assert [line["healthy"] for line in lines] == [False, False]
+    assert "no router answers" in lines[0]["message"]

@@ -1,0 +1,242 @@
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.core.config import QueueConfig
+from router.core.health import Vitals
+from router.core.outcome import Reply
+from router.core.warnings import Code, Severity
+from router.engine.chores import Chores
+from router.engine.snapshot import (
+    MOST_BREAKERS,
+    MOST_GROUPS,
+    MOST_POOLS,
+    PoolRow,
+    Snapshot,
+    Snapshots,
+)
+from router.engine.view import View
+from tests.support.fakes import FakeSender
+from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+
+STARTED = 1_800_000_000.0  # on the wall, as the loop's clock shows 0
+
+
+class Camera:
+    """Takes snapshots of a rig as the router would."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.chores = Chores(rig.manager, rig.breakers, rig.alerts)
+        self._view = View(rig.manager, rig.breakers)
+        self._view.initialized = True
+        self._snapshots = Snapshots(rig.manager, rig.breakers, self.chores, rig.book, wall=_wall)
+
+    def take(self) -> Snapshot:
+        return self._snapshots.take(self._view.vitals(), synced_at=STARTED)
+
+
+def _wall() -> float:
+    return STARTED + asyncio.get_running_loop().time()
+
+
+def row(snapshot: Snapshot, code: str = "P") -> PoolRow:
+    return next(each for each in snapshot.pools if each.code == code)
+
+
+async def test_an_idle_router_looks_the_same_every_second() -> None:
+    async with running(pool()) as rig:
+        camera = Camera(rig)
+
+        first = camera.take()
+        await asyncio.sleep(1)
+        second = camera.take()
+
+    assert msgspec.json.encode(first) == msgspec.json.encode(second)
+    assert first.started_at == STARTED
+    assert (first.status, first.healthy, first.role) == ("HEALTHY", True, "PRIMARY")
+
+
+async def test_what_was_delivered_is_told_by_pool_queue_and_in_all() -> None:
+    async with running(pool(concurrency=4)) as rig:
+        camera = Camera(rig)
+        await rig.publish(*(body(f"m{number}", poolCode="P") for number in range(3)))
+
+        await asyncio.sleep(10)
+        snapshot = camera.take()
+
+    shown = row(snapshot)
+    assert (shown.succeeded, shown.failed, shown.success_rate) == (3, 0, 1.0)
+    assert (shown.requests, shown.request_seconds) == (3, 3.0)
+    assert (shown.limit, shown.capacity) == (4, 80)
+    assert shown.p50_ms > 0
+    assert (snapshot.queues[0].name, snapshot.queues[0].succeeded) == ("q", 3)
+    assert (snapshot.totals.received, snapshot.totals.delivered) == (3, 3)
+
+
+@pytest.mark.rule("P3")
+async def test_a_group_waits_behind_its_own_delivery_and_others_for_a_worker() -> None:
+    async with running(pool(concurrency=1), sender=FakeSender(takes=60)) as rig:
+        camera = Camera(rig)
+        await rig.publish(*grouped("a1", "a2", "a3", group="a"), *grouped("b1", group="b"))
+
+        await asyncio.sleep(5)
+        snapshot = camera.take()
+
+    assert [(each.group, each.message_id, each.waiting) for each in snapshot.groups] == [
+        ("a", "a2", 2),
+        ("b", "b1", 1),
+    ]
+    assert [each.reason for each in snapshot.groups] == ["GROUP", "PERMIT"]
+    assert {each.since for each in snapshot.groups} == {STARTED}
+    assert (row(snapshot).workers, row(snapshot).queued, row(snapshot).groups) == (1, 3, 2)
+
+
+@pytest.mark.rule("MED-2")
+async def test_a_group_waits_for_the_next_try_of_its_head() -> None:
+    async with running(pool()) as rig:
+        camera = Camera(rig)
+        rig.sender.script("a1", Reply(500))
+        await rig.publish(*grouped("a1"))
+
+        await asyncio.sleep(1.5)
+        snapshot = camera.take()
+
+    assert [(each.reason, each.waiting) for each in snapshot.groups] == [("RETRY", 1)]
+    assert row(snapshot).retrying == 1
+
+
+@pytest.mark.rule("POOL-4")
+async def test_a_group_waits_for_the_rate_limit() -> None:
+    async with running(pool(rate_per_minute=60, burst=1)) as rig:
+        camera = Camera(rig)
+        await rig.publish(*grouped("a1", group="a"), *grouped("b1", group="b"))
+
+        await asyncio.sleep(0.5)
+        snapshot = camera.take()
+
+    assert [each.reason for each in snapshot.groups] == ["RATE"]
+    assert row(snapshot).waits_for_rate
+
+
+@pytest.mark.rule("CFG-6")
+async def test_a_pool_that_drains_is_shown_until_it_is_gone() -> None:
+    async with running(pool(), sender=FakeSender(takes=60), queues=(FREE_QUEUE,)) as rig:
+        camera = Camera(rig)
+        await rig.publish(*grouped("a1"), queue=FREE_QUEUE)
+        await asyncio.sleep(1)
+        await rig.apply(queues=(FREE_QUEUE,))
+        await rig.publish(*grouped("a2"), queue=FREE_QUEUE)
+
+        await asyncio.sleep(1)
+        snapshot = camera.take()
+
+    assert row(snapshot).draining
+    assert [each.reason for each in snapshot.groups] == ["DRAINING"]
+
+
+@pytest.mark.rule("POOL-7")
+async def test_messages_without_order_are_no_group() -> None:
+    async with running(pool(concurrency=1), sender=FakeSender(takes=60)) as rig:
+        camera = Camera(rig)
+        await rig.publish(*grouped("a1", "a2", dispatchMode="IMMEDIATE"))
+
+        await asyncio.sleep(1)
+        snapshot = camera.take()
+
+    assert snapshot.groups == ()
+    assert snapshot.totals.held == 2
+
+
+@pytest.mark.rule("MED-4")
+async def test_breakers_in_trouble_come_first() -> None:
+    async with running(pool()) as rig:
+        for number in range(MOST_BREAKERS + 5):
+            rig.breakers.of(f"http://{number}")
+        troubled = rig.breakers.of("http://0")
+        for _ in range(10):
+            ticket = troubled.enter(0.0)
+            assert ticket is not None
+            troubled.leave(ticket, 0.0, ok=False)
+        shaky = rig.breakers.of("http://1")
+        ticket = shaky.enter(0.0)
+        assert ticket is not None
+        shaky.leave(ticket, 0.0, ok=False)
+
+        snapshot = Camera(rig).take()
+
+    first, second = snapshot.breakers[:2]
+    assert (first.name, first.state, first.failures) == ("http://0", "OPEN", 10)
+    assert (second.name, second.failure_rate) == ("http://1", 1.0)
+    assert len(snapshot.breakers) == MOST_BREAKERS
+    assert snapshot.totals.breakers == MOST_BREAKERS + 5
+    assert snapshot.status == "DEGRADED"
+
+
+@pytest.mark.rule("P4")
+async def test_of_many_pools_and_groups_the_busiest_are_shown() -> None:
+    many = [pool(f"P{number:03}") for number in range(MOST_POOLS + 20)]
+    busy = pool("Z", concurrency=1)
+    async with running(*many, busy, sender=FakeSender(takes=60)) as rig:
+        camera = Camera(rig)
+        groups = [body(f"m{n}", poolCode="Z", messageGroupId=f"g{n}") for n in range(30)]
+        await rig.publish(*groups)
+
+        await asyncio.sleep(1)
+        snapshot = camera.take()
+
+    assert len(snapshot.pools) == MOST_POOLS
+    assert snapshot.totals.pools == MOST_POOLS + 21
+    assert row(snapshot, "Z").workers == 1
+    assert len(snapshot.groups) == MOST_GROUPS
+
+
+async def test_depths_are_told_where_they_are_known() -> None:
+    unknown = QueueConfig(name="other", uri="memory://other")
+    known = QueueConfig(name="q", uri="memory://q")
+    async with running(pool(), queues=(known, unknown)) as rig:
+        camera = Camera(rig)
+        camera.chores.depths["q"] = 7
+
+        snapshot = camera.take()
+
+    assert [(each.name, each.waiting) for each in snapshot.queues] == [("other", None), ("q", 7)]
+    assert all(each.healthy for each in snapshot.queues)
+
+
+@pytest.mark.rule("OPS-2")
+@pytest.mark.parametrize("change", ["raise", "repeat", "acknowledge", "clear"])
+async def test_the_mark_of_the_warnings_changes_with_them(change: str) -> None:
+    def add(text: str) -> Any:
+        return rig.book.add(Code.ROUTING, Severity.WARN, "test", text, STARTED)
+
+    async with running(pool()) as rig:
+        camera = Camera(rig)
+        known = add("known")
+        before = camera.take()
+
+        {
+            "raise": lambda: add("new"),
+            "repeat": lambda: add("known"),
+            "acknowledge": lambda: rig.book.acknowledge(known.id),
+            "clear": rig.book.clear,
+        }[change]()
+        after = camera.take()
+
+    assert before.warnings == {"WARN": 1}
+    assert after.marks.warnings != before.marks.warnings
+
+
+@pytest.mark.rule("OPS-4", "CFG-9")
+async def test_a_standby_and_a_router_that_stops_say_so() -> None:
+    vitals = Vitals(initialized=True, primary=False, shutting_down=True)
+    async with running(pool()) as rig:
+        chores = Chores(rig.manager, rig.breakers, rig.alerts)
+        snapshots = Snapshots(rig.manager, rig.breakers, chores, rig.book, wall=_wall)
+
+        snapshot = snapshots.take(vitals, synced_at=None)
+
+    assert (snapshot.role, snapshot.shutting_down) == ("STANDBY", True)

@@ -275,7 +275,9 @@ class Settings:
         "STANDBY_LOCK_TTL", seconds(1, _HOUR), "30s", "how long the leader lock lasts (planned)"
     )
     standby_instance_id: str | None = _optional(
-        "STANDBY_INSTANCE_ID", text, "name of this router; none: the host's (planned)"
+        "STANDBY_INSTANCE_ID",
+        text,
+        "name of this router, in `/monitoring/standby-status`; none: the host's",
     )
     oidc_issuer: str | None = _optional(
         "OIDC_ISSUER",

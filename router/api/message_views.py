@@ -13,7 +13,6 @@ from router.core.story import Visit, Wait, waits
 from router.engine.explaining import Story
 from router.engine.in_flight import InFlightMessage
 
-
 _AT: Final = "2026-01-31T08:15:30.123Z"
 
 

@@ -8,10 +8,10 @@ from http import HTTPStatus
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from fastapi import APIRouter, Response
-from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.samples import Sample
 
 from router.api.router_api import RouterApi
 from router.api.slices import sliced
@@ -21,6 +21,7 @@ from router.core.warnings import Severity, WarningSummary
 from router.engine.config_sync import SyncCounts
 
 PREFIX: Final = "message_router_"
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _DESCRIPTION: Final = {
     "description": "The metrics",
     "content": {
@@ -255,29 +256,33 @@ async def _page(router: RouterApi) -> bytes:
 
 
 class _Page:
-    """What is added later to a metric joins what is there: its heading stands once."""
+    """What is added later to a metric joins what is there: its heading stands once.
+
+    The lines are written here: with the library's own writer a scrape costs about twice as much.
+    """
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[bytes]] = {}
+        self._lines: dict[str, list[str]] = {}
 
     def add(self, metrics: Sequence[Metric[T]], measured: Sequence[T]) -> None:
         for metric in metrics:
-            text = generate_latest(_Only(metric.family(measured)))
-            parts = self._parts.setdefault(metric.name, [])
-            parts.append(text.split(b"\n", 2)[2] if parts else text)
+            family = metric.family(measured)
+            lines = self._lines.setdefault(metric.name, [])
+            if not lines:
+                lines.append(f"# HELP {metric.name} {metric.meaning}\n")
+                lines.append(f"# TYPE {metric.name} {family.type}\n")
+            lines.extend(map(_line, family.samples))
 
     def text(self) -> bytes:
-        return b"".join(part for parts in self._parts.values() for part in parts)
+        return "".join(line for lines in self._lines.values() for line in lines).encode()
 
 
-class _Only:
-    """A collector of one family, which is how prometheus_client writes one."""
-
-    def __init__(self, family: Family) -> None:
-        self._family = family
-
-    def collect(self) -> Iterable[Family]:
-        return (self._family,)
+def _line(sample: Sample) -> str:
+    labels = ",".join(
+        [f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(sample.labels.items())]
+    )
+    braced = f"{{{labels}}}" if labels else ""
+    return f"{sample.name}{braced} {float(sample.value)!r}\n"
 
 
 def _warnings(summary: WarningSummary) -> Samples:

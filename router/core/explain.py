@@ -71,7 +71,7 @@ class Circuit(Struct, frozen=True):
 
     name: str
     is_closed: bool
-    retry_at: float | None = None  # when an open one lets a probe through; None: it does now
+    retry_at: float | None = None  # when an open one lets a probe through; None: it is half open
 
 
 class MessageSnapshot(Struct, frozen=True, kw_only=True):
@@ -201,7 +201,7 @@ def _queued(held: Held, now: float) -> Explanation:
         until = now + standing.rate_wait + standing.lanes_ahead * standing.rate_step
         text = f"for the rate limit of {held.pool} until {_at(until)}"
         return _waits(held, Situation.WAITING_FOR_RATE, text, until)
-    ahead = f", {standing.lanes_ahead} others before it" if standing.lanes_ahead else ""
+    ahead = f" ({standing.lanes_ahead} in line before it)" if standing.lanes_ahead else ""
     return _waits(held, Situation.WAITING_FOR_PERMIT, f"for a permit of {held.pool}{ahead}")
 
 
@@ -352,9 +352,11 @@ def _circuit_notes(circuit: Circuit | None, now: float) -> Iterator[str]:
 
 
 def _circuit_in_words(circuit: Circuit, now: float) -> str:
-    if circuit.retry_at is not None and circuit.retry_at > now:
+    if circuit.retry_at is None:
+        return f"the circuit of {circuit.name} is being probed"
+    if circuit.retry_at > now:
         return f"the circuit of {circuit.name} is open until {_at(circuit.retry_at)}"
-    return f"the circuit of {circuit.name} is being probed"
+    return f"the circuit of {circuit.name} is open; the next request will probe it"
 
 
 def _with_notes(found: Explanation, *notes: str) -> Explanation:

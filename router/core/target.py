@@ -52,3 +52,9 @@ def read_target(url: str) -> Target:
         port=port if port is not None else _DEFAULT_PORTS.get(parts.scheme, 0),
         has_credentials="@" in parts.netloc,
     )
+
+
+@lru_cache(maxsize=10_000)
+def origin_of(url: str) -> str:
+    """The origin of a target that was read before."""
+    return read_target(url).origin

@@ -59,6 +59,7 @@ class Courier:
         self._permits = permits
         self._alerts = alerts
         self._jitter = jitter
+        self._now = asyncio.get_running_loop().time
         self.pausing = 0  # messages between two tries
         self._posts: dict[Job, asyncio.Task[None]] = {}  # the open ones
         self._pauses_end = Bell()
@@ -91,7 +92,7 @@ class Courier:
             await self._let_go(lane, job)
             return
         job.metric = outcome.consequence.metric
-        self.deliveries.record(job.metric, _now())
+        self.deliveries.record(job.metric, self._now())
         if outcome.result is Result.SUCCESS:
             job.home.ack(job)
             if log.isEnabledFor(logging.DEBUG):
@@ -113,7 +114,7 @@ class Courier:
         """None: it is not to be sent, or not any more."""
         last: Outcome | None = None
         pauses = iter(PAUSES)
-        while not self._stopped and not _is_lost(job):
+        while not self._stopped and not self._is_lost(job):
             outcome = await self._attempt(job)
             pause = next(pauses, None)
             if outcome is None or not outcome.retryable or pause is None or self._stopped:
@@ -129,7 +130,7 @@ class Courier:
         assert task is not None  # noqa: S101  for the type checker: we run in one
         job.state = State.DELIVERING
         self._posts[job] = task
-        self.last_start = job.started_at = _now()
+        self.last_start = job.started_at = self._now()
         posts = job.posts
         try:
             outcome = await self._mediator.attempt(job, self.config.timeout)
@@ -137,24 +138,24 @@ class Courier:
             if not self._aborting:
                 raise
             task.uncancel()
-            job.tries += (Try(job.started_at, _now() - job.started_at, error=_ABORTED),)
+            job.tries += (Try(job.started_at, self._now() - job.started_at, error=_ABORTED),)
             return None
         finally:
             del self._posts[job]
         if job.posts > posts:  # else nothing was sent: a time of 0 would only flatter the target
-            now = _now()
+            now = self._now()
             self.deliveries.time(now - job.started_at, now)
         if outcome is None:
             text = "the mediator gave no outcome for a message"
             self._warn(Code.MEDIATOR_NULL_RESULT, text, Severity.CRITICAL)
             outcome = NO_OUTCOME
         error = None if outcome.error is None else outcome.error.value
-        job.tries += (Try(job.started_at, _now() - job.started_at, outcome.status, error),)
+        job.tries += (Try(job.started_at, self._now() - job.started_at, outcome.status, error),)
         return outcome
 
     async def _pause(self, job: Job, seconds: float) -> None:
         """Wait for the next try; the permit is free meanwhile."""
-        job.state, job.resume_at = State.WAITING, _now() + seconds
+        job.state, job.resume_at = State.WAITING, self._now() + seconds
         self.pausing += 1
         self._permits.give_back()
         try:
@@ -169,7 +170,7 @@ class Courier:
 
     async def _let_go(self, lane: Lane, job: Job) -> None:
         """Give it back unsent. With a lost lease, what is behind it in its group goes too."""
-        if _is_lost(job):
+        if self._is_lost(job):
             for each in (job, *lane.take_all()):
                 each.home.forfeit(each)
         else:
@@ -193,6 +194,10 @@ class Courier:
             held_back = min(FAST_FAIL_DELAY, delay) if mate.home.holds_groups else delay
             await mate.home.give_back(mate, held_back)
 
+    def _is_lost(self, job: Job) -> bool:
+        """Its lease has run out: it may be someone else's by now (BRK-5)."""
+        return job.lease_until <= self._now()
+
     def _warn(self, code: Code, text: str, severity: Severity = Severity.WARN) -> None:
         self._alerts.raise_warning(code, severity, f"ProcessPool:{self.config.code}", text)
 
@@ -204,7 +209,7 @@ class Courier:
                 **self._facts(job),
                 "error": outcome.error.value if outcome.error else None,
                 "status": outcome.status,
-                "seconds": round(_now() - job.started_at, 3),
+                "seconds": round(self._now() - job.started_at, 3),
                 "follows": follows,
             },
         )
@@ -221,12 +226,3 @@ class Courier:
 
 def _met_open_circuit(outcome: Outcome | None) -> bool:
     return outcome is not None and outcome.error is Error.CIRCUIT_OPEN
-
-
-def _is_lost(job: Job) -> bool:
-    """Its lease has run out: it may be someone else's by now (BRK-5)."""
-    return job.lease_until <= _now()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -18,7 +18,7 @@ from router.core.outcome import (
     circuit_open,
     judge,
 )
-from router.core.target import read_target
+from router.core.target import origin_of
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
@@ -55,7 +55,7 @@ class Mediator:
     async def attempt(self, job: Job, timeout: float | None = None) -> Outcome:
         """POST it once, if its target's circuit allows, and judge what came of it."""
         loop = asyncio.get_running_loop()
-        origin = read_target(job.message.target).origin
+        origin = origin_of(job.message.target)
         breaker = self._breakers.of(origin)
         ticket = breaker.enter(loop.time())
         if ticket is None:

@@ -23,7 +23,7 @@ from router.engine.courier import Courier, Deliverer
 from router.engine.permits import Permits
 from router.engine.rate_gate import RateGate
 
-CAPACITY_PER_WORKER: Final = 20  # POOL-1
+CAPACITY_PER_WORKER: Final = 20
 LEAST_CAPACITY: Final = 50
 
 
@@ -40,6 +40,7 @@ class ProcessPool:
         on_group_free: Callable[[Sequence[Job]], None],
     ) -> None:
         self.config = config
+        self.capacity = _capacity(config)
         self.draining = False
         self.has_room = True
         self.held = 0  # jobs that have not ended
@@ -56,10 +57,6 @@ class ProcessPool:
     @property
     def code(self) -> str:
         return self.config.code
-
-    @property
-    def capacity(self) -> int:
-        return max(self.config.concurrency * CAPACITY_PER_WORKER, LEAST_CAPACITY)
 
     @property
     def queued(self) -> int:
@@ -147,6 +144,7 @@ class ProcessPool:
     def change(self, config: PoolConfig) -> None:
         """Take effect at once; running deliveries finish (POOL-6, §9)."""
         self.config = self.courier.config = config
+        self.capacity = _capacity(config)
         self.gate.change(config)
         self._permits.resize(config.concurrency)
         self._note_room()
@@ -291,3 +289,8 @@ class ProcessPool:
                 job.keeper = None
                 self.let_go(job)
             self._on_group_free(lane.latecomers)
+
+
+def _capacity(config: PoolConfig) -> int:
+    """POOL-1."""
+    return max(config.concurrency * CAPACITY_PER_WORKER, LEAST_CAPACITY)

@@ -62,6 +62,10 @@ async def test_the_description_names_every_call_and_its_errors(api: httpx.AsyncC
         "POST /monitoring/circuit-breakers/reset-all",
         "GET /monitoring/consumer-health",
         "GET /monitoring/standby-status",
+        "GET /monitoring/in-flight-messages",
+        "POST /monitoring/in-flight-messages/check",
+        "GET /monitoring/messages/{message_id}",
+        "GET /monitoring/explain",
     }
     answers = described["paths"]["/dead-letters"]["get"]["responses"]
     assert set(answers) == {"200", "default"}

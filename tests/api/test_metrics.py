@@ -60,7 +60,7 @@ message_router_dead_letters_total{reason="CONFIG_ERROR"} 2.0
 message_router_warnings{severity="CRITICAL"} 0.0
 message_router_config_sync_total{result="ok"} 3.0
 message_router_config_sync_total{result="failed"} 1.0
-message_router_config_last_sync_timestamp_seconds 1.80000000025e+09
+message_router_config_last_sync_timestamp_seconds 1800000000.25
 message_router_event_loop_lag_seconds 0.002
 message_router_ledger_total{state="received"} 10.0
 message_router_unaccounted_messages 0.0

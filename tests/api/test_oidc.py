@@ -1,6 +1,7 @@
 import asyncio
 import base64
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from router.api import oidc
 from router.api.access import Access, AuthMode
 from router.api.oidc import EXPIRE_AFTER, LEAST_INTERVAL, MAX_TOKEN, REFRESH_AFTER, Provider
+from router.main import _access
+from router.settings import BadSetting, Settings
 from tests.api.issuer import AUDIENCE, Issuer, Key, ec_key, ed_key, issuing, rsa_key
 from tests.support.api import HandMadeRouter, assert_problem, calling
 
@@ -394,6 +397,21 @@ async def test_other_schemes_are_refused(
         answer = await api.get("/warnings", headers={"authorization": f"Basic {token}"})
 
     assert_problem(answer, 401)
+
+
+def test_a_missing_package_is_named_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings.from_env(
+        {
+            "MESSAGE_ROUTER_AUTH_MODE": "OIDC",
+            "OIDC_ISSUER": "https://id.example",
+            "OIDC_AUDIENCE": AUDIENCE,
+        }
+    )
+    monkeypatch.delitem(sys.modules, "router.api.oidc")
+    monkeypatch.setitem(sys.modules, "jwt", None)
+
+    with pytest.raises(BadSetting, match=r"jwt: pip install 'message-router\[oidc\]'"):
+        _access(settings)
 
 
 def test_a_mode_without_a_judge_is_refused() -> None:

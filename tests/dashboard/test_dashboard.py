@@ -6,6 +6,7 @@ from playwright.async_api import expect
 from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, first, ids, message
+from tests.api.issuer import AUDIENCE, ec_key, issuing
 from tests.dashboard.screen import Screen
 from tests.outbound.servers import Target, answering, listening, writing
 
@@ -252,6 +253,24 @@ async def test_a_user_and_a_password_are_asked_for(site: Site, screen: Screen) -
         await screen.button("Sign in").click()
 
         await screen.shows("All is well")
+
+
+@pytest.mark.rule("CFG-1")
+async def test_a_token_of_the_identity_provider_is_asked_for(site: Site, screen: Screen) -> None:
+    async with issuing(ec_key().published()) as issuer:
+        site.settings |= {
+            "MESSAGE_ROUTER_AUTH_MODE": "OIDC",
+            "OIDC_ISSUER": issuer.url,
+            "OIDC_AUDIENCE": AUDIENCE,
+        }
+        async with site.starting() as router:
+            await router.logs("ready")
+            await screen.visit(f"http://127.0.0.1:{site.port}")
+
+            await screen.page.get_by_label("identity provider").fill(issuer.token(ec_key()))
+            await screen.button("Sign in").click()
+
+            await screen.shows("All is well")
 
 
 @pytest.mark.rule("P5")

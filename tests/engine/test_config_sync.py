@@ -8,7 +8,7 @@ import pytest
 
 from router.core.config import PoolConfig, QueueConfig, QueueNaming, QueueType, RoutingConfig
 from router.core.warnings import Severity
-from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules
+from router.engine.config_sync import ConfigSync, SyncCounts, SyncFailed, SyncRules
 from router.ports import ConfigUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -389,6 +389,7 @@ async def test_the_status_before_and_after_a_sync() -> None:
     assert (before.last_success, before.succeeded) == (None, 0)
     assert before.document == {"queues": [], "processingPools": []}
     assert (after.last_success, after.succeeded, after.failed) == (1000, 1, 0)
+    assert sync.counts == SyncCounts(succeeded=1, failed=0, last_success=1000)
     assert after.document == {
         "queues": [{"queueName": "memory://a", "queueUri": "memory://a", "connections": 1}],
         "processingPools": [],

@@ -109,7 +109,7 @@ async def test_a_message_waits_for_a_permit_after_those_before_it() -> None:
         found = await why(rig, "c")
 
         assert found.situation is Situation.WAITING_FOR_PERMIT
-        assert found.text == "waiting for a permit of P, 1 others before it"
+        assert found.text == "waiting for a permit of P (1 in line before it)"
 
 
 async def test_a_message_without_order_waits_for_a_permit_too() -> None:
@@ -118,7 +118,7 @@ async def test_a_message_without_order_waits_for_a_permit_too() -> None:
         await asyncio.sleep(1)
 
         assert (await why(rig, "b")).text == "waiting for a permit of P"
-        assert (await why(rig, "c")).text == "waiting for a permit of P, 1 others before it"
+        assert (await why(rig, "c")).text == "waiting for a permit of P (1 in line before it)"
 
 
 async def test_a_message_between_two_tries_tells_when_the_next_one_is() -> None:

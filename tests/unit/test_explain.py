@@ -157,6 +157,10 @@ def test_a_dead_letter_without_words_has_no_notes() -> None:
             ("the circuit of http://t.test:80 is open until 2027-01-15T08:00:05Z",),
         ),
         (
+            Circuit("http://t.test:80", is_closed=False, retry_at=NOW - 5),
+            ("the circuit of http://t.test:80 is open; the next request will probe it",),
+        ),
+        (
             Circuit("http://t.test:80", is_closed=False),
             ("the circuit of http://t.test:80 is being probed",),
         ),

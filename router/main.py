@@ -74,6 +74,7 @@ EXIT_OK: Final = 0
 EXIT_NO_CONFIGURATION: Final = 1
 EXIT_BAD_SETTING: Final = 2
 EXIT_ENDED: Final = 130
+SWITCH_INTERVAL: Final = 0.0005  # a busy loop must not starve the threads of the SQLite files
 _LOOPBACKS: Final = ("127.0.0.1", "::1")
 
 T = TypeVar("T")
@@ -163,6 +164,7 @@ def run(env: Mapping[str, str]) -> int:
     configure_logging(settings.log_level.name, as_json=as_json)
     for note in setting_notes(env):
         log.warning("%s", note)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run_until_signalled(settings))
 

@@ -61,14 +61,14 @@ class Courier:
         self._jitter = jitter
         self._now = asyncio.get_running_loop().time
         self.pausing = 0  # messages between two tries
-        self._posts: dict[Job, asyncio.Task[None]] = {}  # the open ones
+        self.posts: dict[Job, asyncio.Task[None]] = {}  # the open ones
         self._pauses_end = Bell()
         self._stopped = False
         self._aborting = False
 
     @property
     def open_posts(self) -> int:
-        return len(self._posts)
+        return len(self.posts)
 
     def stop(self) -> None:
         """Start no new try; what waits for one is given back by its worker."""
@@ -82,7 +82,7 @@ class Courier:
     def abort(self) -> None:
         """End the open POSTs; their messages are given back."""
         self._aborting = True
-        for task in self._posts.values():
+        for task in self.posts.values():
             task.cancel()
 
     async def serve(self, lane: Lane, job: Job) -> None:
@@ -129,7 +129,7 @@ class Courier:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  for the type checker: we run in one
         job.state = State.DELIVERING
-        self._posts[job] = task
+        self.posts[job] = task
         self.last_start = job.started_at = self._now()
         posts = job.posts
         try:
@@ -141,7 +141,7 @@ class Courier:
             job.tries += (Try(job.started_at, self._now() - job.started_at, error=_ABORTED),)
             return None
         finally:
-            del self._posts[job]
+            del self.posts[job]
         if job.posts > posts:  # else nothing was sent: a time of 0 would only flatter the target
             now = self._now()
             self.deliveries.time(now - job.started_at, now)

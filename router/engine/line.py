@@ -8,7 +8,7 @@ from typing import Final
 
 from router.core.message import Handle, Tally
 from router.core.stats import Counts
-from router.ports import Broker, BrokerError, Depth, Disconnected, Traits, Unsettled
+from router.ports import Broker, BrokerError, Depth, Disconnected, Unsettled
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,7 @@ class Line:
 
     def __init__(self, broker: Broker, on_break: Callable[[], None], counts: Counts) -> None:
         self.is_broken = False
+        self.traits = broker.traits
         self._broker = broker
         self._on_break = on_break
         self._counts = counts
@@ -32,10 +33,6 @@ class Line:
     @property
     def lease_seconds(self) -> float | None:
         return self._broker.lease_seconds
-
-    @property
-    def traits(self) -> Traits:
-        return self._broker.traits
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         with self._counts.calling("ack"):

@@ -47,6 +47,7 @@ class ProcessPool:
         self.gate = RateGate(config)
         self._permits = Permits(config.concurrency, self._pump)
         self.courier = Courier(config, mediator, self._permits, alerts, jitter)
+        self._posts = self.courier.posts
         self._tasks = tasks
         self._on_room = on_room
         self._on_group_free = on_group_free
@@ -61,11 +62,11 @@ class ProcessPool:
     @property
     def queued(self) -> int:
         """What counts against the capacity: all that has no open POST (POOL-1)."""
-        return self.held - self.courier.open_posts
+        return self.held - len(self._posts)
 
     @property
     def room(self) -> int:
-        return self.capacity - self.queued
+        return self.capacity - self.held + len(self._posts)
 
     @property
     def groups(self) -> int:

@@ -104,9 +104,8 @@ class Routing:
             self.remembered.add((queue, job.broker_id, job.attempts_before), now)
 
     def is_deleted(self, queue: str, delivery: Delivery, now: float) -> bool:
-        if not self.remembered or delivery.broker_id is None:
-            return False
-        return self.remembered.knows((queue, delivery.broker_id, delivery.tally.attempts), now)
+        broker_id, attempts = delivery.broker_id, delivery.tally.attempts
+        return broker_id is not None and self.remembered.knows((queue, broker_id, attempts), now)
 
     def forget_delete(self, queue: str, delivery: Delivery) -> None:
         """Its broker has removed it now."""
@@ -169,7 +168,7 @@ class _BatchRouting:
 
     def place(self, delivery: Delivery) -> None:
         arrivals, routing = self._arrivals, self._routing
-        if routing.is_deleted(arrivals.queue, delivery, arrivals.now):
+        if routing.remembered and routing.is_deleted(arrivals.queue, delivery, arrivals.now):
             self._discard(delivery)
             return
         try:

@@ -4,7 +4,7 @@ import argparse
 
 from bench import engine, process
 
-PARTS = ("engine", "start", "idle", "throughput", "backlog")
+PARTS = ("engine", "adapters", "start", "idle", "throughput", "backlog")
 
 
 def main() -> None:
@@ -23,6 +23,11 @@ def main() -> None:
         match part:
             case "engine":
                 engine.report(given.messages, given.rounds)
+            case "adapters":
+                # Imported on use: it needs the tests' servers.
+                from bench import adapters  # noqa: PLC0415
+
+                adapters.report(min(given.messages, 10_000), given.rounds)
             case "start":
                 process.start(given.rounds)
             case "idle":

@@ -97,17 +97,18 @@ async def _publish(folder: Path, url: str, messages: int, groups: int) -> None:
         async with opened as publisher:
             for first in range(0, messages, CHUNK):
                 numbers = range(first, min(first + CHUNK, messages))
-                await publisher.publish([_message(n, url, groups) for n in numbers])
+                await publisher.publish([message(n, url, groups) for n in numbers])
 
 
-def _message(number: int, url: str, groups: int) -> Publication:
+def message(number: int, url: str, groups: int, run: int = 0) -> Publication:
+    """The `number`-th message of a run."""
     body = json.dumps(
         {
-            "id": f"0HZX{number:09d}",
+            "id": f"{run}-{number:09d}",
             "mediationTarget": url,
             "authToken": "token",
             "messageGroupId": f"group-{number % groups}",
         }
     ).encode()
-    message = parse(body)
-    return Publication(message, body, message.id)
+    parsed = parse(body)
+    return Publication(parsed, body, parsed.id)

@@ -1,6 +1,6 @@
 """A notification as each service wants to read it. Credentials in texts are masked here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -9,6 +9,11 @@ from router.core.redact import mask_urls
 from router.core.warnings import Notice, Severity
 
 MOST_LINES: Final = 50  # chat services refuse long texts
+SEND_SECONDS: Final = 8.0  # for each step of a conversation
+
+Shape = Callable[[Digest], dict[str, object]]
+
+
 _LONGEST_LINE: Final = 300
 _TEAMS_COLOURS: Final = {
     Severity.INFO: "Good",

@@ -6,17 +6,18 @@ Addresses are secrets here: whoever knows a chat service's URL can write there.
 import asyncio
 import smtplib
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import httpx
 from msgspec import Struct
 
 from router.core.notification import Digest
 from router.outbound.notification_shapes import (
+    SEND_SECONDS,
+    Shape,
     for_slack,
     for_teams,
     for_webhook,
@@ -25,10 +26,7 @@ from router.outbound.notification_shapes import (
 )
 from router.ports import Channel, NotSent
 
-SEND_SECONDS: Final = 8.0  # for each step of the conversation
 _SMTP_PORTS: Final = {"smtp": 25, "smtps": 465}
-
-Shape = Callable[[Digest], dict[str, object]]
 
 
 class Addresses(Struct, frozen=True, kw_only=True):
@@ -53,32 +51,17 @@ def open_channels(addresses: Addresses, host: str) -> Sequence[Channel]:
         "teams": (addresses.teams, for_teams),
     }
     channels: list[Channel] = [
-        Webhook(name, url, shape) for name, (url, shape) in shapes.items() if url is not None
+        _webhook(name, url, shape) for name, (url, shape) in shapes.items() if url is not None
     ]
     if addresses.smtp is not None:
         channels.append(Mail(addresses.smtp, addresses.recipients, host))
     return channels
 
 
-class Webhook:
-    """A POST of JSON; anything but 2xx is a failure."""
+def _webhook(name: str, url: str, shape: Shape) -> Channel:
+    from router.outbound.webhook import Webhook  # noqa: PLC0415 on use: its client is slow to load
 
-    def __init__(self, name: str, url: str, shape: Shape) -> None:
-        self.name = name
-        self._url = url
-        self._shape = shape
-        self._context = httpx.create_ssl_context()  # costs 20 ms: made once
-
-    async def send(self, digest: Digest) -> None:
-        try:
-            async with httpx.AsyncClient(
-                verify=self._context, trust_env=False, timeout=SEND_SECONDS
-            ) as client:
-                reply = await client.post(self._url, json=self._shape(digest))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise NotSent(type(error).__name__) from None  # its text may quote the URL
-        if not reply.is_success:
-            raise NotSent(f"HTTP {reply.status_code}")
+    return Webhook(name, url, shape)
 
 
 class Mail:

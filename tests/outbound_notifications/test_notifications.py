@@ -5,7 +5,8 @@ import pytest
 from router.core.notification import Change, Digest, Subject
 from router.core.warnings import Notice, Severity
 from router.outbound.notification_shapes import MOST_LINES, for_slack, for_teams, lines
-from router.outbound.notifications import Addresses, Mail, Webhook, open_channels
+from router.outbound.notifications import Addresses, Mail, open_channels
+from router.outbound.webhook import Webhook
 from router.ports import NotSent
 from tests.outbound_notifications.mail_server import MailServer
 from tests.outbound_notifications.web_server import WebServer

@@ -225,7 +225,7 @@ class ProcessPool:
 
     def _start(self, lane: Lane) -> None:
         self._permits.take()
-        self._tasks.create_task(self._work(lane), name=self.code)
+        self._tasks.create_task(self._work(lane), name=f"{self.code} {lane.group}")
 
     def _call_gatekeeper(self) -> None:
         if self._gatekeeper is None:

@@ -1,11 +1,9 @@
-"""SQL lives in .sql files, each statement under its name."""
+"""The brokers' .sql files."""
 
-import re
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Final
 
-_NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+from router.core.named_sql import statements
 
 
 def read_sql(file: str) -> str:
@@ -14,5 +12,4 @@ def read_sql(file: str) -> str:
 
 def read_queries(file: str) -> Mapping[str, str]:
     """The statements of a file, by name."""
-    _, *parts = _NAME.split(read_sql(file))
-    return dict(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
+    return statements(read_sql(file))

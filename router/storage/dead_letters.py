@@ -1,7 +1,6 @@
 """Where dead letters are kept: a SQLite file, behind a thread of its own (DLQ-1)."""
 
 import asyncio
-import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import msgspec
 
 from router.core.config import sqlite_path
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
+from router.core.named_sql import statements
 from router.core.redact import mask_urls, without_secrets
 from router.ports import DeadLetterStore, StoreError
 
@@ -202,11 +202,6 @@ def _letter(row: sqlite3.Row) -> KeptLetter:
     return KeptLetter(row["id"], DeadLetter(**fields), row["replayed_at"])
 
 
-def _named_queries(text: str) -> Mapping[str, str]:
-    _, *parts = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
-_QUERIES: Final = _named_queries(
+_QUERIES: Final = statements(
     resources.files("router.storage").joinpath("sql/dead_letters.sql").read_text()
 )

@@ -121,15 +121,6 @@ class Batch:
         return self.left == 0 and self.requests == 0
 
 
-class Run:
-    """The messages of one group in one batch; they go back together when one fails (FIFO-1).
-
-    It lives as long as a job refers to it, so nothing has to be cleaned up.
-    """
-
-    __slots__ = ("__weakref__",)
-
-
 class Job:
     """One hand-over of one message, from routing until its ACK or NACK went through."""
 
@@ -170,6 +161,7 @@ class Job:
         home: Home,
         batch: Batch,
         *,
+        run: Batch | str,
         key: Key,
         now: float,
     ) -> None:
@@ -180,7 +172,7 @@ class Job:
         self.broker_id = delivery.broker_id
         self.home = home
         self.batch = batch
-        self.run: Run | None = None
+        self.run = run  # what of its group is of the same run goes back with it (FIFO-1)
         self.keeper: Keeper | None = None
         self.state = State.QUEUED
         self.tracked_at = now

@@ -2,8 +2,11 @@
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
-from router.core.job import Job, Run, State
+from router.core.job import Batch, Job, State
+
+_NONE: Final[deque[Job]] = deque()  # stands for an empty tier: most groups never use the high one
 
 
 class Lane:
@@ -13,7 +16,7 @@ class Lane:
 
     def __init__(self, group: str | None) -> None:
         self.group = group  # None: a message of its own, without order
-        self.high: deque[Job] = deque()
+        self.high = _NONE
         self.regular: deque[Job] = deque()
         self.tried = 0  # of the regular ones, those that no high-priority one may pass
         self.current: Job | None = None  # being served; not in the tiers
@@ -22,10 +25,15 @@ class Lane:
 
     def put(self, job: Job) -> None:
         if job.message.high_priority:
-            self.high.append(job)
+            self._put_high(job)
             return
         self.regular.append(job)
         self.tried += job.is_tried
+
+    def _put_high(self, job: Job) -> None:
+        if self.high is _NONE:
+            self.high = deque()
+        self.high.append(job)
 
     def take(self) -> Job:
         """The next one to serve."""
@@ -54,11 +62,11 @@ class Lane:
             self.put(job)
         self.latecomers.clear()
 
-    def take_run(self, run: Run | None) -> list[Job]:
-        """Take out what is left of one batch's part of the group, in group order."""
-        taken = [job for job in self if job.run is run]
+    def take_run(self, run: Batch | str) -> list[Job]:
+        """Take out what goes back together with one that failed, in group order."""
+        taken = [job for job in self if job.run == run]
         if taken:
-            self._keep([job for job in self if job.run is not run])
+            self._keep([job for job in self if job.run != run])
         return taken
 
     def take_from(self, first: Job) -> list[Job]:
@@ -74,7 +82,7 @@ class Lane:
         return taken
 
     def _keep(self, jobs: list[Job]) -> None:
-        self.high.clear()
+        self.high = _NONE
         self.regular.clear()
         self.tried = 0
         for job in jobs:

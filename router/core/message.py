@@ -91,13 +91,19 @@ class Message(
 
     def __post_init__(self) -> None:
         """Check what types cannot say; blank means absent."""
-        if _CONTROL.search(self.id):
+        # `isprintable` is a quick way to say that there can be no forbidden character.
+        if not self.id.isprintable() and _CONTROL.search(self.id):
             raise ValueError("`id` contains a control character")
         if self.pool is not None and not self.pool.strip():
             self.pool = None
         if self.group is not None and not self.group.strip():
             self.group = None
-        if self.token and _NOT_IN_A_HEADER.search(self.token):
+        token = self.token
+        if (
+            token
+            and not (token.isascii() and token.isprintable())
+            and _NOT_IN_A_HEADER.search(token)
+        ):
             raise ValueError("`authToken` contains a character not allowed in a header")
         if self.type is not None and self.type.upper() != "HTTP":
             raise ValueError("`mediationType` must be HTTP")
@@ -112,7 +118,9 @@ class Message(
 
     @property
     def mode(self) -> Mode:
-        return _MODES.get(self.dispatch or "", Mode.BLOCK_ON_ERROR)
+        if self.dispatch is None:
+            return Mode.BLOCK_ON_ERROR
+        return _MODES.get(self.dispatch, Mode.BLOCK_ON_ERROR)
 
     @property
     def has_unknown_mode(self) -> bool:

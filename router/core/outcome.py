@@ -5,7 +5,7 @@ Every rule that turns an HTTP answer into ACK, NACK, retry or alarm lives in thi
 
 import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum, IntEnum, StrEnum, auto
 from http import HTTPStatus
@@ -145,7 +145,7 @@ def circuit_open(delay: float) -> Outcome:
     )
 
 
-def judge(answer: Answer, now: datetime) -> Outcome:
+def judge(answer: Answer, now: float) -> Outcome:
     """The table of CONTRACTS §5. `now` is the wall clock, for `Retry-After` dates."""
     if isinstance(answer, NoReply):
         return _FAULTS[answer.fault](answer.detail)
@@ -159,7 +159,7 @@ def clamp_delay(seconds: float) -> float:
     return float(math.ceil(min(max(seconds, MIN_DELAY), MAX_DELAY)))
 
 
-def _judge_refused(reply: Reply, now: datetime) -> Outcome:
+def _judge_refused(reply: Reply, now: float) -> Outcome:
     if reply.status == HTTPStatus.TOO_MANY_REQUESTS:
         delay = _retry_after(reply.retry_after, now)
         return _http(reply, Result.ERROR_PROCESS, error=Error.RATE_LIMITED, asked_delay=delay)
@@ -234,7 +234,7 @@ def _usable_delay(said: bytes) -> float | None:
     return clamp_delay(seconds) if seconds > 0 else None
 
 
-def _retry_after(header: str | None, now: datetime) -> float:
+def _retry_after(header: str | None, now: float) -> float:
     text = (header or "").strip()
     if text.isascii() and text.isdigit():
         return clamp_delay(float(text))
@@ -244,7 +244,7 @@ def _retry_after(header: str | None, now: datetime) -> float:
         return DEFAULT_DELAY
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)
-    return clamp_delay((date - now).total_seconds())
+    return clamp_delay(date.timestamp() - now)
 
 
 _FAULTS: Final = {

@@ -142,15 +142,16 @@ class Courier:
             return None
         finally:
             del self.posts[job]
+        now = self._now()
+        seconds = now - job.started_at
         if job.posts > posts:  # else nothing was sent: a time of 0 would only flatter the target
-            now = self._now()
-            self.deliveries.time(now - job.started_at, now)
+            self.deliveries.time(seconds, now)
         if outcome is None:
             text = "the mediator gave no outcome for a message"
             self._warn(Code.MEDIATOR_NULL_RESULT, text, Severity.CRITICAL)
             outcome = NO_OUTCOME
         error = None if outcome.error is None else outcome.error.value
-        job.tries += (Try(job.started_at, self._now() - job.started_at, outcome.status, error),)
+        job.tries += (Try(job.started_at, seconds, outcome.status, error),)
         return outcome
 
     async def _pause(self, job: Job, seconds: float) -> None:
@@ -188,7 +189,7 @@ class Courier:
 
     async def _return_run(self, lane: Lane, head: Job, delay: float, error: str) -> None:
         """NACK a failed message, then what its batch brought behind it in its group (FIFO-1)."""
-        mates = lane.take_run(head.run) if head.run is not None and head.blocks_on_error else []
+        mates = lane.take_run(head.run) if head.blocks_on_error else []
         await head.home.give_back(head, delay, error)
         for mate in mates:
             held_back = min(FAST_FAIL_DELAY, delay) if mate.home.holds_groups else delay

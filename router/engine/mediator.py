@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Final
 
 from router.core.backoff import Jitter
@@ -12,7 +11,6 @@ from router.core.outcome import (
     Alarm,
     Answer,
     Fault,
-    NoReply,
     Outcome,
     Reply,
     circuit_open,
@@ -65,12 +63,14 @@ class Mediator:
         verdict: bool | None = None  # a cancelled call counts for nothing
         try:
             answer = await self._sender.send(job.message, job.posts, timeout or self._timeout)
-            verdict = _verdict(answer)
-            if isinstance(answer, NoReply) and answer.fault in _UNSENT:
-                job.posts -= 1
+            if isinstance(answer, Reply):
+                verdict = True
+            else:
+                verdict = False if answer.fault in _BLAMES else None
+                job.posts -= answer.fault in _UNSENT
         finally:
             breaker.leave(ticket, loop.time(), ok=verdict)
-        outcome = judge(answer, datetime.fromtimestamp(self._wall(), UTC))
+        outcome = judge(answer, self._wall())
         self._raise_alarm(outcome, answer, origin)
         return outcome
 
@@ -82,9 +82,3 @@ class Mediator:
             return
         code, severity = _ALARMS[outcome.alarm]
         self._alerts.raise_warning(code, severity, SOURCE, f"{origin}: {outcome.detail}")
-
-
-def _verdict(answer: Answer) -> bool | None:
-    if isinstance(answer, NoReply):
-        return False if answer.fault in _BLAMES else None
-    return True

@@ -1,8 +1,8 @@
 """A pool: so many deliveries at once, so many a minute, in order within a group (SPEC §6, §7, §9).
 
-A group that has work is a lane; a lane that can go on stands once in `_ready`. Workers, tasks made
-on demand and at most `concurrency` of them, take the next ready lane, serve one message of it and
-put it back. Order within a group, fairness between groups and the limit all follow from that.
+A group that has work is a lane; a lane that can go on stands once in `_ready`. Workers of the crew,
+at most `concurrency` of them at once, take the next ready lane, serve one message of it and put it
+back. Order within a group, fairness between groups and the limit all follow from that.
 
 State changes in plain functions only: no await comes between looking and leaping.
 """
@@ -20,6 +20,7 @@ from router.core.lanes import Lane
 from router.core.message import Mode
 from router.engine.alerts import Alerts
 from router.engine.courier import Courier, Deliverer
+from router.engine.crew import Crew
 from router.engine.permits import Permits
 from router.engine.rate_gate import RateGate
 
@@ -32,7 +33,7 @@ class ProcessPool:
         self,
         config: PoolConfig,
         mediator: Deliverer,
-        tasks: asyncio.TaskGroup,
+        crew: Crew,
         alerts: Alerts,
         *,
         jitter: Jitter,
@@ -48,7 +49,7 @@ class ProcessPool:
         self._permits = Permits(config.concurrency, self._pump)
         self.courier = Courier(config, mediator, self._permits, alerts, jitter)
         self._posts = self.courier.posts
-        self._tasks = tasks
+        self._crew = crew
         self._on_room = on_room
         self._on_group_free = on_group_free
         self._lanes: dict[str, Lane] = {}
@@ -133,8 +134,11 @@ class ProcessPool:
         lane = self._lane_for(job)
         if self.draining or lane.is_returning:
             lane.put_off(job)
-        else:
-            self._enqueue(lane, job)
+            return True
+        lane.put(job)
+        if lane.current is None and len(lane) == 1:
+            self._ready.append(lane)
+            self._pump()
         return True
 
     def let_go(self, _job: Job) -> None:
@@ -170,7 +174,7 @@ class ProcessPool:
         self._ready.clear()
         for lane in waiting:
             lane.is_returning = True
-            self._tasks.create_task(self._give_back(lane), name=f"return {self.code}")
+            self._crew.start(self._give_back(lane))
 
     def take_overdue(self, now: float) -> list[Job]:
         """What has waited here for longer than its broker allows, with all behind it (BRK-5)."""
@@ -198,12 +202,6 @@ class ProcessPool:
             lane = self._lanes[job.group] = Lane(job.group)
         return lane
 
-    def _enqueue(self, lane: Lane, job: Job) -> None:
-        lane.put(job)
-        if lane.current is None and len(lane) == 1:
-            self._ready.append(lane)
-            self._pump()
-
     def _note_room(self) -> None:
         """Tell when there is no room left, and when there is some again.
 
@@ -225,11 +223,12 @@ class ProcessPool:
 
     def _start(self, lane: Lane) -> None:
         self._permits.take()
-        self._tasks.create_task(self._work(lane), name=f"{self.code} {lane.group}")
+        self._crew.start(self._work(lane))
 
     def _call_gatekeeper(self) -> None:
         if self._gatekeeper is None:
-            self._gatekeeper = self._tasks.create_task(self._keep_gate(), name=f"{self.code} rate")
+            gate = self._keep_gate()
+            self._gatekeeper = self._crew.tasks.create_task(gate, name=f"{self.code} rate")
 
     async def _keep_gate(self) -> None:
         """Wait for the rate limit on behalf of the lane in front.

@@ -16,6 +16,7 @@ from router.engine.alerts import Alerts
 from router.engine.bell import Bell
 from router.engine.context import Context
 from router.engine.courier import Deliverer
+from router.engine.crew import Crew
 from router.engine.intake import Intake
 from router.engine.letters import Letters
 from router.engine.process_pool import ProcessPool
@@ -53,6 +54,7 @@ class QueueManager:
         self._given = given
         self._full: set[ProcessPool] = set()
         self._bell = Bell()
+        self._crew = Crew(given.tasks)
         self._is_stopped = False
         self._context = Context(
             brokers=given.brokers,
@@ -70,6 +72,7 @@ class QueueManager:
         """Make it so. What is as it should be is left untouched."""
         self.applied = config
         self._is_stopped = False
+        self._crew.recall()
         self._apply_pools({pool.code: pool for pool in config.pools})
         self._apply_queues({queue.name: queue for queue in config.queues})
 
@@ -88,9 +91,6 @@ class QueueManager:
             text = f"no pool {code!r}: its messages go to {DEFAULT_POOL}"
             self._warn(Code.ROUTING, text)
         return self.pools.get(DEFAULT_POOL) or self._default_pool()
-
-    def draining(self, code: str | None) -> ProcessPool | None:
-        return self.draining_pools.get(code or DEFAULT_POOL)
 
     # What operators and chores ask.
 
@@ -122,6 +122,7 @@ class QueueManager:
             self._stop(intake)
         for code in list(self.pools):
             self._drain(code)
+        self._crew.dismiss()
 
     async def until_settled(self) -> None:
         """Once stopped: until nothing is held any more."""
@@ -163,7 +164,7 @@ class QueueManager:
         pool = ProcessPool(
             config,
             given.mediator,
-            given.tasks,
+            self._crew,
             given.alerts,
             jitter=given.jitter,
             on_room=self._room_changed,
@@ -204,7 +205,7 @@ class QueueManager:
         refused = waiting if self._is_stopped else self.routing.resubmit(waiting)
         if refused:
             delay = 0.0 if self._is_stopped else FAST_FAIL_DELAY
-            self._given.tasks.create_task(_give_back(refused, delay), name="give back")
+            self._crew.start(_give_back(refused, delay))
 
     # Queues.
 

@@ -4,15 +4,14 @@ All of it is synchronous, so a batch sees one state of pools and tracker. What t
 letters for malformed bodies, NACKs of refused messages) is answered as `Aside`, for the caller.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
-from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
 
-from router.core.job import Batch, Fate, Home, Job, Run, State
+from router.core.job import Batch, Fate, Home, Job, State
 from router.core.ledger import Ledger
-from router.core.message import Delivery, Malformed, Message, Mode, parse
+from router.core.message import DEFAULT_POOL, Delivery, Malformed, Message, parse
 from router.core.remembered import RememberedDeletes
 from router.core.tallies import Tallies
 from router.core.tracker import Claim, Tracker, key_of
@@ -25,9 +24,6 @@ SOURCE: Final = "QueueManager"
 _ACCEPTED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED}  # the ACK went through
 
 
-RunKey = tuple[str, str, str]  # queue, pool, group
-
-
 class Pools(Protocol):
     """Where the messages go."""
 
@@ -37,7 +33,9 @@ class Pools(Protocol):
 
     def pool_for(self, code: str | None) -> ProcessPool: ...
 
-    def draining(self, code: str | None) -> ProcessPool | None: ...
+    @property
+    def draining_pools(self) -> Mapping[str, ProcessPool]:
+        """Those that take nothing new, by code."""
 
 
 class Arrivals(Struct, frozen=True):
@@ -67,7 +65,6 @@ class Routing:
         self.pools = pools
         self._alerts = alerts
         self._aside: dict[int, Delivery] = {}  # held, but not tracked
-        self.live_runs: WeakValueDictionary[RunKey, Run] = WeakValueDictionary()
 
     @property
     def held(self) -> int:
@@ -141,9 +138,10 @@ class Routing:
     def pool_of(self, job: Job) -> ProcessPool:
         """Its pool, or a draining one of the same code that still holds its group (§7)."""
         code = job.message.pool
-        drained = self.pools.draining(code)
-        if drained is not None and drained.holds_group_of(job):
-            return drained
+        if self.pools.draining_pools:
+            drained = self.pools.draining_pools.get(code or DEFAULT_POOL)
+            if drained is not None and drained.holds_group_of(job):
+                return drained
         return self.pools.pool_for(code)
 
     def resubmit(self, jobs: Sequence[Job]) -> list[Job]:
@@ -164,7 +162,8 @@ class _BatchRouting:
         self._routing = routing
         self._arrivals = arrivals
         self._batch = Batch()
-        self._runs: dict[RunKey, Run] = {}
+        # A batch's part of a group; where we keep the order, all of the group that is here.
+        self._run = arrivals.queue if arrivals.home.is_ordered_here else self._batch
 
     def place(self, delivery: Delivery) -> None:
         arrivals, routing = self._arrivals, self._routing
@@ -177,11 +176,24 @@ class _BatchRouting:
             routing.put_aside(delivery)
             self.aside.malformed.append((delivery, str(error)))
             return
-        self._warn_of_oddities(message)
+        if (
+            message.dispatch is not None
+            or message.reply_to is not None
+            or message.batch is not None
+        ):
+            self._warn_of_oddities(message)
         key = key_of(arrivals.queue, delivery, message)
         claim, held = routing.tracker.look_up(key, message)
         if held is None:
-            job = Job(message, delivery, arrivals.home, self._batch, key=key, now=arrivals.now)
+            job = Job(
+                message,
+                delivery,
+                arrivals.home,
+                self._batch,
+                run=self._run,
+                key=key,
+                now=arrivals.now,
+            )
             if routing.tallies and not job.attempts_before:
                 job.recall(routing.tallies.of(key))
             self._submit(job)
@@ -215,20 +227,9 @@ class _BatchRouting:
         self._batch.left += 1
         pool = self._routing.pool_of(job)
         self.aside.fed.add(pool)
-        if job.message.mode is not Mode.IMMEDIATE:
-            job.run = self._run_of(pool, job)
         # No room appears before the batch is placed: later ones of the group do not fit either.
         if not pool.submit(job):
             self._refuse(job, pool)
-
-    def _run_of(self, pool: ProcessPool, job: Job) -> Run:
-        """Its batch's part of its group; where we keep the order, all of the group that is here."""
-        runs = self._routing.live_runs if job.home.is_ordered_here else self._runs
-        lane = self._arrivals.queue, pool.code, job.group
-        run = runs.get(lane)
-        if run is None:
-            run = runs[lane] = Run()
-        return run
 
     def _refuse(self, job: Job, pool: ProcessPool) -> None:
         job.state = State.WAITING

@@ -216,9 +216,10 @@ class Settler:
 
     async def _ack_jobs(self, jobs: list[Job]) -> list[Job]:
         """Answers those to be tried again."""
-        by_error: dict[str, list[Job]] = {}
+        by_error: dict[str, list[Job]] = {"": [job for job in jobs if not job.error]}
         for job in jobs:
-            by_error.setdefault(job.error, []).append(job)
+            if job.error:
+                by_error.setdefault(job.error, []).append(job)
         unsettled: list[Job] = []
         for error, some in by_error.items():
             unsettled += await self._ack_some(self._still_ours(some), error)
@@ -226,10 +227,15 @@ class Settler:
 
     def _still_ours(self, jobs: list[Job]) -> list[Job]:
         now = _now()
+        ours: list[Job] = []
         for job in jobs:
-            if job in self.held and job.lease_until <= now:
+            if job not in self.held:  # it was given back, or abandoned
+                continue
+            if job.lease_until > now:
+                ours.append(job)
+            else:
                 self._remember(job)
-        return [job for job in jobs if job in self.held]  # others were given back, or abandoned
+        return ours
 
     async def _ack_some(self, jobs: list[Job], error: str) -> list[Job]:
         if not jobs:
@@ -242,7 +248,7 @@ class Settler:
         problems = {each.handle: each for each in refused}
         unsettled: list[Job] = []
         for job in jobs:
-            problem = problems.get(job.handle)
+            problem = problems.get(job.handle) if problems else None
             if problem is None:
                 self._end(job, job.fate)
             elif problem.stale:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from router.core.config import RetryPolicy
-from router.core.job import Batch, Death, Job, Run
+from router.core.job import Batch, Death, Job
 from router.core.message import Delivery, Message, Tally
 
 
@@ -49,7 +49,7 @@ def make_job(
     high: bool = False,
     tally: Tally | None = None,
     dispatch: str | None = None,
-    run: Run | None = None,
+    run: Batch | str = "q",
     target: str = "http://target.test/hook",
 ) -> Job:
     message = Message(
@@ -62,6 +62,5 @@ def make_job(
         dispatch=dispatch,
     )
     delivery = Delivery(b"{}", message_id, broker_id=message_id, tally=tally or Tally())
-    job = Job(message, delivery, FakeHome(), Batch(), key=("q", message_id, ""), now=0.0)
-    job.run = run
-    return job
+    key = ("q", message_id, "")
+    return Job(message, delivery, FakeHome(), Batch(), run=run, key=key, now=0.0)

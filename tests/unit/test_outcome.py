@@ -27,7 +27,8 @@ from router.core.outcome import (
 
 pytestmark = pytest.mark.rule("MED-3")
 
-NOW = datetime(2026, 1, 31, 8, 15, 30, tzinfo=UTC)
+TODAY = datetime(2026, 1, 31, 8, 15, 30, tzinfo=UTC)
+NOW = TODAY.timestamp()
 R, E, A = Result, Error, Alarm
 
 REPLIES = st.fixed_dictionaries(
@@ -208,7 +209,7 @@ def test_a_reply_past_the_cap_is_judged_by_its_status_alone() -> None:
 
 
 def http_date(after: timedelta) -> str:
-    return (NOW + after).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    return (TODAY + after).strftime("%a, %d %b %Y %H:%M:%S GMT")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_retry_after_says_when_to_come_back(header: str | None, delay: float) ->
 
 
 def test_a_date_is_never_reached_early() -> None:
-    now = NOW + timedelta(milliseconds=900)
+    now = NOW + 0.9
 
     outcome = judge(Reply(429, retry_after=http_date(timedelta(seconds=10))), now)
 

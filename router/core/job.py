@@ -121,41 +121,40 @@ class Batch:
         return self.left == 0 and self.requests == 0
 
 
-class Job:
+class Job(Struct, eq=False):
     """One hand-over of one message, from routing until its ACK or NACK went through."""
 
-    __slots__ = (
-        "attempts",
-        "attempts_before",
-        "batch",
-        "body",
-        "broker_id",
-        "error",
-        "extending",
-        "fate",
-        "followers",
-        "group",
-        "handle",
-        "hold_until",
-        "home",
-        "is_last",
-        "keeper",
-        "key",
-        "lease_until",
-        "message",
-        "metric",
-        "posts",
-        "resume_at",
-        "returned_for",
-        "run",
-        "started_at",
-        "state",
-        "tracked_at",
-        "tries",
-    )
+    key: Key
+    message: Message
+    group: str
+    body: bytes
+    broker_id: str | None
+    handle: Handle
+    lease_until: float
+    home: Home
+    batch: Batch
+    run: Batch | str  # what of its group is of the same run goes back with it (FIFO-1)
+    tracked_at: float
+    started_at: float  # of its latest try
+    attempts: int
+    attempts_before: int  # as its broker knows them (BRK-3)
+    posts: int
+    is_last: bool  # given back, it would never come again
+    keeper: Keeper | None = None
+    state: State = State.QUEUED
+    hold_until: float = NEVER  # how long it may wait here; its broker gives up on it later
+    resume_at: float = NEVER  # while it waits between two tries
+    tries: tuple[Try, ...] = ()  # those that have ended
+    returned_for: float | None = None  # seconds, once it is given back
+    metric: Metric | None = None  # how its delivery is counted; None: it had none
+    error: str = ""  # set when it is removed without having been accepted
+    fate: Fate = Fate.DELIVERED  # what it will have been once its ACK went through
+    followers: list[tuple[Home, Delivery]] = []  # arrivals that wait for this to settle
+    extending: bool = False
 
-    def __init__(
-        self,
+    @classmethod
+    def of(
+        cls,
         message: Message,
         delivery: Delivery,
         home: Home,
@@ -164,38 +163,31 @@ class Job:
         run: Batch | str,
         key: Key,
         now: float,
-    ) -> None:
-        self.key = key
-        self.message = message
-        self.group = message.group or DEFAULT_GROUP
-        self.body = delivery.body
-        self.broker_id = delivery.broker_id
-        self.home = home
-        self.batch = batch
-        self.run = run  # what of its group is of the same run goes back with it (FIFO-1)
-        self.keeper: Keeper | None = None
-        self.state = State.QUEUED
-        self.tracked_at = now
-        self.attempts = delivery.tally.attempts
-        self.attempts_before = self.attempts  # as its broker knows them (BRK-3)
-        self.posts = delivery.tally.posts
-        self.hold_until = NEVER  # how long it may wait here; its broker gives up on it later
-        self.is_last = delivery.is_last  # given back, it would never come again
-        self.started_at = now  # of its latest try
-        self.resume_at = NEVER  # while it waits between two tries
-        self.tries: tuple[Try, ...] = ()  # those that have ended
-        self.returned_for: float | None = None  # seconds, once it is given back
-        self.metric: Metric | None = None  # how its delivery is counted; None: it had none
-        self.error = ""  # set when it is removed without having been accepted
-        self.fate = Fate.DELIVERED  # what it will have been once its ACK went through
-        self.followers: list[tuple[Home, Delivery]] = []  # arrivals that wait for this to settle
-        self.extending = False
-        self.adopt(home, delivery)
+    ) -> "Job":
+        tally, lease_until = delivery.tally, delivery.lease_until
+        return cls(
+            key,
+            message,
+            message.group or DEFAULT_GROUP,
+            delivery.body,
+            delivery.broker_id,
+            delivery.handle,
+            NEVER if lease_until is None else lease_until,
+            home,
+            batch,
+            run,
+            now,
+            now,
+            tally.attempts,
+            tally.attempts,
+            tally.posts,
+            delivery.is_last,
+        )
 
     def adopt(self, home: Home, delivery: Delivery) -> None:
         """Settle by this hand-over from now on: it is the newest (ROUTE-2)."""
         self.home = home
-        self.handle: Handle = delivery.handle
+        self.handle = delivery.handle
         self.lease_until = NEVER if delivery.lease_until is None else delivery.lease_until
 
     def recall(self, tally: Tally) -> None:

@@ -35,6 +35,7 @@ class Mode(Enum):
 
 
 _MODES: Final = {mode.value: mode for mode in Mode}
+_USUAL: Final = Mode.BLOCK_ON_ERROR  # by name it costs a look-up, for every message
 
 
 class Tally(Struct, frozen=True, gc=False):
@@ -118,9 +119,7 @@ class Message(
 
     @property
     def mode(self) -> Mode:
-        if self.dispatch is None:
-            return Mode.BLOCK_ON_ERROR
-        return _MODES.get(self.dispatch, Mode.BLOCK_ON_ERROR)
+        return _USUAL if self.dispatch is None else _MODES.get(self.dispatch, _USUAL)
 
     @property
     def has_unknown_mode(self) -> bool:

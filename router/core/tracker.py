@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from enum import Enum, auto
+from typing import Final
 
 from router.core.job import Job, Key
 from router.core.message import Delivery, Message
@@ -26,6 +27,9 @@ def key_of(queue: str, delivery: Delivery, message: Message) -> Key:
     return queue, delivery.broker_id, ""
 
 
+_NEW: Final = (Claim.NEW, None)
+
+
 class Tracker:
     """Both indexes change in the same two methods, so that neither can point to what is gone."""
 
@@ -40,7 +44,7 @@ class Tracker:
             return Claim.REDELIVERED, held
         twin = self._by_content.get((message.id, message.target))
         if twin is None:
-            return Claim.NEW, None
+            return _NEW
         queue, broker_id, _ = key
         if twin.key[0] == queue and (broker_id is None or twin.broker_id is None):
             return Claim.REDELIVERED, twin  # nobody can tell which of them it is

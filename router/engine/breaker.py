@@ -28,6 +28,10 @@ class BreakerState(Enum):
     HALF_OPEN = pybreaker.STATE_HALF_OPEN
 
 
+_CLOSED: Final = BreakerState.CLOSED  # by their names they cost a look-up, for every message
+_HALF_OPEN: Final = BreakerState.HALF_OPEN
+
+
 class _ProbeFailed(Exception):
     """Tells pybreaker that a probe failed."""
 
@@ -54,7 +58,7 @@ class Breaker:
 
     def enter(self, now: float) -> int | None:
         self.last_used = now
-        if self.state is BreakerState.CLOSED:
+        if self.state is _CLOSED:
             return self._epoch
         if self.state is BreakerState.OPEN and now >= self._half_open_at:
             self._machine.half_open()
@@ -72,7 +76,7 @@ class Breaker:
             self.failures += not ok
         if ticket != self._epoch:
             return
-        if self.state is BreakerState.HALF_OPEN:
+        if self.state is _HALF_OPEN:
             self._probing -= 1
             if ok is not None:
                 self._probed(ok=ok, now=now)

@@ -26,6 +26,8 @@ from router.engine.permits import Permits
 
 log = logging.getLogger(__name__)
 
+_SUCCESS: Final = Result.SUCCESS  # by their names they cost a look-up, for every message
+_DELIVERING: Final = State.DELIVERING
 PAUSES: Final = (1.0, 2.0)  # MED-2: after the first try, after the second
 _ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
 
@@ -87,13 +89,15 @@ class Courier:
 
     async def serve(self, lane: Lane, job: Job) -> None:
         """Deliver it and settle it, and with it what must not go before it."""
-        outcome = await self._deliver(job)
+        outcome = await self._attempt(job) if self._may_send(job) else None
+        if outcome is not None and outcome.retryable:
+            outcome = await self._try_again(job, outcome)
         if outcome is None:
             await self._let_go(lane, job)
             return
         job.metric = outcome.consequence.metric
         self.deliveries.record(job.metric, self._now())
-        if outcome.result is Result.SUCCESS:
+        if outcome.result is _SUCCESS:
             job.home.ack(job)
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("delivered", extra=self._facts(job))
@@ -110,25 +114,27 @@ class Courier:
             self._warn(Code.GROUP_THREAD_EXIT_WITH_MESSAGES, text)
             self._warn(Code.GROUP_THREAD_RESTART, "the task of a group was restarted")
 
-    async def _deliver(self, job: Job) -> Outcome | None:
-        """None: it is not to be sent, or not any more."""
-        last: Outcome | None = None
-        pauses = iter(PAUSES)
-        while not self._stopped and not self._is_lost(job):
-            outcome = await self._attempt(job)
-            pause = next(pauses, None)
-            if outcome is None or not outcome.retryable or pause is None or self._stopped:
-                return last if last is not None and _met_open_circuit(outcome) else outcome
-            self._log_failure(job, outcome, f"next try in {pause:g} s")
-            last = outcome
+    async def _try_again(self, job: Job, failed: Outcome) -> Outcome | None:
+        """The second try and the third. None: it is not to be sent any more."""
+        for pause in PAUSES:
+            if self._stopped:
+                break
+            self._log_failure(job, failed, f"next try in {pause:g} s")
             await self._pause(job, pause)
-        return None
+            outcome = await self._attempt(job) if self._may_send(job) else None
+            if outcome is None or not outcome.retryable:
+                return failed if _met_open_circuit(outcome) else outcome
+            failed = outcome
+        return failed
+
+    def _may_send(self, job: Job) -> bool:
+        return not self._stopped and not self._is_lost(job)
 
     async def _attempt(self, job: Job) -> Outcome | None:
         """None: it was aborted."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  for the type checker: we run in one
-        job.state = State.DELIVERING
+        job.state = _DELIVERING
         self.posts[job] = task
         self.last_start = job.started_at = self._now()
         posts = job.posts

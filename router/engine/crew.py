@@ -1,4 +1,4 @@
-"""Tasks that do one piece of work after another: a task per message would cost more than it does."""
+"""Tasks that do one piece of work after another: a new one for each message costs too much."""
 
 import asyncio
 from collections.abc import Coroutine

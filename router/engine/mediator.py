@@ -23,6 +23,7 @@ from router.engine.breaker import Breakers
 from router.ports import Sender
 
 SOURCE: Final = "HttpMediator"
+_NO_ALARM: Final = Alarm.NONE  # by its name it costs a look-up, for every message
 _ALARMS: Final = {
     Alarm.CONFIGURATION_ERROR: (Code.CONFIGURATION, Severity.ERROR),
     Alarm.CONFIGURATION_CRITICAL: (Code.CONFIGURATION, Severity.CRITICAL),
@@ -78,7 +79,7 @@ class Mediator:
         if isinstance(answer, Reply) and answer.too_long:
             text = f"{origin} sent a reply of more than 1 MiB; it was judged by its status alone"
             self._alerts.raise_warning(Code.PROCESSING, Severity.WARN, SOURCE, text)
-        if outcome.alarm is Alarm.NONE:
+        if outcome.alarm is _NO_ALARM:
             return
         code, severity = _ALARMS[outcome.alarm]
         self._alerts.raise_warning(code, severity, SOURCE, f"{origin}: {outcome.detail}")

@@ -191,8 +191,10 @@ class ProcessPool:
         self.courier.abort()
 
     def _is_unordered(self, job: Job) -> bool:
-        ungrouped = self.config.parallel_ungrouped and job.message.group is None
-        return ungrouped or job.message.mode is Mode.IMMEDIATE
+        message = job.message
+        if message.group is None and self.config.parallel_ungrouped:
+            return True
+        return message.dispatch is not None and message.mode is Mode.IMMEDIATE
 
     def _lane_for(self, job: Job) -> Lane:
         if self._is_unordered(job):
@@ -207,6 +209,8 @@ class ProcessPool:
 
         Some, not one place: with each single place announced, intakes would fetch one by one.
         """
+        if self.has_room and self.held < self.capacity:
+            return
         room = self.room
         has_room = room > 0 if self.has_room else room >= self.capacity // 4
         if has_room is not self.has_room:

@@ -21,6 +21,7 @@ from router.engine.journal import Journal
 from router.engine.process_pool import ProcessPool
 
 SOURCE: Final = "QueueManager"
+_ENDED: Final = State.ENDED  # by its name it costs a look-up, for every message
 _ACCEPTED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED}  # the ACK went through
 
 
@@ -111,7 +112,7 @@ class Routing:
 
     def end(self, job: Job, fate: Fate) -> None:
         """Its ACK or NACK went through, or never will: forget it, on every path (ROUTE-7)."""
-        job.state = State.ENDED
+        job.state = _ENDED
         self.tracker.untrack(job)
         self.ledger.end(fate)
         if self.tallies and fate in _ACCEPTED:
@@ -185,7 +186,7 @@ class _BatchRouting:
         key = key_of(arrivals.queue, delivery, message)
         claim, held = routing.tracker.look_up(key, message)
         if held is None:
-            job = Job(
+            job = Job.of(
                 message,
                 delivery,
                 arrivals.home,

@@ -26,6 +26,7 @@ from router.ports import BrokerError, Disconnected
 
 log = logging.getLogger(__name__)
 
+_SETTLING: Final = State.SETTLING  # by its name it costs a look-up, for every message
 LINGER: Final = 0.002  # seconds that an ACK waits for others to go with it (BRK-3)
 ACKS_PER_CALL: Final = 500
 LAST_DELIVERY: Final = "its broker would not have handed it out again"
@@ -145,7 +146,7 @@ class Settler:
     # What goes back.
 
     def ack(self, job: Job) -> None:
-        job.state = State.SETTLING
+        job.state = _SETTLING
         self._acks.append(job)
         self._flush_soon()
 
@@ -364,8 +365,10 @@ class Settler:
         self._counts.record(job.metric, _now())
         self._routing.end(job, fate)
         job.batch.left -= 1
-        self.is_fruitless = self.is_fruitless or job.batch.was_fruitless
-        self._tell_if_idle()
+        if job.batch.was_fruitless:
+            self.is_fruitless = True
+        if not self.held:
+            self._tell_if_idle()
 
     def _tell_if_idle(self) -> None:
         if self.is_idle:

@@ -63,4 +63,4 @@ def make_job(
     )
     delivery = Delivery(b"{}", message_id, broker_id=message_id, tally=tally or Tally())
     key = ("q", message_id, "")
-    return Job(message, delivery, FakeHome(), Batch(), run=run, key=key, now=0.0)
+    return Job.of(message, delivery, FakeHome(), Batch(), run=run, key=key, now=0.0)

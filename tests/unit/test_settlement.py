@@ -27,7 +27,7 @@ from tests.support.jobs import make_job
 
 pytestmark = pytest.mark.rule("WQ-5")
 
-NOW = datetime(2026, 1, 31, tzinfo=UTC)
+NOW = datetime(2026, 1, 31, tzinfo=UTC).timestamp()
 POLICY = RetryPolicy(max_attempts=3, schedule=(10.0, 60.0))
 
 

@@ -20,7 +20,7 @@ def job(queue: str, broker_id: str | None, message_id: str, target: str = A) -> 
     message = Message(id=message_id, target=target)
     delivery = Delivery(b"", object(), broker_id)
     key = key_of(queue, delivery, message)
-    return Job(message, delivery, FakeHome(), Batch(), run="q", key=key, now=0.0)
+    return Job.of(message, delivery, FakeHome(), Batch(), run="q", key=key, now=0.0)
 
 
 def claim(held: Job, arrival: Job) -> Claim:

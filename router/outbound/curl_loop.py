@@ -64,6 +64,7 @@ _FAULTS: Final = {
     100: Fault.NETWORK,  # CURLE_TOO_LARGE: the reply's headers
 }
 
+_NO_SUCCESS: Final = 300  # and above: the only replies whose headers are looked at
 _NO_SOCKET: Final[int] = pycurl.SOCKET_BAD
 
 RefuseAddress = Callable[[str, int], str | None]  # ip, port → why not, or None
@@ -210,12 +211,13 @@ class _Transfer:
         self._refuse_address = refuse_address
         self._url = ""
         self._timeout_ms = 0
+        self._header_lines: list[bytes] = []
         self._set_up(options)
 
     def prepare(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> None:
         self._chunks: list[bytes] = []
         self._room = REPLY_CAP
-        self._retry_after: str | None = None
+        self._header_lines.clear()
         self._refusal: str | None = None
         self._opened = False
         try:
@@ -242,12 +244,18 @@ class _Transfer:
         return self._room < 0
 
     def _reply(self) -> Reply:
-        return Reply(
-            self.easy.getinfo(pycurl.RESPONSE_CODE),
-            b"".join(self._chunks),
-            self._retry_after,
-            self._too_long,
-        )
+        status = self.easy.getinfo(pycurl.RESPONSE_CODE)
+        retry_after = self._retry_after() if status >= _NO_SUCCESS else None
+        return Reply(status, b"".join(self._chunks), retry_after, self._too_long)
+
+    def _retry_after(self) -> str | None:
+        said: str | None = None
+        for line in self._header_lines:
+            if line[:5] == b"HTTP/":  # a new block: what an interim reply said is void
+                said = None
+            elif line[:12].lower() == b"retry-after:":
+                said = line[12:].decode("latin-1").strip()
+        return said
 
     def _timeout_fault(self) -> Fault:
         # Not by the times that libcurl keeps: it sets those of steps not reached to the end, too.
@@ -293,7 +301,8 @@ class _Transfer:
         setopt(pycurl.TCP_KEEPIDLE, KEEP_ALIVE_SECONDS)
         setopt(pycurl.TCP_KEEPINTVL, KEEP_ALIVE_SECONDS)
         setopt(pycurl.WRITEFUNCTION, self._on_body)
-        setopt(pycurl.HEADERFUNCTION, self._on_header)
+        # No function of ours: it would be called for each line, and hardly any reply is asked.
+        setopt(pycurl.HEADERFUNCTION, self._header_lines.append)
         if options.proxy is None:  # else the hook would see the proxy's address, not the target's
             setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
 
@@ -301,12 +310,6 @@ class _Transfer:
         self._chunks.append(chunk[: self._room])
         self._room -= len(chunk)
         return 0 if self._too_long else None  # 0: libcurl ends the transfer
-
-    def _on_header(self, line: bytes) -> None:
-        if line[:5] == b"HTTP/":  # a new block: what an interim reply said is void
-            self._retry_after = None
-        elif line[:12].lower() == b"retry-after:":
-            self._retry_after = line[12:].decode("latin-1").strip()
 
     def _open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[str, int]]) -> int:
         """libcurl is about to connect: the one place where the resolved address is known (MED-5).

@@ -6,6 +6,7 @@ brokers ─► intakes ─► routing ─► pools ─► mediator ─► sender
 """
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -207,6 +208,8 @@ async def _route(
     router: Router, settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]
 ) -> None:
     router.view.initialized = True
+    gc.freeze()  # what a start has made is here to stay: no collection has to look at it again
+    gc.enable()
     log.info("ready", extra={"port": router.port, "version": __version__})
     on_ready()
     scheduled = router.start_schedule(settings)

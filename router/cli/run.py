@@ -1,5 +1,6 @@
 """`run`: the service itself."""
 
+import gc
 import os
 import sys
 
@@ -17,6 +18,7 @@ def run() -> None:
     Settings come from the environment. With none at all it runs on an embedded queue named
     `default`; `message-router send` puts messages into it.
     """
+    gc.disable()  # until it is ready: nothing of a start is garbage
     from router.main import run as run_router  # noqa: PLC0415  all of the router: not for --help
     from router.settings import BadSetting  # noqa: PLC0415  ditto
 

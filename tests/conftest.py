@@ -11,3 +11,14 @@ from tests.support.virtual_time import VirtualTimeLoop
 @pytest.fixture
 def anyio_backend() -> tuple[str, Mapping[str, Any]]:
     return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run side by side, tests of one server share a process, else those of one file."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_server_of(item) or item.path.stem))
+
+
+def _server_of(item: pytest.Item) -> str | None:
+    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+    return getattr(case, "server", None)

@@ -1,4 +1,7 @@
-"""A target to try the router with: a small HTTP server that is now and then slow, or fails."""
+"""A target to try the router with: a small HTTP server that is now and then slow, or fails.
+
+How often it does can be changed while it runs: `PUT /faults`.
+"""
 
 import asyncio
 import contextlib
@@ -9,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from typing import Annotated, Final
 
 import click
 import msgspec
@@ -17,6 +20,9 @@ import msgspec
 _MAX_HEAD: Final = 64 * 1024
 _MAX_BODY: Final = 1024 * 1024
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d{1,9})\r\n", re.IGNORECASE)
+
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
 class Fate(Enum):
@@ -26,6 +32,7 @@ class Fate(Enum):
     FAILED = auto()  # tried again at once
     DEFERRED = auto()  # comes back later
     REJECTED = auto()  # becomes a dead letter
+    DROPPED = auto()  # the connection ends without an answer: what opens a circuit breaker
 
 
 _ANSWERS: Final[Mapping[Fate, tuple[bytes, bytes]]] = {
@@ -36,15 +43,15 @@ _ANSWERS: Final[Mapping[Fate, tuple[bytes, bytes]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manners:
+class Manners(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the target behaves. Shares are of all requests, 0…1."""
 
-    seconds: float = 0.02  # that a request takes
-    slow: float = 0.0  # share that takes ten times as long
-    failing: float = 0.0
-    deferring: float = 0.0
-    rejecting: float = 0.0
+    seconds: Seconds = 0.02  # that a request takes
+    slow: Share = 0.0  # share that takes ten times as long
+    failing: Share = 0.0
+    deferring: Share = 0.0
+    rejecting: Share = 0.0
+    dropping: Share = 0.0
 
     def choose(self, chance: Callable[[], float]) -> tuple[Fate, float]:
         """Throw the dice for one request: what it meets, and after how many seconds."""
@@ -54,6 +61,7 @@ class Manners:
             (self.failing, Fate.FAILED),
             (self.deferring, Fate.DEFERRED),
             (self.rejecting, Fate.REJECTED),
+            (self.dropping, Fate.DROPPED),
         ):
             if throw < share:
                 return fate, seconds
@@ -75,7 +83,7 @@ class Seen:
     @property
     def retried(self) -> int:
         """Requests that another one follows."""
-        return self.fates[Fate.FAILED] + self.fates[Fate.DEFERRED]
+        return self.fates[Fate.FAILED] + self.fates[Fate.DEFERRED] + self.fates[Fate.DROPPED]
 
     def add(self, message_id: str, fate: Fate) -> None:
         self.fates[fate] += 1
@@ -87,11 +95,18 @@ class NotHttp(Exception):
     """The other side does not speak HTTP as we need it. Its connection is closed."""
 
 
+class Request(msgspec.Struct, frozen=True):
+    method: bytes
+    path: bytes
+    body: bytes
+
+
 class _Call(msgspec.Struct):
     id: str = msgspec.field(name="messageId")
 
 
 _calls: Final = msgspec.json.Decoder(_Call)
+_manners: Final = msgspec.json.Decoder(Manners)
 
 
 class SampleTarget:
@@ -119,31 +134,65 @@ class SampleTarget:
         self._callers.add(writer)
         try:
             while True:
-                await self._serve_one(await _read_body(reader), writer)
+                await self._serve_one(await _read(reader), writer)
         except (ConnectionError, asyncio.IncompleteReadError, NotHttp):
             writer.close()
         finally:
             self._callers.discard(writer)
 
-    async def _serve_one(self, body: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _serve_one(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.method == b"POST":
+            writer.write(await self._deliver(request.body))
+        else:
+            writer.write(self._adjust(request))
+        await writer.drain()
+
+    async def _deliver(self, body: bytes) -> bytes:
         fate, seconds = self._manners.choose(self._chance)
         message_id = _message_id(body)
         await asyncio.sleep(seconds)
         self.seen.add(message_id, fate)
-        writer.write(_on_the_wire(fate))
-        await writer.drain()
+        if fate is Fate.DROPPED:
+            raise ConnectionAbortedError
+        return _on_the_wire(*_ANSWERS[fate])
+
+    def _adjust(self, request: Request) -> bytes:
+        """What the target is asked and told by those who try things out."""
+        match request.method, request.path:
+            case b"GET", b"/faults":
+                return _on_the_wire(b"200 OK", self._in_words())
+            case b"PUT", b"/faults":
+                return self._change_manners(request.body)
+            case _:
+                raise NotHttp
+
+    def _change_manners(self, body: bytes) -> bytes:
+        try:
+            self._manners = _manners.decode(body)
+        except msgspec.MsgspecError as error:
+            problem = msgspec.json.encode({"error": str(error)})
+            return _on_the_wire(b"400 Bad Request", problem)
+        return _on_the_wire(b"200 OK", self._in_words())
+
+    def _in_words(self) -> bytes:
+        fates = {fate.name: self.seen.fates[fate] for fate in Fate}
+        accepted = len(self.seen.accepted)
+        return msgspec.json.encode(
+            {"faults": self._manners, "requests": fates, "messagesAccepted": accepted}
+        )
 
 
-async def _read_body(reader: asyncio.StreamReader) -> bytes:
+async def _read(reader: asyncio.StreamReader) -> Request:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
         raise NotHttp from None
+    method, _, rest = head.partition(b" ")
     length = _LENGTH.search(head)
     size = int(length[1]) if length else 0
     if size > _MAX_BODY:
         raise NotHttp
-    return await reader.readexactly(size)
+    return Request(method, rest.partition(b" ")[0], await reader.readexactly(size))
 
 
 def _message_id(body: bytes) -> str:
@@ -153,8 +202,7 @@ def _message_id(body: bytes) -> str:
         raise NotHttp from None
 
 
-def _on_the_wire(fate: Fate) -> bytes:
-    status, body = _ANSWERS[fate]
+def _on_the_wire(status: bytes, body: bytes) -> bytes:
     return (
         b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
         % (status, len(body), body)
@@ -164,7 +212,10 @@ def _on_the_wire(fate: Fate) -> bytes:
 _share: Final = click.FloatRange(0, 1)
 
 
-@click.command(epilog="\b\nExample:  message-router sample-target --port 9000 --failing 0.05")
+@click.command(
+    epilog="\b\nExamples:  message-router sample-target --port 9000 --failing 0.05\n"
+    "           curl -X PUT -d '{\"dropping\": 1}' http://127.0.0.1:9000/faults"
+)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=9000, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0), default=0.02, help="That a request takes.")
@@ -172,6 +223,7 @@ _share: Final = click.FloatRange(0, 1)
 @click.option("--failing", type=_share, default=0.0, help="Share answered 500.")
 @click.option("--deferring", type=_share, default=0.0, help="Share answered `ack: false`.")
 @click.option("--rejecting", type=_share, default=0.0, help="Share answered 400.")
+@click.option("--dropping", type=_share, default=0.0, help="Share cut off without an answer.")
 def sample_target(
     *,
     host: str,
@@ -181,10 +233,19 @@ def sample_target(
     failing: float,
     deferring: float,
     rejecting: float,
+    dropping: float,
 ) -> None:
-    """Run a target to try the router with, until Ctrl-C. Shares are 0…1."""
+    """Run a target to try the router with, until Ctrl-C. Shares are 0…1.
+
+    `PUT /faults` changes all of it while it runs, `GET /faults` tells what came in.
+    """
     manners = Manners(
-        seconds=seconds, slow=slow, failing=failing, deferring=deferring, rejecting=rejecting
+        seconds=seconds,
+        slow=slow,
+        failing=failing,
+        deferring=deferring,
+        rejecting=rejecting,
+        dropping=dropping,
     )
     target = SampleTarget(manners, random.random)
     asyncio.run(_serve_until_signalled(target, host, port))

@@ -19,6 +19,10 @@ pytestmark = pytest.mark.rule("MED-3")
 CALL = b'POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 17\r\n\r\n{"messageId":"a"}'
 
 
+def faults(content: bytes) -> bytes:
+    return b"PUT /faults HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content)
+
+
 async def talk(port: int, *requests: bytes) -> list[bytes]:
     """Send them on one connection, answer by answer; the status line and body of each."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -35,10 +39,16 @@ async def talk(port: int, *requests: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize(
     ("throw", "fate"),
-    [(0.0, Fate.FAILED), (0.15, Fate.DEFERRED), (0.25, Fate.REJECTED), (0.35, Fate.ACCEPTED)],
+    [
+        (0.0, Fate.FAILED),
+        (0.15, Fate.DEFERRED),
+        (0.25, Fate.REJECTED),
+        (0.35, Fate.DROPPED),
+        (0.45, Fate.ACCEPTED),
+    ],
 )
 def test_shares_decide_what_a_request_meets(throw: float, fate: Fate) -> None:
-    manners = Manners(failing=0.1, deferring=0.1, rejecting=0.1)
+    manners = Manners(failing=0.1, deferring=0.1, rejecting=0.1, dropping=0.1)
 
     met, _ = manners.choose(lambda: throw)
 
@@ -68,6 +78,66 @@ async def test_it_answers_on_one_connection_and_counts_each_message_once() -> No
     assert answers[0] == b'HTTP/1.1 500 Internal Server Error {"error":"try again"}'
     assert answers[1] == b'HTTP/1.1 200 OK {"ack":true}'
     assert (target.seen.requests, target.seen.accepted) == (4, {"a"})
+
+
+@pytest.mark.anyio
+async def test_faults_are_changed_while_it_runs() -> None:
+    target = SampleTarget(Manners(seconds=0), lambda: 0.0)
+
+    async with target.listening("127.0.0.1", 0) as port:
+        before, changed, after = await talk(
+            port, CALL, faults(b'{"seconds":0,"rejecting":1}'), CALL
+        )
+
+    assert before.startswith(b"HTTP/1.1 200 OK")
+    assert b'"rejecting":1.0' in changed
+    assert after.startswith(b"HTTP/1.1 400 Bad Request")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (b'{"failing":2}', b"<= 1.0"),
+        (b'{"seconds":-1}', b">= 0.0"),
+        (b'{"falling":1}', b"`falling`"),
+        (b"[", b"truncated"),
+    ],
+)
+async def test_faults_that_make_no_sense_change_nothing(wrong: bytes, says: bytes) -> None:
+    target = SampleTarget(Manners(seconds=0), lambda: 0.0)
+
+    async with target.listening("127.0.0.1", 0) as port:
+        refused, after = await talk(port, faults(wrong), CALL)
+
+    assert refused.startswith(b"HTTP/1.1 400 Bad Request")
+    assert says in refused
+    assert after.startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.anyio
+async def test_it_tells_what_came_in_and_what_became_of_it() -> None:
+    target = SampleTarget(Manners(seconds=0), lambda: 0.0)
+
+    async with target.listening("127.0.0.1", 0) as port:
+        *_, told = await talk(port, CALL, CALL, b"GET /faults HTTP/1.1\r\n\r\n")
+
+    assert b'"requests":{"ACCEPTED":2,"FAILED":0,' in told
+    assert b'"messagesAccepted":1' in told
+
+
+@pytest.mark.anyio
+async def test_a_dropped_request_gets_no_answer() -> None:
+    target = SampleTarget(Manners(seconds=0, dropping=1), lambda: 0.5)
+
+    async with target.listening("127.0.0.1", 0) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CALL)
+        answer = await reader.read()
+        writer.close()
+
+    assert answer == b""
+    assert target.seen.fates[Fate.DROPPED] == 1
 
 
 @pytest.mark.anyio

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ PLACES: Final = ("/opt/message-router", "/var/lib/message-router", "/build")
 PROGRAMS: Final = Path(sys.executable).parent  # pip, uv and hatchling by the same lock file
 PATIENCE: Final = 30.0
 BUILD_SECONDS: Final = 100.0
+SHOWN: Final = 4000  # characters of its output, when a test fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,15 @@ class Image:
         return done.stdout
 
     @contextmanager
-    def started(self, settings: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
-        """The container's own process. It is killed at the end if it still runs."""
-        with (self.root / "output.log").open("wb") as log:
+    def started(
+        self, settings: Mapping[str, str], command: Sequence[str] = ()
+    ) -> Iterator["subprocess.Popen[bytes]"]:
+        """A container's process (`command`: another than the image's). Killed if it still runs."""
+        number = len(list(self.root.glob("output-*.log"))) + 1
+        output = self.root / f"output-{number}.log"
+        with output.open("wb") as log:
             process = subprocess.Popen(
-                unprivileged(self._found(self.stage.command())),
+                unprivileged(self._found(command or self.stage.command())),
                 env=self.environment(settings),
                 cwd=self.state,
                 stdout=log,
@@ -77,7 +82,7 @@ class Image:
         try:
             yield process
         except BaseException as error:
-            error.add_note((self.root / "output.log").read_text())
+            error.add_note(f"{process.args!r}\n{output.read_text()[-SHOWN:]}")
             raise
         finally:
             if process.poll() is None:
@@ -88,7 +93,7 @@ class Image:
         """With the places of the image where they are here."""
         return _placed(text, self.root)
 
-    def _found(self, words: "list[str] | tuple[str, ...]") -> list[str]:
+    def _found(self, words: Sequence[str]) -> list[str]:
         """`setpriv` looks up programs by its own PATH: ours must be named in full."""
         return [str(self.home / "bin" / words[0]), *words[1:]]
 

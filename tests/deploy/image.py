@@ -140,9 +140,10 @@ def _copy(step: Instruction, folder: Path) -> None:
 
 
 def _run(command: str, folder: Path) -> None:
+    path = f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["/bin/sh", "-ec", command],
-        env={**os.environ, "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"},
+        env={**os.environ, "PATH": path, "UV_SYSTEM_CERTS": "1"},  # whom this machine trusts
         cwd=folder,
         capture_output=True,
         text=True,

@@ -38,6 +38,7 @@ def test_it_starts_from_one_image_named_to_the_last_digit(stages: list[Stage]) -
 
     (base,) = outside
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", base)
+    assert f"`{base}`" in (ROOT / "docs/deploying.md").read_text()
 
 
 def test_it_runs_as_somebody_without_a_name(final: Stage) -> None:

@@ -1,6 +1,7 @@
 """The chart's own files: linted, complete, and in step with the router."""
 
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -43,6 +44,16 @@ def test_helm_finds_nothing_wrong_with_an_example(path: Path) -> None:
 @pytest.mark.parametrize("path", [DESCRIPTION, VALUES, *EXAMPLES], ids=lambda path: path.name)
 def test_its_yaml_is_tidy(path: Path) -> None:
     assert list(linter.run(path.read_text(), LINES)) == []
+
+
+def test_as_a_package_it_has_the_alerts_and_the_board_in_it(tmp_path: Path) -> None:
+    helm("package", str(CHART), "--destination", str(tmp_path))
+
+    (package,) = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        packed = {entry.name.removeprefix(f"{CHART.name}/"): entry for entry in archive}
+    assert packed["files/alerts.yml"].isreg()
+    assert packed["files/dashboard.json"].size > 0
 
 
 def test_its_schema_has_the_settings_of_the_router() -> None:

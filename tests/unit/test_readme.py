@@ -8,7 +8,7 @@ from tests.support.readme import README, with_settings
 pytestmark = pytest.mark.rule("CFG-1")
 
 ROOT = README.parent
-PAGES = [README, *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]
 
 
 def test_the_settings_in_the_readme_are_those_of_the_router() -> None:

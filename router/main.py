@@ -39,6 +39,7 @@ from router.core.health import Vitals
 from router.core.target_safety import TargetPolicy
 from router.core.tsid import Tsids
 from router.core.warnings import Code, Severity, WarningBook
+from router.curl_loop import CurlOptions
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breaker, Breakers
 from router.engine.chores import Chores
@@ -61,7 +62,6 @@ from router.engine.statistics import Statistics
 from router.engine.view import View
 from router.logs import configure_logging
 from router.outbound.config_source import config_sources
-from router.outbound.curl_loop import CurlOptions
 from router.outbound.http_sender import HttpSender
 from router.outbound.notifications import Addresses, open_channels
 from router.ports import DeadLetterStore, StoreError

@@ -79,13 +79,15 @@ class SqsQueues:
     async def _client(self, address: SqsAddress, connections: int, timeout: float) -> SqsClient:
         if self._account is None:
             self._account = await Account.find()
-        return SqsClient(
+        client = SqsClient(
             address.endpoint,
             address.region,
             self._account,
             connections=connections,
             timeout=timeout,
         )
+        await client.open()
+        return client
 
     async def _leave(self, broker: SqsBroker) -> None:
         """At once, unless a poll is under way: nobody has to wait for that, but we do."""

@@ -1,31 +1,32 @@
 """Calls to SQS: credentials by aiobotocore, which knows every place to find them; the rest lean.
 
-aiobotocore's own calls cost four times the CPU of these, and every message takes part in two.
+aiobotocore's own calls cost many times the CPU of these, and every message takes part in two.
 """
 
-import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
-import aiohttp
-import certifi
 import msgspec
 from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
 from router.brokers.sqs_signing import Credentials, Signer
 from router.brokers.sqs_wire import ErrorReply
+from router.core.outcome import Fault, NoReply
+from router.curl_loop import CurlLoop, CurlOptions
 from router.ports import Disconnected, QueueRefused
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT: Final = 5.0
-KEEP_ALIVE: Final = 10.0  # seconds: shorter than a server's patience, so that it hangs up never
+KEEP_ALIVE: Final = 10  # seconds: shorter than a server's patience, so that it hangs up never
+
+_NO_ASKING_FIRST: Final = "Expect:"
+REPLY_CAP: Final = 64 * 1024 * 1024  # far more than ten messages of the greatest size
 
 # Trying again helps only after someone has changed something.
 _REFUSALS: Final = frozenset(
@@ -57,8 +58,8 @@ _LONGEST_SHOWN: Final = 200
 class Account:
     """Who we are to AWS, and whom we trust: found once, by the usual chain of AWS settings."""
 
-    def __init__(self, chain: Any, trust: ssl.SSLContext) -> None:
-        self.trust = trust
+    def __init__(self, chain: Any, ca_file: str | None) -> None:
+        self.ca_file = ca_file  # None: as everywhere else
         self._chain = chain
 
     @classmethod
@@ -71,10 +72,7 @@ class Account:
             chain = await session.get_credentials()
         if chain is None:
             raise QueueRefused("there are no AWS credentials: set AWS_ACCESS_KEY_ID or a role")
-        bundle = session.get_config_variable("ca_bundle") or certifi.where()
-        # In a thread: reading a few hundred certificates would hold up every delivery.
-        trust = await asyncio.to_thread(ssl.create_default_context, cafile=bundle)
-        return cls(chain, trust)
+        return cls(chain, session.get_config_variable("ca_bundle"))
 
     async def credentials(self) -> Credentials:
         """As they are now: those of a role change every few hours."""
@@ -84,7 +82,7 @@ class Account:
 
 
 class SqsClient:
-    """Some connections to one endpoint."""
+    """Some connections to one endpoint: opened before the first call, closed after the last."""
 
     def __init__(
         self, endpoint: str, region: str, account: Account, *, connections: int, timeout: float
@@ -92,31 +90,46 @@ class SqsClient:
         self._url = endpoint
         self._signer = Signer(endpoint, region)
         self._account = account
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=connections, ssl=account.trust, keepalive_timeout=KEEP_ALIVE
-            ),
-            timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_TIMEOUT),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("Accept-Encoding", "User-Agent"),
+        self._timeout = timeout
+        options = CurlOptions(
+            http_version="HTTP_1_1",
+            ca_file=account.ca_file,
+            connect_timeout=CONNECT_TIMEOUT,
+            max_connections=connections,
+            max_at_once=connections,
+            idle_seconds=KEEP_ALIVE,
+            reply_cap=REPLY_CAP,
         )
+        self._curl = CurlLoop(options, _refuse_none)
+
+    async def open(self) -> None:
+        await self._curl.__aenter__()
+
+    async def close(self) -> None:
+        await self._curl.__aexit__()
 
     async def call(self, action: str, request: msgspec.Struct, reply: type[T]) -> T:
         """Raises Disconnected or QueueRefused."""
         body = msgspec.json.encode(request)
         credentials = await self._account.credentials()
-        headers = self._signer.headers(action, body, credentials, time.time())
-        with _our_errors(action):
-            async with self._http.post(
-                self._url, data=body, headers=headers, allow_redirects=False
-            ) as response:
-                content = await response.read()
-        if response.status != HTTPStatus.OK:
-            raise _failure(action, response.status, content)
-        return _read(action, content, reply)
+        signed = self._signer.headers(action, body, credentials, time.time())
+        headers = [_NO_ASKING_FIRST, *(f"{name}: {value}" for name, value in signed.items())]
+        answer = await self._curl.post(self._url, headers, body, self._timeout)
+        if isinstance(answer, NoReply):
+            raise _unanswered(action, answer)
+        if answer.status != HTTPStatus.OK:
+            raise _failure(action, answer.status, answer.body)
+        return _read(action, answer.body, reply)
 
-    async def close(self) -> None:
-        await self._http.close()
+
+def _refuse_none(_ip: str, _port: int) -> None:
+    """Where a queue is, operators say: none of its addresses is refused."""
+
+
+def _unanswered(action: str, answer: NoReply) -> Disconnected:
+    if answer.fault is Fault.TIMEOUT:
+        return Disconnected(f"{action} was not answered in time")
+    return Disconnected(f"{action} failed: {answer.detail}")
 
 
 def _read(action: str, content: bytes, reply: type[T]) -> T:
@@ -139,20 +152,9 @@ def _failure(action: str, status: int, content: bytes) -> Disconnected | QueueRe
 
 
 @contextmanager
-def _our_errors(action: str) -> Iterator[None]:
-    """Turn what the engine can act on into our errors. Let bugs through as they are."""
-    try:
-        yield
-    except TimeoutError:
-        raise Disconnected(f"{action} was not answered in time") from None
-    except (aiohttp.ClientError, OSError) as error:
-        raise Disconnected(f"{action} failed: {str(error) or type(error).__name__}") from error
-
-
-@contextmanager
 def _credential_errors() -> Iterator[None]:
     try:
         yield
-    except (BotoCoreError, ClientError, aiohttp.ClientError, OSError) as error:
+    except (BotoCoreError, ClientError, OSError) as error:
         # By its kind only: nobody knows what such a text holds.
         raise Disconnected(f"the AWS credentials cannot be had: {type(error).__name__}") from None

@@ -16,7 +16,7 @@ from router.core.message import Message
 from router.core.outcome import Answer, Fault, NoReply
 from router.core.target import read_target
 from router.core.target_safety import TargetPolicy
-from router.outbound.curl_loop import CurlLoop, CurlOptions
+from router.curl_loop import CurlLoop, CurlOptions
 from router.outbound.signing import signature_headers
 
 log = logging.getLogger(__name__)

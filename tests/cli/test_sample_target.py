@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
@@ -185,16 +186,21 @@ def test_as_a_process_it_says_where_it_listens_and_at_the_end_what_it_saw(
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "router", "sample-target", "--port", "0"],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     with process:
         assert process.stdout is not None
         place = process.stdout.readline()
-        process.send_signal(number)
-        rest = process.stdout.read()
+        with socket.create_connection(("127.0.0.1", urlsplit(place.split()[-1]).port)) as caller:
+            caller.sendall(CALL)
+            caller.recv(1024)
+            process.send_signal(number)  # while the caller is still connected
+            rest, errors = process.communicate()
 
     assert place.startswith("listening on http://127.0.0.1:")
-    assert rest == "0 requests, 0 messages accepted\n"
+    assert rest == "1 requests, 1 messages accepted\n"
+    assert errors == ""
     assert process.returncode == 0
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ruamel.yaml import YAML
+import yaml
 
 from tests.deploy.dockerfile import ROOT
 
@@ -19,7 +19,7 @@ Service = Mapping[str, Any]
 def read_services() -> dict[str, Service]:
     """With the sample's own values for variables that nobody has set."""
     text = _VARIABLE.sub(r"\1", COMPOSE.read_text())
-    services: dict[str, Service] = YAML(typ="safe").load(text)["services"]
+    services: dict[str, Service] = yaml.safe_load(text)["services"]
     return services
 
 

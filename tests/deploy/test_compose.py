@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 from tests.acceptance.process import run_command
 from tests.deploy.compose import (
@@ -82,7 +82,7 @@ def test_who_waits_for_somebody_waits_for_what_will_come() -> None:
 
 @EACH
 def test_every_mounted_file_exists_and_every_volume_is_declared(service: Service) -> None:
-    declared = YAML(typ="safe").load(COMPOSE.read_text())["volumes"]
+    declared = yaml.safe_load(COMPOSE.read_text())["volumes"]
 
     assert all((ROOT / outside).exists() for outside in mounted_files(service).values())
     assert volumes(service) <= set(declared)
@@ -152,7 +152,7 @@ def test_the_queues_that_localstack_makes_are_those_of_the_configuration() -> No
 
 
 def test_prometheus_asks_the_router_and_knows_the_alerts() -> None:
-    config = YAML(typ="safe").load(ROOT / mounted_source("prometheus", "/prometheus.yml"))
+    config = yaml.safe_load((ROOT / mounted_source("prometheus", "/prometheus.yml")).read_text())
 
     (job,) = config["scrape_configs"]
     assert job["job_name"] == "message-router"
@@ -161,8 +161,8 @@ def test_prometheus_asks_the_router_and_knows_the_alerts() -> None:
 
 
 def test_grafana_has_the_board_and_where_its_figures_come_from() -> None:
-    boards = YAML(typ="safe").load(ROOT / mounted_source("grafana", "/boards.yml"))
-    sources = YAML(typ="safe").load(ROOT / mounted_source("grafana", "/prometheus.yml"))
+    boards = yaml.safe_load((ROOT / mounted_source("grafana", "/boards.yml")).read_text())
+    sources = yaml.safe_load((ROOT / mounted_source("grafana", "/prometheus.yml")).read_text())
     (provider,) = boards["providers"]
     folder = mounted_files(SERVICES["grafana"])[provider["options"]["path"]]
     home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]

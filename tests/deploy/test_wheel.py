@@ -20,7 +20,7 @@ from tests.support.servers.base import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("P1")]
 
-CLIENTS = "aio_pika, aiobotocore, aiohttp, asyncpg, jwt, nats, pycurl, uvloop"
+CLIENTS = "aio_pika, aiobotocore, asyncpg, jwt, nats, pycurl, uvloop"
 
 
 def build(folder: Path, target: str, into: Path) -> Path:

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, contextmanager
 import pycurl
 import pytest
 
+from router import curl_loop
 from router.core.outcome import Answer, Fault, NoReply, Reply
-from router.outbound import curl_loop
-from router.outbound.curl_loop import CurlLoop, CurlOptions
+from router.curl_loop import CurlLoop, CurlOptions
 from tests.outbound.servers import Connection, listening, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("MED-1")]

@@ -21,7 +21,6 @@ from msgspec import Struct
 
 from router.core.outcome import REPLY_CAP, Answer, Fault, NoReply, Reply
 
-IDLE_SECONDS: Final = 60  # a connection unused for longer is closed, not used again
 KEEP_ALIVE_SECONDS: Final = 60  # TCP probes keep a 15-minute delivery alive behind a NAT
 EVENTS_AT_ONCE: Final = 256  # handled before the loop's other work gets its turn
 
@@ -78,6 +77,9 @@ class CurlOptions(Struct, frozen=True, kw_only=True):
     ca_file: str | None = None  # None: the bundle that comes with us
     connect_timeout: float = 30.0
     max_connections: int = 1000  # kept open for reuse, over all origins
+    max_at_once: int = 0  # connections in use, more requests wait; 0: as many as there are requests
+    idle_seconds: int = 60  # a connection unused for longer is closed, not used again
+    reply_cap: int = REPLY_CAP  # bytes of a reply that are read
 
 
 class CurlLoop:
@@ -101,6 +103,7 @@ class CurlLoop:
         self._loop = asyncio.get_running_loop()
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_MAXCONNECTS, self._options.max_connections)
+        self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, self._options.max_at_once)
         self._multi.setopt(pycurl.M_PIPELINING, pycurl.PIPE_MULTIPLEX)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_alarm)
@@ -209,6 +212,7 @@ class _Transfer:
     def __init__(self, options: CurlOptions, refuse_address: RefuseAddress) -> None:
         self.easy = pycurl.Curl()
         self._refuse_address = refuse_address
+        self._reply_cap = options.reply_cap
         self._url = ""
         self._timeout_ms = 0
         self._header_lines: list[bytes] = []
@@ -216,7 +220,7 @@ class _Transfer:
 
     def prepare(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> None:
         self._chunks: list[bytes] = []
-        self._room = REPLY_CAP
+        self._room = self._reply_cap
         self._header_lines.clear()
         self._refusal: str | None = None
         self._opened = False
@@ -296,7 +300,7 @@ class _Transfer:
         setopt(pycurl.NOPROXY, "")
         setopt(pycurl.CAINFO, options.ca_file or certifi.where())
         setopt(pycurl.CONNECTTIMEOUT_MS, round(options.connect_timeout * 1000))
-        setopt(pycurl.MAXAGE_CONN, IDLE_SECONDS)
+        setopt(pycurl.MAXAGE_CONN, options.idle_seconds)
         setopt(pycurl.TCP_KEEPALIVE, 1)
         setopt(pycurl.TCP_KEEPIDLE, KEEP_ALIVE_SECONDS)
         setopt(pycurl.TCP_KEEPINTVL, KEEP_ALIVE_SECONDS)

@@ -47,6 +47,7 @@ def test_it_runs_as_somebody_without_a_name(final: Stage) -> None:
     assert user.isdigit()
     assert group.isdigit()
     assert 0 not in (int(user), int(group))
+    assert f"\nuser: {user}\n" in (ROOT / "deploy/helm/message-router/values.yaml").read_text()
 
 
 def test_the_state_belongs_to_that_user_and_nothing_else_does(final: Stage) -> None:

@@ -96,7 +96,7 @@ async def _demo(settings: Settings, rate: float, seconds: float | None) -> str:
             await _watch(router, traffic, Meter(router, traffic, target), ending)
     figures = Figures(
         published=traffic.published,
-        delivered=len(target.seen.accepted),
+        delivered=target.seen.accepted,
         retried=target.seen.retried,
         dead_letters=await _dead_letters(settings),
     )

@@ -44,7 +44,7 @@ class Meter:
         seen = self._target.seen
         return Figures(
             published=self._traffic.published,
-            delivered=len(seen.accepted),
+            delivered=seen.accepted,
             retried=seen.retried,
             dead_letters=seen.fates[Fate.REJECTED],
         )

@@ -8,7 +8,7 @@ import contextlib
 import random
 import re
 import signal
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -19,6 +19,9 @@ import msgspec
 
 _MAX_HEAD: Final = 64 * 1024
 _MAX_BODY: Final = 1024 * 1024
+_REMEMBERED: Final = (
+    100_000  # messages: who is delivered twice is so soon, and targets run for days
+)
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d{1,9})\r\n", re.IGNORECASE)
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -74,7 +77,8 @@ class Seen:
     """What has come in so far."""
 
     fates: Counter[Fate] = field(default_factory=Counter)
-    accepted: set[str] = field(default_factory=set)  # message ids
+    accepted: int = 0  # messages, each counted once
+    _latest: OrderedDict[str, None] = field(default_factory=OrderedDict)  # ids of those accepted
 
     @property
     def requests(self) -> int:
@@ -87,18 +91,15 @@ class Seen:
 
     def add(self, message_id: str, fate: Fate) -> None:
         self.fates[fate] += 1
-        if fate is Fate.ACCEPTED:
-            self.accepted.add(message_id)
+        if fate is Fate.ACCEPTED and message_id not in self._latest:
+            self.accepted += 1
+            self._latest[message_id] = None
+            if len(self._latest) > _REMEMBERED:
+                self._latest.popitem(last=False)
 
 
 class NotHttp(Exception):
     """The other side does not speak HTTP as we need it. Its connection is closed."""
-
-
-class Request(msgspec.Struct, frozen=True):
-    method: bytes
-    path: bytes
-    body: bytes
 
 
 class _Call(msgspec.Struct):
@@ -139,17 +140,17 @@ class SampleTarget:
         self._callers.add(writer)
         try:
             while True:
-                await self._serve_one(await _read(reader), writer)
+                await self._serve_one(*await _read(reader), writer)
         except (ConnectionError, asyncio.IncompleteReadError, NotHttp):
             writer.close()
         finally:
             self._callers.discard(writer)
 
-    async def _serve_one(self, request: Request, writer: asyncio.StreamWriter) -> None:
-        if request.method == b"POST":
-            writer.write(await self._deliver(request.body))
+    async def _serve_one(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
+        if head.startswith(b"POST "):
+            writer.write(await self._deliver(body))
         else:
-            writer.write(self._adjust(request))
+            writer.write(self._adjust(head, body))
         await writer.drain()
 
     async def _deliver(self, body: bytes) -> bytes:
@@ -161,13 +162,13 @@ class SampleTarget:
             raise ConnectionAbortedError
         return _on_the_wire(*_ANSWERS[fate])
 
-    def _adjust(self, request: Request) -> bytes:
+    def _adjust(self, head: bytes, body: bytes) -> bytes:
         """What the target is asked and told by those who try things out."""
-        match request.method, request.path:
-            case b"GET", b"/faults":
+        match head.split(b" ", 2):
+            case [b"GET", b"/faults", _]:
                 return _on_the_wire(b"200 OK", self._in_words())
-            case b"PUT", b"/faults":
-                return self._change_manners(request.body)
+            case [b"PUT", b"/faults", _]:
+                return self._change_manners(body)
             case _:
                 raise NotHttp
 
@@ -181,23 +182,22 @@ class SampleTarget:
 
     def _in_words(self) -> bytes:
         fates = {fate.name: self.seen.fates[fate] for fate in Fate}
-        accepted = len(self.seen.accepted)
-        return msgspec.json.encode(
-            {"faults": self._manners, "requests": fates, "messagesAccepted": accepted}
-        )
+        accepted = self.seen.accepted
+        told = {"faults": self._manners, "requests": fates, "messagesAccepted": accepted}
+        return msgspec.json.encode(told)
 
 
-async def _read(reader: asyncio.StreamReader) -> Request:
+async def _read(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Head and body of the next request."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
         raise NotHttp from None
-    method, _, rest = head.partition(b" ")
     length = _LENGTH.search(head)
     size = int(length[1]) if length else 0
     if size > _MAX_BODY:
         raise NotHttp
-    return Request(method, rest.partition(b" ")[0], await reader.readexactly(size))
+    return head, await reader.readexactly(size)
 
 
 def _message_id(body: bytes) -> str:
@@ -254,7 +254,7 @@ def sample_target(
     )
     target = SampleTarget(manners, random.random)
     asyncio.run(_serve_until_signalled(target, host, port))
-    click.echo(f"{target.seen.requests} requests, {len(target.seen.accepted)} messages accepted")
+    click.echo(f"{target.seen.requests} requests, {target.seen.accepted} messages accepted")
 
 
 async def _serve_until_signalled(target: SampleTarget, host: str, port: int) -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.cli.sample_target import Fate, Manners, SampleTarget
+from router.cli import sample_target
+from router.cli.sample_target import Fate, Manners, SampleTarget, Seen
 from tests.cli.conftest import Run
 
 pytestmark = pytest.mark.rule("MED-3")
@@ -78,7 +79,7 @@ async def test_it_answers_on_one_connection_and_counts_each_message_once() -> No
 
     assert answers[0] == b'HTTP/1.1 500 Internal Server Error {"error":"try again"}'
     assert answers[1] == b'HTTP/1.1 200 OK {"ack":true}'
-    assert (target.seen.requests, target.seen.accepted) == (4, {"a"})
+    assert (target.seen.requests, target.seen.accepted) == (4, 1)
 
 
 @pytest.mark.anyio
@@ -125,6 +126,17 @@ async def test_it_tells_what_came_in_and_what_became_of_it() -> None:
 
     assert b'"requests":{"ACCEPTED":2,"FAILED":0,' in told
     assert b'"messagesAccepted":1' in told
+
+
+def test_it_remembers_the_latest_messages_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_target, "_REMEMBERED", 2)
+    seen = Seen()
+
+    for message_id in ("a", "b", "c", "c", "b", "a"):
+        seen.add(message_id, Fate.ACCEPTED)
+
+    assert (seen.requests, seen.accepted) == (6, 4)
+    assert len(seen._latest) == 2
 
 
 @pytest.mark.anyio

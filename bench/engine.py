@@ -17,6 +17,7 @@ from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.dead_letter import DeadLetter
 from router.core.message import Delivery, Handle, Message, Tally
 from router.core.outcome import Answer, Reply
+from router.core.trace import Span
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
@@ -87,7 +88,7 @@ class OneQueue:
 
 
 class Yes:
-    async def send(self, message: Message, post: int, timeout: float) -> Answer:
+    async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
         await asyncio.sleep(0)
         return ACCEPTED
 

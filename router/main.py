@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from router.core.config_plan import Plan
 from router.core.figures import StandbyStatus
 from router.core.health import Vitals
 from router.core.target_safety import TargetPolicy
+from router.core.trace import UNRECORDED
 from router.core.tsid import Tsids
 from router.core.warnings import Code, Severity, WarningBook
 from router.curl_loop import CurlOptions
@@ -49,6 +50,7 @@ from router.engine.courier import longest_delivery
 from router.engine.dead_letters import Replays
 from router.engine.explaining import Explaining
 from router.engine.in_flight import InFlight
+from router.engine.journal import Journal
 from router.engine.letters import Letters
 from router.engine.loop_lag import LoopLag
 from router.engine.mediator import Mediator
@@ -64,7 +66,7 @@ from router.logs import configure_logging
 from router.outbound.config_source import config_sources
 from router.outbound.http_sender import HttpSender
 from router.outbound.notifications import Addresses, open_channels
-from router.ports import DeadLetterStore, StoreError
+from router.ports import DeadLetterStore, StoreError, Tracer
 from router.setting_values import BreakerScope, LogFormat
 from router.settings import BadSetting, Settings, setting_notes
 from router.storage.dead_letters import NO_STORE, open_store
@@ -247,6 +249,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
         options = CurlOptions(
             http_version=settings.mediator_http_version.name, proxy=settings.proxy
         )
+        tracer = await stack.enter_async_context(_open_tracer(settings, instance))
         sender = await stack.enter_async_context(HttpSender(policy, options))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         mediator = Mediator(
@@ -256,6 +259,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
             timeout=settings.mediator_timeout,
             jitter=random.uniform,
             wall=time.time,
+            sampling=UNRECORDED if tracer is None else settings.sampling,
         )
         letters = Letters(store, alerts, time.time)
         manager = QueueManager(
@@ -266,6 +270,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
                 alerts=alerts,
                 tasks=tasks,
                 jitter=random.uniform,
+                journal=Journal(tracer),
                 longest_delivery=longest_delivery(settings.mediator_timeout),
                 max_pools=settings.max_pools,
                 pool_warning_threshold=settings.pool_warning_threshold,
@@ -293,7 +298,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
             explaining=Explaining(manager, breakers, store, time.time),
             notifier=notifier,
             snapshots=Snapshots(manager, breakers, chores, warnings, time.time),
-            statistics=Statistics(manager, breakers, letters, lag),
+            statistics=Statistics(manager, breakers, letters, lag, tracer),
             controls=Controls(manager, breakers),
             lag=lag,
             instance=instance,
@@ -381,6 +386,26 @@ def _token_judge(settings: Settings) -> TokenJudge:
         needs = f"needs the package {error.name}: pip install 'message-router[oidc]'"
         raise BadSetting(f"MESSAGE_ROUTER_AUTH_MODE: OIDC {needs}") from None
     return Provider(settings.oidc_issuer or "", settings.oidc_audience or "", time.monotonic)
+
+
+def _open_tracer(settings: Settings, instance: str) -> AbstractAsyncContextManager[Tracer | None]:
+    """None: nobody asked for traces, or for more than is installed.
+
+    That is no reason not to start: platforms set these variables for everything that they run.
+    """
+    endpoint = settings.traces_endpoint
+    if endpoint is None:
+        return nullcontext()
+    try:
+        from router.outbound.traces import Traces  # noqa: PLC0415  on use: an extra
+    except ModuleNotFoundError as error:
+        needs = f"they need the package {error.name}: pip install 'message-router[otel]'"
+        log.warning("OTEL_* asks for traces, and there are none: %s", needs)
+        return nullcontext()
+    try:
+        return Traces(endpoint, settings.sampling, instance)
+    except ValueError as error:
+        raise BadSetting(f"OTEL_EXPORTER_OTLP_*: {error}") from None
 
 
 def _worker_id() -> str:

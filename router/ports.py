@@ -3,7 +3,7 @@
 An adapter implements a door without inheriting from it; mypy checks the fit where `main` wires it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -14,6 +14,8 @@ from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
 from router.core.message import Delivery, Handle, Message, Tally
 from router.core.notification import Digest
 from router.core.outcome import Answer
+from router.core.story import Visit
+from router.core.trace import Span
 
 
 class BrokerError(Exception):
@@ -129,12 +131,23 @@ class Brokers(Protocol):
 
 
 class Sender(Protocol):
-    async def send(self, message: Message, post: int, timeout: float) -> Answer:
-        """POST it, as the `post`-th request for it, and tell what came of it.
+    async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
+        """POST it, as the `post`-th request for it, as this span, and tell what came of it.
 
         Every HTTP status is a Reply, everything else a NoReply; it raises only when cancelled, and
         then leaves nothing behind.
         """
+
+
+class Tracer(Protocol):
+    """Tells the stories of messages to a tracing system."""
+
+    def ended(self, visit: Visit) -> None:
+        """Called for every one, as it ends: takes no time, waits for nothing and never fails."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Spans by what became of them."""
 
 
 class StoreError(Exception):

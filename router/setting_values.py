@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from router.core.config import sqlite_path
+from router.core.trace import Sampling
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
@@ -19,6 +20,7 @@ Parser = Callable[[str], T]
 _SWITCHES: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", re.ASCII)
+_DECIMAL: Final = re.compile(r"\d{1,9}(?:\.\d{0,18})?|\.\d{1,18}", re.ASCII)
 _HOST_PATTERN: Final = re.compile(r"[A-Za-z0-9*._:\[\]-]+")
 
 
@@ -41,6 +43,26 @@ class HttpVersion(Enum):
 class BreakerScope(Enum):
     ORIGIN = auto()
     GLOBAL = auto()
+
+
+class TracesExporter(Enum):
+    OTLP = auto()
+    NONE = auto()
+
+
+class Sampler(Enum):
+    """The names of OpenTelemetry: which share of the messages, and does their publisher decide."""
+
+    ALWAYS_ON = auto()
+    ALWAYS_OFF = auto()
+    TRACEIDRATIO = auto()
+    PARENTBASED_ALWAYS_ON = auto()
+    PARENTBASED_ALWAYS_OFF = auto()
+    PARENTBASED_TRACEIDRATIO = auto()
+
+    def rule(self, ratio: float) -> Sampling:
+        share = {"ON": 1.0, "OFF": 0.0}.get(self.name.rpartition("_")[2], ratio)
+        return Sampling(share, heeds_parent=self.name.startswith("PARENTBASED"))
 
 
 class LogLevel(Enum):
@@ -87,6 +109,23 @@ def whole(least: int, most: int) -> Parser[int]:
         if not re.fullmatch(r"[0-9]{1,18}", raw) or not least <= int(raw) <= most:
             raise NotAllowed(f"must be a whole number from {least} to {most}")
         return int(raw)
+
+    return parse
+
+
+def share(raw: str) -> float:
+    if not _DECIMAL.fullmatch(raw) or float(raw) > 1:
+        raise NotAllowed("must be a number from 0 to 1")
+    return float(raw)
+
+
+def only(value: str) -> Parser[str]:
+    """For what could be chosen elsewhere, and cannot here."""
+
+    def parse(raw: str) -> str:
+        if raw.lower() != value:
+            raise NotAllowed(f"must be {value}")
+        return value
 
     return parse
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Self, TypeVar, cast
 from msgspec import Struct
 
 from router.core.config import QueueNaming, QueueType, sqlite_path
+from router.core.trace import Sampling
 from router.core.warnings import Severity
 from router.setting_values import (
     AuthMode,
@@ -23,6 +24,8 @@ from router.setting_values import (
     LogLevel,
     NotAllowed,
     Parser,
+    Sampler,
+    TracesExporter,
     choice,
     dead_letter_url,
     directory,
@@ -30,7 +33,9 @@ from router.setting_values import (
     host_pattern,
     listed,
     milliseconds,
+    only,
     seconds,
+    share,
     switch,
     text,
     url,
@@ -42,6 +47,8 @@ _SERVICE_LINKS: Final = ("MESSAGE_ROUTER_SERVICE_", "MESSAGE_ROUTER_PORT_")
 _HOUR: Final = 3600.0
 _DAY: Final = 24 * _HOUR
 _LONGEST_SHOWN: Final = 100
+OTLP_HTTP: Final = "http/protobuf"
+OTLP_COLLECTOR: Final = "http://localhost:4318"  # where OpenTelemetry expects one
 
 T = TypeVar("T")
 
@@ -321,6 +328,43 @@ class Settings:
         "notifications are gathered for this long",
     )
 
+    otel_disabled: bool = _env(
+        "OTEL_SDK_DISABLED", switch, "false", "`true`: no traces, whatever else is set"
+    )
+    traces_exporter: TracesExporter | None = _optional(
+        "OTEL_TRACES_EXPORTER",
+        choice(TracesExporter),
+        "`otlp` or `none`; none given: `otlp` if an endpoint is set",
+    )
+    otlp_endpoint: str | None = _optional(
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        url("http", "https"),
+        "where traces go; `/v1/traces` is added to it",
+        secret=True,
+    )
+    otlp_traces_endpoint: str | None = _optional(
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        url("http", "https"),
+        "the same, taken as it is",
+        secret=True,
+    )
+    otlp_protocol: str = _env(
+        "OTEL_EXPORTER_OTLP_PROTOCOL", only(OTLP_HTTP), OTLP_HTTP, "how they go there"
+    )
+    otlp_traces_protocol: str = _env(
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", only(OTLP_HTTP), OTLP_HTTP, "the same"
+    )
+    traces_sampler: Sampler = _env(
+        "OTEL_TRACES_SAMPLER",
+        choice(Sampler),
+        "parentbased_always_on",
+        "which messages are traced: `always_on`, `always_off`, `traceidratio`, and each with "
+        "`parentbased_` before it: what carries a trace is traced if its publisher was",
+    )
+    traces_ratio: float = _env(
+        "OTEL_TRACES_SAMPLER_ARG", share, "1.0", "the share that `traceidratio` takes"
+    )
+
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Self:
         """Read them all, or raise BadSetting. A blank variable counts as not set."""
@@ -353,6 +397,21 @@ class Settings:
         if self.dead_letter_url is None:
             return self.state_dir.absolute() / "dead-letters.db"
         return None if self.dead_letter_url == "none" else Path(sqlite_path(self.dead_letter_url))
+
+    @property
+    def traces_endpoint(self) -> str | None:
+        """None: there are no traces."""
+        if self.otel_disabled or self.traces_exporter is TracesExporter.NONE:
+            return None
+        if self.otlp_traces_endpoint is not None:
+            return self.otlp_traces_endpoint
+        if self.otlp_endpoint is None and self.traces_exporter is None:
+            return None
+        return f"{(self.otlp_endpoint or OTLP_COLLECTOR).rstrip('/')}/v1/traces"
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.traces_sampler.rule(self.traces_ratio)
 
     def _credentials(self) -> Mapping[str, str | None]:
         """What the auth mode needs, by variable."""

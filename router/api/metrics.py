@@ -127,6 +127,13 @@ ROUTER_METRICS: Final[Sequence[Metric[RouterMeters]]] = (
         "The worst delay of the event loop in the last half minute or minute",
         lambda router: [((), router.loop_lag)],
     ),
+    Meter(
+        CounterMetricFamily,
+        "spans_total",
+        "Spans of traces, by what became of them; missing: traces are off",
+        lambda router: _by_label(router.spans),
+        ("result",),
+    ),
 )
 KEEPING_METRICS: Final[Sequence[Metric[RouterApi]]] = (
     Meter(

@@ -22,6 +22,7 @@ from router.brokers.activemq_shelf import Arrival, Shelf
 from router.brokers.bell import Bell, wait_for_ring
 from router.core.message import Delivery, Handle, Tally
 from router.core.remembered import RememberedDeletes
+from router.core.trace import carried_in
 from router.ports import Depth, Publication, QueueRefused, StaleLease, Traits, Unsettled
 
 LONG_POLL: Final = 20.0
@@ -187,6 +188,7 @@ class ActiveMqBroker:
             broker_id=arrival.history.broker_id,
             count=arrival.history.deliveries + 1,
             tally=arrival.history.tally,
+            parent=carried_in(arrival.frame.headers),
         )
 
     # What goes back.

@@ -207,6 +207,7 @@ class NatsBroker:
             count=receipt.count,
             lease_until=lease.until,
             is_last=receipt.count == consumer.most_deliveries,
+            parent=arrival.parent,
         )
 
     def _sort(self, handles: Sequence[Handle]) -> tuple[list[Lease], list[Unsettled]]:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from router.brokers.nats_consumer import NANOSECONDS, Consumer, consumer_info
 from router.brokers.nats_link import Inbox, Incoming, NatsLink, our_errors
+from router.core.trace import Span, carried_in
 from router.ports import Disconnected, QueueRefused
 
 HEARTBEAT: Final = 5.0
@@ -31,6 +32,7 @@ class Arrival(Struct, frozen=True):
     body: bytes
     reply: str
     at: float  # loop time
+    parent: Span | None  # what published it
 
 
 class Puller:
@@ -106,7 +108,9 @@ class Puller:
     async def _take(self, message: Incoming) -> None:
         self._last_sign = _now()
         if message.reply:
-            self._arrived.append(Arrival(message.data, message.reply, self._last_sign))
+            parent = carried_in(message.headers) if message.headers else None
+            arrival = Arrival(message.data, message.reply, self._last_sign, parent)
+            self._arrived.append(arrival)
         elif _status_of(message) != _HEARTBEAT_STATUS:
             self._status = message
         self._sign.set()

@@ -13,6 +13,7 @@ from router.brokers.bell import Bell, wait_for_ring
 from router.brokers.rabbitmq_link import Arrival, Link, Properties, Unroutable
 from router.brokers.rabbitmq_retry import PERSISTENT, History, RetryQueues, history_of
 from router.core.message import Delivery, Handle, Tally
+from router.core.trace import carried_in
 from router.ports import (
     BrokerError,
     Depth,
@@ -192,6 +193,7 @@ class RabbitBroker:
             broker_id=history.broker_id,
             count=_count(arrival),
             tally=history.tally,
+            parent=carried_in(arrival.properties.headers or {}),
         )
 
     # What goes back.

@@ -28,6 +28,7 @@ from router.brokers.sqs_wire import (
     VisibilityEntry,
 )
 from router.core.message import Delivery, Handle, Tally
+from router.core.trace import Span, carried_in, read_xray
 from router.ports import BrokerError, Depth, Disconnected, StaleLease, Traits, Unsettled
 
 MAX_ENTRIES: Final = 10  # of one call
@@ -210,6 +211,7 @@ class SqsBroker:
             broker_id=message.message_id,
             count=_count(message),
             lease_until=lease_until,
+            parent=_parent(message),
         )
 
     async def _change_visibility(self, changes: Sequence[Change]) -> Sequence[Unsettled | None]:
@@ -265,6 +267,13 @@ def _stale(receipt: Receipt, why: str) -> Unsettled:
 def _count(message: ReceivedMessage) -> int | None:
     count = message.attributes.get("ApproximateReceiveCount", "")
     return int(count) if count.isdecimal() else None
+
+
+def _parent(message: ReceivedMessage) -> Span | None:
+    """As its publisher says, else as AWS itself does where X-Ray is on."""
+    given, xray = message.message_attributes, message.attributes.get("AWSTraceHeader")
+    parent = carried_in({name: value.string_value for name, value in given.items()})
+    return read_xray(xray) if parent is None and xray is not None else parent
 
 
 def _now() -> float:

@@ -27,7 +27,12 @@ class ReceiveMessage(Struct, rename="pascal"):
     max_number_of_messages: int
     wait_time_seconds: int
     visibility_timeout: int
-    message_system_attribute_names: Sequence[str] = ("ApproximateReceiveCount",)
+    message_system_attribute_names: Sequence[str] = ("ApproximateReceiveCount", "AWSTraceHeader")
+    message_attribute_names: Sequence[str] = ("traceparent", "tracestate")
+
+
+class MessageAttribute(Struct, rename="pascal"):
+    string_value: str | None = None  # None: it is binary
 
 
 class ReceivedMessage(Struct, rename="pascal"):
@@ -35,6 +40,7 @@ class ReceivedMessage(Struct, rename="pascal"):
     receipt_handle: str
     body: str = ""
     attributes: Mapping[str, str] = {}
+    message_attributes: Mapping[str, MessageAttribute] = {}
 
 
 class ReceiveReply(Struct, rename="pascal"):

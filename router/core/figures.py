@@ -96,6 +96,7 @@ class RouterMeters(Struct, frozen=True, kw_only=True):
     dead_letters: Mapping[str, int]
     breakers: Mapping[str, int]  # origin → 0 closed, 1 half open, 2 open
     loop_lag: float  # seconds
+    spans: Mapping[str, int] = {}  # by what became of them; empty: traces are off
 
 
 class StandbyStatus(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
 from router.core.message import DEFAULT_GROUP, Delivery, Handle, Message, Mode, Tally
 from router.core.outcome import Metric
+from router.core.trace import Span
 
 Key = tuple[str, str | None, str]  # ROUTE-1: (queue, broker id, ""), else (queue, None, id)
 NEVER: Final = float("inf")
@@ -140,6 +141,7 @@ class Job(Struct, eq=False):
     attempts_before: int  # as its broker knows them (BRK-3)
     posts: int
     is_last: bool  # given back, it would never come again
+    parent: Span | None  # what published it, if it said so
     keeper: Keeper | None = None
     state: State = State.QUEUED
     hold_until: float = NEVER  # how long it may wait here; its broker gives up on it later
@@ -182,6 +184,7 @@ class Job(Struct, eq=False):
             tally.attempts,
             tally.posts,
             delivery.is_last,
+            delivery.parent,
         )
 
     def adopt(self, home: Home, delivery: Delivery) -> None:

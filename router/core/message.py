@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from router.core.target import BadTarget, read_target
+from router.core.trace import Span
 
 DEFAULT_POOL: Final = "DEFAULT-POOL"
 DEFAULT_GROUP: Final = "__DEFAULT__"
@@ -58,6 +59,7 @@ class Delivery(Struct, frozen=True):
     lease_until: float | None = None  # loop time; None: ours as long as the connection
     tally: Tally = UNTRIED
     is_last: bool = False  # the broker will not hand it out again: given back, it is lost
+    parent: Span | None = None  # what published it, if it says so
 
 
 class Message(

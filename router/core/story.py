@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.core.job import Fate, Try
+from router.core.trace import Span
 
 TEXT_KEPT: Final = 256  # of a target or an error: thousands of visits are remembered
 
@@ -40,6 +41,8 @@ class Visit(Struct, frozen=True, gc=False):
     fate: Fate
     returned_for: float | None = None  # seconds, when it was given back
     error: str = ""  # why it was given up
+    posts: int = 0  # requests of it so far, those of earlier visits included
+    parent: Span | None = None  # what published it, if it said so
 
     @property
     def due_at(self) -> float | None:

@@ -9,6 +9,7 @@ from router.core.job import Fate, Job
 from router.core.message import DEFAULT_POOL
 from router.core.redact import mask_urls
 from router.core.story import TEXT_KEPT, Visit
+from router.ports import Tracer
 
 REMEMBERED: Final = 10_000  # about 6 MB; 30 MB if every text in them is as long as it may be
 
@@ -16,7 +17,8 @@ REMEMBERED: Final = 10_000  # about 6 MB; 30 MB if every text in them is as long
 class Journal:
     """Noting a visit costs a microsecond; whoever reads pays for the search."""
 
-    def __init__(self, capacity: int = REMEMBERED) -> None:
+    def __init__(self, tracer: Tracer | None = None, capacity: int = REMEMBERED) -> None:
+        self._tracer = tracer
         self._visits: deque[Visit] = deque(maxlen=capacity)
 
     def note(self, job: Job, fate: Fate) -> None:
@@ -24,22 +26,25 @@ class Journal:
         message, target = job.message, job.message.target
         if "@" in target:  # before it is cut: half of a password could not be told from a port
             target = mask_urls(target)
-        self._visits.append(
-            Visit(
-                message.id,
-                job.broker_id,
-                job.home.queue_name,
-                pool_code(job),
-                job.group,
-                target[:TEXT_KEPT],
-                job.tracked_at,
-                job.tries,
-                asyncio.get_running_loop().time(),
-                fate,
-                job.returned_for,
-                job.error[:TEXT_KEPT],
-            )
+        visit = Visit(
+            message.id,
+            job.broker_id,
+            job.home.queue_name,
+            pool_code(job),
+            job.group,
+            target[:TEXT_KEPT],
+            job.tracked_at,
+            job.tries,
+            asyncio.get_running_loop().time(),
+            fate,
+            job.returned_for,
+            job.error[:TEXT_KEPT],
+            job.posts,
+            job.parent,
         )
+        self._visits.append(visit)
+        if self._tracer is not None:
+            self._tracer.ended(visit)
 
     def of_message(self, message_id: str) -> Sequence[Visit]:
         """Those of one message, the oldest first."""

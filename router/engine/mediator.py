@@ -17,6 +17,7 @@ from router.core.outcome import (
     judge,
 )
 from router.core.target import origin_of
+from router.core.trace import UNRECORDED, Sampling, post_span
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
@@ -43,6 +44,7 @@ class Mediator:
         timeout: float,
         jitter: Jitter,
         wall: Callable[[], float],
+        sampling: Sampling = UNRECORDED,
     ) -> None:
         self._sender = sender
         self._breakers = breakers
@@ -50,6 +52,7 @@ class Mediator:
         self._timeout = timeout
         self._jitter = jitter
         self._wall = wall
+        self._sampling = sampling
 
     async def attempt(self, job: Job, timeout: float | None = None) -> Outcome:
         """POST it once, if its target's circuit allows, and judge what came of it."""
@@ -63,7 +66,8 @@ class Mediator:
         job.batch.requests += 1
         verdict: bool | None = None  # a cancelled call counts for nothing
         try:
-            answer = await self._sender.send(job.message, job.posts, timeout or self._timeout)
+            span = post_span(job.message.id, job.started_at, job.parent, self._sampling)
+            answer = await self._sender.send(job.message, job.posts, timeout or self._timeout, span)
             if isinstance(answer, Reply):
                 verdict = True
             else:

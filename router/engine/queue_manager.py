@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.core.backoff import Jitter
 from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, RoutingConfig
@@ -18,6 +18,7 @@ from router.engine.context import Context
 from router.engine.courier import Deliverer
 from router.engine.crew import Crew
 from router.engine.intake import Intake
+from router.engine.journal import Journal
 from router.engine.letters import Letters
 from router.engine.process_pool import ProcessPool
 from router.engine.routing import Routing
@@ -38,6 +39,7 @@ class Surroundings:
     alerts: Alerts
     tasks: asyncio.TaskGroup
     jitter: Jitter
+    journal: Journal = field(default_factory=Journal)
     longest_delivery: float = 0.0  # seconds, with all its tries
     max_pools: int = 10_000
     pool_warning_threshold: int = 5_000
@@ -49,7 +51,7 @@ class QueueManager:
         self.draining_pools: dict[str, ProcessPool] = {}
         self.intakes: dict[str, Intake] = {}
         self.stopping_intakes: list[Intake] = []
-        self.routing = Routing(self, given.alerts)
+        self.routing = Routing(self, given.alerts, given.journal)
         self.applied = RoutingConfig()
         self._given = given
         self._full: set[ProcessPool] = set()

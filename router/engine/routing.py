@@ -57,10 +57,10 @@ class Aside(Struct):
 
 
 class Routing:
-    def __init__(self, pools: Pools, alerts: Alerts) -> None:
+    def __init__(self, pools: Pools, alerts: Alerts, journal: Journal) -> None:
         self.tracker = Tracker()
         self.ledger = Ledger()
-        self.journal = Journal()
+        self.journal = journal
         self.remembered = RememberedDeletes()
         self.tallies = Tallies()
         self.pools = pools

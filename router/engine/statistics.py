@@ -27,6 +27,7 @@ from router.engine.letters import Letters
 from router.engine.loop_lag import LoopLag
 from router.engine.process_pool import ProcessPool
 from router.engine.queue_manager import QueueManager
+from router.ports import Tracer
 
 MAX_ORIGINS: Final = 100  # a label with more values costs every scrape, for ever
 OTHERS: Final = "(others)"
@@ -39,12 +40,18 @@ _GRAVITY: Final[Mapping[BreakerState, int]] = {
 
 class Statistics:
     def __init__(
-        self, manager: QueueManager, breakers: Breakers, letters: Letters, lag: LoopLag
+        self,
+        manager: QueueManager,
+        breakers: Breakers,
+        letters: Letters,
+        lag: LoopLag,
+        tracer: Tracer | None = None,
     ) -> None:
         self._manager = manager
         self._breakers = breakers
         self._letters = letters
         self._lag = lag
+        self._tracer = tracer
         self._started = _now()
 
     def pools(self) -> Iterator[PoolFigures]:
@@ -72,6 +79,7 @@ class Statistics:
             dead_letters={reason.value: count for reason, count in self._letters.kept.items()},
             breakers=_breaker_states(self._breakers),
             loop_lag=self._lag.seconds,
+            spans={} if self._tracer is None else self._tracer.counts,
         )
 
     def _all_pools(self) -> list[ProcessPool]:

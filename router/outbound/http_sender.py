@@ -1,11 +1,9 @@
 """How a message becomes a POST to its target (CONTRACTS §5)."""
 
 import logging
-import random
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Final, Self
 from urllib.parse import quote
 
@@ -16,6 +14,7 @@ from router.core.message import Message
 from router.core.outcome import Answer, Fault, NoReply
 from router.core.target import read_target
 from router.core.target_safety import TargetPolicy
+from router.core.trace import Span
 from router.curl_loop import CurlLoop, CurlOptions
 from router.outbound.signing import signature_headers
 
@@ -55,7 +54,9 @@ class HttpSender:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._curl.__aexit__(*exc_info)
 
-    async def send(self, message: Message, post: int, timeout: float) -> Answer:
+    async def send(
+        self, message: Message, post: int, timeout: float, span: Span | None = None
+    ) -> Answer:
         """POST it, as the `post`-th request for it, within `timeout` seconds."""
         try:
             refusal = self._refuse_target(message.target)
@@ -63,6 +64,8 @@ class HttpSender:
                 return NoReply(Fault.TARGET_REFUSED, refusal)
             body = b'{"messageId":%b}' % msgspec.json.encode(message.id)
             headers = request_headers(message, post, body, self._wall())
+            if span is not None:
+                headers += trace_headers(span)
             return await self._curl.post(_ascii_url(message.target), headers, body, timeout)
         except ValueError as error:
             return NoReply(Fault.BAD_REQUEST, str(error))
@@ -82,7 +85,6 @@ def request_headers(message: Message, post: int, body: bytes, now: float) -> lis
         *_ALWAYS,
         f"X-Message-Id: {message_id}",
         f"X-Message-Attempt: {post}",
-        f"traceparent: {_traceparent(message.id)}",
     ]
     if message.token:
         headers.append(f"Authorization: Bearer {message.token}")
@@ -91,16 +93,15 @@ def request_headers(message: Message, post: int, body: bytes, now: float) -> lis
     return headers
 
 
+def trace_headers(span: Span) -> list[str]:
+    """Under which its target goes on with the trace."""
+    parent = f"traceparent: {span.traceparent}"
+    return [parent, f"tracestate: {span.state}"] if span.state else [parent]
+
+
 def header_id(message_id: str) -> str:
     """Percent-encoded where it is not ASCII."""
     return message_id if message_id.isascii() else quote(message_id, safe=_ASCII)
-
-
-def _traceparent(message_id: str) -> str:
-    """One trace per message, over all attempts and restarts; one span per request; not sampled."""
-    trace_id = blake2b(message_id.encode(), digest_size=16).hexdigest()
-    span_id = random.getrandbits(64) or 1  # no secret, so no urandom; 0 is not allowed
-    return f"00-{trace_id}-{span_id:016x}-00"
 
 
 def _ascii_url(url: str) -> str:

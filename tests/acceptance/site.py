@@ -15,7 +15,7 @@ from router.core.message import parse
 from router.ports import Publication
 from tests.acceptance.process import Message, RouterProcess, start
 
-_OURS: Final = ("MESSAGE_ROUTER_", "MEDIATOR_", "AUTH_", "STANDBY_", "NOTIFY_")
+_OURS: Final = ("MESSAGE_ROUTER_", "MEDIATOR_", "AUTH_", "STANDBY_", "NOTIFY_", "OTEL_")
 LEASE: Final = 3  # seconds: what a killed router held comes back soon
 ANY: Final = parse(b'{"id": "any", "mediationTarget": "http://localhost/"}')
 QUICKLY: Final = {

@@ -36,6 +36,7 @@ NAMES = {  # CONTRACTS §7
     "event_loop_lag_seconds": set[str](),
     "ledger_total": {"state"},
     "unaccounted_messages": set[str](),
+    "spans_total": {"result"},
 }
 SHOWN = """\
 message_router_messages_total{outcome="success",queue="orders"} 6.0
@@ -64,6 +65,7 @@ message_router_config_last_sync_timestamp_seconds 1800000000.25
 message_router_event_loop_lag_seconds 0.002
 message_router_ledger_total{state="received"} 10.0
 message_router_unaccounted_messages 0.0
+message_router_spans_total{result="exported"} 4.0
 """
 
 

@@ -3,12 +3,15 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from router.core.job import Fate
 from router.core.outcome import Reply
+from router.core.trace import UNRECORDED, Span, post_span
 from router.engine.in_flight import InFlight, InFlightFilter
 from router.engine.journal import REMEMBERED, Journal, pool_code
-from tests.support.fakes import FakeSender
+from tests.support.fakes import FakeSender, FakeTracer
+from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.jobs import make_job
 from tests.support.rig import body, grouped, pool, running
 
@@ -35,6 +38,35 @@ async def test_long_texts_are_cut() -> None:
 
     (visit,) = journal.of_message("a")
     assert (len(visit.target), len(visit.error)) == (256, 256)
+
+
+@pytest.mark.rule("MED-1")
+async def test_every_visit_is_told_to_the_tracer_as_it_ends() -> None:
+    tracer = FakeTracer()
+
+    async with running(pool("P"), journal=Journal(tracer)) as rig:
+        await rig.publish(body("a"), body("b"))
+        await asyncio.sleep(5)
+
+        assert tracer.told == [*rig.manager.routing.journal.latest_first()][::-1]
+        assert {visit.posts for visit in tracer.told} == {1}
+
+
+@pytest.mark.rule("MED-1")
+async def test_a_requests_span_can_be_found_from_what_is_remembered() -> None:
+    queue, parent = ScriptedQueue(), Span("ab" * 16, "cd" * 8, sampled=True)
+    sender = FakeSender()
+    sender.script("a", Reply(503))
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(replace(handed(body("a"), "h", "1"), parent=parent))
+        await asyncio.sleep(5)
+
+        (visit,) = rig.manager.routing.journal.of_message("a")
+
+    found = [post_span("a", each.started_at, visit.parent, UNRECORDED) for each in visit.tries]
+    assert (visit.parent, visit.posts) == (parent, 2)
+    assert sender.spans == found
+    assert {span.trace_id for span in found} == {parent.trace_id}
 
 
 async def test_every_end_of_a_message_is_noted_with_its_attempts() -> None:

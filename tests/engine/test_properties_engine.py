@@ -19,6 +19,7 @@ from router.brokers import BrokerDoor
 from router.core.config import QueueConfig
 from router.core.message import Message
 from router.core.outcome import Answer, Reply
+from router.core.trace import Span
 from router.engine.chores import Chores
 from router.engine.shutdown import shut_down
 from tests.support.fakes import OK, REFUSED, FakeSender
@@ -46,8 +47,8 @@ class WatchfulSender(FakeSender):
     marks: Counter[tuple[str, ...]] = field(default_factory=Counter)
     twice_at_once: set[tuple[str, ...]] = field(default_factory=set)
 
-    async def send(self, message: Message, post: int, timeout: float) -> Answer:
-        _ = post, timeout
+    async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
+        _ = post, timeout, span
         script = self.drawn.get(message.id)
         what, takes = script.pop(0) if script else ("ok", 0.5)
         marks: list[tuple[str, ...]] = [("message", message.id)]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from router.core.message import Message
 from router.core.outcome import Answer, Reply
+from router.core.trace import Span
 from tests.support.fakes import OK, REFUSED, TIMED_OUT, FakeSender
 from tests.support.rig import FREE_QUEUE, QUEUE, Rig, body, pool, running
 from tests.support.virtual_time import VirtualTimeLoop
@@ -81,10 +82,10 @@ class Observer(FakeSender):
     finished: list[str] = field(default_factory=list)  # accepted, or given up for good
     overfull: int = 0
 
-    async def send(self, message: Message, post: int, timeout: float) -> Answer:
+    async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
         if self.rig is not None and "P" in self.rig.manager.pools:
             self.overfull = max(self.overfull, -self.rig.pool().room)
-        answer = await super().send(message, post, timeout)
+        answer = await super().send(message, post, timeout, span)
         if answer in (OK, Reply(404)):
             self.finished.append(message.id)
         return answer

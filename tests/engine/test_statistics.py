@@ -14,7 +14,7 @@ from router.engine.letters import Letters
 from router.engine.loop_lag import LoopLag
 from router.engine.statistics import MAX_ORIGINS, OTHERS, Statistics
 from router.ports import Depth, Disconnected
-from tests.support.fakes import REFUSED, FakeSender
+from tests.support.fakes import REFUSED, FakeSender, FakeTracer
 from tests.support.faults import Scripted, ScriptedQueue, Unpluggable, handed
 from tests.support.rig import QUEUE, Rig, body, grouped, pool, running
 
@@ -321,6 +321,16 @@ def _next_pools(n: int) -> Iterator[PoolConfig]:
     yield pool("R")
     if n % 40 == 35:
         yield pool("P", concurrency=2)
+
+
+async def test_spans_are_counted_where_messages_are_traced() -> None:
+    async with running(pool("P")) as rig:
+        untraced = statistics_of(rig).router_meters()
+        letters = Letters(rig.letters, rig.alerts, wall=lambda: 0.0)
+        traced = Statistics(rig.manager, rig.breakers, letters, LoopLag(), FakeTracer())
+
+        assert untraced.spans == {}
+        assert traced.router_meters().spans == {"exported": 0}
 
 
 @pytest.mark.rule("DLQ-1")

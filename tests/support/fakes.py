@@ -2,12 +2,14 @@
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
 from router.core.message import Message, Mode
 from router.core.outcome import Answer, Fault, NoReply, Reply
+from router.core.story import Visit
+from router.core.trace import Span
 from router.ports import StoreError
 
 OK = Reply(200)
@@ -30,6 +32,7 @@ class FakeSender:
     )
     sent: list[tuple[float, str]] = field(default_factory=list)
     posts: list[tuple[str, int]] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     open: int = 0
     most_open: int = 0
     open_groups: Counter[tuple[str | None, str]] = field(default_factory=Counter)
@@ -39,9 +42,10 @@ class FakeSender:
     def script(self, message_id: str, *answers: Answer | Exception) -> None:
         self.answers[message_id].extend(answers)
 
-    async def send(self, message: Message, post: int, timeout: float) -> Answer:
+    async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
         self.sent.append((asyncio.get_running_loop().time(), message.id))
         self.posts.append((message.id, post))
+        self.spans.append(span)
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         group = message.pool, message.group or message.id
@@ -66,6 +70,20 @@ class FakeSender:
     @property
     def ids(self) -> list[str]:
         return [message_id for _, message_id in self.sent]
+
+
+@dataclass
+class FakeTracer:
+    """Keeps what it is told."""
+
+    told: list[Visit] = field(default_factory=list)
+
+    def ended(self, visit: Visit) -> None:
+        self.told.append(visit)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return {"exported": len(self.told)}
 
 
 @dataclass

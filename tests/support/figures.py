@@ -125,6 +125,7 @@ class HandMadeStatistics:
             dead_letters={"CONFIG_ERROR": 2, "MALFORMED": 0},
             breakers={ORIGIN: 1},
             loop_lag=0.002,
+            spans={"exported": 4, "failed": 0, "dropped": 1},
         )
 
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.config import QueueType
+from router.core.trace import Sampling
 from router.core.warnings import Severity
 from router.setting_values import (
     AuthMode,
@@ -122,6 +123,11 @@ def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> 
         ("MEDIATOR_HTTP_VERSION", "HTTP_3", "HTTP_2, HTTP_1_1"),
         ("MEDIATOR_ALLOWED_HOSTS", "http://x/", "host names"),
         ("MESSAGE_ROUTER_HOST", "a\x07b", "printable text"),
+        ("OTEL_TRACES_EXPORTER", "zipkin", "one of OTLP, NONE"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "must be http/protobuf, not 'grpc'"),
+        ("OTEL_TRACES_SAMPLER", "sometimes", "PARENTBASED_TRACEIDRATIO"),
+        ("OTEL_TRACES_SAMPLER_ARG", "1.1", "a number from 0 to 1, not '1.1'"),
+        ("OTEL_TRACES_SAMPLER_ARG", "nan", "a number from 0 to 1"),
     ],
 )
 def test_a_wrong_value_is_refused_in_one_line_that_says_what_is_allowed(
@@ -146,6 +152,7 @@ def test_a_wrong_value_is_refused_in_one_line_that_says_what_is_allowed(
         ("RABBITMQ_URL", "http://user:hunter2@host/"),
         ("NOTIFY_SLACK_URL", "slack:hunter2"),
         ("MEDIATOR_PROXY", "user:hunter2@proxy"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "user:hunter2@collector:4318"),
     ],
 )
 def test_a_secret_is_masked_when_it_is_refused(name: str, value: str) -> None:
@@ -270,3 +277,44 @@ def test_the_table_for_people_has_a_row_for_every_variable() -> None:
     assert "| `MESSAGE_ROUTER_PORT` | `8080` | port of the API; 0: a free one |" in lines
     assert len(lines) == 2 + len(Settings.__dataclass_fields__)
     assert all(line.count("|") == 4 for line in lines)
+
+
+TRACES_AT = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://c/in"}
+COLLECTOR_AT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318/"}
+
+
+@pytest.mark.parametrize(
+    ("env", "endpoint"),
+    [
+        ({}, None),
+        (COLLECTOR_AT, "http://c:4318/v1/traces"),
+        (TRACES_AT, "https://c/in"),
+        (COLLECTOR_AT | TRACES_AT, "https://c/in"),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, "http://localhost:4318/v1/traces"),
+        (COLLECTOR_AT | {"OTEL_TRACES_EXPORTER": "none"}, None),
+        (COLLECTOR_AT | {"OTEL_SDK_DISABLED": "true"}, None),
+        ({"OTEL_SERVICE_NAME": "router", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, None),
+    ],
+)
+def test_traces_are_off_until_they_are_given_somewhere_to_go(
+    env: dict[str, str], endpoint: str | None
+) -> None:
+    assert Settings.from_env(env).traces_endpoint == endpoint
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rule"),
+    [
+        ("always_on", Sampling(1.0, heeds_parent=False)),
+        ("always_off", Sampling(0.0, heeds_parent=False)),
+        ("traceidratio", Sampling(0.25, heeds_parent=False)),
+        ("parentbased_always_on", Sampling(1.0)),
+        ("parentbased_always_off", Sampling(0.0)),
+        ("parentbased_traceidratio", Sampling(0.25)),
+        ("", Sampling(1.0)),
+    ],
+)
+def test_samplers_are_called_as_everywhere(sampler: str, rule: Sampling) -> None:
+    env = {"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": "0.25"}
+
+    assert Settings.from_env(env).sampling == rule

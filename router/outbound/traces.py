@@ -1,0 +1,280 @@
+"""Messages as OpenTelemetry traces: a span for each visit, and within it one for each request.
+
+The spans of a visit are made when it has ended, from what the journal keeps of it anyway, and leave
+in batches on a thread of the SDK's. Whoever collects them may be slow or gone: the queue before
+that thread is bounded, what does not fit is dropped and counted, and deliveries do not notice.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from threading import Thread
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+from opentelemetry.exporter.otlp.proto.http import trace_exporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
+from opentelemetry.trace.status import Status, StatusCode
+
+from router import __version__
+from router.core.job import Try
+from router.core.outcome import Error
+from router.core.redact import mask_urls
+from router.core.story import Visit
+from router.core.trace import Sampling, Span, post_span, visit_span
+
+log = logging.getLogger(__name__)
+
+SERVICE: Final = "message-router"
+QUEUED: Final = 4096  # spans, a few megabytes: more are not kept for a slow collector
+BATCH: Final = 512
+PAUSE: Final = 1.0  # seconds between two batches, unless one is full
+LAST_WAIT: Final = 3.0  # seconds that a shutdown waits for the last of them
+COMPLAINT_EVERY: Final = 300.0
+_LONGEST_REASON: Final = 300
+
+_SCOPE: Final = InstrumentationScope(SERVICE, __version__)
+_FINE: Final = Status(StatusCode.UNSET)
+_UNSENT: Final = {
+    each.value for each in (Error.CIRCUIT_OPEN, Error.TARGET_REFUSED, Error.BAD_REQUEST)
+}
+
+Attributes = dict[str, str | int | float]
+
+
+class Traces:
+    """Opened and closed by `async with`."""
+
+    def __init__(
+        self, endpoint: str, rule: Sampling, instance: str, wall: Callable[[], float] = time.time
+    ) -> None:
+        """Raises ValueError: another variable of OpenTelemetry's makes no sense."""
+        self._rule = rule
+        self._wall = wall
+        self._now = asyncio.get_running_loop().time
+        self._resource = _resource(instance)
+        self._outbox = _Outbox(trace_exporter.OTLPSpanExporter(endpoint))
+        self._processor = BatchSpanProcessor(
+            self._outbox,
+            max_queue_size=QUEUED,
+            max_export_batch_size=BATCH,
+            schedule_delay_millis=PAUSE * 1000,
+        )
+        self._given = 0
+        self._dropped = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Send the rest, for a while. The thread is no hindrance: it ends with the process."""
+        flushed: Future[None] = Future()
+
+        def flush() -> None:
+            self._processor.shutdown()  # type: ignore[no-untyped-call]  # the SDK does not say
+            flushed.set_result(None)
+
+        Thread(target=flush, name="last traces", daemon=True).start()
+        _, late = await asyncio.wait([asyncio.wrap_future(flushed)], timeout=LAST_WAIT)
+        if late:
+            log.warning("the last traces were not sent within %g s", LAST_WAIT)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return {
+            "exported": self._outbox.exported,
+            "failed": self._outbox.failed,
+            "dropped": self._dropped,
+        }
+
+    def ended(self, visit: Visit) -> None:
+        try:
+            span = visit_span(visit.message_id, visit.received_at, visit.parent, self._rule)
+            if span.sampled:
+                self._tell(visit, span)
+        except Exception:
+            # A bulkhead: a message that cannot be told must still be settled.
+            log.exception("no trace of %s", visit.message_id)
+
+    def _tell(self, visit: Visit, span: Span) -> None:
+        on_their_way = self._given - self._outbox.exported - self._outbox.failed
+        if on_their_way + 1 + len(visit.tries) > QUEUED:
+            self._dropped += 1 + len(visit.tries)
+            return
+        clock = self._wall() - self._now()
+        for each in _Telling(visit, span, self._rule, self._resource, clock).spans():
+            self._processor.on_end(each)
+            self._given += 1
+
+
+class _Telling:
+    """One visit, as it is told."""
+
+    def __init__(
+        self, visit: Visit, span: Span, rule: Sampling, resource: Resource, clock: float
+    ) -> None:
+        self._visit = visit
+        self._rule = rule
+        self._resource = resource
+        self._clock = clock  # the wall's seconds ahead of the visit's
+        self._context = _context(span)
+
+    def spans(self) -> Iterator[ReadableSpan]:
+        visit = self._visit
+        sent = [each for each in visit.tries if each.error not in _UNSENT]
+        for number, each in enumerate(sent, visit.posts - len(sent) + 1):
+            yield self._post(each, number)
+        error = visit.error or (visit.tries[-1].error if visit.tries else None)
+        yield ReadableSpan(
+            name=f"process {visit.queue}",
+            context=self._context,
+            parent=None if visit.parent is None else _context(visit.parent, is_remote=True),
+            kind=SpanKind.CONSUMER,
+            start_time=self._nanoseconds(visit.received_at),
+            end_time=self._nanoseconds(visit.ended_at),
+            attributes=_facts_of_visit(visit),
+            events=[self._refusal(each) for each in visit.tries if each.error in _UNSENT],
+            status=_status(error),
+            resource=self._resource,
+            instrumentation_scope=_SCOPE,
+        )
+
+    def _post(self, each: Try, number: int) -> ReadableSpan:
+        visit = self._visit
+        span = post_span(visit.message_id, each.started_at, visit.parent, self._rule)
+        return ReadableSpan(
+            name="POST",
+            context=_context(span),
+            parent=self._context,
+            kind=SpanKind.CLIENT,
+            start_time=self._nanoseconds(each.started_at),
+            end_time=self._nanoseconds(each.ended_at),
+            attributes=_facts_of_post(visit.target, each, number),
+            status=_status(each.error),
+            resource=self._resource,
+            instrumentation_scope=_SCOPE,
+        )
+
+    def _refusal(self, each: Try) -> Event:
+        facts = {"error.type": each.error or ""}
+        return Event("not sent", facts, self._nanoseconds(each.started_at))
+
+    def _nanoseconds(self, at: float) -> int:
+        return int((at + self._clock) * 1e9)
+
+
+def _facts_of_visit(visit: Visit) -> Attributes:
+    facts: Attributes = {
+        "messaging.operation.type": "process",
+        "messaging.destination.name": visit.queue,
+        "messaging.message.id": visit.message_id,
+        "message_router.pool": visit.pool,
+        "message_router.group": visit.group,
+        "message_router.outcome": visit.fate.name.lower(),
+    }
+    if visit.broker_id is not None:
+        facts["message_router.broker_id"] = visit.broker_id
+    if visit.returned_for is not None:
+        facts["message_router.returned_for_seconds"] = visit.returned_for
+    return facts
+
+
+def _facts_of_post(target: str, each: Try, number: int) -> Attributes:
+    public = target.partition("?")[0]  # a query may hold anything
+    facts: Attributes = {
+        "http.request.method": "POST",
+        "url.full": public,
+        "server.address": urlsplit(public).hostname or "",
+        "message_router.attempt": number,
+    }
+    if each.status is not None:
+        facts["http.response.status_code"] = each.status
+    if each.error is not None:
+        facts["error.type"] = each.error
+    return facts
+
+
+def _status(error: str | None) -> Status:
+    return Status(StatusCode.ERROR, error) if error else _FINE
+
+
+def _context(span: Span, *, is_remote: bool = False) -> SpanContext:
+    return SpanContext(
+        int(span.trace_id, 16),
+        int(span.span_id, 16),
+        is_remote,
+        TraceFlags(TraceFlags.SAMPLED if span.sampled else TraceFlags.DEFAULT),
+        TraceState.from_header([span.state]) if span.state else None,
+    )
+
+
+def _resource(instance: str) -> Resource:
+    """Who tells: what the environment says goes before our own words."""
+    ours = {
+        "service.name": SERVICE,
+        "service.version": __version__,
+        "service.instance.id": instance,
+    }
+    return Resource.create(ours).merge(OTELResourceDetector().detect())
+
+
+class _Outbox(SpanExporter):
+    """Counts what gets through, and says now and then if nothing does. Used by one thread only."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self.exported = 0
+        self.failed = 0
+        self._exporter = exporter
+        self._quiet_until = 0.0
+        self._reasons = _Reasons()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = SpanExportResult.FAILURE
+        self._reasons.first = ""
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            if result is SpanExportResult.SUCCESS:
+                self._count_success(len(spans))
+            else:
+                self._count_failure(len(spans))
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+        self._reasons.stop()
+
+    def _count_success(self, spans: int) -> None:
+        self.exported += spans
+        if self._quiet_until:
+            self._quiet_until = 0.0
+            log.info("traces get through again")
+
+    def _count_failure(self, spans: int) -> None:
+        self.failed += spans
+        if time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + COMPLAINT_EVERY
+            log.warning("traces do not get through: %s", self._reasons.first or "no reason given")
+
+
+class _Reasons(logging.Handler):
+    """The exporter gives its reasons to its log only, and at every try."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.first = ""  # of the latest export
+        self._source = logging.getLogger(trace_exporter.__name__)
+        self._source.addHandler(self)
+        self._source.propagate = False
+
+    def stop(self) -> None:
+        self._source.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.first = self.first or mask_urls(record.getMessage())[:_LONGEST_REASON]

@@ -119,17 +119,6 @@ def share(raw: str) -> float:
     return float(raw)
 
 
-def only(value: str) -> Parser[str]:
-    """For what could be chosen elsewhere, and cannot here."""
-
-    def parse(raw: str) -> str:
-        if raw.lower() != value:
-            raise NotAllowed(f"must be {value}")
-        return value
-
-    return parse
-
-
 def seconds(least: float, most: float) -> Parser[float]:
     """A duration such as 5m, 30s, 1h, 500ms, or plain seconds."""
 

@@ -33,7 +33,6 @@ from router.setting_values import (
     host_pattern,
     listed,
     milliseconds,
-    only,
     seconds,
     share,
     switch,
@@ -349,10 +348,10 @@ class Settings:
         secret=True,
     )
     otlp_protocol: str = _env(
-        "OTEL_EXPORTER_OTLP_PROTOCOL", only(OTLP_HTTP), OTLP_HTTP, "how they go there"
+        "OTEL_EXPORTER_OTLP_PROTOCOL", text, OTLP_HTTP, "how they go there; no other is spoken"
     )
-    otlp_traces_protocol: str = _env(
-        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", only(OTLP_HTTP), OTLP_HTTP, "the same"
+    otlp_traces_protocol: str | None = _optional(
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", text, "the same, and goes before it"
     )
     traces_sampler: Sampler = _env(
         "OTEL_TRACES_SAMPLER",
@@ -385,6 +384,12 @@ class Settings:
                 raise BadSetting(f"{name} must be set when MESSAGE_ROUTER_AUTH_MODE is {mode}")
         if (self.notify_smtp_url is None) != (not self.notify_email_to):
             raise BadSetting("NOTIFY_SMTP_URL and NOTIFY_EMAIL_TO go together: set both or none")
+        protocol = self.otlp_traces_protocol or self.otlp_protocol
+        if self.traces_endpoint is not None and protocol != OTLP_HTTP:
+            raise BadSetting(
+                f"OTEL_EXPORTER_OTLP_PROTOCOL must be {OTLP_HTTP}, not {_shown(protocol)}; "
+                "OTEL_TRACES_EXPORTER=none turns traces off"
+            )
 
     @property
     def naming(self) -> QueueNaming:

@@ -124,7 +124,6 @@ def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> 
         ("MEDIATOR_ALLOWED_HOSTS", "http://x/", "host names"),
         ("MESSAGE_ROUTER_HOST", "a\x07b", "printable text"),
         ("OTEL_TRACES_EXPORTER", "zipkin", "one of OTLP, NONE"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "must be http/protobuf, not 'grpc'"),
         ("OTEL_TRACES_SAMPLER", "sometimes", "PARENTBASED_TRACEIDRATIO"),
         ("OTEL_TRACES_SAMPLER_ARG", "1.1", "a number from 0 to 1, not '1.1'"),
         ("OTEL_TRACES_SAMPLER_ARG", "nan", "a number from 0 to 1"),
@@ -300,6 +299,18 @@ def test_traces_are_off_until_they_are_given_somewhere_to_go(
     env: dict[str, str], endpoint: str | None
 ) -> None:
     assert Settings.from_env(env).traces_endpoint == endpoint
+
+
+@pytest.mark.parametrize("infix", ["", "TRACES_"])
+def test_a_protocol_that_we_do_not_speak_matters_only_if_there_are_traces(infix: str) -> None:
+    env = {f"OTEL_EXPORTER_OTLP_{infix}PROTOCOL": "grpc"}
+
+    off = Settings.from_env(env | COLLECTOR_AT | {"OTEL_TRACES_EXPORTER": "none"})
+    with pytest.raises(BadSetting, match="must be http/protobuf, not 'grpc'"):
+        Settings.from_env(env | COLLECTOR_AT)
+
+    assert off.traces_endpoint is None
+    assert Settings.from_env(env).traces_endpoint is None
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 import argparse
 
-from bench import engine, process
+from bench import engine, instrumentation, process
 
-PARTS = ("engine", "adapters", "start", "idle", "throughput", "backlog")
+PARTS = ("engine", "instrumentation", "adapters", "start", "idle", "throughput", "backlog")
 
 
 def main() -> None:
@@ -23,6 +23,8 @@ def main() -> None:
         match part:
             case "engine":
                 engine.report(given.messages, given.rounds)
+            case "instrumentation":
+                instrumentation.report(min(given.messages, 20_000), given.rounds)
             case "adapters":
                 # Imported on use: it needs the tests' servers.
                 from bench import adapters  # noqa: PLC0415

@@ -16,20 +16,17 @@ class Rolling:
     notes, and what stands still costs nothing. Reading changes nothing.
     """
 
-    __slots__ = ("_minute", "_notes", "totals")
+    __slots__ = ("_noted_until", "_notes", "totals")
 
     def __init__(self, size: int) -> None:
         self.totals = array(_INTEGERS, [0]) * size
-        self._minute = -1  # of the latest note
+        self._noted_until = 0.0  # the end of the minute of the latest note
         self._notes: list[tuple[int, array[int]]] = []  # minute, and the totals as it began
 
     def at(self, now: float) -> "array[int]":
         """The totals, to be added to at this instant."""
-        minute = int(now // MINUTE)
-        if minute > self._minute:
-            self._minute = minute
-            self._notes.append((minute, self.totals[:]))
-            del self._notes[:-LONGEST]
+        if now >= self._noted_until:
+            self._note(int(now // MINUTE))
         return self.totals
 
     def growth(self, minutes: int, now: float) -> Sequence[int]:
@@ -44,6 +41,11 @@ class Rolling:
             if minute >= first:
                 return totals
         return self.totals
+
+    def _note(self, minute: int) -> None:
+        self._noted_until = (minute + 1) * MINUTE
+        self._notes.append((minute, self.totals[:]))
+        del self._notes[:-LONGEST]
 
 
 def covered(minutes: int, now: float) -> float:

@@ -4,8 +4,7 @@ Three stretches of time: since the start, the last 5 minutes, the last 30.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -69,6 +68,25 @@ class QueuePeriod(Struct, frozen=True, kw_only=True):
         return _rate(self.consumed, self.failed)
 
 
+class Calling:
+    """As long as a call of a broker takes."""
+
+    __slots__ = ("_calls", "_verb")
+
+    def __init__(self, calls: Counter[tuple[str, str]], verb: str) -> None:
+        self._calls = calls
+        self._verb = verb
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._calls[self._verb, "ok"] += 1
+        elif issubclass(kind, Exception):
+            self._calls[self._verb, "error"] += 1
+
+
 class Counts:
     """What became of the messages of one queue, and how its broker answered."""
 
@@ -85,15 +103,9 @@ class Counts:
         """One has ended. None: it was never sent."""
         self._rolling.at(now)[_UNSENT if metric is None else _PLACES[metric]] += 1
 
-    @contextmanager
-    def calling(self, verb: str) -> Iterator[None]:
+    def calling(self, verb: str) -> "Calling":
         """Count one call of the broker. One that is cancelled says nothing about it."""
-        try:
-            yield
-        except Exception:
-            self.calls[verb, "error"] += 1
-            raise
-        self.calls[verb, "ok"] += 1
+        return Calling(self.calls, verb)
 
     @property
     def by_metric(self) -> Mapping[Metric, int]:

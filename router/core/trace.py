@@ -87,27 +87,20 @@ def read_xray(given: str) -> Span | None:
 
 def visit_span(message_id: str, received_at: float, parent: Span | None, rule: Sampling) -> Span:
     """From receiving it to settling it."""
-    return _span(message_id, parent, rule, _once("visit", message_id, received_at))
+    return _span("visit", message_id, received_at, parent, rule)
 
 
 def post_span(message_id: str, started_at: float, parent: Span | None, rule: Sampling) -> Span:
     """One request of it."""
-    return _span(message_id, parent, rule, _once("post", message_id, started_at))
+    return _span("post", message_id, started_at, parent, rule)
 
 
-def _span(message_id: str, parent: Span | None, rule: Sampling, span_id: str) -> Span:
+def _span(what: str, message_id: str, at: float, parent: Span | None, rule: Sampling) -> Span:
+    # Python's own hash is quick, the same as long as the process lives, another one in the next.
+    span_id = f"{hash((what, message_id, at)) & _SPAN_IDS:016x}"
     if parent is not None:
         trace_id = parent.trace_id
         return Span(trace_id, span_id, rule.takes(trace_id, parent), parent.state)
-    trace_id = _own_trace(message_id)
+    # One for each message, over all of its visits and all restarts of the router.
+    trace_id = blake2b(message_id.encode(), digest_size=16).hexdigest()
     return Span(trace_id, span_id, rule.takes(trace_id, None))
-
-
-def _own_trace(message_id: str) -> str:
-    """One for each message, over all of its visits and all restarts of the router."""
-    return blake2b(message_id.encode(), digest_size=16).hexdigest()
-
-
-def _once(what: str, message_id: str, at: float) -> str:
-    """Python's own hash: quick, the same as long as the process lives, another one in the next."""
-    return f"{hash((what, message_id, at)) & _SPAN_IDS:016x}"

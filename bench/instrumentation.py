@@ -1,0 +1,170 @@
+"""What counting, timing and remembering costs: the engine with its instruments and without.
+
+Both run in turn in one process, so that what else the machine does meets both alike. Without means
+that objects of the same interface, which do nothing, are put in their places as the engine is made.
+What a message carries along for its story and its trace cannot be taken out: it is timed by itself.
+"""
+
+import asyncio
+import statistics
+import time
+import timeit
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+
+import uvloop
+
+from bench.engine import MadeUpQueue, NoLetters, OneQueue, Yes
+from router.core.config import PoolConfig, QueueConfig, RoutingConfig
+from router.core.job import Fate, Job, Try
+from router.core.ledger import Ledger
+from router.core.outcome import Metric
+from router.core.stats import Calling, Counts, Deliveries
+from router.core.trace import UNRECORDED, post_span
+from router.core.warnings import WarningBook
+from router.engine import courier, queue_manager, routing
+from router.engine.alerts import Alerts
+from router.engine.breaker import Breakers
+from router.engine.journal import Journal
+from router.engine.letters import Letters
+from router.engine.mediator import Mediator
+from router.engine.queue_manager import QueueManager, Surroundings
+
+BOUND = 10.0  # microseconds per message
+GROUPS = 1_000
+POOLS = 10
+PAIRS = 3  # in each round
+TIMINGS = 100_000
+
+
+class NoCalling(Calling):
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        pass
+
+
+class NoCounts(Counts):
+    def receive(self, hand_overs: int, now: float) -> None:
+        pass
+
+    def record(self, metric: Metric | None, now: float) -> None:
+        pass
+
+    def calling(self, verb: str) -> Calling:
+        return NO_CALLING
+
+
+class NoDeliveries(Deliveries):
+    def record(self, metric: Metric, now: float) -> None:
+        pass
+
+    def time(self, seconds: float, now: float) -> None:
+        pass
+
+
+class NoLedger(Ledger):
+    def end(self, fate: Fate) -> None:
+        pass
+
+
+class NoJournal(Journal):
+    def note(self, job: Job, fate: Fate) -> None:
+        pass
+
+
+NO_CALLING = NoCalling(Counter(), "")
+PLACES = (  # where the engine takes them from
+    (queue_manager, "Counts", NoCounts),
+    (courier, "Deliveries", NoDeliveries),
+    (routing, "Ledger", NoLedger),
+)
+
+
+@contextmanager
+def replaced(module: ModuleType, name: str, by: type) -> Iterator[None]:
+    """For what is made within."""
+    original = getattr(module, name)
+    setattr(module, name, by)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+async def cost(messages: int, *, instruments: bool) -> float:
+    """CPU microseconds per message."""
+    queue = MadeUpQueue(messages, GROUPS, POOLS)
+    alerts = Alerts(WarningBook(), time.time)
+    config = RoutingConfig(
+        (QueueConfig(name="q", uri="memory://q"),),
+        tuple(PoolConfig(code=f"POOL-{n}", concurrency=100) for n in range(POOLS)),
+    )
+    async with asyncio.TaskGroup() as tasks:
+        with ExitStack() as stack:
+            for place in () if instruments else PLACES:
+                stack.enter_context(replaced(*place))
+            manager = QueueManager(
+                Surroundings(
+                    brokers=OneQueue(queue),
+                    mediator=_mediator(alerts),
+                    letters=Letters(NoLetters(), alerts, time.time),  # type: ignore[arg-type]  # unused
+                    alerts=alerts,
+                    tasks=tasks,
+                    jitter=_middle,
+                    journal=Journal() if instruments else NoJournal(),
+                )
+            )
+            await manager.apply(config)
+        before = time.process_time()
+        await queue.done.wait()
+        spent = time.process_time() - before
+        manager.stop()
+    return spent / messages * 1e6
+
+
+def report(messages: int, rounds: int) -> None:
+    pairs = [_pair(messages) for _ in range(PAIRS * rounds + 1)][1:]  # the first one warms up
+    whole, bare = (statistics.median(each) for each in zip(*pairs, strict=True))
+    rows = {
+        "counting and remembering": statistics.median(one - other for one, other in pairs),
+        "its tries": _each(lambda: (*(), Try(1.5, 2.5 - 1.5, 200, None))),
+        "its span": _each(lambda: post_span("0HZXEQ5Y00000001", 1.5, None, UNRECORDED).traceparent),
+    }
+    together = sum(rows.values())
+    print(f"CPU µs per message, medians of {len(pairs)} pairs of {messages} messages")
+    print(f"with instruments {whole:.1f}, without {bare:.1f}: {whole / bare:.2f} times as much")
+    for name, microseconds in rows.items():
+        print(f"{name:<26} {microseconds:5.1f}")
+    verdict = "within" if together <= BOUND else "ABOVE"
+    print(f"{'together':<26} {together:5.1f}  {verdict} the bound of {BOUND:g}")
+
+
+def _pair(messages: int) -> tuple[float, float]:
+    """With instruments, and without."""
+    return _measure(messages, instruments=True), _measure(messages, instruments=False)
+
+
+def _measure(messages: int, *, instruments: bool) -> float:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(cost(messages, instruments=instruments))
+
+
+def _each(work: Callable[[], object]) -> float:
+    spent = timeit.repeat(work, timer=time.process_time, number=TIMINGS, repeat=5)
+    return min(spent) / TIMINGS * 1e6
+
+
+def _mediator(alerts: Alerts) -> Mediator:
+    return Mediator(
+        Yes(),
+        Breakers(lambda _: None),
+        alerts,
+        timeout=900.0,
+        jitter=_middle,
+        wall=time.time,
+    )
+
+
+def _middle(low: float, high: float) -> float:
+    return (low + high) / 2

@@ -2,7 +2,7 @@
 
 import argparse
 
-from bench import engine, instrumentation, process
+from bench import engine, instrumentation, process, scrape
 
 PARTS = ("engine", "instrumentation", "adapters", "start", "idle", "throughput", "backlog")
 
@@ -25,6 +25,7 @@ def main() -> None:
                 engine.report(given.messages, given.rounds)
             case "instrumentation":
                 instrumentation.report(min(given.messages, 20_000), given.rounds)
+                scrape.report()
             case "adapters":
                 # Imported on use: it needs the tests' servers.
                 from bench import adapters  # noqa: PLC0415

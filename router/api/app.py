@@ -39,6 +39,7 @@ def create_app(router: RouterApi, access: Access) -> FastAPI:
     )
     dashboard = Dashboard()
     for routes in (
+        metrics_routes,  # first: a first call makes ready all that stand before its own
         health_routes,
         warning_routes,
         message_routes,
@@ -48,7 +49,6 @@ def create_app(router: RouterApi, access: Access) -> FastAPI:
         in_flight_routes,
         story_routes,
         explain_routes,
-        metrics_routes,
         event_routes,
     ):
         app.include_router(routes(router))

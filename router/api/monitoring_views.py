@@ -61,8 +61,9 @@ class MonitoringHealth(View):
         details = HealthDetails(
             total_queues=len(vitals.queues),
             healthy_queues=sum(each.success_rate_30min >= GOOD_RATE for each in vitals.queues),
-            total_pools=len(vitals.pools),
-            healthy_pools=sum(each.success_rate_30min >= GOOD_RATE for each in vitals.pools),
+            total_pools=vitals.total_pools,
+            healthy_pools=vitals.idle_pools
+            + sum(each.success_rate_30min >= GOOD_RATE for each in vitals.pools),
             active_warnings=warnings.total,
             critical_warnings=warnings.active.get(Severity.CRITICAL, 0),
             circuit_breakers_open=vitals.open_breakers,

@@ -65,9 +65,14 @@ class Vitals(Struct, frozen=True, kw_only=True):
     primary: bool = True
     uptime: float = 0.0  # seconds
     consumers: tuple[ConsumerVitals, ...] = ()
-    pools: tuple[PoolVitals, ...] = ()
+    pools: tuple[PoolVitals, ...] = ()  # those that have work, or fail
+    idle_pools: int = 0  # the others: thousands, and nothing to say about any of them
     queues: tuple[QueueVitals, ...] = ()
     open_breakers: int = 0
+
+    @property
+    def total_pools(self) -> int:
+        return len(self.pools) + self.idle_pools
 
 
 class Status(Enum):
@@ -121,7 +126,7 @@ def _not_ready(vitals: Vitals) -> Iterator[str]:
         yield NOT_INITIALIZED
     if vitals.shutting_down:
         yield SHUTTING_DOWN
-    if _all(_unhealthy_consumers(vitals), vitals.consumers):
+    if _all(_unhealthy_consumers(vitals), len(vitals.consumers)):
         yield NO_CONSUMER
 
 
@@ -129,7 +134,7 @@ def _failures(vitals: Vitals) -> Iterator[str]:
     """Why the router itself cannot do its work; nothing else makes it 503."""
     if not vitals.initialized:
         yield NOT_INITIALIZED
-    if _all(_unhealthy_consumers(vitals), vitals.consumers):
+    if _all(_unhealthy_consumers(vitals), len(vitals.consumers)):
         yield NO_CONSUMER
     with_work = [pool for pool in vitals.pools if pool.has_work]
     if with_work and all(pool.is_stuck for pool in with_work):
@@ -141,20 +146,20 @@ def _degradations(vitals: Vitals, warnings: WarningSummary) -> Iterator[str]:
         yield f"critical warnings that need a look: {warnings.fresh_critical}"
     if vitals.open_breakers:
         yield f"open circuit breakers: {vitals.open_breakers}"
-    if _all(_failing_queues(vitals), vitals.queues):
+    if _all(_failing_queues(vitals), len(vitals.queues)):
         yield "every queue is below 90 % success"
-    if _all(_failing_pools(vitals), vitals.pools):
+    if _all(_failing_pools(vitals), vitals.total_pools):
         yield "every pool is below 90 % success"
-    if _all(_unhealthy_consumers(vitals), vitals.consumers):
+    if _all(_unhealthy_consumers(vitals), len(vitals.consumers)):
         yield NO_CONSUMER
 
 
 def _concerns(vitals: Vitals, warnings: WarningSummary) -> Iterator[str]:
-    if _some(failing := _failing_queues(vitals), vitals.queues):
+    if _some(failing := _failing_queues(vitals), len(vitals.queues)):
         yield f"below 90 % success: queues {_listed(failing)}"
-    if _some(failing := _failing_pools(vitals), vitals.pools):
+    if _some(failing := _failing_pools(vitals), vitals.total_pools):
         yield f"below 90 % success: pools {_listed(failing)}"
-    if _some(silent := _unhealthy_consumers(vitals), vitals.consumers):
+    if _some(silent := _unhealthy_consumers(vitals), len(vitals.consumers)):
         yield f"unhealthy consumers: {_listed(silent)}"
     if warnings.total > TOLERATED_WARNINGS:
         yield f"active warnings: {warnings.total}"
@@ -172,12 +177,12 @@ def _failing_pools(vitals: Vitals) -> Sequence[str]:
     return [pool.code for pool in vitals.pools if pool.success_rate_30min < GOOD_RATE]
 
 
-def _all(bad: Sequence[str], everyone: Sequence[object]) -> bool:
-    return bool(everyone) and len(bad) == len(everyone)
+def _all(bad: Sequence[str], of: int) -> bool:
+    return 0 < of == len(bad)
 
 
-def _some(bad: Sequence[str], everyone: Sequence[object]) -> bool:
-    return 0 < len(bad) < len(everyone)
+def _some(bad: Sequence[str], of: int) -> bool:
+    return 0 < len(bad) < of
 
 
 _SHOWN: Final = 10  # there may be thousands of pools

@@ -37,10 +37,9 @@ class Rolling:
     def as_of(self, minutes: int, now: float) -> Sequence[int]:
         """How they stood as the first of so many minutes began."""
         first = int(now // MINUTE) - minutes + 1
-        for minute, totals in self._notes:
-            if minute >= first:
-                return totals
-        return self.totals
+        if not self._notes or self._notes[-1][0] < first:
+            return self.totals  # nothing has changed since
+        return next(totals for minute, totals in self._notes if minute >= first)
 
     def _note(self, minute: int) -> None:
         self._noted_until = (minute + 1) * MINUTE

@@ -18,10 +18,11 @@ LONG: Final = 30
 _MICROSECONDS: Final = 1_000_000
 
 # The places of the totals; outcomes come first for both pools and queues.
+_SUCCEEDED, _FAILED, _TRANSIENT = 0, 1, 2
 _PLACES: Final[Mapping[Metric, int]] = {
-    Metric.SUCCESS: 0,
-    Metric.FAILURE: 1,
-    Metric.TRANSIENT: 2,
+    Metric.SUCCESS: _SUCCEEDED,
+    Metric.FAILURE: _FAILED,
+    Metric.TRANSIENT: _TRANSIENT,
 }
 _UNSENT, _RECEIVED, _QUEUE_TOTALS = 3, 4, 5
 _LIMITED, _TIME, _FIRST_BUCKET = 3, 4, 5
@@ -205,10 +206,15 @@ def _queue_period(totals: Sequence[int]) -> QueuePeriod:
 
 
 def _recent_rate(rolling: Rolling, now: float) -> float:
-    """Of the last 30 minutes. Asked for every pool whenever health is: so without the rest."""
-    before, totals = rolling.as_of(LONG, now), rolling.totals
-    success, failure = _PLACES[Metric.SUCCESS], _PLACES[Metric.FAILURE]
-    return _rate(totals[success] - before[success], totals[failure] - before[failure])
+    """Of the last 30 minutes. Asked for every pool whenever health is, and most never failed."""
+    totals = rolling.totals
+    if not totals[_FAILED]:
+        return 1.0
+    before = rolling.as_of(LONG, now)
+    return _rate(
+        totals[_SUCCEEDED] - before[_SUCCEEDED],
+        totals[_FAILED] - before[_FAILED],
+    )
 
 
 def _rate(successes: int, failures: int) -> float:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 
-from router.core.health import ConsumerVitals, PoolVitals, QueueVitals, Vitals
+from router.core.health import GOOD_RATE, ConsumerVitals, PoolVitals, QueueVitals, Vitals
 from router.engine.breaker import Breakers, BreakerState
 from router.engine.intake import Intake
 from router.engine.process_pool import ProcessPool
@@ -21,6 +21,7 @@ class View:
     def vitals(self) -> Vitals:
         now = asyncio.get_running_loop().time()
         manager = self._manager
+        pools = tuple(self._pools(now))
         return Vitals(
             initialized=self.initialized,
             shutting_down=self.shutting_down,
@@ -28,7 +29,8 @@ class View:
             consumers=tuple(
                 vitals for intake in manager.intakes.values() for vitals in _consumers(intake, now)
             ),
-            pools=tuple(self._pool(pool, now) for pool in manager.pools.values()),
+            pools=pools,
+            idle_pools=len(manager.pools) - len(pools),
             queues=tuple(
                 QueueVitals(name=name, success_rate_30min=intake.counts.success_rate(now))
                 for name, intake in manager.intakes.items()
@@ -38,7 +40,14 @@ class View:
             ),
         )
 
-    def _pool(self, pool: ProcessPool, now: float) -> PoolVitals:
+    def _pools(self, now: float) -> Iterator[PoolVitals]:
+        """Those that have work, or fail. Of ten thousand, most cost no more than a glance."""
+        for pool in self._manager.pools.values():
+            rate = pool.courier.deliveries.success_rate(now)
+            if pool.held or rate < GOOD_RATE:
+                yield self._pool(pool, now, rate)
+
+    def _pool(self, pool: ProcessPool, now: float, rate: float) -> PoolVitals:
         last_start = pool.courier.last_start
         return PoolVitals(
             code=pool.code,
@@ -46,7 +55,7 @@ class View:
             delivering=pool.courier.open_posts,
             waiting_elsewhere=pool.courier.pausing + pool.waits_for_rate,
             idle_seconds=now - (self._started if last_start is None else last_start),
-            success_rate_30min=pool.courier.deliveries.success_rate(now),
+            success_rate_30min=rate,
         )
 
 

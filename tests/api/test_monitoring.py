@@ -34,7 +34,8 @@ async def test_the_overall_state_is_told_in_figures(
         initialized=True,
         uptime=12.3456,
         queues=(QueueVitals(name="a"), QueueVitals(name="b", success_rate_30min=0.89)),
-        pools=(PoolVitals(code="A", success_rate_30min=0.9), PoolVitals(code="B")),
+        pools=(PoolVitals(code="A", success_rate_30min=0.89), PoolVitals(code="B")),
+        idle_pools=3,
         open_breakers=1,
     )
     router.warnings.add(Code.ROUTING, Severity.WARN, "s", "m", NOW)
@@ -50,8 +51,8 @@ async def test_the_overall_state_is_told_in_figures(
         "details": {
             "totalQueues": 2,
             "healthyQueues": 1,
-            "totalPools": 2,
-            "healthyPools": 2,
+            "totalPools": 5,
+            "healthyPools": 4,
             "activeWarnings": 2,
             "criticalWarnings": 1,
             "circuitBreakersOpen": 1,

@@ -109,6 +109,12 @@ def test_only_what_keeps_the_router_itself_from_its_work_makes_it_unhealthy(
         pytest.param(
             replace(IDLE, pools=(pool(rate=0.89), pool())), QUIET, Status.WARNING, id="some pools"
         ),
+        pytest.param(
+            replace(IDLE, pools=(pool(rate=0.89),), idle_pools=1),
+            QUIET,
+            Status.WARNING,
+            id="some pools, the others idle",
+        ),
         pytest.param(replace(IDLE, pools=(pool(rate=0.9),)), QUIET, Status.HEALTHY, id="90 %"),
         pytest.param(replace(IDLE, consumers=(DEAD,)), QUIET, Status.DEGRADED, id="all consumers"),
         pytest.param(

@@ -25,6 +25,13 @@ async def test_a_wrong_method_is_a_problem_that_names_the_right_ones(
     assert answer.headers["allow"]
 
 
+@pytest.mark.rule("P5")
+async def test_a_first_scrape_has_no_other_routes_to_make_ready(api: httpx.AsyncClient) -> None:
+    described = (await api.get("/openapi.json")).json()
+
+    assert next(iter(described["paths"])) == "/metrics"
+
+
 async def test_the_description_names_every_call_and_its_errors(api: httpx.AsyncClient) -> None:
     described = (await api.get("/openapi.json")).json()
 

@@ -14,7 +14,14 @@ from router.brokers.sqs_settings import SqsSettings
 from router.brokers.worker import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import Delivery, Message
+from router.core.trace import Span
 from router.ports import Broker, Publication, Publisher
+
+# What a publisher of whichever broker says of its trace.
+PARENT = Span(
+    "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", sampled=True, state="vendor=1"
+)
+TRACED = {"traceparent": PARENT.traceparent, "tracestate": PARENT.state}
 
 Outage = Callable[[QueueConfig], AbstractAsyncContextManager[None]]
 

@@ -14,7 +14,7 @@ from tests.support.servers.nats import NatsServer, add_stream
 
 class NatsPlace:
     def __init__(self, server: NatsServer) -> None:
-        self.server = server
+        self._server = server
         self._numbers = itertools.count(1)
 
     @property
@@ -23,15 +23,15 @@ class NatsPlace:
 
     def prepare(self, case: Case) -> Case:
         stream = f"S{next(self._numbers)}"
-        asyncio.run(add_stream(self.server.port, stream))
+        asyncio.run(add_stream(self._server.port, stream))
         return replace(
-            case, uri=f"nats://{self.server.address}/?stream={stream}", outage=self._frozen
+            case, uri=f"nats://{self._server.address}/?stream={stream}", outage=self._frozen
         )
 
     @asynccontextmanager
     async def _frozen(self, _: QueueConfig) -> AsyncIterator[None]:
-        self.server.freeze()
+        self._server.freeze()
         try:
             yield
         finally:
-            self.server.thaw()
+            self._server.thaw()

@@ -17,7 +17,7 @@ from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Delivery, Tally
 from router.ports import Broker, BrokerError, Disconnected, QueueRefused, StaleLease
 from tests.contract.activemq_place import ActiveMqPlace
-from tests.contract.cases import Ends, bodies, both_ends, publication
+from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.servers.activemq import ActiveMqServer, running
 from tests.support.servers.base import free_port
@@ -504,3 +504,20 @@ async def test_text_from_a_publisher_comes_as_it_was_written(
     second = await one(ends.broker)
 
     assert first.body == second.body == text
+
+
+# Traces.
+
+
+@pytest.mark.rule("MED-1")
+async def test_a_publishers_trace_comes_with_its_message_and_with_copies_of_it(
+    server: ActiveMqServer, name: str, ends: Ends
+) -> None:
+    async with bare_stomp(server.port) as others:
+        await others.send(name, body("g"), TRACED)
+
+    first = await one(ends.broker)
+    await ends.broker.nack(first.handle, 0.1, UNTRIED)
+    copy = await one(ends.broker)
+
+    assert (first.parent, copy.parent) == (PARENT, PARENT)

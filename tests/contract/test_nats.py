@@ -14,7 +14,7 @@ from router.brokers import BrokerDoor, nats_pull
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Delivery
 from router.ports import Broker, Depth, Disconnected, QueueRefused, StaleLease, Unsettled
-from tests.contract.cases import Ends, bodies, both_ends, publication
+from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication
 from tests.support.proxy import proxy_to
 from tests.support.servers import nats
 from tests.support.servers.base import free_port
@@ -564,3 +564,20 @@ async def stranger(server: NatsServer) -> AsyncIterator[Client]:
         yield client
     finally:
         await client.close()
+
+
+# Traces.
+
+
+@pytest.mark.rule("MED-1")
+@pytest.mark.parametrize("spell", [str.lower, str.capitalize])
+async def test_a_publishers_trace_comes_with_its_message_however_it_is_spelt(
+    ends: Ends, server: NatsServer, spell: Callable[[str], str]
+) -> None:
+    headers = {spell(name): value for name, value in TRACED.items()}
+    async with stranger(server) as client:
+        await client.jetstream().publish(f"{STREAM}.a", b"a", headers=headers)
+
+    delivery = await receive_one(ends.broker)
+
+    assert delivery.parent == PARENT

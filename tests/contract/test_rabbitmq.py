@@ -15,7 +15,7 @@ from router.brokers.worker import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Delivery, Tally
 from router.ports import Broker, BrokerError, Disconnected, QueueRefused, StaleLease
-from tests.contract.cases import Ends, bodies, both_ends, publication
+from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication
 from tests.contract.rabbitmq_place import RabbitPlace
 from tests.support.cable import cable_to
 from tests.support.servers.rabbitmq import RabbitServer
@@ -498,3 +498,21 @@ async def test_a_broker_that_is_not_there_is_a_lost_connection(door: BrokerDoor)
             pass
 
     assert "hunter2" not in str(lost.value)
+
+
+# Traces.
+
+
+@pytest.mark.rule("MED-1")
+async def test_a_publishers_trace_comes_with_its_message_and_with_copies_of_it(
+    server: RabbitServer, name: str, classic: Ends
+) -> None:
+    async with bare_channel(server) as channel:
+        sent = aio_pika.Message(b"a", headers=dict(TRACED))
+        await channel.default_exchange.publish(sent, routing_key=name)
+
+    first = await one(classic.broker)
+    await classic.broker.nack(first.handle, 0.1, UNTRIED)
+    copy = await one(classic.broker)
+
+    assert (first.parent, copy.parent) == (PARENT, PARENT)

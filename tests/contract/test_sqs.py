@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from router.brokers import BrokerDoor
 from router.brokers.sqs_queue import Receipt
@@ -16,7 +17,14 @@ from router.brokers.worker import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Delivery
 from router.ports import Broker, Disconnected, QueueRefused
-from tests.contract.cases import SQS_IN_A_HURRY, bodies, both_ends, publication
+from tests.contract.cases import (
+    PARENT,
+    SQS_IN_A_HURRY,
+    TRACED,
+    bodies,
+    both_ends,
+    publication,
+)
 from tests.contract.sqs_place import SqsPlace
 from tests.support.servers.cutting import CuttingProxy
 from tests.support.servers.sqs import ENV
@@ -430,3 +438,41 @@ async def test_large_messages_do_not_share_a_call(ministack: SqsPlace) -> None:
         await ends.publisher.publish([publication(each, body=body) for each in "abc"])
 
         assert [len(each.body) for each in await receive_all(ends.broker, 3)] == [len(body)] * 3
+
+
+# Traces.
+
+
+def send(place: SqsPlace, queue: QueueConfig, where: str, attributes: Mapping[str, str]) -> None:
+    given = {
+        name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()
+    }
+    place.server.call("SendMessage", {"QueueUrl": queue.uri, "MessageBody": "a", where: given})
+
+
+@EITHER
+@pytest.mark.rule("MED-1")
+async def test_a_publishers_trace_comes_in_attributes(
+    stand_in: str, request: pytest.FixtureRequest
+) -> None:
+    place: SqsPlace = request.getfixturevalue(stand_in)
+    queue = standard(place)
+    send(place, queue, "MessageAttributes", TRACED)
+
+    async with open_door() as door, door.open_queue(queue) as broker:
+        (delivery,) = await receive_all(broker, 1)
+
+    assert delivery.parent == PARENT
+
+
+@pytest.mark.rule("MED-1")
+async def test_a_publishers_trace_comes_as_aws_itself_writes_it(moto: SqsPlace) -> None:
+    queue = standard(moto)
+    root = f"1-{PARENT.trace_id[:8]}-{PARENT.trace_id[8:]}"
+    header = f"Root={root};Parent={PARENT.span_id};Sampled=1"
+    send(moto, queue, "MessageSystemAttributes", {"AWSTraceHeader": header})
+
+    async with open_door() as door, door.open_queue(queue) as broker:
+        (delivery,) = await receive_all(broker, 1)
+
+    assert delivery.parent == replace(PARENT, state="")

@@ -15,7 +15,8 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from router.brokers.bell import Bell, wait_for_ring
-from router.brokers.queue_table import QueueTable, prepare, transaction
+from router.brokers.queue_schema import prepare, transaction
+from router.brokers.queue_table import QueueTable
 from router.brokers.stored_table import StoredTable, Work
 from router.brokers.uri import QueueUri, read_uri, refusal
 from router.brokers.work_queue import DEFAULT_LEASE, WorkQueueBroker, WorkQueuePublisher
@@ -87,7 +88,7 @@ class MemoryStore:
         self._open = True
         prepare(self._db)
 
-    async def run(self, work: Work[T]) -> T:
+    async def run(self, work: Work[T], *, lasting: bool = False) -> T:  # noqa: ARG002 nothing lasts
         if not self._open:
             raise Disconnected("the memory queues are closed")
         with transaction(self._db):

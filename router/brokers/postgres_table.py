@@ -110,10 +110,9 @@ def _first_of_each(keys: Sequence[str], fresh: set[str]) -> Sequence[bool]:
 
 
 def _claimed(row: Any, token: int) -> Claimed:
-    message_id, grouped, high_priority, deliveries, attempts, posts, body, _ = row
+    message_id, grouped, _, deliveries, attempts, posts, body, _ = row
     return Claimed(
         Lease(message_id, token, grouped),
-        high_priority,
         deliveries,
         Tally(attempts, posts) if posts or attempts else UNTRIED,
         body,

@@ -1,53 +1,34 @@
-"""The work queue as a table of SQLite (SPEC §12): every rule about who may claim what is here.
+"""The work queue as tables of SQLite (SPEC §12): every rule about who may claim what is here.
 
 Synchronous on purpose: one call is the work of one transaction, which the caller begins and ends.
 """
 
-import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
-from hashlib import blake2b
-from itertools import accumulate
 from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from router.brokers.queries import read_queries, read_sql
+from router.brokers.queue_entry import Entry, as_json
+from router.brokers.queue_schema import QUERIES
+from router.brokers.queue_story import PRUNED_AT_ONCE, Change, Memory, forget, write
 from router.brokers.work_queue import MAX_ERROR, Claim, Claimed, Lease
-from router.core.message import DEFAULT_POOL, UNTRIED, Mode, Tally
-from router.ports import Depth, Publication, QueueRefused
+from router.core.message import UNTRIED, Tally
+from router.ports import Depth, Publication
 
-APPLICATION_ID: Final = 1297239633
-SCHEMA_VERSION: Final = 1
-MAX_WOKEN: Final = 1000  # delays and leases ended by one claim
-PRUNED_PER_CLAIMED: Final = 2  # so that pruning keeps up with what gets finished
-
-_SCHEMA: Final = read_sql("sqlite_schema.sql")
-_QUERIES: Final = read_queries("sqlite_queue.sql")
-
-
-class NewRow(Struct, frozen=True, array_like=True, gc=False):
-    """What the statement `publish` takes."""
-
-    message_id: str
-    dedup_key: str
-    pool: str
-    group_id: str | None
-    group_key: int | None
-    high_priority: bool
-    offset: int  # of its body in all bodies
-    size: int
+MAX_WOKEN: Final = 1000  # delays ended by one claim
+MAX_LOOKED_AT: Final = 20  # hand-overs, whose leases one claim ends
+LEASE_ENDED: Final = "the lease ended"
 
 
 class Row(Struct, frozen=True, array_like=True, gc=False):
-    """What the statement `claimed` tells of a message."""
+    """What the statement `choose` tells of a message."""
 
     id: int
-    grouped: int
-    high_priority: int
+    lane: int
     deliveries: int
     attempts: int
     posts: int
@@ -55,34 +36,8 @@ class Row(Struct, frozen=True, array_like=True, gc=False):
 
 
 _rows: Final = msgspec.json.Decoder(list[Row])
-_ids: Final = msgspec.json.Decoder(list[int])
+_numbers: Final = msgspec.json.Decoder(list[int])
 _keys: Final = msgspec.json.Decoder(set[str])
-
-
-def prepare(db: sqlite3.Connection) -> None:
-    """Create the table in an empty database; refuse one that is not ours."""
-    (application,) = db.execute("PRAGMA application_id").fetchone()
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if (application, version) == (APPLICATION_ID, SCHEMA_VERSION):
-        return
-    if application == APPLICATION_ID:
-        raise QueueRefused(f"the file is of version {version}; this router knows {SCHEMA_VERSION}")
-    if application or version or tables:
-        raise QueueRefused("the file is a database of something else")
-    db.executescript(_SCHEMA)
-
-
-@contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing. Takes the write lock first: no other process changes what we have read."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    finally:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
 
 
 class QueueTable(Struct, frozen=True):
@@ -93,6 +48,7 @@ class QueueTable(Struct, frozen=True):
     dedup_window: float
     clock: Callable[[], float]
     holds_groups: bool = True
+    audit: float = 0.0  # seconds that the story of a message stays; 0: it is not written
 
     def publish(self, db: sqlite3.Connection, items: Sequence[Publication]) -> Sequence[bool]:
         """Put them in; False for one that is in already, or was within the dedup window."""
@@ -103,182 +59,224 @@ class QueueTable(Struct, frozen=True):
         for item in items:
             added.append(item.dedup_key not in known and item.dedup_key not in fresh)
             fresh.setdefault(item.dedup_key, item)
-        self._insert(db, [item for item in fresh.values() if item.dedup_key not in known], now)
+        new = [item for item in fresh.values() if item.dedup_key not in known]
+        if new:
+            self._enter(db, new, now)
         return added
 
     def claim(self, db: sqlite3.Connection, limit: int, lease: float) -> Claim:
         """Take the next messages (WQ-2), after ending what is due to end."""
         now = self.clock()
-        self._wake(db, now)
-        self._prune(db, now, PRUNED_PER_CLAIMED * limit)
+        if self._next_change(db) <= now:
+            self._wake(db, now)
         messages = self._take(db, limit, now, now + lease)
-        return Claim(messages, wait=0.0 if messages else self._time_to_change(db, now))
+        if messages:
+            return Claim(messages, wait=0.0)
+        forget(db, self._memory, now, at_least=1)
+        return Claim((), wait=max(self._next_change(db) - now, 0.0))
 
     def finish(self, db: sqlite3.Connection, leases: Sequence[Lease], error: str) -> Sequence[int]:
         """Remove them; answer the positions of those that are not ours to remove."""
-        asked = {"leases": _as_json(leases), "error": error[:MAX_ERROR], "now": self.clock()}
-        finished = db.execute(_QUERIES["finish"], asked).rowcount
-        _reoffer(db, [lease.id for lease in leases if lease.grouped])
-        return () if finished == len(leases) else _list(db, "not_finished", asked)
+        now = self.clock()
+        finished = sum(
+            self._finish_some(db, token, ids, error[:MAX_ERROR], now)
+            for token, ids in _by_token(leases).items()
+        )
+        _release(db, {lease.lane for lease in leases if lease.lane})
+        db.execute(QUERIES["resize"], {"queue": self.name, "more": -finished})
+        forget(db, self._memory, now, at_least=PRUNED_AT_ONCE)
+        return () if finished == len(leases) else _lost(db, "not_finished", leases, now)
 
     def give_back(
         self, db: sqlite3.Connection, lease: Lease, delay: float, tally: Tally, error: str
     ) -> bool:
         """Make it claimable again after `delay`; False: it is not ours any more."""
+        now = self.clock()
         asked = {
             "id": lease.id,
             "token": lease.token,
-            "run_after": self.clock() + delay if delay > 0 else None,
+            "run_after": now + delay if delay > 0 else None,
             "attempts": tally.attempts,
             "posts": tally.posts,
             "error": error[:MAX_ERROR],
         }
-        changed = db.execute(_QUERIES["give_back"], asked).rowcount
-        _reoffer(db, [lease.id] if lease.grouped else ())
-        return changed == 1
+        if not db.execute(QUERIES["give_back"], asked).rowcount:
+            return False
+        db.execute(QUERIES["settle"], {"token": lease.token, "ended": 1})
+        self._write(db, self._change("ready", as_json([lease.id]), now, error[:MAX_ERROR]))
+        _reoffer(db, as_json([lease.lane] if lease.lane else ()))
+        return True
 
     def extend(
         self, db: sqlite3.Connection, leases: Sequence[Lease], seconds: float
     ) -> Sequence[int]:
         """Keep them for longer; answer the positions of those that are lost."""
         now = self.clock()
-        asked = {"leases": _as_json(leases), "lease_until": now + seconds, "now": now}
-        extended = db.execute(_QUERIES["extend"], asked).rowcount
-        return () if extended == len(leases) else _list(db, "not_held", asked)
+        extended = 0
+        for token, ids in _by_token(leases).items():
+            asked = {"token": token, "ids": as_json(ids), "lease_until": now + seconds, "now": now}
+            extended += db.execute(QUERIES["extend"], asked).rowcount
+        return () if extended == len(leases) else _lost(db, "not_held", leases, now)
 
     def let_go(self, db: sqlite3.Connection) -> None:
         """Give back all that this worker holds, as it was before the claim."""
-        held = _list(db, "held", {"queue": self.name, "worker_id": self.worker_id})
-        db.execute(_QUERIES["let_go"], {"ids": _as_json(held)})
-        _reoffer(db, held)
+        asked = {"queue": self.name, "worker_id": self.worker_id}
+        while hand_over := db.execute(QUERIES["held_by"], asked).fetchone():
+            token, queue = hand_over
+            self._end_leases(db, token, queue, until=float("inf"))
 
     def depth(self, db: sqlite3.Connection) -> Depth:
         asked = {"queue": self.name, "worker_id": self.worker_id, "now": self.clock()}
-        everything, finished, in_flight, due = db.execute(_QUERIES["depth"], asked).fetchone()
-        return Depth(waiting=everything - finished - in_flight, in_flight=in_flight, due=due)
+        unsettled, in_flight, due = db.execute(QUERIES["depth"], asked).fetchone()
+        return Depth(waiting=unsettled - in_flight, in_flight=in_flight, due=due)
 
     def _known(
         self, db: sqlite3.Connection, items: Sequence[Publication], now: float
     ) -> AbstractSet[str]:
         asked = {
             "queue": self.name,
-            "keys": _as_json([item.dedup_key for item in items]),
+            "keys": as_json([item.dedup_key for item in items]),
             "before": now - self.dedup_window,
         }
-        db.execute(_QUERIES["forget"], asked)
-        (known,) = db.execute(_QUERIES["known"], asked).fetchone()
+        db.execute(QUERIES["forget"], asked)
+        (known,) = db.execute(QUERIES["known"], asked).fetchone()
         return _keys.decode(known)
 
-    def _insert(self, db: sqlite3.Connection, items: Sequence[Publication], now: float) -> None:
-        rows = self._rows_of(items)
-        added = db.execute(
-            _QUERIES["publish"],
-            {
-                "queue": self.name,
-                "rows": _as_json(rows),
-                "bodies": b"".join(item.body for item in items),
-                "now": now,
-            },
-        )
-        first_id = (added.lastrowid or 0) - len(rows) + 1
-        _reoffer(db, [first_id + at for at, row in enumerate(rows) if row.group_key is not None])
+    def _enter(self, db: sqlite3.Connection, items: Sequence[Publication], now: float) -> None:
+        entry = Entry(db, self.name, items, in_lanes=self.holds_groups)
+        asked = {
+            "queue": self.name,
+            "rows": as_json(entry.rows),
+            "bodies": b"".join(item.body for item in items),
+            "lanes": as_json(entry.lanes),
+            "more": len(items),
+            "now": now,
+        }
+        for query in ("publish", "link", "lengthen", "resize"):
+            db.execute(QUERIES[query], asked)
+        self._write(db, self._change("ready", as_json(entry.ids), now))
+        _reoffer(db, as_json(entry.new_lanes))
 
-    def _rows_of(self, items: Sequence[Publication]) -> Sequence[NewRow]:
-        offsets = accumulate((len(item.body) for item in items), initial=0)
-        return [self._row_of(item, offset) for item, offset in zip(items, offsets, strict=False)]
-
-    def _row_of(self, item: Publication, offset: int) -> NewRow:
-        message = item.message
-        pool = message.pool or DEFAULT_POOL
-        ordered = self.holds_groups and message.mode is not Mode.IMMEDIATE
-        group = message.group if ordered else None
-        return NewRow(
-            message_id=message.id,
-            dedup_key=item.dedup_key,
-            pool=pool,
-            group_id=group,
-            group_key=None if group is None else _group_key(pool, group),
-            high_priority=bool(message.high_priority),
-            offset=offset,
-            size=len(item.body),
-        )
+    def _next_change(self, db: sqlite3.Connection) -> float:
+        (at,) = db.execute(QUERIES["next_change"], {"queue": self.name}).fetchone()
+        return float("inf") if at is None else float(at)
 
     def _wake(self, db: sqlite3.Connection, now: float) -> None:
         """Make claimable what has waited, or been held, for long enough."""
-        due = _list(db, "due", {"queue": self.name, "now": now, "at_most": MAX_WOKEN})
-        if due:
-            db.execute(_QUERIES["wake"], {"ids": _as_json(due)})
-            _reoffer(db, due)
+        asked = {"queue": self.name, "now": now, "at_most": MAX_WOKEN}
+        ids, lanes = db.execute(QUERIES["due"], asked).fetchone()
+        db.execute(QUERIES["wake"], {"ids": ids})
+        _reoffer(db, lanes)
+        for _ in range(MAX_LOOKED_AT):
+            hand_over = db.execute(QUERIES["to_look_at"], asked).fetchone()
+            if hand_over is None:
+                break
+            token, queue = hand_over
+            self._end_leases(db, token, queue, until=now)
 
-    def _prune(self, db: sqlite3.Connection, now: float, at_most: int) -> None:
-        before = now - self.dedup_window
-        db.execute(_QUERIES["prune"], {"queue": self.name, "before": before, "at_most": at_most})
+    def _end_leases(self, db: sqlite3.Connection, token: int, queue: str, until: float) -> None:
+        """Those of a hand-over that last no longer than `until`; of whichever queue it is."""
+        asked = {"token": token, "until": until}
+        ids, lanes = db.execute(QUERIES["ended"], asked).fetchone()
+        asked["ended"] = db.execute(QUERIES["let_go"], {"ids": ids}).rowcount
+        db.execute(QUERIES["settle"], asked)
+        db.execute(QUERIES["look_again"], asked)
+        if asked["ended"]:
+            change = self._change("ready", ids, self.clock(), LEASE_ENDED)
+            self._write(db, replace(change, queue=queue))
+        _reoffer(db, lanes)
 
     def _take(
         self, db: sqlite3.Connection, limit: int, now: float, lease_until: float
     ) -> Sequence[Claimed]:
-        token = secrets.randbits(63)
-        asked = {
-            "queue": self.name,
-            "worker_id": self.worker_id,
-            "limit": limit,
-            "token": token,
-            "now": now,
-            "lease_until": lease_until,
-        }
-        if not db.execute(_QUERIES["claim"], asked).rowcount:
+        asked = {"queue": self.name, "worker_id": self.worker_id, "limit": limit}
+        chosen, bodies = (
+            db.execute(QUERIES["choose_heads"], asked).fetchone()
+            or db.execute(QUERIES["choose"], asked).fetchone()
+        )
+        rows = _rows.decode(chosen)
+        if not rows:
             return ()
-        rows, bodies = db.execute(_QUERIES["claimed"], asked).fetchone()
-        taken = _read_claimed(rows, bodies, token)
+        ids = as_json([row.id for row in rows])
+        lanes = {row.lane for row in rows if row.lane}
+        change = self._change("in-flight", ids, now)
+        token = self._write(db, replace(change, look_at=lease_until))
+        asked |= {"token": token, "lease_until": lease_until, "now": now, "ids": ids}
+        db.execute(QUERIES["claim"], asked)
+        db.execute(QUERIES["hold"], {"lanes": as_json(list(lanes))})
         # A group's other lane is for this worker alone now. Only the regular lane of a high one can
         # still be on offer: before a regular one is taken, all high ones are.
-        _reoffer(db, [one.lease.id for one in taken if one.lease.grouped and one.high_priority])
-        return taken
+        _reoffer(db, as_json([lane for lane in lanes if lane < 0]))
+        return _claimed(rows, bodies, token)
 
-    def _time_to_change(self, db: sqlite3.Connection, now: float) -> float:
-        (at,) = db.execute(_QUERIES["next_change"], {"queue": self.name}).fetchone()
-        return float("inf") if at is None else max(at - now, 0.0)
+    def _finish_some(
+        self, db: sqlite3.Connection, token: int, ids: Sequence[int], error: str, now: float
+    ) -> int:
+        """Answers how many of one hand-over were finished."""
+        asked = {"token": token, "ids": as_json(ids), "error": error, "now": now}
+        finished = db.execute(QUERIES["finish"], asked).rowcount
+        if not finished:
+            return 0
+        if finished < len(ids):
+            (asked["ids"],) = db.execute(QUERIES["finished"], asked).fetchone()
+        db.execute(QUERIES["settle"], {"token": token, "ended": finished})
+        state = "failed" if error else "succeeded"
+        change = self._change(state, str(asked["ids"]), now, error)
+        self._write(db, replace(change, prune_from=now))
+        return finished
+
+    @property
+    def _memory(self) -> Memory:
+        return Memory(self.dedup_window, self.audit)
+
+    def _change(self, state: str, ids: str, now: float, error: str = "") -> Change:
+        return Change(
+            queue=self.name, at=now, state=state, worker_id=self.worker_id, ids=ids, error=error
+        )
+
+    def _write(self, db: sqlite3.Connection, change: Change) -> int:
+        return write(db, change, self._memory)
 
 
-def _read_claimed(rows: str, bodies: bytes, token: int) -> list[Claimed]:
+def _claimed(rows: Sequence[Row], bodies: bytes, token: int) -> Sequence[Claimed]:
     taken = []
     start = 0
-    for row in _rows.decode(rows):
+    for row in rows:
         end = start + row.size
         taken.append(
             Claimed(
-                Lease(row.id, token, bool(row.grouped)),
-                bool(row.high_priority),
+                Lease(row.id, token, row.lane),
                 row.deliveries,
                 Tally(row.attempts, row.posts) if row.posts or row.attempts else UNTRIED,
                 bodies[start:end],
             )
         )
         start = end
-    taken.sort(key=_claim_order)
     return taken
 
 
-def _group_key(pool: str, group: str) -> int:
-    """A number for a group (P3: pool and group id). If two ever share one, they share a line."""
-    name = f"{len(pool)} {pool} {group}".encode()
-    return int.from_bytes(blake2b(name, digest_size=8).digest(), signed=True)
+def _by_token(leases: Iterable[Lease]) -> Mapping[int, Sequence[int]]:
+    """Their ids, hand-over by hand-over."""
+    ids: dict[int, list[int]] = {}
+    for lease in leases:
+        ids.setdefault(lease.token, []).append(lease.id)
+    return ids
 
 
-def _claim_order(claimed: Claimed) -> tuple[bool, int]:
-    """High priority first, then by id."""
-    return not claimed.high_priority, claimed.lease.id
+def _release(db: sqlite3.Connection, lanes: AbstractSet[int]) -> None:
+    """After messages of these lanes were finished: offer what is next."""
+    asked = {"lanes": as_json(list(lanes))}
+    if db.execute(QUERIES["advance"], asked).rowcount < len(lanes):
+        _reoffer(db, asked["lanes"])
 
 
-def _reoffer(db: sqlite3.Connection, changed: Sequence[int]) -> None:
-    if changed:
-        db.execute(_QUERIES["reoffer"], {"ids": _as_json(changed)})
+def _reoffer(db: sqlite3.Connection, lanes: str) -> None:
+    if lanes != "[]":
+        db.execute(QUERIES["reoffer"], {"lanes": lanes})
+        db.execute(QUERIES["drop_empty"], {"lanes": lanes})
 
 
-def _list(db: sqlite3.Connection, query: str, asked: Mapping[str, object]) -> Sequence[int]:
-    (numbers,) = db.execute(_QUERIES[query], asked).fetchone()
-    return _ids.decode(numbers)
-
-
-def _as_json(rows: Sequence[object]) -> str:
-    return msgspec.json.encode(rows).decode()
+def _lost(db: sqlite3.Connection, query: str, leases: Sequence[Lease], now: float) -> Sequence[int]:
+    asked: Mapping[str, object] = {"leases": as_json(leases), "now": now}
+    (positions,) = db.execute(QUERIES[query], asked).fetchone()
+    return _numbers.decode(positions)

@@ -15,11 +15,12 @@ from router.brokers.work_queue import DEFAULT_LEASE, WorkQueueBroker, WorkQueueP
 from router.brokers.worker import Worker
 from router.core.config import QueueConfig, sqlite_path
 
-OPTIONS: Final = frozenset({"queue"})
+OPTIONS: Final = frozenset({"queue", "audit"})
+DEFAULT_AUDIT: Final = 3600.0
 
 
 class SqliteQueues:
-    """`sqlite:///path/to/file.db?queue=name`; the path is absolute."""
+    """`sqlite:///path/to/file.db?queue=name&audit=seconds`; the path is absolute."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -51,6 +52,7 @@ class SqliteQueues:
             worker_id=self._worker.id,
             dedup_window=self._worker.dedup_window,
             clock=self._worker.clock,
+            audit=_audit(queue, uri),
         )
         return StoredTable(file, table)
 
@@ -61,3 +63,13 @@ def _path(queue: QueueConfig, uri: QueueUri) -> Path:
     if uri.path.endswith("/") or not uri.path:
         raise refusal(queue, "names no file")
     return Path(os.path.realpath(sqlite_path(queue.uri)))
+
+
+def _audit(queue: QueueConfig, uri: QueueUri) -> float:
+    try:
+        seconds = float(uri.options.get("audit", DEFAULT_AUDIT))
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise refusal(queue, "has an option audit that is not a number of seconds")
+    return seconds

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
 
 from router.brokers.bell import Bell, wait_for_ring
-from router.brokers.queue_table import prepare, transaction
+from router.brokers.queue_schema import prepare, transaction
 from router.brokers.stored_table import Work
 from router.ports import Disconnected, QueueRefused
 
@@ -25,7 +25,8 @@ LAST_POLL: Final = 0.08  # … and when nothing has happened for a while
 
 _PRAGMAS: Final = (
     "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = FULL",  # an answered publish or ack survives a power cut (P1)
+    "PRAGMA synchronous = NORMAL",  # no end of a process undoes a commit; a power cut may
+    "PRAGMA secure_delete = FAST",  # bodies hold tokens: wiped where that writes no further page
     "PRAGMA wal_autocheckpoint = 4000",
     "PRAGMA cache_size = -16000",  # KiB: the hot ends of the indexes of a long queue
     "PRAGMA journal_size_limit = 67108864",
@@ -37,6 +38,7 @@ _REFUSED: Final = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 class _Job(NamedTuple):
     work: Work[Any]
     answer: asyncio.Future[Any]
+    lasting: bool
 
 
 class _Ended(NamedTuple):
@@ -70,11 +72,11 @@ class SqliteFile:
     async def prepare(self) -> None:
         await self.run(_nothing)
 
-    async def run(self, work: Work[T]) -> T:
+    async def run(self, work: Work[T], *, lasting: bool = False) -> T:
         if self._closing:
             raise Disconnected(f"{self._path.name} is closed")
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put(_Job(work, answer))
+        self._jobs.put(_Job(work, answer, lasting))
         with _our_errors(self._path):
             return await answer
 
@@ -129,7 +131,7 @@ class SqliteFile:
         """Together if all goes well. A job's fault is its own; trouble with the file is all's."""
         try:
             db = self._connect()
-            with transaction(db):
+            with _synchronous(db, lasting=any(job.lasting for job in jobs)), transaction(db):
                 ended = [_Ended(job, None, job.work(db)) for job in jobs]
         except Exception as error:  # noqa: BLE001 the thread's bulkhead: whoever asked is told
             self._disconnect()
@@ -176,6 +178,16 @@ class SqliteFile:
             return work(db)
 
 
+@contextmanager
+def _synchronous(db: sqlite3.Connection, *, lasting: bool) -> Iterator[None]:
+    """With `lasting`, what is committed in here and all before it survives even a power cut."""
+    if lasting:
+        db.execute("PRAGMA synchronous = FULL")
+    yield
+    if lasting:
+        db.execute("PRAGMA synchronous = NORMAL")
+
+
 def _nothing(_: object) -> None:
     """Enough to have the file opened and checked."""
 
@@ -186,7 +198,7 @@ def _create(path: Path) -> None:
 
 
 def _answer(ended: Sequence[_Ended]) -> None:
-    for (_, answer), error, value in ended:
+    for (_, answer, _), error, value in ended:
         if answer.done():  # nobody waits for it any more
             continue
         if error is not None:

@@ -21,12 +21,11 @@ class Lease(Struct, frozen=True, array_like=True, gc=False):
 
     id: int
     token: int
-    grouped: bool  # whether its end may let others go
+    lane: int  # of its group, whose next one its end may let go; 0: none
 
 
 class Claimed(Struct, frozen=True, gc=False):
     lease: Lease
-    high_priority: bool
     count: int
     tally: Tally
     body: bytes
@@ -38,7 +37,10 @@ class Claim(Struct, frozen=True):
 
 
 class Table(Protocol):
-    """One queue of a database, as one worker sees it. Each call is durable on return."""
+    """One queue of a database, as one worker sees it.
+
+    A publish is durable on return. What a power cut undoes of the rest is only done again.
+    """
 
     @property
     def bell(self) -> Bell:
@@ -121,7 +123,7 @@ class WorkQueueBroker:
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         leases = cast("Sequence[Lease]", handles)
         lost = await self._table.finish(leases, error)
-        if any(lease.grouped for lease in leases):
+        if any(lease.lane for lease in leases):
             self._table.bell.ring()
         return [_stale(leases[position]) for position in lost]
 

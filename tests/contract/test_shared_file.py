@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from router.brokers import BrokerDoor, sqlite_file
+from router.brokers.sqlite_file import SqliteFile
 from router.core.config import QueueConfig
 from router.ports import Disconnected, QueueRefused
 from tests.contract.cases import (
@@ -182,6 +183,49 @@ async def test_the_files_are_for_their_owner_only(queue: QueueConfig, tmp_path: 
 
 def modes_in(directory: Path) -> dict[str, int]:
     return {file.name: stat.S_IMODE(file.stat().st_mode) for file in directory.iterdir()}
+
+
+@pytest.mark.rule("P1")
+@pytest.mark.parametrize(("lasting", "level"), [(True, 2), (False, 1)])
+async def test_only_what_has_to_last_waits_for_the_disk(
+    tmp_path: Path, lasting: bool, level: int
+) -> None:
+    def synchronous(db: sqlite3.Connection) -> int:
+        (level,) = db.execute("PRAGMA synchronous").fetchone()
+        return int(level)
+
+    file = SqliteFile(tmp_path / "queue.db")
+    await file.run(synchronous, lasting=True)
+    found = await file.run(synchronous, lasting=lasting)
+    await file.close()
+
+    assert found == level
+
+
+@pytest.mark.rule("WQ-8")
+@pytest.mark.parametrize(("option", "written"), [("", 3), ("?audit=0", 0)])
+async def test_the_story_of_a_message_can_be_read_in_the_file(
+    tmp_path: Path, option: str, written: int
+) -> None:
+    queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db{option}")
+    async with opened(queue) as ends:
+        await ends.publisher.publish([publication("a", group="g")])
+        (delivery,) = await ends.broker.receive(1)
+        await ends.broker.ack([delivery.handle])
+    with closing(sqlite3.connect(tmp_path / "queue.db")) as db:
+        states = [state for (state,) in db.execute("SELECT state FROM queue_audit ORDER BY at")]
+
+    assert states[:written] == ["ready", "in-flight", "succeeded"][:written]
+    assert ("ready" in states) == bool(written)
+
+
+@pytest.mark.parametrize("audit", ["-1", "soon", "inf"])
+async def test_a_wrong_time_for_the_story_is_refused(tmp_path: Path, audit: str) -> None:
+    queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db?audit={audit}")
+
+    with pytest.raises(QueueRefused, match="audit that is not"):
+        async with opened(queue):
+            pass
 
 
 @pytest.mark.rule("BRK-6")

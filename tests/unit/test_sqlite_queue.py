@@ -2,13 +2,19 @@
 
 import asyncio
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from router.brokers import BrokerDoor
+from router.brokers.memory import MemoryStore
+from router.brokers.queue_table import QueueTable
+from router.brokers.stored_table import StoredTable, Work
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Message
 from router.ports import Publication
+
+T = TypeVar("T")
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-4", "WQ-6")]
 
@@ -31,3 +37,30 @@ async def test_delays_and_leases_end_at_their_instant(tmp_path: Path) -> None:
                 instants.append(loop.time())
 
     assert instants == pytest.approx([12, 19, 26], abs=0.01)
+
+
+class NotingStore(MemoryStore):
+    """Notes what was asked to last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lasting: list[bool] = []
+
+    async def run(self, work: Work[T], *, lasting: bool = False) -> T:
+        self.lasting.append(lasting)
+        return await super().run(work, lasting=lasting)
+
+
+@pytest.mark.rule("P1")
+async def test_a_publication_outlasts_a_power_cut_and_the_rest_may_be_done_again() -> None:
+    store = NotingStore()
+    table = StoredTable(store, QueueTable("orders", "anna", 300.0, asyncio.get_running_loop().time))
+    message = Message(id="a", target="https://svc.example/")
+
+    await table.publish([Publication(message, b"a", "a")])
+    (claimed,) = (await table.claim(1, 30.0)).messages
+    await table.extend([claimed.lease], 30.0)
+    await table.finish([claimed.lease], "")
+    store.close()
+
+    assert store.lasting == [True, False, False, False]

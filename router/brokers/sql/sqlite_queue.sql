@@ -6,7 +6,7 @@
 
 -- name: forget
 -- Finished messages outside of the dedup window that nobody has pruned yet.
-DELETE FROM queue_messages
+UPDATE queue_messages SET dedup_key = NULL
 WHERE queue = :queue AND finished_at <= :before
   AND dedup_key IN (SELECT value FROM json_each(:keys));
 
@@ -14,132 +14,59 @@ WHERE queue = :queue AND finished_at <= :before
 SELECT json_group_array(dedup_key) FROM queue_messages
 WHERE queue = :queue AND dedup_key IN (SELECT value FROM json_each(:keys));
 
+-- name: last_numbers
+-- The highest number given to a message, and to a group.
+SELECT
+    coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'queue_messages'), 0),
+    max(coalesce((SELECT max(id) FROM queue_lanes), 0), -coalesce((SELECT min(id) FROM queue_lanes), 0));
+
+-- name: lanes
+SELECT json_group_array(json_array(id, group_key, last_id))
+FROM queue_lanes INDEXED BY lanes_of_group
+WHERE queue = :queue AND group_key IN (SELECT value FROM json_each(:groups));
+
 -- name: publish
--- The bodies come in one piece, as JSON cannot carry bytes. Grouped ones are offered by `reoffer`.
+-- The bodies come in one piece, as JSON cannot carry bytes.
 INSERT INTO queue_messages (
-    queue, message_id, dedup_key, pool, group_id, group_key, high_priority, offered_to, body,
-    published_at
+    id, queue, message_id, dedup_key, pool, group_id, high_priority, lane, next_id, body, published_at
 )
 SELECT
-    :queue,
     json_extract(value, '$[0]'),
+    :queue,
     json_extract(value, '$[1]'),
     json_extract(value, '$[2]'),
     json_extract(value, '$[3]'),
     json_extract(value, '$[4]'),
     json_extract(value, '$[5]'),
-    CASE WHEN json_extract(value, '$[4]') IS NULL THEN '' END,
-    coalesce(substr(:bodies, json_extract(value, '$[6]') + 1, json_extract(value, '$[7]')), x''),
+    json_extract(value, '$[6]'),
+    json_extract(value, '$[7]'),
+    coalesce(substr(:bodies, json_extract(value, '$[8]') + 1, json_extract(value, '$[9]')), x''),
     :now
 FROM json_each(:rows)
 ORDER BY key;
 
--- name: due
--- Whose delay, or whose lease, has ended.
-SELECT json_group_array(id) FROM (
-    SELECT id FROM (
-        SELECT id FROM queue_messages INDEXED BY delays
-        WHERE queue = :queue AND run_after <= :now
-        ORDER BY run_after LIMIT :at_most
-    )
-    UNION ALL
-    SELECT id FROM (
-        SELECT id FROM queue_messages INDEXED BY leases
-        WHERE queue = :queue AND state = 'in-flight' AND lease_until <= :now
-        ORDER BY lease_until LIMIT :at_most
-    )
-);
+-- name: link
+-- Behind the last one of its lane so far stands a new one now.
+UPDATE queue_messages SET next_id = json_extract(added.value, '$[3]')
+FROM json_each(:lanes) AS added
+WHERE queue_messages.id = json_extract(added.value, '$[2]');
 
--- name: wake
--- The token stays: whoever held it may still settle it, until the next claim takes it over.
-UPDATE queue_messages
-SET state = 'ready',
-    run_after = NULL,
-    lease_until = NULL,
-    offered_to = CASE WHEN group_key IS NULL THEN '' END
-WHERE id IN (SELECT value FROM json_each(:ids));
-
--- name: claim
--- A merge of lanes: start with the first of each offered lane, and whenever one is taken, the next
--- of its lane joins the race, unless that one is not due. An ORDER BY in a recursive query makes its
--- queue a priority queue, so the first `limit` rows out of it are the ones to take.
-WITH RECURSIVE taken (high_priority, id, queue, group_key) AS (
-    SELECT * FROM (
-        SELECT high_priority, id, queue, group_key FROM queue_messages INDEXED BY offers
-        WHERE queue = :queue AND offered_to = ''
-        ORDER BY high_priority DESC, id LIMIT :limit
-    )
-    UNION ALL
-    SELECT * FROM (
-        SELECT high_priority, id, queue, group_key FROM queue_messages INDEXED BY offers
-        WHERE queue = :queue AND offered_to = :worker_id
-        ORDER BY high_priority DESC, id LIMIT :limit
-    )
-    UNION ALL
-    SELECT next.high_priority, next.id, next.queue, next.group_key
-    FROM taken JOIN queue_messages AS next ON next.id = (
-        SELECT min(behind.id) FROM queue_messages AS behind INDEXED BY lanes
-        WHERE behind.queue = taken.queue AND behind.group_key = taken.group_key
-          AND behind.high_priority = taken.high_priority
-          AND behind.id > taken.id AND behind.finished_at IS NULL
-    )
-    WHERE next.state = 'ready' AND next.run_after IS NULL
-    ORDER BY 1 DESC, 2
-    LIMIT :limit
-)
-UPDATE queue_messages
-SET state = 'in-flight',
-    offered_to = NULL,
-    lease_token = :token,
-    lease_version = lease_version + 1,
-    lease_until = :lease_until,
-    worker_id = :worker_id,
-    deliveries = deliveries + 1,
-    first_claimed_at = coalesce(first_claimed_at, :now),
-    last_claimed_at = :now
-WHERE id IN (SELECT id FROM taken);
-
--- name: claimed
--- What the claim has taken; the bodies in one piece, in the order of the rows.
+-- name: lengthen
+INSERT INTO queue_lanes (id, queue, group_key, high_priority, first_id, last_id)
 SELECT
-    json_group_array(json_array(
-        id, group_key IS NOT NULL, high_priority, deliveries, attempts, posts, length(body)
-    )),
-    coalesce(CAST(group_concat(body, '') AS BLOB), x'')
-FROM queue_messages INDEXED BY leases
-WHERE queue = :queue AND state = 'in-flight' AND lease_until = :lease_until
-  AND lease_token = :token;
+    json_extract(value, '$[0]'),
+    :queue,
+    json_extract(value, '$[1]'),
+    json_extract(value, '$[0]') < 0,
+    json_extract(value, '$[3]'),
+    json_extract(value, '$[4]')
+FROM json_each(:lanes)
+WHERE true
+ON CONFLICT (id) DO UPDATE SET last_id = excluded.last_id;
 
--- name: reoffer
--- After the messages :ids changed: decide anew about the first unsettled one of each lane of their
--- groups. A lane with a message in flight, or whose first has to wait, offers nothing; a group of
--- which a worker holds some offers only to that worker. One in flight itself needs no decision.
-UPDATE queue_messages AS first
-SET offered_to = CASE
-    WHEN first.run_after IS NOT NULL THEN NULL
-    WHEN EXISTS (
-        SELECT 1 FROM queue_messages AS held INDEXED BY groups_in_flight
-        WHERE held.state = 'in-flight' AND held.queue = first.queue
-          AND held.group_key = first.group_key AND held.high_priority = first.high_priority
-    ) THEN NULL
-    ELSE coalesce((
-        SELECT held.worker_id FROM queue_messages AS held INDEXED BY groups_in_flight
-        WHERE held.state = 'in-flight' AND held.queue = first.queue
-          AND held.group_key = first.group_key
-        LIMIT 1
-    ), '')
-END
-WHERE first.state = 'ready' AND first.id IN (
-    SELECT (
-        SELECT min(id) FROM queue_messages INDEXED BY lanes
-        WHERE queue = changed.queue AND group_key = changed.group_key
-          AND high_priority = tier.column1 AND finished_at IS NULL
-    )
-    FROM (
-        SELECT DISTINCT queue, group_key FROM queue_messages
-        WHERE id IN (SELECT value FROM json_each(:ids)) AND group_key IS NOT NULL
-    ) AS changed, (VALUES (0), (1)) AS tier
-);
+-- name: resize
+INSERT INTO queue_sizes (queue, unsettled) VALUES (:queue, :more)
+ON CONFLICT (queue) DO UPDATE SET unsettled = unsettled + excluded.unsettled;
 
 -- name: next_change
 -- When a claim may find what it cannot find now, if nobody does anything until then.
@@ -147,24 +74,156 @@ SELECT min(at) FROM (
     SELECT min(run_after) AS at FROM queue_messages INDEXED BY delays
     WHERE queue = :queue AND run_after IS NOT NULL
     UNION ALL
-    SELECT min(lease_until) FROM queue_messages INDEXED BY leases
-    WHERE queue = :queue AND state = 'in-flight'
+    SELECT min(look_at) FROM queue_changes INDEXED BY hand_overs WHERE look_at IS NOT NULL
 );
+
+-- name: due
+-- Whose delay has ended, and their lanes.
+SELECT json_group_array(id), json_group_array(lane) FILTER (WHERE lane IS NOT NULL) FROM (
+    SELECT id, lane FROM queue_messages INDEXED BY delays
+    WHERE queue = :queue AND run_after <= :now
+    ORDER BY run_after LIMIT :at_most
+);
+
+-- name: wake
+UPDATE queue_messages SET run_after = NULL WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: to_look_at
+-- A hand-over, of any queue, of which a lease may have ended.
+SELECT id, queue FROM queue_changes INDEXED BY hand_overs
+WHERE look_at <= :now
+ORDER BY look_at LIMIT 1;
+
+-- name: held_by
+-- A hand-over to this worker.
+SELECT id, queue FROM queue_changes INDEXED BY hand_overs
+WHERE look_at IS NOT NULL AND queue = :queue AND worker_id = :worker_id
+LIMIT 1;
+
+-- name: ended
+-- What of a hand-over was held until then at the longest, and the lanes of that.
+SELECT json_group_array(message.id), json_group_array(lane) FILTER (WHERE lane IS NOT NULL)
+FROM queue_changes AS hand_over
+    CROSS JOIN json_each(hand_over.ids) AS handed
+    CROSS JOIN queue_messages AS message ON message.id = handed.value
+WHERE hand_over.id = :token
+  AND lease_token = :token AND message.state = 'in-flight' AND lease_until <= :until;
+
+-- name: let_go
+UPDATE queue_messages
+SET state = 'ready', lease_token = NULL, lease_until = NULL
+WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: look_again
+UPDATE queue_changes
+SET look_at = (
+    SELECT min(lease_until)
+    FROM json_each(queue_changes.ids) AS handed
+        CROSS JOIN queue_messages AS message ON message.id = handed.value
+    WHERE lease_token = :token AND message.state = 'in-flight'
+)
+WHERE id = :token;
+
+-- name: choose_heads
+-- The short way for many lanes: the first ones of as many as are wanted, unless the second one of
+-- any of them, or one without a lane or kept for this worker, might come before the last of them.
+WITH heads (id, high_priority) AS MATERIALIZED (
+    SELECT first_id, high_priority FROM queue_lanes INDEXED BY offers
+    WHERE queue = :queue AND offered_to = ''
+    ORDER BY high_priority DESC, first_id LIMIT :limit
+)
+SELECT
+    json_group_array(json_array(message.id, lane, deliveries + 1, attempts, posts, length(body))),
+    CAST(group_concat(body, '') AS BLOB)
+FROM heads CROSS JOIN queue_messages AS message ON message.id = heads.id
+WHERE NOT EXISTS (
+    SELECT 1 FROM queue_lanes INDEXED BY offers WHERE queue = :queue AND offered_to = :worker_id
+)
+AND NOT EXISTS (
+    SELECT 1 FROM queue_messages INDEXED BY loose
+    WHERE queue = :queue AND lane IS NULL AND state = 'ready' AND run_after IS NULL
+)
+HAVING count(*) = :limit AND max(heads.high_priority) = min(heads.high_priority)
+   AND (min(next_id) IS NULL OR min(next_id) > max(message.id));
+
+-- name: choose
+-- The next to be claimed, in claim order, and their bodies in one piece.
+--
+-- A merge of lanes: start with the first of each offered lane, and whenever one is taken, the next
+-- of its lane joins the race, unless that one is not due. An ORDER BY in a recursive query makes its
+-- queue a priority queue. The place in the race is the id, far less of it for high priority. Where
+-- there are heads enough, none behind the last of them can win.
+WITH RECURSIVE heads (place, id, next_id) AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT first_id - (queue_lanes.high_priority << 62), first_id, next_id
+        FROM queue_lanes INDEXED BY offers CROSS JOIN queue_messages ON queue_messages.id = first_id
+        WHERE queue_lanes.queue = :queue AND offered_to = ''
+        ORDER BY queue_lanes.high_priority DESC, first_id LIMIT :limit
+    )
+    UNION ALL
+    SELECT * FROM (
+        SELECT first_id - (queue_lanes.high_priority << 62), first_id, next_id
+        FROM queue_lanes INDEXED BY offers CROSS JOIN queue_messages ON queue_messages.id = first_id
+        WHERE queue_lanes.queue = :queue AND offered_to = :worker_id
+        ORDER BY queue_lanes.high_priority DESC, first_id LIMIT :limit
+    )
+    UNION ALL
+    SELECT * FROM (
+        SELECT id - (high_priority << 62), id, NULL FROM queue_messages INDEXED BY loose
+        WHERE queue = :queue AND lane IS NULL AND state = 'ready' AND run_after IS NULL
+        ORDER BY high_priority DESC, id LIMIT :limit
+    )
+),
+last_head (place) AS MATERIALIZED (
+    SELECT place FROM heads ORDER BY place LIMIT 1 OFFSET :limit - 1
+),
+race (place, id, next_id, is_ready) AS (
+    SELECT place, id, next_id, true FROM heads
+    UNION ALL
+    SELECT
+        next.id - (next.high_priority << 62), next.id, next.next_id, next.state = 'ready'
+    FROM race CROSS JOIN queue_messages AS next ON next.id = race.next_id
+    WHERE next.run_after IS NULL
+      AND race.next_id - race.id + race.place < coalesce((SELECT place FROM last_head), 1 << 62)
+    ORDER BY 1
+)
+SELECT
+    json_group_array(json_array(
+        message.id, coalesce(lane, 0), deliveries + 1, attempts, posts, length(body)
+    )),
+    CAST(group_concat(body, '') AS BLOB)
+FROM (SELECT id FROM race WHERE is_ready LIMIT :limit) AS winner
+    CROSS JOIN queue_messages AS message ON message.id = winner.id;
+
+-- name: claim
+UPDATE queue_messages
+SET state = 'in-flight',
+    lease_token = :token,
+    lease_until = :lease_until,
+    worker_id = :worker_id,
+    deliveries = deliveries + 1,
+    first_claimed_at = coalesce(first_claimed_at, :now),
+    last_claimed_at = :now
+WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: hold
+UPDATE queue_lanes SET offered_to = NULL WHERE id IN (SELECT value FROM json_each(:lanes));
 
 -- name: finish
 -- The token stays, so that an acknowledgement sent twice is no complaint.
 UPDATE queue_messages
-SET state = CASE WHEN :error = '' THEN 'succeeded' ELSE 'failed' END,
-    last_error = CASE WHEN :error = '' THEN last_error ELSE :error END,
-    offered_to = NULL,
-    run_after = NULL,
+SET state = iif(:error = '', 'succeeded', 'failed'),
+    last_error = iif(:error = '', last_error, :error),
     lease_until = NULL,
     finished_at = :now,
     body = x''
-FROM json_each(:leases) AS lease
-WHERE queue_messages.id = json_extract(lease.value, '$[0]')
-  AND lease_token = json_extract(lease.value, '$[1]')
-  AND finished_at IS NULL;
+WHERE id IN (SELECT value FROM json_each(:ids)) AND lease_token = :token AND state = 'in-flight';
+
+-- name: finished
+-- Which of them were finished with this token at that instant.
+SELECT json_group_array(message.id)
+FROM json_each(:ids) AS one CROSS JOIN queue_messages AS message ON message.id = one.value
+WHERE lease_token = :token AND finished_at = :now;
 
 -- name: not_finished
 -- Which of the leases did not finish their message.
@@ -180,32 +239,24 @@ WHERE NOT EXISTS (
 UPDATE queue_messages
 SET state = 'ready',
     run_after = :run_after,
-    offered_to = CASE WHEN group_key IS NULL AND :run_after IS NULL THEN '' END,
     lease_token = NULL,
     lease_until = NULL,
     attempts = :attempts,
     posts = :posts,
-    last_error = CASE WHEN :error = '' THEN last_error ELSE :error END
-WHERE id = :id AND lease_token = :token AND finished_at IS NULL;
+    last_error = iif(:error = '', last_error, :error)
+WHERE id = :id AND lease_token = :token AND state = 'in-flight';
 
--- name: held
-SELECT json_group_array(id) FROM queue_messages INDEXED BY leases
-WHERE queue = :queue AND state = 'in-flight' AND worker_id = :worker_id;
-
--- name: let_go
-UPDATE queue_messages
-SET state = 'ready',
-    offered_to = CASE WHEN group_key IS NULL THEN '' END,
-    lease_token = NULL,
-    lease_until = NULL
-WHERE id IN (SELECT value FROM json_each(:ids));
+-- name: settle
+-- So many of a hand-over are not in flight any more.
+UPDATE queue_changes
+SET in_flight = in_flight - :ended, look_at = iif(in_flight > :ended, look_at, NULL)
+WHERE id = :token;
 
 -- name: extend
+-- The hand-over is looked at when it would have ended, and then again.
 UPDATE queue_messages
 SET lease_until = :lease_until
-FROM json_each(:leases) AS lease
-WHERE queue_messages.id = json_extract(lease.value, '$[0]')
-  AND lease_token = json_extract(lease.value, '$[1]')
+WHERE id IN (SELECT value FROM json_each(:ids)) AND lease_token = :token
   AND state = 'in-flight' AND lease_until > :now;
 
 -- name: not_held
@@ -218,26 +269,126 @@ WHERE NOT EXISTS (
       AND state = 'in-flight' AND lease_until > :now
 );
 
--- name: prune
-DELETE FROM queue_messages
-WHERE id IN (
-    SELECT id FROM queue_messages INDEXED BY finished
-    WHERE queue = :queue AND finished_at <= :before
-    ORDER BY finished_at LIMIT :at_most
+-- name: advance
+-- The short way for most lanes: their first one is finished and the next was never handed out, so
+-- nothing of the group is. Two lanes of one group take the long way.
+UPDATE queue_lanes
+SET first_id = (SELECT next_id FROM queue_messages WHERE id = first_id), offered_to = ''
+WHERE id IN (SELECT value FROM json_each(:lanes))
+  AND EXISTS (
+    SELECT 1 FROM queue_messages AS first CROSS JOIN queue_messages AS next ON next.id = first.next_id
+    WHERE first.id = first_id AND first.finished_at IS NOT NULL AND next.deliveries = 0
+  )
+  AND NOT EXISTS (SELECT 1 FROM queue_lanes AS other WHERE other.id = -queue_lanes.id);
+
+-- name: reoffer
+-- The long way: find the first unsettled message of these lanes, and of the other ones of their
+-- groups, and decide anew whom they offer it to. A lane with a message in flight, or whose first has
+-- to wait, offers nothing; a group of which a worker holds some offers only to that worker.
+--
+-- What is in flight was claimed, and all in front of it in its lane: no need to look behind the first
+-- one that never was.
+WITH RECURSIVE walk (lane, id, next_id, is_open, holder, goes_on) AS (
+    SELECT
+        queue_lanes.id, message.id, next_id, finished_at IS NULL,
+        iif(state = 'in-flight', worker_id, NULL), state <> 'in-flight' AND deliveries > 0
+    FROM queue_lanes CROSS JOIN queue_messages AS message ON message.id = first_id
+    WHERE queue_lanes.id IN (
+        SELECT value FROM json_each(:lanes) UNION SELECT -value FROM json_each(:lanes)
+    )
+    UNION ALL
+    SELECT
+        walk.lane, message.id, message.next_id, finished_at IS NULL,
+        iif(state = 'in-flight', worker_id, NULL), state <> 'in-flight' AND deliveries > 0
+    FROM walk CROSS JOIN queue_messages AS message ON message.id = walk.next_id
+    WHERE goes_on
+),
+seen (lane, first_id, holder) AS MATERIALIZED (
+    SELECT lane, min(id) FILTER (WHERE is_open), max(holder) FROM walk GROUP BY lane
+)
+UPDATE queue_lanes
+SET first_id = seen.first_id,
+    offered_to = CASE
+        WHEN seen.first_id IS NULL OR seen.holder IS NOT NULL THEN NULL
+        WHEN (SELECT run_after FROM queue_messages WHERE id = seen.first_id) IS NOT NULL THEN NULL
+        ELSE coalesce((SELECT holder FROM seen AS other WHERE other.lane = -seen.lane), '')
+    END
+FROM seen
+WHERE queue_lanes.id = seen.lane;
+
+-- name: drop_empty
+DELETE FROM queue_lanes
+WHERE id IN (SELECT value FROM json_each(:lanes)) AND first_id IS NULL;
+
+-- name: write
+INSERT INTO queue_changes (queue, at, state, worker_id, error, in_flight, look_at, prune_from, ids)
+VALUES (
+    :queue, :at, :state, :worker_id, nullif(:error, ''),
+    iif(:look_at IS NULL, NULL, json_array_length(:ids)), :look_at, :prune_from, :ids
 );
 
+-- name: is_time_to_prune
+SELECT 1 FROM queue_changes INDEXED BY to_prune WHERE prune_from <= :before
+ORDER BY prune_from LIMIT 1 OFFSET :at_least - 1;
+
+-- name: to_prune
+-- The oldest changes, of any queue, whose messages are finished for long enough; how many
+-- messages that are.
+SELECT json_group_array(id), sum(json_array_length(ids)) FROM (
+    SELECT id, ids FROM queue_changes INDEXED BY to_prune
+    WHERE prune_from <= :before
+    ORDER BY prune_from LIMIT :at_most
+);
+
+-- name: prune
+-- Not those that still stand behind another one in their lane.
+DELETE FROM queue_messages
+WHERE id IN (
+    SELECT message.value
+    FROM json_each(:changes) AS change
+        CROSS JOIN queue_changes ON queue_changes.id = change.value
+        CROSS JOIN json_each(queue_changes.ids) AS message
+)
+AND finished_at <= :before
+AND NOT EXISTS (
+    SELECT 1 FROM queue_lanes
+    WHERE queue_lanes.id = queue_messages.lane AND first_id < queue_messages.id
+);
+
+-- name: pruned
+UPDATE queue_changes SET prune_from = NULL WHERE id IN (SELECT value FROM json_each(:changes));
+
+-- name: prune_again
+-- Those of which some are still there, later.
+UPDATE queue_changes SET prune_from = :now
+WHERE id IN (SELECT value FROM json_each(:changes)) AND EXISTS (
+    SELECT 1 FROM json_each(queue_changes.ids) AS message
+        CROSS JOIN queue_messages ON queue_messages.id = message.value
+);
+
+-- name: forget_changes
+-- The oldest, of any queue, of which nothing has to be done any more.
+DELETE FROM queue_changes
+WHERE id IN (SELECT id FROM queue_changes ORDER BY id LIMIT :at_most)
+  AND at <= :before AND look_at IS NULL AND prune_from IS NULL
+  AND id < (SELECT max(id) FROM queue_changes);
+
 -- name: depth
--- Counts over indexes alone: all, finished, in flight; and what stands first in its lane and could be
--- handed to this worker now, counting also what only waits for a claim to notice that it is due.
+-- Unsettled, in flight; and what stands first in its lane and could be handed to this worker now,
+-- counting also what only waits for a claim to notice that it is due.
 SELECT
-    (SELECT count(*) FROM queue_messages INDEXED BY by_dedup_key WHERE queue = :queue),
-    (SELECT count(*) FROM queue_messages INDEXED BY finished
-     WHERE queue = :queue AND finished_at IS NOT NULL),
-    (SELECT count(*) FROM queue_messages INDEXED BY leases
-     WHERE queue = :queue AND state = 'in-flight'),
-    (SELECT count(*) FROM queue_messages INDEXED BY offers
+    coalesce((SELECT unsettled FROM queue_sizes WHERE queue = :queue), 0),
+    coalesce((SELECT sum(in_flight) FROM queue_changes INDEXED BY hand_overs
+              WHERE look_at IS NOT NULL AND queue = :queue), 0),
+    (SELECT count(*) FROM queue_lanes INDEXED BY offers
      WHERE queue = :queue AND offered_to IN ('', :worker_id))
+    + (SELECT count(*) FROM queue_messages INDEXED BY loose
+       WHERE queue = :queue AND lane IS NULL AND state = 'ready' AND run_after IS NULL)
     + (SELECT count(*) FROM queue_messages INDEXED BY delays
        WHERE queue = :queue AND run_after <= :now)
-    + (SELECT count(*) FROM queue_messages INDEXED BY leases
-       WHERE queue = :queue AND state = 'in-flight' AND lease_until <= :now);
+    + (SELECT count(*)
+       FROM queue_changes AS hand_over INDEXED BY hand_overs
+           CROSS JOIN json_each(hand_over.ids) AS handed
+           CROSS JOIN queue_messages AS message ON message.id = handed.value
+       WHERE look_at <= :now AND hand_over.queue = :queue
+         AND lease_token = hand_over.id AND message.state = 'in-flight' AND lease_until <= :now);

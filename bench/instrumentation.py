@@ -69,7 +69,7 @@ class NoLedger(Ledger):
 
 
 class NoJournal(Journal):
-    def note(self, job: Job, fate: Fate) -> None:
+    def note(self, job: Job, fate: Fate, now: float) -> None:
         pass
 
 

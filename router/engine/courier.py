@@ -61,7 +61,8 @@ class Courier:
         self._permits = permits
         self._alerts = alerts
         self._jitter = jitter
-        self._now = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
         self.pausing = 0  # messages between two tries
         self.posts: dict[Job, asyncio.Task[None]] = {}  # the open ones
         self._pauses_end = Bell()
@@ -132,7 +133,7 @@ class Courier:
 
     async def _attempt(self, job: Job) -> Outcome | None:
         """None: it was aborted."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task is not None  # noqa: S101  for the type checker: we run in one
         job.state = _DELIVERING
         self.posts[job] = task

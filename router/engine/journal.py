@@ -1,6 +1,5 @@
 """Remembering what became of messages, for a while: the latest visits, as compact records."""
 
-import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -21,7 +20,7 @@ class Journal:
         self._tracer = tracer
         self._visits: deque[Visit] = deque(maxlen=capacity)
 
-    def note(self, job: Job, fate: Fate) -> None:
+    def note(self, job: Job, fate: Fate, now: float) -> None:
         """It has ended so, just now."""
         message, target = job.message, job.message.target
         if "@" in target:  # before it is cut: half of a password could not be told from a port
@@ -35,7 +34,7 @@ class Journal:
             target[:TEXT_KEPT],
             job.tracked_at,
             job.tries,
-            asyncio.get_running_loop().time(),
+            now,
             fate,
             job.returned_for,
             job.error[:TEXT_KEPT],

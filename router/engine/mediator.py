@@ -52,14 +52,14 @@ class Mediator:
         self._timeout = timeout
         self._jitter = jitter
         self._wall = wall
+        self._now = asyncio.get_running_loop().time
         self._sampling = sampling
 
     async def attempt(self, job: Job, timeout: float | None = None) -> Outcome:
         """POST it once, if its target's circuit allows, and judge what came of it."""
-        loop = asyncio.get_running_loop()
         origin = origin_of(job.message.target)
         breaker = self._breakers.of(origin)
-        ticket = breaker.enter(loop.time())
+        ticket = breaker.enter(self._now())
         if ticket is None:
             return circuit_open(DEFAULT_DELAY * self._jitter(0.9, 1.1))
         job.posts += 1
@@ -74,7 +74,7 @@ class Mediator:
                 verdict = False if answer.fault in _BLAMES else None
                 job.posts -= answer.fault in _UNSENT
         finally:
-            breaker.leave(ticket, loop.time(), ok=verdict)
+            breaker.leave(ticket, self._now(), ok=verdict)
         outcome = judge(answer, self._wall())
         self._raise_alarm(outcome, answer, origin)
         return outcome

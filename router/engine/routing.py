@@ -110,14 +110,14 @@ class Routing:
         if delivery.broker_id is not None:
             self.remembered.forget((queue, delivery.broker_id, delivery.tally.attempts))
 
-    def end(self, job: Job, fate: Fate) -> None:
+    def end(self, job: Job, fate: Fate, now: float) -> None:
         """Its ACK or NACK went through, or never will: forget it, on every path (ROUTE-7)."""
         job.state = _ENDED
         self.tracker.untrack(job)
         self.ledger.end(fate)
         if self.tallies and fate in _ACCEPTED:
             self.tallies.forget(job.key)
-        self.journal.note(job, fate)
+        self.journal.note(job, fate, now)
         if job.keeper is not None:
             job.keeper.let_go(job)
         for home, delivery in job.followers:

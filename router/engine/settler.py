@@ -42,6 +42,7 @@ class Settler:
         self._context = context
         self._routing = context.routing
         self._counts = counts
+        self._now = asyncio.get_running_loop().time  # asked for often, and finding the loop is slow
         self._line: Line | None = None
         self._renewed = Bell()  # rung when the connection was opened or lost
         self._is_stopping = False
@@ -101,14 +102,14 @@ class Settler:
 
     async def admit(self, deliveries: Sequence[Delivery]) -> Aside:
         """Route a receive, and do at once what of it no pool takes."""
-        self._counts.receive(len(deliveries), _now())
+        self._counts.receive(len(deliveries), self._now())
         aside = self._routing.receive(self._arrivals(deliveries))
         await self._clear(aside)
         return aside
 
     async def reject(self, deliveries: Sequence[Delivery]) -> None:
         """Give back what a last receive still brought."""
-        self._counts.receive(len(deliveries), _now())
+        self._counts.receive(len(deliveries), self._now())
         self._routing.ledger.received += len(deliveries)
         for delivery in deliveries:
             self._routing.put_aside(delivery)
@@ -128,7 +129,7 @@ class Settler:
     def hold(self, job: Job) -> None:
         self.held.add(job)
         if self._line is not None and self._line.traits.hold_seconds is not None:
-            job.hold_until = _now() + self._line.traits.hold_seconds
+            job.hold_until = self._now() + self._line.traits.hold_seconds
 
     def release(self, job: Job) -> None:
         self.held.discard(job)
@@ -172,7 +173,7 @@ class Settler:
         if job.is_last and await self.bury(job, Death(Reason.RETRIES_EXHAUSTED, LAST_DELIVERY)):
             return
         fate = Fate.FORFEITED
-        if job.lease_until > _now():
+        if job.lease_until > self._now():
             fate = await self._nack(job.handle, delay, job.tally, error)
         if fate is Fate.RETURNED and not self._keeps_tally:
             self._routing.tallies.keep(job.key, job.tally)
@@ -181,7 +182,7 @@ class Settler:
     def forfeit(self, job: Job) -> None:
         """Let it go. The broker has it back already, or is told: it must not wait for nothing."""
         log.info("lease lost before delivery: left to the broker", extra=_id(job))
-        if job.lease_until > _now():  # a group mate of the one whose lease ended
+        if job.lease_until > self._now():  # a group mate of the one whose lease ended
             job.state = State.SETTLING
             self._spawn(self.give_back(job, 0.0), "return")
         else:
@@ -211,7 +212,7 @@ class Settler:
         """With backoff, and at once on a new connection, until their leases end."""
         delays = reconnect_delays(self._context.jitter)
         while jobs:
-            left = min(job.lease_until for job in jobs) - _now()
+            left = min(job.lease_until for job in jobs) - self._now()
             await self._renewed.wait(max(min(next(delays), left), 0.0))
             jobs = await self._ack_jobs(jobs)
 
@@ -227,7 +228,7 @@ class Settler:
         return unsettled
 
     def _still_ours(self, jobs: list[Job]) -> list[Job]:
-        now = _now()
+        now = self._now()
         ours: list[Job] = []
         for job in jobs:
             if job not in self.held:  # it was given back, or abandoned
@@ -261,7 +262,7 @@ class Settler:
     def _remember(self, job: Job) -> None:
         """The broker will hand it out again: be ready to acknowledge that then (BRK-3)."""
         log.warning("ACK came too late, the next delivery will be acknowledged", extra=_id(job))
-        self._routing.remember_delete(self.queue.uri, job, _now())
+        self._routing.remember_delete(self.queue.uri, job, self._now())
         self._end(job, Fate.FORFEITED)
 
     async def _ack_surplus(self) -> None:
@@ -321,7 +322,7 @@ class Settler:
         return await self._nack(delivery.handle, delay, delivery.tally)
 
     def _end_unread(self, delivery: Delivery, fate: Fate) -> None:
-        self._counts.record(Metric.FAILURE if fate is Fate.DEAD_LETTERED else None, _now())
+        self._counts.record(Metric.FAILURE if fate is Fate.DEAD_LETTERED else None, self._now())
         self._routing.end_aside(delivery, fate)
 
     # Helpers.
@@ -345,7 +346,7 @@ class Settler:
         return Fate.RETURNED
 
     def _arrivals(self, deliveries: Sequence[Delivery]) -> Arrivals:
-        return Arrivals(self.queue.uri, self, deliveries, _now())
+        return Arrivals(self.queue.uri, self, deliveries, self._now())
 
     def _lose_all(self) -> None:
         for job in self.held:
@@ -362,8 +363,9 @@ class Settler:
         if job not in self.held:
             return  # abandoned while it was being settled
         self.held.discard(job)
-        self._counts.record(job.metric, _now())
-        self._routing.end(job, fate)
+        now = self._now()
+        self._counts.record(job.metric, now)
+        self._routing.end(job, fate, now)
         job.batch.left -= 1
         if job.batch.was_fruitless:
             self.is_fruitless = True
@@ -380,10 +382,6 @@ class Settler:
     def _warn(self, code: Code, text: str) -> None:
         source = f"Consumer:{self.queue.name}"
         self._context.alerts.raise_warning(code, Severity.WARN, source, text)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _id(job: Job) -> dict[str, object]:

@@ -22,7 +22,7 @@ async def test_the_latest_visits_are_remembered_and_no_more() -> None:
     journal = Journal(capacity=3)
 
     for number in range(5):
-        journal.note(make_job(f"m{number}"), Fate.DELIVERED)
+        journal.note(make_job(f"m{number}"), Fate.DELIVERED, 0.0)
 
     assert len(journal) == 3
     assert [visit.message_id for visit in journal.latest_first()] == ["m4", "m3", "m2"]
@@ -34,7 +34,7 @@ async def test_long_texts_are_cut() -> None:
     journal, job = Journal(), make_job(target="http://t.test/" + "x" * 4000)
     job.error = "y" * 4000
 
-    journal.note(job, Fate.DEAD_LETTERED)
+    journal.note(job, Fate.DEAD_LETTERED, 0.0)
 
     (visit,) = journal.of_message("a")
     assert (len(visit.target), len(visit.error)) == (256, 256)

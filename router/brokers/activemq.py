@@ -1,6 +1,7 @@
 """ActiveMQ Classic, spoken to over STOMP 1.2."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -9,6 +10,7 @@ from router.brokers.activemq_address import read_place
 from router.brokers.activemq_consumer import ActiveMqBroker, ActiveMqPublisher
 from router.brokers.activemq_link import open_link
 from router.brokers.activemq_retry import open_outlet
+from router.brokers.comebacks import Comebacks
 from router.brokers.worker import Worker
 from router.core.config import QueueConfig
 from router.core.remembered import RememberedDeletes
@@ -25,6 +27,7 @@ class ActiveMqQueues:
         self._worker = worker
         self._lines = itertools.count(1)
         self._copied = RememberedDeletes()
+        self._comebacks: defaultdict[str, Comebacks] = defaultdict(Comebacks)  # by the queue's URI
         self._told: set[tuple[str, str]] = set()
 
     async def close(self) -> None:
@@ -43,6 +46,7 @@ class ActiveMqQueues:
                 place,
                 line=next(self._lines),
                 copied=self._copied,
+                comebacks=self._comebacks[queue.uri],
                 clock=self._worker.clock,
             )
             try:

@@ -20,6 +20,7 @@ from router.brokers.activemq_retry import (
 )
 from router.brokers.activemq_shelf import Arrival, Shelf
 from router.brokers.bell import Bell, wait_for_ring
+from router.brokers.comebacks import LONGEST_GATHERING, Comebacks
 from router.core.message import Delivery, Handle, Tally
 from router.core.remembered import RememberedDeletes
 from router.core.trace import carried_in
@@ -27,7 +28,8 @@ from router.ports import Depth, Publication, QueueRefused, StaleLease, Traits, U
 
 LONG_POLL: Final = 20.0
 FIRST_GATHERING: Final = 0.050  # all that waits in the queue begins to come
-LONGEST_GATHERING: Final = 0.010
+LONGEST_RUSH: Final = 0.010
+LOOK: Final = 0.05  # whether what is still missing will come at all
 QUIET: Final = 0.002  # nothing came for so long: what comes next is another batch
 
 
@@ -53,6 +55,7 @@ class ActiveMqBroker:
         *,
         line: int,
         copied: RememberedDeletes,
+        comebacks: Comebacks,
         clock: Callable[[], float],
     ) -> None:
         self._link = link
@@ -60,6 +63,7 @@ class ActiveMqBroker:
         self._place = place
         self._line = line
         self._copied = copied  # originals that still have to be removed
+        self._comebacks = comebacks  # copies that are on their way
         self._clock = clock  # of the machine: when a copy is due
         self._numbers = itertools.count(1)
         self._places = itertools.count(1)
@@ -79,6 +83,7 @@ class ActiveMqBroker:
             await self._subscribe()
             if self._shelf.count_due(_now()):
                 await self._gather(limit)
+                await self._gather_mates(limit)
                 self._link.check()
                 return [self._hand_over(arrival) for arrival in self._shelf.take(limit, _now())]
             patience = give_up - _now()
@@ -118,6 +123,7 @@ class ActiveMqBroker:
         )
         due = _now() + delay
         if delay > 0 and await self._outlet.keep(arrival.frame, history, delay):
+            self._comebacks.expect(history.broker_id, arrival.frame.body, now=_now(), delay=delay)
             await self._replace(arrival)
             return
         self._shelf.put_off(replace(arrival, history=history), due)
@@ -158,18 +164,32 @@ class ActiveMqBroker:
 
         The broker pushes messages one by one, also those that were published together.
         """
-        give_up = _now() + LONGEST_GATHERING
+        give_up = _now() + LONGEST_RUSH
         while self._shelf.count_due(_now()) < limit and _now() < give_up:
             rung = self._bell.listen()
             await wait_for_ring(rung, QUIET)
             if not rung.is_set():
                 return
 
+    async def _gather_mates(self, limit: int) -> None:
+        """Wait for what was put off with those that are back: the scheduler works in strokes."""
+        give_up = _now() + LONGEST_GATHERING
+        while self._lacks_mates(limit) and not self._interrupted and _now() < give_up:
+            self._link.check()
+            await wait_for_ring(self._bell.listen(), LOOK)
+
+    def _lacks_mates(self, limit: int) -> bool:
+        if not self._comebacks or self._shelf.count_due(_now()) >= limit:
+            return False
+        back = [each.frame.body for each in self._shelf.first(limit) if each.history.deliveries]
+        return self._comebacks.awaits_mates_of(back, _now())
+
     def _arrive(self, frame: Frame) -> None:
         arrival = Arrival(next(self._places), frame, history_of(frame))
         if self._is_copied(arrival):
             self._link.tell(_ack(arrival))
             return
+        self._comebacks.came(arrival.history.broker_id)
         wait = arrival.history.wait(self._clock())
         if not wait:
             self._shelf.put(arrival)

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
-import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from router.brokers.activemq_address import Place
 from router.brokers.activemq_frames import Frame
 from router.brokers.activemq_link import CALL_TIMEOUT, Link, NoAnswer, Refused, open_link
+from router.brokers.comebacks import group_of
 from router.core.message import Tally
 from router.core.outcome import MAX_DELAY
 from router.ports import Disconnected
@@ -73,10 +73,6 @@ class History(Struct, frozen=True):
         return left if 0 < left <= MAX_DELAY else 0.0
 
 
-class _Grouped(Struct):
-    group: str | None = field(default=None, name="messageGroupId")
-
-
 def history_of(frame: Frame) -> History:
     headers = frame.headers
     before = int(headers.get("redelivered") == "true")
@@ -91,13 +87,16 @@ def history_of(frame: Frame) -> History:
 
 
 def copy_of(original: Frame, history: History, place: Place, delay: float) -> Frame:
-    """Everything that the publisher said. Text stays text: a length would make it bytes."""
+    """Everything that the publisher said. Text stays text: a length would make it bytes.
+
+    The broker keeps a message's group to itself, so it is read where the publisher took it.
+    """
     kept = {name: value for name, value in original.headers.items() if _is_copied(name)}
     length = (
         {"content-length": str(len(original.body))} if "content-length" in original.headers else {}
     )
     headers = {
-        **group_header(_group_of(original.body)),
+        **group_header(group_of(original.body)),
         **kept,
         **PERSISTENT,
         **length,
@@ -191,14 +190,6 @@ def _in_our_words(error: Disconnected) -> str:
 
 def _is_copied(name: str) -> bool:
     return name not in _NOT_COPIED and not name.startswith(_NOT_COPIED_PREFIXES)
-
-
-def _group_of(body: bytes) -> str | None:
-    """The broker keeps a message's group to itself, so it is read where the publisher took it."""
-    try:
-        return msgspec.json.decode(body, type=_Grouped).group
-    except msgspec.MsgspecError:
-        return None
 
 
 def _count(headers: Mapping[str, str], name: str) -> int:

@@ -44,6 +44,10 @@ class Shelf:
         count = min(limit, self.count_due(now))
         return [heapq.heappop(self._due)[1] for _ in range(count)]
 
+    def first(self, limit: int) -> list[Arrival]:
+        """Those that the next take would give, at the time of the latest count."""
+        return [arrival for _, arrival in heapq.nsmallest(limit, self._due)]
+
     def count_due(self, now: float) -> int:
         while self._later and self._later[0][0] <= now:
             self.put(heapq.heappop(self._later)[2])

@@ -11,6 +11,7 @@ from router.brokers.activemq_consumer import ActiveMqBroker
 from router.brokers.activemq_frames import Frame, FrameReader, encode
 from router.brokers.activemq_link import Link, NoAnswer
 from router.brokers.activemq_retry import Outlet
+from router.brokers.comebacks import Comebacks
 from router.core.remembered import RememberedDeletes
 from router.ports import Broker, Disconnected, QueueRefused
 from tests.contract.cases import bodies
@@ -90,6 +91,7 @@ def consumer(link: Link) -> Broker:
         PLACE,
         line=1,
         copied=RememberedDeletes(),
+        comebacks=Comebacks(),
         clock=now,
     )
 

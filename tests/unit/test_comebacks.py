@@ -1,0 +1,77 @@
+"""What was given back together is waited for together."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.brokers.comebacks import LATE, SOON, Comebacks
+
+pytestmark = pytest.mark.rule("FIFO-1", "P3")
+
+KEYS = st.integers(1, 5)
+
+
+def body(group: str | None) -> bytes:
+    return json.dumps({"id": "a", "messageGroupId": group}).encode()
+
+
+def test_a_mate_that_is_due_soon_is_awaited() -> None:
+    comebacks = Comebacks()
+    comebacks.expect(1, body("g"), now=0.0, delay=30.0)
+    comebacks.expect(2, body("g"), now=0.4, delay=30.0)
+    comebacks.came(1)
+
+    assert comebacks.awaits_mates_of([body("g")], now=30.0)
+    comebacks.came(2)
+    assert not comebacks.awaits_mates_of([body("g")], now=30.4)
+
+
+def test_another_group_waits_for_nobody() -> None:
+    comebacks = Comebacks()
+    comebacks.expect(1, body("g"), now=0.0, delay=1.0)
+
+    assert not comebacks.awaits_mates_of([body("h"), body(None)], now=1.0)
+
+
+def test_those_without_a_group_are_one() -> None:
+    comebacks = Comebacks()
+    comebacks.expect(1, body(None), now=0.0, delay=1.0)
+
+    assert comebacks.awaits_mates_of([b"not json"], now=1.0)
+
+
+@pytest.mark.parametrize(
+    ("now", "awaited"),
+    [(30 - SOON - 0.1, False), (30 - SOON, True), (30 + LATE, True), (30 + LATE + 0.1, False)],
+)
+def test_what_comes_much_later_or_not_at_all_is_not_awaited(now: float, awaited: bool) -> None:
+    comebacks = Comebacks()
+    comebacks.expect(1, body("g"), now=0.0, delay=30.0)
+
+    assert comebacks.awaits_mates_of([body("g")], now) is awaited
+
+
+def test_what_was_given_back_again_is_awaited_at_its_new_time() -> None:
+    comebacks = Comebacks()
+    comebacks.expect(1, body("g"), now=0.0, delay=1.0)
+    comebacks.came(1)
+    comebacks.expect(1, body("g"), now=1.0, delay=30.0)
+
+    assert not comebacks.awaits_mates_of([body("g")], now=1.0)
+    assert comebacks.awaits_mates_of([body("g")], now=31.0)
+
+
+@pytest.mark.rule("P4")
+@given(st.lists(st.tuples(KEYS, st.floats(0, 9), st.booleans()), max_size=20))
+def test_nothing_is_remembered_for_ever(given_back: list[tuple[int, float, bool]]) -> None:
+    comebacks = Comebacks()
+    for key, delay, comes in given_back:
+        comebacks.expect(key, body("g"), now=0.0, delay=delay)
+        if comes:
+            comebacks.came(key)
+
+    comebacks.awaits_mates_of([], now=9 + LATE + 0.1)
+
+    assert not comebacks

@@ -7,6 +7,7 @@ from typing import Final, cast
 
 from msgspec import Struct
 
+from router.brokers.comebacks import LONGEST_GATHERING
 from router.brokers.nats_address import NatsAddress, read_address
 from router.brokers.nats_consumer import (
     NANOSECONDS,
@@ -31,9 +32,8 @@ from router.ports import (
 )
 
 LONG_POLL: Final = 20.0
-TOGETHER: Final = 0.25  # seconds between two that were given back one after the other
-GATHER_SECONDS: Final = 1.0  # at most
 GATHER_STEP: Final = 0.005
+GATHER_SHARE: Final = 1 / 3  # of the lease, at most: what is gathered is not extended yet
 CLOSING_SECONDS: Final = 3.0
 
 ACK: Final = b"+ACK"
@@ -115,8 +115,7 @@ class NatsBroker:
     async def receive(self, limit: int) -> Sequence[Delivery]:
         self._holdings.sweep(_now(), self._consumer.lease)
         batch = await self._fetch(limit, LONG_POLL)
-        if any(_is_retry(delivery) for delivery in batch):
-            await self._gather_retries(batch, limit)
+        await self._gather_mates(batch, limit)
         return batch
 
     def interrupt(self) -> None:
@@ -145,7 +144,7 @@ class NatsBroker:
             raise StaleLease("the lease was lost")
         wait = b' {"delay":%d}' % round(delay * NANOSECONDS) if delay > 0 else b""
         await self._tell(live, NAK + wait)
-        self._holdings.give_back(live[0], _now() + delay)
+        self._holdings.give_back(live[0], _now(), delay)
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         """By the consumer's own lease: the server knows no other."""
@@ -179,27 +178,28 @@ class NatsBroker:
         with our_errors():
             return [self._delivery(each) for each in await self._puller.fetch(limit, patience)]
 
-    async def _gather_retries(self, batch: list[Delivery], limit: int) -> None:
-        """Wait for what we gave back soon after: in one batch, a group stays in order (FIFO-1)."""
-        give_up = _now() + GATHER_SECONDS
-        while len(batch) < limit and self._comes_soon(give_up):
+    async def _gather_mates(self, batch: list[Delivery], limit: int) -> None:
+        """Wait for what we gave back with those that are back: each has a time of its own."""
+        give_up = _now() + min(LONGEST_GATHERING, self._consumer.lease * GATHER_SHARE)
+        while len(batch) < limit and self._lacks_mates(batch) and _now() < give_up:
             await asyncio.sleep(GATHER_STEP)
             try:
                 batch += await self._fetch(limit - len(batch), 0)
             except Disconnected:  # the next receive finds out; what is here is ours
                 return
 
-    def _comes_soon(self, give_up: float) -> bool:
-        if self._puller.is_interrupted:
+    def _lacks_mates(self, batch: Sequence[Delivery]) -> bool:
+        comebacks = self._holdings.comebacks
+        if not comebacks or self._puller.is_interrupted:
             return False
-        now = _now()
-        due = self._holdings.next_due(now - TOGETHER)
-        return due is not None and due < min(now + TOGETHER, give_up)
+        back = [delivery.body for delivery in batch if _is_retry(delivery)]
+        return comebacks.awaits_mates_of(back, _now())
 
     def _delivery(self, arrival: Arrival) -> Delivery:
         consumer, holdings = self._consumer, self._holdings
         receipt = _read_reply(arrival.reply)
-        lease = holdings.take(receipt.sequence, arrival.reply, arrival.at + consumer.lease)
+        until = arrival.at + consumer.lease
+        lease = holdings.take(receipt.sequence, arrival.reply, arrival.body, until)
         return Delivery(
             arrival.body,
             lease,

@@ -5,10 +5,11 @@ hand-over before last settle the last one, on whatever connection. It is here th
 found out.
 """
 
-import heapq
 from collections.abc import Sequence
 
 from msgspec import Struct
+
+from router.brokers.comebacks import Comebacks
 
 
 class Lease(Struct, eq=False):
@@ -16,6 +17,7 @@ class Lease(Struct, eq=False):
 
     sequence: int  # in the stream
     reply: str  # the subject that settles it
+    body: bytes
     until: float  # loop time; changed only by its holdings
 
 
@@ -28,18 +30,17 @@ class Holdings:
 
     def __init__(self, stream_created: str) -> None:
         self.stream_created = stream_created
+        self.comebacks = Comebacks()  # by sequence
         self._newest: dict[int, Lease] = {}
-        self._deferred: dict[int, float] = {}  # when what was given back comes again, loop time
-        self._dues: list[tuple[float, int]] = []  # the same as a heap, and some that came since
         self._next_sweep = 0.0
 
     def __len__(self) -> int:
         return len(self._newest)
 
-    def take(self, sequence: int, reply: str, until: float) -> Lease:
+    def take(self, sequence: int, reply: str, body: bytes, until: float) -> Lease:
         """A new hand-over: those before it are stale."""
-        lease = self._newest[sequence] = Lease(sequence, reply, until)
-        self._deferred.pop(sequence, None)
+        lease = self._newest[sequence] = Lease(sequence, reply, body, until)
+        self.comebacks.came(sequence)
         return lease
 
     def has(self, lease: Lease, now: float) -> bool:
@@ -53,24 +54,11 @@ class Holdings:
         if self._newest.get(lease.sequence) is lease:
             del self._newest[lease.sequence]
 
-    def give_back(self, lease: Lease, due: float) -> None:
+    def give_back(self, lease: Lease, now: float, delay: float) -> None:
         if self._newest.get(lease.sequence) is not lease:
             return  # it has come back already
         self.finish(lease)
-        self._deferred[lease.sequence] = due
-        heapq.heappush(self._dues, (due, lease.sequence))
-
-    def next_due(self, after: float) -> float | None:
-        """When the next one comes back of those that we gave back. What is overdue others have."""
-        while self._dues:
-            due, sequence = self._dues[0]
-            is_awaited = self._deferred.get(sequence) == due
-            if is_awaited and due >= after:
-                return due
-            heapq.heappop(self._dues)
-            if is_awaited:
-                del self._deferred[sequence]
-        return None
+        self.comebacks.expect(lease.sequence, lease.body, now=now, delay=delay)
 
     def leases(self) -> Sequence[Lease]:
         return tuple(self._newest.values())
@@ -82,4 +70,3 @@ class Holdings:
             self._newest = {
                 sequence: lease for sequence, lease in self._newest.items() if now < lease.until
             }
-            self.next_due(now - every)

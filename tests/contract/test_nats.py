@@ -318,8 +318,12 @@ async def test_what_was_given_back_one_after_the_other_comes_back_together(ends:
     names = [str(number) for number in range(10)]
     await ends.publisher.publish([publication(name, group="g") for name in names])
 
-    for delivery in await ends.broker.receive(50):
-        await ends.broker.nack(delivery.handle, 0.3, UNTRIED)
+    first, *mates = await ends.broker.receive(50)
+
+    await ends.broker.nack(first.handle, 0.6, UNTRIED)
+    await asyncio.sleep(0.4)
+    for delivery in mates:
+        await ends.broker.nack(delivery.handle, 0.6, UNTRIED)
 
     assert bodies(await ends.broker.receive(50)) == names
 

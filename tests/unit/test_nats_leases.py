@@ -1,7 +1,6 @@
 """Which hand-overs are ours: the newest of each message, until it ends."""
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -11,6 +10,7 @@ pytestmark = pytest.mark.rule("BRK-3", "WQ-3")
 
 SEQUENCES = st.integers(1, 5)
 LEASE = 30.0
+BODY = b"{}"
 
 
 class HoldingsMachine(RuleBasedStateMachine):
@@ -25,7 +25,7 @@ class HoldingsMachine(RuleBasedStateMachine):
 
     @rule(sequence=SEQUENCES)
     def hand_over(self, sequence: int) -> None:
-        lease = self.holdings.take(sequence, f"reply {len(self.every)}", self.now + LEASE)
+        lease = self.holdings.take(sequence, f"reply {len(self.every)}", BODY, self.now + LEASE)
         self.last[sequence] = lease
         self.every.append(lease)
         self.look()
@@ -41,7 +41,7 @@ class HoldingsMachine(RuleBasedStateMachine):
         if lease is not None and accepted:
             self.holdings.finish(lease)
         elif lease is not None:
-            self.holdings.give_back(lease, self.now + 10.0)
+            self.holdings.give_back(lease, self.now, delay=10.0)
         self.look()
 
     @rule(sequence=SEQUENCES)
@@ -71,8 +71,8 @@ TestHoldings = HoldingsMachine.TestCase
 
 def test_an_old_hand_over_settles_nothing_of_the_new_one() -> None:
     holdings = Holdings("one")
-    old = holdings.take(7, "old", 30.0)
-    new = holdings.take(7, "new", 60.0)
+    old = holdings.take(7, "old", BODY, 30.0)
+    new = holdings.take(7, "new", BODY, 60.0)
 
     holdings.finish(old)
 
@@ -84,7 +84,7 @@ def test_an_old_hand_over_settles_nothing_of_the_new_one() -> None:
 def test_what_was_let_go_without_a_word_is_forgotten() -> None:
     holdings = Holdings("one")
     for sequence in range(1000):
-        holdings.take(sequence, "reply", 30.0)
+        holdings.take(sequence, "reply", BODY, 30.0)
 
     holdings.sweep(29.0, every=30.0)
     before = len(holdings)
@@ -94,21 +94,11 @@ def test_what_was_let_go_without_a_word_is_forgotten() -> None:
 
 
 @pytest.mark.rule("FIFO-1")
-@given(
-    given_back=st.lists(st.tuples(SEQUENCES, st.integers(0, 9)), max_size=20),
-    taken=st.sets(SEQUENCES),
-    after=st.integers(0, 9),
-)
-def test_the_next_one_due_is_known(
-    given_back: list[tuple[int, int]], taken: set[int], after: int
-) -> None:
+def test_what_was_given_back_is_expected_until_it_is_handed_over_again() -> None:
     holdings = Holdings("one")
-    for sequence, due in given_back:
-        holdings.give_back(holdings.take(sequence, "reply", 30.0), float(due))
-    for sequence in taken:
-        holdings.take(sequence, "again", 30.0)
+    holdings.give_back(holdings.take(7, "reply", BODY, 30.0), now=0.0, delay=1.0)
+    before = holdings.comebacks.awaits_mates_of([BODY], now=1.0)
 
-    next_due = holdings.next_due(float(after))
+    holdings.take(7, "again", BODY, 30.0)
 
-    awaited = {sequence: due for sequence, due in given_back if sequence not in taken}
-    assert next_due == min((due for due in awaited.values() if due >= after), default=None)
+    assert (before, len(holdings.comebacks)) == (True, 0)

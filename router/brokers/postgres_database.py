@@ -24,6 +24,7 @@ CONNECT_TIMEOUT: Final = 5.0
 CALL_TIMEOUT: Final = 10.0
 LISTEN_TIMEOUT: Final = 2.0
 CLOSE_TIMEOUT: Final = 1.0
+KEPT_STATEMENTS: Final = 100  # of a connection: more than there are
 CHANNEL: Final = "message_router"
 
 # Anything else that the server says may pass: it starts, stops, is full, a replica, out of reach.
@@ -31,6 +32,12 @@ _REFUSED: Final = (
     asyncpg.InvalidAuthorizationSpecificationError,  # covers a wrong password
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
+)
+
+# A pooler that looked like the server itself has given the call to another session.
+_LOST_STATEMENT: Final = (
+    asyncpg.InvalidSQLStatementNameError,
+    asyncpg.DuplicatePreparedStatementError,
 )
 
 
@@ -49,9 +56,12 @@ class PostgresDatabase:
         self._bells: defaultdict[str, Bell] = defaultdict(Bell)
         self._ear = Ear(self._listen)
         self._is_closed = False
+        self._keeps_statements: bool | None = None  # prepared ones; None: not found out yet
 
     async def prepare(self) -> None:
         """Bring the schema up to date; refuse a database in which the queue would not be safe."""
+        if self._keeps_statements is None:
+            self._keeps_statements = await self._has_sessions()
         (row,) = await self.call(
             "SELECT current_setting('server_version_num')::int / 10000 AS server,"
             " current_setting('transaction_isolation') AS isolation,"
@@ -75,7 +85,11 @@ class PostgresDatabase:
             if self._is_closed:
                 raise Disconnected("the database is closed")
             async with _our_errors(CALL_TIMEOUT):
-                return await self._call(query, arguments)
+                try:
+                    return await self._call(query, arguments)
+                except _LOST_STATEMENT:  # before it did anything
+                    self._keeps_statements = False
+                    return await self._call(query, arguments)
 
     async def claim(self, query: str, *arguments: object) -> Sequence[Any]:
         """A call that may have to wait for other processes."""
@@ -130,9 +144,22 @@ class PostgresDatabase:
         return await asyncpg.connect(
             self._dsn,
             timeout=CONNECT_TIMEOUT,
-            statement_cache_size=0,  # a pooler may give each call to another session
+            statement_cache_size=KEPT_STATEMENTS if self._keeps_statements else 0,
             server_settings={"application_name": "message-router"},
         )
+
+    async def _has_sessions(self) -> bool:
+        """Whether a connection is one session of the server: its process is the one we were told.
+
+        A pooler may give each call to another session, and makes a number up.
+        """
+        async with _our_errors(CALL_TIMEOUT):
+            connection = await self._connect()
+            try:
+                process = await connection.fetchval("SELECT pg_backend_pid()")
+                return bool(process == connection.get_server_pid())
+            finally:
+                await _close(connection)
 
     async def _listen(self) -> asyncpg.Connection:
         async with _our_errors(LISTEN_TIMEOUT):

@@ -158,6 +158,20 @@ async def test_a_server_that_says_nothing_is_a_lost_connection(
     assert not await ends.broker.ack([delivery.handle])
 
 
+async def test_a_session_that_lost_its_statements_costs_nothing(server: PostgresServer) -> None:
+    database = postgres_database.PostgresDatabase(server.url)
+    await database.prepare()
+    kept = "SELECT count(*) FROM pg_prepared_statements"
+    prepared = [(await database.call(kept))[0][0] for _ in range(2)][1]
+
+    await database.call("DEALLOCATE ALL")
+    after = [(await database.call(kept))[0][0] for _ in range(2)]
+    await database.close()
+
+    assert prepared > 0
+    assert after == [0, 0]  # as behind a pooler: no session can be relied on
+
+
 async def test_an_interrupt_ends_a_receive_while_the_server_says_nothing(
     ends: Ends, server: PostgresServer
 ) -> None:

@@ -67,6 +67,8 @@ class Case(Struct, frozen=True, kw_only=True):
     keeps_tally: bool = True  # False: what has been tried is forgotten
     drops_duplicates: bool = True  # False: what is published twice is there twice
     any_body: bool = True  # False: text only, and never none
+    prompt: bool = True  # False: a poll under way looks for what became due only now and then
+    ample: bool = True  # False: too slow for many messages, each call looks at all of them
 
     def queue(self, directory: Path, lease: float = 30.0) -> QueueConfig:
         uri = self.uri.format(directory=directory)
@@ -119,6 +121,18 @@ CASES = [
         keeps_tally=False,
         drops_duplicates=False,
         any_body=False,
+    ),
+    Case(
+        name="sqs-by-moto",
+        uri="{queue}",
+        server="moto",
+        settings=SQS_IN_A_HURRY,
+        short=1.0,
+        keeps_tally=False,
+        drops_duplicates=False,
+        any_body=False,
+        prompt=False,
+        ample=False,
     ),
     Case(name="postgres", uri="made for each test", server="postgres"),
     Case(name="postgres-behind-a-pooler", uri="made for each test", server="pooled_postgres"),

@@ -1,7 +1,7 @@
 """Stand-ins for SQS. No real one runs on a laptop, so there are two opinions.
 
 ministack knows FIFO queues and keeps its queues over a restart. moto does neither well, but it
-answers differently where SQS allows both.
+answers differently where SQS allows both: it runs the contract for standard queues.
 """
 
 import itertools

@@ -10,7 +10,6 @@ from router.core.job import NEVER, Death, Job, State, Try
 from router.core.lanes import Lane
 from router.core.outcome import (
     DEFAULT_DELAY,
-    FAST_FAIL_DELAY,
     NO_OUTCOME,
     Error,
     Outcome,
@@ -23,6 +22,7 @@ from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.bell import Bell
 from router.engine.permits import Permits
+from router.engine.returning import give_back_all
 
 log = logging.getLogger(__name__)
 
@@ -198,9 +198,7 @@ class Courier:
         """NACK a failed message, then what its batch brought behind it in its group (FIFO-1)."""
         mates = lane.take_run(head.run) if head.blocks_on_error else []
         await head.home.give_back(head, delay, error)
-        for mate in mates:
-            held_back = min(FAST_FAIL_DELAY, delay) if mate.home.holds_groups else delay
-            await mate.home.give_back(mate, held_back)
+        await give_back_all(mates, delay)
 
     def _is_lost(self, job: Job) -> bool:
         """Its lease has run out: it may be someone else's by now (BRK-5)."""

@@ -23,6 +23,7 @@ from router.engine.courier import Courier, Deliverer
 from router.engine.crew import Crew
 from router.engine.permits import Permits
 from router.engine.rate_gate import RateGate
+from router.engine.returning import give_back_all
 
 CAPACITY_PER_WORKER: Final = 20
 LEAST_CAPACITY: Final = 50
@@ -279,8 +280,7 @@ class ProcessPool:
 
     async def _give_back(self, lane: Lane) -> None:
         lane.is_returning = True
-        for job in lane.take_all():
-            await job.home.give_back(job, 0.0)
+        await give_back_all(lane.take_all(), 0.0)
         if lane.current is None:
             self._close(lane)
 

@@ -76,6 +76,17 @@ async def test_the_rest_goes_back_one_by_one_once_the_nack_of_the_head_went_thro
         assert rig.sender.sent == [(0, "a"), (51, "a"), (56, "b"), (61, "c")]
 
 
+@pytest.mark.rule("P3", "BRK-3")
+async def test_where_the_broker_holds_the_group_back_the_rest_goes_back_together() -> None:
+    async with running(pool(), sender=failing(DEFERRED)) as rig:
+        rig.witness.nack_takes = 5
+        await rig.publish(*grouped("a", "b", "c"))
+        await asyncio.sleep(100)
+
+        assert rig.witness.nacks == [(1, "a", 45), (6, "b", 10), (6, "c", 10)]
+        assert [each for _, each in rig.sender.sent] == ["a", "a", "b", "c"]
+
+
 @pytest.mark.rule("MED-4")
 @pytest.mark.parametrize(("queue", "mates"), [(QUEUE, 10), (FREE_QUEUE, 30)])
 async def test_an_open_circuit_holds_the_group_back_too(queue: QueueConfig, mates: float) -> None:

@@ -1,12 +1,14 @@
 """What the engine itself costs: everything but HTTP and broker calls."""
 
 import asyncio
-import statistics
 import time
 
 import uvloop
 
 from bench.engine_rig import MadeUpQueue, OneQueue, Yes, engine
+from bench.measure import spread
+from bench.progress import say
+from bench.report import Table
 
 GROUPS = (1, 100, 1_000, 10_000, 100_000)
 POOLS = (1, 100, 1_000, 10_000)
@@ -24,14 +26,15 @@ async def cost(total: int, groups: int, pools: int) -> float:
     return spent / total * 1e6
 
 
-def report(messages: int, rounds: int) -> None:
+def measure(messages: int, rounds: int) -> Table:
     cases = [(groups, 1) for groups in GROUPS] + [(1_000, pools) for pools in POOLS[1:]]
-    figures: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
-    for _ in range(rounds):
+    found: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
+    for number in range(rounds):
+        say(f"engine, round {number + 1} of {rounds}")
         for case in cases:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                figures[case].append(runner.run(cost(messages, *case)))
-    print(f"{'groups':>8} {'pools':>6}  CPU µs per message (median, min-max of {rounds})")
-    for (groups, pools), costs in figures.items():
-        low, high = min(costs), max(costs)
-        print(f"{groups:>8} {pools:>6}  {statistics.median(costs):6.1f}  ({low:.1f}-{high:.1f})")
+                found[case].append(runner.run(cost(messages, *case)))
+    table = Table("engine", "The engine alone: no HTTP, no broker", ("groups", "pools"))
+    for (groups, pools), costs in found.items():
+        table.add((f"{groups:,}", f"{pools:,}"), {"CPU µs": spread(costs)})
+    return table

@@ -23,6 +23,7 @@ from tests.support.servers import activemq, nats, postgres, rabbitmq, sqs
 QUEUE: Final = "orders"
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 LOOK_SECONDS: Final = 1.0
+SQS_MOST: Final = 4_000  # each receive of the stand-in looks through all that waits
 _SHORT_POLLS: Final = {"MESSAGE_ROUTER_SQS_WAIT_TIME_SECONDS": "1"}  # a stop waits for the last
 SETTINGS: Final = BrokerSettings(sqs=SqsSettings(wait=1.0))
 
@@ -38,6 +39,7 @@ class Place:
     new_uri: Callable[[], str]  # of a queue that nobody has used
     env: Mapping[str, str] = field(default_factory=lambda: NOTHING)  # what its clients need
     lives_in_router: bool = False  # published to through the router's API only
+    most: int | None = None  # messages that it can hold without becoming slow
 
     def new_queue(self) -> QueueConfig:
         return QueueConfig(name=QUEUE, uri=self.new_uri(), visibility_timeout=60.0)
@@ -72,7 +74,7 @@ def _sqs(folder: Path) -> Iterator[Place]:
     os.environ.update(sqs.ENV)  # this process publishes
     with sqs.running(sqs.ministack(folder)) as server:
         env = {**sqs.ENV, **_SHORT_POLLS, "SQS_ENDPOINT_OVERRIDE": server.url}
-        yield Place(lambda: server.new_queue(fifo=True, visibility=60), env)
+        yield Place(lambda: server.new_queue(fifo=True, visibility=60), env, most=SQS_MOST)
 
 
 @contextmanager

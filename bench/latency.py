@@ -4,10 +4,11 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, cast
 
 import aiohttp
@@ -25,6 +26,7 @@ from router.ports import Publication
 
 PAUSES: Final = (0.1, 0.3)  # seconds between two messages: the router is idle again
 PATIENCE: Final = 30.0
+NO_BOUND: Final[Mapping[str, float]] = MappingProxyType({})
 WARM_UP: Final = 5  # messages that are not counted: connections are opened
 _ACCEPTED: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -72,6 +74,7 @@ def measure(samples: int) -> Table:
         ("queue",),
         note=f"{samples} messages each, one after the other, with pauses.",
     )
+    _add(table, "limit: a POST straight to the target", _run(_straight(samples)))
     for name, case in CASES.items():
         say(f"latency: {name}")
         try:
@@ -86,17 +89,41 @@ def _measure_case(table: Table, name: str, case: Case, place: Place, samples: in
     queue = place.new_queue()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         job = Job(folder=Path(folder), queue=queue, env=place.env)
-        with (
-            running(ROUTER, job) as router,
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        ):
-            waits = runner.run(_sample(case, queue, router, samples))
-    figures = {f"ms p{share:g}": percentile(waits, share / 100) for share in (50, 90, 99)}
-    figures |= {"ms worst": max(waits), "p99 wanted": case.bound_ms}
+        with running(ROUTER, job) as router:
+            waits = _run(_through(case, queue, router, samples))
+    _add(table, name, waits, {"p99 wanted": case.bound_ms})
+
+
+def _add(
+    table: Table, name: str, waits: Sequence[float], bounds: Mapping[str, float] = NO_BOUND
+) -> None:
+    shares = {f"ms p{share}": percentile(waits, share / 100) for share in (50, 90, 99)}
+    figures = {**shares, "ms worst": max(waits), **bounds}
     table.add((name,), {key: Spread(value, value, value) for key, value in figures.items()})
 
 
-async def _sample(case: Case, queue: QueueConfig, router: Running, samples: int) -> list[float]:
+def _run(sampling: Coroutine[None, None, list[float]]) -> list[float]:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(sampling)
+
+
+async def _straight(samples: int) -> list[float]:
+    """What the machine itself takes: no queue, no router."""
+    async with aiohttp.ClientSession() as session:
+
+        async def post(item: Publication) -> None:
+            async with session.post(item.message.target, data=item.body) as answer:
+                answer.raise_for_status()
+
+        return await _sample(post, samples)
+
+
+async def _through(case: Case, queue: QueueConfig, router: Running, samples: int) -> list[float]:
+    async with _line(case, queue, router) as publish:
+        return await _sample(publish, samples)
+
+
+async def _sample(publish: Publish, samples: int) -> list[float]:
     """Milliseconds."""
     arrivals: asyncio.Queue[float] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -104,10 +131,10 @@ async def _sample(case: Case, queue: QueueConfig, router: Running, samples: int)
     port = server.sockets[0].getsockname()[1]
     load = Load(messages=samples + WARM_UP, groups=10, targets=[f"http://127.0.0.1:{port}/hook"])
     waits = []
-    async with _line(case, queue, router) as publish, server:
-        for number in range(load.messages):
-            await asyncio.sleep(random.uniform(*PAUSES))  # noqa: S311  no secret
-            waits.append(await _one(publish, load.publications(number, number + 1)[0], arrivals))
+    for number in range(load.messages):
+        await asyncio.sleep(random.uniform(*PAUSES))  # noqa: S311  no secret
+        waits.append(await _one(publish, load.publications(number, number + 1)[0], arrivals))
+    server.close()
     return waits[WARM_UP:]
 
 

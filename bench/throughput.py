@@ -19,6 +19,9 @@ RATE: Final = 200.0  # per second, where latency is measured at a fixed rate
 STEADY_MESSAGES: Final = 600
 BURST_MESSAGES: Final = 500
 LATENCY_GROUPS: Final = 100
+CPU: Final = "CPU µs"
+TIMES: Final = "CPU, times the router's"
+WRK: Final = "limit: wrk, HTTP alone"
 
 Figures = Mapping[str, float]
 
@@ -53,29 +56,35 @@ def _measure_broker(table: Table, wanted: Wanted, broker: str, place: Place) -> 
     found: defaultdict[str, list[Figures]] = defaultdict(list)
     contenders = [each for each in (ROUTER, *wanted.contenders) if _runs_on(each, broker)]
     for number in range(wanted.rounds):
-        if limit := _limit():
-            found["limit: wrk, HTTP alone"].append(limit)
-        for contender in contenders:
-            say(f"{broker}, round {number + 1} of {wanted.rounds}: {contender.name}")
-            found[contender.name].append(_round(wanted, contender, place))
+        say(f"{broker}, round {number + 1} of {wanted.rounds}: {len(contenders)} contenders")
+        figures = _limit() | {each.name: _trial(wanted, each, place) for each in contenders}
+        for name, seen in _compared(figures).items():
+            found[name].append(seen)
     for name, rounds in found.items():
         table.add(
             (broker, name), {key: spread([each[key] for each in rounds]) for key in rounds[0]}
         )
 
 
+def _compared(figures: Mapping[str, Figures]) -> Mapping[str, Figures]:
+    """With the CPU of each as a multiple of the router's, in the same round."""
+    ours = figures[ROUTER.name][CPU]
+    return {name: {**seen, TIMES: seen[CPU] / ours} for name, seen in figures.items()}
+
+
 def _runs_on(contender: Contender, broker: str) -> bool:
     return contender.brokers is None or broker in contender.brokers
 
 
-def _limit() -> Figures | None:
+def _limit() -> dict[str, Figures]:
     with new_sink() as target:
         limit = references.wrk(target)
-    return None if limit is None else {"messages/s": limit.rate, "CPU µs": limit.cpu_us}
+    return {} if limit is None else {WRK: {"messages/s": limit.rate, CPU: limit.cpu_us}}
 
 
-def _round(wanted: Wanted, contender: Contender, place: Place) -> Figures:
-    messages = min(wanted.messages, contender.messages or wanted.messages)
+def _trial(wanted: Wanted, contender: Contender, place: Place) -> Figures:
+    limits = (wanted.messages, contender.messages, place.most)
+    messages = min(limit for limit in limits if limit is not None)
     with new_sink() as target:
         load = Load(
             messages=messages,
@@ -90,7 +99,7 @@ def _round(wanted: Wanted, contender: Contender, place: Place) -> Figures:
             peak = run.contender.process.peak_mib
     return {
         "messages/s": pace.rate,
-        "CPU µs": pace.cpu_us,
+        CPU: pace.cpu_us,
         f"ms p50 at {RATE:.0f}/s": percentile(steady, 0.5),
         f"ms p99 at {RATE:.0f}/s": percentile(steady, 0.99),
         "ms p50 full speed": percentile(burst, 0.5),

@@ -1,5 +1,6 @@
 """The figures as images for docs/benchmarks.md. The only user of matplotlib."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -8,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.measure import Spread
-from bench.report import Row, Table
+from bench.report import Row, Table, number
 
 COLOURS: Final = ("#1f6feb", "#8b949e", "#bf8700", "#cf222e", "#8250df", "#1a7f37")
 BAR_INCHES: Final = 0.32
@@ -82,27 +83,31 @@ Painter = tuple[float, Callable[[Axes], None]]  # inches high, and what is paint
 def _bars(rows: Sequence[Row], columns: Sequence[str], title: str, *, log: bool = False) -> Painter:
     def paint(axes: Axes) -> None:
         height = 0.8 / len(columns)
-        for number, column in enumerate(columns):
+        for place_in_row, column in enumerate(columns):
             seen = [(place, row.figures[column]) for place, row in _with(rows, column)]
-            places = [place + number * height for place, _ in seen]
+            places = [place + place_in_row * height for place, _ in seen]
             figures = [figure for _, figure in seen]
-            axes.barh(
+            bars = axes.barh(
                 places,
                 [each.median for each in figures],
                 height,
                 xerr=_errors(figures),
-                color=COLOURS[number],
+                color=COLOURS[place_in_row],
                 label=column,
                 error_kw={"linewidth": 0.8},
             )
+            axes.bar_label(bars, fmt=number, fontsize=7, padding=3)
         middle = height * (len(columns) - 1) / 2
         names = [", ".join(row.labels) for row in rows]
         axes.set_yticks([place + middle for place in range(len(rows))], names, fontsize=8)
         axes.invert_yaxis()
         axes.set_title(title, fontsize=10)
         axes.grid(axis="x", alpha=0.3)
+        axes.margins(x=0.12)
         if log:
             axes.set_xscale("log")
+            axes.set_xlim(left=_decade_below(rows, columns))
+        axes.xaxis.set_major_formatter("{x:,.4g}")
         if len(columns) > 1:
             axes.legend(fontsize=8)
 
@@ -133,6 +138,13 @@ def _save(folder: Path, name: str, painters: Sequence[Painter], per_row: int = 1
     path = folder / f"bench-{name}.png"
     figure.savefig(path)
     return path.name
+
+
+def _decade_below(rows: Iterable[Row], columns: Iterable[str]) -> float:
+    """Where bars begin that have no zero to begin at."""
+    seen = [row.figures[name].low for name in columns for row in rows if name in row.figures]
+    smallest: float = 10.0 ** math.floor(math.log10(min(seen)))
+    return smallest
 
 
 def _with(rows: Iterable[Row], column: str) -> list[tuple[int, Row]]:

@@ -117,10 +117,10 @@ def _processor() -> str:
 def _shown(figure: Spread | None) -> str:
     if figure is None:
         return ""
-    middle, low, high = (_number(each) for each in (figure.median, figure.low, figure.high))
+    middle, low, high = (number(each) for each in (figure.median, figure.low, figure.high))
     return middle if low == high else f"{middle} ({low}-{high})"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three digits that mean something."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""The benchmark: `./dev bench` runs all of it but the soak, `./dev bench engine` parts of it."""
+"""The benchmark. `./dev bench` takes some minutes; adapters, curves and soak run when named."""
 
 import argparse
 import logging
@@ -62,7 +62,8 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Table]]] = {
     "curves": lambda given: curves.measure(given.curve_rounds, given.backlog),
     "soak": lambda given: soak.measure(given.minutes),
 }
-BY_DEFAULT: Final = tuple(name for name in PARTS if name != "soak")  # which takes its time
+LONG: Final = frozenset({"adapters", "curves", "soak"})
+BY_DEFAULT: Final = tuple(name for name in PARTS if name not in LONG)
 
 
 def main() -> None:

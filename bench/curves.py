@@ -16,6 +16,8 @@ from bench.trial import trial
 
 BROKER: Final = "SQLite"  # holds a million without a server
 MEASURED: Final = 10_000  # messages, of however many wait
+CPU: Final = "CPU µs"
+TIMES: Final = "CPU, times the plain one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,17 @@ def measure(rounds: int, largest_backlog: int) -> Table:
         "curves",
         f"CPU per message when there are many of everything ({BROKER} queue, one thing varied)",
         ("of", "number"),
-        note=f"Else {PLAIN.groups:,} groups, {PLAIN.pools} pool, {PLAIN.concurrency} at once.",
+        note=f"Plain: {PLAIN.backlog:,} small messages waiting in {PLAIN.groups:,} groups for"
+        f" {PLAIN.targets} target, {PLAIN.pools} pool with {PLAIN.concurrency} at once.",
     )
     found: defaultdict[tuple[str, int], list[dict[str, float]]] = defaultdict(list)
     for number in range(rounds):
+        say(f"curves, round {number + 1} of {rounds}: plain")
+        plain = _cost(PLAIN)[CPU]
         for what, size, point in _points(largest_backlog):
             say(f"curves, round {number + 1} of {rounds}: {size:,} {what}")
-            found[what, size].append(_cost(point))
+            seen = _cost(point)
+            found[what, size].append({**seen, TIMES: seen[CPU] / plain})
     for (what, size), figures in found.items():
         columns = {key: spread([each[key] for each in figures]) for key in figures[0]}
         table.add((what, f"{size:,}"), columns)
@@ -83,4 +89,4 @@ def _cost(point: Point) -> dict[str, float]:
         ) as run:
             pace = run.watch(load, min(point.backlog, MEASURED))
             peak = run.contender.process.peak_mib
-    return {"CPU µs": pace.cpu_us, "messages/s": pace.rate, "peak MiB": peak}
+    return {CPU: pace.cpu_us, "messages/s": pace.rate, "peak MiB": peak}

@@ -55,18 +55,26 @@ class Watched:
 
 def _family(pid: int) -> Iterator[int]:
     yield pid
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        for child in _read(pid, f"task/{task.name}/children").split():
             yield from _family(int(child))
 
 
 def _cpu_ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = _read(pid, "stat").rpartition(")")[2].split()
     return sum(map(int, fields[_TIMES]))
 
 
 def _status(pid: int, name: str) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    for line in _read(pid, "status").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) / KIB_PER_MIB
-    raise RuntimeError(f"the kernel tells no {name}")
+    return 0.0  # it has ended and holds nothing
+
+
+def _read(pid: int, what: str) -> str:
+    """Nothing of a child that has just ended: its times are its parent's now."""
+    try:
+        return Path(f"/proc/{pid}/{what}").read_text()
+    except OSError:
+        return ""

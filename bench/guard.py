@@ -159,6 +159,12 @@ def regressions(kept: Mapping[str, Effort], seen: Mapping[str, Effort]) -> list[
     ]
 
 
+def shown(name: str, seen: Effort, kept: Effort | None) -> str:
+    """One run in a line, beside what is kept of it."""
+    change = f"  ({seen.instructions / kept.instructions - 1:+.1%} instructions)" if kept else ""
+    return f"{seen.instructions:8.0f} instructions {seen.calls:5.0f} calls  {name}{change}"
+
+
 def _compared(kept: Effort, seen: Effort) -> Sequence[tuple[str, float, float]]:
     return (
         ("instructions", kept.instructions, seen.instructions),
@@ -188,10 +194,10 @@ def main() -> None:
     given = options.parse_args()
     if sys.flags.hash_randomization:
         options.error("needs PYTHONHASHSEED=0, as ./dev guard sets it")
+    numbers = read(KEPT.read_text())
     seen = {name: measure(run) for name, run in RUNS.items()}
     for name, effort in seen.items():
-        print(f"{effort.instructions:8.0f} instructions {effort.calls:5.0f} calls  {name}")
-    numbers = read(KEPT.read_text())
+        print(shown(name, effort, numbers.get(VERSION, {}).get(name)))
     if given.write:
         KEPT.write_text(written({**numbers, VERSION: seen}))
     elif VERSION not in numbers:

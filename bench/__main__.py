@@ -1,4 +1,4 @@
-"""The benchmark. `./dev bench` takes some minutes; adapters, curves and soak run when named."""
+"""The benchmark. `./dev bench` takes some minutes; the parts that take longer run when named."""
 
 import argparse
 import logging
@@ -12,10 +12,12 @@ from bench import (
     curves,
     engine,
     fairness,
+    instrumentation,
     latency,
     process,
     references,
     report,
+    scrape,
     sender,
     soak,
     throughput,
@@ -53,6 +55,8 @@ def _throughput(given: argparse.Namespace) -> Table:
 
 PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Table]]] = {
     "engine": lambda given: engine.measure(given.messages, given.rounds),
+    "instrumentation": lambda given: instrumentation.measure(given.messages, given.rounds),
+    "scrape": lambda _: scrape.measure(),
     "sender": lambda given: sender.measure(given.messages, given.rounds),
     "adapters": lambda given: adapters.measure(given.brokers, ADAPTER_MESSAGES, given.rounds),
     "process": lambda given: process.measure(given.rounds),
@@ -62,7 +66,7 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Table]]] = {
     "curves": lambda given: curves.measure(given.curve_rounds, given.backlog),
     "soak": lambda given: soak.measure(given.minutes),
 }
-LONG: Final = frozenset({"adapters", "curves", "soak"})
+LONG: Final = frozenset({"adapters", "curves", "instrumentation", "scrape", "soak"})
 BY_DEFAULT: Final = tuple(name for name in PARTS if name not in LONG)
 
 

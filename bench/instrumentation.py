@@ -6,7 +6,6 @@ What a message carries along for its story and its trace cannot be taken out: it
 """
 
 import asyncio
-import statistics
 import time
 import timeit
 from collections import Counter
@@ -16,7 +15,10 @@ from types import ModuleType
 
 import uvloop
 
-from bench.engine import MadeUpQueue, NoLetters, OneQueue, Yes
+from bench.engine_rig import MadeUpQueue, NoLetters, OneQueue, Yes
+from bench.measure import spread
+from bench.progress import say
+from bench.report import Table
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.job import Fate, Job, Try
 from router.core.ledger import Ledger
@@ -123,21 +125,29 @@ async def cost(messages: int, *, instruments: bool) -> float:
     return spent / messages * 1e6
 
 
-def report(messages: int, rounds: int) -> None:
+def measure(messages: int, rounds: int) -> Table:
+    say("instrumentation")
     pairs = [_pair(messages) for _ in range(PAIRS * rounds + 1)][1:]  # the first one warms up
-    whole, bare = (statistics.median(each) for each in zip(*pairs, strict=True))
     rows = {
-        "counting and remembering": statistics.median(one - other for one, other in pairs),
-        "its tries": _each(lambda: (*(), Try(1.5, 2.5 - 1.5, 200, None))),
-        "its span": _each(lambda: post_span("0HZXEQ5Y00000001", 1.5, None, UNRECORDED).traceparent),
+        "the engine with instruments": [whole for whole, _ in pairs],
+        "the engine without": [bare for _, bare in pairs],
+        "counting and remembering": [whole - bare for whole, bare in pairs],
+        "its tries": [_each(lambda: (*(), Try(1.5, 2.5 - 1.5, 200, None)))],
+        "its span": [_each(_new_span)],
     }
-    together = sum(rows.values())
-    print(f"CPU µs per message, medians of {len(pairs)} pairs of {messages} messages")
-    print(f"with instruments {whole:.1f}, without {bare:.1f}: {whole / bare:.2f} times as much")
-    for name, microseconds in rows.items():
-        print(f"{name:<26} {microseconds:5.1f}")
-    verdict = "within" if together <= BOUND else "ABOVE"
-    print(f"{'together':<26} {together:5.1f}  {verdict} the bound of {BOUND:g}")
+    table = Table(
+        "instrumentation",
+        "Counting, timing and remembering, metrics on, traces off",
+        ("what",),
+        note=f"Wanted: the last three together at most {BOUND:g} µs.",
+    )
+    for name, costs in rows.items():
+        table.add((name,), {"CPU µs": spread(costs)})
+    return table
+
+
+def _new_span() -> str:
+    return post_span("0HZXEQ5Y00000001", 1.5, None, UNRECORDED).traceparent
 
 
 def _pair(messages: int) -> tuple[float, float]:

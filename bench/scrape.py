@@ -17,7 +17,10 @@ from pathlib import Path
 
 import uvloop
 
-from bench.sink import sink
+from bench.measure import Spread, spread
+from bench.progress import say
+from bench.report import Table
+from bench.sink import new_sink
 from router.main import open_router, serve
 from router.settings import Settings
 
@@ -54,8 +57,11 @@ class Ticker:
         self.passed = 0.0
         self.spent = 0.0
 
-    def __str__(self) -> str:
-        return f"{self.passed * 1000:5.1f} ms, {self.spent * 1000:5.1f} ms"
+    def figures(self) -> dict[str, Spread]:
+        return {
+            "ms longest without a tick": spread([self.passed * 1000]),
+            "ms own part": spread([self.spent * 1000]),
+        }
 
     def reset(self) -> None:
         self.passed = self.spent = 0.0
@@ -70,20 +76,20 @@ class Ticker:
             passed, spent = now, used
 
 
-def report() -> None:
-    print(
-        f"{'pools':>6}  {'call':<8} {'KiB':>6} {'answered':>9}   longest without a tick, own part"
-    )
+def measure() -> Table:
+    table = Table("scrape", "Scrapes and health checks under load", ("pools", "call"))
     for pools in POOLS:
+        say(f"scrape: {pools:,} pools")
         with (
             tempfile.TemporaryDirectory() as folder,
-            sink(Path(folder)) as target,
+            new_sink() as sink,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            runner.run(_watch(pools, Path(folder), target))
+            runner.run(_watch(table, pools, Path(folder), sink.url))
+    return table
 
 
-async def _watch(pools: int, folder: Path, target: str) -> None:
+async def _watch(table: Table, pools: int, folder: Path, target: str) -> None:
     ticker = Ticker()
     async with _running(pools, folder) as url:
         feed = await _start(FEED, f"{url}/messages?queue=load", target, str(pools))
@@ -91,13 +97,14 @@ async def _watch(pools: int, folder: Path, target: str) -> None:
         await asyncio.sleep(WARM_UP)
         ticker.reset()
         await asyncio.sleep(WARM_UP)
-        print(f"{pools:>6}  {'none':<8} {'':>6} {'':>9}   {ticker}")
+        table.add((f"{pools:,}", "none"), ticker.figures())
         for path in PATHS:
             await asyncio.sleep(PAUSE)
             ticker.reset()
             call = await _start(CALL, url + path)
             size, took = (await call.communicate())[0].split()
-            print(f"{pools:>6}  {path:<8} {int(size) / 1024:6.0f} {float(took):6.0f} ms   {ticker}")
+            answer = {"KiB": spread([int(size) / 1024]), "ms answered": spread([float(took)])}
+            table.add((f"{pools:,}", path), answer | ticker.figures())
         feed.kill()
         await feed.wait()
         ticking.cancel()

@@ -1,0 +1,145 @@
+"""The brokers of the benchmark: a server each, started on use, and new queues in it."""
+
+import asyncio
+import itertools
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import pytest
+
+from router.brokers import BrokerDoor
+from router.brokers.sqs_settings import SqsSettings
+from router.brokers.worker import BrokerSettings
+from router.core.config import QueueConfig
+from router.ports import Publisher
+from tests.support.servers import activemq, nats, postgres, rabbitmq, sqs
+
+QUEUE: Final = "orders"
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+LOOK_SECONDS: Final = 1.0
+SQS_MOST: Final = 4_000  # each receive of the stand-in looks through all that waits
+_SHORT_POLLS: Final = {"MESSAGE_ROUTER_SQS_WAIT_TIME_SECONDS": "1"}  # a stop waits for the last
+SETTINGS: Final = BrokerSettings(sqs=SqsSettings(wait=1.0))
+
+
+class Unavailable(Exception):
+    """The broker is not installed: the benchmark leaves it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A broker that runs."""
+
+    new_uri: Callable[[], str]  # of a queue that nobody has used
+    env: Mapping[str, str] = field(default_factory=lambda: NOTHING)  # what its clients need
+    lives_in_router: bool = False  # published to through the router's API only
+    most: int | None = None  # messages that it can hold without becoming slow
+
+    def new_queue(self) -> QueueConfig:
+        return QueueConfig(name=QUEUE, uri=self.new_uri(), visibility_timeout=60.0)
+
+
+@contextmanager
+def _memory(_: Path) -> Iterator[Place]:
+    yield Place(lambda: "memory://orders", lives_in_router=True)
+
+
+@contextmanager
+def _sqlite(folder: Path) -> Iterator[Place]:
+    numbers = itertools.count(1)
+    yield Place(lambda: f"sqlite:///{folder}/queue-{next(numbers)}.db?queue=orders")
+
+
+@contextmanager
+def _nats(folder: Path) -> Iterator[Place]:
+    with nats.running(nats.NatsServer(nats.current(), folder)) as server:
+        streams = (f"BENCH{number}" for number in itertools.count(1))
+
+        def new_stream() -> str:
+            stream = next(streams)
+            asyncio.run(nats.add_stream(server.port, stream))
+            return f"nats://{server.address}/?stream={stream}"
+
+        yield Place(new_stream, {"NATS_SERVERS": f"nats://{server.address}"})
+
+
+@contextmanager
+def _sqs(folder: Path) -> Iterator[Place]:
+    os.environ.update(sqs.ENV)  # this process publishes
+    with sqs.running(sqs.ministack(folder)) as server:
+        env = {**sqs.ENV, **_SHORT_POLLS, "SQS_ENDPOINT_OVERRIDE": server.url}
+        yield Place(lambda: server.new_queue(fifo=True, visibility=60), env, most=SQS_MOST)
+
+
+@contextmanager
+def _postgresql(_: Path) -> Iterator[Place]:
+    numbers = itertools.count(1)
+    with postgres.postgres_server() as server:
+        yield Place(lambda: f"{server.url}?queue=orders-{next(numbers)}")
+
+
+@contextmanager
+def _rabbitmq(_: Path) -> Iterator[Place]:
+    numbers = itertools.count(1)
+    with rabbitmq.rabbit_server() as server:
+        env = {"RABBITMQ_URL": server.url}
+        yield Place(lambda: f"{server.url}?queue=orders-{next(numbers)}&type=classic", env)
+
+
+@contextmanager
+def _activemq(folder: Path) -> Iterator[Place]:
+    numbers = itertools.count(1)
+    with activemq.running(activemq.ActiveMqServer(folder)) as server:
+        env = {"ACTIVEMQ_BROKER_URL": f"stomp://{server.address}"}
+        yield Place(lambda: f"{server.url}/orders-{next(numbers)}", env)
+
+
+BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[Place]]]] = {
+    "memory": _memory,
+    "SQLite": _sqlite,
+    "NATS": _nats,
+    "SQS": _sqs,
+    "PostgreSQL": _postgresql,
+    "RabbitMQ": _rabbitmq,
+    "ActiveMQ": _activemq,
+}
+
+
+@contextmanager
+def running(name: str) -> Iterator[Place]:
+    """Raises Unavailable."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        try:
+            with BROKERS[name](Path(folder)) as place:
+                yield place
+        except pytest.skip.Exception as reason:  # how the tests' servers say it
+            raise Unavailable(str(reason)) from None
+
+
+@asynccontextmanager
+async def publisher(queue: QueueConfig) -> AsyncIterator[Publisher]:
+    async with BrokerDoor(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as door:
+        opened = door.open_publisher(queue)
+        if opened is None:
+            raise SystemExit(f"{queue.uri} cannot be published to")
+        async with opened as line:
+            yield line
+
+
+async def left_in(queue: QueueConfig) -> int:
+    """Messages that are not acknowledged, once no router runs."""
+    async with (
+        BrokerDoor(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as door,
+        door.open_queue(queue) as broker,
+    ):
+        depth = await broker.depth()
+        if depth is not None:
+            return depth.waiting + depth.in_flight
+        asyncio.get_running_loop().call_later(LOOK_SECONDS, broker.interrupt)
+        return len(await broker.receive(1))

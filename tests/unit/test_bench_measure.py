@@ -1,0 +1,42 @@
+"""What a process costs, seen from outside."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.measure import Watched
+
+PARENT = """\
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "print(flush=True); input()"])
+"""
+
+
+def test_children_are_counted_with_their_parent() -> None:
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()  # the child is there
+        child = int(Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text())
+
+        both, alone = Watched(parent.pid).peak_mib, Watched(child).peak_mib
+        parent.communicate(b"\n")
+
+    assert both > 1.5 * alone > 0  # they are of about the same size
+
+
+def test_a_process_that_has_ended_costs_nothing_more() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+
+    assert Watched(process.pid).resident_mib == 0.0
+    assert Watched(process.pid).cpu_seconds == 0.0
+
+
+def test_time_that_was_used_is_seen() -> None:
+    before = Watched(os.getpid()).cpu_seconds
+
+    sum(range(3_000_000))
+
+    assert Watched(os.getpid()).cpu_seconds > before

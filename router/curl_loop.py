@@ -19,6 +19,7 @@ import certifi
 import pycurl
 from msgspec import Struct
 
+from router import __version__
 from router.core.outcome import REPLY_CAP, Answer, Fault, NoReply, Reply
 
 KEEP_ALIVE_SECONDS: Final = 60  # TCP probes keep a 15-minute delivery alive behind a NAT
@@ -291,6 +292,7 @@ class _Transfer:
         setopt = self.easy.setopt
         setopt(pycurl.POST, 1)
         setopt(pycurl.NOSIGNAL, 1)
+        setopt(pycurl.USERAGENT, f"message-router/{__version__}")
         setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
         setopt(pycurl.FOLLOWLOCATION, 0)
         setopt(pycurl.PATH_AS_IS, 1)

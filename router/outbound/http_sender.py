@@ -9,7 +9,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from router import __version__
 from router.core.message import Message
 from router.core.outcome import Answer, Fault, NoReply
 from router.core.target import read_target
@@ -23,8 +22,6 @@ log = logging.getLogger(__name__)
 _ALWAYS: Final = (
     "Content-Type: application/json",
     "Accept: application/json",
-    f"User-Agent: message-router/{__version__}",
-    "Expect:",  # no asking first: the body is small
 )
 _DEFAULTS: Final = CurlOptions()
 _ASCII: Final = "".join(map(chr, range(0x20, 0x7F)))

@@ -128,7 +128,7 @@ def _read_options() -> argparse.Namespace:
         "--ids-in-url", action="store_true", help="for a peer without X-Message-Id"
     )
     options.add_argument("--samples", type=int, default=100, help="of latency (100)")
-    options.add_argument("--fast-messages", type=int, default=1_500, help="of fairness (1500)")
+    options.add_argument("--fast-messages", type=int, default=3_000, help="of fairness (3000)")
     options.add_argument("--curve-rounds", type=int, default=1, help="of curves (1)")
     options.add_argument("--backlog", type=int, default=1_000_000, help="of curves, at most")
     options.add_argument("--minutes", type=float, default=10.0, help="of the soak (10)")

@@ -203,7 +203,9 @@ class Connection:
         while self._may_receive and not pools.have_room:
             await self._hold_back(None)
         most = min(self.queue.max_messages or MAX_BATCH, MAX_BATCH)
-        return min(most, max((pool.room for pool in self._fed if pool.has_room), default=most))
+        return min(
+            most, max((pool.lasting_room for pool in self._fed if pool.has_room), default=most)
+        )
 
     def _is_in_no_hurry(self) -> bool:
         """The last batch led to nothing, or its pools are full now: only others have room."""

@@ -71,6 +71,11 @@ class ProcessPool:
         return self.capacity - self.held + len(self._posts)
 
     @property
+    def lasting_room(self) -> int:
+        """What is left of it should every open POST end now: what may be asked of a broker."""
+        return self.capacity - self.held
+
+    @property
     def groups(self) -> int:
         return len(self._lanes)
 
@@ -210,9 +215,7 @@ class ProcessPool:
 
         Some, not one place: with each single place announced, intakes would fetch one by one.
         """
-        if self.has_room and self.held < self.capacity:
-            return
-        room = self.room
+        room = self.lasting_room
         has_room = room > 0 if self.has_room else room >= self.capacity // 4
         if has_room is not self.has_room:
             self.has_room = has_room

@@ -35,8 +35,8 @@ async def test_what_has_an_open_post_does_not_count_and_all_else_does() -> None:
         await asyncio.sleep(60)
 
         p = rig.pool()
-        assert (p.queued, p.courier.open_posts, p.held) == (50, 2, 52)
-        assert (p.room, p.has_room) == (0, False)
+        assert (p.queued, p.courier.open_posts, p.held) == (48, 2, 50)
+        assert (p.room, p.lasting_room, p.has_room) == (2, 0, False)
 
 
 @pytest.mark.rule("POOL-1")
@@ -76,7 +76,7 @@ async def test_the_capacity_follows_the_concurrency() -> None:
         await asyncio.sleep(60)
 
         assert (was_full, has_room) == (True, True)
-        assert (rig.pool().queued, rig.pool().courier.open_posts) == (200, 10)
+        assert (rig.pool().queued, rig.pool().courier.open_posts) == (190, 10)
 
 
 @pytest.mark.rule("POOL-1")
@@ -89,7 +89,21 @@ async def test_room_is_told_of_only_when_there_is_some_worth_fetching_for() -> N
             seen.append(rig.pool().has_room)
             await asyncio.sleep(1)
 
-        assert seen == [True] + [False] * 11 + [True] * 2
+        assert seen == [True] + [False] * 12 + [True]
+
+
+@pytest.mark.rule("POOL-1", "ROUTE-5")
+async def test_what_was_asked_for_fits_even_if_open_posts_end_meanwhile() -> None:
+    queue = ScriptedQueue(lease_seconds=900, takes={"receive": 3, "ack": 30})
+    bodies = [body(str(n), poolCode="P", messageGroupId=str(n)) for n in range(200)]
+    sender = FakeSender(takes=0.1)
+    async with running(pool(concurrency=2), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(*(handed(each, n, str(n), lease=900) for n, each in enumerate(bodies)))
+        await asyncio.sleep(800)
+
+        assert queue.nacked == []
+        assert len(queue.acked) == 200
+        assert rig.codes == set()
 
 
 @pytest.mark.rule("POOL-2", "P3")

@@ -13,6 +13,7 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, Self
 
 import certifi
@@ -20,10 +21,12 @@ import pycurl
 from msgspec import Struct
 
 from router import __version__
+from router.core.mandate import Mandate
 from router.core.outcome import REPLY_CAP, Answer, Fault, NoReply, Reply
 
 KEEP_ALIVE_SECONDS: Final = 60  # TCP probes keep a 15-minute delivery alive behind a NAT
 EVENTS_AT_ONCE: Final = 256  # handled before the loop's other work gets its turn
+OVERRULED: Final = "not sent: this router is not the primary any more"
 
 _HTTP_VERSIONS: Final = {
     "HTTP_2": pycurl.CURL_HTTP_VERSION_2TLS,  # by ALPN; plain http stays HTTP/1.1
@@ -66,6 +69,8 @@ _FAULTS: Final = {
 
 _NO_SUCCESS: Final = 300  # and above: the only replies whose headers are looked at
 _NO_SOCKET: Final[int] = pycurl.SOCKET_BAD
+_OK: Final[int] = pycurl.PREREQFUNC_OK
+_ABORT: Final[int] = pycurl.PREREQFUNC_ABORT
 
 RefuseAddress = Callable[[str, int], str | None]  # ip, port → why not, or None
 
@@ -86,8 +91,14 @@ class CurlOptions(Struct, frozen=True, kw_only=True):
 class CurlLoop:
     """All requests under way, on one libcurl "multi" handle. Opened and closed by `async with`."""
 
-    def __init__(self, options: CurlOptions, refuse_address: RefuseAddress) -> None:
+    def __init__(
+        self,
+        options: CurlOptions,
+        refuse_address: RefuseAddress,
+        mandate: Mandate | None = None,
+    ) -> None:
         self._options = options
+        self._mandate = mandate  # None: requests may be sent for ever
         self._refuse_address = refuse_address
         self._idle: list[_Transfer] = []
         self._busy: dict[pycurl.Curl, _Transfer] = {}
@@ -124,9 +135,7 @@ class CurlLoop:
 
     async def post(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> Answer:
         """Raises ValueError when libcurl cannot make a request of it."""
-        transfer = (
-            self._idle.pop() if self._idle else _Transfer(self._options, self._refuse_address)
-        )
+        transfer = self._idle.pop() if self._idle else self._new_transfer()
         transfer.done = self._loop.create_future()
         try:
             transfer.prepare(url, headers, body, timeout)
@@ -135,6 +144,9 @@ class CurlLoop:
             return await transfer.done
         finally:
             self._detach(transfer)
+
+    def _new_transfer(self) -> "_Transfer":
+        return _Transfer(self._options, self._refuse_address, self._mandate)
 
     def _detach(self, transfer: "_Transfer") -> None:
         """Take it from libcurl, which ends the request if it is still under way."""
@@ -210,8 +222,11 @@ class _Transfer:
 
     done: asyncio.Future[Answer]
 
-    def __init__(self, options: CurlOptions, refuse_address: RefuseAddress) -> None:
+    def __init__(
+        self, options: CurlOptions, refuse_address: RefuseAddress, mandate: Mandate | None = None
+    ) -> None:
         self.easy = pycurl.Curl()
+        self._mandate = mandate
         self._refuse_address = refuse_address
         self._reply_cap = options.reply_cap
         self._url = ""
@@ -240,6 +255,8 @@ class _Transfer:
             return self._reply()
         if self._refusal is not None and not self._opened:
             return NoReply(Fault.TARGET_REFUSED, self._refusal)
+        if code == pycurl.E_ABORTED_BY_CALLBACK:
+            return NoReply(Fault.UNFORESEEN, OVERRULED)
         if code == pycurl.E_OPERATION_TIMEDOUT:
             return NoReply(self._timeout_fault(), text)
         return NoReply(_FAULTS.get(code, Fault.UNFORESEEN), text)
@@ -311,6 +328,8 @@ class _Transfer:
         setopt(pycurl.HEADERFUNCTION, self._header_lines.append)
         if options.proxy is None:  # else the hook would see the proxy's address, not the target's
             setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
+        if self._mandate is not None:
+            setopt(pycurl.PREREQFUNCTION, partial(_allow, self._mandate))
 
     def _on_body(self, chunk: bytes) -> int | None:
         self._chunks.append(chunk[: self._room])
@@ -333,3 +352,12 @@ class _Transfer:
             return _NO_SOCKET
         self._opened = True
         return fd
+
+
+def _allow(mandate: Mandate, *_: object) -> int:
+    """The connection is there and the request is about to be written: the last look (CFG-9).
+
+    An earlier one is not enough. Whoever is stopped between the look and the writing would send
+    what another router sends by now; here, that is no more than a few instructions.
+    """
+    return _ABORT if mandate.is_over else _OK

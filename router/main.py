@@ -36,6 +36,7 @@ from router.core.config import QueueType, RoutingConfig
 from router.core.config_plan import Plan
 from router.core.figures import StandbyStatus
 from router.core.health import Vitals
+from router.core.mandate import Mandate
 from router.core.target_safety import TargetPolicy
 from router.core.trace import UNRECORDED
 from router.core.tsid import Tsids
@@ -60,13 +61,16 @@ from router.engine.publishing import Publishing, open_publishing
 from router.engine.queue_manager import QueueManager, Surroundings
 from router.engine.shutdown import shut_down
 from router.engine.snapshot import Snapshot, Snapshots
+from router.engine.standby import Alone, Candidate, Leadership, Standby
 from router.engine.statistics import Statistics
 from router.engine.view import View
+from router.locks import open_lock
+from router.locks.claim import Claim
 from router.logs import configure_logging
 from router.outbound.config_source import config_sources
 from router.outbound.http_sender import HttpSender
 from router.outbound.notifications import Addresses, open_channels
-from router.ports import DeadLetterStore, StoreError, Tracer
+from router.ports import DeadLetterStore, Lock, QueueRefused, StoreError, Tracer
 from router.setting_values import BreakerScope, LogFormat
 from router.settings import BadSetting, Settings, setting_notes
 from router.storage.dead_letters import NO_STORE, open_store
@@ -104,7 +108,7 @@ class Router:
     statistics: Statistics
     controls: Controls
     lag: LoopLag
-    instance: str  # the name of this router
+    leadership: Leadership
     tasks: asyncio.TaskGroup
     port: int = 0  # of the API
 
@@ -124,8 +128,7 @@ class Router:
         return self.sync.counts
 
     def standby_status(self) -> StandbyStatus:
-        """There is no standby yet: this router is the one that works."""
-        return StandbyStatus(enabled=False, instance=self.instance, primary=True)
+        return self.leadership.status()
 
     async def reload(self) -> Plan:
         return await self.sync.reload()
@@ -144,6 +147,7 @@ class Router:
         if settings.enabled:
             syncing = self.sync.run(settings.sync_interval, random.uniform)
             scheduled.append(self.tasks.create_task(syncing, name="sync"))
+            self.leadership.start(self.tasks)
         if self.notifier.mailboxes:
             telling = every(settings.notify_batch_interval, self.notify)
             scheduled.append(self.tasks.create_task(telling, name="notify"))
@@ -202,7 +206,9 @@ async def serve(
         await _route(router, settings, stop, on_ready)
     log.info("shutting down")
     router.view.shutting_down = True
+    router.leadership.retire()
     await shut_down(router.manager, router.alerts, settings.shutdown_timeout)
+    await router.leadership.leave()
     return EXIT_OK
 
 
@@ -238,6 +244,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
         listener = stack.enter_context(listen(settings.host, settings.port))
         policy = _target_policy(settings, listener)
         store = await stack.enter_async_context(_open_store(settings))
+        lock = await _open_lock(stack, settings, instance)
         brokers = await stack.enter_async_context(
             BrokerDoor(
                 worker_id=_worker_id(),
@@ -246,11 +253,14 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
                 warn=partial(_warn_of_queue, alerts),
             )
         )
+        mandate = Mandate(_clock)
         options = CurlOptions(
             http_version=settings.mediator_http_version.name, proxy=settings.proxy
         )
         tracer = await stack.enter_async_context(_open_tracer(settings, instance))
-        sender = await stack.enter_async_context(HttpSender(policy, options))
+        sender = await stack.enter_async_context(
+            HttpSender(policy, options, mandate=mandate if lock else None)
+        )
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         mediator = Mediator(
             sender,
@@ -271,6 +281,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
                 tasks=tasks,
                 jitter=random.uniform,
                 journal=Journal(tracer),
+                mandate=mandate,
                 longest_delivery=longest_delivery(settings.mediator_timeout),
                 max_pools=settings.max_pools,
                 pool_warning_threshold=settings.pool_warning_threshold,
@@ -282,6 +293,17 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
             )
         )
         view, lag = View(manager, breakers), LoopLag()
+        leadership: Leadership = Alone(manager, instance)
+        if lock is not None:
+            view.primary = False
+            leadership = Standby(
+                lock,
+                Candidate(instance, settings.standby_lock_ttl),
+                manager,
+                alerts,
+                wall=time.time,
+                on_change=partial(_role_changed, notifier, view),
+            )
         chores = Chores(manager, breakers, alerts)
         router = Router(
             manager=manager,
@@ -292,7 +314,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
             letters=store,
             publishing=publishing,
             replays=Replays(store, publishing, wall=time.time, new_id=new_id),
-            sync=_config_sync(settings, manager, view, alerts),
+            sync=_config_sync(settings, leadership, view, alerts),
             view=view,
             in_flight=InFlight(manager.routing.tracker, time.time),
             explaining=Explaining(manager, breakers, store, time.time),
@@ -301,13 +323,39 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
             statistics=Statistics(manager, breakers, letters, lag, tracer),
             controls=Controls(manager, breakers),
             lag=lag,
-            instance=instance,
+            leadership=leadership,
             tasks=tasks,
         )
         stack.push_async_callback(router.notify)  # what a shutdown warns of is told, too
         app = create_app(router, access)
         router.port = await stack.enter_async_context(serve_api(app, listener))
         yield router
+
+
+async def _open_lock(stack: AsyncExitStack, settings: Settings, instance: str) -> Lock | None:
+    """None: this router shares its work with no other."""
+    if not settings.standby_enabled:
+        return None
+    claim = Claim(
+        key=settings.standby_lock_key,
+        instance=instance,
+        process=secrets.token_hex(8),
+        ttl=settings.standby_lock_ttl,
+    )
+    nats = broker_settings(settings).nats
+    try:
+        opening = open_lock(settings.standby_lock_url or "", claim, nats)
+        return await stack.enter_async_context(opening)
+    except ModuleNotFoundError as error:
+        needs = f"needs the package {error.name}: pip install 'message-router[all]'"
+        raise BadSetting(f"STANDBY_LOCK_URL: this lock {needs}") from None
+    except (ValueError, QueueRefused):  # without their texts: the URL may hold a password
+        raise BadSetting("STANDBY_LOCK_URL cannot be used to connect") from None
+
+
+def _clock() -> float:
+    """Monotonic, and it goes on while the machine sleeps, as the clocks of lock servers do."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _open_store(settings: Settings) -> AbstractAsyncContextManager[DeadLetterStore]:
@@ -331,7 +379,7 @@ def _make_folder(variable: str, path: Path) -> None:
 
 
 def _config_sync(
-    settings: Settings, manager: QueueManager, view: View, alerts: Alerts
+    settings: Settings, leadership: Leadership, view: View, alerts: Alerts
 ) -> ConfigSync:
     async def apply(config: RoutingConfig) -> None:
         """A reload can be asked for at any time, and must not start what nobody stops."""
@@ -339,7 +387,7 @@ def _config_sync(
             raise SyncFailed("MESSAGE_ROUTER_ENABLED is false")
         if view.shutting_down:
             raise SyncFailed("the router is shutting down")
-        await manager.apply(config)
+        await leadership.apply(config)
 
     rules = SyncRules(
         naming=settings.naming,
@@ -428,6 +476,11 @@ def _notifier(settings: Settings, instance: str) -> Notifier:
 def _breaker_changed(notifier: Notifier, breaker: Breaker) -> None:
     notifier.breaker_changed(breaker)
     log.warning("circuit breaker is %s", breaker.state.value, extra={"origin": breaker.name})
+
+
+def _role_changed(notifier: Notifier, view: View, primary: bool) -> None:
+    view.primary = primary
+    notifier.role_changed(primary=primary)
 
 
 def _stop_or_end(stop: asyncio.Event) -> None:

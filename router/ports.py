@@ -174,6 +174,35 @@ class DeadLetterStore(Protocol):
         """False: there is no such letter."""
 
 
+class LockUnavailable(Exception):
+    """The lock server did not answer, or could not do it: its text says why, without secrets."""
+
+
+class Tenure(Struct, frozen=True, kw_only=True):
+    """Who has the leader lock."""
+
+    holder: str | None  # its instance; None: nobody
+    is_ours: bool
+    fence: int  # grows with every new holder
+    age: float = 0.0  # seconds since it was last refreshed, as far as can be told
+
+
+class Lock(Protocol):
+    """The leader lock, for one process. Each call is one atomic step, and raises LockUnavailable.
+
+    Whoever holds it and refreshes it no more loses it after its TTL, never before.
+    """
+
+    async def acquire(self) -> Tenure:
+        """Take it if nobody has it, or keep what is ours already; tell who has it now."""
+
+    async def renew(self, fence: int) -> bool:
+        """Have it for another TTL. False: it is not ours any more, or not since that fence."""
+
+    async def release(self) -> None:
+        """Let the next one have it at once, if it is ours."""
+
+
 class NotSent(Exception):
     """A notification did not get through: its text says why, for the log. Tried again later."""
 

@@ -170,6 +170,20 @@ def url(*schemes: str) -> Parser[str]:
     return parse
 
 
+def servers(*schemes: str) -> Parser[str]:
+    """A URL that may name several hosts, as those of clusters do."""
+
+    def parse(raw: str) -> str:
+        scheme, separator, place = raw.partition("://")
+        hosts = place.partition("/")[0].rpartition("@")[2].split(",")
+        usable = raw.isprintable() and " " not in raw and all(hosts)
+        if not separator or scheme not in schemes or not usable:
+            raise NotAllowed(f"must be a URL that begins with {_either(schemes)}")
+        return raw
+
+    return parse
+
+
 def dead_letter_url(raw: str) -> str:
     if raw.lower() == "none":
         return "none"

@@ -34,6 +34,7 @@ from router.setting_values import (
     listed,
     milliseconds,
     seconds,
+    servers,
     share,
     switch,
     text,
@@ -266,19 +267,22 @@ class Settings:
         "work queues: how long a finished id is remembered",
     )
     standby_enabled: bool = _env(
-        "STANDBY_ENABLED", switch, "false", "several routers, one of them active (planned)"
+        "STANDBY_ENABLED", switch, "false", "several routers, one of them works at a time"
     )
     standby_lock_url: str | None = _optional(
         "STANDBY_LOCK_URL",
-        url("redis", "rediss", "postgresql", "nats"),
-        "where the leader lock is (planned)",
+        servers("redis", "rediss", "postgresql", "nats"),
+        "where the leader lock is: `redis://`, `postgresql://`, `nats://`",
         secret=True,
     )
     standby_lock_key: str = _env(
-        "STANDBY_LOCK_KEY", text, "message-router-primary-lock", "name of the leader lock (planned)"
+        "STANDBY_LOCK_KEY", text, "message-router-primary-lock", "name of the leader lock"
     )
     standby_lock_ttl: float = _env(
-        "STANDBY_LOCK_TTL", seconds(1, _HOUR), "30s", "how long the leader lock lasts (planned)"
+        "STANDBY_LOCK_TTL",
+        seconds(1, _HOUR),
+        "30s",
+        "how long the leader lock lasts without being refreshed",
     )
     standby_instance_id: str | None = _optional(
         "STANDBY_INSTANCE_ID",
@@ -376,8 +380,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check what one variable alone cannot tell."""
-        if self.standby_enabled:
-            raise BadSetting("STANDBY_ENABLED must be false: true is not supported yet")
+        if self.standby_enabled and self.standby_lock_url is None:
+            raise BadSetting("STANDBY_LOCK_URL must be set when STANDBY_ENABLED is true")
         mode = self.auth_mode.name
         for name, value in self._credentials().items():
             if value is None:

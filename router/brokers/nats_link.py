@@ -45,6 +45,7 @@ class ApiError(Struct, frozen=True):
 
     code: int
     description: str = ""
+    err_code: int = 0  # which of JetStream's errors it is
 
     @property
     def is_not_found(self) -> bool:

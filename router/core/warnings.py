@@ -45,6 +45,7 @@ class Code(StrEnum):
     QUEUE_VALIDATION = "QUEUE_VALIDATION"
     ROUTING = "ROUTING"
     SHUTDOWN_CLEANUP_ERRORS = "SHUTDOWN_CLEANUP_ERRORS"
+    STANDBY_LOCK = "STANDBY_LOCK"
 
 
 class Notice(Struct, frozen=True, kw_only=True):

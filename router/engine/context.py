@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from router.core.backoff import Jitter
+from router.core.mandate import Mandate
 from router.engine.alerts import Alerts
 from router.engine.bell import Bell
 from router.engine.letters import Letters
@@ -21,4 +22,5 @@ class Context:
     bell: Bell  # rung when a pool has room again, and when an intake stops
     extended: Bell  # rung when an extension of leases has ended
     jitter: Jitter
+    mandate: Mandate
     longest_delivery: float  # seconds, with all its tries

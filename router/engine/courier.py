@@ -8,6 +8,7 @@ from router.core.backoff import Jitter
 from router.core.config import PoolConfig
 from router.core.job import NEVER, Death, Job, State, Try
 from router.core.lanes import Lane
+from router.core.mandate import Mandate
 from router.core.outcome import (
     DEFAULT_DELAY,
     NO_OUTCOME,
@@ -52,7 +53,9 @@ class Courier:
         mediator: Deliverer,
         permits: Permits,
         alerts: Alerts,
+        *,
         jitter: Jitter,
+        mandate: Mandate,
     ) -> None:
         self.config = config
         self.deliveries = Deliveries()
@@ -61,13 +64,14 @@ class Courier:
         self._permits = permits
         self._alerts = alerts
         self._jitter = jitter
+        self._mandate = mandate
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
         self.pausing = 0  # messages between two tries
         self.posts: dict[Job, asyncio.Task[None]] = {}  # the open ones
         self._pauses_end = Bell()
         self._stopped = False
-        self._aborting = False
+        self._aborted: set[asyncio.Task[None]] = set()  # those that do not know it yet
 
     @property
     def open_posts(self) -> int:
@@ -84,8 +88,8 @@ class Courier:
 
     def abort(self) -> None:
         """End the open POSTs; their messages are given back."""
-        self._aborting = True
-        for task in self.posts.values():
+        for task in set(self.posts.values()) - self._aborted:
+            self._aborted.add(task)
             task.cancel()
 
     async def serve(self, lane: Lane, job: Job) -> None:
@@ -129,7 +133,7 @@ class Courier:
         return failed
 
     def _may_send(self, job: Job) -> bool:
-        return not self._stopped and not self._is_lost(job)
+        return not (self._stopped or self._is_lost(job) or self._mandate.is_over)
 
     async def _attempt(self, job: Job) -> Outcome | None:
         """None: it was aborted."""
@@ -142,8 +146,9 @@ class Courier:
         try:
             outcome = await self._mediator.attempt(job, self.config.timeout)
         except asyncio.CancelledError:
-            if not self._aborting:
+            if task not in self._aborted:
                 raise
+            self._aborted.discard(task)
             task.uncancel()
             job.tries += (Try(job.started_at, self._now() - job.started_at, error=_ABORTED),)
             return None

@@ -97,7 +97,11 @@ class Connection:
     @property
     def _may_receive(self) -> bool:
         broken = self._line is None or self._line.is_broken
-        return self._stopped_at is None and not broken
+        return not self._is_stopped and not broken
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._stopped_at is not None or self._context.mandate.is_over
 
     def _wake(self) -> None:
         """Whatever it waits for: there is something to do."""
@@ -131,14 +135,14 @@ class Connection:
 
     async def _serve(self, broker: Broker) -> None:
         """Receive until told to stop; then stay until all that was brought is settled."""
-        self._line = line = Line(broker, self._wake, self._counts)
+        self._line = line = Line(broker, self._wake, self._counts, self._context.mandate)
         self.settler.connected(line)
         self._warn_of_lost_order(line)
         self._warn_of_slow_targets(line)
         keeper = self._keep_leases(line)
         try:
             await self._receive(broker)
-            if self._stopped_at is not None:
+            if self._is_stopped:
                 await self.settler.return_deferred()
             while not self._is_done and not line.is_broken:
                 await self.settler.emptied.wait()
@@ -272,6 +276,10 @@ class Intake:
     def cut_off(self, now: float) -> None:
         for connection in self.connections:
             connection.cut_off(now)
+
+    def overrule(self) -> None:
+        for connection in self.connections:
+            connection.settler.overrule()
 
     async def until_settled(self) -> None:
         for connection in self.connections:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+from router.core.mandate import Mandate
 from router.core.message import Handle, Tally
 from router.core.stats import Counts
 from router.ports import Broker, BrokerError, Depth, Disconnected, Unsettled
@@ -18,12 +19,15 @@ CALL_TIMEOUT: Final = 25.0  # seconds for one call; an adapter that hangs must n
 class Line:
     """Whatever goes wrong on it is a BrokerError; a Disconnected also says: open it anew."""
 
-    def __init__(self, broker: Broker, on_break: Callable[[], None], counts: Counts) -> None:
+    def __init__(
+        self, broker: Broker, on_break: Callable[[], None], counts: Counts, mandate: Mandate
+    ) -> None:
         self.is_broken = False
         self.traits = broker.traits
         self._broker = broker
         self._on_break = on_break
         self._counts = counts
+        self._mandate = mandate
         self._calls: set[asyncio.Timeout] = set()  # those under way
 
     @property
@@ -69,6 +73,8 @@ class Line:
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
+        if self._mandate.is_over:
+            raise BrokerError("this router is not the primary any more")
         try:
             async with asyncio.timeout(CALL_TIMEOUT) as call:
                 self._calls.add(call)

@@ -52,6 +52,18 @@ class Notifier:
         elif breaker.state is BreakerState.CLOSED:
             self._gathering.ended(subject, self._wall())
 
+    def role_changed(self, *, primary: bool) -> None:
+        if not self.mailboxes:
+            return
+        subject = Subject(
+            f"router {self._instance}",
+            "became the primary",
+            "is a standby again",
+            Severity.WARN,
+        )
+        change = self._gathering.began if primary else self._gathering.ended
+        change(subject, self._wall())
+
     async def tell(self, intakes: Mapping[str, Intake]) -> None:
         """Send what has gathered, and what could not be sent before."""
         self._look_at(intakes)

@@ -17,6 +17,7 @@ from router.core.config import PoolConfig
 from router.core.figures import Wait
 from router.core.job import Job
 from router.core.lanes import Lane
+from router.core.mandate import Mandate
 from router.core.message import Mode
 from router.engine.alerts import Alerts
 from router.engine.courier import Courier, Deliverer
@@ -38,6 +39,7 @@ class ProcessPool:
         alerts: Alerts,
         *,
         jitter: Jitter,
+        mandate: Mandate,
         on_room: Callable[["ProcessPool"], None],
         on_group_free: Callable[[Sequence[Job]], None],
     ) -> None:
@@ -48,7 +50,9 @@ class ProcessPool:
         self.held = 0  # jobs that have not ended
         self.gate = RateGate(config)
         self._permits = Permits(config.concurrency, self._pump)
-        self.courier = Courier(config, mediator, self._permits, alerts, jitter)
+        self.courier = Courier(
+            config, mediator, self._permits, alerts, jitter=jitter, mandate=mandate
+        )
         self._posts = self.courier.posts
         self._crew = crew
         self._on_room = on_room

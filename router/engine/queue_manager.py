@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from router.core.backoff import Jitter
 from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, RoutingConfig
 from router.core.job import Job
+from router.core.mandate import Mandate, unlimited
 from router.core.message import DEFAULT_POOL
 from router.core.outcome import FAST_FAIL_DELAY
 from router.core.stats import Counts
@@ -40,6 +41,7 @@ class Surroundings:
     tasks: asyncio.TaskGroup
     jitter: Jitter
     journal: Journal = field(default_factory=Journal)
+    mandate: Mandate = field(default_factory=unlimited)
     longest_delivery: float = 0.0  # seconds, with all its tries
     max_pools: int = 10_000
     pool_warning_threshold: int = 5_000
@@ -53,6 +55,7 @@ class QueueManager:
         self.stopping_intakes: list[Intake] = []
         self.routing = Routing(self, given.alerts, given.journal)
         self.applied = RoutingConfig()
+        self.mandate = given.mandate
         self._given = given
         self._full: set[ProcessPool] = set()
         self._bell = Bell()
@@ -67,6 +70,7 @@ class QueueManager:
             bell=self._bell,
             extended=Bell(),
             jitter=given.jitter,
+            mandate=given.mandate,
             longest_delivery=given.longest_delivery,
         )
 
@@ -77,6 +81,10 @@ class QueueManager:
         self._crew.recall()
         self._apply_pools({pool.code: pool for pool in config.pools})
         self._apply_queues({queue.name: queue for queue in config.queues})
+
+    def keep(self, config: RoutingConfig) -> None:
+        """Know it without running it: a standby publishes by it, and may have to run it soon."""
+        self.applied = config
 
     # What routing asks.
 
@@ -136,6 +144,12 @@ class QueueManager:
         for pool in self.draining_pools.values():
             pool.abort()
 
+    def overrule(self) -> None:
+        """Once stopped: this router may neither send nor settle any more (CFG-9)."""
+        self.abort()
+        for intake in self.stopping_intakes:
+            intake.overrule()
+
     # Pools.
 
     def _apply_pools(self, wanted: dict[str, PoolConfig]) -> None:
@@ -169,6 +183,7 @@ class QueueManager:
             self._crew,
             given.alerts,
             jitter=given.jitter,
+            mandate=given.mandate,
             on_room=self._room_changed,
             on_group_free=self._group_is_free,
         )

@@ -92,6 +92,12 @@ class Settler:
         """Nothing new will be routed."""
         self._is_stopping = True
 
+    def overrule(self) -> None:
+        """This router may not settle any more: whatever waits for its broker waits in vain."""
+        if self._line is not None:
+            self._line.hang_up()
+        self._renewed.ring()
+
     def abandon(self) -> None:
         """The router ends: what is not settled by now comes back by its broker's own rule."""
         for job in list(self.held):
@@ -228,12 +234,12 @@ class Settler:
         return unsettled
 
     def _still_ours(self, jobs: list[Job]) -> list[Job]:
-        now = self._now()
+        now, overruled = self._now(), self._context.mandate.is_over
         ours: list[Job] = []
         for job in jobs:
             if job not in self.held:  # it was given back, or abandoned
                 continue
-            if job.lease_until > now:
+            if job.lease_until > now and not overruled:
                 ours.append(job)
             else:
                 self._remember(job)

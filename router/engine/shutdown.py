@@ -24,9 +24,9 @@ async def shut_down(manager: QueueManager, alerts: Alerts, grace: float) -> None
     started = loop.time()
     lost_before = manager.routing.ledger.ended[Fate.FORFEITED]
     manager.stop()
-    if not await _settled(manager, grace):
+    if not await settled(manager, grace):
         manager.abort()
-        await _settled(manager, LAST_WORDS)
+        await settled(manager, LAST_WORDS)
     connections = [each for intake in manager.stopping_intakes for each in intake.connections]
     await _end_receives(connections, started + RECEIVE_GRACE - loop.time())
     for connection in connections:
@@ -38,7 +38,8 @@ async def shut_down(manager: QueueManager, alerts: Alerts, grace: float) -> None
     log.info("all consumers stopped", extra={"unaccounted": manager.routing.unaccounted})
 
 
-async def _settled(manager: QueueManager, seconds: float) -> bool:
+async def settled(manager: QueueManager, seconds: float) -> bool:
+    """Whether, once it is stopped, nothing is held any more within so many seconds."""
     async with asyncio.TaskGroup() as tasks:
         settling = tasks.create_task(manager.until_settled(), name="settling")
         await asyncio.wait((settling,), timeout=seconds)

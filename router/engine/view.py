@@ -14,6 +14,7 @@ class View:
     def __init__(self, manager: QueueManager, breakers: Breakers) -> None:
         self.initialized = False
         self.shutting_down = False
+        self.primary = True
         self._manager = manager
         self._breakers = breakers
         self._started = asyncio.get_running_loop().time()
@@ -25,6 +26,7 @@ class View:
         return Vitals(
             initialized=self.initialized,
             shutting_down=self.shutting_down,
+            primary=self.primary,
             uptime=now - self._started,
             consumers=tuple(
                 vitals for intake in manager.intakes.values() for vitals in _consumers(intake, now)

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from router.core.mandate import Mandate
 from router.core.message import Message
 from router.core.outcome import Answer, Fault, NoReply
 from router.core.target import read_target
@@ -35,11 +36,12 @@ class HttpSender:
         policy: TargetPolicy,
         options: CurlOptions = _DEFAULTS,
         wall: Callable[[], float] = time.time,
+        mandate: Mandate | None = None,
     ) -> None:
         self._policy = policy
         self._wall = wall
         self._refuse_target = lru_cache(maxsize=10_000)(self._check_target)  # targets repeat
-        self._curl = CurlLoop(options, policy.refuse_address)
+        self._curl = CurlLoop(options, policy.refuse_address, mandate)
 
     def __repr__(self) -> str:
         return f"HttpSender({self._curl!r})"

@@ -60,9 +60,17 @@ class Site:
 
     def configure(self, *pools: dict[str, object], queues: Sequence[str] = ("orders",)) -> None:
         """Run by a document in a file."""
+        self._write_document([self.queue(name) for name in queues], pools)
+
+    def configure_queue(self, uri: str, *pools: dict[str, object], **options: object) -> None:
+        """Likewise, with the queue `orders` somewhere else."""
+        self._write_document([{"queueName": "orders", "queueUri": uri, **options}], pools)
+
+    def _write_document(
+        self, queues: Sequence[dict[str, object]], pools: Sequence[dict[str, object]]
+    ) -> None:
         document = self.folder / "routing.json"
-        content = {"queues": [self.queue(name) for name in queues], "processingPools": pools}
-        document.write_text(json.dumps(content))
+        document.write_text(json.dumps({"queues": queues, "processingPools": pools}))
         self.settings["MESSAGE_ROUTER_CONFIG_URL"] = document.as_uri()
 
     @asynccontextmanager

@@ -207,3 +207,29 @@ def _probe(breaker: Breaker, now: float, *, ok: bool) -> None:
     ticket = breaker.enter(now)
     assert ticket is not None
     breaker.leave(ticket, now, ok=ok)
+
+
+@pytest.mark.rule("OPS-2", "CFG-9")
+async def test_a_change_of_roles_is_told_once_and_so_is_the_way_back() -> None:
+    channel = FakeChannel()
+    telling = notifier(channel)
+
+    telling.role_changed(primary=True)
+    await telling.tell(NOBODY)
+    telling.role_changed(primary=False)
+    await telling.tell(NOBODY)
+    await telling.tell(NOBODY)
+
+    assert channel.lines == [
+        ["router router-1 became the primary"],
+        ["router router-1 is a standby again"],
+    ]
+
+
+@pytest.mark.rule("CFG-9")
+async def test_nobody_to_tell_costs_nothing() -> None:
+    telling = notifier()
+
+    telling.role_changed(primary=True)
+
+    assert telling._gathering.take() == []

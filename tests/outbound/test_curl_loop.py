@@ -8,8 +8,9 @@ import pycurl
 import pytest
 
 from router import curl_loop
+from router.core.mandate import FOREVER, NEVER, Mandate
 from router.core.outcome import Answer, Fault, NoReply, Reply
-from router.curl_loop import CurlLoop, CurlOptions
+from router.curl_loop import OVERRULED, CurlLoop, CurlOptions
 from tests.outbound.servers import Connection, listening, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("MED-1")]
@@ -20,8 +21,8 @@ def refuse_nothing(_ip: str, _port: int) -> None:
 
 
 @asynccontextmanager
-async def curl() -> AsyncIterator[CurlLoop]:
-    async with CurlLoop(CurlOptions(), refuse_nothing) as loop:
+async def curl(mandate: Mandate | None = None) -> AsyncIterator[CurlLoop]:
+    async with CurlLoop(CurlOptions(), refuse_nothing, mandate) as loop:
         yield loop
 
 
@@ -145,3 +146,38 @@ async def test_requests_of_different_timeouts_each_end_by_their_own() -> None:
 
     assert [timeout for timeout, _ in ended] == [0.1, 0.3, 0.5]
     assert all(-0.01 <= took - timeout < 0.15 for timeout, took in ended)
+
+
+@pytest.mark.rule("CFG-9")
+async def test_what_is_not_written_when_the_router_stops_being_the_primary_is_never_written() -> (
+    None
+):
+    mandate = Mandate(lambda: 0.0)
+    async with listening() as target, curl(mandate) as loop:
+        await loop.post(target.url, [], b"before", 5)
+        on_the_same_connection = asyncio.ensure_future(loop.post(target.url, [], b"", 5))
+        on_a_new_one = asyncio.ensure_future(loop.post(target.url, [], b"", 5))
+        await asyncio.sleep(0)  # both are libcurl's now, and not on their way yet
+        mandate.until = NEVER
+        answers = [await on_the_same_connection, await on_a_new_one]
+        mandate.until = FOREVER
+        again = await loop.post(target.url, [], b"after", 5)
+
+    assert answers == [NoReply(Fault.UNFORESEEN, OVERRULED)] * 2
+    assert again == Reply(200)
+    assert [request.body for request in target.requests] == [b"before", b"after"]
+
+
+@pytest.mark.rule("CFG-9")
+async def test_what_was_written_before_may_still_be_answered() -> None:
+    mandate = Mandate(lambda: 0.0)
+
+    async def late(connection: Connection) -> None:
+        await connection.read()
+        mandate.until = NEVER
+        await connection.reply()
+
+    async with listening(late) as target, curl(mandate) as loop:
+        answer = await loop.post(target.url, [], b"", 5)
+
+    assert answer == Reply(200)

@@ -119,7 +119,11 @@ def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> 
         ("MESSAGE_ROUTER_DEAD_LETTER_URL", "mysql://h/db", "sqlite:///path or none"),
         ("MESSAGE_ROUTER_DEAD_LETTER_URL", "sqlite://relative", "sqlite:///path or none"),
         ("MESSAGE_ROUTER_DEAD_LETTER_URL", "sqlite:///", "sqlite:///path or none"),
-        ("STANDBY_ENABLED", "true", "not supported yet"),
+        ("STANDBY_LOCK_URL", "etcd://host", "redis:// or rediss:// or postgresql:// or nats://"),
+        ("STANDBY_LOCK_URL", "redis:host", "must be a URL that begins with redis://"),
+        ("STANDBY_LOCK_URL", "redis://", "must be a URL that begins with redis://"),
+        ("STANDBY_LOCK_URL", "nats://a:4222,,b:4222", "must be a URL that begins with"),
+        ("STANDBY_LOCK_TTL", "0.5", "from 1s to 3600s, not '0.5'"),
         ("MEDIATOR_HTTP_VERSION", "HTTP_3", "HTTP_2, HTTP_1_1"),
         ("MEDIATOR_ALLOWED_HOSTS", "http://x/", "host names"),
         ("MESSAGE_ROUTER_HOST", "a\x07b", "printable text"),
@@ -237,6 +241,29 @@ def test_dead_letters_go_where_they_are_told(url: str, path: Path | None) -> Non
     settings = Settings.from_env({"MESSAGE_ROUTER_DEAD_LETTER_URL": url})
 
     assert settings.dead_letter_path == path
+
+
+@pytest.mark.rule("CFG-1", "CFG-9")
+def test_a_standby_needs_to_know_where_the_lock_is() -> None:
+    with pytest.raises(BadSetting, match="STANDBY_LOCK_URL must be set when STANDBY_ENABLED"):
+        Settings.from_env({"STANDBY_ENABLED": "true"})
+
+
+@pytest.mark.rule("CFG-1", "CFG-9")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:secret@host:6379/0",
+        "rediss://host",
+        "postgresql://user:secret@one:5432,two:5432/db?target_session_attrs=read-write",
+        "nats://one:4222,two:4222",
+    ],
+)
+def test_the_lock_may_be_on_one_server_or_on_several(url: str) -> None:
+    settings = Settings.from_env({"STANDBY_ENABLED": "true", "STANDBY_LOCK_URL": url})
+
+    assert settings.standby_lock_url == url
+    assert "secret" not in repr(settings)
 
 
 def test_an_unknown_name_is_noted_and_harmless() -> None:

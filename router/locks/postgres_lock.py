@@ -1,0 +1,111 @@
+"""A leader lock in PostgreSQL: a row, and the database's clock. It needs no session of its own."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+from router.brokers.postgres_database import PostgresDatabase
+from router.locks.claim import Claim, instance_of
+from router.ports import BrokerError, LockUnavailable, Tenure
+
+_IS_THERE: Final = "SELECT to_regclass('message_router.leader_locks') IS NOT NULL AS is_there"
+# Asked for first: to create what is there already needs rights that a router may not have.
+_CREATE: Final = """
+DO $$ BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('message_router schema', 0));
+    CREATE SCHEMA IF NOT EXISTS message_router;
+    CREATE TABLE IF NOT EXISTS message_router.leader_locks (
+        key          text        PRIMARY KEY,
+        owner        text        NOT NULL, -- the process, then its instance; '': released
+        fence        bigint      NOT NULL, -- grows with every new owner
+        refreshed_at timestamptz NOT NULL,
+        expires_at   timestamptz NOT NULL
+    );
+END $$
+"""
+# Whoever is told that the lock is theirs must find it after a crash of the server, however the
+# database is set up: hence the last column.
+_DURABLY: Final = "set_config('synchronous_commit', 'on', true)"
+_ACQUIRE: Final = f"""
+INSERT INTO message_router.leader_locks AS held (key, owner, fence, refreshed_at, expires_at)
+VALUES ($1, $2, 1, clock_timestamp(), clock_timestamp() + make_interval(secs => $3))
+ON CONFLICT (key) DO UPDATE SET
+    owner = excluded.owner,
+    fence = held.fence + (held.owner <> excluded.owner)::int,
+    refreshed_at = clock_timestamp(),
+    expires_at = clock_timestamp() + make_interval(secs => $3)
+WHERE held.owner = excluded.owner OR held.expires_at <= clock_timestamp()
+RETURNING owner, fence, {_DURABLY}
+"""  # noqa: S608  a constant
+_LOOK: Final = """
+SELECT owner, fence, extract(epoch FROM clock_timestamp() - refreshed_at)::float8 AS age
+FROM message_router.leader_locks WHERE key = $1
+"""
+_RENEW: Final = f"""
+UPDATE message_router.leader_locks SET
+    refreshed_at = clock_timestamp(),
+    expires_at = clock_timestamp() + make_interval(secs => $3)
+WHERE key = $1 AND owner = $2 AND fence = $4
+RETURNING {_DURABLY}
+"""  # noqa: S608  a constant
+_RELEASE: Final = """
+UPDATE message_router.leader_locks SET owner = '', expires_at = clock_timestamp()
+WHERE key = $1 AND owner = $2
+"""
+
+
+@asynccontextmanager
+async def open_postgres_lock(url: str, claim: Claim) -> AsyncIterator["PostgresLock"]:
+    database = PostgresDatabase(url)
+    try:
+        yield PostgresLock(database, claim)
+    finally:
+        await database.close()
+
+
+class PostgresLock:
+    def __init__(self, database: PostgresDatabase, claim: Claim) -> None:
+        self._database = database
+        self._claim = claim
+        self._is_prepared = False
+
+    async def acquire(self) -> Tenure:
+        claim = self._claim
+        with _our_errors():
+            await self._prepare()
+            taken = await self._database.call(_ACQUIRE, claim.key, claim.owner, claim.ttl)
+            if taken:
+                return Tenure(holder=claim.instance, is_ours=True, fence=taken[0]["fence"])
+            (row,) = await self._database.call(_LOOK, claim.key)
+        return Tenure(
+            holder=instance_of(row["owner"]) or None,
+            is_ours=False,
+            fence=row["fence"],
+            age=row["age"],
+        )
+
+    async def renew(self, fence: int) -> bool:
+        claim = self._claim
+        with _our_errors():
+            return bool(await self._database.call(_RENEW, claim.key, claim.owner, claim.ttl, fence))
+
+    async def release(self) -> None:
+        if self._is_prepared:
+            with _our_errors():
+                await self._database.call(_RELEASE, self._claim.key, self._claim.owner)
+
+    async def _prepare(self) -> None:
+        if self._is_prepared:
+            return
+        (row,) = await self._database.call(_IS_THERE)
+        if not row["is_there"]:
+            await self._database.call(_CREATE)
+        self._is_prepared = True
+
+
+@contextmanager
+def _our_errors() -> Iterator[None]:
+    try:
+        yield
+    except BrokerError as error:
+        raise LockUnavailable(str(error)) from None

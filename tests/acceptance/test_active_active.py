@@ -1,0 +1,156 @@
+"""Three routers on one queue, one of them killed now and then: order holds, nothing is lost."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.contest import firsts_in_order, publish
+from tests.acceptance.process import RouterProcess, eventually
+from tests.acceptance.site import Site
+from tests.acceptance.targets import id_of, message
+from tests.outbound.servers import Connection, Target, listening
+from tests.support.servers import sqs
+from tests.support.servers.postgres import PostgresServer, postgres_server
+from tests.support.servers.sqs import SqsServer
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.rule("P1", "P3", "FIFO-1"),
+    pytest.mark.timeout(240),
+]
+
+POOL: dict[str, object] = {"code": "LOAD", "concurrency": 20}
+GROUPS = 100
+PER_GROUP = 100
+TOTAL = GROUPS * PER_GROUP
+KILLS = ((1000, 1), (3500, 2), (6000, 1))  # after so many are accepted; who
+
+
+@dataclass
+class Recorder:
+    """A target that notes what it accepts, and whether two of a group were ever open at once."""
+
+    accepted: list[str] = field(default_factory=list)
+    open_groups: Counter[str] = field(default_factory=Counter)
+    overlaps: list[str] = field(default_factory=list)
+
+    async def script(self, connection: Connection) -> None:
+        while True:
+            message_id = id_of(await connection.read())
+            group = message_id.partition(":")[0]
+            self.open_groups[group] += 1
+            if self.open_groups[group] > 1:
+                self.overlaps.append(message_id)
+            await asyncio.sleep(0.002)
+            self.open_groups[group] -= 1
+            self.accepted.append(message_id)
+            await connection.reply()
+
+    async def has_accepted(self, number: int) -> None:
+        await eventually(lambda: len(self.accepted) >= number, within=200)
+
+
+def load(target: Target) -> list[dict[str, object]]:
+    return [
+        message(f"{group}:{number:03}", target, pool="LOAD", group=f"g{group}")
+        for number in range(PER_GROUP)
+        for group in range(GROUPS)
+    ]
+
+
+@dataclass
+class Fleet:
+    """Routers that share a queue. Whoever leaves the block leaves no process behind."""
+
+    site: Site
+    stack: AsyncExitStack
+    routers: dict[int, RouterProcess] = field(default_factory=dict)
+
+    async def start(self, *numbers: int) -> None:
+        for number in numbers:
+            folder = self.site.folder / f"router-{number}"
+            folder.mkdir(exist_ok=True)
+            starting = Site(folder, settings=self.site.settings).starting()
+            self.routers[number] = await self.stack.enter_async_context(starting)
+        for number in numbers:
+            await self.routers[number].ready()
+
+    async def stop(self) -> list[int]:
+        return [await router.stop() for router in self.routers.values()]
+
+
+async def run_and_kill(site: Site, recorder: Recorder, is_empty: Callable[[], bool]) -> list[int]:
+    """Deliver all of it while one after the other is killed; answer how they ended."""
+    async with (
+        listening(recorder.script) as target,
+        AsyncExitStack() as stack,
+        asyncio.TaskGroup() as tasks,
+    ):
+        fleet = Fleet(site, stack)
+        await fleet.start(0, 1, 2)
+        tasks.create_task(publish(fleet.routers[0], load(target)))
+        for enough, victim in KILLS:
+            await recorder.has_accepted(enough)
+            await fleet.routers[victim].kill()
+            await fleet.start(victim)
+        await recorder.has_accepted(TOTAL)
+        await eventually(is_empty, within=120)
+        return await fleet.stop()
+
+
+def judge(recorder: Recorder, codes: list[int]) -> None:
+    assert firsts_in_order(recorder.accepted, GROUPS, PER_GROUP)
+    assert recorder.overlaps == []
+    assert codes == [0, 0, 0]
+
+
+async def test_three_routers_share_a_queue_file(site: Site) -> None:
+    site.configure(POOL)
+    recorder = Recorder()
+
+    codes = await run_and_kill(site, recorder, lambda: not site.unsettled())
+
+    judge(recorder, codes)
+    assert len(site.workers()) >= 3
+
+
+@pytest.fixture
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+async def test_three_routers_share_a_postgresql_queue(site: Site, postgres: PostgresServer) -> None:
+    site.configure_queue(f"{postgres.url}?queue=orders", POOL, visibilityTimeout=3)
+    left = "SELECT count(*) FROM message_router.queue_messages WHERE finished_at IS NULL"
+    recorder = Recorder()
+
+    codes = await run_and_kill(site, recorder, lambda: postgres.sql(left) == "0")
+    workers = postgres.sql("SELECT count(DISTINCT worker_id) FROM message_router.queue_messages")
+
+    judge(recorder, codes)
+    assert int(workers) >= 3
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[SqsServer]:
+    with sqs.running(sqs.ministack(tmp_path)) as server:
+        yield server
+
+
+async def test_three_routers_share_an_sqs_fifo_queue(site: Site, stand_in: SqsServer) -> None:
+    url = stand_in.new_queue(fifo=True)
+    site.configure_queue(url, POOL, visibilityTimeout=15, connections=2)
+    site.settings |= sqs.ENV
+    site.settings["MESSAGE_ROUTER_SQS_WAIT_TIME_SECONDS"] = "2"
+    recorder = Recorder()
+
+    codes = await run_and_kill(site, recorder, lambda: stand_in.counts(url) == (0, 0))
+
+    judge(recorder, codes)

@@ -1,0 +1,111 @@
+"""The leader lock's contract runs once for each kind of server, on real ones in real time."""
+
+import itertools
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import pytest
+
+from router.brokers.nats_settings import NatsSettings
+from router.locks import open_lock
+from router.locks.claim import Claim
+from router.ports import Lock
+from tests.support.servers import nats
+from tests.support.servers.postgres import postgres_server, transaction_pooler
+from tests.support.servers.redis import redis_server
+
+TTL: Final = 0.6
+CASES: Final = ("redis", "postgres", "nats_server")
+VARIANTS: Final = ("pooled_postgres", "old_nats_server")  # likewise, so they tell one story only
+
+_numbers = itertools.count(1)
+
+
+class LockServer(Protocol):
+    """What a test does to the server itself."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def freeze(self) -> None: ...
+    def thaw(self) -> None: ...
+
+
+@dataclass
+class Place:
+    """A lock of its own for each test, and as many routers as the test wants."""
+
+    url: str
+    server: LockServer
+    key: str = field(default_factory=lambda: f"lock {next(_numbers)}")
+
+    def lock(
+        self, instance: str, *, process: str = "", ttl: float = TTL
+    ) -> AbstractAsyncContextManager[Lock]:
+        claim = Claim(self.key, instance, process or f"process-of-{instance}", ttl)
+        return open_lock(self.url, claim, NatsSettings())
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, Mapping[str, Any]]:
+    return "asyncio", {}
+
+
+@pytest.fixture(params=CASES)
+def place(request: pytest.FixtureRequest) -> Place:
+    chosen: Place = request.getfixturevalue(request.param)
+    return Place(chosen.url, chosen.server)
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> Place:
+    chosen: Place = request.getfixturevalue(request.param)
+    return Place(chosen.url, chosen.server)
+
+
+@pytest.fixture
+async def one(place: Place) -> AsyncIterator[Lock]:
+    async with place.lock("one") as lock:
+        yield lock
+
+
+@pytest.fixture
+async def two(place: Place) -> AsyncIterator[Lock]:
+    async with place.lock("two") as lock:
+        yield lock
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        time.sleep(TTL + 2)  # until it lets anybody have a lock
+        yield Place(server.url, server)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Place]:
+    with postgres_server() as server:
+        yield Place(server.url, server)
+
+
+@pytest.fixture(scope="session")
+def pooled_postgres(postgres: Place) -> Iterator[Place]:
+    with transaction_pooler(postgres.server) as pooler:  # type: ignore[arg-type]
+        yield Place(pooler.url, postgres.server)
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    server = nats.NatsServer(nats.current(), tmp_path_factory.mktemp("nats"))
+    with nats.running(server):
+        yield Place(f"nats://{server.address}", server)
+
+
+@pytest.fixture(scope="session")
+def old_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    server = nats.NatsServer(nats.old(), tmp_path_factory.mktemp("old-nats"))
+    with nats.running(server):
+        yield Place(f"nats://{server.address}", server)

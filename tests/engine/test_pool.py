@@ -94,9 +94,9 @@ async def test_room_is_told_of_only_when_there_is_some_worth_fetching_for() -> N
 
 @pytest.mark.rule("POOL-1", "ROUTE-5")
 async def test_what_was_asked_for_fits_even_if_open_posts_end_meanwhile() -> None:
-    queue = ScriptedQueue(lease_seconds=900, takes={"receive": 3, "ack": 20})
+    queue = ScriptedQueue(lease_seconds=900, takes={"receive": 5, "ack": 10})
     bodies = [body(str(n), poolCode="P", messageGroupId=str(n)) for n in range(200)]
-    sender = FakeSender(takes=0.1)
+    sender = FakeSender(takes=1)
     async with running(pool(concurrency=2), sender=sender, brokers=Scripted(q=queue)) as rig:
         queue.hand_over(*(handed(each, n, str(n), lease=900) for n, each in enumerate(bodies)))
         await asyncio.sleep(800)

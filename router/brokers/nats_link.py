@@ -40,6 +40,16 @@ class Incoming(Protocol):
 Callback = Callable[[Incoming], Awaitable[None]]
 
 
+class _Client(Client):
+    """One that loses its connection without a stack trace in the log."""
+
+    async def _read_loop(self) -> None:
+        try:
+            await super()._read_loop()
+        except RuntimeError as error:  # it writes to a socket that uvloop has closed already
+            log.debug("NATS: %s", error)
+
+
 class ApiError(Struct, frozen=True):
     """JetStream said no."""
 
@@ -99,7 +109,7 @@ class NatsLink:
     """It never connects again by itself: who lost it opens another one (BRK-6)."""
 
     def __init__(self) -> None:
-        self._client = Client()
+        self._client = _Client()
         self._last_error: Exception | None = None
         self._on_close: list[Callable[[], None]] = [self._end_waiting]
         self._replies = ""  # answers come to subjects below this one

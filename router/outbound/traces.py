@@ -84,6 +84,7 @@ class Traces:
         _, late = await asyncio.wait([asyncio.wrap_future(flushed)], timeout=LAST_WAIT)
         if late:
             log.warning("the last traces were not sent within %g s", LAST_WAIT)
+            self._outbox.shutdown()  # it would go on trying
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -232,6 +233,7 @@ class _Outbox(SpanExporter):
         self.failed = 0
         self._exporter = exporter
         self._quiet_until = 0.0
+        self._is_shut = False
         self._reasons = _Reasons()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -247,8 +249,10 @@ class _Outbox(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        self._exporter.shutdown()
-        self._reasons.stop()
+        if not self._is_shut:
+            self._is_shut = True
+            self._exporter.shutdown()
+            self._reasons.stop()
 
     def _count_success(self, spans: int) -> None:
         self.exported += spans

@@ -31,8 +31,9 @@ class ConfigService:
         return f"http://{credentials}127.0.0.1:{self.port}{path}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
-        with suppress(ConnectionError):  # a client may leave in the middle of a large answer
+        # A client may leave before it has asked, or in the middle of a large answer.
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
             writer.write(self.reply)
             await writer.drain()
             if self.hangs:

@@ -1,6 +1,7 @@
 """Real sockets on loopback, and real time: the SDK's thread knows no other."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -9,3 +10,13 @@ import pytest
 @pytest.fixture
 def anyio_backend() -> tuple[str, Mapping[str, Any]]:
     return "asyncio", {}
+
+
+@pytest.fixture(autouse=True)
+def ends_its_threads() -> Iterator[None]:
+    """Else they would still try to send in the midst of other tests."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive(), thread.name

@@ -119,7 +119,9 @@ def test_every_variable_of_an_example_is_a_setting(path: Path) -> None:
     assert set(release.env) - NAMES == {"TMPDIR"}
 
 
-@pytest.mark.parametrize("values", [{}, BY_URL, ACTIVE, STANDBY, {"routing": {"document": DOCUMENT}}])
+@pytest.mark.parametrize(
+    "values", [{}, BY_URL, ACTIVE, STANDBY, {"routing": {"document": DOCUMENT}}]
+)
 @pytest.mark.rule("CFG-1")
 def test_the_router_accepts_the_environment_and_finds_in_it_what_the_pod_has(
     values: dict[str, Any],

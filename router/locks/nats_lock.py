@@ -8,8 +8,8 @@ change: the server may have lost it.
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
@@ -20,7 +20,8 @@ from router.brokers.nats_link import ApiError, NatsLink, Request, read_answer
 from router.brokers.nats_settings import NatsSettings
 from router.core.config import QueueConfig
 from router.locks.claim import Claim, instance_of
-from router.ports import BrokerError, Disconnected, LockUnavailable, Tenure
+from router.locks.errors import lock_errors
+from router.ports import Disconnected, LockUnavailable, Tenure
 
 BUCKET: Final = "message-router-locks"
 _STREAM: Final = f"KV_{BUCKET}"
@@ -102,7 +103,7 @@ class NatsLock:
 
     async def acquire(self) -> Tenure:
         claim = self._claim
-        with _our_errors():
+        with lock_errors():
             link = await self._connected()
             found = await self._read(link)
             record = found.record
@@ -118,7 +119,7 @@ class NatsLock:
         )
 
     async def renew(self, fence: int) -> bool:
-        with _our_errors():
+        with lock_errors():
             link = await self._connected()
             if await self._write_over(link, self._written, fence):
                 return True
@@ -126,7 +127,7 @@ class NatsLock:
             return await self._write_over(link, await self._read(link), fence)
 
     async def release(self) -> None:
-        with _our_errors():
+        with lock_errors():
             link = await self._connected()
             found = await self._read(link)
             if found.record.owner == self._claim.owner:
@@ -204,14 +205,6 @@ async def _make_bucket(link: NatsLink) -> None:
 def _key(name: str) -> str:
     """As NATS allows it."""
     return name if _KEY.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest()
-
-
-@contextmanager
-def _our_errors() -> Iterator[None]:
-    try:
-        yield
-    except BrokerError as error:
-        raise LockUnavailable(str(error)) from None
 
 
 def _now() -> float:

@@ -1,12 +1,13 @@
 """A leader lock in PostgreSQL: a row, and the database's clock. It needs no session of its own."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from router.brokers.postgres_database import PostgresDatabase
 from router.locks.claim import Claim, instance_of
-from router.ports import BrokerError, LockUnavailable, Tenure
+from router.locks.errors import lock_errors
+from router.ports import Tenure
 
 _IS_THERE: Final = "SELECT to_regclass('message_router.leader_locks') IS NOT NULL AS is_there"
 # Asked for first: to create what is there already needs rights that a router may not have.
@@ -71,7 +72,7 @@ class PostgresLock:
 
     async def acquire(self) -> Tenure:
         claim = self._claim
-        with _our_errors():
+        with lock_errors():
             await self._prepare()
             taken = await self._database.call(_ACQUIRE, claim.key, claim.owner, claim.ttl)
             if taken:
@@ -86,12 +87,12 @@ class PostgresLock:
 
     async def renew(self, fence: int) -> bool:
         claim = self._claim
-        with _our_errors():
+        with lock_errors():
             return bool(await self._database.call(_RENEW, claim.key, claim.owner, claim.ttl, fence))
 
     async def release(self) -> None:
         if self._is_prepared:
-            with _our_errors():
+            with lock_errors():
                 await self._database.call(_RELEASE, self._claim.key, self._claim.owner)
 
     async def _prepare(self) -> None:
@@ -101,11 +102,3 @@ class PostgresLock:
         if not row["is_there"]:
             await self._database.call(_CREATE)
         self._is_prepared = True
-
-
-@contextmanager
-def _our_errors() -> Iterator[None]:
-    try:
-        yield
-    except BrokerError as error:
-        raise LockUnavailable(str(error)) from None

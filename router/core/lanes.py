@@ -2,36 +2,33 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Final
+
+from msgspec import Struct, field
 
 from router.core.job import Batch, Job, State
 
-_NONE: Final[deque[Job]] = deque()  # stands for an empty tier: most groups never use the high one
 
-
-class Lane:
+class Lane(Struct, eq=False):
     """One group's queue (POOL-3). A lane exists as long as it holds a job or serves one."""
 
-    __slots__ = ("current", "group", "high", "is_returning", "latecomers", "regular", "tried")
-
-    def __init__(self, group: str | None) -> None:
-        self.group = group  # None: a message of its own, without order
-        self.high = _NONE
-        self.regular: deque[Job] = deque()
-        self.tried = 0  # of the regular ones, those that no high-priority one may pass
-        self.current: Job | None = None  # being served; not in the tiers
-        self.is_returning = False  # its messages are on their way back to their broker
-        self.latecomers: list[Job] = []  # arrived meanwhile; they wait until the group is free
+    group: str | None  # None: a message of its own, without order
+    high: deque[Job] | None = None  # made on demand: most groups never use it
+    regular: deque[Job] = field(default_factory=deque)
+    tried: int = 0  # of the regular ones, those that no high-priority one may pass
+    current: Job | None = None  # being served; not in the tiers
+    is_returning: bool = False  # its messages are on their way back to their broker
+    latecomers: list[Job] = []  # arrived meanwhile; they wait until the group is free
 
     def put(self, job: Job) -> None:
         if job.message.high_priority:
             self._put_high(job)
             return
         self.regular.append(job)
-        self.tried += job.is_tried
+        if job.posts:
+            self.tried += 1
 
     def _put_high(self, job: Job) -> None:
-        if self.high is _NONE:
+        if self.high is None:
             self.high = deque()
         self.high.append(job)
 
@@ -41,7 +38,8 @@ class Lane:
             job = self.high.popleft()
         else:
             job = self.regular.popleft()
-            self.tried -= job.is_tried
+            if job.posts:
+                self.tried -= 1
         self.current = job
         return job
 
@@ -82,7 +80,7 @@ class Lane:
         return taken
 
     def _keep(self, jobs: list[Job]) -> None:
-        self.high = _NONE
+        self.high = None
         self.regular.clear()
         self.tried = 0
         for job in jobs:
@@ -95,11 +93,11 @@ class Lane:
             job = next(regular)
             tried -= job.is_tried
             yield job
-        yield from self.high
+        yield from self.high or ()
         yield from regular
 
     def __len__(self) -> int:
-        return len(self.high) + len(self.regular)
+        return len(self.high or ()) + len(self.regular)
 
     def __bool__(self) -> bool:
         return bool(self.high or self.regular)

@@ -9,23 +9,17 @@ from router.core.message import UNTRIED, Tally
 CAPACITY: Final = 100_000
 
 
-class Tallies:
+class Tallies(OrderedDict[Key, Tally]):
     """Forgotten by a restart, and the oldest when there are too many: never counted too high."""
 
-    def __init__(self) -> None:
-        self._by_key: OrderedDict[Key, Tally] = OrderedDict()
-
     def keep(self, key: Key, tally: Tally) -> None:
-        self._by_key[key] = tally
-        self._by_key.move_to_end(key)
-        if len(self._by_key) > CAPACITY:
-            self._by_key.popitem(last=False)
+        self[key] = tally
+        self.move_to_end(key)
+        if len(self) > CAPACITY:
+            self.popitem(last=False)
 
     def of(self, key: Key) -> Tally:
-        return self._by_key.get(key, UNTRIED)
+        return self.get(key, UNTRIED)
 
     def forget(self, key: Key) -> None:
-        self._by_key.pop(key, None)
-
-    def __bool__(self) -> bool:
-        return bool(self._by_key)
+        self.pop(key, None)

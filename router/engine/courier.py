@@ -94,7 +94,7 @@ class Courier:
 
     async def serve(self, lane: Lane, job: Job) -> None:
         """Deliver it and settle it, and with it what must not go before it."""
-        outcome = await self._attempt(job) if self._may_send(job) else None
+        outcome = await self._attempt(job)
         if outcome is not None and outcome.retryable:
             outcome = await self._try_again(job, outcome)
         if outcome is None:
@@ -126,22 +126,22 @@ class Courier:
                 break
             self._log_failure(job, failed, f"next try in {pause:g} s")
             await self._pause(job, pause)
-            outcome = await self._attempt(job) if self._may_send(job) else None
+            outcome = await self._attempt(job)
             if outcome is None or not outcome.retryable:
                 return failed if _met_open_circuit(outcome) else outcome
             failed = outcome
         return failed
 
-    def _may_send(self, job: Job) -> bool:
-        return not (self._stopped or self._is_lost(job) or self._mandate.is_over)
-
     async def _attempt(self, job: Job) -> Outcome | None:
-        """None: it was aborted."""
+        """None: it may not be sent any more, or was aborted."""
+        now = self._now()
+        if self._stopped or job.lease_until <= now or self._mandate.is_over:
+            return None
         task = asyncio.current_task(self._loop)
         assert task is not None  # noqa: S101  for the type checker: we run in one
         job.state = _DELIVERING
         self.posts[job] = task
-        self.last_start = job.started_at = self._now()
+        self.last_start = job.started_at = now
         posts = job.posts
         try:
             outcome = await self._mediator.attempt(job, self.config.timeout)

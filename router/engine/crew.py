@@ -41,11 +41,8 @@ class Crew:
     async def _work(self, work: Work | None) -> None:
         while work is not None:
             await work
-            work = await self._next()
-
-    async def _next(self) -> Work | None:
-        if len(self._idle) >= self._most_idle:
-            return None
-        more: asyncio.Future[Work | None] = self._new_future()
-        self._idle.append(more)
-        return await more
+            if len(self._idle) >= self._most_idle:
+                return
+            more: asyncio.Future[Work | None] = self._new_future()
+            self._idle.append(more)
+            work = await more

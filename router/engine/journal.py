@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 from router.core.job import Fate, Job
@@ -22,16 +23,14 @@ class Journal:
 
     def note(self, job: Job, fate: Fate, now: float) -> None:
         """It has ended so, just now."""
-        message, target = job.message, job.message.target
-        if "@" in target:  # before it is cut: half of a password could not be told from a port
-            target = mask_urls(target)
+        message = job.message
         visit = Visit(
             message.id,
             job.broker_id,
             job.home.queue_name,
             pool_code(job),
             job.group,
-            target[:TEXT_KEPT],
+            _shown(message.target),
             job.tracked_at,
             job.tries,
             now,
@@ -54,6 +53,12 @@ class Journal:
 
     def __len__(self) -> int:
         return len(self._visits)
+
+
+@lru_cache(maxsize=10_000)  # targets repeat
+def _shown(target: str) -> str:
+    # Masked before it is cut: half of a password could not be told from a port.
+    return mask_urls(target)[:TEXT_KEPT]
 
 
 def pool_code(job: Job) -> str:

@@ -9,7 +9,6 @@ from router.core.job import Job
 from router.core.outcome import (
     DEFAULT_DELAY,
     Alarm,
-    Answer,
     Fault,
     Outcome,
     Reply,
@@ -59,7 +58,7 @@ class Mediator:
         """POST it once, if its target's circuit allows, and judge what came of it."""
         origin = origin_of(job.message.target)
         breaker = self._breakers.of(origin)
-        ticket = breaker.enter(self._now())
+        ticket = breaker.enter(job.started_at)
         if ticket is None:
             return circuit_open(DEFAULT_DELAY * self._jitter(0.9, 1.1))
         job.posts += 1
@@ -70,20 +69,22 @@ class Mediator:
             answer = await self._sender.send(job.message, job.posts, timeout or self._timeout, span)
             if isinstance(answer, Reply):
                 verdict = True
+                if answer.too_long:
+                    self._warn_of_length(origin)
             else:
                 verdict = False if answer.fault in _BLAMES else None
                 job.posts -= answer.fault in _UNSENT
         finally:
             breaker.leave(ticket, self._now(), ok=verdict)
         outcome = judge(answer, self._wall())
-        self._raise_alarm(outcome, answer, origin)
+        if outcome.alarm is not _NO_ALARM:
+            self._raise_alarm(outcome, origin)
         return outcome
 
-    def _raise_alarm(self, outcome: Outcome, answer: Answer, origin: str) -> None:
-        if isinstance(answer, Reply) and answer.too_long:
-            text = f"{origin} sent a reply of more than 1 MiB; it was judged by its status alone"
-            self._alerts.raise_warning(Code.PROCESSING, Severity.WARN, SOURCE, text)
-        if outcome.alarm is _NO_ALARM:
-            return
+    def _warn_of_length(self, origin: str) -> None:
+        text = f"{origin} sent a reply of more than 1 MiB; it was judged by its status alone"
+        self._alerts.raise_warning(Code.PROCESSING, Severity.WARN, SOURCE, text)
+
+    def _raise_alarm(self, outcome: Outcome, origin: str) -> None:
         code, severity = _ALARMS[outcome.alarm]
         self._alerts.raise_warning(code, severity, SOURCE, f"{origin}: {outcome.detail}")

@@ -44,6 +44,7 @@ class ProcessPool:
         on_group_free: Callable[[Sequence[Job]], None],
     ) -> None:
         self.config = config
+        self.code = config.code
         self.capacity = _capacity(config)
         self.draining = False
         self.has_room = True
@@ -57,13 +58,9 @@ class ProcessPool:
         self._crew = crew
         self._on_room = on_room
         self._on_group_free = on_group_free
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str | None, Lane] = {}  # by group; what has none stands in no order
         self._ready: deque[Lane] = deque()
         self._gatekeeper: asyncio.Task[None] | None = None
-
-    @property
-    def code(self) -> str:
-        return self.config.code
 
     @property
     def queued(self) -> int:
@@ -98,7 +95,7 @@ class ProcessPool:
         behind = sum(len(lane) + len(lane.latecomers) - lane.has_head for lane in lanes)
         waiting = {
             Wait.RATE: heads if self._permits.is_free else 0,
-            Wait.PERMIT: self._permits.waiting + (0 if self._permits.is_free else heads),
+            Wait.PERMIT: len(self._permits.returning) + (0 if self._permits.is_free else heads),
             Wait.GROUP: behind,
             Wait.RETRY: self.courier.pausing,
         }
@@ -114,11 +111,11 @@ class ProcessPool:
 
     def holds_group_of(self, job: Job) -> bool:
         """Whether messages that must not be passed by this one are here still."""
-        return not self._is_unordered(job) and job.group in self._lanes
+        return self._group_of(job) in self._lanes
 
     def lane_of(self, job: Job) -> Lane | None:
         """Where its group waits; None: the group is not here, or the message has no order."""
-        return None if self._is_unordered(job) else self._lanes.get(job.group)
+        return self._lanes.get(self._group_of(job))
 
     def lane_named(self, group: str) -> Lane | None:
         return self._lanes.get(group)
@@ -136,25 +133,29 @@ class ProcessPool:
 
         A draining pool takes what belongs to a group that it holds, to pass it on later (§7).
         """
-        if self.room <= 0 or (self.draining and not self.holds_group_of(job)):
+        if self.held - len(self._posts) >= self.capacity:
+            return False
+        group = self._group_of(job)
+        lane = self._lanes.get(group)
+        if self.draining and lane is None:
             return False
         job.keeper = self
         self.held += 1
-        self._note_room()
-        lane = self._lane_for(job)
-        if self.draining or lane.is_returning:
+        if self.held >= self.capacity:
+            self._note_room()
+        if lane is None:
+            self._open_lane(group, job)
+        elif self.draining or lane.is_returning:
             lane.put_off(job)
-            return True
-        lane.put(job)
-        if lane.current is None and len(lane) == 1:
-            self._ready.append(lane)
-            self._pump()
+        else:
+            lane.put(job)
         return True
 
     def let_go(self, _job: Job) -> None:
         """A job of ours has ended, or goes elsewhere."""
         self.held -= 1
-        self._note_room()
+        if not self.has_room:
+            self._note_room()
 
     def change(self, config: PoolConfig) -> None:
         """Take effect at once; running deliveries finish (POOL-6, §9)."""
@@ -200,19 +201,23 @@ class ProcessPool:
         """End the POSTs that are still open; their messages are given back (OPS-4)."""
         self.courier.abort()
 
-    def _is_unordered(self, job: Job) -> bool:
+    def _group_of(self, job: Job) -> str | None:
+        """In whose order it stands; None: in nobody's."""
         message = job.message
         if message.group is None and self.config.parallel_ungrouped:
-            return True
-        return message.dispatch is not None and message.mode is Mode.IMMEDIATE
+            return None
+        if message.dispatch is not None and message.mode is Mode.IMMEDIATE:
+            return None
+        return job.group
 
-    def _lane_for(self, job: Job) -> Lane:
-        if self._is_unordered(job):
-            return Lane(None)
-        lane = self._lanes.get(job.group)
-        if lane is None:
-            lane = self._lanes[job.group] = Lane(job.group)
-        return lane
+    def _open_lane(self, group: str | None, job: Job) -> None:
+        """It is the first of its group, or stands in no order: it can go on."""
+        lane = Lane(group)
+        lane.put(job)
+        if group is not None:
+            self._lanes[group] = lane
+        self._ready.append(lane)
+        self._pump()
 
     def _note_room(self) -> None:
         """Tell when there is no room left, and when there is some again.
@@ -227,14 +232,15 @@ class ProcessPool:
 
     def _pump(self) -> None:
         """Let ready lanes go on while there are permits."""
-        while self._ready and self._permits.is_free and not self.draining:
+        permits = self._permits
+        while self._ready and permits.out < permits.limit and not self.draining:
             if self.gate.is_limited:
                 self._call_gatekeeper()
                 return
             self._start(self._ready.popleft())
 
     def _start(self, lane: Lane) -> None:
-        self._permits.take()
+        self._permits.out += 1
         self._crew.start(self._work(lane))
 
     def _call_gatekeeper(self) -> None:
@@ -271,7 +277,7 @@ class ProcessPool:
     def _next_after(self, lane: Lane) -> Lane | None:
         """Put the lane back if it has more; take the next one, or give the permit back."""
         lane.current = None
-        if lane:
+        if lane.regular or lane.high:
             self._ready.append(lane)
         else:
             self._close(lane)

@@ -16,12 +16,9 @@ class RateGate:
 
     def __init__(self, config: PoolConfig) -> None:
         self._bucket = _bucket(config)
+        self.is_limited = self._bucket is not None
         self._before: _Bucket | None = None  # the last one; no limit replaces no bucket
         self._changed = Bell()
-
-    @property
-    def is_limited(self) -> bool:
-        return self._bucket is not None
 
     @property
     def must_wait(self) -> bool:
@@ -35,6 +32,7 @@ class RateGate:
         if bucket is not None and before is not None:
             bucket.fill(before.level)
         self._bucket = bucket
+        self.is_limited = bucket is not None
         self._changed.ring()
 
     async def pass_one(self) -> None:

@@ -35,6 +35,7 @@ LAST_DELIVERY: Final = "its broker would not have handed it out again"
 class Settler:
     def __init__(self, queue: QueueConfig, context: Context, counts: Counts) -> None:
         self.queue = queue
+        self.queue_name = queue.name
         self.held: set[Job] = set()
         self.deferred: list[Job] = []  # of those held, the ones that no pool had room for (ROUTE-5)
         self.emptied = Bell()
@@ -44,16 +45,13 @@ class Settler:
         self._counts = counts
         self._now = asyncio.get_running_loop().time  # asked for often, and finding the loop is slow
         self._line: Line | None = None
+        self._hold_seconds: float | None = None  # that its broker lets a message wait here
         self._renewed = Bell()  # rung when the connection was opened or lost
         self._is_stopping = False
         self._acks: list[Job] = []
         self._surplus: list[Delivery] = []
         self._unwanted: list[Delivery] = []
         self._is_flushing = False
-
-    @property
-    def queue_name(self) -> str:
-        return self.queue.name
 
     @property
     def holds_groups(self) -> bool:
@@ -78,6 +76,7 @@ class Settler:
 
     def connected(self, line: Line) -> None:
         self._line = line
+        self._hold_seconds = line.traits.hold_seconds
         self._renewed.ring()
 
     def disconnected(self) -> None:
@@ -134,8 +133,8 @@ class Settler:
 
     def hold(self, job: Job) -> None:
         self.held.add(job)
-        if self._line is not None and self._line.traits.hold_seconds is not None:
-            job.hold_until = self._now() + self._line.traits.hold_seconds
+        if self._hold_seconds is not None:
+            job.hold_until = self._now() + self._hold_seconds
 
     def release(self, job: Job) -> None:
         self.held.discard(job)
@@ -155,7 +154,8 @@ class Settler:
     def ack(self, job: Job) -> None:
         job.state = _SETTLING
         self._acks.append(job)
-        self._flush_soon()
+        if not self._is_flushing:
+            self._flush_soon()
 
     def discard(self, delivery: Delivery) -> None:
         self._surplus.append(delivery)
@@ -373,7 +373,7 @@ class Settler:
         self._counts.record(job.metric, now)
         self._routing.end(job, fate, now)
         job.batch.left -= 1
-        if job.batch.was_fruitless:
+        if not job.batch.left and job.batch.was_fruitless:
             self.is_fruitless = True
         if not self.held:
             self._tell_if_idle()

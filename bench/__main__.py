@@ -25,6 +25,7 @@ from bench import (
 from bench.contenders import peer
 from bench.report import Results, Table
 from bench.trial import Spoilt
+from router import interpreter
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
@@ -73,6 +74,8 @@ BY_DEFAULT: Final = tuple(name for name in PARTS if name not in LONG)
 def main() -> None:
     given = _read_options()
     logging.disable(logging.CRITICAL)  # adapters in this process have nothing to say
+    interpreter.starts()
+    interpreter.is_ready()  # what is measured in this process runs as it does in the router
     tables = []
     for part in given.parts:
         try:

@@ -6,7 +6,6 @@ brokers ─► intakes ─► routing ─► pools ─► mediator ─► sender
 """
 
 import asyncio
-import gc
 import logging
 import os
 import random
@@ -25,7 +24,7 @@ from urllib.parse import quote
 
 import uvloop
 
-from router import __version__
+from router import __version__, interpreter
 from router.api.access import Access, AuthMode, TokenJudge, is_loopback
 from router.api.app import create_app
 from router.api.server import CannotListen, listen
@@ -81,7 +80,6 @@ EXIT_OK: Final = 0
 EXIT_NO_CONFIGURATION: Final = 1
 EXIT_BAD_SETTING: Final = 2
 EXIT_ENDED: Final = 130
-SWITCH_INTERVAL: Final = 0.0005  # a busy loop must not starve the threads of the SQLite files
 _LOOPBACKS: Final = ("127.0.0.1", "::1")
 
 T = TypeVar("T")
@@ -171,7 +169,6 @@ def run(env: Mapping[str, str]) -> int:
     configure_logging(settings.log_level.name, as_json=as_json)
     for note in setting_notes(env):
         log.warning("%s", note)
-    sys.setswitchinterval(SWITCH_INTERVAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run_until_signalled(settings))
 
@@ -216,8 +213,7 @@ async def _route(
     router: Router, settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]
 ) -> None:
     router.view.initialized = True
-    gc.freeze()  # what a start has made is here to stay: no collection has to look at it again
-    gc.enable()
+    interpreter.is_ready()
     log.info("ready", extra={"port": router.port, "version": __version__})
     on_ready()
     scheduled = router.start_schedule(settings)

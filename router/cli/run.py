@@ -1,10 +1,11 @@
 """`run`: the service itself."""
 
-import gc
 import os
 import sys
 
 import click
+
+from router import interpreter
 
 _WRONG_SETTING = 2
 
@@ -18,7 +19,7 @@ def run() -> None:
     Settings come from the environment. With none at all it runs on an embedded queue named
     `default`; `message-router send` puts messages into it.
     """
-    gc.disable()  # until it is ready: nothing of a start is garbage
+    interpreter.starts()
     from router.main import run as run_router  # noqa: PLC0415  all of the router: not for --help
     from router.settings import BadSetting  # noqa: PLC0415  ditto
 

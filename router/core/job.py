@@ -111,9 +111,12 @@ class Keeper(Protocol):
 class Batch:
     """One receive. Tells whether any of it led to a request (ROUTE-5)."""
 
-    __slots__ = ("left", "requests")
+    __slots__ = ("at", "home", "left", "requests", "run")
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home, at: float, run: str | None = None) -> None:
+        self.home = home
+        self.at = at
+        self.run = run  # what of its group goes back together; None: what this batch brought
         self.left = 0
         self.requests = 0
 
@@ -159,12 +162,8 @@ class Job(Struct, eq=False):
         cls,
         message: Message,
         delivery: Delivery,
-        home: Home,
         batch: Batch,
-        *,
-        run: Batch | str,
         key: Key,
-        now: float,
     ) -> "Job":
         tally, lease_until = delivery.tally, delivery.lease_until
         return cls(
@@ -175,11 +174,11 @@ class Job(Struct, eq=False):
             delivery.broker_id,
             delivery.handle,
             NEVER if lease_until is None else lease_until,
-            home,
+            batch.home,
             batch,
-            run,
-            now,
-            now,
+            batch.run or batch,
+            batch.at,
+            batch.at,
             tally.attempts,
             tally.attempts,
             tally.posts,

@@ -75,7 +75,7 @@ class Mediator:
                 verdict = False if answer.fault in _BLAMES else None
                 job.posts -= answer.fault in _UNSENT
         finally:
-            breaker.leave(ticket, self._now(), ok=verdict)
+            breaker.leave(ticket, self._now(), verdict)
         outcome = judge(answer, self._wall())
         if outcome.alarm is not _NO_ALARM:
             self._raise_alarm(outcome, origin)

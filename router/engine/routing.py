@@ -162,9 +162,9 @@ class _BatchRouting:
         self.aside = Aside()
         self._routing = routing
         self._arrivals = arrivals
-        self._batch = Batch()
-        # A batch's part of a group; where we keep the order, all of the group that is here.
-        self._run = arrivals.queue if arrivals.home.is_ordered_here else self._batch
+        # Where we keep the order, all of the group that is here goes back together.
+        run = arrivals.queue if arrivals.home.is_ordered_here else None
+        self._batch = Batch(arrivals.home, arrivals.now, run)
 
     def place(self, delivery: Delivery) -> None:
         arrivals, routing = self._arrivals, self._routing
@@ -186,15 +186,7 @@ class _BatchRouting:
         key = key_of(arrivals.queue, delivery, message)
         claim, held = routing.tracker.look_up(key, message)
         if held is None:
-            job = Job.of(
-                message,
-                delivery,
-                arrivals.home,
-                self._batch,
-                run=self._run,
-                key=key,
-                now=arrivals.now,
-            )
+            job = Job.of(message, delivery, self._batch, key)
             if routing.tallies and not job.attempts_before:
                 job.recall(routing.tallies.of(key))
             self._submit(job)

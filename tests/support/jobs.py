@@ -63,4 +63,9 @@ def make_job(
     )
     delivery = Delivery(b"{}", message_id, broker_id=message_id, tally=tally or Tally())
     key = ("q", message_id, "")
-    return Job.of(message, delivery, FakeHome(), Batch(), run=run, key=key, now=0.0)
+    batch = run if isinstance(run, Batch) else make_batch(run)
+    return Job.of(message, delivery, batch, key)
+
+
+def make_batch(run: str | None = None) -> Batch:
+    return Batch(FakeHome(), 0.0, run)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from router.core.job import Batch
-from tests.support.jobs import make_job
+from tests.support.jobs import make_batch, make_job
 
 
 @pytest.mark.rule("OPS-5")
@@ -18,7 +17,7 @@ def test_a_job_shows_how_far_it_got_and_no_secret() -> None:
 def test_a_batch_that_ended_without_a_request_was_fruitless(
     left: int, requests: int, *, fruitless: bool
 ) -> None:
-    batch = Batch()
+    batch = make_batch()
     batch.left, batch.requests = left, requests
 
     assert batch.was_fruitless is fruitless

@@ -5,10 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.job import Batch, Job, State
+from router.core.job import Job, State
 from router.core.lanes import Lane
 from router.core.message import Tally
-from tests.support.jobs import make_job
+from tests.support.jobs import make_batch, make_job
 
 pytestmark = pytest.mark.rule("POOL-3")
 
@@ -62,7 +62,7 @@ def test_what_goes_back_goes_in_the_order_of_service() -> None:
 
 @pytest.mark.rule("FIFO-1")
 def test_only_what_came_in_the_same_batch_is_taken_out_with_a_failed_one() -> None:
-    first, second = Batch(), Batch()
+    first, second = make_batch(), make_batch()
     lane = lane_of(
         make_job("a", run=first),
         make_job("b", run=second),
@@ -78,7 +78,7 @@ def test_only_what_came_in_the_same_batch_is_taken_out_with_a_failed_one() -> No
 
 @pytest.mark.rule("FIFO-1")
 def test_a_taken_run_leaves_no_trace_in_the_order_of_the_rest() -> None:
-    failed = Batch()
+    failed = make_batch()
     lane = lane_of(make_job("t", run=failed, tally=TRIED), make_job("b"), make_job("H", high=True))
 
     lane.take_run(failed)
@@ -88,9 +88,9 @@ def test_a_taken_run_leaves_no_trace_in_the_order_of_the_rest() -> None:
 
 @pytest.mark.rule("FIFO-1")
 def test_a_run_that_has_nothing_left_takes_nothing_out() -> None:
-    lane = lane_of(make_job("a", run=Batch()))
+    lane = lane_of(make_job("a", run=make_batch()))
 
-    assert lane.take_run(Batch()) == []
+    assert lane.take_run(make_batch()) == []
     assert len(lane) == 1
 
 
@@ -116,7 +116,7 @@ class LaneMachine(RuleBasedStateMachine):
         super().__init__()
         self.lane = Lane("g")
         self.model: list[Job] = []
-        self.runs = [Batch(), Batch()]
+        self.runs = [make_batch(), make_batch()]
 
     @rule(high=st.booleans(), tried=st.booleans(), run=st.integers(0, 1))
     def put(self, high: bool, tried: bool, run: int) -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.job import Batch, Job
+from router.core.job import Job
 from router.core.message import Delivery, Message
 from router.core.tracker import Claim, Tracker, key_of
-from tests.support.jobs import FakeHome
+from tests.support.jobs import make_batch
 
 pytestmark = pytest.mark.rule("ROUTE-1", "ROUTE-2", "ROUTE-3", "ROUTE-7")
 
@@ -20,7 +20,7 @@ def job(queue: str, broker_id: str | None, message_id: str, target: str = A) -> 
     message = Message(id=message_id, target=target)
     delivery = Delivery(b"", object(), broker_id)
     key = key_of(queue, delivery, message)
-    return Job.of(message, delivery, FakeHome(), Batch(), run="q", key=key, now=0.0)
+    return Job.of(message, delivery, make_batch("q"), key)
 
 
 def claim(held: Job, arrival: Job) -> Claim:

@@ -6,6 +6,7 @@ good on the next one too, a handle without a lease dies with the one that brough
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from typing import Final
 
@@ -224,10 +225,9 @@ class Settler:
 
     async def _ack_jobs(self, jobs: list[Job]) -> list[Job]:
         """Answers those to be tried again."""
-        by_error: dict[str, list[Job]] = {"": [job for job in jobs if not job.error]}
+        by_error: defaultdict[str, list[Job]] = defaultdict(list)
         for job in jobs:
-            if job.error:
-                by_error.setdefault(job.error, []).append(job)
+            by_error[job.error].append(job)
         unsettled: list[Job] = []
         for error, some in by_error.items():
             unsettled += await self._ack_some(self._still_ours(some), error)

@@ -8,7 +8,6 @@ from http import HTTPStatus
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from fastapi import APIRouter, Response
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from router.api.router_api import RouterApi
 from router.api.slices import sliced
@@ -18,6 +17,7 @@ from router.core.warnings import Severity, WarningSummary
 from router.engine.config_sync import SyncCounts
 
 PREFIX: Final = "message_router_"
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _DESCRIPTION: Final = {
     "description": "The metrics",
@@ -265,7 +265,7 @@ def metrics_routes(router: RouterApi) -> APIRouter:
     @routes.get("/metrics", response_class=Response, responses={HTTPStatus.OK: _DESCRIPTION})
     async def metrics() -> Response:
         """For Prometheus, in its text format."""
-        return Response(await _page(router), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(await _page(router), media_type=CONTENT_TYPE)
 
     return routes
 

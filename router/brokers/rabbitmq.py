@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -9,8 +10,10 @@ from urllib.parse import quote, unquote, urlsplit
 
 from msgspec import Struct
 
-from router.brokers.rabbitmq_consumer import RabbitBroker, RabbitPublisher
+from router.brokers.comebacks import Comebacks
+from router.brokers.rabbitmq_consumer import RabbitBroker
 from router.brokers.rabbitmq_link import Link, open_link
+from router.brokers.rabbitmq_publisher import RabbitPublisher
 from router.brokers.rabbitmq_retry import RetryQueues
 from router.brokers.uri import QueueUri, read_uri, refusal
 from router.brokers.worker import Worker
@@ -50,9 +53,10 @@ class RabbitQueues:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._lines = itertools.count(1)
+        self._comebacks: defaultdict[str, Comebacks] = defaultdict(Comebacks)  # by the queue's URI
 
     async def close(self) -> None:
-        """Nothing is shared between connections."""
+        """Nothing is shared between connections that has to be closed."""
 
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator[RabbitBroker]:
@@ -71,6 +75,7 @@ class RabbitQueues:
                 place.queue,
                 prefetch=place.prefetch,
                 line=next(self._lines),
+                comebacks=self._comebacks[queue.uri],
                 clock=self._worker.clock,
             )
             async with broker.minded():

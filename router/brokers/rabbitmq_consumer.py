@@ -1,8 +1,9 @@
-"""Both ends of one RabbitMQ queue."""
+"""The receiving end of one RabbitMQ queue."""
 
 import asyncio
+import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, cast
 
@@ -10,25 +11,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.brokers.bell import Bell, wait_for_ring
-from router.brokers.rabbitmq_link import Arrival, Link, Properties, Unroutable
-from router.brokers.rabbitmq_retry import PERSISTENT, History, RetryQueues, history_of
+from router.brokers.comebacks import LONGEST_GATHERING, Comebacks
+from router.brokers.rabbitmq_link import Arrival, Link
+from router.brokers.rabbitmq_retry import SHORTEST_WAY, History, RetryQueues, history_of
 from router.core.message import Delivery, Handle, Tally
 from router.core.trace import carried_in
-from router.ports import (
-    BrokerError,
-    Depth,
-    Publication,
-    QueueRefused,
-    StaleLease,
-    Traits,
-    Unsettled,
-)
+from router.ports import BrokerError, Depth, StaleLease, Traits, Unsettled
 
 LONG_POLL: Final = 20.0
 LINGER: Final = 0.05  # what is given back comes in bursts: nothing is fetched in between
+LOOK: Final = 0.05  # whether what is still missing will come at all
 LONGEST_STAY: Final = 20 * 60.0  # unasked for; after 30 min the broker closes the channel (BRK-5)
 LOOK_EVERY: Final = 30.0
-PUBLISHED_AT_ONCE: Final = 200
 
 
 class Ticket(Struct, frozen=True):
@@ -41,12 +35,15 @@ class Ticket(Struct, frozen=True):
 class Consumer:
     """What the broker has pushed and nobody has asked for yet, oldest first."""
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, bell: Bell, comebacks: Comebacks) -> None:
         self.name = ""
         self.arrivals: deque[Arrival] = deque()
         self._bell = bell
+        self._comebacks = comebacks
 
     def take(self, arrival: Arrival) -> None:
+        if self._comebacks:
+            self._comebacks.came(_key(arrival))
         self.arrivals.append(arrival)
         self._bell.ring()
 
@@ -66,6 +63,7 @@ class RabbitBroker:
         *,
         prefetch: int,
         line: int,
+        comebacks: Comebacks,
         clock: Callable[[], float],
     ) -> None:
         self._link = link
@@ -73,6 +71,7 @@ class RabbitBroker:
         self._queue = queue
         self._prefetch = prefetch
         self._line = line
+        self._comebacks = comebacks  # copies that are on their way
         self._clock = clock  # of the machine: when a copy is due
         self._out: dict[int, Arrival] = {}  # handed over and not settled, by tag
         self._consumer: Consumer | None = None
@@ -100,7 +99,8 @@ class RabbitBroker:
             rung = self._bell.listen()
             await self._consume()
             await self._gather(limit)
-            due = await self._hand_over(limit)
+            await self._gather_mates(limit)
+            due = self._hand_over(limit)
             if due:
                 return due
             patience = give_up - _now()
@@ -131,13 +131,14 @@ class RabbitBroker:
         if delay <= 0:
             await self._rewind(arrival)
             return
+        before = history_of(arrival.properties)
         history = replace(
-            history_of(arrival.properties),
+            before,
             tally=tally,
-            deliveries=_count(arrival),
+            deliveries=_count(arrival, before),
             due_at=self._clock() + delay,
         )
-        await self._put_off([arrival], [history])
+        await self._put_off([(arrival, history)])
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         del seconds  # as long as the connection anyway
@@ -147,11 +148,15 @@ class RabbitBroker:
     async def depth(self) -> Depth | None:
         """Of the queue alone: what waits in its retry queues is not counted."""
         in_queue = await self._link.waiting(self._queue)
-        here = len(self._consumer.arrivals) if self._consumer is not None else 0
+        here = len(self._arrivals)
         window = max(self._prefetch - here - len(self._out), 0)
         return Depth(in_queue + here, len(self._out), due=here + min(in_queue, window))
 
     # What is handed over.
+
+    @property
+    def _arrivals(self) -> deque[Arrival]:
+        return self._consumer.arrivals if self._consumer is not None else deque()
 
     async def _consume(self) -> None:
         while self._consumer is None and not self._interrupted.is_set():
@@ -160,38 +165,58 @@ class RabbitBroker:
                 await asyncio.sleep(pause)
                 continue
             async with self._switching:
-                consumer = Consumer(self._bell)
+                consumer = Consumer(self._bell, self._comebacks)
                 consumer.name = await self._link.consume(self._queue, self._prefetch, consumer.take)
                 self._consumer = consumer
 
     async def _gather(self, limit: int) -> None:
         """They are pushed one by one; a batch is all that were there with its first (FIFO-1)."""
-        if self._consumer is not None and 0 < len(self._consumer.arrivals) < limit:
+        if 0 < len(self._arrivals) < limit:
             await self._link.catch_up()
 
-    async def _hand_over(self, limit: int) -> Sequence[Delivery]:
-        """The oldest arrivals. Those that are early hop again."""
-        due: list[Delivery] = []
-        early: list[Arrival] = []
-        arrivals = self._consumer.arrivals if self._consumer is not None else deque[Arrival]()
-        while arrivals and len(due) < limit:
-            arrival = arrivals.popleft()
-            history = history_of(arrival.properties)
-            if history.wait(self._clock()):
-                early.append(arrival)
-                continue
-            self._out[arrival.tag] = arrival
-            due.append(self._delivery(arrival, history))
-        if early:
-            await self._put_off(early, [history_of(each.properties) for each in early])
-        return due
+    async def _gather_mates(self, limit: int) -> None:
+        """Wait for what was put off with those that are back: each copy has a time of its own."""
+        give_up = _now() + LONGEST_GATHERING
+        await self._send_on_early(limit)
+        while self._lacks_mates(limit) and not self._interrupted.is_set() and _now() < give_up:
+            self._link.check()
+            await wait_for_ring(self._bell.listen(), LOOK)
+            await self._send_on_early(limit)
 
-    def _delivery(self, arrival: Arrival, history: History) -> Delivery:
+    def _lacks_mates(self, limit: int) -> bool:
+        arrivals = self._arrivals
+        if not self._comebacks or len(arrivals) >= limit:
+            return False
+        back = [each.body for each in arrivals if history_of(each.properties).deliveries]
+        return self._comebacks.awaits_mates_of(back, _now())
+
+    async def _send_on_early(self, limit: int) -> None:
+        """Of those that come next, let hop again what comes before its time."""
+        while early := self._early(limit):
+            for arrival, _ in early:
+                self._arrivals.remove(arrival)
+            await self._put_off(early)
+
+    def _early(self, limit: int) -> Sequence[tuple[Arrival, History]]:
+        now = self._clock()
+        first = itertools.islice(self._arrivals, limit)
+        histories = [(each, history_of(each.properties)) for each in first]
+        return [(each, history) for each, history in histories if history.wait(now)]
+
+    def _hand_over(self, limit: int) -> Sequence[Delivery]:
+        """The oldest arrivals."""
+        arrivals = self._arrivals
+        batch = [arrivals.popleft() for _ in range(min(limit, len(arrivals)))]
+        self._out.update((arrival.tag, arrival) for arrival in batch)
+        return [self._delivery(arrival) for arrival in batch]
+
+    def _delivery(self, arrival: Arrival) -> Delivery:
+        history = history_of(arrival.properties)
         return Delivery(
             arrival.body,
             Ticket(self._line, arrival.tag),
             broker_id=history.broker_id,
-            count=_count(arrival),
+            count=_count(arrival, history),
             tally=history.tally,
             parent=carried_in(arrival.properties.headers or {}),
         )
@@ -206,12 +231,13 @@ class RabbitBroker:
         """A tag settled twice would cost the channel, so it is ours to settle only once."""
         return self._out.pop(cast("Ticket", handle).tag) if self._is_out(handle) else None
 
-    async def _put_off(self, arrivals: Sequence[Arrival], histories: Sequence[History]) -> None:
+    async def _put_off(self, copies: Sequence[tuple[Arrival, History]]) -> None:
         """Copies first, confirmed; then the originals are removed. In between a crash doubles."""
-        now = self._clock()
-        for arrival, history in zip(arrivals, histories, strict=True):
-            await self._retries.put(arrival, history.due_at - now, history)
-        await self._link.ack([arrival.tag for arrival in arrivals])
+        for arrival, history in copies:
+            delay = max(history.due_at - self._clock(), SHORTEST_WAY)
+            self._comebacks.expect(_key(arrival), arrival.body, now=_now(), delay=delay)
+            await self._retries.put(arrival, delay, history)
+        await self._link.ack([arrival.tag for arrival, _ in copies])
 
     async def _rewind(self, *returned: Arrival) -> None:
         """Give back what nobody asked for as well: it must not overtake what is given back."""
@@ -241,43 +267,16 @@ class RabbitBroker:
         return _now() - self._consumer.arrivals[0].at > LONGEST_STAY
 
 
-class RabbitPublisher:
-    def __init__(self, link: Link, queue: str) -> None:
-        self._link = link
-        self._queue = queue
-
-    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
-        """RabbitMQ knows no duplicates. When it breaks off, the first ones may be in."""
-        for start in range(0, len(items), PUBLISHED_AT_ONCE):
-            await self._publish(items[start : start + PUBLISHED_AT_ONCE])
-        return [True] * len(items)
-
-    async def _publish(self, items: Iterable[Publication]) -> None:
-        """Sent one after the other, confirmed together."""
-        try:
-            async with asyncio.TaskGroup() as confirming:
-                for item in items:
-                    confirming.create_task(self._publish_one(item), name=f"publish {self._queue}")
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
-
-    async def _publish_one(self, item: Publication) -> None:
-        properties = Properties(
-            content_type="application/json",
-            delivery_mode=PERSISTENT,
-            message_id=item.dedup_key,
-        )
-        try:
-            await self._link.publish(self._queue, item.body, properties)
-        except Unroutable:
-            raise QueueRefused(f"there is no queue {self._queue!r}") from None
+def _key(arrival: Arrival) -> Hashable:
+    """The same for a message and its copies."""
+    return history_of(arrival.properties).broker_id or arrival.body
 
 
-def _count(arrival: Arrival) -> int:
+def _count(arrival: Arrival, history: History) -> int:
     """Classic queues tell no more than that it is not the first time."""
     returned = (arrival.properties.headers or {}).get("x-delivery-count")
     before = returned if isinstance(returned, int) else int(arrival.redelivered)
-    return history_of(arrival.properties).deliveries + before + 1
+    return history.deliveries + before + 1
 
 
 def _stale(handle: Handle) -> Unsettled:

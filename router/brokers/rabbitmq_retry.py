@@ -18,6 +18,7 @@ from router.ports import Disconnected, QueueRefused
 
 LADDER: Final = (1, 2, 5, 10, 30, 60, 300, 900, 3600)  # seconds
 FIRST_MADE: Final = 30  # the usual delay: tells at once whether we may make such queues at all
+SHORTEST_WAY: Final = LADDER[0]
 ROUNDING: Final = 0.5  # a hop may end that much late, rather than take one more
 PUNCTUAL: Final = 0.1  # two machines' clocks differ: so close to its time, it is due
 PERSISTENT: Final = 2
@@ -36,7 +37,7 @@ _NOT_COPIED_PREFIXES: Final = ("x-first-death-", "x-last-death-", _PREFIX)
 
 def step_for(delay: float) -> int:
     """The largest step that is not too long; the first one if all are."""
-    return max((step for step in LADDER if step <= delay + ROUNDING), default=LADDER[0])
+    return max((step for step in LADDER if step <= delay + ROUNDING), default=SHORTEST_WAY)
 
 
 class History(Struct, frozen=True):

@@ -53,6 +53,28 @@ class Gate:
             self.answered.append(id_of(request))
 
 
+@dataclass
+class Hesitant:
+    """Asks for a second the first two times that it sees the first message.
+
+    At the first time it waits until all of the group has arrived at the router as well.
+    """
+
+    accepted: list[str] = field(default_factory=list)
+    hesitations: int = 0
+
+    async def script(self, connection: Connection) -> None:
+        while True:
+            request = await connection.read()
+            if id_of(request) == "m0" and self.hesitations < 2:
+                self.hesitations += 1
+                await asyncio.sleep(0.5 if self.hesitations == 1 else 0)
+                await connection.reply(200, b'{"ack": false, "delaySeconds": 1}')
+            else:
+                self.accepted.append(id_of(request))
+                await connection.reply()
+
+
 def first(bad: Script) -> Script:
     """Bad to the first request, then polite: what a target is that recovers."""
     was_bad = False

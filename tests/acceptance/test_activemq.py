@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
-from tests.acceptance.targets import Gate, id_of, ids, message
+from tests.acceptance.targets import Gate, Hesitant, id_of, ids, message
 from tests.outbound.servers import Connection, Target, listening
 from tests.support.servers import activemq
 from tests.support.servers.activemq import ActiveMqServer
@@ -53,28 +53,6 @@ class Accepting:
             await asyncio.sleep(0.01)
             self.accepted.append(id_of(request))
             await connection.reply()
-
-
-@dataclass
-class Hesitant:
-    """Asks for a second the first two times that it sees the first message.
-
-    At the first time it waits until all of the group has arrived at the router as well.
-    """
-
-    accepted: list[str] = field(default_factory=list)
-    hesitations: int = 0
-
-    async def script(self, connection: Connection) -> None:
-        while True:
-            request = await connection.read()
-            if id_of(request) == "m0" and self.hesitations < 2:
-                self.hesitations += 1
-                await asyncio.sleep(0.5 if self.hesitations == 1 else 0)
-                await connection.reply(200, b'{"ack": false, "delaySeconds": 1}')
-            else:
-                self.accepted.append(id_of(request))
-                await connection.reply()
 
 
 def load(target: Target) -> list[dict[str, object]]:

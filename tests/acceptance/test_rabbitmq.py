@@ -10,7 +10,7 @@ import pytest
 
 from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
-from tests.acceptance.targets import id_of, message
+from tests.acceptance.targets import Hesitant, id_of, ids, message
 from tests.outbound.servers import Connection, Target, listening
 from tests.support.servers.rabbitmq import RabbitServer, rabbit_server
 
@@ -127,6 +127,22 @@ async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts
 
 def numbers(delivered: list[str], group: int) -> list[int]:
     return [int(each.partition(":")[2]) for each in delivered if each.startswith(f"{group}:")]
+
+
+@pytest.mark.rule("P3", "FIFO-1", "BRK-4")
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_a_group_whose_first_message_is_put_off_twice_stays_in_order(
+    site: Site, server: RabbitServer, kind: str
+) -> None:
+    hesitant = Hesitant()
+    configure(site, f"{server.url}?queue=hesitant-{kind}&type={kind}")
+    async with listening(hesitant.script) as target, site.router() as router:
+        await router.publish([message(f"m{n}", target, pool="LOAD", group="g") for n in range(10)])
+        await eventually(lambda: len(hesitant.accepted) == 10)
+        await router.stop()
+
+    assert hesitant.accepted == [f"m{n}" for n in range(10)]
+    assert ids(target) == ["m0", "m0", *hesitant.accepted]
 
 
 @pytest.mark.rule("BRK-4", "WQ-5", "CFG-1")

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import httpx
 import pytest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.api.metrics import METRICS
@@ -77,7 +78,7 @@ async def test_every_figure_is_shown_under_its_name(
     answer = await api.get("/metrics")
 
     shown = set(answer.text.splitlines())
-    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert answer.headers["content-type"] == CONTENT_TYPE_PLAIN_0_0_4
     assert [line for line in SHOWN.splitlines() if line not in shown] == []
 
 

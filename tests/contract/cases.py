@@ -199,3 +199,11 @@ def publication(
 
 def bodies(deliveries: Sequence[Delivery]) -> list[str]:
     return [delivery.body.decode() for delivery in deliveries]
+
+
+async def several(broker: Broker, count: int) -> list[Delivery]:
+    """They come one by one, and not always as one batch."""
+    received: list[Delivery] = []
+    while len(received) < count:
+        received += await broker.receive(count - len(received))
+    return received

@@ -17,7 +17,7 @@ from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Delivery, Tally
 from router.ports import Broker, BrokerError, Disconnected, QueueRefused, StaleLease
 from tests.contract.activemq_place import ActiveMqPlace
-from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication
+from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication, several
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.servers.activemq import ActiveMqServer, running
 from tests.support.servers.base import free_port
@@ -98,14 +98,6 @@ async def reopened(ends: Ends) -> AsyncIterator[Broker]:
 async def one(broker: Broker) -> Delivery:
     (delivery,) = await broker.receive(1)
     return delivery
-
-
-async def several(broker: Broker, count: int) -> list[Delivery]:
-    """They come one by one, and not always as one batch."""
-    received: list[Delivery] = []
-    while len(received) < count:
-        received += await broker.receive(count - len(received))
-    return received
 
 
 def body(group: str) -> bytes:

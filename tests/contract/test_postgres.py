@@ -27,6 +27,7 @@ INSERT = """
 INSERT INTO message_router.queue_messages (queue, message_id, group_id, body)
 VALUES ($1, $2, $3, convert_to($2, 'UTF8')) ON CONFLICT DO NOTHING
 """
+CLAIM = "SELECT FROM message_router.claim($1, 'w', 7, 10, 60)"
 
 
 @pytest.fixture
@@ -517,6 +518,39 @@ async def test_finished_messages_stay_as_long_as_wanted(
     assert rows_left(postgres.server, queue, "queue_audit") == 0
 
 
+@pytest.mark.rule("WQ-8", "P4")
+async def test_a_queue_that_is_never_empty_forgets_what_is_old_too(postgres: PostgresPlace) -> None:
+    queue = queue_at(postgres.new_uri())
+    async with new_door("worker-1", dedup_window=0.1) as door, both_ends(door, queue) as ends:
+        await ends.publisher.publish([publication("a"), publication("b"), publication("c")])
+        await ends.broker.ack([(await receive_one(ends.broker)).handle])
+        await asyncio.sleep(0.2)
+
+        await receive_one(ends.broker)
+
+    assert rows_left(postgres.server, queue, "queue_messages") == 2
+
+
+@pytest.mark.rule("WQ-6", "WQ-8")
+async def test_a_message_that_someone_waits_for_does_not_wait_for_the_cleaning(
+    postgres: PostgresPlace, producer: Any
+) -> None:
+    queue = queue_at(postgres.new_uri())
+    async with new_door("worker-1", dedup_window=0.1) as door, both_ends(door, queue) as ends:
+        await ends.publisher.publish([publication("a")])
+        await ends.broker.ack([(await receive_one(ends.broker)).handle])
+        await producer.fetch(CLAIM, name_of(queue))  # nothing there: someone waits
+        await asyncio.sleep(0.2)
+
+        await ends.publisher.publish([publication("b")])
+        await producer.fetch(CLAIM, name_of(queue))
+        left_by_the_first = rows_left(postgres.server, queue, "queue_messages")
+        await producer.fetch(CLAIM, name_of(queue))
+
+    assert left_by_the_first == 2
+    assert rows_left(postgres.server, queue, "queue_messages") == 1
+
+
 # The schema.
 
 
@@ -607,10 +641,18 @@ async def test_a_wrong_uri_is_refused_with_a_reason_and_without_its_secrets(
 # What it costs.
 
 
-async def pages_read_by_a_claim(producer: Any, queue: str) -> int:
-    plan = await producer.fetch(
-        "EXPLAIN (ANALYZE, BUFFERS) SELECT FROM message_router.claim($1, 'w', 7, 10, 60)", queue
-    )
+PUBLISH = (
+    "SELECT FROM message_router.publish($1, 300, ARRAY['p'], ARRAY['p'], ARRAY['P'],"
+    " ARRAY[NULL], ARRAY[false], ARRAY[''::bytea])"
+)
+FINISHED = """
+INSERT INTO message_router.queue_messages (queue, message_id, state, finished_at, body)
+SELECT $1, 'x' || i, 'succeeded', clock_timestamp(), '' FROM generate_series(1, 20000) AS i
+"""
+
+
+async def pages_read_by(call: str, producer: Any, queue: str) -> int:
+    plan = await producer.fetch(f"EXPLAIN (ANALYZE, BUFFERS) {call}", queue)
     return sum(int(pages) for row in plan[:2] for pages in re.findall(r"hit=(\d+)", row[0]))
 
 
@@ -633,9 +675,38 @@ async def test_a_claim_costs_the_same_whatever_waits(
     await receive_one(ends.broker)
     await ends.publisher.publish([publication(f"few {n}", group=f"few {n}") for n in range(30)])
     await producer.fetch("SELECT FROM message_router.claim($1, 'w', 6, 10, 60)", queue)
-    cost_of_few = await pages_read_by_a_claim(producer, queue)
+    cost_of_few = await pages_read_by(CLAIM, producer, queue)
 
     await producer.execute(f"INSERT INTO {columns} {others}", queue)
     await producer.fetch("SELECT FROM message_router.claim($1, 'w', 8, 10, 60)", queue)
 
-    assert await pages_read_by_a_claim(producer, queue) < 3 * cost_of_few
+    assert await pages_read_by(CLAIM, producer, queue) < 3 * cost_of_few
+
+
+@pytest.mark.rule("WQ-1", "P5")
+async def test_a_publication_costs_the_same_whatever_is_finished(fresh_url: str) -> None:
+    """Also by a plan that was made when nothing was."""
+    await open_and_close(fresh_url)
+    producer = await asyncpg.connect(fresh_url)
+    await producer.fetch(PUBLISH, "orders")
+    cost_with_none = await pages_read_by(PUBLISH, producer, "orders")
+
+    await producer.execute(FINISHED, "orders")
+    cost = await pages_read_by(PUBLISH, producer, "orders")
+    producer.terminate()
+
+    assert cost < 3 * cost_with_none
+
+
+@pytest.mark.rule("WQ-6")
+async def test_no_call_makes_its_plans_anew(ends: Ends, producer: Any) -> None:
+    """A claim of one message spent most of its time with that."""
+    del ends  # the schema is there
+
+    kept = await producer.fetch(
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'message_router'::regnamespace"
+        " AND 'plan_cache_mode=force_generic_plan' = ANY (proconfig)"
+    )
+
+    calls = {"publish", "claim", "finish", "give_back", "extend", "depth"}
+    assert {row["proname"] for row in kept} == calls

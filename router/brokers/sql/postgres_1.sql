@@ -149,10 +149,12 @@ CREATE FUNCTION publish(
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- Finished messages outside of the dedup window that nobody has pruned yet.
+    -- Finished messages outside of the dedup window that nobody has pruned yet. The second coalesce
+    -- keeps the planner from reading all that is finished.
     DELETE FROM queue_messages
     WHERE queue = _queue AND coalesce(dedup_key, message_id) = ANY (_dedup_keys)
-      AND finished_at <= clock_timestamp() - make_interval(secs => _dedup_window);
+      AND coalesce(finished_at, 'infinity')
+          <= clock_timestamp() - make_interval(secs => _dedup_window);
 
     RETURN QUERY
     INSERT INTO queue_messages (
@@ -178,6 +180,12 @@ CREATE FUNCTION wake(_queue text, _now timestamptz) RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
+    IF NOT EXISTS (SELECT FROM queue_messages WHERE queue = _queue AND run_after <= _now)
+       AND NOT EXISTS (SELECT FROM queue_messages WHERE queue = _queue AND lease_until <= _now)
+    THEN
+        RETURN;
+    END IF;
+
     WITH waited AS (
         SELECT id FROM queue_messages
         WHERE queue = _queue AND run_after <= _now
@@ -383,9 +391,12 @@ BEGIN
     SELECT * INTO _options FROM queues WHERE queue = _queue;
     PERFORM wake(_queue, _now);
     PERFORM sort_in(_queue);
-    PERFORM prune(_queue, _now, _limit);
     _taken := pick(_queue, _worker, _limit);
 
+    -- A message that someone has waited for need not wait for this as well.
+    IF _taken IS NULL OR NOT _options.waiting THEN
+        PERFORM prune(_queue, _now, _limit);
+    END IF;
     IF _options.waiting IS DISTINCT FROM (_taken IS NULL) THEN
         UPDATE queues SET waiting = (_taken IS NULL) WHERE queue = _queue;
     END IF;
@@ -601,7 +612,7 @@ BEGIN
             ' SET search_path = message_router, pg_temp'
             ' SET enable_seqscan = off SET enable_bitmapscan = off'
             ' SET enable_hashjoin = off SET enable_mergejoin = off'
-            ' SET jit = off',
+            ' SET jit = off SET plan_cache_mode = force_generic_plan',
             _function
         );
     END LOOP;

@@ -72,6 +72,7 @@ _NO_SOCKET: Final[int] = pycurl.SOCKET_BAD
 _OK: Final[int] = pycurl.PREREQFUNC_OK
 _ABORT: Final[int] = pycurl.PREREQFUNC_ABORT
 
+Headers = Sequence[bytes | str]  # entries of one or more whole lines
 RefuseAddress = Callable[[str, int], str | None]  # ip, port → why not, or None
 
 
@@ -134,14 +135,15 @@ class CurlLoop:
         self._multi.close()
         self._epoll.close()
 
-    async def post(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> Answer:
+    async def post(self, url: str, headers: Headers, body: bytes, timeout: float) -> Answer:
         """Raises ValueError when libcurl cannot make a request of it."""
         if not self._idle:
             self._add_transfer()
         transfer = self._idle[-1]
         transfer.prepare(url, headers, body, timeout)  # raises: then it is still idle
         self._idle.pop()
-        done = transfer.done = self._loop.create_future()
+        done: asyncio.Future[Answer] = self._loop.create_future()
+        transfer.done = done
         self._multi.add_handle(transfer.easy)
         self._take_turn_soon()
         try:
@@ -231,7 +233,7 @@ class CurlLoop:
         _, succeeded, failed = self._multi.info_read()
         for easy in succeeded:
             transfer = self._transfers[easy]
-            self._finish(transfer, transfer.answer(pycurl.E_OK, ""))
+            self._finish(transfer, transfer.reply())
         for easy, code, text in failed:
             transfer = self._transfers[easy]
             self._finish(transfer, transfer.answer(code, text))
@@ -251,11 +253,11 @@ class _Transfer:
         self._refuse_address = refuse_address
         self._reply_cap = options.reply_cap
         self._url = ""
-        self._timeout_ms = 0
+        self._timeout = -1.0
         self._header_lines: list[bytes] = []
         self._set_up(options)
 
-    def prepare(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> None:
+    def prepare(self, url: str, headers: Headers, body: bytes, timeout: float) -> None:
         self._chunks: list[bytes] = []
         self._room = self._reply_cap
         self._header_lines.clear()
@@ -266,10 +268,18 @@ class _Transfer:
         except (pycurl.error, UnicodeError, TypeError) as error:
             raise ValueError(f"libcurl refuses the request: {error}") from error
 
+    def reply(self) -> Reply:
+        """Of a request that libcurl has carried to its end."""
+        status = self.easy.getinfo(pycurl.RESPONSE_CODE)
+        body = b"".join(self._chunks)
+        if status < _NO_SUCCESS:
+            return Reply(status, body)
+        return Reply(status, body, self._retry_after())
+
     def answer(self, code: int, text: str) -> Answer:
-        """What came of it, by libcurl's result code."""
-        if code == pycurl.E_OK or self._too_long:
-            return self._reply()
+        """What came of a request that libcurl has given up, by its result code."""
+        if self._room < 0:
+            return self._cut_reply()
         if self._refusal is not None and not self._opened:
             return NoReply(Fault.TARGET_REFUSED, self._refusal)
         if code == pycurl.E_ABORTED_BY_CALLBACK:
@@ -278,14 +288,9 @@ class _Transfer:
             return NoReply(self._timeout_fault(), text)
         return NoReply(_FAULTS.get(code, Fault.UNFORESEEN), text)
 
-    @property
-    def _too_long(self) -> bool:
-        return self._room < 0
-
-    def _reply(self) -> Reply:
-        status = self.easy.getinfo(pycurl.RESPONSE_CODE)
-        retry_after = self._retry_after() if status >= _NO_SUCCESS else None
-        return Reply(status, b"".join(self._chunks), retry_after, self._too_long)
+    def _cut_reply(self) -> Reply:
+        whole = self.reply()
+        return Reply(whole.status, whole.body[: self._reply_cap], whole.retry_after, too_long=True)
 
     def _retry_after(self) -> str | None:
         said: str | None = None
@@ -301,12 +306,11 @@ class _Transfer:
         was_sent = self.easy.getinfo(pycurl.REQUEST_SIZE) > 0
         return Fault.TIMEOUT if was_sent else Fault.NETWORK
 
-    def _set(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> None:
+    def _set(self, url: str, headers: Headers, body: bytes, timeout: float) -> None:
         # What repeats is not set again: each option costs as much as the rest of this function.
-        timeout_ms = max(round(timeout * 1000), 1)  # 0 would mean: for ever
-        if timeout_ms != self._timeout_ms:
-            self.easy.setopt(pycurl.TIMEOUT_MS, timeout_ms)
-            self._timeout_ms = timeout_ms
+        if timeout != self._timeout:
+            self.easy.setopt(pycurl.TIMEOUT_MS, max(round(timeout * 1000), 1))  # 0: for ever
+            self._timeout = timeout
         if url != self._url:
             self.easy.setopt(pycurl.URL, url)
             self._url = url
@@ -349,9 +353,9 @@ class _Transfer:
             setopt(pycurl.PREREQFUNCTION, partial(_allow, self._mandate))
 
     def _on_body(self, chunk: bytes) -> int | None:
-        self._chunks.append(chunk[: self._room])
+        self._chunks.append(chunk)
         self._room -= len(chunk)
-        return 0 if self._too_long else None  # 0: libcurl ends the transfer
+        return 0 if self._room < 0 else None  # 0: libcurl ends the transfer
 
     def _open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[str, int]]) -> int:
         """libcurl is about to connect: the one place where the resolved address is known (MED-5).

@@ -359,7 +359,7 @@ async def test_what_nobody_foresaw_is_an_answer_too() -> None:
         raise RuntimeError("no time")
 
     async with HttpSender(ANYONE, CurlOptions(), broken_clock) as sender:
-        answer = await sender.send(message(NOBODY), 1, 5)
+        answer = await sender.send(message(NOBODY, secret="to be signed now"), 1, 5)
 
     assert fault_of(answer) is Fault.UNFORESEEN
 

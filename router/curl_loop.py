@@ -151,7 +151,7 @@ class CurlLoop:
         finally:
             if transfer.done is done:  # cancelled, and nobody else's yet
                 self._release(transfer)
-                self._take_turn_soon()  # another request may have waited for its connection
+                self._set_alarm()  # another request may have waited for its connection
 
     def _add_transfer(self) -> None:
         transfer = _Transfer(self._options, self._refuse_address, self._mandate)
@@ -207,9 +207,7 @@ class CurlLoop:
         alarm that rings early does no harm, so one that is due earlier anyway is left as it is.
         """
         ms = self._multi.timeout()
-        if ms == 0:
-            self._take_turn_soon()
-        if ms <= 0:
+        if ms < 0:  # not at all
             return
         due = self._loop.time() + ms / 1000
         if self._alarm is not None:

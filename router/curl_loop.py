@@ -72,6 +72,7 @@ _NO_SOCKET: Final[int] = pycurl.SOCKET_BAD
 _OK: Final[int] = pycurl.PREREQFUNC_OK
 _ABORT: Final[int] = pycurl.PREREQFUNC_ABORT
 
+Headers = Sequence[bytes | str]  # entries of one or more whole lines
 RefuseAddress = Callable[[str, int], str | None]  # ip, port → why not, or None
 
 
@@ -100,16 +101,17 @@ class CurlLoop:
         self._options = options
         self._mandate = mandate  # None: requests may be sent for ever
         self._refuse_address = refuse_address
-        self._idle: list[_Transfer] = []
-        self._busy: dict[pycurl.Curl, _Transfer] = {}
+        self._transfers: dict[pycurl.Curl, _Transfer] = {}
+        self._idle: list[_Transfer] = []  # those of them that have nothing to do
         self._wanted: set[int] = set()  # sockets that libcurl waits for
+        self._next_turn: asyncio.Handle | None = None
         self._alarm: asyncio.Handle | None = None
         self._alarm_at = 0.0  # loop time
 
     def __repr__(self) -> str:
-        return (
-            f"CurlLoop(busy={len(self._busy)}, idle={len(self._idle)}, sockets={len(self._wanted)})"
-        )
+        idle = len(self._idle)
+        busy = len(self._transfers) - idle
+        return f"CurlLoop(busy={busy}, idle={idle}, sockets={len(self._wanted)})"
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -118,41 +120,55 @@ class CurlLoop:
         self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, self._options.max_at_once)
         self._multi.setopt(pycurl.M_PIPELINING, pycurl.PIPE_MULTIPLEX)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
-        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_alarm)
         self._epoll = select.epoll()
         self._loop.add_reader(self._epoll.fileno(), self._on_events)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for transfer in list(self._busy.values()):
-            transfer.finish(NoReply(Fault.NETWORK, "the sender was closed"))
-            self._detach(transfer)
-        if self._alarm is not None:
-            self._alarm.cancel()
+        for transfer in self._transfers.values():
+            if transfer.done is not None:
+                self._finish(transfer, NoReply(Fault.NETWORK, "the sender was closed"))
+        for handle in (self._next_turn, self._alarm):
+            if handle is not None:
+                handle.cancel()
         self._loop.remove_reader(self._epoll.fileno())
         self._multi.close()
         self._epoll.close()
 
-    async def post(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> Answer:
+    async def post(self, url: str, headers: Headers, body: bytes, timeout: float) -> Answer:
         """Raises ValueError when libcurl cannot make a request of it."""
-        transfer = self._idle.pop() if self._idle else self._new_transfer()
-        transfer.done = self._loop.create_future()
+        if not self._idle:
+            self._add_transfer()
+        transfer = self._idle[-1]
+        transfer.prepare(url, headers, body, timeout)  # raises: then it is still idle
+        self._idle.pop()
+        done: asyncio.Future[Answer] = self._loop.create_future()
+        transfer.done = done
+        self._multi.add_handle(transfer.easy)
+        self._take_turn_soon()
         try:
-            transfer.prepare(url, headers, body, timeout)
-            self._busy[transfer.easy] = transfer
-            self._multi.add_handle(transfer.easy)
-            return await transfer.done
+            return await done
         finally:
-            self._detach(transfer)
+            if transfer.done is done:  # cancelled, and nobody else's yet
+                self._release(transfer)
+                self._set_alarm()  # another request may have waited for its connection
 
-    def _new_transfer(self) -> "_Transfer":
-        return _Transfer(self._options, self._refuse_address, self._mandate)
+    def _add_transfer(self) -> None:
+        transfer = _Transfer(self._options, self._refuse_address, self._mandate)
+        self._transfers[transfer.easy] = transfer
+        self._idle.append(transfer)
 
-    def _detach(self, transfer: "_Transfer") -> None:
+    def _release(self, transfer: "_Transfer") -> None:
         """Take it from libcurl, which ends the request if it is still under way."""
-        if self._busy.pop(transfer.easy, None) is not None:
-            self._multi.remove_handle(transfer.easy)
-            self._idle.append(transfer)
+        self._multi.remove_handle(transfer.easy)
+        transfer.done = None
+        self._idle.append(transfer)
+
+    def _finish(self, transfer: "_Transfer", answer: Answer) -> None:
+        done = transfer.done
+        self._release(transfer)
+        if done is not None and not done.done():  # else cancelled
+            done.set_result(answer)
 
     def _watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
         """libcurl's wish: which readiness of which socket to tell it about."""
@@ -166,29 +182,6 @@ class CurlLoop:
         except FileNotFoundError:
             self._epoll.register(fd, _MASKS[what])
 
-    def _set_alarm(self, ms: int) -> None:
-        """libcurl's wish: wake it in so many milliseconds; below 0: not at all.
-
-        An alarm that rings early does no harm, libcurl then asks for a new one. So one that is due
-        earlier anyway is left as it is.
-        """
-        if ms < 0:
-            return
-        due = self._loop.time() + ms / 1000
-        if self._alarm is not None:
-            if self._alarm_at <= due:
-                return
-            self._alarm.cancel()
-        self._alarm_at = due
-        self._alarm = (
-            self._loop.call_at(due, self._on_alarm) if ms else self._loop.call_soon(self._on_alarm)
-        )
-
-    def _on_alarm(self) -> None:
-        self._alarm = None
-        self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
-        self._collect()
-
     def _on_events(self) -> None:
         for fd, events in self._epoll.poll(0, EVENTS_AT_ONCE):
             if fd in self._wanted:
@@ -197,6 +190,37 @@ class CurlLoop:
                 self._forget(fd)
         self._collect()
 
+    def _take_turn_soon(self) -> None:
+        """libcurl has something to do that waits for no socket and no time."""
+        if self._next_turn is None:
+            self._next_turn = self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._next_turn = None
+        self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+        self._collect()
+
+    def _set_alarm(self) -> None:
+        """Ask libcurl when it wants its next turn, once for all that it was told in this one.
+
+        (It could call us each time that it changes its mind: several times for each request.) An
+        alarm that rings early does no harm, so one that is due earlier anyway is left as it is.
+        """
+        ms = self._multi.timeout()
+        if ms < 0:  # not at all
+            return
+        due = self._loop.time() + ms / 1000
+        if self._alarm is not None:
+            if self._alarm_at <= due:
+                return
+            self._alarm.cancel()
+        self._alarm_at = due
+        self._alarm = self._loop.call_at(due, self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        self._alarm = None
+        self._take_turn_soon()
+
     def _forget(self, fd: int) -> None:
         """An idle connection has something to say, mostly goodbye. libcurl will see in time."""
         with suppress(OSError):  # closed meanwhile
@@ -204,23 +228,20 @@ class CurlLoop:
 
     def _collect(self) -> None:
         """Give the answers of finished requests to those who wait for them."""
-        left = 1
-        while left:
-            left, succeeded, failed = self._multi.info_read()
-            for easy in succeeded:
-                self._answer(easy, pycurl.E_OK, "")
-            for easy, code, text in failed:
-                self._answer(easy, code, text)
-
-    def _answer(self, easy: pycurl.Curl, code: int, text: str) -> None:
-        transfer = self._busy[easy]
-        transfer.finish(transfer.answer(code, text))
+        _, succeeded, failed = self._multi.info_read()
+        for easy in succeeded:
+            transfer = self._transfers[easy]
+            self._finish(transfer, transfer.reply())
+        for easy, code, text in failed:
+            transfer = self._transfers[easy]
+            self._finish(transfer, transfer.answer(code, text))
+        self._set_alarm()
 
 
 class _Transfer:
     """A libcurl "easy" handle for one request after the other. Its callbacks are bound once."""
 
-    done: asyncio.Future[Answer]
+    done: asyncio.Future[Answer] | None = None  # None: it has nothing to do
 
     def __init__(
         self, options: CurlOptions, refuse_address: RefuseAddress, mandate: Mandate | None = None
@@ -230,11 +251,11 @@ class _Transfer:
         self._refuse_address = refuse_address
         self._reply_cap = options.reply_cap
         self._url = ""
-        self._timeout_ms = 0
+        self._timeout = -1.0
         self._header_lines: list[bytes] = []
         self._set_up(options)
 
-    def prepare(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> None:
+    def prepare(self, url: str, headers: Headers, body: bytes, timeout: float) -> None:
         self._chunks: list[bytes] = []
         self._room = self._reply_cap
         self._header_lines.clear()
@@ -245,14 +266,18 @@ class _Transfer:
         except (pycurl.error, UnicodeError, TypeError) as error:
             raise ValueError(f"libcurl refuses the request: {error}") from error
 
-    def finish(self, answer: Answer) -> None:
-        if not self.done.done():  # else cancelled, and about to be detached
-            self.done.set_result(answer)
+    def reply(self) -> Reply:
+        """Of a request that libcurl has carried to its end."""
+        status = self.easy.getinfo(pycurl.RESPONSE_CODE)
+        body = b"".join(self._chunks)
+        if status < _NO_SUCCESS:
+            return Reply(status, body)
+        return Reply(status, body, self._retry_after())
 
     def answer(self, code: int, text: str) -> Answer:
-        """What came of it, by libcurl's result code."""
-        if code == pycurl.E_OK or self._too_long:
-            return self._reply()
+        """What came of a request that libcurl has given up, by its result code."""
+        if self._room < 0:
+            return self._cut_reply()
         if self._refusal is not None and not self._opened:
             return NoReply(Fault.TARGET_REFUSED, self._refusal)
         if code == pycurl.E_ABORTED_BY_CALLBACK:
@@ -261,14 +286,9 @@ class _Transfer:
             return NoReply(self._timeout_fault(), text)
         return NoReply(_FAULTS.get(code, Fault.UNFORESEEN), text)
 
-    @property
-    def _too_long(self) -> bool:
-        return self._room < 0
-
-    def _reply(self) -> Reply:
-        status = self.easy.getinfo(pycurl.RESPONSE_CODE)
-        retry_after = self._retry_after() if status >= _NO_SUCCESS else None
-        return Reply(status, b"".join(self._chunks), retry_after, self._too_long)
+    def _cut_reply(self) -> Reply:
+        whole = self.reply()
+        return Reply(whole.status, whole.body[: self._reply_cap], whole.retry_after, too_long=True)
 
     def _retry_after(self) -> str | None:
         said: str | None = None
@@ -284,12 +304,11 @@ class _Transfer:
         was_sent = self.easy.getinfo(pycurl.REQUEST_SIZE) > 0
         return Fault.TIMEOUT if was_sent else Fault.NETWORK
 
-    def _set(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> None:
+    def _set(self, url: str, headers: Headers, body: bytes, timeout: float) -> None:
         # What repeats is not set again: each option costs as much as the rest of this function.
-        timeout_ms = max(round(timeout * 1000), 1)  # 0 would mean: for ever
-        if timeout_ms != self._timeout_ms:
-            self.easy.setopt(pycurl.TIMEOUT_MS, timeout_ms)
-            self._timeout_ms = timeout_ms
+        if timeout != self._timeout:
+            self.easy.setopt(pycurl.TIMEOUT_MS, max(round(timeout * 1000), 1))  # 0: for ever
+            self._timeout = timeout
         if url != self._url:
             self.easy.setopt(pycurl.URL, url)
             self._url = url
@@ -332,9 +351,9 @@ class _Transfer:
             setopt(pycurl.PREREQFUNCTION, partial(_allow, self._mandate))
 
     def _on_body(self, chunk: bytes) -> int | None:
-        self._chunks.append(chunk[: self._room])
+        self._chunks.append(chunk)
         self._room -= len(chunk)
-        return 0 if self._too_long else None  # 0: libcurl ends the transfer
+        return 0 if self._room < 0 else None  # 0: libcurl ends the transfer
 
     def _open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[str, int]]) -> int:
         """libcurl is about to connect: the one place where the resolved address is known (MED-5).

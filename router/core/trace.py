@@ -98,7 +98,7 @@ def post_span(message_id: str, started_at: float, parent: Span | None, rule: Sam
 
 def _span(what: str, message_id: str, at: float, parent: Span | None, rule: Sampling) -> Span:
     # Python's own hash is quick, the same as long as the process lives, another one in the next.
-    span_id = f"{hash((what, message_id, at)) & _SPAN_IDS:016x}"
+    span_id = (hash((what, message_id, at)) & _SPAN_IDS).to_bytes(8, "big").hex()
     if parent is not None:
         trace_id = parent.trace_id
         return Span(trace_id, span_id, rule.takes(trace_id, parent), parent.state)

@@ -15,16 +15,16 @@ from router.core.outcome import Answer, Fault, NoReply
 from router.core.target import read_target
 from router.core.target_safety import TargetPolicy
 from router.core.trace import Span
-from router.curl_loop import CurlLoop, CurlOptions
+from router.curl_loop import CurlLoop, CurlOptions, Headers
 from router.outbound.signing import signature_headers
 
 log = logging.getLogger(__name__)
 
-_ALWAYS: Final = (
-    "Content-Type: application/json",
-    "Accept: application/json",
-)
+# libcurl sends an entry of its list as it is, and its work is by the entry. So all lines are in
+# two: it has its own Content-Type and Accept unless it finds ours, each at the start of an entry.
+_FIRST_ENTRY: Final = b"Content-Type: application/json"
 _DEFAULTS: Final = CurlOptions()
+_encode: Final = msgspec.json.Encoder().encode
 _ASCII: Final = "".join(map(chr, range(0x20, 0x7F)))
 
 
@@ -40,7 +40,7 @@ class HttpSender:
     ) -> None:
         self._policy = policy
         self._wall = wall
-        self._refuse_target = lru_cache(maxsize=10_000)(self._check_target)  # targets repeat
+        self._address = lru_cache(maxsize=10_000)(self._check_target)  # targets repeat
         self._curl = CurlLoop(options, policy.refuse_address, mandate)
 
     def __repr__(self) -> str:
@@ -58,14 +58,12 @@ class HttpSender:
     ) -> Answer:
         """POST it, as the `post`-th request for it, within `timeout` seconds."""
         try:
-            refusal = self._refuse_target(message.target)
-            if refusal is not None:
-                return NoReply(Fault.TARGET_REFUSED, refusal)
-            body = b'{"messageId":%b}' % msgspec.json.encode(message.id)
-            headers = request_headers(message, post, body, self._wall())
-            if span is not None:
-                headers += trace_headers(span)
-            return await self._curl.post(_ascii_url(message.target), headers, body, timeout)
+            address = self._address(message.target)
+            if isinstance(address, NoReply):
+                return address
+            body = b'{"messageId":%b}' % _encode(message.id)
+            headers = self._headers(message, post, body, span)
+            return await self._curl.post(address, headers, body, timeout)
         except ValueError as error:
             return NoReply(Fault.BAD_REQUEST, str(error))
         except Exception as error:
@@ -73,34 +71,27 @@ class HttpSender:
             log.exception("sending %s failed in an unforeseen way", message.id)
             return NoReply(Fault.UNFORESEEN, repr(error))
 
-    def _check_target(self, url: str) -> str | None:
-        return self._policy.refuse_url(read_target(url))
+    def _check_target(self, url: str) -> str | NoReply:
+        refusal = self._policy.refuse_url(read_target(url))
+        return _ascii_url(url) if refusal is None else NoReply(Fault.TARGET_REFUSED, refusal)
 
-
-def request_headers(message: Message, post: int, body: bytes, now: float) -> list[str]:
-    """All headers of one request. Raises BadSecret."""
-    message_id = header_id(message.id)
-    headers = [
-        *_ALWAYS,
-        f"X-Message-Id: {message_id}",
-        f"X-Message-Attempt: {post}",
-    ]
-    if message.token:
-        headers.append(f"Authorization: Bearer {message.token}")
-    if message.secret:
-        headers += signature_headers(message.secret, message_id, body, now)
-    return headers
-
-
-def trace_headers(span: Span) -> list[str]:
-    """Under which its target goes on with the trace."""
-    parent = f"traceparent: {span.traceparent}"
-    return [parent, f"tracestate: {span.state}"] if span.state else [parent]
-
-
-def header_id(message_id: str) -> str:
-    """Percent-encoded where it is not ASCII."""
-    return message_id if message_id.isascii() else quote(message_id, safe=_ASCII)
+    def _headers(self, message: Message, post: int, body: bytes, span: Span | None) -> Headers:
+        """Raises BadSecret."""
+        message_id = message.id if message.id.isascii() else quote(message.id, safe=_ASCII)
+        lines = [
+            "Accept: application/json",
+            f"X-Message-Id: {message_id}",
+            f"X-Message-Attempt: {post}",
+        ]
+        if message.token:
+            lines.append(f"Authorization: Bearer {message.token}")
+        if span is not None:
+            lines.append(f"traceparent: {span.traceparent}")
+            if span.state:
+                lines.append(f"tracestate: {span.state}")
+        if message.secret:
+            lines += signature_headers(message.secret, message_id, body, self._wall())
+        return _FIRST_ENTRY, "\r\n".join(lines)
 
 
 def _ascii_url(url: str) -> str:

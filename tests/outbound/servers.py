@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
@@ -147,6 +148,20 @@ async def listening(
         server.close()
         target.hang_up()
         await until(lambda: target.open_connections == 0)
+
+
+@contextmanager
+def nobody_accepts() -> Iterator[str]:
+    """A port whose queue of connections is full: attempts to connect hang."""
+    with ExitStack() as sockets:
+        full = sockets.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(2):
+            client = sockets.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+        yield f"http://127.0.0.1:{full.getsockname()[1]}/"
 
 
 async def until(holds: Callable[[], bool]) -> None:

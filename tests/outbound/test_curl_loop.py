@@ -11,7 +11,7 @@ from router import curl_loop
 from router.core.mandate import FOREVER, NEVER, Mandate
 from router.core.outcome import Answer, Fault, NoReply, Reply
 from router.curl_loop import OVERRULED, CurlLoop, CurlOptions
-from tests.outbound.servers import Connection, listening, until
+from tests.outbound.servers import Connection, listening, nobody_accepts, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("MED-1")]
 
@@ -21,8 +21,10 @@ def refuse_nothing(_ip: str, _port: int) -> None:
 
 
 @asynccontextmanager
-async def curl(mandate: Mandate | None = None) -> AsyncIterator[CurlLoop]:
-    async with CurlLoop(CurlOptions(), refuse_nothing, mandate) as loop:
+async def curl(
+    mandate: Mandate | None = None, options: CurlOptions | None = None
+) -> AsyncIterator[CurlLoop]:
+    async with CurlLoop(options or CurlOptions(), refuse_nothing, mandate) as loop:
         yield loop
 
 
@@ -146,6 +148,72 @@ async def test_requests_of_different_timeouts_each_end_by_their_own() -> None:
 
     assert [timeout for timeout, _ in ended] == [0.1, 0.3, 0.5]
     assert all(-0.01 <= took - timeout < 0.15 for timeout, took in ended)
+
+
+async def test_a_short_timeout_holds_while_a_longer_one_runs() -> None:
+    async def never(connection: Connection) -> None:
+        await connection.reader.read()
+
+    running = asyncio.get_running_loop()
+    async with listening(never) as target, curl() as loop:
+        long = asyncio.ensure_future(loop.post(target.url, [], b"", 60))
+        await until(lambda: target.connections == 1)
+        await asyncio.sleep(0.3)  # no other alarm is left but that of the longer one
+        began = running.time()
+        await loop.post(target.url, [], b"", 0.4)
+        took = running.time() - began
+        long.cancel()
+
+    assert 0.39 <= took < 0.8
+
+
+@pytest.mark.rule("P2")
+async def test_a_handle_that_was_given_on_is_not_taken_from_its_next_request() -> None:
+    async def echo(connection: Connection) -> None:
+        while True:
+            request = await connection.read()
+            await connection.reply(200, request.body)
+
+    async with listening(echo) as target, curl() as loop:
+
+        async def ask(worker: int) -> list[Answer]:
+            bodies = [b"%d.%d" % (worker, number) for number in range(5)]
+            return [await loop.post(target.url, [], body, 5) for body in bodies]
+
+        answers = await asyncio.gather(*map(ask, range(20)))
+        handles = repr(loop)
+
+    assert answers == [
+        [Reply(200, b"%d.%d" % (worker, number)) for number in range(5)] for worker in range(20)
+    ]
+    assert "busy=0, idle=20" in handles
+
+
+@pytest.mark.rule("P5")
+async def test_a_request_that_waits_for_a_connection_begins_when_another_is_cancelled() -> None:
+    one_at_once = CurlOptions(max_at_once=1)
+    async with listening() as target, curl(options=one_at_once) as loop:
+        with nobody_accepts() as hanging:
+            first = asyncio.ensure_future(loop.post(hanging, [], b"", 5))
+            await asyncio.sleep(0.02)
+            second = asyncio.ensure_future(loop.post(target.url, [], b"", 5))
+            await asyncio.sleep(0.02)
+            connections = target.connections
+            first.cancel()
+            async with asyncio.timeout(2):
+                answer = await second
+
+    assert connections == 0
+    assert answer == Reply(200)
+
+
+@pytest.mark.rule("P5")
+async def test_requests_that_wait_for_a_connection_follow_one_another() -> None:
+    async with listening() as target, curl(options=CurlOptions(max_at_once=1)) as loop:
+        answers = await asyncio.gather(*(loop.post(target.url, [], b"", 5) for _ in range(10)))
+
+    assert answers == [Reply(200)] * 10
+    assert target.connections == 1
 
 
 @pytest.mark.rule("CFG-9")

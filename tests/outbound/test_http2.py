@@ -1,6 +1,6 @@
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -31,6 +31,7 @@ class Http2Target:
     goaway_after: int | None = None
     answers: asyncio.Event = field(default_factory=asyncio.Event)  # it holds replies until set
     streams: list[int] = field(default_factory=list)  # requests per connection
+    headers: dict[str, str] = field(default_factory=dict)  # of the last request
     cancelled: int = 0
     port: int = 0
 
@@ -46,6 +47,8 @@ class Http2Target:
         async with asyncio.TaskGroup() as replies:
             while data := await _read(reader):
                 for event in connection.receive_data(data):
+                    if isinstance(event, h2.events.RequestReceived):
+                        self.headers = _text(event.headers)
                     if isinstance(event, h2.events.StreamReset):
                         self.cancelled += 1
                     if isinstance(event, h2.events.StreamEnded):
@@ -71,6 +74,10 @@ class Http2Target:
         connection.send_headers(stream, [(":status", "200")], end_stream=True)
         if self.streams[number] == self.goaway_after:
             connection.close_connection(last_stream_id=stream)
+
+
+def _text(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in headers}
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
@@ -101,6 +108,26 @@ def trusting(certificate: Certificate, *, http_version: str = "HTTP_2") -> HttpS
 
 async def send(sender: HttpSender, url: str) -> Answer:
     return await sender.send(Message(id="m-1", target=url), 1, 5)
+
+
+async def test_every_header_is_one_of_its_own(certificate: Certificate) -> None:
+    async with speaking_http2(certificate) as target, trusting(certificate) as sender:
+        await sender.send(Message(id="m-1", target=target.url, token="tok"), 3, 5)
+
+    agent = target.headers.pop("user-agent")
+    assert agent.startswith("message-router/")
+    assert target.headers == {
+        ":method": "POST",
+        ":scheme": "https",
+        ":authority": f"localhost:{target.port}",
+        ":path": "/hook",
+        "content-type": "application/json",
+        "accept": "application/json",
+        "authorization": "Bearer tok",
+        "x-message-id": "m-1",
+        "x-message-attempt": "3",
+        "content-length": "19",
+    }
 
 
 async def test_requests_to_one_origin_share_a_connection(certificate: Certificate) -> None:

@@ -2,9 +2,8 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from tests.outbound.servers import (
     Target,
     answering,
     listening,
+    nobody_accepts,
     polite,
     silent,
     until,
@@ -58,20 +58,6 @@ async def answer_of(script: Script, timeout: float = 5.0) -> Answer:
 
 def fault_of(answer: Answer) -> Fault | None:
     return answer.fault if isinstance(answer, NoReply) else None
-
-
-@contextmanager
-def nobody_accepts() -> Iterator[str]:
-    """A port whose queue of connections is full: attempts to connect hang."""
-    with ExitStack() as sockets:
-        full = sockets.enter_context(socket.socket())
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for _ in range(2):
-            client = sockets.enter_context(socket.socket())
-            client.setblocking(False)
-            client.connect_ex(full.getsockname())
-        yield f"http://127.0.0.1:{full.getsockname()[1]}/"
 
 
 def open_descriptors() -> int:
@@ -359,7 +345,7 @@ async def test_what_nobody_foresaw_is_an_answer_too() -> None:
         raise RuntimeError("no time")
 
     async with HttpSender(ANYONE, CurlOptions(), broken_clock) as sender:
-        answer = await sender.send(message(NOBODY), 1, 5)
+        answer = await sender.send(message(NOBODY, secret="to be signed now"), 1, 5)
 
     assert fault_of(answer) is Fault.UNFORESEEN
 

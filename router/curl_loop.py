@@ -72,7 +72,6 @@ _NO_SOCKET: Final[int] = pycurl.SOCKET_BAD
 _OK: Final[int] = pycurl.PREREQFUNC_OK
 _ABORT: Final[int] = pycurl.PREREQFUNC_ABORT
 
-Headers = Sequence[bytes | str]  # entries of one or more whole lines
 RefuseAddress = Callable[[str, int], str | None]  # ip, port → why not, or None
 
 
@@ -135,7 +134,7 @@ class CurlLoop:
         self._multi.close()
         self._epoll.close()
 
-    async def post(self, url: str, headers: Headers, body: bytes, timeout: float) -> Answer:
+    async def post(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> Answer:
         """Raises ValueError when libcurl cannot make a request of it."""
         if not self._idle:
             self._add_transfer()
@@ -255,7 +254,7 @@ class _Transfer:
         self._header_lines: list[bytes] = []
         self._set_up(options)
 
-    def prepare(self, url: str, headers: Headers, body: bytes, timeout: float) -> None:
+    def prepare(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> None:
         self._chunks: list[bytes] = []
         self._room = self._reply_cap
         self._header_lines.clear()
@@ -304,7 +303,7 @@ class _Transfer:
         was_sent = self.easy.getinfo(pycurl.REQUEST_SIZE) > 0
         return Fault.TIMEOUT if was_sent else Fault.NETWORK
 
-    def _set(self, url: str, headers: Headers, body: bytes, timeout: float) -> None:
+    def _set(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> None:
         # What repeats is not set again: each option costs as much as the rest of this function.
         if timeout != self._timeout:
             self.easy.setopt(pycurl.TIMEOUT_MS, max(round(timeout * 1000), 1))  # 0: for ever

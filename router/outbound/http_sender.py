@@ -15,14 +15,11 @@ from router.core.outcome import Answer, Fault, NoReply
 from router.core.target import read_target
 from router.core.target_safety import TargetPolicy
 from router.core.trace import Span
-from router.curl_loop import CurlLoop, CurlOptions, Headers
+from router.curl_loop import CurlLoop, CurlOptions
 from router.outbound.signing import signature_headers
 
 log = logging.getLogger(__name__)
 
-# libcurl sends an entry of its list as it is, and its work is by the entry. So all lines are in
-# two: it has its own Content-Type and Accept unless it finds ours, each at the start of an entry.
-_FIRST_ENTRY: Final = b"Content-Type: application/json"
 _DEFAULTS: Final = CurlOptions()
 _encode: Final = msgspec.json.Encoder().encode
 _ASCII: Final = "".join(map(chr, range(0x20, 0x7F)))
@@ -75,10 +72,11 @@ class HttpSender:
         refusal = self._policy.refuse_url(read_target(url))
         return _ascii_url(url) if refusal is None else NoReply(Fault.TARGET_REFUSED, refusal)
 
-    def _headers(self, message: Message, post: int, body: bytes, span: Span | None) -> Headers:
+    def _headers(self, message: Message, post: int, body: bytes, span: Span | None) -> list[str]:
         """Raises BadSecret."""
         message_id = message.id if message.id.isascii() else quote(message.id, safe=_ASCII)
         lines = [
+            "Content-Type: application/json",
             "Accept: application/json",
             f"X-Message-Id: {message_id}",
             f"X-Message-Attempt: {post}",
@@ -91,7 +89,7 @@ class HttpSender:
                 lines.append(f"tracestate: {span.state}")
         if message.secret:
             lines += signature_headers(message.secret, message_id, body, self._wall())
-        return _FIRST_ENTRY, "\r\n".join(lines)
+        return lines
 
 
 def _ascii_url(url: str) -> str:

@@ -75,8 +75,6 @@ class QueueTable(Struct, frozen=True):
     def claim(self, db: sqlite3.Connection, limit: int, lease: float) -> Claim:
         """Take the next messages (WQ-2), after ending what is due to end."""
         now = self.clock()
-        if self._next_change(db) <= now:
-            self._wake(db, now)
         messages = self._take(db, limit, now, now + lease)
         if messages:
             return Claim(messages, wait=0.0)
@@ -197,18 +195,18 @@ class QueueTable(Struct, frozen=True):
     def _take(
         self, db: sqlite3.Connection, limit: int, now: float, lease_until: float
     ) -> Sequence[Claimed]:
-        asked = {"queue": self.name, "worker_id": self.worker_id, "limit": limit}
-        chosen = Chosen(
-            *(
-                db.execute(QUERIES["choose_heads"], asked).fetchone()
-                or db.execute(QUERIES["choose"], asked).fetchone()
-            )
-        )
+        chosen = self._choose(db, limit, now)
         if chosen.ids == "[]":
             return ()
         change = self._change("in-flight", chosen.ids, now)
         token = self._write(db, replace(change, look_at=lease_until))
-        asked |= {"token": token, "lease_until": lease_until, "now": now, "ids": chosen.ids}
+        asked = {
+            "ids": chosen.ids,
+            "token": token,
+            "lease_until": lease_until,
+            "worker_id": self.worker_id,
+            "now": now,
+        }
         db.execute(QUERIES["claim"], asked)
         db.execute(QUERIES["hold"], {"lanes": chosen.lanes})
         lanes = _numbers.decode(chosen.lanes)
@@ -216,6 +214,15 @@ class QueueTable(Struct, frozen=True):
         # still be on offer: before a regular one is taken, all high ones are.
         _reoffer(db, as_json([lane for lane in lanes if lane < 0]))
         return _claimed(chosen, lanes, token)
+
+    def _choose(self, db: sqlite3.Connection, limit: int, now: float) -> Chosen:
+        asked = {"queue": self.name, "worker_id": self.worker_id, "limit": limit, "now": now}
+        heads = db.execute(QUERIES["choose_heads"], asked).fetchone()
+        if heads is not None:
+            return Chosen(*heads)
+        if self._next_change(db) <= now:
+            self._wake(db, now)
+        return Chosen(*db.execute(QUERIES["choose"], asked).fetchone())
 
     def _finish_some(
         self, db: sqlite3.Connection, token: int, ids: Sequence[int], error: str, now: float

@@ -126,11 +126,27 @@ WHERE id = :token;
 
 -- name: choose_heads
 -- The short way for many lanes: the first ones of as many as are wanted, unless the second one of
--- any of them, or one without a lane or kept for this worker, might come before the last of them.
+-- any of them, or one without a lane or kept for this worker, might come before the last of them,
+-- or a delay or a lease is due to end. In the limit that is asked once, and not for each lane.
 WITH heads (id, high_priority) AS (
     SELECT first_id, high_priority FROM queue_lanes INDEXED BY offers
     WHERE queue = :queue AND offered_to = ''
-    ORDER BY high_priority DESC, first_id LIMIT :limit
+    ORDER BY high_priority DESC, first_id
+    LIMIT iif(
+        EXISTS (
+            SELECT 1 FROM queue_lanes INDEXED BY offers
+            WHERE queue = :queue AND offered_to = :worker_id
+        ) OR EXISTS (
+            SELECT 1 FROM queue_messages INDEXED BY loose
+            WHERE queue = :queue AND lane IS NULL AND state = 'ready' AND run_after IS NULL
+        ) OR EXISTS (
+            SELECT 1 FROM queue_messages INDEXED BY delays
+            WHERE queue = :queue AND run_after <= :now
+        ) OR EXISTS (
+            SELECT 1 FROM queue_changes INDEXED BY hand_overs WHERE look_at <= :now
+        ),
+        0, :limit
+    )
 )
 SELECT
     json_group_array(message.id),
@@ -139,13 +155,6 @@ SELECT
     json_group_array(json_array(message.id, deliveries, attempts, posts)) FILTER (WHERE deliveries > 0),
     CAST(group_concat(body, '') AS BLOB)
 FROM heads CROSS JOIN queue_messages AS message ON message.id = heads.id
-WHERE NOT EXISTS (
-    SELECT 1 FROM queue_lanes INDEXED BY offers WHERE queue = :queue AND offered_to = :worker_id
-)
-AND NOT EXISTS (
-    SELECT 1 FROM queue_messages INDEXED BY loose
-    WHERE queue = :queue AND lane IS NULL AND state = 'ready' AND run_after IS NULL
-)
 HAVING count(*) = :limit AND max(heads.high_priority) = min(heads.high_priority)
    AND (min(next_id) IS NULL OR min(next_id) > max(message.id));
 

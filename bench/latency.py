@@ -28,7 +28,7 @@ from router.ports import Publication
 PAUSES: Final = (0.1, 0.3)  # seconds between two messages: the router is idle again
 PATIENCE: Final = 30.0
 NO_BOUND: Final[Mapping[str, float]] = MappingProxyType({})
-PUBLISHED: Final = bytes(10 * 4096)  # what one publish adds to the file of a SQLite queue
+PUBLISHED: Final = bytes(8 * 4096)  # what one publish adds to the file of a SQLite queue
 WARM_UP: Final = 5  # messages that are not counted: connections are opened
 _ACCEPTED: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -1,6 +1,7 @@
 """How soon an idle router sends: from the call that publishes to the first byte of the POST."""
 
 import asyncio
+import os
 import random
 import tempfile
 import time
@@ -27,6 +28,7 @@ from router.ports import Publication
 PAUSES: Final = (0.1, 0.3)  # seconds between two messages: the router is idle again
 PATIENCE: Final = 30.0
 NO_BOUND: Final[Mapping[str, float]] = MappingProxyType({})
+PUBLISHED: Final = bytes(8 * 4096)  # what one publish adds to the file of a SQLite queue
 WARM_UP: Final = 5  # messages that are not counted: connections are opened
 _ACCEPTED: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -75,6 +77,7 @@ def measure(samples: int) -> Table:
         note=f"{samples} messages each, one after the other, with pauses.",
     )
     _add(table, "limit: a POST straight to the target", _run(_straight(samples)))
+    _add(table, "limit: a write that the disk has to keep", _run(_kept(samples)))
     for name, case in CASES.items():
         say(f"latency: {name}")
         try:
@@ -116,6 +119,19 @@ async def _straight(samples: int) -> list[float]:
                 answer.raise_for_status()
 
         return await _sample(post, samples)
+
+
+async def _kept(samples: int) -> list[float]:
+    """What the disk itself takes: no publish to a SQLite queue is answered before that."""
+    waits = []
+    with tempfile.TemporaryFile(prefix="bench-", buffering=0) as file:
+        for _ in range(samples):
+            await asyncio.sleep(random.uniform(*PAUSES))  # noqa: S311  no secret
+            started = time.monotonic()
+            file.write(PUBLISHED)
+            os.fdatasync(file.fileno())
+            waits.append((time.monotonic() - started) * 1000)
+    return waits
 
 
 async def _through(case: Case, queue: QueueConfig, router: Running, samples: int) -> list[float]:

@@ -24,18 +24,26 @@ MAX_LOOKED_AT: Final = 20  # hand-overs, whose leases one claim ends
 LEASE_ENDED: Final = "the lease ended"
 
 
-class Row(Struct, frozen=True, array_like=True, gc=False):
-    """What the statement `choose` tells of a message."""
+class Past(Struct, frozen=True, array_like=True, gc=False):
+    """What a message was through, if it has been handed out before."""
 
     id: int
-    lane: int
     deliveries: int
     attempts: int
     posts: int
-    size: int
 
 
-_rows: Final = msgspec.json.Decoder(list[Row])
+class Chosen(Struct, frozen=True):
+    """What the statement `choose` tells, in JSON but for the bodies. All in claim order."""
+
+    ids: str
+    lanes: str  # 0: none
+    sizes: str
+    past: str
+    bodies: bytes
+
+
+_pasts: Final = msgspec.json.Decoder(list[Past])
 _numbers: Final = msgspec.json.Decoder(list[int])
 _keys: Final = msgspec.json.Decoder(set[str])
 
@@ -67,8 +75,6 @@ class QueueTable(Struct, frozen=True):
     def claim(self, db: sqlite3.Connection, limit: int, lease: float) -> Claim:
         """Take the next messages (WQ-2), after ending what is due to end."""
         now = self.clock()
-        if self._next_change(db) <= now:
-            self._wake(db, now)
         messages = self._take(db, limit, now, now + lease)
         if messages:
             return Claim(messages, wait=0.0)
@@ -189,38 +195,53 @@ class QueueTable(Struct, frozen=True):
     def _take(
         self, db: sqlite3.Connection, limit: int, now: float, lease_until: float
     ) -> Sequence[Claimed]:
-        asked = {"queue": self.name, "worker_id": self.worker_id, "limit": limit}
-        chosen, bodies = (
-            db.execute(QUERIES["choose_heads"], asked).fetchone()
-            or db.execute(QUERIES["choose"], asked).fetchone()
-        )
-        rows = _rows.decode(chosen)
-        if not rows:
+        chosen = self._choose(db, limit, now)
+        if chosen.ids == "[]":
             return ()
-        ids = as_json([row.id for row in rows])
-        lanes = {row.lane for row in rows if row.lane}
-        change = self._change("in-flight", ids, now)
+        change = self._change("in-flight", chosen.ids, now)
         token = self._write(db, replace(change, look_at=lease_until))
-        asked |= {"token": token, "lease_until": lease_until, "now": now, "ids": ids}
+        asked = {
+            "ids": chosen.ids,
+            "token": token,
+            "lease_until": lease_until,
+            "worker_id": self.worker_id,
+            "now": now,
+        }
         db.execute(QUERIES["claim"], asked)
-        db.execute(QUERIES["hold"], {"lanes": as_json(list(lanes))})
+        db.execute(QUERIES["hold"], {"lanes": chosen.lanes})
+        lanes = _numbers.decode(chosen.lanes)
         # A group's other lane is for this worker alone now. Only the regular lane of a high one can
         # still be on offer: before a regular one is taken, all high ones are.
         _reoffer(db, as_json([lane for lane in lanes if lane < 0]))
-        return _claimed(rows, bodies, token)
+        return _claimed(chosen, lanes, token)
+
+    def _choose(self, db: sqlite3.Connection, limit: int, now: float) -> Chosen:
+        asked = {"queue": self.name, "worker_id": self.worker_id, "limit": limit, "now": now}
+        heads = db.execute(QUERIES["choose_heads"], asked).fetchone()
+        if heads is not None:
+            return Chosen(*heads)
+        if self._next_change(db) <= now:
+            self._wake(db, now)
+        return Chosen(*db.execute(QUERIES["choose"], asked).fetchone())
 
     def _finish_some(
         self, db: sqlite3.Connection, token: int, ids: Sequence[int], error: str, now: float
     ) -> int:
         """Answers how many of one hand-over were finished."""
-        asked = {"token": token, "ids": as_json(ids), "error": error, "now": now}
+        state = "failed" if error else "succeeded"
+        asked = {
+            "token": token,
+            "ids": as_json(ids),
+            "state": state,
+            "error": error or None,
+            "now": now,
+        }
         finished = db.execute(QUERIES["finish"], asked).rowcount
         if not finished:
             return 0
         if finished < len(ids):
             (asked["ids"],) = db.execute(QUERIES["finished"], asked).fetchone()
         db.execute(QUERIES["settle"], {"token": token, "ended": finished})
-        state = "failed" if error else "succeeded"
         change = self._change(state, str(asked["ids"]), now, error)
         self._write(db, replace(change, prune_from=now))
         return finished
@@ -238,19 +259,20 @@ class QueueTable(Struct, frozen=True):
         return write(db, change, self._memory)
 
 
-def _claimed(rows: Sequence[Row], bodies: bytes, token: int) -> Sequence[Claimed]:
+def _claimed(chosen: Chosen, lanes: Sequence[int], token: int) -> Sequence[Claimed]:
+    pasts = {past.id: past for past in _pasts.decode(chosen.past)}
+    sizes = _numbers.decode(chosen.sizes)
     taken = []
     start = 0
-    for row in rows:
-        end = start + row.size
-        taken.append(
-            Claimed(
-                Lease(row.id, token, row.lane),
-                row.deliveries,
-                Tally(row.attempts, row.posts) if row.posts or row.attempts else UNTRIED,
-                bodies[start:end],
-            )
-        )
+    for number, lane, size in zip(_numbers.decode(chosen.ids), lanes, sizes, strict=True):
+        end = start + size
+        lease, body = Lease(number, token, lane), chosen.bodies[start:end]
+        past = pasts.get(number)
+        if past is None:
+            taken.append(Claimed(lease, 1, UNTRIED, body))
+        else:
+            tally = Tally(past.attempts, past.posts)
+            taken.append(Claimed(lease, past.deliveries + 1, tally, body))
         start = end
     return taken
 

@@ -369,6 +369,43 @@ def test_the_rest_of_a_group_is_for_the_worker_that_took_its_high_priority_messa
 
 
 @pytest.mark.rule("P5")
+def test_what_has_waited_for_its_delay_goes_before_what_came_after_it(
+    db: sqlite3.Connection, table: QueueTable, clock: Clock
+) -> None:
+    table.publish(db, [publication("a", group="g"), publication("b", group="h")])
+    _, (lease,) = claim_ids(db, table, limit=1)
+    table.give_back(db, lease, 10, UNTRIED, "")
+    clock.now += 10
+
+    ids, _ = claim_ids(db, table, limit=1)
+
+    assert ids == ["a"]
+
+
+def test_a_message_whose_lease_has_ended_goes_before_what_came_after_it(
+    db: sqlite3.Connection, table: QueueTable, clock: Clock
+) -> None:
+    table.publish(db, [publication("a", group="g"), publication("b", group="h")])
+    claim_ids(db, table, limit=1)
+    clock.now += LEASE
+
+    ids, _ = claim_ids(db, table, limit=1)
+
+    assert ids == ["a"]
+
+
+def test_a_high_priority_message_for_this_worker_alone_goes_before_regular_ones(
+    db: sqlite3.Connection, table: QueueTable
+) -> None:
+    table.publish(db, [publication("a", group="g")])
+    claim_ids(db, table)
+    table.publish(db, [publication("b", group="h"), publication("c", group="g", high=True)])
+
+    ids, _ = claim_ids(db, table, limit=1)
+
+    assert ids == ["c"]
+
+
 def test_the_same_group_id_in_another_pool_is_another_group(
     db: sqlite3.Connection, table: QueueTable
 ) -> None:

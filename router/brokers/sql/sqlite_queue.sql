@@ -126,28 +126,41 @@ WHERE id = :token;
 
 -- name: choose_heads
 -- The short way for many lanes: the first ones of as many as are wanted, unless the second one of
--- any of them, or one without a lane or kept for this worker, might come before the last of them.
-WITH heads (id, high_priority) AS MATERIALIZED (
+-- any of them, or one without a lane or kept for this worker, might come before the last of them,
+-- or a delay or a lease is due to end. In the limit that is asked once, and not for each lane.
+WITH heads (id, high_priority) AS (
     SELECT first_id, high_priority FROM queue_lanes INDEXED BY offers
     WHERE queue = :queue AND offered_to = ''
-    ORDER BY high_priority DESC, first_id LIMIT :limit
+    ORDER BY high_priority DESC, first_id
+    LIMIT iif(
+        EXISTS (
+            SELECT 1 FROM queue_lanes INDEXED BY offers
+            WHERE queue = :queue AND offered_to = :worker_id
+        ) OR EXISTS (
+            SELECT 1 FROM queue_messages INDEXED BY loose
+            WHERE queue = :queue AND lane IS NULL AND state = 'ready' AND run_after IS NULL
+        ) OR EXISTS (
+            SELECT 1 FROM queue_messages INDEXED BY delays
+            WHERE queue = :queue AND run_after <= :now
+        ) OR EXISTS (
+            SELECT 1 FROM queue_changes INDEXED BY hand_overs WHERE look_at <= :now
+        ),
+        0, :limit
+    )
 )
 SELECT
-    json_group_array(json_array(message.id, lane, deliveries + 1, attempts, posts, length(body))),
+    json_group_array(message.id),
+    json_group_array(lane),
+    json_group_array(length(body)),
+    json_group_array(json_array(message.id, deliveries, attempts, posts)) FILTER (WHERE deliveries > 0),
     CAST(group_concat(body, '') AS BLOB)
 FROM heads CROSS JOIN queue_messages AS message ON message.id = heads.id
-WHERE NOT EXISTS (
-    SELECT 1 FROM queue_lanes INDEXED BY offers WHERE queue = :queue AND offered_to = :worker_id
-)
-AND NOT EXISTS (
-    SELECT 1 FROM queue_messages INDEXED BY loose
-    WHERE queue = :queue AND lane IS NULL AND state = 'ready' AND run_after IS NULL
-)
 HAVING count(*) = :limit AND max(heads.high_priority) = min(heads.high_priority)
    AND (min(next_id) IS NULL OR min(next_id) > max(message.id));
 
 -- name: choose
--- The next to be claimed, in claim order, and their bodies in one piece.
+-- The next to be claimed, in claim order: their ids, lanes and sizes, what those were through that
+-- have been handed out before, and all bodies in one piece.
 --
 -- A merge of lanes: start with the first of each offered lane, and whenever one is taken, the next
 -- of its lane joins the race, unless that one is not due. An ORDER BY in a recursive query makes its
@@ -188,9 +201,10 @@ race (place, id, next_id, is_ready) AS (
     ORDER BY 1
 )
 SELECT
-    json_group_array(json_array(
-        message.id, coalesce(lane, 0), deliveries + 1, attempts, posts, length(body)
-    )),
+    json_group_array(message.id),
+    json_group_array(coalesce(lane, 0)),
+    json_group_array(length(body)),
+    json_group_array(json_array(message.id, deliveries, attempts, posts)) FILTER (WHERE deliveries > 0),
     CAST(group_concat(body, '') AS BLOB)
 FROM (SELECT id FROM race WHERE is_ready LIMIT :limit) AS winner
     CROSS JOIN queue_messages AS message ON message.id = winner.id;
@@ -212,8 +226,8 @@ UPDATE queue_lanes SET offered_to = NULL WHERE id IN (SELECT value FROM json_eac
 -- name: finish
 -- The token stays, so that an acknowledgement sent twice is no complaint.
 UPDATE queue_messages
-SET state = iif(:error = '', 'succeeded', 'failed'),
-    last_error = iif(:error = '', last_error, :error),
+SET state = :state,
+    last_error = coalesce(:error, last_error),
     lease_until = NULL,
     finished_at = :now,
     body = x''
@@ -272,14 +286,17 @@ WHERE NOT EXISTS (
 -- name: advance
 -- The short way for most lanes: their first one is finished and the next was never handed out, so
 -- nothing of the group is. Two lanes of one group take the long way.
-UPDATE queue_lanes
-SET first_id = (SELECT next_id FROM queue_messages WHERE id = first_id), offered_to = ''
-WHERE id IN (SELECT value FROM json_each(:lanes))
-  AND EXISTS (
-    SELECT 1 FROM queue_messages AS first CROSS JOIN queue_messages AS next ON next.id = first.next_id
-    WHERE first.id = first_id AND first.finished_at IS NOT NULL AND next.deliveries = 0
-  )
-  AND NOT EXISTS (SELECT 1 FROM queue_lanes AS other WHERE other.id = -queue_lanes.id);
+UPDATE queue_lanes SET first_id = simple.next_id, offered_to = ''
+FROM (
+    SELECT lane.id, first.next_id
+    FROM json_each(:lanes) AS one
+        CROSS JOIN queue_lanes AS lane ON lane.id = one.value
+        CROSS JOIN queue_messages AS first ON first.id = lane.first_id
+        CROSS JOIN queue_messages AS next ON next.id = first.next_id
+        LEFT JOIN queue_lanes AS other ON other.id = -lane.id
+    WHERE first.finished_at IS NOT NULL AND next.deliveries = 0 AND other.id IS NULL
+) AS simple
+WHERE queue_lanes.id = simple.id;
 
 -- name: reoffer
 -- The long way: find the first unsettled message of these lanes, and of the other ones of their
@@ -344,15 +361,13 @@ SELECT json_group_array(id), sum(json_array_length(ids)) FROM (
 -- Not those that still stand behind another one in their lane.
 DELETE FROM queue_messages
 WHERE id IN (
-    SELECT message.value
+    SELECT message.id
     FROM json_each(:changes) AS change
         CROSS JOIN queue_changes ON queue_changes.id = change.value
-        CROSS JOIN json_each(queue_changes.ids) AS message
-)
-AND finished_at <= :before
-AND NOT EXISTS (
-    SELECT 1 FROM queue_lanes
-    WHERE queue_lanes.id = queue_messages.lane AND first_id < queue_messages.id
+        CROSS JOIN json_each(queue_changes.ids) AS one
+        CROSS JOIN queue_messages AS message ON message.id = one.value
+        LEFT JOIN queue_lanes ON queue_lanes.id = message.lane AND first_id < message.id
+    WHERE finished_at <= :before AND queue_lanes.id IS NULL
 );
 
 -- name: pruned

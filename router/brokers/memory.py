@@ -88,11 +88,14 @@ class MemoryStore:
         self._open = True
         prepare(self._db)
 
-    async def run(self, work: Work[T], *, lasting: bool = False) -> T:  # noqa: ARG002 nothing lasts
+    async def run(self, work: Work[T]) -> T:
         if not self._open:
             raise Disconnected("the memory queues are closed")
         with transaction(self._db):
             return work(self._db)
+
+    async def sync(self) -> None:
+        """Nothing lasts here."""
 
     async def look(self, work: Work[T]) -> T:
         return await self.run(work)

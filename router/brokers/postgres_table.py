@@ -58,6 +58,9 @@ class PostgresTable:
         )
         return _first_of_each(keys, {row["dedup_key"] for row in rows})
 
+    async def keep(self) -> None:
+        """It is: the database commits to its disk."""
+
     async def claim(self, limit: int, lease: float) -> Claim:
         token = secrets.randbits(63)
         rows = await self._database.claim(_CLAIM, self._name, self._worker_id, token, limit, lease)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sqlite3
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,6 @@ _REFUSED: Final = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 class _Job(NamedTuple):
     work: Work[Any]
     answer: asyncio.Future[Any]
-    lasting: bool
 
 
 class _Ended(NamedTuple):
@@ -50,10 +50,11 @@ class _Ended(NamedTuple):
 
 
 class SqliteFile:
-    """Jobs go in from the event loop; what piles up meanwhile shares one transaction, one fsync.
+    """Jobs go in from the event loop; what piles up meanwhile shares one transaction.
 
     The thread opens the file when it is first needed, and anew after any error. While receivers
-    wait, it looks for the commits of other processes: seldom enough to cost nothing.
+    wait, it looks for the commits of other processes: seldom enough to cost nothing. It never
+    waits for the disk on behalf of a publisher: others do, so that messages flow meanwhile.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,13 +73,17 @@ class SqliteFile:
     async def prepare(self) -> None:
         await self.run(_nothing)
 
-    async def run(self, work: Work[T], *, lasting: bool = False) -> T:
+    async def run(self, work: Work[T]) -> T:
         if self._closing:
             raise Disconnected(f"{self._path.name} is closed")
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put(_Job(work, answer, lasting))
+        self._jobs.put(_Job(work, answer))
         with _our_errors(self._path):
             return await answer
+
+    async def sync(self) -> None:
+        with _our_errors(self._path):
+            await asyncio.to_thread(_write_through, Path(f"{self._path}-wal"))
 
     async def look(self, work: Work[T]) -> T:
         return await asyncio.to_thread(self._look, work)
@@ -131,7 +136,7 @@ class SqliteFile:
         """Together if all goes well. A job's fault is its own; trouble with the file is all's."""
         try:
             db = self._connect()
-            with _synchronous(db, lasting=any(job.lasting for job in jobs)), transaction(db):
+            with transaction(db):
                 ended = [_Ended(job, None, job.work(db)) for job in jobs]
         except Exception as error:  # noqa: BLE001 the thread's bulkhead: whoever asked is told
             self._disconnect()
@@ -147,6 +152,7 @@ class SqliteFile:
             for pragma in _PRAGMAS:
                 self._db.execute(pragma)
             prepare(self._db)
+            _write_through(self._path.parent)  # its name, and that of its log
         return self._db
 
     def _disconnect(self) -> None:
@@ -178,16 +184,6 @@ class SqliteFile:
             return work(db)
 
 
-@contextmanager
-def _synchronous(db: sqlite3.Connection, *, lasting: bool) -> Iterator[None]:
-    """With `lasting`, what is committed in here and all before it survives even a power cut."""
-    if lasting:
-        db.execute("PRAGMA synchronous = FULL")
-    yield
-    if lasting:
-        db.execute("PRAGMA synchronous = NORMAL")
-
-
 def _nothing(_: object) -> None:
     """Enough to have the file opened and checked."""
 
@@ -198,13 +194,33 @@ def _create(path: Path) -> None:
 
 
 def _answer(ended: Sequence[_Ended]) -> None:
-    for (_, answer, _), error, value in ended:
+    for (_, answer), error, value in ended:
         if answer.done():  # nobody waits for it any more
             continue
         if error is not None:
             answer.set_exception(error)
         else:
             answer.set_result(value)
+
+
+# Without the times of the file, where the system can tell them from its content.
+_flush: Final = os.fsync if sys.platform == "darwin" else os.fdatasync
+
+
+def _write_through(path: Path) -> None:
+    """Have the disk keep what was written to it, by whomever.
+
+    SQLite would, too (synchronous = FULL), but nobody could use the connection meanwhile. A log
+    that is gone is no loss: what was in it is in the database, which SQLite waits for.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        _flush(file)
+    finally:
+        os.close(file)
 
 
 @contextmanager

@@ -19,11 +19,11 @@ Work = Callable[[sqlite3.Connection], T]
 class Store(Protocol):
     """A database that holds queue tables, and those who wait for it to change."""
 
-    async def run(self, work: Work[T], *, lasting: bool = False) -> T:
-        """Do it in a transaction of its own or of several.
+    async def run(self, work: Work[T]) -> T:
+        """Do it in a transaction of its own or of several. No end of a process can undo it then."""
 
-        On return, no end of a process can undo it, and with `lasting` no power cut either.
-        """
+    async def sync(self) -> None:
+        """On return, no power cut can undo either what was done before."""
 
     async def look(self, work: Work[T]) -> T:
         """Read only, beside what is being written."""
@@ -44,7 +44,10 @@ class StoredTable:
         self.wait = store.wait
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
-        return await self._store.run(partial(self._table.publish, items=items), lasting=True)
+        return await self._store.run(partial(self._table.publish, items=items))
+
+    async def keep(self) -> None:
+        await self._store.sync()
 
     async def claim(self, limit: int, lease: float) -> Claim:
         return await self._store.run(partial(self._table.claim, limit=limit, lease=lease))

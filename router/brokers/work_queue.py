@@ -39,7 +39,8 @@ class Claim(Struct, frozen=True):
 class Table(Protocol):
     """One queue of a database, as one worker sees it.
 
-    A publish is durable on return. What a power cut undoes of the rest is only done again.
+    Whatever is done is there to stay, unless the power is cut. `keep` sees to that for what is
+    published; the rest is only done again.
     """
 
     @property
@@ -51,6 +52,9 @@ class Table(Protocol):
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         """Put them in; False for one that is in already, or was within the dedup window."""
+
+    async def keep(self) -> None:
+        """On return, no power cut can undo what was published before."""
 
     async def claim(self, limit: int, lease: float) -> Claim:
         """Take the next messages (WQ-2), after ending what is due to end."""
@@ -75,9 +79,11 @@ class WorkQueuePublisher:
         self._table = table
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+        """They are kept for good on return; the first may be delivered by then."""
         added = await self._table.publish(items)
         if any(added):
             self._table.bell.ring()
+        await self._table.keep()
         return added
 
 

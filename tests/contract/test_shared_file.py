@@ -1,6 +1,7 @@
 """What a work queue in a file promises beyond the contract: other processes, crashes, bad disks."""
 
 import asyncio
+import os
 import resource
 import signal
 import sqlite3
@@ -18,7 +19,6 @@ from typing import Any
 import pytest
 
 from router.brokers import BrokerDoor, sqlite_file
-from router.brokers.sqlite_file import SqliteFile
 from router.core.config import QueueConfig
 from router.ports import Disconnected, QueueRefused
 from tests.contract.cases import (
@@ -158,7 +158,6 @@ async def test_waiting_costs_next_to_nothing(queue: QueueConfig) -> None:
 async def test_all_queues_of_a_file_share_one_thread(tmp_path: Path) -> None:
     orders = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db")
     bills = QueueConfig(name="bills", uri=f"sqlite:///{tmp_path}/./queue.db?queue=invoices")
-    before = threading.active_count()
     async with (
         BrokerDoor(worker_id="worker-1", dedup_window=300.0) as door,
         both_ends(door, orders) as one,
@@ -166,10 +165,10 @@ async def test_all_queues_of_a_file_share_one_thread(tmp_path: Path) -> None:
     ):
         await one.publisher.publish([publication("a")])
         await other.publisher.publish([publication("a"), publication("b")])
-        threads = threading.active_count() - before
+        threads = [each.name for each in threading.enumerate() if "queue.db" in each.name]
         received = [bodies(await ends.broker.receive(10)) for ends in (one, other)]
 
-    assert threads == 1
+    assert threads == ["sqlite queue.db"]
     assert received == [["a"], ["a", "b"]]
 
 
@@ -186,20 +185,42 @@ def modes_in(directory: Path) -> dict[str, int]:
 
 
 @pytest.mark.rule("P1")
-@pytest.mark.parametrize(("lasting", "level"), [(True, 2), (False, 1)])
-async def test_only_what_has_to_last_waits_for_the_disk(
-    tmp_path: Path, lasting: bool, level: int
+async def test_a_publication_is_answered_when_the_disk_has_kept_it_and_delivered_before(
+    queue: QueueConfig, disk: "SlowDisk"
 ) -> None:
-    def synchronous(db: sqlite3.Connection) -> int:
-        (level,) = db.execute("PRAGMA synchronous").fetchone()
-        return int(level)
+    async with opened(queue) as ends:
+        publishing = asyncio.ensure_future(ends.publisher.publish([publication("a")]))
+        (delivery,) = await ends.broker.receive(1)
+        await ends.broker.ack([delivery.handle])
+        answered_before = publishing.done()
+        disk.may_go_on.set()
+        added = await publishing
 
-    file = SqliteFile(tmp_path / "queue.db")
-    await file.run(synchronous, lasting=True)
-    found = await file.run(synchronous, lasting=lasting)
-    await file.close()
+    assert not answered_before
+    assert added == [True]
+    assert disk.kept == ["queue.db-wal"]
 
-    assert found == level
+
+class SlowDisk:
+    """Keeps a log when it is let go on; the rest at once."""
+
+    def __init__(self) -> None:
+        self.may_go_on = threading.Event()
+        self.kept: list[str] = []
+
+    def flush(self, descriptor: int) -> None:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        if name.endswith("-wal"):
+            self.may_go_on.wait(10)
+            self.kept.append(name)
+        os.fsync(descriptor)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
+    slow = SlowDisk()
+    monkeypatch.setattr(sqlite_file, "_flush", slow.flush)
+    return slow
 
 
 @pytest.mark.rule("WQ-8")

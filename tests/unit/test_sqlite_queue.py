@@ -10,6 +10,7 @@ from router.brokers import BrokerDoor
 from router.brokers.memory import MemoryStore
 from router.brokers.queue_table import QueueTable
 from router.brokers.stored_table import StoredTable, Work
+from router.brokers.work_queue import WorkQueuePublisher
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Message
 from router.ports import Publication
@@ -40,15 +41,18 @@ async def test_delays_and_leases_end_at_their_instant(tmp_path: Path) -> None:
 
 
 class NotingStore(MemoryStore):
-    """Notes what was asked to last."""
+    """Notes what was done, and when the disk had to keep it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lasting: list[bool] = []
+        self.done: list[str] = []
 
-    async def run(self, work: Work[T], *, lasting: bool = False) -> T:
-        self.lasting.append(lasting)
-        return await super().run(work, lasting=lasting)
+    async def run(self, work: Work[T]) -> T:
+        self.done.append("run")
+        return await super().run(work)
+
+    async def sync(self) -> None:
+        self.done.append("sync")
 
 
 @pytest.mark.rule("P1")
@@ -57,10 +61,10 @@ async def test_a_publication_outlasts_a_power_cut_and_the_rest_may_be_done_again
     table = StoredTable(store, QueueTable("orders", "anna", 300.0, asyncio.get_running_loop().time))
     message = Message(id="a", target="https://svc.example/")
 
-    await table.publish([Publication(message, b"a", "a")])
+    await WorkQueuePublisher(table).publish([Publication(message, b"a", "a")])
     (claimed,) = (await table.claim(1, 30.0)).messages
     await table.extend([claimed.lease], 30.0)
     await table.finish([claimed.lease], "")
     store.close()
 
-    assert store.lasting == [True, False, False, False]
+    assert store.done == ["run", "sync", "run", "run", "run"]

@@ -12,10 +12,10 @@ from router.brokers.sqs_client import Account, SqsClient
 from router.brokers.sqs_publisher import SqsPublisher
 from router.brokers.sqs_queue import Polling, SqsBroker, SqsQueue
 from router.brokers.sqs_wire import (
-    AttributesReply,
+    GET_QUEUE_ATTRIBUTES,
+    GET_QUEUE_URL,
     GetQueueAttributes,
     GetQueueUrl,
-    QueueUrlReply,
 )
 from router.brokers.worker import Worker
 from router.core.config import QueueConfig
@@ -110,11 +110,11 @@ async def _find_url(address: SqsAddress, client: SqsClient) -> str:
     if address.url is not None:
         return address.url
     request = GetQueueUrl(address.name)
-    return (await client.call("GetQueueUrl", request, QueueUrlReply)).queue_url
+    return (await client.call(GET_QUEUE_URL, request)).queue_url
 
 
 async def _find_lease(queue: QueueConfig, url: str, client: SqsClient) -> float:
     """Asked for even when it is given: a queue that is not there is better known now."""
     request = GetQueueAttributes(url, (_LEASE,))
-    reply = await client.call("GetQueueAttributes", request, AttributesReply)
+    reply = await client.call(GET_QUEUE_ATTRIBUTES, request)
     return queue.visibility_timeout or float(reply.attributes.get(_LEASE, DEFAULT_LEASE))

@@ -15,7 +15,7 @@ from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
 from router.brokers.sqs_signing import Credentials, Signer
-from router.brokers.sqs_wire import ErrorReply
+from router.brokers.sqs_wire import Action, ErrorReply
 from router.core.outcome import Fault, NoReply
 from router.curl_loop import CurlLoop, CurlOptions
 from router.ports import Disconnected, QueueRefused
@@ -23,8 +23,10 @@ from router.ports import Disconnected, QueueRefused
 T = TypeVar("T")
 
 CONNECT_TIMEOUT: Final = 5.0
+CREDENTIALS_LAST: Final = 1.0  # seconds until the library is asked again
 KEEP_ALIVE: Final = 10  # seconds: shorter than a server's patience, so that it hangs up never
 
+_OK: Final = HTTPStatus.OK.value  # by its name it costs a look-up, for every call
 _NO_ASKING_FIRST: Final = "Expect:"
 REPLY_CAP: Final = 64 * 1024 * 1024  # far more than ten messages of the greatest size
 
@@ -61,6 +63,8 @@ class Account:
     def __init__(self, chain: Any, ca_file: str | None) -> None:
         self.ca_file = ca_file  # None: as everywhere else
         self._chain = chain
+        self._known: Credentials | None = None
+        self._ask_again_at = 0.0  # by time.monotonic()
 
     @classmethod
     async def find(cls) -> "Account":
@@ -75,10 +79,14 @@ class Account:
         return cls(chain, session.get_config_variable("ca_bundle"))
 
     async def credentials(self) -> Credentials:
-        """As they are now: those of a role change every few hours."""
-        with _credential_errors():
-            frozen = await self._chain.get_frozen_credentials()
-        return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+        """As they were a moment ago: those of a role change every few hours, long in advance."""
+        now = time.monotonic()
+        if self._known is None or now >= self._ask_again_at:
+            with _credential_errors():
+                frozen = await self._chain.get_frozen_credentials()
+            self._known = Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+            self._ask_again_at = now + CREDENTIALS_LAST
+        return self._known
 
 
 class SqsClient:
@@ -108,18 +116,17 @@ class SqsClient:
     async def close(self) -> None:
         await self._curl.__aexit__()
 
-    async def call(self, action: str, request: msgspec.Struct, reply: type[T]) -> T:
+    async def call(self, action: Action[T], request: msgspec.Struct) -> T:
         """Raises Disconnected or QueueRefused."""
         body = msgspec.json.encode(request)
         credentials = await self._account.credentials()
-        signed = self._signer.headers(action, body, credentials, time.time())
-        headers = [_NO_ASKING_FIRST, *(f"{name}: {value}" for name, value in signed.items())]
-        answer = await self._curl.post(self._url, headers, body, self._timeout)
+        signed = self._signer.headers(action.name, body, credentials, time.time())
+        answer = await self._curl.post(self._url, [_NO_ASKING_FIRST, *signed], body, self._timeout)
         if isinstance(answer, NoReply):
-            raise _unanswered(action, answer)
-        if answer.status != HTTPStatus.OK:
-            raise _failure(action, answer.status, answer.body)
-        return _read(action, answer.body, reply)
+            raise _unanswered(action.name, answer)
+        if answer.status != _OK:
+            raise _failure(action.name, answer.status, answer.body)
+        return _read(action, answer.body)
 
 
 def _refuse_none(_ip: str, _port: int) -> None:
@@ -132,11 +139,11 @@ def _unanswered(action: str, answer: NoReply) -> Disconnected:
     return Disconnected(f"{action} failed: {answer.detail}")
 
 
-def _read(action: str, content: bytes, reply: type[T]) -> T:
+def _read(action: Action[T], content: bytes) -> T:
     try:
-        return msgspec.json.decode(content or b"{}", type=reply)
+        return action.read(content or b"{}")
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise Disconnected(f"{action} was not answered as SQS does") from None
+        raise Disconnected(f"{action.name} was not answered as SQS does") from None
 
 
 def _failure(action: str, status: int, content: bytes) -> Disconnected | QueueRefused:

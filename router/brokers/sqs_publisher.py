@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from router.brokers.sqs_client import SqsClient
-from router.brokers.sqs_wire import Batch, BatchReply, Failed, SendEntry
+from router.brokers.sqs_wire import SEND_MESSAGES, Batch, Failed, SendEntry
 from router.ports import Disconnected, Publication, QueueRefused
 
 MAX_ENTRIES: Final = 10  # of one call …
@@ -38,7 +38,7 @@ class SqsPublisher:
                 for position, item in enumerate(some)
             ]
             batch = Batch(self._url, entries)
-            reply = await self._client.call("SendMessageBatch", batch, BatchReply)
+            reply = await self._client.call(SEND_MESSAGES, batch)
             if reply.failed:
                 raise _failure(some, reply.failed[0])
             ids = {done.id: done.message_id or "" for done in reply.successful}

@@ -7,15 +7,19 @@ a late one too, and would then settle someone else's hand-over. So a receipt kno
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from msgspec import Struct
 
+from router.brokers.bell import wait_for_ring
 from router.brokers.sqs_client import SqsClient
 from router.brokers.sqs_gathering import Gathering
 from router.brokers.sqs_wire import (
-    AttributesReply,
+    CHANGE_VISIBILITY,
+    DELETE_MESSAGES,
+    GET_QUEUE_ATTRIBUTES,
+    RECEIVE_MESSAGE,
+    Action,
     Batch,
     BatchReply,
     DeleteEntry,
@@ -24,7 +28,6 @@ from router.brokers.sqs_wire import (
     GetQueueAttributes,
     ReceivedMessage,
     ReceiveMessage,
-    ReceiveReply,
     VisibilityEntry,
 )
 from router.core.message import Delivery, Handle, Tally
@@ -55,8 +58,7 @@ class Polling(Struct, frozen=True):
     wait: int  # seconds
 
 
-@dataclass(slots=True, eq=False)
-class Receipt:
+class Receipt(Struct, eq=False, gc=False):
     """One hand-over. Compared by identity: every hand-over has its own."""
 
     handle: str  # SQS's
@@ -101,7 +103,8 @@ class SqsBroker:
         self._polls = polls
         self._calls = calls
         self._poll: asyncio.Task[list[ReceivedMessage]] | None = None
-        self._interruption: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._is_interrupted = False
+        self._news = asyncio.Event()  # a poll has ended, or was interrupted
         self._was_partial = False
         self._nacks = Gathering(self._change_visibility, LINGER)
 
@@ -119,17 +122,17 @@ class SqsBroker:
 
     async def receive(self, limit: int) -> Sequence[Delivery]:
         """A poll cannot be called off: SQS would still hand out to it. So it outlives us."""
-        if self._was_partial:
-            await asyncio.wait([self._interruption], timeout=PARTIAL_PAUSE)
-        if self._interruption.done():
+        self._news.clear()
+        if self._was_partial and not self._is_interrupted:
+            await wait_for_ring(self._news, PARTIAL_PAUSE)
+        if self._is_interrupted:
             return ()
         most = min(limit, self._polling.most)
         started = _now()
         poll = self._poll = asyncio.get_running_loop().create_task(
             self._receive(most), name="sqs long poll"
         )
-        either: Sequence[asyncio.Future[Any]] = (poll, self._interruption)
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await self._news.wait()
         if not poll.done():
             return ()
         self._poll = None
@@ -140,13 +143,13 @@ class SqsBroker:
         return [self._delivery(message, received) for message in messages]
 
     def interrupt(self) -> None:
-        if not self._interruption.done():
-            self._interruption.set_result(None)
+        self._is_interrupted = True
+        self._news.set()
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         del error  # SQS has no place for it
         changes = [Change(receipt) for receipt in cast("Sequence[Receipt]", handles)]
-        refused = await self._change("DeleteMessageBatch", changes)
+        refused = await self._change(DELETE_MESSAGES, changes)
         for receipt in _changed(changes, refused):
             receipt.lease_until = SETTLED
         return refused
@@ -168,14 +171,14 @@ class SqsBroker:
         whole = math.ceil(seconds)
         spent = [receipt for receipt in receipts if not receipt.may_last(whole, now)]
         changes = [Change(receipt, whole) for receipt in receipts if receipt.may_last(whole, now)]
-        refused = await self._change("ChangeMessageVisibilityBatch", changes)
+        refused = await self._change(CHANGE_VISIBILITY, changes)
         for receipt in _changed(changes, refused):
             receipt.lease_until = now + seconds
         return [*refused, *(_stale(receipt, "held for twelve hours") for receipt in spent)]
 
     async def depth(self) -> Depth | None:
         request = GetQueueAttributes(self._queue.url, (_WAITING, _DELAYED, _IN_FLIGHT))
-        reply = await self._calls.call("GetQueueAttributes", request, AttributesReply)
+        reply = await self._calls.call(GET_QUEUE_ATTRIBUTES, request)
         waiting, delayed, in_flight = (
             int(reply.attributes.get(name, "0")) for name in request.attribute_names
         )
@@ -196,12 +199,15 @@ class SqsBroker:
         request = ReceiveMessage(
             self._queue.url, most, self._polling.wait, math.ceil(self._queue.lease)
         )
-        return (await self._polls.call("ReceiveMessage", request, ReceiveReply)).messages or []
+        try:
+            return (await self._polls.call(RECEIVE_MESSAGE, request)).messages or []
+        finally:
+            self._news.set()
 
     async def _release(self, messages: Sequence[ReceivedMessage]) -> None:
         if messages:
             batch = Batch(self._queue.url, releases(messages))
-            await self._calls.call("ChangeMessageVisibilityBatch", batch, BatchReply)
+            await self._calls.call(CHANGE_VISIBILITY, batch)
 
     def _delivery(self, message: ReceivedMessage, received: float) -> Delivery:
         lease_until = received + self._queue.lease
@@ -215,27 +221,43 @@ class SqsBroker:
         )
 
     async def _change_visibility(self, changes: Sequence[Change]) -> Sequence[Unsettled | None]:
-        refused = await self._change("ChangeMessageVisibilityBatch", changes)
+        refused = await self._change(CHANGE_VISIBILITY, changes)
         problems = {each.handle: each for each in refused}
         return [problems.get(change.receipt) for change in changes]
 
-    async def _change(self, action: str, changes: Sequence[Change]) -> list[Unsettled]:
-        """In calls of ten, side by side; answers those that stay as they were."""
+    async def _change(
+        self, action: Action[BatchReply], changes: Sequence[Change]
+    ) -> list[Unsettled]:
+        """Answers those that stay as they were."""
         now = _now()
-        late = [change.receipt for change in changes if not change.receipt.is_ours(now)]
         ours = [change for change in changes if change.receipt.is_ours(now)]
-        tens = [ours[start : start + MAX_ENTRIES] for start in range(0, len(ours), MAX_ENTRIES)]
-        async with asyncio.TaskGroup() as tasks:
-            calls = [tasks.create_task(self._change_ten(action, ten), name=action) for ten in tens]
+        if len(ours) == len(changes):
+            return await self._change_ours(action, ours)
+        late = [change.receipt for change in changes if not change.receipt.is_ours(now)]
         refused = [_stale(receipt, "the lease was lost") for receipt in late]
-        for call in calls:
-            refused += call.result()
-        return refused
+        return refused + await self._change_ours(action, ours)
 
-    async def _change_ten(self, action: str, ten: Sequence[Change]) -> list[Unsettled]:
+    async def _change_ours(
+        self, action: Action[BatchReply], changes: Sequence[Change]
+    ) -> list[Unsettled]:
+        """In calls of ten, side by side."""
+        if 0 < len(changes) <= MAX_ENTRIES:  # most often, and then there is no need for a task
+            return await self._change_ten(action, changes)
+        tens = [
+            changes[start : start + MAX_ENTRIES] for start in range(0, len(changes), MAX_ENTRIES)
+        ]
+        async with asyncio.TaskGroup() as tasks:
+            calls = [
+                tasks.create_task(self._change_ten(action, ten), name=action.name) for ten in tens
+            ]
+        return [refused for call in calls for refused in call.result()]
+
+    async def _change_ten(
+        self, action: Action[BatchReply], ten: Sequence[Change]
+    ) -> list[Unsettled]:
         entries = [change.entry(position) for position, change in enumerate(ten)]
         try:
-            reply = await self._calls.call(action, Batch(self._queue.url, entries), BatchReply)
+            reply = await self._calls.call(action, Batch(self._queue.url, entries))
         except BrokerError as error:
             # A new connection would not help: each call is on its own. The engine tries again.
             return [Unsettled(change.receipt, str(error), stale=False) for change in ten]
@@ -265,15 +287,15 @@ def _stale(receipt: Receipt, why: str) -> Unsettled:
 
 
 def _count(message: ReceivedMessage) -> int | None:
-    count = message.attributes.get("ApproximateReceiveCount", "")
+    count = message.attributes.receive_count
     return int(count) if count.isdecimal() else None
 
 
 def _parent(message: ReceivedMessage) -> Span | None:
     """As its publisher says, else as AWS itself does where X-Ray is on."""
-    given, xray = message.message_attributes, message.attributes.get("AWSTraceHeader")
-    parent = carried_in({name: value.string_value for name, value in given.items()})
-    return read_xray(xray) if parent is None and xray is not None else parent
+    given, xray = message.message_attributes, message.attributes.xray
+    parent = given and carried_in({name: value.string_value for name, value in given.items()})
+    return parent or (read_xray(xray) if xray else None)
 
 
 def _now() -> float:

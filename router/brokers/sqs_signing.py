@@ -6,6 +6,7 @@ The library that finds the credentials can sign as well, for a hundred times the
 import hashlib
 import hmac
 import time
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -29,7 +30,10 @@ class Credentials(Struct, frozen=True):
 
 
 class Signer:
-    """For one endpoint. The key of the day is kept: it costs as much as all the rest."""
+    """For one endpoint. The key of the day is kept: it costs as much as all the rest.
+
+    So is the last signature, which is good for a second: the same poll again needs no other one.
+    """
 
     def __init__(self, endpoint: str, region: str) -> None:
         self._region = region
@@ -37,38 +41,51 @@ class Signer:
         self._path = quote(urlsplit(endpoint).path, safe="/~")
         self._key_of: tuple[str, Credentials] | None = None
         self._key = b""
+        self._signed: tuple[str, bytes, Credentials, int] | None = None
+        self._headers: Sequence[str] = ()
 
     def headers(
         self, action: str, body: bytes, credentials: Credentials, now: float
-    ) -> dict[str, str]:
-        """All headers of the call that SQS looks at; `now` is seconds since the epoch."""
+    ) -> Sequence[str]:
+        """All lines of the call's head that SQS looks at; `now` is seconds since the epoch."""
+        wanted = (action, body, credentials, int(now))
+        if wanted != self._signed:
+            self._headers = self._sign(action, body, credentials, now)
+            self._signed = wanted
+        return self._headers
+
+    def _sign(
+        self, action: str, body: bytes, credentials: Credentials, now: float
+    ) -> Sequence[str]:
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-        signed = {
-            "content-type": CONTENT_TYPE,
-            "host": self._host,
-            "x-amz-date": moment,
-            "x-amz-target": TARGET + action,
-        }
-        if credentials.token:
-            signed["x-amz-security-token"] = credentials.token
-        names = sorted(signed)
-        lines = "".join([f"{name}:{signed[name]}\n" for name in names])
-        listed = ";".join(names)
+        token = [f"x-amz-security-token:{credentials.token}"] if credentials.token else []
+        # In the order of their names, and sent as they are signed: without a space.
+        lines = [
+            f"content-type:{CONTENT_TYPE}",
+            f"host:{self._host}",
+            f"x-amz-date:{moment}",
+            *token,
+            f"x-amz-target:{TARGET}{action}",
+        ]
+        listed = ";".join([line.partition(":")[0] for line in lines])
+        heads = "\n".join(lines)
         scope = f"{moment[:8]}/{self._region}/{SERVICE}/aws4_request"
-        request = f"POST\n{self._path}\n\n{lines}\n{listed}\n{_digest(body)}"
+        request = f"POST\n{self._path}\n\n{heads}\n\n{listed}\n{_digest(body)}"
         to_sign = f"{_ALGORITHM}\n{moment}\n{scope}\n{_digest(request.encode())}"
-        signature = hmac.new(self._day_key(moment[:8], credentials), to_sign.encode(), "sha256")
-        signed["authorization"] = (
-            f"{_ALGORITHM} Credential={credentials.access_key}/{scope}, "
-            f"SignedHeaders={listed}, Signature={signature.hexdigest()}"
+        signature = hmac.digest(
+            self._day_key(moment[:8], credentials), to_sign.encode(), "sha256"
+        ).hex()
+        lines.append(
+            f"authorization:{_ALGORITHM} Credential={credentials.access_key}/{scope}, "
+            f"SignedHeaders={listed}, Signature={signature}"
         )
-        return signed
+        return lines
 
     def _day_key(self, day: str, credentials: Credentials) -> bytes:
         if self._key_of != (day, credentials):
             key = f"AWS4{credentials.secret_key}".encode()
             for part in (day, self._region, SERVICE, "aws4_request"):
-                key = hmac.new(key, part.encode(), "sha256").digest()
+                key = hmac.digest(key, part.encode(), "sha256")
             self._key_of, self._key = (day, credentials), key
         return self._key
 

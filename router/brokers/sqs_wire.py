@@ -1,8 +1,20 @@
 """What is said to SQS and what it answers, in its JSON protocol. Field names are Amazon's."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
+from msgspec.json import Decoder
+
+T = TypeVar("T")
+
+
+class Action(Generic[T]):
+    """Something that SQS can be asked to do, and what it answers."""
+
+    def __init__(self, name: str, reply: type[T]) -> None:
+        self.name = name
+        self.read = Decoder(reply).decode
 
 
 class GetQueueUrl(Struct, rename="pascal"):
@@ -35,12 +47,21 @@ class MessageAttribute(Struct, rename="pascal"):
     string_value: str | None = None  # None: it is binary
 
 
+class SystemAttributes(
+    Struct,
+    frozen=True,
+    rename={"receive_count": "ApproximateReceiveCount", "xray": "AWSTraceHeader"},
+):
+    receive_count: str = ""
+    xray: str | None = None
+
+
 class ReceivedMessage(Struct, rename="pascal"):
     message_id: str
     receipt_handle: str
     body: str = ""
-    attributes: Mapping[str, str] = {}
-    message_attributes: Mapping[str, MessageAttribute] = {}
+    attributes: SystemAttributes = SystemAttributes()
+    message_attributes: Mapping[str, MessageAttribute] | None = None
 
 
 class ReceiveReply(Struct, rename="pascal"):
@@ -73,9 +94,9 @@ class Batch(Struct, rename="pascal"):
     entries: Sequence[Entry]
 
 
-class Done(Struct, rename="pascal"):
+class Sent(Struct, rename="pascal"):
     id: str
-    message_id: str | None = None  # of a sent message
+    message_id: str | None = None
 
 
 class Failed(Struct, rename="pascal"):
@@ -85,10 +106,24 @@ class Failed(Struct, rename="pascal"):
 
 
 class BatchReply(Struct, rename="pascal"):
-    successful: list[Done] = []
+    """Of a change. What went well is not looked at, so it is not read either."""
+
+    failed: list[Failed] = []
+
+
+class SendReply(Struct, rename="pascal"):
+    successful: list[Sent] = []
     failed: list[Failed] = []
 
 
 class ErrorReply(Struct, rename={"type": "__type"}):
     type: str = ""
     message: str = ""
+
+
+GET_QUEUE_URL: Final = Action("GetQueueUrl", QueueUrlReply)
+GET_QUEUE_ATTRIBUTES: Final = Action("GetQueueAttributes", AttributesReply)
+RECEIVE_MESSAGE: Final = Action("ReceiveMessage", ReceiveReply)
+DELETE_MESSAGES: Final = Action("DeleteMessageBatch", BatchReply)
+CHANGE_VISIBILITY: Final = Action("ChangeMessageVisibilityBatch", BatchReply)
+SEND_MESSAGES: Final = Action("SendMessageBatch", SendReply)

@@ -3,6 +3,7 @@
 aiobotocore's own calls cost many times the CPU of these, and every message takes part in two.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator
@@ -64,7 +65,7 @@ class Account:
         self.ca_file = ca_file  # None: as everywhere else
         self._chain = chain
         self._known: Credentials | None = None
-        self._ask_again_at = 0.0  # by time.monotonic()
+        self._ask_again_at = 0.0  # loop time
 
     @classmethod
     async def find(cls) -> "Account":
@@ -80,7 +81,7 @@ class Account:
 
     async def credentials(self) -> Credentials:
         """As they were a moment ago: those of a role change every few hours, long in advance."""
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if self._known is None or now >= self._ask_again_at:
             with _credential_errors():
                 frozen = await self._chain.get_frozen_credentials()

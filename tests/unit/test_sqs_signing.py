@@ -52,6 +52,26 @@ def test_a_new_day_and_a_new_key_are_noticed() -> None:
     assert kept == fresh
 
 
+def test_a_signature_is_used_again_for_the_same_call_and_within_its_second_only() -> None:
+    url = "https://sqs.eu-west-1.amazonaws.com/"
+    calls = [
+        ("ReceiveMessage", b"{}", 0.0),
+        ("ReceiveMessage", b"{}", 0.9),
+        ("ReceiveMessage", b"{}", 1.0),
+        ("ReceiveMessage", b"[]", 1.0),
+        ("DeleteMessageBatch", b"[]", 1.0),
+    ]
+    signer = Signer(url, "eu-west-1")
+
+    kept = [signer.headers(action, body, KEY, now) for action, body, now in calls]
+    fresh = [
+        Signer(url, "eu-west-1").headers(action, body, KEY, now) for action, body, now in calls
+    ]
+
+    assert kept == fresh
+    assert kept[0] is kept[1]
+
+
 @pytest.mark.parametrize(
     ("endpoint", "host"),
     [

@@ -139,7 +139,7 @@ def parse(body: bytes) -> Message:
     try:
         if not body.isascii():
             body.decode()  # parts that the decoder skips are checked too
-        if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
+        if (body.find(b"{", 1) > 0 or b"[" in body) and _is_too_deep(body):  # most are flat
             raise Malformed(f"the body is nested more than {MAX_DEPTH} deep")
         return _decoder.decode(body)
     except UnicodeDecodeError:
@@ -152,10 +152,12 @@ _QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _BRACKETS: Final = re.compile(rb"[\[\]{}]")
 
 
-def _depth(body: bytes) -> int:
-    """How deep brackets nest outside of strings; needs no valid JSON."""
+def _is_too_deep(body: bytes) -> bool:
+    """By the brackets outside of strings; needs no valid JSON."""
+    if body.count(b"{") + body.count(b"[") <= MAX_DEPTH:
+        return False
     depth = deepest = 0
     for bracket in _BRACKETS.findall(_QUOTED.sub(b"", body)):
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
-    return deepest
+    return deepest > MAX_DEPTH

@@ -88,21 +88,21 @@ class Calling:
             self._calls[self._verb, "error"] += 1
 
 
-class Counts:
+class Counts(Rolling):
     """What became of the messages of one queue, and how its broker answered."""
 
-    __slots__ = ("_rolling", "calls")
+    __slots__ = ("calls",)
 
     def __init__(self) -> None:
+        super().__init__(_QUEUE_TOTALS)
         self.calls: Counter[tuple[str, str]] = Counter()  # (verb, result)
-        self._rolling = Rolling(_QUEUE_TOTALS)
 
     def receive(self, hand_overs: int, now: float) -> None:
-        self._rolling.at(now)[_RECEIVED] += hand_overs
+        self.at(now)[_RECEIVED] += hand_overs
 
     def record(self, metric: Metric | None, now: float) -> None:
         """One has ended. None: it was never sent."""
-        self._rolling.at(now)[_UNSENT if metric is None else _PLACES[metric]] += 1
+        self.at(now)[_UNSENT if metric is None else _PLACES[metric]] += 1
 
     def calling(self, verb: str) -> "Calling":
         """Count one call of the broker. One that is cancelled says nothing about it."""
@@ -110,69 +110,69 @@ class Counts:
 
     @property
     def by_metric(self) -> Mapping[Metric, int]:
-        return {metric: self._rolling.totals[place] for metric, place in _PLACES.items()}
+        return {metric: self.totals[place] for metric, place in _PLACES.items()}
 
     @property
     def unsent(self) -> int:
-        return self._rolling.totals[_UNSENT]
+        return self.totals[_UNSENT]
 
     def total(self) -> QueuePeriod:
-        return _queue_period(self._rolling.totals)
+        return _queue_period(self.totals)
 
     def last(self, minutes: int, now: float) -> QueuePeriod:
-        return _queue_period(self._rolling.growth(minutes, now))
+        return _queue_period(self.growth(minutes, now))
 
     def success_rate(self, now: float) -> float:
-        return _recent_rate(self._rolling, now)
+        return _recent_rate(self, now)
 
 
-class Deliveries:
+class Deliveries(Rolling):
     """How the deliveries of one pool went, and how long its requests took."""
 
-    __slots__ = ("_rolling",)
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._rolling = Rolling(_POOL_TOTALS)
+        super().__init__(_POOL_TOTALS)
 
     def record(self, metric: Metric, now: float) -> None:
-        self._rolling.at(now)[_PLACES[metric]] += 1
+        self.at(now)[_PLACES[metric]] += 1
 
     def time(self, seconds: float, now: float) -> None:
         """One request, whatever came of it."""
-        totals = self._rolling.at(now)
+        totals = self.at(now)
         totals[_TIME] += int(seconds * _MICROSECONDS)
         totals[_FIRST_BUCKET + bucket_of(seconds)] += 1
 
     def limit(self, now: float) -> None:
         """One message has to wait for the rate limit."""
-        self._rolling.at(now)[_LIMITED] += 1
+        self.at(now)[_LIMITED] += 1
 
     @property
     def by_metric(self) -> Mapping[Metric, int]:
-        return {metric: self._rolling.totals[place] for metric, place in _PLACES.items()}
+        return {metric: self.totals[place] for metric, place in _PLACES.items()}
 
     @property
     def limited(self) -> int:
-        return self._rolling.totals[_LIMITED]
+        return self.totals[_LIMITED]
 
     @property
     def seconds(self) -> float:
         """Of all requests together."""
-        return self._rolling.totals[_TIME] / _MICROSECONDS
+        return self.totals[_TIME] / _MICROSECONDS
 
     @property
     def buckets(self) -> Sequence[int]:
         """Requests by how long they took."""
-        return self._rolling.totals[_FIRST_BUCKET:]
+        return self.totals[_FIRST_BUCKET:]
 
     def total(self) -> PoolPeriod:
-        return _pool_period(self._rolling.totals)
+        return _pool_period(self.totals)
 
     def last(self, minutes: int, now: float) -> PoolPeriod:
-        return _pool_period(self._rolling.growth(minutes, now))
+        return _pool_period(self.growth(minutes, now))
 
     def success_rate(self, now: float) -> float:
-        return _recent_rate(self._rolling, now)
+        return _recent_rate(self, now)
 
 
 def _pool_period(totals: Sequence[int]) -> PoolPeriod:

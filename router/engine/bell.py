@@ -4,6 +4,8 @@ import asyncio
 
 
 class Bell:
+    __slots__ = ("_waiting",)
+
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
 

@@ -47,6 +47,24 @@ class Deliverer(Protocol):
 class Courier:
     """Serves the messages of one pool, each under a permit that its worker holds."""
 
+    __slots__ = (
+        "_aborted",
+        "_alerts",
+        "_jitter",
+        "_loop",
+        "_mandate",
+        "_mediator",
+        "_now",
+        "_pauses_end",
+        "_permits",
+        "_stopped",
+        "config",
+        "deliveries",
+        "last_start",
+        "pausing",
+        "posts",
+    )
+
     def __init__(
         self,
         config: PoolConfig,

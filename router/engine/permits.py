@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 
 class Permits:
+    __slots__ = ("_on_free", "limit", "out", "returning")
+
     def __init__(self, limit: int, on_free: Callable[[], None]) -> None:
         self.limit = limit
         self.out = 0

@@ -31,6 +31,25 @@ LEAST_CAPACITY: Final = 50
 
 
 class ProcessPool:
+    __slots__ = (
+        "_crew",
+        "_gatekeeper",
+        "_lanes",
+        "_on_group_free",
+        "_on_room",
+        "_permits",
+        "_posts",
+        "_ready",
+        "capacity",
+        "code",
+        "config",
+        "courier",
+        "draining",
+        "gate",
+        "has_room",
+        "held",
+    )
+
     def __init__(
         self,
         config: PoolConfig,

@@ -14,6 +14,8 @@ _SHORTEST_WAIT: Final = 0.001  # a sum of floats may fall short of a whole permi
 class RateGate:
     """aiolimiter's leaky bucket: a minute's worth (or the burst) at once, then evenly."""
 
+    __slots__ = ("_before", "_bucket", "_changed", "is_limited")
+
     def __init__(self, config: PoolConfig) -> None:
         self._bucket = _bucket(config)
         self.is_limited = self._bucket is not None

@@ -421,5 +421,5 @@ async def test_a_pool_that_does_nothing_keeps_no_history() -> None:
     async with running(pool("P")) as rig:
         await asyncio.sleep(3600)
 
-        assert rig.pool().courier.deliveries._rolling._notes == []
+        assert rig.pool().courier.deliveries._notes == []
         assert QUEUE.name in rig.manager.intakes

@@ -74,8 +74,8 @@ BY_DEFAULT: Final = tuple(name for name in PARTS if name not in LONG)
 def main() -> None:
     given = _read_options()
     logging.disable(logging.CRITICAL)  # adapters in this process have nothing to say
-    interpreter.starts()
-    interpreter.is_ready()  # what is measured in this process runs as it does in the router
+    interpreter.set_for_start()
+    interpreter.set_for_service()  # what is measured in this process runs as it does in the router
     tables = []
     for part in given.parts:
         try:

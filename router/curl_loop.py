@@ -140,10 +140,10 @@ class CurlLoop:
             self._add_transfer()
         transfer = self._idle[-1]
         transfer.prepare(url, headers, body, timeout)  # raises: then it is still idle
+        self._multi.add_handle(transfer.easy)
         self._idle.pop()
         done: asyncio.Future[Answer] = self._loop.create_future()
         transfer.done = done
-        self._multi.add_handle(transfer.easy)
         self._take_turn_soon()
         try:
             return await done

@@ -8,13 +8,13 @@ SWITCH_INTERVAL: Final = 0.0005  # a busy loop must not starve the threads of th
 COLLECTED_AT: Final = 10_000  # more objects than before, of those that can be in a cycle
 
 
-def starts() -> None:
+def set_for_start() -> None:
     """Nothing of a start is garbage: no collection until it is ready."""
     gc.disable()
     sys.setswitchinterval(SWITCH_INTERVAL)
 
 
-def is_ready() -> None:
+def set_for_service() -> None:
     """What a start has made is here to stay: no collection has to look at it again.
 
     What a message leaves behind is no cycle and goes by itself. By default, each batch of them

@@ -213,7 +213,7 @@ async def _route(
     router: Router, settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]
 ) -> None:
     router.view.initialized = True
-    interpreter.is_ready()
+    interpreter.set_for_service()
     log.info("ready", extra={"port": router.port, "version": __version__})
     on_ready()
     scheduled = router.start_schedule(settings)

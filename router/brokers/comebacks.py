@@ -14,21 +14,29 @@ from typing import Final
 import msgspec
 from msgspec import Struct, field
 
+from router.core.message import Mode
+
 SOON: Final = 1.0  # seconds between two that were given back one after the other, at most
 LATE: Final = 1.0  # what is overdue for so long has gone to another router
 LONGEST_GATHERING: Final = 2.0
+CAPACITY: Final = 100_000  # about 30 MB; what is put off beyond that is not waited for
 
 
 class _Grouped(Struct):
     group: str | None = field(default=None, name="messageGroupId")
+    dispatch: str | None = field(default=None, name="dispatchMode")
 
 
 def group_of(body: bytes) -> str | None:
     """As the publisher wrote it: a broker that knows no groups cannot tell."""
+    return _read(body).group
+
+
+def _read(body: bytes) -> _Grouped:
     try:
-        return msgspec.json.decode(body, type=_Grouped).group
+        return msgspec.json.decode(body, type=_Grouped)
     except msgspec.MsgspecError:
-        return None
+        return _Grouped()
 
 
 class _Expected(Struct, frozen=True):
@@ -55,7 +63,10 @@ class Comebacks:
 
     def expect(self, key: Hashable, body: bytes, *, now: float, delay: float) -> None:
         self._look(now)
-        expected = _Expected(now + delay, next(self._numbers), key, group_of(body))
+        message = _read(body)
+        if message.dispatch == Mode.IMMEDIATE.value or len(self._later) >= CAPACITY:
+            return
+        expected = _Expected(now + delay, next(self._numbers), key, message.group)
         self._missing[key] = expected
         heapq.heappush(self._later, expected)
 

@@ -7,7 +7,8 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
@@ -63,6 +64,10 @@ class SqliteFile:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # None: look up, something changed
         self._bells: defaultdict[str, Bell] = defaultdict(Bell)
         self._waiting = 0  # receivers with nothing to do
+        self._disk = ThreadPoolExecutor(1, f"disk {path.name}")  # waits for it, nothing else
+        self._syncing = asyncio.Lock()
+        self._asked = self._synced = 0  # syncs
+        self._distrusts_log = False  # the disk could not keep it
         self._closing = False
         self._closed = self._loop.create_future()
         self._db: sqlite3.Connection | None = None  # the thread's own
@@ -82,8 +87,15 @@ class SqliteFile:
             return await answer
 
     async def sync(self) -> None:
-        with _our_errors(self._path):
-            await asyncio.to_thread(_write_through, Path(f"{self._path}-wal"))
+        """One at a time; it is good for all who came before it began."""
+        self._asked += 1
+        asked = self._asked
+        async with self._syncing:
+            if self._synced < asked:
+                covered = self._asked
+                with _our_errors(self._path):
+                    await self._loop.run_in_executor(self._disk, self._sync)
+                self._synced = covered
 
     async def look(self, work: Work[T]) -> T:
         return await asyncio.to_thread(self._look, work)
@@ -105,6 +117,7 @@ class SqliteFile:
         self._jobs.put(None)
         await self._closed
         self._thread.join()
+        self._disk.shutdown()
 
     # From here on: the thread.
 
@@ -136,6 +149,7 @@ class SqliteFile:
         """Together if all goes well. A job's fault is its own; trouble with the file is all's."""
         try:
             db = self._connect()
+            self._renew_log(db)
             with transaction(db):
                 ended = [_Ended(job, None, job.work(db)) for job in jobs]
         except Exception as error:  # noqa: BLE001 the thread's bulkhead: whoever asked is told
@@ -154,6 +168,12 @@ class SqliteFile:
             prepare(self._db)
             _write_through(self._path.parent)  # its name, and that of its log
         return self._db
+
+    def _renew_log(self, db: sqlite3.Connection) -> None:
+        """After a failed sync: what it did not keep may be a hole in the middle of the log."""
+        if self._distrusts_log:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._distrusts_log = False
 
     def _disconnect(self) -> None:
         if self._db is not None:
@@ -176,6 +196,17 @@ class SqliteFile:
         for bell in self._bells.values():
             bell.ring()
 
+    def _sync(self) -> None:
+        try:
+            _write_through(Path(f"{self._path}-wal"))
+        except FileNotFoundError:
+            if self._db is not None:
+                raise
+            # The file is closed: what was in its log is in the database, which SQLite waits for.
+        except OSError:
+            self._distrusts_log = True
+            raise
+
     def _look(self, work: Work[T]) -> T:
         with (
             _our_errors(self._path),
@@ -189,8 +220,12 @@ def _nothing(_: object) -> None:
 
 
 def _create(path: Path) -> None:
-    """By us, not by SQLite, for its mode: bodies hold tokens. Its companions take it over."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    """By us, not by SQLite, for its mode: bodies hold tokens. Its companions take it over.
+
+    One that is there is not opened: closing it would end all locks that SQLite has on it here.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _answer(ended: Sequence[_Ended]) -> None:
@@ -210,13 +245,9 @@ _flush: Final = os.fsync if sys.platform == "darwin" else os.fdatasync
 def _write_through(path: Path) -> None:
     """Have the disk keep what was written to it, by whomever.
 
-    SQLite would, too (synchronous = FULL), but nobody could use the connection meanwhile. A log
-    that is gone is no loss: what was in it is in the database, which SQLite waits for.
+    SQLite would, too (synchronous = FULL), but nobody could use the connection meanwhile.
     """
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _flush(file)
     finally:

@@ -19,7 +19,7 @@ def run() -> None:
     Settings come from the environment. With none at all it runs on an embedded queue named
     `default`; `message-router send` puts messages into it.
     """
-    interpreter.starts()
+    interpreter.set_for_start()
     from router.main import run as run_router  # noqa: PLC0415  all of the router: not for --help
     from router.settings import BadSetting  # noqa: PLC0415  ditto
 

@@ -201,11 +201,6 @@ class Job(Struct, eq=False):
         return Tally(self.attempts, self.posts)
 
     @property
-    def is_tried(self) -> bool:
-        """A high-priority message never passes one that has been tried (POOL-3)."""
-        return self.posts > 0
-
-    @property
     def blocks_on_error(self) -> bool:
         return self.message.mode is Mode.BLOCK_ON_ERROR
 

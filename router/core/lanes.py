@@ -14,7 +14,7 @@ class Lane(Struct, eq=False):
     group: str | None  # None: a message of its own, without order
     high: deque[Job] | None = None  # made on demand: most groups never use it
     regular: deque[Job] = field(default_factory=deque)
-    tried: int = 0  # of the regular ones, those that no high-priority one may pass
+    tried: int = 0  # of the regular ones, those with posts: no high-priority one may pass them
     current: Job | None = None  # being served; not in the tiers
     is_returning: bool = False  # its messages are on their way back to their broker
     latecomers: list[Job] = []  # arrived meanwhile; they wait until the group is free
@@ -91,7 +91,7 @@ class Lane(Struct, eq=False):
         regular, tried = iter(self.regular), self.tried
         while tried:
             job = next(regular)
-            tried -= job.is_tried
+            tried -= job.posts > 0
             yield job
         yield from self.high or ()
         yield from regular

@@ -87,10 +87,6 @@ class ProcessPool:
         return self.held - len(self._posts)
 
     @property
-    def room(self) -> int:
-        return self.capacity - self.held + len(self._posts)
-
-    @property
     def lasting_room(self) -> int:
         """What is left of it should every open POST end now: what may be asked of a broker."""
         return self.capacity - self.held
@@ -251,7 +247,7 @@ class ProcessPool:
 
     def _pump(self) -> None:
         """Let ready lanes go on while there are permits."""
-        permits = self._permits
+        permits = self._permits  # asked without a call: this is looked at for every message
         while self._ready and permits.out < permits.limit and not self.draining:
             if self.gate.is_limited:
                 self._call_gatekeeper()
@@ -259,8 +255,9 @@ class ProcessPool:
             self._start(self._ready.popleft())
 
     def _start(self, lane: Lane) -> None:
-        self._permits.out += 1
-        self._crew.start(self._work(lane))
+        """It has a current job from now on: whoever looks at it finds it at work."""
+        self._permits.take()
+        self._crew.start(self._work(lane, lane.take()))
 
     def _call_gatekeeper(self) -> None:
         if self._gatekeeper is None:
@@ -281,17 +278,19 @@ class ProcessPool:
                 self._start(self._ready.popleft())
         self._gatekeeper = None
 
-    async def _work(self, lane: Lane | None) -> None:
+    async def _work(self, lane: Lane, job: Job) -> None:
         """Serve one message of a lane after the other, on one permit."""
-        while lane is not None:
-            job = lane.take()
+        following: Lane | None = lane
+        while following is not None:
             try:
                 await self.courier.serve(lane, job)
             except Exception as error:  # noqa: BLE001  the bulkhead: one message's bug ends no group
                 await self.courier.survive(lane, job, error)
             if self.draining:
                 await self._give_back(lane)
-            lane = self._next_after(lane)
+            following = self._next_after(lane)
+            if following is not None:
+                lane, job = following, following.take()
 
     def _next_after(self, lane: Lane) -> Lane | None:
         """Put the lane back if it has more; take the next one, or give the permit back."""

@@ -373,7 +373,7 @@ class Settler:
         self._counts.record(job.metric, now)
         self._routing.end(job, fate, now)
         job.batch.left -= 1
-        if not job.batch.left and job.batch.was_fruitless:
+        if job.batch.was_fruitless:
             self.is_fruitless = True
         if not self.held:
             self._tell_if_idle()

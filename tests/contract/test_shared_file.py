@@ -1,6 +1,7 @@
 """What a work queue in a file promises beyond the contract: other processes, crashes, bad disks."""
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -155,7 +156,7 @@ async def test_waiting_costs_next_to_nothing(queue: QueueConfig) -> None:
     assert used / 2 < 0.01
 
 
-async def test_all_queues_of_a_file_share_one_thread(tmp_path: Path) -> None:
+async def test_all_queues_of_a_file_share_its_threads(tmp_path: Path) -> None:
     orders = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db")
     bills = QueueConfig(name="bills", uri=f"sqlite:///{tmp_path}/./queue.db?queue=invoices")
     async with (
@@ -168,7 +169,7 @@ async def test_all_queues_of_a_file_share_one_thread(tmp_path: Path) -> None:
         threads = [each.name for each in threading.enumerate() if "queue.db" in each.name]
         received = [bodies(await ends.broker.receive(10)) for ends in (one, other)]
 
-    assert threads == ["sqlite queue.db"]
+    assert threads == ["sqlite queue.db", "disk queue.db_0"]
     assert received == [["a"], ["a", "b"]]
 
 
@@ -186,7 +187,7 @@ def modes_in(directory: Path) -> dict[str, int]:
 
 @pytest.mark.rule("P1")
 async def test_a_publication_is_answered_when_the_disk_has_kept_it_and_delivered_before(
-    queue: QueueConfig, disk: "SlowDisk"
+    queue: QueueConfig, disk: "SlowDisk", tmp_path: Path
 ) -> None:
     async with opened(queue) as ends:
         publishing = asyncio.ensure_future(ends.publisher.publish([publication("a")]))
@@ -198,21 +199,97 @@ async def test_a_publication_is_answered_when_the_disk_has_kept_it_and_delivered
 
     assert not answered_before
     assert added == [True]
-    assert disk.kept == ["queue.db-wal"]
+    assert disk.kept == [tmp_path.name, "queue.db-wal"]  # the names of new files first
+
+
+@pytest.mark.rule("P1")
+async def test_publishers_share_what_the_disk_keeps(queue: QueueConfig, disk: "SlowDisk") -> None:
+    async with opened(queue) as ends:
+        publishing = [
+            asyncio.ensure_future(ends.publisher.publish([publication(str(number))]))
+            for number in range(10)
+        ]
+        received = 0
+        while received < len(publishing):
+            received += len(await ends.broker.receive(10))
+        disk.may_go_on.set()
+        await asyncio.gather(*publishing)
+
+    assert disk.kept.count("queue.db-wal") == 2
+
+
+@pytest.mark.rule("P1")
+async def test_after_the_disk_has_failed_a_log_is_begun_anew(
+    queue: QueueConfig, disk: "SlowDisk", tmp_path: Path
+) -> None:
+    disk.may_go_on.set()
+    async with opened(queue) as ends:
+        disk.fails = True
+        with pytest.raises(Disconnected):
+            await ends.publisher.publish([publication("a")])
+        disk.fails = False
+        await ends.publisher.publish([publication("b")])
+        without_log = messages_in(f"file:{tmp_path}/queue.db?immutable=1")
+
+    assert without_log == 1
+
+
+@pytest.mark.rule("P1")
+async def test_a_log_that_somebody_has_deleted_keeps_nothing(
+    queue: QueueConfig, tmp_path: Path
+) -> None:
+    async with opened(queue) as ends:
+        await ends.publisher.publish([publication("a")])
+        (tmp_path / "queue.db-wal").unlink()
+
+        with pytest.raises(Disconnected):
+            await ends.publisher.publish([publication("b")])
+
+
+@pytest.mark.rule("P1")
+async def test_opening_a_file_once_more_ends_no_lock_on_it(
+    queue: QueueConfig, tmp_path: Path
+) -> None:
+    file = f"file:{tmp_path}/queue.db"
+    async with opened(queue) as ends:
+        await ends.publisher.publish([publication("a")])
+        async with opened(queue):
+            pass
+        await asyncio.to_thread(messages_seen_elsewhere, file)  # by the last one, if it were
+        await ends.publisher.publish([publication("b")])
+        seen = await asyncio.to_thread(messages_seen_elsewhere, file)
+
+    assert seen == 2
+
+
+def messages_in(file: str) -> int:
+    with closing(sqlite3.connect(file, uri=True)) as db:
+        (count,) = db.execute("SELECT count(*) FROM queue_messages").fetchone()
+        return int(count)
+
+
+def messages_seen_elsewhere(file: str) -> int:
+    """By another process, which closes the file again."""
+    look = f"from {__name__} import messages_in; print(messages_in({file!r}))"
+    found = subprocess.run([sys.executable, "-c", look], cwd=_ROOT, check=True, capture_output=True)
+    return int(found.stdout)
 
 
 class SlowDisk:
-    """Keeps a log when it is let go on; the rest at once."""
+    """Keeps a log when it is let go on, if it can; the rest at once."""
 
     def __init__(self) -> None:
         self.may_go_on = threading.Event()
+        self.fails = False
         self.kept: list[str] = []
 
     def flush(self, descriptor: int) -> None:
         name = Path(f"/proc/self/fd/{descriptor}").readlink().name
         if name.endswith("-wal"):
             self.may_go_on.wait(10)
-            self.kept.append(name)
+            if self.fails:
+                raise OSError(errno.EIO, "Input/output error")
+        self.kept.append(name)
         os.fsync(descriptor)
 
 

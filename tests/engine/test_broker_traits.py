@@ -144,6 +144,24 @@ async def test_a_group_that_went_back_overdue_can_be_served_again() -> None:
         assert sender.ids == ["a", "b"]
 
 
+@pytest.mark.rule("BRK-5", "POOL-5")
+async def test_what_is_overdue_at_the_moment_it_is_started_is_sent() -> None:
+    queue = ScriptedQueue(traits=Traits(hold_seconds=10.0))
+    sender = FakeSender(takes=1)
+    sender.takes_for["a"] = 100
+    async with running(pool("P", 1), sender=sender, brokers=Scripted(q=queue)) as rig:
+        first = body("a", poolCode="P", messageGroupId="other")
+        (second,) = grouped("b")
+        queue.hand_over(handed(first, 0, "0"), handed(second, 1, "1"))
+        await asyncio.sleep(50)
+        rig.pool().change(pool("P", 2))
+        await Chores(rig.manager, rig.breakers, rig.alerts).give_back_overdue()
+        await asyncio.sleep(100)
+
+        assert queue.nacked == []
+        assert sender.ids == ["a", "b"]
+
+
 @pytest.mark.rule("FIFO-1")
 async def test_what_no_broker_holds_back_goes_back_with_a_head_of_an_earlier_batch() -> None:
     queue = ScriptedQueue(holds_groups=False)

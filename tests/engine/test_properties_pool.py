@@ -84,7 +84,7 @@ class Observer(FakeSender):
 
     async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
         if self.rig is not None and "P" in self.rig.manager.pools:
-            self.overfull = max(self.overfull, -self.rig.pool().room)
+            self.overfull = max(self.overfull, self.rig.pool().queued - self.rig.pool().capacity)
         answer = await super().send(message, post, timeout, span)
         if answer in (OK, Reply(404)):
             self.finished.append(message.id)

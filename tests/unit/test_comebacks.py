@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.brokers import comebacks as comebacks_module
 from router.brokers.comebacks import LATE, SOON, Comebacks
 
 pytestmark = pytest.mark.rule("FIFO-1", "P3")
@@ -75,3 +76,22 @@ def test_nothing_is_remembered_for_ever(given_back: list[tuple[int, float, bool]
     comebacks.awaits_mates_of([], now=9 + LATE + 0.1)
 
     assert not comebacks
+
+
+@pytest.mark.rule("P4")
+def test_there_is_an_end_to_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comebacks_module, "CAPACITY", 2)
+    comebacks = Comebacks()
+    for key in range(3):
+        comebacks.expect(key, body("g"), now=0.0, delay=9.0)
+
+    assert len(comebacks) == 2
+
+
+@pytest.mark.rule("POOL-7")
+def test_what_stands_in_no_order_is_not_waited_for() -> None:
+    comebacks = Comebacks()
+    immediate = json.dumps({"id": "a", "messageGroupId": "g", "dispatchMode": "IMMEDIATE"}).encode()
+    comebacks.expect(1, immediate, now=0.0, delay=1.0)
+
+    assert not comebacks.awaits_mates_of([immediate], now=1.0)

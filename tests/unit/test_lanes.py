@@ -149,7 +149,7 @@ class LaneMachine(RuleBasedStateMachine):
     def in_order(self) -> list[Job]:
         high = [job for job in self.model if job.message.high_priority]
         regular = [job for job in self.model if not job.message.high_priority]
-        last_tried = max((i + 1 for i, job in enumerate(regular) if job.is_tried), default=0)
+        last_tried = max((i + 1 for i, job in enumerate(regular) if job.posts), default=0)
         return regular[:last_tried] + high + regular[last_tried:]
 
 

@@ -15,7 +15,7 @@ from router.core.message import parse
 from router.ports import Publication
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
-from tests.acceptance.targets import Gate, id_of, ids, message
+from tests.acceptance.targets import Gate, Hesitant, id_of, ids, message
 from tests.outbound.servers import Connection, Target, listening
 from tests.support.servers import nats
 from tests.support.servers.nats import NatsServer, add_stream, call
@@ -61,24 +61,6 @@ class Accepting:
             await asyncio.sleep(0.01)
             self.accepted.append(id_of(request))
             await connection.reply()
-
-
-@dataclass
-class Hesitant:
-    """Asks for a second each time that it sees the first message, and takes it at the third."""
-
-    accepted: list[str] = field(default_factory=list)
-    hesitations: int = 0
-
-    async def script(self, connection: Connection) -> None:
-        while True:
-            request = await connection.read()
-            if id_of(request) == "m0" and self.hesitations < 2:
-                self.hesitations += 1
-                await connection.reply(200, b'{"ack": false, "delaySeconds": 1}')
-            else:
-                self.accepted.append(id_of(request))
-                await connection.reply()
 
 
 def load(target: Target) -> list[dict[str, object]]:

@@ -1,6 +1,8 @@
 """Where brokers differ, and what the engine does about it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from msgspec.structs import replace
@@ -126,40 +128,39 @@ async def test_what_waits_for_longer_than_its_broker_allows_goes_back_with_all_b
         assert sender.ids == ["a"]
 
 
-@pytest.mark.rule("BRK-5")
-async def test_a_group_that_went_back_overdue_can_be_served_again() -> None:
+@asynccontextmanager
+async def overdue_behind_another() -> AsyncIterator[tuple[Rig, ScriptedQueue]]:
+    """Message `b` has waited too long already, because `a` has the only permit."""
     queue = ScriptedQueue(traits=Traits(hold_seconds=10.0))
     sender = FakeSender(takes=1)
     sender.takes_for["a"] = 100
     async with running(pool("P", 1), sender=sender, brokers=Scripted(q=queue)) as rig:
         first = body("a", poolCode="P", messageGroupId="other")
-        (second,) = grouped("b")
-        queue.hand_over(handed(first, 0, "0"), handed(second, 1, "1"))
+        queue.hand_over(handed(first, 0, "0"), handed(*grouped("b"), 1, "1"))
         await asyncio.sleep(50)
+        yield rig, queue
+
+
+@pytest.mark.rule("BRK-5")
+async def test_a_group_that_went_back_overdue_can_be_served_again() -> None:
+    async with overdue_behind_another() as (rig, queue):
         await Chores(rig.manager, rig.breakers, rig.alerts).give_back_overdue()
-        queue.hand_over(handed(second, 2, "1"))
+        queue.hand_over(handed(*grouped("b"), 2, "1"))
         await asyncio.sleep(100)
 
         assert [handle for _, handle, _ in queue.nacked] == [1]
-        assert sender.ids == ["a", "b"]
+        assert rig.sender.ids == ["a", "b"]
 
 
 @pytest.mark.rule("BRK-5", "POOL-5")
 async def test_what_is_overdue_at_the_moment_it_is_started_is_sent() -> None:
-    queue = ScriptedQueue(traits=Traits(hold_seconds=10.0))
-    sender = FakeSender(takes=1)
-    sender.takes_for["a"] = 100
-    async with running(pool("P", 1), sender=sender, brokers=Scripted(q=queue)) as rig:
-        first = body("a", poolCode="P", messageGroupId="other")
-        (second,) = grouped("b")
-        queue.hand_over(handed(first, 0, "0"), handed(second, 1, "1"))
-        await asyncio.sleep(50)
+    async with overdue_behind_another() as (rig, queue):
         rig.pool().change(pool("P", 2))
         await Chores(rig.manager, rig.breakers, rig.alerts).give_back_overdue()
         await asyncio.sleep(100)
 
         assert queue.nacked == []
-        assert sender.ids == ["a", "b"]
+        assert rig.sender.ids == ["a", "b"]
 
 
 @pytest.mark.rule("FIFO-1")

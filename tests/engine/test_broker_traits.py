@@ -136,7 +136,8 @@ async def overdue_behind_another() -> AsyncIterator[tuple[Rig, ScriptedQueue]]:
     sender.takes_for["a"] = 100
     async with running(pool("P", 1), sender=sender, brokers=Scripted(q=queue)) as rig:
         first = body("a", poolCode="P", messageGroupId="other")
-        queue.hand_over(handed(first, 0, "0"), handed(*grouped("b"), 1, "1"))
+        (second,) = grouped("b")
+        queue.hand_over(handed(first, 0, "0"), handed(second, 1, "1"))
         await asyncio.sleep(50)
         yield rig, queue
 
@@ -145,7 +146,8 @@ async def overdue_behind_another() -> AsyncIterator[tuple[Rig, ScriptedQueue]]:
 async def test_a_group_that_went_back_overdue_can_be_served_again() -> None:
     async with overdue_behind_another() as (rig, queue):
         await Chores(rig.manager, rig.breakers, rig.alerts).give_back_overdue()
-        queue.hand_over(handed(*grouped("b"), 2, "1"))
+        (again,) = grouped("b")
+        queue.hand_over(handed(again, 2, "1"))
         await asyncio.sleep(100)
 
         assert [handle for _, handle, _ in queue.nacked] == [1]

@@ -1,9 +1,11 @@
 """`status`: is it up, what is stuck, and what does it warn about, on one screen."""
 
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from threading import Event
 from typing import Protocol
 
 import click
@@ -36,8 +38,12 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
     Exit code 1: the router is not well, or does not answer.
     """
     if watch:
-        with suppress(KeyboardInterrupt), _watching(as_json=as_json) as screen:
-            _follow(screen, interval)
+        with (
+            suppress(KeyboardInterrupt),
+            _ctrl_c() as pressed,
+            _watching(as_json=as_json) as screen,
+        ):
+            _follow(screen, interval, pressed)
         return
     with connect() as router:
         report = ask(router)
@@ -57,11 +63,27 @@ class Screen(Protocol):
         """The router does not answer; it may again."""
 
 
-def _follow(screen: Screen, interval: float) -> None:
-    while True:
+@contextmanager
+def _ctrl_c() -> Iterator[Event]:
+    """Tells of it, too: where Python has to ignore exceptions, it would go unheard."""
+    pressed = Event()
+
+    def press(*_: object) -> None:
+        pressed.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _follow(screen: Screen, interval: float, over: Event) -> None:
+    while not over.is_set():
         try:
             with connect() as router:
-                while True:
+                while not over.is_set():
                     screen.show(ask(router))
                     time.sleep(interval)
         except Unreachable as error:

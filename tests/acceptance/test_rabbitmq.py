@@ -22,7 +22,7 @@ CONCURRENCY = 20
 SECONDS_PER_REQUEST = 0.01
 BETWEEN_CRASHES = 300  # deliveries
 LATEST = 200  # accepted so shortly before a crash that their ACKs may not have been heard
-LATEST_PUT_OFF = 4  # groups: at a crash, what goes back may be there twice, as it was and as a copy
+LATEST_PUT_OFF = 12  # groups that may be on their way, hop by hop: then a crash leaves two copies
 
 
 @dataclass
@@ -127,7 +127,8 @@ async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts
     firsts = list(dict.fromkeys(recorder.accepted))
     twice = [each for each, times in Counter(recorder.accepted).items() if times > 1]
     assert sorted(firsts) == sorted(str(each["id"]) for each in messages)
-    assert all({each, each.partition(":")[0]} & may_come_twice for each in twice)
+    explained = {each for each in twice if {each, each.partition(":")[0]} & may_come_twice}
+    assert explained == set(twice)
     assert (code, emptied) == (0, True)
     if kind == "classic":
         assert all(numbers(firsts, group) == list(range(PER_GROUP)) for group in range(GROUPS))

@@ -280,8 +280,7 @@ class ProcessPool:
 
     async def _work(self, lane: Lane, job: Job) -> None:
         """Serve one message of a lane after the other, on one permit."""
-        following: Lane | None = lane
-        while following is not None:
+        while True:
             try:
                 await self.courier.serve(lane, job)
             except Exception as error:  # noqa: BLE001  the bulkhead: one message's bug ends no group
@@ -289,8 +288,9 @@ class ProcessPool:
             if self.draining:
                 await self._give_back(lane)
             following = self._next_after(lane)
-            if following is not None:
-                lane, job = following, following.take()
+            if following is None:
+                return
+            lane, job = following, following.take()
 
     def _next_after(self, lane: Lane) -> Lane | None:
         """Put the lane back if it has more; take the next one, or give the permit back."""

@@ -15,28 +15,24 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import quote
 
 import uvloop
 
 from router import __version__, interpreter
-from router.api.access import Access, AuthMode, TokenJudge, is_loopback
 from router.api.app import create_app
 from router.api.server import CannotListen, listen
 from router.api.server import serve as serve_api
 from router.broker_settings import broker_settings
 from router.brokers import BrokerDoor
-from router.core.config import QueueType, RoutingConfig
+from router.core.config import RoutingConfig
 from router.core.config_plan import Plan
 from router.core.figures import StandbyStatus
 from router.core.health import Vitals
 from router.core.mandate import Mandate
-from router.core.target_safety import TargetPolicy
 from router.core.trace import UNRECORDED
 from router.core.tsid import Tsids
 from router.core.warnings import Code, Severity, WarningBook
@@ -63,16 +59,22 @@ from router.engine.snapshot import Snapshot, Snapshots
 from router.engine.standby import Alone, Candidate, Leadership, Standby
 from router.engine.statistics import Statistics
 from router.engine.view import View
-from router.locks import open_lock
-from router.locks.claim import Claim
 from router.logs import configure_logging
 from router.outbound.config_source import config_sources
 from router.outbound.http_sender import HttpSender
-from router.outbound.notifications import Addresses, open_channels
-from router.ports import DeadLetterStore, Lock, QueueRefused, StoreError, Tracer
+from router.parts import (
+    access_of,
+    boot_clock,
+    notifier_of,
+    open_leader_lock,
+    open_letters,
+    open_tracer,
+    target_policy,
+    worker_id,
+)
+from router.ports import DeadLetterStore, StoreError
 from router.setting_values import BreakerScope, LogFormat
-from router.settings import BadSetting, Settings, setting_notes
-from router.storage.dead_letters import NO_STORE, open_store
+from router.settings import Settings, setting_notes
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +82,6 @@ EXIT_OK: Final = 0
 EXIT_NO_CONFIGURATION: Final = 1
 EXIT_BAD_SETTING: Final = 2
 EXIT_ENDED: Final = 130
-_LOOPBACKS: Final = ("127.0.0.1", "::1")
 
 T = TypeVar("T")
 
@@ -228,9 +229,9 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
     new_id = Tsids(time.time, secrets.randbits).new
     warnings = WarningBook()
     instance = settings.standby_instance_id or socket.gethostname()
-    notifier = _notifier(settings, instance)
+    notifier = notifier_of(settings, instance)
     alerts = Alerts(warnings, time.time, notifier.warned)
-    access = _access(settings)
+    access = access_of(settings)
     breakers = Breakers(
         partial(_breaker_changed, notifier),
         one_for_all=settings.breaker_scope is BreakerScope.GLOBAL,
@@ -238,22 +239,22 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
     async with AsyncExitStack() as stack:
         # What can fail comes before the first task group, which would wrap its error.
         listener = stack.enter_context(listen(settings.host, settings.port))
-        policy = _target_policy(settings, listener)
-        store = await stack.enter_async_context(_open_store(settings))
-        lock = await _open_lock(stack, settings, instance)
+        policy = target_policy(settings, listener)
+        store = await stack.enter_async_context(open_letters(settings))
+        lock = await open_leader_lock(stack, settings, instance)
         brokers = await stack.enter_async_context(
             BrokerDoor(
-                worker_id=_worker_id(),
+                worker_id=worker_id(),
                 dedup_window=settings.dedup_window,
                 settings=broker_settings(settings),
                 warn=partial(_warn_of_queue, alerts),
             )
         )
-        mandate = Mandate(_clock)
+        mandate = Mandate(boot_clock)
         options = CurlOptions(
             http_version=settings.mediator_http_version.name, proxy=settings.proxy
         )
-        tracer = await stack.enter_async_context(_open_tracer(settings, instance))
+        tracer = await stack.enter_async_context(open_tracer(settings, instance))
         sender = await stack.enter_async_context(
             HttpSender(policy, options, mandate=mandate if lock else None)
         )
@@ -328,52 +329,6 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
         yield router
 
 
-async def _open_lock(stack: AsyncExitStack, settings: Settings, instance: str) -> Lock | None:
-    """None: this router shares its work with no other."""
-    if not settings.standby_enabled:
-        return None
-    claim = Claim(
-        key=settings.standby_lock_key,
-        instance=instance,
-        process=secrets.token_hex(8),
-        ttl=settings.standby_lock_ttl,
-    )
-    nats = broker_settings(settings).nats
-    try:
-        opening = open_lock(settings.standby_lock_url or "", claim, nats)
-        return await stack.enter_async_context(opening)
-    except ModuleNotFoundError as error:
-        needs = f"needs the package {error.name}: pip install 'message-router[all]'"
-        raise BadSetting(f"STANDBY_LOCK_URL: this lock {needs}") from None
-    except (ValueError, QueueRefused):  # without their texts: the URL may hold a password
-        raise BadSetting("STANDBY_LOCK_URL cannot be used to connect") from None
-
-
-def _clock() -> float:
-    """Monotonic, and it goes on while the machine sleeps, as the clocks of lock servers do."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _open_store(settings: Settings) -> AbstractAsyncContextManager[DeadLetterStore]:
-    """And the folders of what is kept in files: whoever lacks one can do nothing here."""
-    if settings.naming.queue_type is QueueType.EMBEDDED:
-        _make_folder("MESSAGE_ROUTER_STATE_DIR", settings.state_dir)
-    path = settings.dead_letter_path
-    if path is None:
-        log.warning("MESSAGE_ROUTER_DEAD_LETTER_URL=none: what no target accepts will be lost")
-        return open_store(NO_STORE)
-    given_by = "STATE_DIR" if settings.dead_letter_url is None else "DEAD_LETTER_URL"
-    _make_folder(f"MESSAGE_ROUTER_{given_by}", path.parent)
-    return open_store(f"sqlite:///{quote(str(path))}")
-
-
-def _make_folder(variable: str, path: Path) -> None:
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"{variable}: cannot make {path}: {error.strerror}") from None
-
-
 def _config_sync(
     settings: Settings, leadership: Leadership, view: View, alerts: Alerts
 ) -> ConfigSync:
@@ -395,78 +350,9 @@ def _config_sync(
     return ConfigSync(sources, apply, alerts, rules, time.time)
 
 
-def _target_policy(settings: Settings, listener: socket.socket) -> TargetPolicy:
-    address, port = listener.getsockname()[:2]
-    # `localhost` is both, and libcurl tries the one where we do not listen, too.
-    own = {address, *_LOOPBACKS} if is_loopback(address) else {address}
-    return TargetPolicy(
-        allowed_hosts=settings.allowed_hosts,
-        block_private=settings.block_private,
-        own_addresses=frozenset((each, port) for each in own),
-    )
-
-
 def _warn_of_queue(alerts: Alerts, queue: str, text: str) -> None:
     """What an adapter finds out about its broker."""
     alerts.raise_warning(Code.QUEUE_VALIDATION, Severity.CRITICAL, f"Consumer:{queue}", text)
-
-
-def _access(settings: Settings) -> Access:
-    mode = AuthMode[settings.auth_mode.name]
-    return Access(
-        mode=mode,
-        host=settings.host,
-        username=settings.basic_username or "",
-        password=settings.basic_password or "",
-        token=settings.api_token or "",
-        judge=_token_judge(settings) if mode is AuthMode.OIDC else None,
-    )
-
-
-def _token_judge(settings: Settings) -> TokenJudge:
-    try:
-        from router.api.oidc import Provider  # noqa: PLC0415  on use: an extra
-    except ModuleNotFoundError as error:
-        needs = f"needs the package {error.name}: pip install 'message-router[oidc]'"
-        raise BadSetting(f"MESSAGE_ROUTER_AUTH_MODE: OIDC {needs}") from None
-    return Provider(settings.oidc_issuer or "", settings.oidc_audience or "", time.monotonic)
-
-
-def _open_tracer(settings: Settings, instance: str) -> AbstractAsyncContextManager[Tracer | None]:
-    """None: nobody asked for traces, or for more than is installed.
-
-    That is no reason not to start: platforms set these variables for everything that they run.
-    """
-    endpoint = settings.traces_endpoint
-    if endpoint is None:
-        return nullcontext()
-    try:
-        from router.outbound.traces import Traces  # noqa: PLC0415  on use: an extra
-    except ModuleNotFoundError as error:
-        needs = f"they need the package {error.name}: pip install 'message-router[otel]'"
-        log.warning("OTEL_* asks for traces, and there are none: %s", needs)
-        return nullcontext()
-    try:
-        return Traces(endpoint, settings.sampling, instance)
-    except ValueError as error:
-        raise BadSetting(f"OTEL_EXPORTER_OTLP_*: {error}") from None
-
-
-def _worker_id() -> str:
-    """Who holds a lease, for people who look into a work queue."""
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-
-
-def _notifier(settings: Settings, instance: str) -> Notifier:
-    addresses = Addresses(
-        webhook=settings.notify_webhook_url,
-        slack=settings.notify_slack_url,
-        teams=settings.notify_teams_url,
-        smtp=settings.notify_smtp_url,
-        recipients=settings.notify_email_to,
-    )
-    channels = open_channels(addresses, socket.gethostname())
-    return Notifier(channels, settings.notify_min_severity, instance=instance, wall=time.time)
 
 
 def _breaker_changed(notifier: Notifier, breaker: Breaker) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from router.api import oidc
 from router.api.access import Access, AuthMode
 from router.api.oidc import EXPIRE_AFTER, LEAST_INTERVAL, MAX_TOKEN, REFRESH_AFTER, Provider
-from router.main import _access
+from router.parts import access_of
 from router.settings import BadSetting, Settings
 from tests.api.issuer import AUDIENCE, Issuer, Key, ec_key, ed_key, issuing, rsa_key
 from tests.support.api import HandMadeRouter, assert_problem, calling
@@ -411,7 +411,7 @@ def test_a_missing_package_is_named_at_start(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "jwt", None)
 
     with pytest.raises(BadSetting, match=r"jwt: pip install 'message-router\[oidc\]'"):
-        _access(settings)
+        access_of(settings)
 
 
 def test_a_mode_without_a_judge_is_refused() -> None:

@@ -88,7 +88,7 @@ class MemoryStore:
         self._open = True
         prepare(self._db)
 
-    async def run(self, work: Work[T]) -> T:
+    async def run(self, work: Work[T], *, is_large: bool = False) -> T:  # noqa: ARG002  nothing waits here
         if not self._open:
             raise Disconnected("the memory queues are closed")
         with transaction(self._db):

@@ -71,6 +71,8 @@ class PostgresTable:
 
     async def finish(self, leases: Sequence[Lease], error: str) -> Sequence[int]:
         rows = await self._database.call(_FINISH, *_columns(leases), _text(error[:MAX_ERROR]))
+        if any(lease.lane for lease in leases):
+            self.bell.ring()
         return [row["place"] for row in rows]
 
     async def give_back(self, lease: Lease, delay: float, tally: Tally, error: str) -> bool:

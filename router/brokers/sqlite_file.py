@@ -1,88 +1,80 @@
-"""One database file, and the one thread of this process that writes to it."""
+"""One database file: the event loop writes to it while that is quick, a thread when it may wait."""
 
 import asyncio
-import os
 import sqlite3
-import sys
-import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, Final, NamedTuple, TypeVar
 
 from router.brokers.bell import Bell, wait_for_ring
-from router.brokers.queue_schema import prepare, transaction
+from router.brokers.sqlite_connection import Ended, SqliteConnection
 from router.brokers.stored_table import Work
 from router.ports import Disconnected, QueueRefused
 
 T = TypeVar("T")
 
-BUSY_TIMEOUT: Final = 5.0  # how long another process may hold the write lock
 MAX_JOBS: Final = 64  # in one transaction
+QUICK_JOBS: Final = 8  # more of them at once are left to the thread
+QUICK: Final = 0.05  # seconds: a turn that takes the loop longer was held up …
+CAUTION: Final = 30.0  # … and for so long the thread takes them all
+WRITTEN_BACK_EVERY: Final = 64  # turns: the log, some thousand pages by then
 FIRST_POLL: Final = 0.02  # for other processes' changes, while anyone waits …
 LAST_POLL: Final = 0.08  # … and when nothing has happened for a while
 
-_PRAGMAS: Final = (
-    "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = NORMAL",  # no end of a process undoes a commit; a power cut may
-    "PRAGMA secure_delete = FAST",  # bodies hold tokens: wiped where that writes no further page
-    "PRAGMA wal_autocheckpoint = 4000",
-    "PRAGMA cache_size = -16000",  # KiB: the hot ends of the indexes of a long queue
-    "PRAGMA journal_size_limit = 67108864",
-    "PRAGMA temp_store = MEMORY",
-)
 _REFUSED: Final = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 
 
 class _Job(NamedTuple):
     work: Work[Any]
+    is_large: bool
     answer: asyncio.Future[Any]
 
 
-class _Ended(NamedTuple):
-    """How a job ended: with an error, or with a value."""
-
-    job: _Job
-    error: Exception | None
-    value: object
-
-
 class SqliteFile:
-    """Jobs go in from the event loop; what piles up meanwhile shares one transaction.
+    """Jobs that are asked for at about the same time share one transaction: a turn.
 
-    The thread opens the file when it is first needed, and anew after any error. While receivers
-    wait, it looks for the commits of other processes: seldom enough to cost nothing. It never
-    waits for the disk on behalf of a publisher: others do, so that messages flow meanwhile.
+    Most turns are the event loop's own. In a thread they would cost more than SQLite itself does:
+    it and the loop would hand Python's lock to and fro with every statement. A turn is short, and a
+    commit waits for no disk. What may wait is left to a thread: to open the file, to write its log
+    back, what is large, what meets another process's lock or any other trouble; and everything,
+    for a while, once a turn has held the loop up after all.
+
+    For publishers another thread waits for the disk, so that messages flow meanwhile. While
+    receivers wait, the loop looks for commits of other processes: seldom enough to cost nothing.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._loop = asyncio.get_running_loop()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # None: look up, something changed
+        self._connection = SqliteConnection(path)  # of whoever takes the turn
+        self._thread = ThreadPoolExecutor(1, f"sqlite {path.name}")
+        self._jobs: list[_Job] = []
+        self._is_busy = False  # a turn is being taken, or will be at once
+        self._turns = 0
+        self._cautious_until = 0.0  # loop time
         self._bells: defaultdict[str, Bell] = defaultdict(Bell)
         self._waiting = 0  # receivers with nothing to do
+        self._pause = FIRST_POLL
+        self._next_poll: asyncio.TimerHandle | None = None
         self._disk = ThreadPoolExecutor(1, f"disk {path.name}")  # waits for it, nothing else
         self._syncing = asyncio.Lock()
         self._asked = self._synced = 0  # syncs
-        self._distrusts_log = False  # the disk could not keep it
         self._closing = False
-        self._closed = self._loop.create_future()
-        self._db: sqlite3.Connection | None = None  # the thread's own
-        self._version: int | None = None  # of the file when last polled; the thread's own
-        self._thread = threading.Thread(target=self._serve, name=f"sqlite {path.name}", daemon=True)
-        self._thread.start()
+        self._rested = asyncio.Event()  # nothing was left to do
 
     async def prepare(self) -> None:
         await self.run(_nothing)
 
-    async def run(self, work: Work[T]) -> T:
+    async def run(self, work: Work[T], *, is_large: bool = False) -> T:
         if self._closing:
             raise Disconnected(f"{self._path.name} is closed")
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put(_Job(work, answer))
+        self._jobs.append(_Job(work, is_large, answer))
+        self._go_on()
         with _our_errors(self._path):
             return await answer
 
@@ -94,7 +86,7 @@ class SqliteFile:
             if self._synced < asked:
                 covered = self._asked
                 with _our_errors(self._path):
-                    await self._loop.run_in_executor(self._disk, self._sync)
+                    await self._loop.run_in_executor(self._disk, self._connection.keep_log)
                 self._synced = covered
 
     async def look(self, work: Work[T]) -> T:
@@ -105,7 +97,7 @@ class SqliteFile:
 
     async def wait(self, rung: asyncio.Event, seconds: float) -> None:
         self._waiting += 1
-        self._jobs.put(None)
+        self._poll_later()
         try:
             await wait_for_ring(rung, seconds)
         finally:
@@ -114,98 +106,83 @@ class SqliteFile:
     async def close(self) -> None:
         """Finish what was asked for, then let go of the file."""
         self._closing = True
-        self._jobs.put(None)
-        await self._closed
-        self._thread.join()
+        if self._is_busy:
+            await self._rested.wait()
+        if self._next_poll is not None:
+            self._next_poll.cancel()
+        await asyncio.to_thread(self._connection.close)
+        self._thread.shutdown()
         self._disk.shutdown()
 
-    # From here on: the thread.
+    def _go_on(self) -> None:
+        if self._is_busy:
+            return
+        if self._jobs:
+            self._is_busy = True
+            self._loop.call_soon(self._take_turn)
+        elif self._closing:
+            self._rested.set()
 
-    def _serve(self) -> None:
-        pause = FIRST_POLL
-        while not (self._closing and self._jobs.empty()):
-            jobs = self._next_jobs(pause if self._waiting else None)
-            if jobs:
-                ended = self._carry_out(jobs)
-                self._loop.call_soon_threadsafe(_answer, ended)
-            elif self._waiting and self._has_changed_elsewhere():
-                self._loop.call_soon_threadsafe(self._ring_all)
-            pause = FIRST_POLL if jobs else min(2 * pause, LAST_POLL)
-        self._disconnect()
-        self._loop.call_soon_threadsafe(self._closed.set_result, None)
-
-    def _next_jobs(self, timeout: float | None) -> list[_Job]:
-        """What has piled up; none if it was only a nudge, or nothing came in time."""
-        found: list[_Job | None] = []
+    def _take_turn(self) -> None:
+        jobs, self._jobs = self._jobs[:MAX_JOBS], self._jobs[MAX_JOBS:]
+        if self._may_wait(jobs):
+            self._leave_to_thread(jobs)
+            return
+        began = time.perf_counter()
         try:
-            found.append(self._jobs.get(timeout=timeout))
-            while len(found) < MAX_JOBS:
-                found.append(self._jobs.get_nowait())
-        except Empty:
-            pass
-        return [job for job in found if job is not None]
+            ended = self._connection.run([job.work for job in jobs])
+        except Exception:  # noqa: BLE001 nothing was done; the thread tries again, and tells
+            self._leave_to_thread(jobs)
+            return
+        if time.perf_counter() - began > QUICK:  # the loop's own clock stands still meanwhile
+            self._cautious_until = self._loop.time() + CAUTION
+        self._end_turn(jobs, ended)
 
-    def _carry_out(self, jobs: Sequence[_Job]) -> list[_Ended]:
-        """Together if all goes well. A job's fault is its own; trouble with the file is all's."""
-        try:
-            db = self._connect()
-            self._renew_log(db)
-            with transaction(db):
-                ended = [_Ended(job, None, job.work(db)) for job in jobs]
-        except Exception as error:  # noqa: BLE001 the thread's bulkhead: whoever asked is told
-            self._disconnect()
-            if len(jobs) == 1 or isinstance(error, sqlite3.OperationalError | OSError):
-                return [_Ended(job, error, None) for job in jobs]
-            return [alone for job in jobs for alone in self._carry_out([job])]
-        return ended
+    def _may_wait(self, jobs: Sequence[_Job]) -> bool:
+        return (
+            len(jobs) > QUICK_JOBS
+            or any(job.is_large for job in jobs)
+            or not self._connection.is_ready
+            or self._loop.time() < self._cautious_until
+        )
 
-    def _connect(self) -> sqlite3.Connection:
-        if self._db is None:
-            _create(self._path)
-            self._db = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT, isolation_level=None)
-            for pragma in _PRAGMAS:
-                self._db.execute(pragma)
-            prepare(self._db)
-            _write_through(self._path.parent)  # its name, and that of its log
-        return self._db
+    def _leave_to_thread(self, jobs: Sequence[_Job]) -> None:
+        works = [job.work for job in jobs]
+        turn = self._loop.run_in_executor(self._thread, self._connection.run_patiently, works)
+        turn.add_done_callback(lambda turn: self._end_turn(jobs, turn.result()))
 
-    def _renew_log(self, db: sqlite3.Connection) -> None:
-        """After a failed sync: what it did not keep may be a hole in the middle of the log."""
-        if self._distrusts_log:
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._distrusts_log = False
+    def _end_turn(self, jobs: Sequence[_Job], ended: Sequence[Ended]) -> None:
+        for job, (error, value) in zip(jobs, ended, strict=True):
+            if job.answer.done():  # nobody waits for it any more
+                continue
+            if error is not None:
+                job.answer.set_exception(error)
+            else:
+                job.answer.set_result(value)
+        self._pause = FIRST_POLL
+        self._turns += 1
+        if self._turns % WRITTEN_BACK_EVERY:
+            self._rest()
+        else:
+            writing = self._loop.run_in_executor(self._thread, self._connection.write_back)
+            writing.add_done_callback(self._rest)
 
-    def _disconnect(self) -> None:
-        if self._db is not None:
-            self._db.close()
-            self._db = None
+    def _rest(self, *_: object) -> None:
+        """After a turn, or what belongs to it."""
+        self._is_busy = False
+        self._go_on()
 
-    def _has_changed_elsewhere(self) -> bool:
-        """Whether another process has committed since the last look; also if we cannot tell."""
-        before = self._version
-        try:
-            (self._version,) = self._connect().execute("PRAGMA data_version").fetchone()
-        except (sqlite3.Error, OSError, QueueRefused):
-            self._disconnect()
-            return True  # the next claim will say what is wrong
-        return before != self._version
+    def _poll_later(self) -> None:
+        if self._waiting and self._next_poll is None:
+            self._next_poll = self._loop.call_later(self._pause, self._poll)
 
-    # From here on: the event loop again, or any thread.
-
-    def _ring_all(self) -> None:
-        for bell in self._bells.values():
-            bell.ring()
-
-    def _sync(self) -> None:
-        try:
-            _write_through(Path(f"{self._path}-wal"))
-        except FileNotFoundError:
-            if self._db is not None:
-                raise
-            # The file is closed: what was in its log is in the database, which SQLite waits for.
-        except OSError:
-            self._distrusts_log = True
-            raise
+    def _poll(self) -> None:
+        self._next_poll = None
+        if self._waiting and not self._is_busy and self._connection.has_changed_elsewhere():
+            for bell in self._bells.values():
+                bell.ring()
+        self._pause = min(2 * self._pause, LAST_POLL)
+        self._poll_later()
 
     def _look(self, work: Work[T]) -> T:
         with (
@@ -217,41 +194,6 @@ class SqliteFile:
 
 def _nothing(_: object) -> None:
     """Enough to have the file opened and checked."""
-
-
-def _create(path: Path) -> None:
-    """By us, not by SQLite, for its mode: bodies hold tokens. Its companions take it over.
-
-    One that is there is not opened: closing it would end all locks that SQLite has on it here.
-    """
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-
-
-def _answer(ended: Sequence[_Ended]) -> None:
-    for (_, answer), error, value in ended:
-        if answer.done():  # nobody waits for it any more
-            continue
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(value)
-
-
-# Without the times of the file, where the system can tell them from its content.
-_flush: Final = os.fsync if sys.platform == "darwin" else os.fdatasync
-
-
-def _write_through(path: Path) -> None:
-    """Have the disk keep what was written to it, by whomever.
-
-    SQLite would, too (synchronous = FULL), but nobody could use the connection meanwhile.
-    """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _flush(file)
-    finally:
-        os.close(file)
 
 
 @contextmanager

@@ -4,13 +4,15 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from router.brokers.bell import Bell
 from router.brokers.queue_table import QueueTable
 from router.brokers.work_queue import Claim, Lease
 from router.core.message import Tally
 from router.ports import Depth, Publication
+
+LARGE: Final = 50  # publications at once, as many as a claim brings at most
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -19,8 +21,11 @@ Work = Callable[[sqlite3.Connection], T]
 class Store(Protocol):
     """A database that holds queue tables, and those who wait for it to change."""
 
-    async def run(self, work: Work[T]) -> T:
-        """Do it in a transaction of its own or of several. No end of a process can undo it then."""
+    async def run(self, work: Work[T], *, is_large: bool = False) -> T:
+        """Do it in a transaction of its own or of several. No end of a process can undo it then.
+
+        What is large takes longer than everybody else should be kept waiting for.
+        """
 
     async def sync(self) -> None:
         """On return, no power cut can undo either what was done before."""
@@ -44,7 +49,8 @@ class StoredTable:
         self.wait = store.wait
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
-        return await self._store.run(partial(self._table.publish, items=items))
+        work = partial(self._table.publish, items=items)
+        return await self._store.run(work, is_large=len(items) > LARGE)
 
     async def keep(self) -> None:
         await self._store.sync()
@@ -53,6 +59,9 @@ class StoredTable:
         return await self._store.run(partial(self._table.claim, limit=limit, lease=lease))
 
     async def finish(self, leases: Sequence[Lease], error: str) -> Sequence[int]:
+        # Rung before: who waits for what this lets go asks now, and shares its transaction.
+        if any(lease.lane for lease in leases):
+            self.bell.ring()
         return await self._store.run(partial(self._table.finish, leases=leases, error=error))
 
     async def give_back(self, lease: Lease, delay: float, tally: Tally, error: str) -> bool:

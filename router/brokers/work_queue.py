@@ -60,7 +60,10 @@ class Table(Protocol):
         """Take the next messages (WQ-2), after ending what is due to end."""
 
     async def finish(self, leases: Sequence[Lease], error: str) -> Sequence[int]:
-        """Remove them; answer the positions of those that are not ours to remove."""
+        """Remove them; answer the positions of those that are not ours to remove.
+
+        Rings the bell if that lets others go.
+        """
 
     async def give_back(self, lease: Lease, delay: float, tally: Tally, error: str) -> bool:
         """Make it claimable again after `delay`; False: it is not ours any more."""
@@ -129,8 +132,6 @@ class WorkQueueBroker:
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         leases = cast("Sequence[Lease]", handles)
         lost = await self._table.finish(leases, error)
-        if any(lease.lane for lease in leases):
-            self._table.bell.ring()
         return [_stale(leases[position]) for position in lost]
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:

@@ -19,7 +19,11 @@ from typing import Any
 
 import pytest
 
-from router.brokers import BrokerDoor, sqlite_file
+from router.brokers import BrokerDoor, sqlite_connection, sqlite_file
+from router.brokers.queue_table import QueueTable
+from router.brokers.sqlite_file import SqliteFile
+from router.brokers.stored_table import StoredTable
+from router.brokers.work_queue import WorkQueueBroker, WorkQueuePublisher
 from router.core.config import QueueConfig
 from router.ports import Disconnected, QueueRefused
 from tests.contract.cases import (
@@ -169,8 +173,119 @@ async def test_all_queues_of_a_file_share_its_threads(tmp_path: Path) -> None:
         threads = [each.name for each in threading.enumerate() if "queue.db" in each.name]
         received = [bodies(await ends.broker.receive(10)) for ends in (one, other)]
 
-    assert threads == ["sqlite queue.db", "disk queue.db_0"]
+    assert threads == ["sqlite queue.db_0", "disk queue.db_0"]
     assert received == [["a"], ["a", "b"]]
+
+
+class Desk:
+    """Someone who has work done at a file, and asks who did it."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self.file = file
+
+    async def worker(self, *, seconds: float = 0.0, is_large: bool = False) -> str:
+        """The thread that did what takes so long."""
+
+        def work(_: sqlite3.Connection) -> str:
+            time.sleep(seconds)
+            return threading.current_thread().name
+
+        return await self.file.run(work, is_large=is_large)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    file = SqliteFile(tmp_path / "queue.db")
+    yield Desk(file)
+    await file.close()
+
+
+LOOP, THREAD = "MainThread", "sqlite queue.db_0"
+
+
+@pytest.mark.rule("P5")
+async def test_the_event_loop_does_what_is_quick_and_a_thread_what_may_wait(desk: Desk) -> None:
+    opening = await desk.worker()
+    quick = await desk.worker()
+    large = await desk.worker(is_large=True)
+    many = await asyncio.gather(*(desk.worker() for _ in range(sqlite_file.QUICK_JOBS + 1)))
+
+    assert (opening, quick, large, set(many)) == (THREAD, LOOP, THREAD, {THREAD})
+
+
+@pytest.mark.rule("P5")
+async def test_a_turn_that_held_the_loop_up_is_the_last_for_a_while(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "CAUTION", 0.3)
+    await desk.file.prepare()
+
+    slow = await desk.worker(seconds=2 * sqlite_file.QUICK)
+    soon_after = await desk.worker()
+    await asyncio.sleep(0.4)
+    later = await desk.worker()
+
+    assert (slow, soon_after, later) == (LOOP, THREAD, LOOP)
+
+
+@pytest.mark.rule("P5")
+async def test_another_process_with_the_lock_holds_up_no_one_else(
+    desk: Desk, queue: QueueConfig
+) -> None:
+    await desk.file.prepare()
+    async with locked_by_another_process(queue):
+        working = asyncio.ensure_future(desk.worker())
+        began = time.monotonic()
+        await asyncio.sleep(0.2)
+        held_up_for = time.monotonic() - began - 0.2
+        done_before = working.done()
+
+    assert await working == THREAD
+    assert not done_before
+    assert held_up_for < 0.2
+
+
+async def test_the_log_is_written_back_to_the_file_now_and_then(desk: Desk, tmp_path: Path) -> None:
+    await desk.file.run(lambda db: db.execute("CREATE TABLE kept (number)").close())
+    for _ in range(sqlite_file.WRITTEN_BACK_EVERY):
+        await desk.worker()
+
+    with closing(sqlite3.connect(f"file:{tmp_path}/queue.db?immutable=1", uri=True)) as db:
+        assert db.execute("SELECT count(*) FROM kept").fetchone() == (0,)
+
+
+async def test_closing_a_file_finishes_what_was_asked_for(desk: Desk) -> None:
+    first = asyncio.ensure_future(desk.worker(seconds=0.1, is_large=True))
+    await asyncio.sleep(0.05)
+    second = asyncio.ensure_future(desk.worker())
+    await asyncio.sleep(0)
+
+    await desk.file.close()
+
+    assert (await first, await second) == (THREAD, LOOP)
+
+
+@pytest.mark.rule("WQ-2")
+async def test_what_an_acknowledgement_lets_go_is_claimed_in_its_transaction(
+    tmp_path: Path,
+) -> None:
+    file = SqliteFile(tmp_path / "queue.db")
+    table = StoredTable(file, QueueTable("orders", "worker-1", 300.0, time.time))
+    broker, publisher = WorkQueueBroker(table, 30.0), WorkQueuePublisher(table)
+    await publisher.publish([publication(f"g:{number}", group="g") for number in range(2)])
+    (first,) = await broker.receive(1)
+    waiting = asyncio.ensure_future(broker.receive(1))
+    await asyncio.sleep(0.1)
+    statements: list[str] = []
+    await file.run(lambda db: db.set_trace_callback(statements.append))
+    statements.clear()
+
+    await broker.ack([first.handle])
+    (second,) = await waiting
+    await file.close()
+
+    assert bodies([second]) == ["g:1"]
+    assert statements.count("COMMIT") == 1
 
 
 async def test_the_files_are_for_their_owner_only(queue: QueueConfig, tmp_path: Path) -> None:
@@ -296,7 +411,7 @@ class SlowDisk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
     slow = SlowDisk()
-    monkeypatch.setattr(sqlite_file, "_flush", slow.flush)
+    monkeypatch.setattr(sqlite_connection, "_flush", slow.flush)
     return slow
 
 
@@ -330,7 +445,7 @@ async def test_a_wrong_time_for_the_story_is_refused(tmp_path: Path, audit: str)
 async def test_a_file_that_stays_locked_is_a_lost_connection(
     queue: QueueConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT", 0.1)
+    monkeypatch.setattr(sqlite_connection, "BUSY_TIMEOUT", 0.1)
     async with opened(queue) as ends:
         async with locked_by_another_process(queue):
             with pytest.raises(Disconnected, match="locked"):

@@ -56,6 +56,8 @@ class PostgresTable:
             [bool(message.high_priority) for message in messages],
             [item.body for item in items],
         )
+        if rows:
+            self.bell.ring()
         return _first_of_each(keys, {row["dedup_key"] for row in rows})
 
     async def keep(self) -> None:
@@ -86,6 +88,8 @@ class PostgresTable:
             _text(error[:MAX_ERROR]),
         )
         is_ours: bool = row["is_ours"]
+        if is_ours:
+            self.bell.ring()
         return is_ours
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> Sequence[int]:

@@ -50,7 +50,7 @@ class StoredTable:
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         work = partial(self._table.publish, items=items)
-        return await self._store.run(work, is_large=len(items) > LARGE)
+        return await self._change(work, is_large=len(items) > LARGE)
 
     async def keep(self) -> None:
         await self._store.sync()
@@ -59,13 +59,13 @@ class StoredTable:
         return await self._store.run(partial(self._table.claim, limit=limit, lease=lease))
 
     async def finish(self, leases: Sequence[Lease], error: str) -> Sequence[int]:
-        # Rung before: who waits for what this lets go asks now, and shares its transaction.
+        work = partial(self._table.finish, leases=leases, error=error)
         if any(lease.lane for lease in leases):
-            self.bell.ring()
-        return await self._store.run(partial(self._table.finish, leases=leases, error=error))
+            return await self._change(work)
+        return await self._store.run(work)
 
     async def give_back(self, lease: Lease, delay: float, tally: Tally, error: str) -> bool:
-        return await self._store.run(
+        return await self._change(
             partial(self._table.give_back, lease=lease, delay=delay, tally=tally, error=error)
         )
 
@@ -74,3 +74,8 @@ class StoredTable:
 
     async def depth(self) -> Depth:
         return await self._store.look(self._table.depth)
+
+    async def _change(self, work: Work[T], *, is_large: bool = False) -> T:
+        """Rings first: whoever waits for it asks now, comes next and shares its transaction."""
+        self.bell.ring()
+        return await self._store.run(work, is_large=is_large)

@@ -45,7 +45,7 @@ class Table(Protocol):
 
     @property
     def bell(self) -> Bell:
-        """Rung when a claim may find more than before."""
+        """Rung by everything here that lets a claim find more than before."""
 
     @property
     def holds_groups(self) -> bool: ...
@@ -60,10 +60,7 @@ class Table(Protocol):
         """Take the next messages (WQ-2), after ending what is due to end."""
 
     async def finish(self, leases: Sequence[Lease], error: str) -> Sequence[int]:
-        """Remove them; answer the positions of those that are not ours to remove.
-
-        Rings the bell if that lets others go.
-        """
+        """Remove them; answer the positions of those that are not ours to remove."""
 
     async def give_back(self, lease: Lease, delay: float, tally: Tally, error: str) -> bool:
         """Make it claimable again after `delay`; False: it is not ours any more."""
@@ -84,8 +81,6 @@ class WorkQueuePublisher:
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         """They are kept for good on return; the first may be delivered by then."""
         added = await self._table.publish(items)
-        if any(added):
-            self._table.bell.ring()
         await self._table.keep()
         return added
 
@@ -138,7 +133,6 @@ class WorkQueueBroker:
         lease = cast("Lease", handle)
         if not await self._table.give_back(lease, delay, tally, error):
             raise StaleLease(f"message {lease.id} is not ours any more")
-        self._table.bell.ring()
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         leases = cast("Sequence[Lease]", handles)

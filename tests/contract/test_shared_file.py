@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from router.brokers.sqlite_file import SqliteFile
 from router.brokers.stored_table import StoredTable
 from router.brokers.work_queue import WorkQueueBroker, WorkQueuePublisher
 from router.core.config import QueueConfig
+from router.core.message import Delivery
 from router.ports import Disconnected, QueueRefused
 from tests.contract.cases import (
     Ends,
@@ -266,26 +267,32 @@ async def test_closing_a_file_finishes_what_was_asked_for(desk: Desk) -> None:
 
 
 @pytest.mark.rule("WQ-2")
-async def test_what_an_acknowledgement_lets_go_is_claimed_in_its_transaction(
-    tmp_path: Path,
-) -> None:
-    file = SqliteFile(tmp_path / "queue.db")
-    table = StoredTable(file, QueueTable("orders", "worker-1", 300.0, time.time))
+async def test_what_a_receiver_waits_for_is_claimed_in_the_same_transaction(desk: Desk) -> None:
+    table = StoredTable(desk.file, QueueTable("orders", "worker-1", 300.0, time.time))
     broker, publisher = WorkQueueBroker(table, 30.0), WorkQueuePublisher(table)
-    await publisher.publish([publication(f"g:{number}", group="g") for number in range(2)])
-    (first,) = await broker.receive(1)
-    waiting = asyncio.ensure_future(broker.receive(1))
-    await asyncio.sleep(0.1)
     statements: list[str] = []
-    await file.run(lambda db: db.set_trace_callback(statements.append))
-    statements.clear()
+    await desk.file.run(lambda db: db.set_trace_callback(statements.append))
 
+    waiting = await waits_at(broker)
+    statements.clear()
+    await publisher.publish([publication(f"g:{number}", group="g") for number in range(2)])
+    (first,) = await waiting
+    published_and_claimed = statements.count("COMMIT")
+
+    waiting = await waits_at(broker)
+    statements.clear()
     await broker.ack([first.handle])
     (second,) = await waiting
-    await file.close()
+    settled_and_claimed = statements.count("COMMIT")
 
-    assert bodies([second]) == ["g:1"]
-    assert statements.count("COMMIT") == 1
+    assert bodies([first, second]) == ["g:0", "g:1"]
+    assert (published_and_claimed, settled_and_claimed) == (1, 1)
+
+
+async def waits_at(broker: WorkQueueBroker) -> "asyncio.Future[Sequence[Delivery]]":
+    waiting = asyncio.ensure_future(broker.receive(1))
+    await asyncio.sleep(0.1)
+    return waiting
 
 
 async def test_the_files_are_for_their_owner_only(queue: QueueConfig, tmp_path: Path) -> None:

@@ -38,8 +38,7 @@ _MASKS: Final = {
     pycurl.POLL_OUT: select.EPOLLOUT,
     pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
 }
-_ACTIONS: Final = {select.EPOLLIN: pycurl.CSELECT_IN, select.EPOLLOUT: pycurl.CSELECT_OUT}
-_EVERY_ACTION: Final = pycurl.CSELECT_IN | pycurl.CSELECT_OUT | pycurl.CSELECT_ERR
+_ANY_EVENT: Final = 0  # libcurl looks for itself, as it does anyway
 
 _FAULTS: Final = {
     pycurl.E_UNSUPPORTED_PROTOCOL: Fault.NETWORK,  # of the reply: it is no HTTP
@@ -68,10 +67,14 @@ _FAULTS: Final = {
 }
 
 _NO_SUCCESS: Final = 300  # and above: the only replies whose headers are looked at
+_REMOVE: Final[int] = pycurl.POLL_REMOVE
 _NO_SOCKET: Final[int] = pycurl.SOCKET_BAD
 _OK: Final[int] = pycurl.PREREQFUNC_OK
 _ABORT: Final[int] = pycurl.PREREQFUNC_ABORT
 
+_GIVEN_UP: Final = NoReply(Fault.UNFORESEEN)  # by whoever waited: nobody reads it
+
+Headers = Sequence[str | bytes]  # whole lines; bytes cost less
 RefuseAddress = Callable[[str, int], str | None]  # ip, port → why not, or None
 
 
@@ -119,6 +122,10 @@ class CurlLoop:
         self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, self._options.max_at_once)
         self._multi.setopt(pycurl.M_PIPELINING, pycurl.PIPE_MULTIPLEX)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        # Bound once: looking one of pycurl's methods up costs as much as calling it.
+        self._add_handle = self._multi.add_handle
+        self._remove_handle = self._multi.remove_handle
+        self._socket_action = self._multi.socket_action
         self._epoll = select.epoll()
         self._loop.add_reader(self._epoll.fileno(), self._on_events)
         return self
@@ -134,22 +141,23 @@ class CurlLoop:
         self._multi.close()
         self._epoll.close()
 
-    async def post(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> Answer:
+    async def post(self, url: str, headers: Headers, body: bytes, timeout: float) -> Answer:
         """Raises ValueError when libcurl cannot make a request of it."""
         if not self._idle:
             self._add_transfer()
         transfer = self._idle[-1]
         transfer.prepare(url, headers, body, timeout)  # raises: then it is still idle
-        self._multi.add_handle(transfer.easy)
+        self._add_handle(transfer.easy)
         self._idle.pop()
         done: asyncio.Future[Answer] = self._loop.create_future()
         transfer.done = done
-        self._take_turn_soon()
+        if self._next_turn is None:
+            self._take_turn_soon()
         try:
             return await done
         finally:
             if transfer.done is done:  # cancelled, and nobody else's yet
-                self._release(transfer)
+                self._finish(transfer, _GIVEN_UP)
                 self._set_alarm()  # another request may have waited for its connection
 
     def _add_transfer(self) -> None:
@@ -157,21 +165,17 @@ class CurlLoop:
         self._transfers[transfer.easy] = transfer
         self._idle.append(transfer)
 
-    def _release(self, transfer: "_Transfer") -> None:
-        """Take it from libcurl, which ends the request if it is still under way."""
-        self._multi.remove_handle(transfer.easy)
-        transfer.done = None
-        self._idle.append(transfer)
-
     def _finish(self, transfer: "_Transfer", answer: Answer) -> None:
-        done = transfer.done
-        self._release(transfer)
+        """Take it from libcurl, which ends the request if it is still under way."""
+        self._remove_handle(transfer.easy)
+        self._idle.append(transfer)
+        done, transfer.done = transfer.done, None
         if done is not None and not done.done():  # else cancelled
             done.set_result(answer)
 
     def _watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
         """libcurl's wish: which readiness of which socket to tell it about."""
-        if what == pycurl.POLL_REMOVE:
+        if what == _REMOVE:
             # The socket stays in the epoll set: most often the next request brings it back at once.
             self._wanted.discard(fd)
             return
@@ -182,21 +186,20 @@ class CurlLoop:
             self._epoll.register(fd, _MASKS[what])
 
     def _on_events(self) -> None:
-        for fd, events in self._epoll.poll(0, EVENTS_AT_ONCE):
+        for fd, _ in self._epoll.poll(0, EVENTS_AT_ONCE):
             if fd in self._wanted:
-                self._multi.socket_action(fd, _ACTIONS.get(events, _EVERY_ACTION))
+                self._socket_action(fd, _ANY_EVENT)
             else:
                 self._forget(fd)
         self._collect()
 
     def _take_turn_soon(self) -> None:
         """libcurl has something to do that waits for no socket and no time."""
-        if self._next_turn is None:
-            self._next_turn = self._loop.call_soon(self._take_turn)
+        self._next_turn = self._loop.call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         self._next_turn = None
-        self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+        self._socket_action(pycurl.SOCKET_TIMEOUT, _ANY_EVENT)
         self._collect()
 
     def _set_alarm(self) -> None:
@@ -218,7 +221,8 @@ class CurlLoop:
 
     def _on_alarm(self) -> None:
         self._alarm = None
-        self._take_turn_soon()
+        if self._next_turn is None:
+            self._take_turn_soon()
 
     def _forget(self, fd: int) -> None:
         """An idle connection has something to say, mostly goodbye. libcurl will see in time."""
@@ -246,6 +250,8 @@ class _Transfer:
         self, options: CurlOptions, refuse_address: RefuseAddress, mandate: Mandate | None = None
     ) -> None:
         self.easy = pycurl.Curl()
+        self._setopt = self.easy.setopt
+        self._getinfo = self.easy.getinfo
         self._mandate = mandate
         self._refuse_address = refuse_address
         self._reply_cap = options.reply_cap
@@ -254,20 +260,28 @@ class _Transfer:
         self._header_lines: list[bytes] = []
         self._set_up(options)
 
-    def prepare(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> None:
+    def prepare(self, url: str, headers: Headers, body: bytes, timeout: float) -> None:
         self._chunks: list[bytes] = []
         self._room = self._reply_cap
         self._header_lines.clear()
         self._refusal: str | None = None
         self._opened = False
         try:
-            self._set(url, headers, body, timeout)
+            # What repeats is not set again: each option costs as much as the rest of this function.
+            if timeout != self._timeout:
+                self._setopt(pycurl.TIMEOUT_MS, max(round(timeout * 1000), 1))  # 0: for ever
+                self._timeout = timeout
+            if url != self._url:
+                self._setopt(pycurl.URL, url)
+                self._url = url
+            self._setopt(pycurl.HTTPHEADER, headers)
+            self._setopt(pycurl.POSTFIELDS, body)
         except (pycurl.error, UnicodeError, TypeError) as error:
             raise ValueError(f"libcurl refuses the request: {error}") from error
 
     def reply(self) -> Reply:
         """Of a request that libcurl has carried to its end."""
-        status = self.easy.getinfo(pycurl.RESPONSE_CODE)
+        status = self._getinfo(pycurl.RESPONSE_CODE)
         body = b"".join(self._chunks)
         if status < _NO_SUCCESS:
             return Reply(status, body)
@@ -300,19 +314,8 @@ class _Transfer:
 
     def _timeout_fault(self) -> Fault:
         # Not by the times that libcurl keeps: it sets those of steps not reached to the end, too.
-        was_sent = self.easy.getinfo(pycurl.REQUEST_SIZE) > 0
+        was_sent = self._getinfo(pycurl.REQUEST_SIZE) > 0
         return Fault.TIMEOUT if was_sent else Fault.NETWORK
-
-    def _set(self, url: str, headers: Sequence[str], body: bytes, timeout: float) -> None:
-        # What repeats is not set again: each option costs as much as the rest of this function.
-        if timeout != self._timeout:
-            self.easy.setopt(pycurl.TIMEOUT_MS, max(round(timeout * 1000), 1))  # 0: for ever
-            self._timeout = timeout
-        if url != self._url:
-            self.easy.setopt(pycurl.URL, url)
-            self._url = url
-        self.easy.setopt(pycurl.HTTPHEADER, headers)
-        self.easy.setopt(pycurl.POSTFIELDS, body)
 
     def _set_up(self, options: CurlOptions) -> None:
         """What stays for all requests.
@@ -324,7 +327,7 @@ class _Transfer:
         turns out to speak HTTP/1.1 wait until the first one is answered. So a first burst opens
         many connections; over HTTP/2 the requests share one from then on.
         """
-        setopt = self.easy.setopt
+        setopt = self._setopt
         setopt(pycurl.POST, 1)
         setopt(pycurl.NOSIGNAL, 1)
         setopt(pycurl.USERAGENT, f"message-router/{__version__}")

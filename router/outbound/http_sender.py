@@ -15,7 +15,7 @@ from router.core.outcome import Answer, Fault, NoReply
 from router.core.target import read_target
 from router.core.target_safety import TargetPolicy
 from router.core.trace import Span
-from router.curl_loop import CurlLoop, CurlOptions
+from router.curl_loop import CurlLoop, CurlOptions, Headers
 from router.outbound.signing import signature_headers
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class HttpSender:
         """POST it, as the `post`-th request for it, within `timeout` seconds."""
         try:
             address = self._address(message.target)
-            if isinstance(address, NoReply):
+            if not isinstance(address, str):
                 return address
             body = b'{"messageId":%b}' % _encode(message.id)
             headers = self._headers(message, post, body, span)
@@ -72,12 +72,12 @@ class HttpSender:
         refusal = self._policy.refuse_url(read_target(url))
         return _ascii_url(url) if refusal is None else NoReply(Fault.TARGET_REFUSED, refusal)
 
-    def _headers(self, message: Message, post: int, body: bytes, span: Span | None) -> list[str]:
+    def _headers(self, message: Message, post: int, body: bytes, span: Span | None) -> Headers:
         """Raises BadSecret."""
         message_id = message.id if message.id.isascii() else quote(message.id, safe=_ASCII)
-        lines = [
-            "Content-Type: application/json",
-            "Accept: application/json",
+        lines: list[str | bytes] = [
+            b"Content-Type: application/json",
+            b"Accept: application/json",
             f"X-Message-Id: {message_id}",
             f"X-Message-Attempt: {post}",
         ]

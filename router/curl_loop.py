@@ -2,7 +2,8 @@
 
 libcurl does the protocols and tells us which sockets to watch and when to wake it. Its sockets
 live in an epoll set of their own and the event loop watches that one descriptor, because then
-- a socket may stay in the set while its connection is idle, which saves half the glue's cost;
+- a socket may stay in the set while its connection is idle: the next request on it finds it
+  watched already, and no system call is needed;
 - a socket that libcurl closes leaves the set by itself. No callback has to tell us (pycurl cannot
   make that one once the handle that opened the connection is detached), and when the descriptor's
   number comes back as someone else's socket, no stale registration in the loop awaits it.
@@ -106,6 +107,7 @@ class CurlLoop:
         self._transfers: dict[pycurl.Curl, _Transfer] = {}
         self._idle: list[_Transfer] = []  # those of them that have nothing to do
         self._wanted: set[int] = set()  # sockets that libcurl waits for
+        self._watched: dict[int, int] = {}  # what is sure to be in the epoll set, and for what
         self._next_turn: asyncio.Handle | None = None
         self._alarm: asyncio.Handle | None = None
         self._alarm_at = 0.0  # loop time
@@ -161,7 +163,10 @@ class CurlLoop:
                 self._set_alarm()  # another request may have waited for its connection
 
     def _add_transfer(self) -> None:
-        transfer = _Transfer(self._options, self._refuse_address, self._mandate)
+        # A descriptor that libcurl opens may have the number of one that it closed, unseen: from
+        # then on nothing is sure.
+        on_open = self._watched.clear
+        transfer = _Transfer(self._options, self._refuse_address, on_open, self._mandate)
         self._transfers[transfer.easy] = transfer
         self._idle.append(transfer)
 
@@ -180,10 +185,15 @@ class CurlLoop:
             self._wanted.discard(fd)
             return
         self._wanted.add(fd)
+        if self._watched.get(fd) != what:
+            self._put_into_set(fd, _MASKS[what])
+            self._watched[fd] = what
+
+    def _put_into_set(self, fd: int, mask: int) -> None:
         try:
-            self._epoll.modify(fd, _MASKS[what])
+            self._epoll.modify(fd, mask)
         except FileNotFoundError:
-            self._epoll.register(fd, _MASKS[what])
+            self._epoll.register(fd, mask)
 
     def _on_events(self) -> None:
         for fd, _ in self._epoll.poll(0, EVENTS_AT_ONCE):
@@ -226,6 +236,7 @@ class CurlLoop:
 
     def _forget(self, fd: int) -> None:
         """An idle connection has something to say, mostly goodbye. libcurl will see in time."""
+        self._watched.pop(fd, None)
         with suppress(OSError):  # closed meanwhile
             self._epoll.unregister(fd)
 
@@ -247,13 +258,19 @@ class _Transfer:
     done: asyncio.Future[Answer] | None = None  # None: it has nothing to do
 
     def __init__(
-        self, options: CurlOptions, refuse_address: RefuseAddress, mandate: Mandate | None = None
+        self,
+        options: CurlOptions,
+        refuse_address: RefuseAddress,
+        on_open: Callable[[], None],
+        mandate: Mandate | None = None,
     ) -> None:
         self.easy = pycurl.Curl()
         self._setopt = self.easy.setopt
         self._getinfo = self.easy.getinfo
         self._mandate = mandate
-        self._refuse_address = refuse_address
+        # Through a proxy, its address is seen and not the target's: no reason to refuse.
+        self._refuse_address = refuse_address if options.proxy is None else _refuse_none
+        self._on_open = on_open
         self._reply_cap = options.reply_cap
         self._url = ""
         self._timeout = -1.0
@@ -347,8 +364,8 @@ class _Transfer:
         setopt(pycurl.WRITEFUNCTION, self._on_body)
         # No function of ours: it would be called for each line, and hardly any reply is asked.
         setopt(pycurl.HEADERFUNCTION, self._header_lines.append)
-        if options.proxy is None:  # else the hook would see the proxy's address, not the target's
-            setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
+        setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
+        setopt(pycurl.RESOLVER_START_FUNCTION, self._on_open)  # which opens one for its thread
         if self._mandate is not None:
             setopt(pycurl.PREREQFUNCTION, partial(_allow, self._mandate))
 
@@ -363,6 +380,7 @@ class _Transfer:
         Refusing one address of several lets libcurl try the next. A connection that is used again
         was checked when it was opened.
         """
+        self._on_open()
         family, kind, protocol, (ip, port, *_) = address
         self._refusal = self._refuse_address(ip, port)
         if self._refusal is not None:
@@ -373,6 +391,10 @@ class _Transfer:
             return _NO_SOCKET
         self._opened = True
         return fd
+
+
+def _refuse_none(_ip: str, _port: int) -> None:
+    return None
 
 
 def _allow(mandate: Mandate, *_: object) -> int:

@@ -74,7 +74,7 @@ async def test_a_request_that_libcurl_does_not_take_raises_and_leaves_nothing_be
     ],
 )
 async def test_the_result_code_names_the_fault(code: int, fault: Fault) -> None:
-    transfer = curl_loop._Transfer(CurlOptions(), refuse_nothing)
+    transfer = curl_loop._Transfer(CurlOptions(), refuse_nothing, on_open=lambda: None)
     transfer.prepare("http://localhost/", [], b"", 1)
 
     assert transfer.answer(code, "text") == NoReply(fault, "text")
@@ -127,6 +127,19 @@ async def test_a_descriptor_that_libcurl_closed_is_free_for_others() -> None:
         answer = await loop.post(target.url, [], b"", 5)
 
     assert answer == Reply(200)
+
+
+@pytest.mark.rule("P5")
+async def test_what_is_opened_to_look_a_name_up_is_taken_for_no_socket_that_was_watched() -> None:
+    async with listening() as target, curl() as loop:
+        await loop.post(f"http://127.0.0.1:{target.port}/", [], b"", 5)
+        before = set(loop._watched)
+        answer = await loop.post(f"http://{'x' * 64}.invalid/", [], b"", 5)  # no name at all
+        after = set(loop._watched)
+
+    assert isinstance(answer, NoReply)
+    assert before
+    assert not before & after
 
 
 async def test_requests_of_different_timeouts_each_end_by_their_own() -> None:

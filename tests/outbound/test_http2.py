@@ -34,14 +34,24 @@ class Http2Target:
     headers: dict[str, str] = field(default_factory=dict)  # of the last request
     cancelled: int = 0
     port: int = 0
+    _clients: list[tuple[h2.connection.H2Connection, asyncio.StreamWriter]] = field(
+        default_factory=list
+    )
 
     @property
     def url(self) -> str:
         return f"https://localhost:{self.port}/hook"
 
+    def ping(self) -> None:
+        """Ask every client whether it is still there."""
+        for connection, writer in self._clients:
+            connection.ping(b"anybody?")
+            writer.write(connection.data_to_send())
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
         connection.initiate_connection()
+        self._clients.append((connection, writer))
         number = len(self.streams)
         self.streams.append(0)
         async with asyncio.TaskGroup() as replies:
@@ -149,6 +159,19 @@ async def test_a_connection_that_the_target_winds_up_costs_no_request(
 
     assert answers == [Reply(200)] * 10
     assert target.streams == [3, 3, 3, 1]
+
+
+async def test_an_idle_connection_on_which_the_target_has_spoken_is_used_again(
+    certificate: Certificate,
+) -> None:
+    async with speaking_http2(certificate) as target, trusting(certificate) as sender:
+        await send(sender, target.url)
+        target.ping()
+        await asyncio.sleep(0.05)
+        answer = await send(sender, target.url)
+
+    assert answer == Reply(200)
+    assert target.streams == [2]
 
 
 async def test_a_cancelled_request_ends_its_stream_and_leaves_the_connection_to_the_others(

@@ -153,8 +153,7 @@ class CurlLoop:
         self._idle.pop()
         done: asyncio.Future[Answer] = self._loop.create_future()
         transfer.done = done
-        if self._next_turn is None:
-            self._take_turn_soon()
+        self._take_turn_soon()
         try:
             return await done
         finally:
@@ -205,7 +204,8 @@ class CurlLoop:
 
     def _take_turn_soon(self) -> None:
         """libcurl has something to do that waits for no socket and no time."""
-        self._next_turn = self._loop.call_soon(self._take_turn)
+        if self._next_turn is None:
+            self._next_turn = self._loop.call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         self._next_turn = None
@@ -231,8 +231,7 @@ class CurlLoop:
 
     def _on_alarm(self) -> None:
         self._alarm = None
-        if self._next_turn is None:
-            self._take_turn_soon()
+        self._take_turn_soon()
 
     def _forget(self, fd: int) -> None:
         """An idle connection has something to say, mostly goodbye. libcurl will see in time."""
@@ -268,7 +267,7 @@ class _Transfer:
         self._setopt = self.easy.setopt
         self._getinfo = self.easy.getinfo
         self._mandate = mandate
-        # Through a proxy, its address is seen and not the target's: no reason to refuse.
+        # Behind a proxy the hook sees the proxy's address, not the target's.
         self._refuse_address = refuse_address if options.proxy is None else _refuse_none
         self._on_open = on_open
         self._reply_cap = options.reply_cap
@@ -365,7 +364,7 @@ class _Transfer:
         # No function of ours: it would be called for each line, and hardly any reply is asked.
         setopt(pycurl.HEADERFUNCTION, self._header_lines.append)
         setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
-        setopt(pycurl.RESOLVER_START_FUNCTION, self._on_open)  # which opens one for its thread
+        setopt(pycurl.RESOLVER_START_FUNCTION, self._on_open)  # it may open some of its own
         if self._mandate is not None:
             setopt(pycurl.PREREQFUNCTION, partial(_allow, self._mandate))
 
@@ -394,7 +393,7 @@ class _Transfer:
 
 
 def _refuse_none(_ip: str, _port: int) -> None:
-    return None
+    """Where the proxy is, operators say."""
 
 
 def _allow(mandate: Mandate, *_: object) -> int:

@@ -47,9 +47,9 @@ class NotingStore(MemoryStore):
         super().__init__()
         self.done: list[str] = []
 
-    async def run(self, work: Work[T]) -> T:
+    async def run(self, work: Work[T], *, is_large: bool = False) -> T:
         self.done.append("run")
-        return await super().run(work)
+        return await super().run(work, is_large=is_large)
 
     async def sync(self) -> None:
         self.done.append("sync")

@@ -55,6 +55,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     keeps_tally: bool = True  # False: the engine remembers what was tried (WQ-5)
     hold_seconds: float | None = None  # BRK-5: what is queued for longer has to be given back
     answer_within: float | None = None  # the broker gives up on a hand-over after so many seconds
+    acks_per_call: int | None = None  # so many fill a call and wait for no others (BRK-3)
 
 
 class Publication(Struct, frozen=True):

@@ -93,7 +93,7 @@ class Change(Struct, frozen=True):
 class SqsBroker:
     """One connection: a client for the long polls, another for all else, which never waits."""
 
-    traits: Final = Traits(keeps_tally=False)
+    traits: Final = Traits(keeps_tally=False, acks_per_call=MAX_ENTRIES)
 
     def __init__(
         self, queue: SqsQueue, polling: Polling, polls: SqsClient, calls: SqsClient

@@ -47,6 +47,7 @@ class Settler:
         self._now = asyncio.get_running_loop().time  # asked for often, and finding the loop is slow
         self._line: Line | None = None
         self._hold_seconds: float | None = None  # that its broker lets a message wait here
+        self._full_call = ACKS_PER_CALL
         self._renewed = Bell()  # rung when the connection was opened or lost
         self._is_stopping = False
         self._acks: list[Job] = []
@@ -78,6 +79,7 @@ class Settler:
     def connected(self, line: Line) -> None:
         self._line = line
         self._hold_seconds = line.traits.hold_seconds
+        self._full_call = line.traits.acks_per_call or ACKS_PER_CALL
         self._renewed.ring()
 
     def disconnected(self) -> None:
@@ -205,7 +207,8 @@ class Settler:
     async def _flush(self) -> None:
         """Send what has gathered, and go on until nothing is left."""
         while self._acks or self._surplus or self._unwanted:
-            await asyncio.sleep(LINGER)
+            if len(self._acks) < self._full_call:
+                await asyncio.sleep(LINGER)
             await self._return_unwanted()
             await self._ack_surplus()
             batch, self._acks = self._acks[:ACKS_PER_CALL], self._acks[ACKS_PER_CALL:]

@@ -13,6 +13,7 @@ from router.core.job import Fate
 from router.core.outcome import Reply
 from router.core.warnings import Severity
 from router.engine.chores import Chores
+from router.engine.settler import LINGER
 from router.ports import Depth, Traits
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
@@ -224,3 +225,19 @@ async def test_deliveries_that_may_outlast_the_brokers_patience_are_told(
         await asyncio.sleep(1)
 
         assert (("BROKER_LIMIT", Severity.WARN) in codes(rig)) == told
+
+
+@pytest.mark.rule("BRK-3")
+@pytest.mark.parametrize(("messages", "waited"), [(2, LINGER), (3, 0.0), (4, 0.0)])
+async def test_acks_that_fill_a_call_of_their_broker_wait_for_no_others(
+    messages: int, waited: float
+) -> None:
+    queue = ScriptedQueue(lease_seconds=60, traits=Traits(acks_per_call=3))
+    async with running(pool("P"), sender=FakeSender(takes=1), brokers=Scripted(q=queue)):
+        for n in range(messages):
+            message = body(str(n), poolCode="P", messageGroupId=str(n))
+            queue.hand_over(handed(message, n, str(n), lease=60))
+        await asyncio.sleep(5)
+
+        acks = [call for call in queue.calls if call[1] == "ack"]
+        assert acks == [(1 + waited, "ack", messages)]

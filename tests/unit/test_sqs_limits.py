@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.brokers.sqs_publisher import MAX_BYTES, MAX_ENTRIES, batches, plain, send_entry
-from router.brokers.sqs_queue import LONGEST_HOLD, Receipt, releases
+from router.brokers.sqs_queue import LONGEST_HOLD, Receipt, SqsBroker, releases
 from router.brokers.sqs_wire import ReceivedMessage, SendEntry
 from router.core.message import Message
 from router.ports import Publication
@@ -38,6 +38,10 @@ def test_an_extension_is_allowed_within_twelve_hours_of_the_receive(
     age: float, seconds: int
 ) -> None:
     assert Receipt("handle", 0.0, 0.0).may_last(seconds, age) == (age + seconds <= LONGEST_HOLD)
+
+
+def test_ten_acks_fill_a_call_and_wait_for_no_others() -> None:
+    assert SqsBroker.traits.acks_per_call == MAX_ENTRIES == 10
 
 
 @given(sizes=st.lists(st.integers(0, MAX_BYTES * 2), max_size=40))

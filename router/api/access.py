@@ -5,6 +5,7 @@ from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Mapping
 from enum import Enum, auto
+from functools import lru_cache
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Final, Protocol
@@ -154,6 +155,7 @@ def _refuse_call(headers: Mapping[str, str], access: Access, *, changes: bool) -
     return None
 
 
+@lru_cache(maxsize=100)  # every call asks, mostly about the same names
 def is_loopback(host: str) -> bool:
     host = host.lower().removesuffix(".")
     if host == "localhost" or host.endswith(".localhost"):

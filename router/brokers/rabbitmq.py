@@ -18,6 +18,7 @@ from router.brokers.rabbitmq_retry import RetryQueues
 from router.brokers.uri import QueueUri, read_uri, refusal
 from router.brokers.worker import Worker
 from router.core.config import QueueConfig
+from router.core.remembered import RememberedDeletes
 from router.ports import QueueRefused
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,8 @@ class RabbitQueues:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._lines = itertools.count(1)
-        self._comebacks: defaultdict[str, Comebacks] = defaultdict(Comebacks)  # by the queue's URI
+        self._copied: defaultdict[str, RememberedDeletes] = defaultdict(RememberedDeletes)
+        self._comebacks: defaultdict[str, Comebacks] = defaultdict(Comebacks)  # both by queue URI
 
     async def close(self) -> None:
         """Nothing is shared between connections that has to be closed."""
@@ -75,6 +77,7 @@ class RabbitQueues:
                 place.queue,
                 prefetch=place.prefetch,
                 line=next(self._lines),
+                copied=self._copied[queue.uri],
                 comebacks=self._comebacks[queue.uri],
                 clock=self._worker.clock,
             )

@@ -15,6 +15,7 @@ from router.brokers.comebacks import LONGEST_GATHERING, Comebacks
 from router.brokers.rabbitmq_link import Arrival, Link
 from router.brokers.rabbitmq_retry import SHORTEST_WAY, History, RetryQueues, history_of
 from router.core.message import Delivery, Handle, Tally
+from router.core.remembered import Deleted, RememberedDeletes
 from router.core.trace import carried_in
 from router.ports import BrokerError, Depth, StaleLease, Traits, Unsettled
 
@@ -63,6 +64,7 @@ class RabbitBroker:
         *,
         prefetch: int,
         line: int,
+        copied: RememberedDeletes,
         comebacks: Comebacks,
         clock: Callable[[], float],
     ) -> None:
@@ -71,6 +73,7 @@ class RabbitBroker:
         self._queue = queue
         self._prefetch = prefetch
         self._line = line
+        self._copied = copied  # originals that still have to be removed
         self._comebacks = comebacks  # copies that are on their way
         self._clock = clock  # of the machine: when a copy is due
         self._out: dict[int, Arrival] = {}  # handed over and not settled, by tag
@@ -100,6 +103,7 @@ class RabbitBroker:
             await self._consume()
             await self._gather(limit)
             await self._gather_mates(limit)
+            await self._remove_copied(limit)
             due = self._hand_over(limit)
             if due:
                 return due
@@ -138,7 +142,7 @@ class RabbitBroker:
             deliveries=_count(arrival, before),
             due_at=self._clock() + delay,
         )
-        await self._put_off([(arrival, history)])
+        await self._replace(arrival, history)
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         del seconds  # as long as the connection anyway
@@ -203,6 +207,21 @@ class RabbitBroker:
         histories = [(each, history_of(each.properties)) for each in first]
         return [(each, history) for each, history in histories if history.wait(now)]
 
+    async def _remove_copied(self, limit: int) -> None:
+        """Of those that come next, remove what is here twice: its copy is safe (BRK-3)."""
+        while copied := self._find_copied(limit):
+            for arrival in copied:
+                self._arrivals.remove(arrival)
+            await self._link.ack([arrival.tag for arrival in copied])
+            for arrival in copied:
+                self._copied.forget(_visit(arrival))
+
+    def _find_copied(self, limit: int) -> Sequence[Arrival]:
+        if not self._copied:
+            return ()
+        returned = [each for each in itertools.islice(self._arrivals, limit) if each.redelivered]
+        return [each for each in returned if self._copied.knows(_visit(each), _now())]
+
     def _hand_over(self, limit: int) -> Sequence[Delivery]:
         """The oldest arrivals."""
         arrivals = self._arrivals
@@ -231,13 +250,23 @@ class RabbitBroker:
         """A tag settled twice would cost the channel, so it is ours to settle only once."""
         return self._out.pop(cast("Ticket", handle).tag) if self._is_out(handle) else None
 
+    async def _replace(self, original: Arrival, history: History) -> None:
+        """By a copy. If the connection breaks before it is removed, it is when it comes again."""
+        await self._keep_copy(original, history)
+        self._copied.add(_visit(original), _now())
+        await self._link.ack([original.tag])
+        self._copied.forget(_visit(original))
+
     async def _put_off(self, copies: Sequence[tuple[Arrival, History]]) -> None:
         """Copies first, confirmed; then the originals are removed. In between a crash doubles."""
         for arrival, history in copies:
-            delay = max(history.due_at - self._clock(), SHORTEST_WAY)
-            self._comebacks.expect(_key(arrival), arrival.body, now=_now(), delay=delay)
-            await self._retries.put(arrival, delay, history)
+            await self._keep_copy(arrival, history)
         await self._link.ack([arrival.tag for arrival, _ in copies])
+
+    async def _keep_copy(self, arrival: Arrival, history: History) -> None:
+        delay = max(history.due_at - self._clock(), SHORTEST_WAY)
+        self._comebacks.expect(_key(arrival), arrival.body, now=_now(), delay=delay)
+        await self._retries.put(arrival, delay, history)
 
     async def _rewind(self, *returned: Arrival) -> None:
         """Give back what nobody asked for as well: it must not overtake what is given back."""
@@ -270,6 +299,15 @@ class RabbitBroker:
 def _key(arrival: Arrival) -> Hashable:
     """The same for a message and its copies."""
     return history_of(arrival.properties).broker_id or arrival.body
+
+
+def _visit(arrival: Arrival) -> Deleted:
+    """The same when it is redelivered, another for its copy: how often that was handed out before.
+
+    By its content as well: not every publisher gives ids, and some give one to several messages.
+    """
+    history = history_of(arrival.properties)
+    return history.broker_id or "", str(hash(arrival.body)), history.deliveries
 
 
 def _count(arrival: Arrival, history: History) -> int:

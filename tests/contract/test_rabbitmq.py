@@ -14,15 +14,18 @@ from router.brokers.rabbitmq_settings import RabbitSettings
 from router.brokers.worker import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Delivery, Tally
-from router.ports import Broker, BrokerError, Disconnected, QueueRefused, StaleLease
+from router.ports import Broker, BrokerError, Depth, Disconnected, QueueRefused, StaleLease
 from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication, several
 from tests.contract.rabbitmq_place import RabbitPlace
 from tests.support.cable import cable_to
+from tests.support.proxy import proxy_to
 from tests.support.servers.rabbitmq import RabbitServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("BRK-3")]
 
 KINDS = ("classic", "quorum")
+TRIED = Tally(attempts=1, posts=1)
+BASIC_ACK = b"\x00\x3c\x00\x50"  # class and method, as they go over the wire
 UNTIL_A_QUORUM_STANDS = 2.0  # killed earlier, a new quorum queue never elects a leader again
 
 
@@ -355,6 +358,29 @@ async def test_an_ack_that_got_lost_on_the_way_is_reported(
                 await broker.ack([delivery.handle])
 
     assert (await one(ends.broker)).body == b"a"
+
+
+@pytest.mark.rule("BRK-6", "P1")
+async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
+    ends: Ends, server: RabbitServer, door: BrokerDoor
+) -> None:
+    await ends.publisher.publish([publication("a")])
+    async with proxy_to(server.port) as wire:
+        uri = ends.queue.uri.replace(f":{server.port}/", f":{wire.port}/")
+        through_wire = QueueConfig(name="orders", uri=uri)
+        async with door.open_queue(through_wire) as broker:
+            first = await one(broker)
+            wire.to_server = lambda data: None if BASIC_ACK in data else data
+            with pytest.raises(Disconnected):
+                await broker.nack(first.handle, 1.0, TRIED)
+        wire.to_server = lambda data: data
+        async with door.open_queue(through_wire) as broker:
+            second = await one(broker)
+            await broker.ack([second.handle])
+            left = await broker.depth()
+
+    assert (second.broker_id, second.tally) == (first.broker_id, TRIED)
+    assert left == Depth(0, 0, due=0)
 
 
 @pytest.mark.rule("BRK-6", "BRK-1")

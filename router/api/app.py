@@ -40,7 +40,7 @@ def create_app(router: RouterApi, access: Access) -> FastAPI:
     dashboard = Dashboard()
     for routes in (
         metrics_routes,  # first: a first call makes ready all that stand before its own
-        message_routes,  # then the busiest: each call is compared with all that stand before its own
+        message_routes,  # then the busiest: a call is compared with all before its own
         health_routes,
         warning_routes,
         dead_letter_routes,

@@ -13,9 +13,6 @@ from router.ports import Depth, Publication
 
 FIRST_POLL: Final = 0.05  # seconds between two looks for others' changes, after something came …
 LAST_POLL: Final = 1.0  # … and when nothing has come for a while
-# Of the loop, until what the last claim brought is on its way to its targets. A server on the same
-# machine would compete with it for a processor, mostly to find that there is nothing more.
-TURNS_TO_SEND: Final = 2
 
 _CONFIGURE: Final = "SELECT message_router.configure($1, $2, $3)"
 _PUBLISH: Final = "SELECT message_router.publish($1, $2, $3, $4, $5, $6, $7, $8) AS dedup_key"
@@ -67,8 +64,6 @@ class PostgresTable:
         """It is: the database commits to its disk."""
 
     async def claim(self, limit: int, lease: float) -> Claim:
-        for _ in range(TURNS_TO_SEND):
-            await asyncio.sleep(0)
         token = secrets.randbits(63)
         rows = await self._database.claim(_CLAIM, self._name, self._worker_id, token, limit, lease)
         if rows[0]["id"] is None:

@@ -59,7 +59,7 @@ class Entry:
         known = _known_lanes(db, queue, groups)
         self._last_ids = {lane.lane: lane.last_id for lane in known}
         self._numbers = {lane.group_key: abs(lane.lane) for lane in known}
-        self._last_id, self._last_number = db.execute(QUERIES["last_numbers"]).fetchone()
+        self._last_id, self._last_number = QUERIES["last_numbers"].run(db, {}).fetchone()
         self._ends: dict[int, LaneEnd] = {}
         self._offset = 0
         self.rows: list[NewRow] = []
@@ -69,6 +69,10 @@ class Entry:
     @property
     def ids(self) -> Sequence[int]:
         return [row.id for row in self.rows]
+
+    @property
+    def loose_ids(self) -> Sequence[int]:
+        return [row.id for row in self.rows if row.lane is None]
 
     @property
     def lanes(self) -> Sequence[LaneEnd]:
@@ -122,7 +126,7 @@ def _known_lanes(
     if not wanted:
         return ()
     asked = {"queue": queue, "groups": as_json(wanted)}
-    (lanes,) = db.execute(QUERIES["lanes"], asked).fetchone()
+    (lanes,) = QUERIES["lanes"].run(db, asked).fetchone()
     return _lanes.decode(lanes)
 
 

@@ -5,15 +5,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from router.brokers.queries import read_queries, read_sql
+from router.brokers.queries import read_queries, read_sql, read_statements
 from router.ports import QueueRefused
 
 APPLICATION_ID: Final = 1297239633
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
-QUERIES: Final = read_queries("sqlite_queue.sql")
+QUERIES: Final = read_statements("sqlite_queue.sql")
 _SCHEMA: Final = read_sql("sqlite_schema.sql")
-_FROM_1: Final = read_queries("sqlite_from_1.sql")
+_FROM_1: Final = read_sql("sqlite_from_1.sql")
+_FROM_2: Final = read_queries("sqlite_from_2.sql")
 
 
 def prepare(db: sqlite3.Connection) -> None:
@@ -56,11 +57,16 @@ def _create(db: sqlite3.Connection) -> None:
 
 
 def _upgrade_from_1(db: sqlite3.Connection) -> None:
-    _run(db, _FROM_1["before"])
+    _run(db, _FROM_1)
+    _upgrade_from_2(db)
+
+
+def _upgrade_from_2(db: sqlite3.Connection) -> None:
+    _run(db, _FROM_2["before"])
     _run(db, _SCHEMA)
-    _run(db, _FROM_1["after"])
+    _run(db, _FROM_2["after"])
     (lanes,) = db.execute("SELECT json_group_array(id) FROM queue_lanes").fetchone()
-    db.execute(QUERIES["reoffer"], {"lanes": lanes})
+    QUERIES["reoffer"].run(db, {"lanes": lanes})
 
 
 def _run(db: sqlite3.Connection, script: str) -> None:
@@ -69,4 +75,8 @@ def _run(db: sqlite3.Connection, script: str) -> None:
         db.execute(statement)
 
 
-_STEPS: Final[Mapping[int, Callable[[sqlite3.Connection], None]]] = {0: _create, 1: _upgrade_from_1}
+_STEPS: Final[Mapping[int, Callable[[sqlite3.Connection], None]]] = {
+    0: _create,
+    1: _upgrade_from_1,
+    2: _upgrade_from_2,
+}

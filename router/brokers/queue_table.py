@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from router.brokers.queue_entry import Entry, as_json
 from router.brokers.queue_schema import QUERIES
-from router.brokers.queue_story import PRUNED_AT_ONCE, Change, Memory, forget, write
+from router.brokers.queue_story import TIDIED_AT_ONCE, Change, Memory, tidy, write
 from router.brokers.work_queue import MAX_ERROR, Claim, Claimed, Lease
 from router.core.message import UNTRIED, Tally
 from router.ports import Depth, Publication
@@ -25,7 +25,7 @@ LEASE_ENDED: Final = "the lease ended"
 
 
 class Past(Struct, frozen=True, array_like=True, gc=False):
-    """What a message was through, if it has been handed out before."""
+    """What a message was through, if it has been handed out before. This time is counted."""
 
     id: int
     deliveries: int
@@ -39,8 +39,24 @@ class Chosen(Struct, frozen=True):
     ids: str
     lanes: str  # 0: none
     sizes: str
-    past: str
     bodies: bytes
+
+
+class Handed(Struct, frozen=True):
+    """What one claim hands out."""
+
+    ids: Sequence[int]
+    lanes: Sequence[int]
+    token: int
+    pasts: Mapping[int, Past]  # by id
+
+
+class Finished(Struct, frozen=True):
+    """What was finished of one hand-over."""
+
+    token: int
+    number: int
+    ids: Sequence[int]  # perhaps with some that were finished by an earlier call of this instant
 
 
 _pasts: Final = msgspec.json.Decoder(list[Past])
@@ -78,20 +94,22 @@ class QueueTable(Struct, frozen=True):
         messages = self._take(db, limit, now, now + lease)
         if messages:
             return Claim(messages, wait=0.0)
-        forget(db, self._memory, now, at_least=1)
+        tidy(db, self._memory, now, at_least=1)
         return Claim((), wait=max(self._next_change(db) - now, 0.0))
 
     def finish(self, db: sqlite3.Connection, leases: Sequence[Lease], error: str) -> Sequence[int]:
         """Remove them; answer the positions of those that are not ours to remove."""
         now = self.clock()
-        finished = sum(
-            self._finish_some(db, token, ids, error[:MAX_ERROR], now)
+        finished = [
+            _finish_some(db, token, ids, error[:MAX_ERROR], now)
             for token, ids in _by_token(leases).items()
-        )
+        ]
+        self._end(db, finished, error[:MAX_ERROR], now)
         _release(db, {lease.lane for lease in leases if lease.lane})
-        db.execute(QUERIES["resize"], {"queue": self.name, "more": -finished})
-        forget(db, self._memory, now, at_least=PRUNED_AT_ONCE)
-        return () if finished == len(leases) else _lost(db, "not_finished", leases, now)
+        tidy(db, self._memory, now, at_least=TIDIED_AT_ONCE)
+        if sum(some.number for some in finished) == len(leases):
+            return ()
+        return _lost(db, "not_finished", leases, now)
 
     def give_back(
         self, db: sqlite3.Connection, lease: Lease, delay: float, tally: Tally, error: str
@@ -106,11 +124,14 @@ class QueueTable(Struct, frozen=True):
             "posts": tally.posts,
             "error": error[:MAX_ERROR],
         }
-        if not db.execute(QUERIES["give_back"], asked).rowcount:
+        if not QUERIES["give_back"].run(db, asked).rowcount:
             return False
-        db.execute(QUERIES["settle"], {"token": lease.token, "ended": 1})
+        _settle(db, [(lease.token, 1)])
         self._write(db, self._change("ready", as_json([lease.id]), now, error[:MAX_ERROR]))
-        _reoffer(db, as_json([lease.lane] if lease.lane else ()))
+        if lease.lane:
+            _reoffer(db, as_json([lease.lane]))
+        elif delay <= 0:
+            _offer_loose(db, as_json([lease.id]))
         return True
 
     def extend(
@@ -121,19 +142,19 @@ class QueueTable(Struct, frozen=True):
         extended = 0
         for token, ids in _by_token(leases).items():
             asked = {"token": token, "ids": as_json(ids), "lease_until": now + seconds, "now": now}
-            extended += db.execute(QUERIES["extend"], asked).rowcount
+            extended += QUERIES["extend"].run(db, asked).rowcount
         return () if extended == len(leases) else _lost(db, "not_held", leases, now)
 
     def let_go(self, db: sqlite3.Connection) -> None:
         """Give back all that this worker holds, as it was before the claim."""
         asked = {"queue": self.name, "worker_id": self.worker_id}
-        while hand_over := db.execute(QUERIES["held_by"], asked).fetchone():
+        while hand_over := QUERIES["held_by"].run(db, asked).fetchone():
             token, queue = hand_over
             self._end_leases(db, token, queue, until=float("inf"))
 
     def depth(self, db: sqlite3.Connection) -> Depth:
         asked = {"queue": self.name, "worker_id": self.worker_id, "now": self.clock()}
-        unsettled, in_flight, due = db.execute(QUERIES["depth"], asked).fetchone()
+        unsettled, in_flight, due = QUERIES["depth"].run(db, asked).fetchone()
         return Depth(waiting=unsettled - in_flight, in_flight=in_flight, due=due)
 
     def _known(
@@ -144,8 +165,8 @@ class QueueTable(Struct, frozen=True):
             "keys": as_json([item.dedup_key for item in items]),
             "before": now - self.dedup_window,
         }
-        db.execute(QUERIES["forget"], asked)
-        (known,) = db.execute(QUERIES["known"], asked).fetchone()
+        QUERIES["forget"].run(db, asked)
+        (known,) = QUERIES["known"].run(db, asked).fetchone()
         return _keys.decode(known)
 
     def _enter(self, db: sqlite3.Connection, items: Sequence[Publication], now: float) -> None:
@@ -159,22 +180,24 @@ class QueueTable(Struct, frozen=True):
             "now": now,
         }
         for query in ("publish", "link", "lengthen", "resize"):
-            db.execute(QUERIES[query], asked)
+            QUERIES[query].run(db, asked)
         self._write(db, self._change("ready", as_json(entry.ids), now))
+        _offer_loose(db, as_json(entry.loose_ids))
         _reoffer(db, as_json(entry.new_lanes))
 
     def _next_change(self, db: sqlite3.Connection) -> float:
-        (at,) = db.execute(QUERIES["next_change"], {"queue": self.name}).fetchone()
+        (at,) = QUERIES["next_change"].run(db, {}).fetchone()
         return float("inf") if at is None else float(at)
 
     def _wake(self, db: sqlite3.Connection, now: float) -> None:
         """Make claimable what has waited, or been held, for long enough."""
-        asked = {"queue": self.name, "now": now, "at_most": MAX_WOKEN}
-        ids, lanes = db.execute(QUERIES["due"], asked).fetchone()
-        db.execute(QUERIES["wake"], {"ids": ids})
+        asked = {"now": now, "at_most": MAX_WOKEN}
+        ids, lanes = QUERIES["due"].run(db, asked).fetchone()
+        QUERIES["wake"].run(db, {"ids": ids})
+        _offer_loose(db, ids)
         _reoffer(db, lanes)
         for _ in range(MAX_LOOKED_AT):
-            hand_over = db.execute(QUERIES["to_look_at"], asked).fetchone()
+            hand_over = QUERIES["to_look_at"].run(db, asked).fetchone()
             if hand_over is None:
                 break
             token, queue = hand_over
@@ -183,13 +206,14 @@ class QueueTable(Struct, frozen=True):
     def _end_leases(self, db: sqlite3.Connection, token: int, queue: str, until: float) -> None:
         """Those of a hand-over that last no longer than `until`; of whichever queue it is."""
         asked = {"token": token, "until": until}
-        ids, lanes = db.execute(QUERIES["ended"], asked).fetchone()
-        asked["ended"] = db.execute(QUERIES["let_go"], {"ids": ids}).rowcount
-        db.execute(QUERIES["settle"], asked)
-        db.execute(QUERIES["look_again"], asked)
-        if asked["ended"]:
+        ids, lanes = QUERIES["ended"].run(db, asked).fetchone()
+        ended = QUERIES["let_go"].run(db, {"ids": ids}).rowcount
+        _settle(db, [(token, ended)])
+        QUERIES["look_again"].run(db, asked)
+        if ended:
             change = self._change("ready", ids, self.clock(), LEASE_ENDED)
             self._write(db, replace(change, queue=queue))
+        _offer_loose(db, ids)
         _reoffer(db, lanes)
 
     def _take(
@@ -207,44 +231,45 @@ class QueueTable(Struct, frozen=True):
             "worker_id": self.worker_id,
             "now": now,
         }
-        db.execute(QUERIES["claim"], asked)
-        db.execute(QUERIES["hold"], {"lanes": chosen.lanes})
-        lanes = _numbers.decode(chosen.lanes)
+        ids, lanes = _numbers.decode(chosen.ids), _numbers.decode(chosen.lanes)
+        pasts = _claim(db, asked, len(ids))
+        self._hold(db, ids, lanes)
+        return _claimed(chosen, Handed(ids, lanes, token, pasts))
+
+    def _hold(self, db: sqlite3.Connection, ids: Sequence[int], lanes: Sequence[int]) -> None:
+        """These, and what else of their lanes, are on offer no more."""
+        loose = [number for number, lane in zip(ids, lanes, strict=True) if not lane]
+        if loose:
+            QUERIES["take_loose"].run(db, {"queue": self.name, "ids": as_json(loose)})
+        if len(loose) == len(ids):
+            return
+        QUERIES["hold"].run(db, {"lanes": as_json(lanes)})
         # A group's other lane is for this worker alone now. Only the regular lane of a high one can
         # still be on offer: before a regular one is taken, all high ones are.
         _reoffer(db, as_json([lane for lane in lanes if lane < 0]))
-        return _claimed(chosen, lanes, token)
 
     def _choose(self, db: sqlite3.Connection, limit: int, now: float) -> Chosen:
         asked = {"queue": self.name, "worker_id": self.worker_id, "limit": limit, "now": now}
-        heads = db.execute(QUERIES["choose_heads"], asked).fetchone()
+        heads = QUERIES["choose_heads"].run(db, asked).fetchone()
         if heads is not None:
             return Chosen(*heads)
         if self._next_change(db) <= now:
             self._wake(db, now)
-        return Chosen(*db.execute(QUERIES["choose"], asked).fetchone())
+        return Chosen(*QUERIES["choose"].run(db, asked).fetchone())
 
-    def _finish_some(
-        self, db: sqlite3.Connection, token: int, ids: Sequence[int], error: str, now: float
-    ) -> int:
-        """Answers how many of one hand-over were finished."""
-        state = "failed" if error else "succeeded"
-        asked = {
-            "token": token,
-            "ids": as_json(ids),
-            "state": state,
-            "error": error or None,
-            "now": now,
-        }
-        finished = db.execute(QUERIES["finish"], asked).rowcount
-        if not finished:
-            return 0
-        if finished < len(ids):
-            (asked["ids"],) = db.execute(QUERIES["finished"], asked).fetchone()
-        db.execute(QUERIES["settle"], {"token": token, "ended": finished})
-        change = self._change(state, str(asked["ids"]), now, error)
+    def _end(
+        self, db: sqlite3.Connection, finished: Sequence[Finished], error: str, now: float
+    ) -> None:
+        """Take note of what was finished, of however many hand-overs, all at once."""
+        ended = [(some.token, some.number) for some in finished if some.number]
+        if not ended:
+            return
+        _settle(db, ended)
+        ids = as_json([one for some in finished if some.number for one in some.ids])
+        change = self._change("failed" if error else "succeeded", ids, now, error)
         self._write(db, replace(change, prune_from=now))
-        return finished
+        more = -sum(number for _, number in ended)
+        QUERIES["resize"].run(db, {"queue": self.name, "more": more})
 
     @property
     def _memory(self) -> Memory:
@@ -259,22 +284,52 @@ class QueueTable(Struct, frozen=True):
         return write(db, change, self._memory)
 
 
-def _claimed(chosen: Chosen, lanes: Sequence[int], token: int) -> Sequence[Claimed]:
-    pasts = {past.id: past for past in _pasts.decode(chosen.past)}
-    sizes = _numbers.decode(chosen.sizes)
+def _claim(db: sqlite3.Connection, asked: Mapping[str, object], number: int) -> Mapping[int, Past]:
+    """Answers what those were through that were handed out before."""
+    if QUERIES["claim"].run(db, asked).rowcount == number:
+        return {}
+    QUERIES["claim_again"].run(db, asked)
+    (past,) = QUERIES["past"].run(db, asked).fetchone()
+    return {past.id: past for past in _pasts.decode(past)}
+
+
+def _claimed(chosen: Chosen, handed: Handed) -> Sequence[Claimed]:
     taken = []
     start = 0
-    for number, lane, size in zip(_numbers.decode(chosen.ids), lanes, sizes, strict=True):
+    sizes = _numbers.decode(chosen.sizes)
+    for number, lane, size in zip(handed.ids, handed.lanes, sizes, strict=True):
         end = start + size
-        lease, body = Lease(number, token, lane), chosen.bodies[start:end]
-        past = pasts.get(number)
+        lease, body = Lease(number, handed.token, lane), chosen.bodies[start:end]
+        past = handed.pasts.get(number)
         if past is None:
             taken.append(Claimed(lease, 1, UNTRIED, body))
         else:
             tally = Tally(past.attempts, past.posts)
-            taken.append(Claimed(lease, past.deliveries + 1, tally, body))
+            taken.append(Claimed(lease, past.deliveries, tally, body))
         start = end
     return taken
+
+
+def _finish_some(
+    db: sqlite3.Connection, token: int, ids: Sequence[int], error: str, now: float
+) -> Finished:
+    asked = {
+        "token": token,
+        "ids": as_json(ids),
+        "has_failed": bool(error),
+        "error": error or None,
+        "now": now,
+    }
+    number = QUERIES["finish"].run(db, asked).rowcount
+    if number < len(ids):
+        (found,) = QUERIES["finished"].run(db, asked).fetchone()
+        ids = _numbers.decode(found)
+    return Finished(token, number, ids)
+
+
+def _settle(db: sqlite3.Connection, ended: Sequence[tuple[int, int]]) -> None:
+    """So many of each hand-over, which is known by its token, are not in flight any more."""
+    QUERIES["settle"].run(db, {"ended": as_json(ended)})
 
 
 def _by_token(leases: Iterable[Lease]) -> Mapping[int, Sequence[int]]:
@@ -288,17 +343,23 @@ def _by_token(leases: Iterable[Lease]) -> Mapping[int, Sequence[int]]:
 def _release(db: sqlite3.Connection, lanes: AbstractSet[int]) -> None:
     """After messages of these lanes were finished: offer what is next."""
     asked = {"lanes": as_json(list(lanes))}
-    if db.execute(QUERIES["advance"], asked).rowcount < len(lanes):
+    if QUERIES["advance"].run(db, asked).rowcount < len(lanes):
         _reoffer(db, asked["lanes"])
+
+
+def _offer_loose(db: sqlite3.Connection, ids: str) -> None:
+    """Those of them that have no lane."""
+    if ids != "[]":
+        QUERIES["offer_loose"].run(db, {"ids": ids})
 
 
 def _reoffer(db: sqlite3.Connection, lanes: str) -> None:
     if lanes != "[]":
-        db.execute(QUERIES["reoffer"], {"lanes": lanes})
-        db.execute(QUERIES["drop_empty"], {"lanes": lanes})
+        QUERIES["reoffer"].run(db, {"lanes": lanes})
+        QUERIES["drop_empty"].run(db, {"lanes": lanes})
 
 
 def _lost(db: sqlite3.Connection, query: str, leases: Sequence[Lease], now: float) -> Sequence[int]:
     asked: Mapping[str, object] = {"leases": as_json(leases), "now": now}
-    (positions,) = db.execute(QUERIES[query], asked).fetchone()
+    (positions,) = QUERIES[query].run(db, asked).fetchone()
     return _numbers.decode(positions)

@@ -6,18 +6,20 @@
 
 -- name: forget
 -- Finished messages outside of the dedup window that nobody has pruned yet.
-UPDATE queue_messages SET dedup_key = NULL
-WHERE queue = :queue AND finished_at <= :before
-  AND dedup_key IN (SELECT value FROM json_each(:keys));
+UPDATE queue_entries SET dedup_key = NULL
+WHERE queue = :queue AND dedup_key IN (SELECT value FROM json_each(:keys)) AND EXISTS (
+    SELECT 1 FROM queue_progress
+    WHERE queue_progress.id = queue_entries.id AND finished_at <= :before
+);
 
 -- name: known
-SELECT json_group_array(dedup_key) FROM queue_messages
+SELECT json_group_array(dedup_key) FROM queue_entries
 WHERE queue = :queue AND dedup_key IN (SELECT value FROM json_each(:keys));
 
 -- name: last_numbers
 -- The highest number given to a message, and to a group.
 SELECT
-    coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'queue_messages'), 0),
+    coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'queue_entries'), 0),
     max(coalesce((SELECT max(id) FROM queue_lanes), 0), -coalesce((SELECT min(id) FROM queue_lanes), 0));
 
 -- name: lanes
@@ -27,7 +29,7 @@ WHERE queue = :queue AND group_key IN (SELECT value FROM json_each(:groups));
 
 -- name: publish
 -- The bodies come in one piece, as JSON cannot carry bytes.
-INSERT INTO queue_messages (
+INSERT INTO queue_entries (
     id, queue, message_id, dedup_key, pool, group_id, high_priority, lane, next_id, body, published_at
 )
 SELECT
@@ -45,11 +47,17 @@ SELECT
 FROM json_each(:rows)
 ORDER BY key;
 
+-- name: offer_loose
+-- Those of them that have no lane.
+INSERT INTO queue_loose (queue, high_priority, id)
+SELECT queue, high_priority, id FROM queue_entries
+WHERE id IN (SELECT value FROM json_each(:ids)) AND lane IS NULL;
+
 -- name: link
 -- Behind the last one of its lane so far stands a new one now.
-UPDATE queue_messages SET next_id = json_extract(added.value, '$[3]')
+UPDATE queue_entries SET next_id = json_extract(added.value, '$[3]')
 FROM json_each(:lanes) AS added
-WHERE queue_messages.id = json_extract(added.value, '$[2]');
+WHERE queue_entries.id = json_extract(added.value, '$[2]');
 
 -- name: lengthen
 INSERT INTO queue_lanes (id, queue, group_key, high_priority, first_id, last_id)
@@ -71,22 +79,23 @@ ON CONFLICT (queue) DO UPDATE SET unsettled = unsettled + excluded.unsettled;
 -- name: next_change
 -- When a claim may find what it cannot find now, if nobody does anything until then.
 SELECT min(at) FROM (
-    SELECT min(run_after) AS at FROM queue_messages INDEXED BY delays
-    WHERE queue = :queue AND run_after IS NOT NULL
+    SELECT min(run_after) AS at FROM queue_progress INDEXED BY delays WHERE run_after IS NOT NULL
     UNION ALL
     SELECT min(look_at) FROM queue_changes INDEXED BY hand_overs WHERE look_at IS NOT NULL
 );
 
 -- name: due
--- Whose delay has ended, and their lanes.
+-- Whose delay has ended, of any queue, and their lanes.
 SELECT json_group_array(id), json_group_array(lane) FILTER (WHERE lane IS NOT NULL) FROM (
-    SELECT id, lane FROM queue_messages INDEXED BY delays
-    WHERE queue = :queue AND run_after <= :now
+    SELECT entry.id, lane
+    FROM queue_progress INDEXED BY delays
+        CROSS JOIN queue_entries AS entry ON entry.id = queue_progress.id
+    WHERE run_after <= :now
     ORDER BY run_after LIMIT :at_most
 );
 
 -- name: wake
-UPDATE queue_messages SET run_after = NULL WHERE id IN (SELECT value FROM json_each(:ids));
+UPDATE queue_progress SET run_after = NULL WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: to_look_at
 -- A hand-over, of any queue, of which a lease may have ended.
@@ -102,16 +111,15 @@ LIMIT 1;
 
 -- name: ended
 -- What of a hand-over was held until then at the longest, and the lanes of that.
-SELECT json_group_array(message.id), json_group_array(lane) FILTER (WHERE lane IS NOT NULL)
+SELECT json_group_array(entry.id), json_group_array(lane) FILTER (WHERE lane IS NOT NULL)
 FROM queue_changes AS hand_over
     CROSS JOIN json_each(hand_over.ids) AS handed
-    CROSS JOIN queue_messages AS message ON message.id = handed.value
-WHERE hand_over.id = :token
-  AND lease_token = :token AND message.state = 'in-flight' AND lease_until <= :until;
+    CROSS JOIN queue_progress AS held ON held.id = handed.value
+    CROSS JOIN queue_entries AS entry ON entry.id = handed.value
+WHERE hand_over.id = :token AND lease_token = :token AND lease_until <= :until;
 
 -- name: let_go
-UPDATE queue_messages
-SET state = 'ready', lease_token = NULL, lease_until = NULL
+UPDATE queue_progress SET lease_token = NULL, lease_until = NULL
 WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: look_again
@@ -119,8 +127,8 @@ UPDATE queue_changes
 SET look_at = (
     SELECT min(lease_until)
     FROM json_each(queue_changes.ids) AS handed
-        CROSS JOIN queue_messages AS message ON message.id = handed.value
-    WHERE lease_token = :token AND message.state = 'in-flight'
+        CROSS JOIN queue_progress AS held ON held.id = handed.value
+    WHERE lease_token = :token
 )
 WHERE id = :token;
 
@@ -137,11 +145,9 @@ WITH heads (id, high_priority) AS (
             SELECT 1 FROM queue_lanes INDEXED BY offers
             WHERE queue = :queue AND offered_to = :worker_id
         ) OR EXISTS (
-            SELECT 1 FROM queue_messages INDEXED BY loose
-            WHERE queue = :queue AND lane IS NULL AND state = 'ready' AND run_after IS NULL
+            SELECT 1 FROM queue_loose WHERE queue = :queue
         ) OR EXISTS (
-            SELECT 1 FROM queue_messages INDEXED BY delays
-            WHERE queue = :queue AND run_after <= :now
+            SELECT 1 FROM queue_progress INDEXED BY delays WHERE run_after <= :now
         ) OR EXISTS (
             SELECT 1 FROM queue_changes INDEXED BY hand_overs WHERE look_at <= :now
         ),
@@ -149,18 +155,16 @@ WITH heads (id, high_priority) AS (
     )
 )
 SELECT
-    json_group_array(message.id),
+    json_group_array(entry.id),
     json_group_array(lane),
     json_group_array(length(body)),
-    json_group_array(json_array(message.id, deliveries, attempts, posts)) FILTER (WHERE deliveries > 0),
     CAST(group_concat(body, '') AS BLOB)
-FROM heads CROSS JOIN queue_messages AS message ON message.id = heads.id
+FROM heads CROSS JOIN queue_entries AS entry ON entry.id = heads.id
 HAVING count(*) = :limit AND max(heads.high_priority) = min(heads.high_priority)
-   AND (min(next_id) IS NULL OR min(next_id) > max(message.id));
+   AND (min(next_id) IS NULL OR min(next_id) > max(entry.id));
 
 -- name: choose
--- The next to be claimed, in claim order: their ids, lanes and sizes, what those were through that
--- have been handed out before, and all bodies in one piece.
+-- The next to be claimed, in claim order: their ids, lanes and sizes, and all bodies in one piece.
 --
 -- A merge of lanes: start with the first of each offered lane, and whenever one is taken, the next
 -- of its lane joins the race, unless that one is not due. An ORDER BY in a recursive query makes its
@@ -169,21 +173,21 @@ HAVING count(*) = :limit AND max(heads.high_priority) = min(heads.high_priority)
 WITH RECURSIVE heads (place, id, next_id) AS MATERIALIZED (
     SELECT * FROM (
         SELECT first_id - (queue_lanes.high_priority << 62), first_id, next_id
-        FROM queue_lanes INDEXED BY offers CROSS JOIN queue_messages ON queue_messages.id = first_id
+        FROM queue_lanes INDEXED BY offers CROSS JOIN queue_entries ON queue_entries.id = first_id
         WHERE queue_lanes.queue = :queue AND offered_to = ''
         ORDER BY queue_lanes.high_priority DESC, first_id LIMIT :limit
     )
     UNION ALL
     SELECT * FROM (
         SELECT first_id - (queue_lanes.high_priority << 62), first_id, next_id
-        FROM queue_lanes INDEXED BY offers CROSS JOIN queue_messages ON queue_messages.id = first_id
+        FROM queue_lanes INDEXED BY offers CROSS JOIN queue_entries ON queue_entries.id = first_id
         WHERE queue_lanes.queue = :queue AND offered_to = :worker_id
         ORDER BY queue_lanes.high_priority DESC, first_id LIMIT :limit
     )
     UNION ALL
     SELECT * FROM (
-        SELECT id - (high_priority << 62), id, NULL FROM queue_messages INDEXED BY loose
-        WHERE queue = :queue AND lane IS NULL AND state = 'ready' AND run_after IS NULL
+        SELECT id - (high_priority << 62), id, NULL FROM queue_loose
+        WHERE queue = :queue
         ORDER BY high_priority DESC, id LIMIT :limit
     )
 ),
@@ -194,93 +198,111 @@ race (place, id, next_id, is_ready) AS (
     SELECT place, id, next_id, true FROM heads
     UNION ALL
     SELECT
-        next.id - (next.high_priority << 62), next.id, next.next_id, next.state = 'ready'
-    FROM race CROSS JOIN queue_messages AS next ON next.id = race.next_id
-    WHERE next.run_after IS NULL
+        next.id - (next.high_priority << 62), next.id, next.next_id, past.finished_at IS NULL
+    FROM race
+        CROSS JOIN queue_entries AS next ON next.id = race.next_id
+        LEFT JOIN queue_progress AS past ON past.id = next.id
+    WHERE past.run_after IS NULL
       AND race.next_id - race.id + race.place < coalesce((SELECT place FROM last_head), 1 << 62)
     ORDER BY 1
 )
 SELECT
-    json_group_array(message.id),
+    json_group_array(entry.id),
     json_group_array(coalesce(lane, 0)),
     json_group_array(length(body)),
-    json_group_array(json_array(message.id, deliveries, attempts, posts)) FILTER (WHERE deliveries > 0),
     CAST(group_concat(body, '') AS BLOB)
 FROM (SELECT id FROM race WHERE is_ready LIMIT :limit) AS winner
-    CROSS JOIN queue_messages AS message ON message.id = winner.id;
+    CROSS JOIN queue_entries AS entry ON entry.id = winner.id;
 
 -- name: claim
-UPDATE queue_messages
-SET state = 'in-flight',
-    lease_token = :token,
+-- Those that were never handed out before.
+INSERT INTO queue_progress (id, lease_token, lease_until, first_claimed_at, worker_id)
+SELECT value, :token, :lease_until, :now, :worker_id FROM json_each(:ids)
+WHERE true
+ON CONFLICT (id) DO NOTHING;
+
+-- name: claim_again
+-- The others.
+UPDATE queue_progress
+SET lease_token = :token,
     lease_until = :lease_until,
-    worker_id = :worker_id,
     deliveries = deliveries + 1,
-    first_claimed_at = coalesce(first_claimed_at, :now),
-    last_claimed_at = :now
-WHERE id IN (SELECT value FROM json_each(:ids));
+    last_claimed_at = :now,
+    worker_id = :worker_id
+WHERE id IN (SELECT value FROM json_each(:ids)) AND lease_token IS NULL;
+
+-- name: past
+-- What those were through that have been handed out before.
+SELECT json_group_array(json_array(id, deliveries, attempts, posts)) FROM queue_progress
+WHERE id IN (SELECT value FROM json_each(:ids)) AND deliveries > 1;
+
+-- name: take_loose
+DELETE FROM queue_loose
+WHERE queue = :queue AND high_priority IN (0, 1) AND id IN (SELECT value FROM json_each(:ids));
 
 -- name: hold
 UPDATE queue_lanes SET offered_to = NULL WHERE id IN (SELECT value FROM json_each(:lanes));
 
 -- name: finish
 -- The token stays, so that an acknowledgement sent twice is no complaint.
-UPDATE queue_messages
-SET state = :state,
-    last_error = coalesce(:error, last_error),
-    lease_until = NULL,
+UPDATE queue_progress
+SET lease_until = NULL,
     finished_at = :now,
-    body = x''
-WHERE id IN (SELECT value FROM json_each(:ids)) AND lease_token = :token AND state = 'in-flight';
+    has_failed = :has_failed,
+    last_error = coalesce(:error, last_error)
+WHERE id IN (SELECT value FROM json_each(:ids)) AND lease_token = :token
+  AND lease_until IS NOT NULL;
 
 -- name: finished
 -- Which of them were finished with this token at that instant.
-SELECT json_group_array(message.id)
-FROM json_each(:ids) AS one CROSS JOIN queue_messages AS message ON message.id = one.value
-WHERE lease_token = :token AND finished_at = :now;
+SELECT json_group_array(id) FROM queue_progress
+WHERE id IN (SELECT value FROM json_each(:ids)) AND lease_token = :token AND finished_at = :now;
 
 -- name: not_finished
 -- Which of the leases did not finish their message.
 SELECT json_group_array(lease.key) FROM json_each(:leases) AS lease
 WHERE NOT EXISTS (
-    SELECT 1 FROM queue_messages
+    SELECT 1 FROM queue_progress
     WHERE id = json_extract(lease.value, '$[0]')
       AND lease_token = json_extract(lease.value, '$[1]')
       AND finished_at IS NOT NULL
 );
 
 -- name: give_back
-UPDATE queue_messages
-SET state = 'ready',
-    run_after = :run_after,
-    lease_token = NULL,
+UPDATE queue_progress
+SET lease_token = NULL,
     lease_until = NULL,
+    run_after = :run_after,
     attempts = :attempts,
     posts = :posts,
     last_error = iif(:error = '', last_error, :error)
-WHERE id = :id AND lease_token = :token AND state = 'in-flight';
+WHERE id = :id AND lease_token = :token AND lease_until IS NOT NULL;
 
 -- name: settle
--- So many of a hand-over are not in flight any more.
+-- So many of each hand-over are not in flight any more.
 UPDATE queue_changes
-SET in_flight = in_flight - :ended, look_at = iif(in_flight > :ended, look_at, NULL)
-WHERE id = :token;
+SET in_flight = in_flight - ended.number,
+    look_at = iif(in_flight > ended.number, look_at, NULL)
+FROM (
+    SELECT json_extract(value, '$[0]') AS token, json_extract(value, '$[1]') AS number
+    FROM json_each(:ended)
+) AS ended
+WHERE queue_changes.id = ended.token;
 
 -- name: extend
 -- The hand-over is looked at when it would have ended, and then again.
-UPDATE queue_messages
+UPDATE queue_progress
 SET lease_until = :lease_until
-WHERE id IN (SELECT value FROM json_each(:ids)) AND lease_token = :token
-  AND state = 'in-flight' AND lease_until > :now;
+WHERE id IN (SELECT value FROM json_each(:ids)) AND lease_token = :token AND lease_until > :now;
 
 -- name: not_held
 -- Which of the leases are lost.
 SELECT json_group_array(lease.key) FROM json_each(:leases) AS lease
 WHERE NOT EXISTS (
-    SELECT 1 FROM queue_messages
+    SELECT 1 FROM queue_progress
     WHERE id = json_extract(lease.value, '$[0]')
       AND lease_token = json_extract(lease.value, '$[1]')
-      AND state = 'in-flight' AND lease_until > :now
+      AND lease_until > :now
 );
 
 -- name: advance
@@ -291,10 +313,12 @@ FROM (
     SELECT lane.id, first.next_id
     FROM json_each(:lanes) AS one
         CROSS JOIN queue_lanes AS lane ON lane.id = one.value
-        CROSS JOIN queue_messages AS first ON first.id = lane.first_id
-        CROSS JOIN queue_messages AS next ON next.id = first.next_id
+        CROSS JOIN queue_progress AS ended ON ended.id = lane.first_id
+        CROSS JOIN queue_entries AS first ON first.id = lane.first_id
+        LEFT JOIN queue_progress AS next ON next.id = first.next_id
         LEFT JOIN queue_lanes AS other ON other.id = -lane.id
-    WHERE first.finished_at IS NOT NULL AND next.deliveries = 0 AND other.id IS NULL
+    WHERE ended.finished_at IS NOT NULL AND first.next_id IS NOT NULL
+      AND next.id IS NULL AND other.id IS NULL
 ) AS simple
 WHERE queue_lanes.id = simple.id;
 
@@ -307,17 +331,21 @@ WHERE queue_lanes.id = simple.id;
 -- one that never was.
 WITH RECURSIVE walk (lane, id, next_id, is_open, holder, goes_on) AS (
     SELECT
-        queue_lanes.id, message.id, next_id, finished_at IS NULL,
-        iif(state = 'in-flight', worker_id, NULL), state <> 'in-flight' AND deliveries > 0
-    FROM queue_lanes CROSS JOIN queue_messages AS message ON message.id = first_id
+        queue_lanes.id, entry.id, next_id, finished_at IS NULL,
+        iif(lease_until IS NULL, NULL, worker_id), past.id IS NOT NULL AND lease_until IS NULL
+    FROM queue_lanes
+        CROSS JOIN queue_entries AS entry ON entry.id = first_id
+        LEFT JOIN queue_progress AS past ON past.id = entry.id
     WHERE queue_lanes.id IN (
         SELECT value FROM json_each(:lanes) UNION SELECT -value FROM json_each(:lanes)
     )
     UNION ALL
     SELECT
-        walk.lane, message.id, message.next_id, finished_at IS NULL,
-        iif(state = 'in-flight', worker_id, NULL), state <> 'in-flight' AND deliveries > 0
-    FROM walk CROSS JOIN queue_messages AS message ON message.id = walk.next_id
+        walk.lane, entry.id, entry.next_id, finished_at IS NULL,
+        iif(lease_until IS NULL, NULL, worker_id), past.id IS NOT NULL AND lease_until IS NULL
+    FROM walk
+        CROSS JOIN queue_entries AS entry ON entry.id = walk.next_id
+        LEFT JOIN queue_progress AS past ON past.id = entry.id
     WHERE goes_on
 ),
 seen (lane, first_id, holder) AS MATERIALIZED (
@@ -327,7 +355,7 @@ UPDATE queue_lanes
 SET first_id = seen.first_id,
     offered_to = CASE
         WHEN seen.first_id IS NULL OR seen.holder IS NOT NULL THEN NULL
-        WHEN (SELECT run_after FROM queue_messages WHERE id = seen.first_id) IS NOT NULL THEN NULL
+        WHEN (SELECT run_after FROM queue_progress WHERE id = seen.first_id) IS NOT NULL THEN NULL
         ELSE coalesce((SELECT holder FROM seen AS other WHERE other.lane = -seen.lane), '')
     END
 FROM seen
@@ -338,47 +366,78 @@ DELETE FROM queue_lanes
 WHERE id IN (SELECT value FROM json_each(:lanes)) AND first_id IS NULL;
 
 -- name: write
-INSERT INTO queue_changes (queue, at, state, worker_id, error, in_flight, look_at, prune_from, ids)
+INSERT INTO queue_changes (
+    queue, at, state, worker_id, error, in_flight, look_at, prune_from, has_bodies, ids
+)
 VALUES (
     :queue, :at, :state, :worker_id, nullif(:error, ''),
-    iif(:look_at IS NULL, NULL, json_array_length(:ids)), :look_at, :prune_from, :ids
+    iif(:look_at IS NULL, NULL, json_array_length(:ids)), :look_at,
+    :prune_from, iif(:prune_from IS NULL, NULL, true), :ids
 );
 
--- name: is_time_to_prune
-SELECT 1 FROM queue_changes INDEXED BY to_prune WHERE prune_from <= :before
-ORDER BY prune_from LIMIT 1 OFFSET :at_least - 1;
+-- name: is_time_to_tidy
+-- Whether there are enough bodies to empty, or messages to prune.
+SELECT 1 WHERE coalesce(
+    (SELECT 1 FROM queue_changes INDEXED BY to_prune
+     WHERE has_bodies = 1 AND prune_from IS NOT NULL
+     LIMIT 1 OFFSET :at_least - 1),
+    (SELECT 1 FROM queue_changes INDEXED BY to_prune
+     WHERE has_bodies = 0 AND prune_from <= :before
+     LIMIT 1 OFFSET :at_least - 1)
+);
+
+-- name: to_empty
+-- The oldest changes, of any queue, whose messages are finished and still have their bodies; and
+-- these messages, but for those that are to be pruned at once.
+WITH change (id, ids, prune_from) AS MATERIALIZED (
+    SELECT id, ids, prune_from FROM queue_changes INDEXED BY to_prune
+    WHERE has_bodies = 1 AND prune_from IS NOT NULL
+    ORDER BY prune_from LIMIT :at_most
+)
+SELECT
+    (SELECT json_group_array(id) FROM change),
+    json_group_array(one.value)
+FROM change CROSS JOIN json_each(change.ids) AS one
+WHERE prune_from > :before;
+
+-- name: empty
+UPDATE queue_entries SET body = x'' WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: emptied
+UPDATE queue_changes SET has_bodies = 0 WHERE id IN (SELECT value FROM json_each(:changes));
 
 -- name: to_prune
--- The oldest changes, of any queue, whose messages are finished for long enough; how many
--- messages that are.
-SELECT json_group_array(id), sum(json_array_length(ids)) FROM (
+-- The oldest changes, of any queue, whose messages are finished for long enough; how many messages
+-- that were; and these, but for those that still stand behind another one in their lane.
+WITH change (id, ids) AS MATERIALIZED (
     SELECT id, ids FROM queue_changes INDEXED BY to_prune
-    WHERE prune_from <= :before
+    WHERE has_bodies = 0 AND prune_from <= :before
     ORDER BY prune_from LIMIT :at_most
-);
+)
+SELECT
+    (SELECT json_group_array(id) FROM change),
+    count(*),
+    json_group_array(one.value) FILTER (WHERE queue_lanes.id IS NULL)
+FROM change
+    CROSS JOIN json_each(change.ids) AS one
+    LEFT JOIN queue_entries AS entry ON entry.id = one.value
+    LEFT JOIN queue_lanes ON queue_lanes.id = entry.lane AND first_id < entry.id;
 
 -- name: prune
--- Not those that still stand behind another one in their lane.
-DELETE FROM queue_messages
-WHERE id IN (
-    SELECT message.id
-    FROM json_each(:changes) AS change
-        CROSS JOIN queue_changes ON queue_changes.id = change.value
-        CROSS JOIN json_each(queue_changes.ids) AS one
-        CROSS JOIN queue_messages AS message ON message.id = one.value
-        LEFT JOIN queue_lanes ON queue_lanes.id = message.lane AND first_id < message.id
-    WHERE finished_at <= :before AND queue_lanes.id IS NULL
-);
+DELETE FROM queue_entries WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: prune_progress
+DELETE FROM queue_progress WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: pruned
 UPDATE queue_changes SET prune_from = NULL WHERE id IN (SELECT value FROM json_each(:changes));
 
 -- name: prune_again
 -- Those of which some are still there, later.
-UPDATE queue_changes SET prune_from = :now
+UPDATE queue_changes SET prune_from = :now, has_bodies = 1
 WHERE id IN (SELECT value FROM json_each(:changes)) AND EXISTS (
     SELECT 1 FROM json_each(queue_changes.ids) AS message
-        CROSS JOIN queue_messages ON queue_messages.id = message.value
+        CROSS JOIN queue_entries ON queue_entries.id = message.value
 );
 
 -- name: forget_changes
@@ -397,13 +456,14 @@ SELECT
               WHERE look_at IS NOT NULL AND queue = :queue), 0),
     (SELECT count(*) FROM queue_lanes INDEXED BY offers
      WHERE queue = :queue AND offered_to IN ('', :worker_id))
-    + (SELECT count(*) FROM queue_messages INDEXED BY loose
-       WHERE queue = :queue AND lane IS NULL AND state = 'ready' AND run_after IS NULL)
-    + (SELECT count(*) FROM queue_messages INDEXED BY delays
-       WHERE queue = :queue AND run_after <= :now)
+    + (SELECT count(*) FROM queue_loose WHERE queue = :queue)
+    + (SELECT count(*)
+       FROM queue_progress AS delayed INDEXED BY delays
+           CROSS JOIN queue_entries AS entry ON entry.id = delayed.id
+       WHERE run_after <= :now AND queue = :queue)
     + (SELECT count(*)
        FROM queue_changes AS hand_over INDEXED BY hand_overs
            CROSS JOIN json_each(hand_over.ids) AS handed
-           CROSS JOIN queue_messages AS message ON message.id = handed.value
+           CROSS JOIN queue_progress AS held ON held.id = handed.value
        WHERE look_at <= :now AND hand_over.queue = :queue
-         AND lease_token = hand_over.id AND message.state = 'in-flight' AND lease_until <= :now);
+         AND lease_token = hand_over.id AND lease_until <= :now);

@@ -1,48 +1,75 @@
--- The work queue's file, version 2.
+-- The work queue's file, version 3.
+--
+-- A claim or a finish costs what it writes, a page at a time. So what changes often stands close
+-- together, in narrow rows, apart from the messages: those are written when they are published, and
+-- once more, many at a time, to empty the bodies of finished ones.
 
-CREATE TABLE queue_messages (
+-- What was published.
+CREATE TABLE queue_entries (
     id               INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of a lane; never used again
     queue            TEXT    NOT NULL,
-    -- ready, in-flight, succeeded, failed: checking that would double the cost of each change.
-    state            TEXT    NOT NULL DEFAULT 'ready',
     high_priority    INTEGER NOT NULL,
     lane             INTEGER,                           -- NULL: independent of all others
     next_id          INTEGER,                           -- the one behind it in its lane
-    deliveries       INTEGER NOT NULL DEFAULT 0,
-    attempts         INTEGER NOT NULL DEFAULT 0,
-    posts            INTEGER NOT NULL DEFAULT 0,
-    run_after        REAL,                              -- NULL: due; else the instant it is due
-    lease_token      INTEGER,                           -- of the hand-over that holds or ended it
-    lease_version    INTEGER AS (deliveries),
-    lease_until      REAL,
-    finished_at      REAL,                              -- NULL: unsettled
-    worker_id        TEXT,
     published_at     REAL    NOT NULL,
-    first_claimed_at REAL,
-    last_claimed_at  REAL,
     message_id       TEXT    NOT NULL,
     dedup_key        TEXT,                              -- NULL: finished, and free to come again
     pool             TEXT    NOT NULL,
     group_id         TEXT,
-    last_error       TEXT,
-    body             BLOB    NOT NULL                   -- emptied when it is finished
+    body             BLOB    NOT NULL                   -- emptied soon after it is finished
 );
 
-CREATE UNIQUE INDEX by_dedup_key ON queue_messages (queue, dedup_key);
+CREATE UNIQUE INDEX by_dedup_key ON queue_entries (queue, dedup_key);
 
--- What can be claimed and has no group, in claim order.
-CREATE INDEX loose ON queue_messages (queue, high_priority DESC, id)
-    WHERE lane IS NULL AND state = 'ready' AND run_after IS NULL;
+-- What became of it, from its first hand-over on.
+CREATE TABLE queue_progress (
+    id               INTEGER PRIMARY KEY,
+    lease_token      INTEGER,                           -- of the hand-over that holds or ended it
+    lease_until      REAL,                              -- NULL: not in flight
+    finished_at      REAL,                              -- NULL: unsettled
+    has_failed       INTEGER NOT NULL DEFAULT 0,        -- if it is finished
+    run_after        REAL,                              -- NULL: due; else the instant it is due
+    deliveries       INTEGER NOT NULL DEFAULT 1,
+    attempts         INTEGER NOT NULL DEFAULT 0,
+    posts            INTEGER NOT NULL DEFAULT 0,
+    first_claimed_at REAL    NOT NULL,
+    last_claimed_at  REAL,                              -- NULL: it was claimed once
+    worker_id        TEXT    NOT NULL,
+    last_error       TEXT
+);
 
-CREATE INDEX delays ON queue_messages (queue, run_after)
+CREATE INDEX delays ON queue_progress (run_after)
     WHERE run_after IS NOT NULL;
+
+-- Both together, for people.
+CREATE VIEW queue_messages AS
+SELECT
+    entry.id, queue, message_id, dedup_key, pool, group_id, high_priority, lane,
+    CASE
+        WHEN finished_at IS NOT NULL THEN iif(has_failed, 'failed', 'succeeded')
+        WHEN lease_until IS NOT NULL THEN 'in-flight'
+        ELSE 'ready'
+    END AS state,
+    run_after, lease_token, coalesce(deliveries, 0) AS lease_version, lease_until, worker_id,
+    coalesce(deliveries, 0) AS deliveries, coalesce(attempts, 0) AS attempts,
+    coalesce(posts, 0) AS posts, last_error, published_at, first_claimed_at,
+    coalesce(last_claimed_at, first_claimed_at) AS last_claimed_at, finished_at, body
+FROM queue_entries AS entry LEFT JOIN queue_progress USING (id);
+
+-- What can be claimed and has no lane, in claim order.
+CREATE TABLE queue_loose (
+    queue            TEXT    NOT NULL,
+    high_priority    INTEGER NOT NULL,
+    id               INTEGER NOT NULL,
+    PRIMARY KEY (queue, high_priority DESC, id)
+) WITHOUT ROWID;
 
 -- One row for each lane that has unsettled messages: a list of them, by `next_id`, in the order of
 -- their ids. Those that have been claimed before stand in front; finished ones among them stay in
 -- the list until they are its first. The high-priority lane of a group has the number of its regular
 -- one, negative.
 --
--- Claiming and settling touch the lane and the message, both close to those that came with them. An
+-- Claiming and settling touch the lane and the progress, both close to those that came with them. An
 -- index of messages by group would be another page to write for each group.
 CREATE TABLE queue_lanes (
     id               INTEGER PRIMARY KEY,
@@ -73,13 +100,14 @@ CREATE TABLE queue_changes (
     in_flight        INTEGER,                           -- of those claimed, how many still are
     look_at          REAL,                              -- while any is: no lease ends before
     prune_from       REAL,                              -- of those finished, while any is still here
+    has_bodies       INTEGER,                           -- whether those finished still have theirs
     ids              TEXT    NOT NULL                   -- JSON
 );
 
 CREATE INDEX hand_overs ON queue_changes (look_at)
     WHERE look_at IS NOT NULL;
 
-CREATE INDEX to_prune ON queue_changes (prune_from)
+CREATE INDEX to_prune ON queue_changes (has_bodies, prune_from)
     WHERE prune_from IS NOT NULL;
 
 -- The same, a row for each message.
@@ -94,4 +122,4 @@ CREATE TABLE queue_sizes (
 
 -- "MRQQ"
 PRAGMA application_id = 1297239633;
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;

@@ -66,7 +66,8 @@ def _upgrade_from_2(db: sqlite3.Connection) -> None:
     _run(db, _SCHEMA)
     _run(db, _FROM_2["after"])
     (lanes,) = db.execute("SELECT json_group_array(id) FROM queue_lanes").fetchone()
-    QUERIES["reoffer"].run(db, {"lanes": lanes})
+    for query in ("reoffer", "offer"):
+        QUERIES[query].run(db, {"lanes": lanes})
 
 
 def _run(db: sqlite3.Connection, script: str) -> None:

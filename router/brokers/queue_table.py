@@ -4,7 +4,7 @@ Synchronous on purpose: one call is the work of one transaction, which the calle
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -129,7 +129,7 @@ class QueueTable(Struct, frozen=True):
         _settle(db, [(lease.token, 1)])
         self._write(db, self._change("ready", as_json([lease.id]), now, error[:MAX_ERROR]))
         if lease.lane:
-            _reoffer(db, as_json([lease.lane]))
+            _reoffer(db, [lease.lane])
         elif delay <= 0:
             _offer_loose(db, as_json([lease.id]))
         return True
@@ -183,7 +183,7 @@ class QueueTable(Struct, frozen=True):
             QUERIES[query].run(db, asked)
         self._write(db, self._change("ready", as_json(entry.ids), now))
         _offer_loose(db, as_json(entry.loose_ids))
-        _reoffer(db, as_json(entry.new_lanes))
+        _reoffer(db, entry.new_lanes)
 
     def _next_change(self, db: sqlite3.Connection) -> float:
         (at,) = QUERIES["next_change"].run(db, {}).fetchone()
@@ -195,7 +195,7 @@ class QueueTable(Struct, frozen=True):
         ids, lanes = QUERIES["due"].run(db, asked).fetchone()
         QUERIES["wake"].run(db, {"ids": ids})
         _offer_loose(db, ids)
-        _reoffer(db, lanes)
+        _reoffer(db, _numbers.decode(lanes))
         for _ in range(MAX_LOOKED_AT):
             hand_over = QUERIES["to_look_at"].run(db, asked).fetchone()
             if hand_over is None:
@@ -214,7 +214,7 @@ class QueueTable(Struct, frozen=True):
             change = self._change("ready", ids, self.clock(), LEASE_ENDED)
             self._write(db, replace(change, queue=queue))
         _offer_loose(db, ids)
-        _reoffer(db, lanes)
+        _reoffer(db, _numbers.decode(lanes))
 
     def _take(
         self, db: sqlite3.Connection, limit: int, now: float, lease_until: float
@@ -225,6 +225,7 @@ class QueueTable(Struct, frozen=True):
         change = self._change("in-flight", chosen.ids, now)
         token = self._write(db, replace(change, look_at=lease_until))
         asked = {
+            "queue": self.name,
             "ids": chosen.ids,
             "token": token,
             "lease_until": lease_until,
@@ -233,20 +234,11 @@ class QueueTable(Struct, frozen=True):
         }
         ids, lanes = _numbers.decode(chosen.ids), _numbers.decode(chosen.lanes)
         pasts = _claim(db, asked, len(ids))
-        self._hold(db, ids, lanes)
-        return _claimed(chosen, Handed(ids, lanes, token, pasts))
-
-    def _hold(self, db: sqlite3.Connection, ids: Sequence[int], lanes: Sequence[int]) -> None:
-        """These, and what else of their lanes, are on offer no more."""
-        loose = [number for number, lane in zip(ids, lanes, strict=True) if not lane]
-        if loose:
-            QUERIES["take_loose"].run(db, {"queue": self.name, "ids": as_json(loose)})
-        if len(loose) == len(ids):
-            return
-        QUERIES["hold"].run(db, {"lanes": as_json(lanes)})
+        QUERIES["take"].run(db, asked)
         # A group's other lane is for this worker alone now. Only the regular lane of a high one can
         # still be on offer: before a regular one is taken, all high ones are.
-        _reoffer(db, as_json([lane for lane in lanes if lane < 0]))
+        _reoffer(db, [lane for lane in lanes if lane < 0])
+        return _claimed(chosen, Handed(ids, lanes, token, pasts))
 
     def _choose(self, db: sqlite3.Connection, limit: int, now: float) -> Chosen:
         asked = {"queue": self.name, "worker_id": self.worker_id, "limit": limit, "now": now}
@@ -342,9 +334,13 @@ def _by_token(leases: Iterable[Lease]) -> Mapping[int, Sequence[int]]:
 
 def _release(db: sqlite3.Connection, lanes: AbstractSet[int]) -> None:
     """After messages of these lanes were finished: offer what is next."""
+    if not lanes:
+        return
     asked = {"lanes": as_json(list(lanes))}
-    if QUERIES["advance"].run(db, asked).rowcount < len(lanes):
-        _reoffer(db, asked["lanes"])
+    if QUERIES["advance"].run(db, asked).rowcount == len(lanes):
+        QUERIES["offer"].run(db, asked)
+    else:
+        _reoffer(db, lanes)
 
 
 def _offer_loose(db: sqlite3.Connection, ids: str) -> None:
@@ -353,10 +349,14 @@ def _offer_loose(db: sqlite3.Connection, ids: str) -> None:
         QUERIES["offer_loose"].run(db, {"ids": ids})
 
 
-def _reoffer(db: sqlite3.Connection, lanes: str) -> None:
-    if lanes != "[]":
-        QUERIES["reoffer"].run(db, {"lanes": lanes})
-        QUERIES["drop_empty"].run(db, {"lanes": lanes})
+def _reoffer(db: sqlite3.Connection, lanes: Collection[int]) -> None:
+    """Decide anew what these lanes offer to whom, and the other ones of their groups."""
+    if not lanes:
+        return
+    groups = {*lanes, *(-lane for lane in lanes)}
+    asked = {"lanes": as_json(list(groups))}
+    for query in ("withdraw", "reoffer", "offer", "drop_empty"):
+        QUERIES[query].run(db, asked)
 
 
 def _lost(db: sqlite3.Connection, query: str, leases: Sequence[Lease], now: float) -> Sequence[int]:

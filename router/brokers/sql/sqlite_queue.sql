@@ -49,8 +49,8 @@ ORDER BY key;
 
 -- name: offer_loose
 -- Those of them that have no lane.
-INSERT INTO queue_loose (queue, high_priority, id)
-SELECT queue, high_priority, id FROM queue_entries
+INSERT INTO queue_offers (queue, offered_to, high_priority, id)
+SELECT queue, '', high_priority, id FROM queue_entries
 WHERE id IN (SELECT value FROM json_each(:ids)) AND lane IS NULL;
 
 -- name: link
@@ -134,18 +134,15 @@ WHERE id = :token;
 
 -- name: choose_heads
 -- The short way for many lanes: the first ones of as many as are wanted, unless the second one of
--- any of them, or one without a lane or kept for this worker, might come before the last of them,
--- or a delay or a lease is due to end. In the limit that is asked once, and not for each lane.
+-- any of them, or one kept for this worker, might come before the last of them, or a delay or a lease
+-- is due to end. In the limit that is asked once, and not for each lane.
 WITH heads (id, high_priority) AS (
-    SELECT first_id, high_priority FROM queue_lanes INDEXED BY offers
+    SELECT id, high_priority FROM queue_offers
     WHERE queue = :queue AND offered_to = ''
-    ORDER BY high_priority DESC, first_id
+    ORDER BY high_priority DESC, id
     LIMIT iif(
         EXISTS (
-            SELECT 1 FROM queue_lanes INDEXED BY offers
-            WHERE queue = :queue AND offered_to = :worker_id
-        ) OR EXISTS (
-            SELECT 1 FROM queue_loose WHERE queue = :queue
+            SELECT 1 FROM queue_offers WHERE queue = :queue AND offered_to = :worker_id
         ) OR EXISTS (
             SELECT 1 FROM queue_progress INDEXED BY delays WHERE run_after <= :now
         ) OR EXISTS (
@@ -156,7 +153,7 @@ WITH heads (id, high_priority) AS (
 )
 SELECT
     json_group_array(entry.id),
-    json_group_array(lane),
+    json_group_array(coalesce(lane, 0)),
     json_group_array(length(body)),
     CAST(group_concat(body, '') AS BLOB)
 FROM heads CROSS JOIN queue_entries AS entry ON entry.id = heads.id
@@ -166,29 +163,23 @@ HAVING count(*) = :limit AND max(heads.high_priority) = min(heads.high_priority)
 -- name: choose
 -- The next to be claimed, in claim order: their ids, lanes and sizes, and all bodies in one piece.
 --
--- A merge of lanes: start with the first of each offered lane, and whenever one is taken, the next
+-- A merge of lanes: start with what is on offer, and whenever one is taken, the next
 -- of its lane joins the race, unless that one is not due. An ORDER BY in a recursive query makes its
 -- queue a priority queue. The place in the race is the id, far less of it for high priority. Where
 -- there are heads enough, none behind the last of them can win.
 WITH RECURSIVE heads (place, id, next_id) AS MATERIALIZED (
     SELECT * FROM (
-        SELECT first_id - (queue_lanes.high_priority << 62), first_id, next_id
-        FROM queue_lanes INDEXED BY offers CROSS JOIN queue_entries ON queue_entries.id = first_id
-        WHERE queue_lanes.queue = :queue AND offered_to = ''
-        ORDER BY queue_lanes.high_priority DESC, first_id LIMIT :limit
+        SELECT offer.id - (offer.high_priority << 62), offer.id, next_id
+        FROM queue_offers AS offer CROSS JOIN queue_entries USING (id)
+        WHERE offer.queue = :queue AND offered_to = ''
+        ORDER BY offer.high_priority DESC, offer.id LIMIT :limit
     )
     UNION ALL
     SELECT * FROM (
-        SELECT first_id - (queue_lanes.high_priority << 62), first_id, next_id
-        FROM queue_lanes INDEXED BY offers CROSS JOIN queue_entries ON queue_entries.id = first_id
-        WHERE queue_lanes.queue = :queue AND offered_to = :worker_id
-        ORDER BY queue_lanes.high_priority DESC, first_id LIMIT :limit
-    )
-    UNION ALL
-    SELECT * FROM (
-        SELECT id - (high_priority << 62), id, NULL FROM queue_loose
-        WHERE queue = :queue
-        ORDER BY high_priority DESC, id LIMIT :limit
+        SELECT offer.id - (offer.high_priority << 62), offer.id, next_id
+        FROM queue_offers AS offer CROSS JOIN queue_entries USING (id)
+        WHERE offer.queue = :queue AND offered_to = :worker_id
+        ORDER BY offer.high_priority DESC, offer.id LIMIT :limit
     )
 ),
 last_head (place) AS MATERIALIZED (
@@ -236,12 +227,10 @@ WHERE id IN (SELECT value FROM json_each(:ids)) AND lease_token IS NULL;
 SELECT json_group_array(json_array(id, deliveries, attempts, posts)) FROM queue_progress
 WHERE id IN (SELECT value FROM json_each(:ids)) AND deliveries > 1;
 
--- name: take_loose
-DELETE FROM queue_loose
-WHERE queue = :queue AND high_priority IN (0, 1) AND id IN (SELECT value FROM json_each(:ids));
-
--- name: hold
-UPDATE queue_lanes SET offered_to = NULL WHERE id IN (SELECT value FROM json_each(:lanes));
+-- name: take
+DELETE FROM queue_offers
+WHERE queue = :queue AND offered_to IN ('', :worker_id) AND high_priority IN (0, 1)
+  AND id IN (SELECT value FROM json_each(:ids));
 
 -- name: finish
 -- The token stays, so that an acknowledgement sent twice is no complaint.
@@ -308,23 +297,31 @@ WHERE NOT EXISTS (
 -- name: advance
 -- The short way for most lanes: their first one is finished and the next was never handed out, so
 -- nothing of the group is. Two lanes of one group take the long way.
-UPDATE queue_lanes SET first_id = simple.next_id, offered_to = ''
-FROM (
-    SELECT lane.id, first.next_id
-    FROM json_each(:lanes) AS one
-        CROSS JOIN queue_lanes AS lane ON lane.id = one.value
-        CROSS JOIN queue_progress AS ended ON ended.id = lane.first_id
-        CROSS JOIN queue_entries AS first ON first.id = lane.first_id
-        LEFT JOIN queue_progress AS next ON next.id = first.next_id
-        LEFT JOIN queue_lanes AS other ON other.id = -lane.id
-    WHERE ended.finished_at IS NOT NULL AND first.next_id IS NOT NULL
-      AND next.id IS NULL AND other.id IS NULL
-) AS simple
-WHERE queue_lanes.id = simple.id;
+UPDATE queue_lanes
+SET first_id = (SELECT next_id FROM queue_entries WHERE id = first_id), offered_to = ''
+WHERE id IN (SELECT value FROM json_each(:lanes))
+  AND EXISTS (SELECT 1 FROM queue_progress WHERE id = first_id AND finished_at IS NOT NULL)
+  AND EXISTS (
+      SELECT 1 FROM queue_entries AS first LEFT JOIN queue_progress AS next ON next.id = next_id
+      WHERE first.id = first_id AND next_id IS NOT NULL AND next.id IS NULL
+  )
+  AND NOT EXISTS (SELECT 1 FROM queue_lanes AS other WHERE other.id = -queue_lanes.id);
+
+-- name: withdraw
+DELETE FROM queue_offers
+WHERE (queue, offered_to, high_priority, id) IN (
+    SELECT queue, offered_to, high_priority, first_id FROM queue_lanes
+    WHERE id IN (SELECT value FROM json_each(:lanes))
+);
+
+-- name: offer
+INSERT INTO queue_offers (queue, offered_to, high_priority, id)
+SELECT queue, offered_to, high_priority, first_id FROM queue_lanes
+WHERE id IN (SELECT value FROM json_each(:lanes)) AND offered_to IS NOT NULL;
 
 -- name: reoffer
--- The long way: find the first unsettled message of these lanes, and of the other ones of their
--- groups, and decide anew whom they offer it to. A lane with a message in flight, or whose first has
+-- The long way: find the first unsettled message of these lanes, which are whole groups, and decide
+-- anew whom they offer it to. A lane with a message in flight, or whose first has
 -- to wait, offers nothing; a group of which a worker holds some offers only to that worker.
 --
 -- What is in flight was claimed, and all in front of it in its lane: no need to look behind the first
@@ -336,9 +333,7 @@ WITH RECURSIVE walk (lane, id, next_id, is_open, holder, goes_on) AS (
     FROM queue_lanes
         CROSS JOIN queue_entries AS entry ON entry.id = first_id
         LEFT JOIN queue_progress AS past ON past.id = entry.id
-    WHERE queue_lanes.id IN (
-        SELECT value FROM json_each(:lanes) UNION SELECT -value FROM json_each(:lanes)
-    )
+    WHERE queue_lanes.id IN (SELECT value FROM json_each(:lanes))
     UNION ALL
     SELECT
         walk.lane, entry.id, entry.next_id, finished_at IS NULL,
@@ -454,9 +449,7 @@ SELECT
     coalesce((SELECT unsettled FROM queue_sizes WHERE queue = :queue), 0),
     coalesce((SELECT sum(in_flight) FROM queue_changes INDEXED BY hand_overs
               WHERE look_at IS NOT NULL AND queue = :queue), 0),
-    (SELECT count(*) FROM queue_lanes INDEXED BY offers
-     WHERE queue = :queue AND offered_to IN ('', :worker_id))
-    + (SELECT count(*) FROM queue_loose WHERE queue = :queue)
+    (SELECT count(*) FROM queue_offers WHERE queue = :queue AND offered_to IN ('', :worker_id))
     + (SELECT count(*)
        FROM queue_progress AS delayed INDEXED BY delays
            CROSS JOIN queue_entries AS entry ON entry.id = delayed.id

@@ -56,21 +56,13 @@ SELECT
     coalesce(last_claimed_at, first_claimed_at) AS last_claimed_at, finished_at, body
 FROM queue_entries AS entry LEFT JOIN queue_progress USING (id);
 
--- What can be claimed and has no lane, in claim order.
-CREATE TABLE queue_loose (
-    queue            TEXT    NOT NULL,
-    high_priority    INTEGER NOT NULL,
-    id               INTEGER NOT NULL,
-    PRIMARY KEY (queue, high_priority DESC, id)
-) WITHOUT ROWID;
-
 -- One row for each lane that has unsettled messages: a list of them, by `next_id`, in the order of
 -- their ids. Those that have been claimed before stand in front; finished ones among them stay in
 -- the list until they are its first. The high-priority lane of a group has the number of its regular
 -- one, negative.
 --
--- Claiming and settling touch the lane and the progress, both close to those that came with them. An
--- index of messages by group would be another page to write for each group.
+-- Settling touches the lane and the progress, both close to those that came with them. An index of
+-- messages by group would be another page to write for each group.
 CREATE TABLE queue_lanes (
     id               INTEGER PRIMARY KEY,
     queue            TEXT    NOT NULL,
@@ -78,15 +70,22 @@ CREATE TABLE queue_lanes (
     high_priority    INTEGER NOT NULL,
     first_id         INTEGER,                           -- NULL: all are settled
     last_id          INTEGER NOT NULL,
-    -- Whom a claim may hand the first one to: '' anyone, a worker's id only that one, NULL nobody now.
+    -- Whom the first one was offered to, when that was last decided: '' anyone, a worker's id only
+    -- that one, NULL nobody. A claim takes the offer, and does not tell the lane.
     offered_to       TEXT
 );
 
 CREATE INDEX lanes_of_group ON queue_lanes (queue, group_key);
 
--- What can be claimed and has a group: a claim never steps over a blocked lane.
-CREATE INDEX offers ON queue_lanes (queue, offered_to, high_priority DESC, first_id)
-    WHERE offered_to IS NOT NULL;
+-- What can be claimed, in claim order: the first ones of lanes, and those without a lane. A claim
+-- never steps over a blocked lane.
+CREATE TABLE queue_offers (
+    queue            TEXT    NOT NULL,
+    offered_to       TEXT    NOT NULL,                  -- '': anyone
+    high_priority    INTEGER NOT NULL,
+    id               INTEGER NOT NULL,
+    PRIMARY KEY (queue, offered_to, high_priority DESC, id)
+) WITHOUT ROWID;
 
 -- What happened to messages, a row for all to which it happened at once (WQ-8). The number of the
 -- row that tells of a claim is the token of its leases: never used again, as the last row stays.

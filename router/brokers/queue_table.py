@@ -40,6 +40,7 @@ class Chosen(Struct, frozen=True):
     lanes: str  # 0: none
     sizes: str
     bodies: bytes
+    last_place: int | None  # among all that could be chosen; None: nothing was
 
 
 class Handed(Struct, frozen=True):
@@ -54,7 +55,6 @@ class Handed(Struct, frozen=True):
 class Finished(Struct, frozen=True):
     """What was finished of one hand-over."""
 
-    token: int
     number: int
     ids: Sequence[int]  # perhaps with some that were finished by an earlier call of this instant
 
@@ -104,12 +104,15 @@ class QueueTable(Struct, frozen=True):
             _finish_some(db, token, ids, error[:MAX_ERROR], now)
             for token, ids in _by_token(leases).items()
         ]
-        self._end(db, finished, error[:MAX_ERROR], now)
+        number = sum(some.number for some in finished)
+        if number:
+            ids = as_json([one for some in finished for one in some.ids])
+            change = self._change("failed" if error else "succeeded", ids, now, error[:MAX_ERROR])
+            self._write(db, replace(change, prune_from=now))
+            QUERIES["resize"].run(db, {"queue": self.name, "more": -number})
         _release(db, {lease.lane for lease in leases if lease.lane})
         tidy(db, self._memory, now, at_least=TIDIED_AT_ONCE)
-        if sum(some.number for some in finished) == len(leases):
-            return ()
-        return _lost(db, "not_finished", leases, now)
+        return () if number == len(leases) else _lost(db, "not_finished", leases, now)
 
     def give_back(
         self, db: sqlite3.Connection, lease: Lease, delay: float, tally: Tally, error: str
@@ -126,7 +129,7 @@ class QueueTable(Struct, frozen=True):
         }
         if not QUERIES["give_back"].run(db, asked).rowcount:
             return False
-        _settle(db, [(lease.token, 1)])
+        _settle(db, lease.token, 1)
         self._write(db, self._change("ready", as_json([lease.id]), now, error[:MAX_ERROR]))
         if lease.lane:
             _reoffer(db, [lease.lane])
@@ -208,7 +211,7 @@ class QueueTable(Struct, frozen=True):
         asked = {"token": token, "until": until}
         ids, lanes = QUERIES["ended"].run(db, asked).fetchone()
         ended = QUERIES["let_go"].run(db, {"ids": ids}).rowcount
-        _settle(db, [(token, ended)])
+        _settle(db, token, ended)
         QUERIES["look_again"].run(db, asked)
         if ended:
             change = self._change("ready", ids, self.clock(), LEASE_ENDED)
@@ -227,6 +230,7 @@ class QueueTable(Struct, frozen=True):
         asked = {
             "queue": self.name,
             "ids": chosen.ids,
+            "last_place": chosen.last_place,
             "token": token,
             "lease_until": lease_until,
             "worker_id": self.worker_id,
@@ -248,20 +252,6 @@ class QueueTable(Struct, frozen=True):
         if self._next_change(db) <= now:
             self._wake(db, now)
         return Chosen(*QUERIES["choose"].run(db, asked).fetchone())
-
-    def _end(
-        self, db: sqlite3.Connection, finished: Sequence[Finished], error: str, now: float
-    ) -> None:
-        """Take note of what was finished, of however many hand-overs, all at once."""
-        ended = [(some.token, some.number) for some in finished if some.number]
-        if not ended:
-            return
-        _settle(db, ended)
-        ids = as_json([one for some in finished if some.number for one in some.ids])
-        change = self._change("failed" if error else "succeeded", ids, now, error)
-        self._write(db, replace(change, prune_from=now))
-        more = -sum(number for _, number in ended)
-        QUERIES["resize"].run(db, {"queue": self.name, "more": more})
 
     @property
     def _memory(self) -> Memory:
@@ -313,15 +303,18 @@ def _finish_some(
         "now": now,
     }
     number = QUERIES["finish"].run(db, asked).rowcount
+    if not number:
+        return Finished(0, ())
+    _settle(db, token, number)
     if number < len(ids):
         (found,) = QUERIES["finished"].run(db, asked).fetchone()
         ids = _numbers.decode(found)
-    return Finished(token, number, ids)
+    return Finished(number, ids)
 
 
-def _settle(db: sqlite3.Connection, ended: Sequence[tuple[int, int]]) -> None:
-    """So many of each hand-over, which is known by its token, are not in flight any more."""
-    QUERIES["settle"].run(db, {"ended": as_json(ended)})
+def _settle(db: sqlite3.Connection, token: int, ended: int) -> None:
+    """So many of a hand-over are not in flight any more."""
+    QUERIES["settle"].run(db, {"token": token, "ended": ended})
 
 
 def _by_token(leases: Iterable[Lease]) -> Mapping[int, Sequence[int]]:

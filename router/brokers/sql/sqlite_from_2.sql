@@ -31,8 +31,8 @@ SELECT
     first_claimed_at, last_claimed_at, worker_id, last_error
 FROM queue_messages_2 WHERE deliveries > 0;
 
-INSERT INTO queue_offers (queue, offered_to, high_priority, id)
-SELECT queue, '', high_priority, id FROM queue_messages_2
+INSERT INTO queue_offers (queue, offered_to, place)
+SELECT queue, '', id - (high_priority << 62) FROM queue_messages_2
 WHERE lane IS NULL AND state = 'ready' AND run_after IS NULL;
 
 INSERT INTO queue_lanes (id, queue, group_key, high_priority, first_id, last_id)

@@ -49,8 +49,8 @@ ORDER BY key;
 
 -- name: offer_loose
 -- Those of them that have no lane.
-INSERT INTO queue_offers (queue, offered_to, high_priority, id)
-SELECT queue, '', high_priority, id FROM queue_entries
+INSERT INTO queue_offers (queue, offered_to, place)
+SELECT queue, '', id - (high_priority << 62) FROM queue_entries
 WHERE id IN (SELECT value FROM json_each(:ids)) AND lane IS NULL;
 
 -- name: link
@@ -136,10 +136,10 @@ WHERE id = :token;
 -- The short way for many lanes: the first ones of as many as are wanted, unless the second one of
 -- any of them, or one kept for this worker, might come before the last of them, or a delay or a lease
 -- is due to end. In the limit that is asked once, and not for each lane.
-WITH heads (id, high_priority) AS (
-    SELECT id, high_priority FROM queue_offers
+WITH heads (place) AS (
+    SELECT place FROM queue_offers
     WHERE queue = :queue AND offered_to = ''
-    ORDER BY high_priority DESC, id
+    ORDER BY place
     LIMIT iif(
         EXISTS (
             SELECT 1 FROM queue_offers WHERE queue = :queue AND offered_to = :worker_id
@@ -155,31 +155,32 @@ SELECT
     json_group_array(entry.id),
     json_group_array(coalesce(lane, 0)),
     json_group_array(length(body)),
-    CAST(group_concat(body, '') AS BLOB)
-FROM heads CROSS JOIN queue_entries AS entry ON entry.id = heads.id
-HAVING count(*) = :limit AND max(heads.high_priority) = min(heads.high_priority)
+    CAST(group_concat(body, '') AS BLOB),
+    max(place)
+FROM heads CROSS JOIN queue_entries AS entry ON entry.id = place + ((place < 0) << 62)
+HAVING count(*) = :limit AND (max(place) < 0 OR min(place) > 0)
    AND (min(next_id) IS NULL OR min(next_id) > max(entry.id));
 
 -- name: choose
--- The next to be claimed, in claim order: their ids, lanes and sizes, and all bodies in one piece.
+-- The next to be claimed, in claim order: their ids, lanes and sizes, all bodies in one piece, and the
+-- place of the last.
 --
--- A merge of lanes: start with what is on offer, and whenever one is taken, the next
--- of its lane joins the race, unless that one is not due. An ORDER BY in a recursive query makes its
--- queue a priority queue. The place in the race is the id, far less of it for high priority. Where
--- there are heads enough, none behind the last of them can win.
+-- A merge of lanes: start with what is on offer, and whenever one is taken, the next of its lane joins
+-- the race, unless that one is not due. An ORDER BY in a recursive query makes its queue a priority
+-- queue. Where there are heads enough, none behind the last of them can win.
 WITH RECURSIVE heads (place, id, next_id) AS MATERIALIZED (
     SELECT * FROM (
-        SELECT offer.id - (offer.high_priority << 62), offer.id, next_id
-        FROM queue_offers AS offer CROSS JOIN queue_entries USING (id)
-        WHERE offer.queue = :queue AND offered_to = ''
-        ORDER BY offer.high_priority DESC, offer.id LIMIT :limit
+        SELECT place, entry.id, next_id
+        FROM queue_offers CROSS JOIN queue_entries AS entry ON entry.id = place + ((place < 0) << 62)
+        WHERE queue_offers.queue = :queue AND offered_to = ''
+        ORDER BY place LIMIT :limit
     )
     UNION ALL
     SELECT * FROM (
-        SELECT offer.id - (offer.high_priority << 62), offer.id, next_id
-        FROM queue_offers AS offer CROSS JOIN queue_entries USING (id)
-        WHERE offer.queue = :queue AND offered_to = :worker_id
-        ORDER BY offer.high_priority DESC, offer.id LIMIT :limit
+        SELECT place, entry.id, next_id
+        FROM queue_offers CROSS JOIN queue_entries AS entry ON entry.id = place + ((place < 0) << 62)
+        WHERE queue_offers.queue = :queue AND offered_to = :worker_id
+        ORDER BY place LIMIT :limit
     )
 ),
 last_head (place) AS MATERIALIZED (
@@ -201,8 +202,9 @@ SELECT
     json_group_array(entry.id),
     json_group_array(coalesce(lane, 0)),
     json_group_array(length(body)),
-    CAST(group_concat(body, '') AS BLOB)
-FROM (SELECT id FROM race WHERE is_ready LIMIT :limit) AS winner
+    CAST(group_concat(body, '') AS BLOB),
+    max(place)
+FROM (SELECT place, id FROM race WHERE is_ready LIMIT :limit) AS winner
     CROSS JOIN queue_entries AS entry ON entry.id = winner.id;
 
 -- name: claim
@@ -228,9 +230,9 @@ SELECT json_group_array(json_array(id, deliveries, attempts, posts)) FROM queue_
 WHERE id IN (SELECT value FROM json_each(:ids)) AND deliveries > 1;
 
 -- name: take
+-- All that were on offer up to there have been chosen.
 DELETE FROM queue_offers
-WHERE queue = :queue AND offered_to IN ('', :worker_id) AND high_priority IN (0, 1)
-  AND id IN (SELECT value FROM json_each(:ids));
+WHERE queue = :queue AND offered_to IN ('', :worker_id) AND place <= :last_place;
 
 -- name: finish
 -- The token stays, so that an acknowledgement sent twice is no complaint.
@@ -268,15 +270,10 @@ SET lease_token = NULL,
 WHERE id = :id AND lease_token = :token AND lease_until IS NOT NULL;
 
 -- name: settle
--- So many of each hand-over are not in flight any more.
+-- So many of a hand-over are not in flight any more.
 UPDATE queue_changes
-SET in_flight = in_flight - ended.number,
-    look_at = iif(in_flight > ended.number, look_at, NULL)
-FROM (
-    SELECT json_extract(value, '$[0]') AS token, json_extract(value, '$[1]') AS number
-    FROM json_each(:ended)
-) AS ended
-WHERE queue_changes.id = ended.token;
+SET in_flight = in_flight - :ended, look_at = iif(in_flight > :ended, look_at, NULL)
+WHERE id = :token;
 
 -- name: extend
 -- The hand-over is looked at when it would have ended, and then again.
@@ -309,14 +306,14 @@ WHERE id IN (SELECT value FROM json_each(:lanes))
 
 -- name: withdraw
 DELETE FROM queue_offers
-WHERE (queue, offered_to, high_priority, id) IN (
-    SELECT queue, offered_to, high_priority, first_id FROM queue_lanes
+WHERE (queue, offered_to, place) IN (
+    SELECT queue, offered_to, first_id - (high_priority << 62) FROM queue_lanes
     WHERE id IN (SELECT value FROM json_each(:lanes))
 );
 
 -- name: offer
-INSERT INTO queue_offers (queue, offered_to, high_priority, id)
-SELECT queue, offered_to, high_priority, first_id FROM queue_lanes
+INSERT INTO queue_offers (queue, offered_to, place)
+SELECT queue, offered_to, first_id - (high_priority << 62) FROM queue_lanes
 WHERE id IN (SELECT value FROM json_each(:lanes)) AND offered_to IS NOT NULL;
 
 -- name: reoffer

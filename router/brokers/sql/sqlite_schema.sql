@@ -78,13 +78,12 @@ CREATE TABLE queue_lanes (
 CREATE INDEX lanes_of_group ON queue_lanes (queue, group_key);
 
 -- What can be claimed, in claim order: the first ones of lanes, and those without a lane. A claim
--- never steps over a blocked lane.
+-- never steps over a blocked lane. The place is the id, 2 to the 62nd less for high priority.
 CREATE TABLE queue_offers (
     queue            TEXT    NOT NULL,
     offered_to       TEXT    NOT NULL,                  -- '': anyone
-    high_priority    INTEGER NOT NULL,
-    id               INTEGER NOT NULL,
-    PRIMARY KEY (queue, offered_to, high_priority DESC, id)
+    place            INTEGER NOT NULL,
+    PRIMARY KEY (queue, offered_to, place)
 ) WITHOUT ROWID;
 
 -- What happened to messages, a row for all to which it happened at once (WQ-8). The number of the

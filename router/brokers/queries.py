@@ -24,7 +24,7 @@ class Statement(Struct, frozen=True):
     parameters: Sequence[str]  # their names
 
     def run(self, db: sqlite3.Connection, asked: Mapping[str, object]) -> sqlite3.Cursor:
-        return db.execute(self.sql, [asked[name] for name in self.parameters])
+        return db.execute(self.sql, tuple(map(asked.__getitem__, self.parameters)))
 
 
 def read_sql(file: str) -> str:

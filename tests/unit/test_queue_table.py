@@ -653,6 +653,36 @@ def test_leases_end_whichever_queue_of_the_file_is_asked(
     assert table.depth(db) == Depth(waiting=2, in_flight=0, due=2)
 
 
+def test_delays_end_whichever_queue_of_the_file_is_asked(
+    db: sqlite3.Connection, table: QueueTable, clock: Clock
+) -> None:
+    bills = replace(table, name="bills")
+    table.publish(db, [publication("a", group="g"), publication("b")])
+    _, leases = claim_ids(db, table)
+    for lease in leases:
+        table.give_back(db, lease, 10, UNTRIED, "")
+    clock.now += 10
+
+    of_bills, _ = claim_ids(db, bills)
+    ids, _ = claim_ids(db, table)
+
+    assert (of_bills, ids) == ([], ["a", "b"])
+
+
+@pytest.mark.rule("WQ-8")
+def test_what_several_claims_took_is_finished_at_once(
+    db: sqlite3.Connection, table: QueueTable
+) -> None:
+    table.publish(db, [publication(name, group=name) for name in "abc"])
+    leases = [lease for _ in range(3) for lease in claim_ids(db, table, limit=1)[1]]
+
+    lost = table.finish(db, leases, "")
+
+    finished = db.execute("SELECT ids FROM queue_changes WHERE state = 'succeeded'").fetchall()
+    assert (list(lost), finished) == ([], [("[1,2,3]",)])
+    assert table.depth(db) == Depth(waiting=0, in_flight=0, due=0)
+
+
 def story(db: sqlite3.Connection) -> list[tuple[object, ...]]:
     audit = "SELECT message_id, audit.state, at, audit.worker_id, error FROM queue_audit AS audit"
     return list(db.execute(f"{audit} JOIN queue_messages USING (id) ORDER BY id, at"))

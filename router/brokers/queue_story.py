@@ -71,6 +71,8 @@ def _prune(db: sqlite3.Connection, memory: Memory, now: float) -> None:
         "now": now,
     }
     asked["changes"], messages, asked["ids"] = QUERIES["to_prune"].run(db, asked).fetchone()
+    if not messages:
+        return
     pruned = QUERIES["prune"].run(db, asked).rowcount
     QUERIES["prune_progress"].run(db, asked)
     QUERIES["pruned"].run(db, asked)

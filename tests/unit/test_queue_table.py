@@ -366,6 +366,18 @@ def test_the_rest_of_a_group_is_for_the_worker_that_took_its_high_priority_messa
     assert (others, ours) == ([], ["a"])
 
 
+def test_what_was_kept_for_a_worker_is_handed_out_once(
+    db: sqlite3.Connection, table: QueueTable
+) -> None:
+    table.publish(db, [publication("a", group="g"), publication("b", group="g", high=True)])
+    claim_ids(db, table, limit=1)
+
+    kept, _ = claim_ids(db, table)
+    again, _ = claim_ids(db, table)
+
+    assert (kept, again) == (["a"], [])
+
+
 @pytest.mark.rule("P5")
 def test_what_has_waited_for_its_delay_goes_before_what_came_after_it(
     db: sqlite3.Connection, table: QueueTable, clock: Clock

@@ -542,7 +542,7 @@ def messages_kept(db: sqlite3.Connection) -> int:
     """They themselves, or what became of them: neither may be left behind."""
     (entries,) = db.execute("SELECT count(*) FROM queue_entries").fetchone()
     (progress,) = db.execute("SELECT count(*) FROM queue_progress").fetchone()
-    return max(entries, progress)
+    return max(int(entries), int(progress))
 
 
 def test_an_idle_queue_is_pruned_in_small_steps(

@@ -6,7 +6,7 @@ from typing import Final
 
 MINUTE: Final = 60.0
 LONGEST: Final = 30  # minutes that can be looked back
-_INTEGERS: Final = "q"  # of 8 bytes each: ten thousand pools have half a million of them
+_INTEGERS: Final = "q"  # of 8 bytes each: the notes of ten thousand pools are millions of them
 
 
 class Rolling:
@@ -19,11 +19,11 @@ class Rolling:
     __slots__ = ("_noted_until", "_notes", "totals")
 
     def __init__(self, size: int) -> None:
-        self.totals = array(_INTEGERS, [0]) * size
+        self.totals = [0] * size  # counting in a list costs half of counting in an array
         self._noted_until = 0.0  # the end of the minute of the latest note
         self._notes: list[tuple[int, array[int]]] = []  # minute, and the totals as it began
 
-    def at(self, now: float) -> "array[int]":
+    def at(self, now: float) -> list[int]:
         """The totals, to be added to at this instant."""
         if now >= self._noted_until:
             self._note(int(now // MINUTE))
@@ -43,7 +43,7 @@ class Rolling:
 
     def _note(self, minute: int) -> None:
         self._noted_until = (minute + 1) * MINUTE
-        self._notes.append((minute, self.totals[:]))
+        self._notes.append((minute, array(_INTEGERS, self.totals)))
         del self._notes[:-LONGEST]
 
 

@@ -1,5 +1,6 @@
 """A message that the router holds: what it is, how far it got, and its way home."""
 
+from collections.abc import Sequence
 from enum import Enum, StrEnum, auto
 from typing import Final, Protocol
 
@@ -86,8 +87,8 @@ class Home(Protocol):
     def forfeit(self, job: "Job") -> None:
         """Let it go without a word: the broker has taken it back already."""
 
-    def hold(self, job: "Job") -> None:
-        """It is settled through here from now on; its lease is kept alive."""
+    def hold(self, jobs: Sequence["Job"]) -> None:
+        """They are settled through here from now on; their leases are kept alive."""
 
     def release(self, job: "Job") -> None:
         """It is settled through another one from now on."""
@@ -154,37 +155,8 @@ class Job(Struct, eq=False):
     metric: Metric | None = None  # how its delivery is counted; None: it had none
     error: str = ""  # set when it is removed without having been accepted
     fate: Fate = Fate.DELIVERED  # what it will have been once its ACK went through
-    followers: list[tuple[Home, Delivery]] = []  # arrivals that wait for this to settle
+    followers: tuple[tuple[Home, Delivery], ...] = ()  # arrivals that wait for this to settle
     extending: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        message: Message,
-        delivery: Delivery,
-        batch: Batch,
-        key: Key,
-    ) -> "Job":
-        tally, lease_until = delivery.tally, delivery.lease_until
-        return cls(
-            key,
-            message,
-            message.group or DEFAULT_GROUP,
-            delivery.body,
-            delivery.broker_id,
-            delivery.handle,
-            NEVER if lease_until is None else lease_until,
-            batch.home,
-            batch,
-            batch.run or batch,
-            batch.at,
-            batch.at,
-            tally.attempts,
-            tally.attempts,
-            tally.posts,
-            delivery.is_last,
-            delivery.parent,
-        )
 
     def adopt(self, home: Home, delivery: Delivery) -> None:
         """Settle by this hand-over from now on: it is the newest (ROUTE-2)."""
@@ -206,3 +178,26 @@ class Job(Struct, eq=False):
 
     def __repr__(self) -> str:
         return f"<Job {self.message.id} {self.state.name.lower()} posts={self.posts}>"
+
+
+def new_job(message: Message, delivery: Delivery, batch: Batch, key: Key) -> Job:
+    tally, lease_until, at = delivery.tally, delivery.lease_until, batch.at
+    return Job(
+        key,
+        message,
+        message.group or DEFAULT_GROUP,
+        delivery.body,
+        delivery.broker_id,
+        delivery.handle,
+        NEVER if lease_until is None else lease_until,
+        batch.home,
+        batch,
+        batch.run or batch,
+        at,
+        at,
+        tally.attempts,
+        tally.attempts,
+        tally.posts,
+        delivery.is_last,
+        delivery.parent,
+    )

@@ -16,6 +16,9 @@ class Claim(Enum):
     REQUEUED = auto()  # a copy of one that it holds: the POST would be identical
 
 
+_NEW: Final = Claim.NEW  # by its name it costs a look-up, for every message
+
+
 def key_of(queue: str, delivery: Delivery, message: Message) -> Key:
     """The pipeline key (ROUTE-1).
 
@@ -27,9 +30,6 @@ def key_of(queue: str, delivery: Delivery, message: Message) -> Key:
     return queue, delivery.broker_id, ""
 
 
-_NEW: Final = (Claim.NEW, None)
-
-
 class Tracker:
     """Both indexes change in the same two methods, so that neither can point to what is gone."""
 
@@ -37,22 +37,18 @@ class Tracker:
         self._by_key: dict[Key, Job] = {}
         self._by_content: dict[tuple[str, str], Job] = {}  # (application id, target)
 
-    def look_up(self, key: Key, message: Message) -> tuple[Claim, Job | None]:
-        """Say what an arrival under `key` is, and the job that it collides with."""
-        held = self._by_key.get(key)
-        if held is not None:
+    def track(self, job: Job) -> tuple[Claim, Job]:
+        """Take it in if it is new. Answers what it is, and the job that is held now."""
+        held = self._by_key.setdefault(job.key, job)
+        if held is not job:
             return Claim.REDELIVERED, held
-        twin = self._by_content.get((message.id, message.target))
-        if twin is None:
-            return _NEW
-        queue, broker_id, _ = key
-        if twin.key[0] == queue and (broker_id is None or twin.broker_id is None):
+        twin = self._by_content.setdefault((job.message.id, job.message.target), job)
+        if twin is job:
+            return _NEW, job
+        del self._by_key[job.key]
+        if twin.key[0] == job.key[0] and (job.broker_id is None or twin.broker_id is None):
             return Claim.REDELIVERED, twin  # nobody can tell which of them it is
         return Claim.REQUEUED, twin
-
-    def track(self, job: Job) -> None:
-        self._by_key[job.key] = job
-        self._by_content[job.message.id, job.message.target] = job
 
     def untrack(self, job: Job) -> None:
         del self._by_key[job.key]

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
-from router.core.job import Batch, Fate, Home, Job, State
+from router.core.job import Batch, Fate, Home, Job, State, new_job
 from router.core.ledger import Ledger
 from router.core.message import DEFAULT_POOL, Delivery, Malformed, Message, parse
 from router.core.remembered import RememberedDeletes
@@ -82,8 +82,7 @@ class Routing:
 
     def route(self, arrivals: Arrivals) -> Aside:
         batch = _BatchRouting(self, arrivals)
-        for delivery in arrivals.deliveries:
-            batch.place(delivery)
+        batch.submit([job for each in arrivals.deliveries if (job := batch.track(each))])
         return batch.aside
 
     def put_aside(self, delivery: Delivery) -> None:
@@ -130,8 +129,8 @@ class Routing:
         """The handles of this home are dead, those of arrivals that wait for a job too (BRK-6)."""
         for job in self.tracker:
             for follower in [each for each in job.followers if each[0] is home]:
-                job.followers.remove(follower)
                 self.end_aside(follower[1], Fate.FORFEITED)
+            job.followers = tuple(each for each in job.followers if each[0] is not home)
 
     def warn(self, code: Code, text: str) -> None:
         self._alerts.raise_warning(code, Severity.WARN, SOURCE, text)
@@ -166,17 +165,18 @@ class _BatchRouting:
         run = arrivals.queue if arrivals.home.is_ordered_here else None
         self._batch = Batch(arrivals.home, arrivals.now, run)
 
-    def place(self, delivery: Delivery) -> None:
+    def track(self, delivery: Delivery) -> Job | None:
+        """Find out what it is to the router. None: nothing for a pool."""
         arrivals, routing = self._arrivals, self._routing
         if routing.remembered and routing.is_deleted(arrivals.queue, delivery, arrivals.now):
             self._discard(delivery)
-            return
+            return None
         try:
             message = parse(delivery.body)
         except Malformed as error:
             routing.put_aside(delivery)
             self.aside.malformed.append((delivery, str(error)))
-            return
+            return None
         if (
             message.dispatch is not None
             or message.reply_to is not None
@@ -184,16 +184,29 @@ class _BatchRouting:
         ):
             self._warn_of_oddities(message)
         key = key_of(arrivals.queue, delivery, message)
-        claim, held = routing.tracker.look_up(key, message)
-        if held is None:
-            job = Job.of(message, delivery, self._batch, key)
+        job = new_job(message, delivery, self._batch, key)
+        claim, held = routing.tracker.track(job)
+        if held is job:
             if routing.tallies and not job.attempts_before:
                 job.recall(routing.tallies.of(key))
-            self._submit(job)
-        elif claim is Claim.REQUEUED:
+            return job
+        if claim is Claim.REQUEUED:
             self._discard(delivery)
         else:
             self._redelivered(held, delivery)
+        return None
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Hand them to their pools; what a pool cannot take is refused, in order."""
+        self._batch.left = len(jobs)
+        self._batch.home.hold(jobs)
+        fed = self.aside.fed
+        for job in jobs:
+            pool = self._routing.pool_of(job)
+            fed.add(pool)
+            # No room appears before all are placed: later ones of the group do not fit either.
+            if not pool.submit(job):
+                self._refuse(job, pool)
 
     def _discard(self, delivery: Delivery) -> None:
         self._routing.put_aside(delivery)
@@ -204,25 +217,14 @@ class _BatchRouting:
         home, now = self._arrivals.home, self._arrivals.now
         if held.state is State.SETTLING:
             self._routing.put_aside(delivery)
-            held.followers.append((home, delivery))
+            held.followers += ((home, delivery),)
         elif delivery.lease_until is None and held.home is home and held.lease_until > now:
             self._discard(delivery)  # the old handle lives as long as its connection: a true copy
         else:
             held.home.release(held)
             held.adopt(home, delivery)
-            home.hold(held)
+            home.hold([held])
             self._routing.ledger.end(Fate.SUPERSEDED)
-
-    def _submit(self, job: Job) -> None:
-        """Track it, then submit it; what its pool cannot take is refused, in order."""
-        self._routing.tracker.track(job)
-        job.home.hold(job)
-        self._batch.left += 1
-        pool = self._routing.pool_of(job)
-        self.aside.fed.add(pool)
-        # No room appears before the batch is placed: later ones of the group do not fit either.
-        if not pool.submit(job):
-            self._refuse(job, pool)
 
     def _refuse(self, job: Job, pool: ProcessPool) -> None:
         job.state = State.WAITING

@@ -134,10 +134,12 @@ class Settler:
         if aside.refused:
             self._spawn(self._clear(aside), "refuse")
 
-    def hold(self, job: Job) -> None:
-        self.held.add(job)
+    def hold(self, jobs: Sequence[Job]) -> None:
+        self.held.update(jobs)
         if self._hold_seconds is not None:
-            job.hold_until = self._now() + self._hold_seconds
+            until = self._now() + self._hold_seconds
+            for job in jobs:
+                job.hold_until = until
 
     def release(self, job: Job) -> None:
         self.held.discard(job)

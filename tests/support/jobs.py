@@ -1,9 +1,10 @@
 """Jobs made by hand, and a home for them that only takes notes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.core.config import RetryPolicy
-from router.core.job import Batch, Death, Job
+from router.core.job import Batch, Death, Job, new_job
 from router.core.message import Delivery, Message, Tally
 
 
@@ -30,8 +31,8 @@ class FakeHome:
     def forfeit(self, job: Job) -> None:
         self.told.append(("forfeit", job.message.id))
 
-    def hold(self, job: Job) -> None:
-        self.told.append(("hold", job.message.id))
+    def hold(self, jobs: Sequence[Job]) -> None:
+        self.told += [("hold", job.message.id) for job in jobs]
 
     def release(self, job: Job) -> None:
         self.told.append(("release", job.message.id))
@@ -64,7 +65,7 @@ def make_job(
     delivery = Delivery(b"{}", message_id, broker_id=message_id, tally=tally or Tally())
     key = ("q", message_id, "")
     batch = run if isinstance(run, Batch) else make_batch(run)
-    return Job.of(message, delivery, batch, key)
+    return new_job(message, delivery, batch, key)
 
 
 def make_batch(run: str | None = None) -> Batch:

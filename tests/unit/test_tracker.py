@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.job import Job
+from router.core.job import Job, new_job
 from router.core.message import Delivery, Message
 from router.core.tracker import Claim, Tracker, key_of
 from tests.support.jobs import make_batch
@@ -20,13 +20,13 @@ def job(queue: str, broker_id: str | None, message_id: str, target: str = A) -> 
     message = Message(id=message_id, target=target)
     delivery = Delivery(b"", object(), broker_id)
     key = key_of(queue, delivery, message)
-    return Job.of(message, delivery, make_batch("q"), key)
+    return new_job(message, delivery, make_batch("q"), key)
 
 
 def claim(held: Job, arrival: Job) -> Claim:
     tracker = Tracker()
     tracker.track(held)
-    return tracker.look_up(arrival.key, arrival.message)[0]
+    return tracker.track(arrival)[0]
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_what_was_untracked_can_come_again() -> None:
     tracker.track(held)
     tracker.untrack(held)
 
-    found = tracker.look_up(held.key, held.message)
+    found = tracker.track(held)
 
-    assert found == (Claim.NEW, None)
-    assert len(tracker) == 0
+    assert found == (Claim.NEW, held)
+    assert list(tracker) == [held]
 
 
 class TrackerMachine(RuleBasedStateMachine):
@@ -80,7 +80,7 @@ class TrackerMachine(RuleBasedStateMachine):
     def arrive(self, queue: str, broker_id: str | None, message_id: str, url: str) -> None:
         new = job(queue, broker_id, message_id, url)
 
-        found, held = self.tracker.look_up(new.key, new.message)
+        found, held = self.tracker.track(new)
 
         content = [
             each
@@ -88,10 +88,9 @@ class TrackerMachine(RuleBasedStateMachine):
             if (each.message.id, each.message.target) == (message_id, url)
         ]
         collides = [each for each in self.jobs if each.key == new.key] or content
-        assert held is (collides[0] if collides else None)
-        assert (found is Claim.NEW) == (held is None)
-        if held is None:
-            self.tracker.track(new)
+        assert held is (collides[0] if collides else new)
+        assert (found is Claim.NEW) == (held is new)
+        if held is new:
             self.jobs.append(new)
 
     @precondition(lambda self: self.jobs)

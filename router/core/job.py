@@ -110,7 +110,7 @@ class Keeper(Protocol):
 
 
 class Batch:
-    """One receive. Tells whether any of it led to a request (ROUTE-5)."""
+    """One receive. Knows whether any of it led to a request (ROUTE-5)."""
 
     __slots__ = ("at", "home", "left", "requests", "run")
 
@@ -121,9 +121,10 @@ class Batch:
         self.left = 0
         self.requests = 0
 
-    @property
-    def was_fruitless(self) -> bool:
-        return self.left == 0 and self.requests == 0
+    def end_one(self) -> bool:
+        """One of it has ended. True: with it all have, and none led to a request."""
+        self.left -= 1
+        return not self.left and not self.requests
 
 
 class Job(Struct, eq=False):
@@ -153,8 +154,7 @@ class Job(Struct, eq=False):
     tries: tuple[Try, ...] = ()  # those that have ended
     returned_for: float | None = None  # seconds, once it is given back
     metric: Metric | None = None  # how its delivery is counted; None: it had none
-    error: str = ""  # set when it is removed without having been accepted
-    fate: Fate = Fate.DELIVERED  # what it will have been once its ACK went through
+    error: str = ""  # set when it is removed without having been accepted: a dead letter
     followers: tuple[tuple[Home, Delivery], ...] = ()  # arrivals that wait for this to settle
     extending: bool = False
 

@@ -10,8 +10,8 @@ class Ledger:
         self.received = 0
         self.ended: dict[Fate, int] = dict.fromkeys(Fate, 0)
 
-    def end(self, fate: Fate) -> None:
-        self.ended[fate] += 1
+    def end(self, fate: Fate, hand_overs: int = 1) -> None:
+        self.ended[fate] += hand_overs
 
     def unaccounted(self, held: int) -> int:
         """0, always: `held` is counted where they are held, not here."""

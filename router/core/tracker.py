@@ -1,6 +1,6 @@
 """Which messages the router holds: one structure, two indexes, changed together (SPEC §5)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from typing import Final
 
@@ -50,9 +50,11 @@ class Tracker:
             return Claim.REDELIVERED, twin  # nobody can tell which of them it is
         return Claim.REQUEUED, twin
 
-    def untrack(self, job: Job) -> None:
-        del self._by_key[job.key]
-        del self._by_content[job.message.id, job.message.target]
+    def untrack(self, jobs: Iterable[Job]) -> None:
+        by_key, by_content = self._by_key, self._by_content
+        for job in jobs:
+            del by_key[job.key]
+            del by_content[job.message.id, job.message.target]
 
     def __len__(self) -> int:
         return len(self._by_key)

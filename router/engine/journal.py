@@ -1,7 +1,7 @@
 """Remembering what became of messages, for a while: the latest visits, as compact records."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -15,34 +15,19 @@ REMEMBERED: Final = 10_000  # about 6 MB; 30 MB if every text in them is as long
 
 
 class Journal:
-    """Noting a visit costs a microsecond; whoever reads pays for the search."""
+    """Noting a visit costs little; whoever reads pays for the search."""
 
     def __init__(self, tracer: Tracer | None = None, capacity: int = REMEMBERED) -> None:
         self._tracer = tracer
         self._visits: deque[Visit] = deque(maxlen=capacity)
 
-    def note(self, job: Job, fate: Fate, now: float) -> None:
-        """It has ended so, just now."""
-        message = job.message
-        visit = Visit(
-            message.id,
-            job.broker_id,
-            job.home.queue_name,
-            pool_code(job),
-            job.group,
-            _shown(message.target),
-            job.tracked_at,
-            job.tries,
-            now,
-            fate,
-            job.returned_for,
-            job.error[:TEXT_KEPT],
-            job.posts,
-            job.parent,
-        )
-        self._visits.append(visit)
+    def note(self, jobs: Iterable[Job], fate: Fate, now: float) -> None:
+        """They have ended so, just now."""
+        visits = [_visit(job, fate, now) for job in jobs]
+        self._visits += visits
         if self._tracer is not None:
-            self._tracer.ended(visit)
+            for visit in visits:
+                self._tracer.ended(visit)
 
     def of_message(self, message_id: str) -> Sequence[Visit]:
         """Those of one message, the oldest first."""
@@ -53,6 +38,26 @@ class Journal:
 
     def __len__(self) -> int:
         return len(self._visits)
+
+
+def _visit(job: Job, fate: Fate, now: float) -> Visit:
+    message = job.message
+    return Visit(
+        message.id,
+        job.broker_id,
+        job.home.queue_name,
+        pool_code(job),
+        job.group,
+        _shown(message.target),
+        job.tracked_at,
+        job.tries,
+        now,
+        fate,
+        job.returned_for,
+        job.error[:TEXT_KEPT],
+        job.posts,
+        job.parent,
+    )
 
 
 @lru_cache(maxsize=10_000)  # targets repeat

@@ -109,21 +109,19 @@ class Routing:
         if delivery.broker_id is not None:
             self.remembered.forget((queue, delivery.broker_id, delivery.tally.attempts))
 
-    def end(self, job: Job, fate: Fate, now: float) -> None:
-        """Its ACK or NACK went through, or never will: forget it, on every path (ROUTE-7)."""
-        job.state = _ENDED
-        self.tracker.untrack(job)
-        self.ledger.end(fate)
-        if self.tallies and fate in _ACCEPTED:
-            self.tallies.forget(job.key)
-        self.journal.note(job, fate, now)
-        if job.keeper is not None:
-            job.keeper.let_go(job)
-        for home, delivery in job.followers:
-            if fate in _ACCEPTED:
-                home.discard(delivery)
-            else:
-                home.readmit(delivery)
+    def end(self, jobs: Sequence[Job], fate: Fate, now: float) -> None:
+        """Their ACK or NACK went through, or never will: forget them, on every path (ROUTE-7)."""
+        self.tracker.untrack(jobs)
+        self.ledger.end(fate, len(jobs))
+        self.journal.note(jobs, fate, now)
+        for job in jobs:
+            job.state = _ENDED
+            if job.keeper is not None:
+                job.keeper.let_go(job)
+            if self.tallies and fate in _ACCEPTED:
+                self.tallies.forget(job.key)
+            if job.followers:
+                _dismiss_followers(job, fate)
 
     def forfeit_followers(self, home: Home) -> None:
         """The handles of this home are dead, those of arrivals that wait for a job too (BRK-6)."""
@@ -241,3 +239,12 @@ class _BatchRouting:
             self._routing.warn(
                 Code.CONFIGURATION, "replyTo and batch are planned, and ignored so far"
             )
+
+
+def _dismiss_followers(job: Job, fate: Fate) -> None:
+    """What waited for it: superfluous if it was accepted, else as new as it was (ROUTE-2)."""
+    for home, delivery in job.followers:
+        if fate in _ACCEPTED:
+            home.discard(delivery)
+        else:
+            home.readmit(delivery)

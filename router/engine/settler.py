@@ -6,14 +6,15 @@ good on the next one too, a handle without a lease dies with the one that brough
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Coroutine, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from router.core.backoff import reconnect_delays
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.dead_letter import Reason
-from router.core.job import Death, Fate, Job, State
+from router.core.job import NEVER, Death, Fate, Job, State
 from router.core.message import Delivery, Handle, Tally
 from router.core.outcome import DEFAULT_DELAY, FAST_FAIL_DELAY, Metric
 from router.core.stats import Counts
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 _SETTLING: Final = State.SETTLING  # by its name it costs a look-up, for every message
 LINGER: Final = 0.002  # seconds that an ACK waits for others to go with it (BRK-3)
 ACKS_PER_CALL: Final = 500
+_ERROR: Final = attrgetter("error")  # those with the same one are removed in one call
 LAST_DELIVERY: Final = "its broker would not have handed it out again"
 
 
@@ -102,8 +104,7 @@ class Settler:
 
     def abandon(self) -> None:
         """The router ends: what is not settled by now comes back by its broker's own rule."""
-        for job in list(self.held):
-            self._end(job, Fate.FORFEITED)
+        self._end(list(self.held), Fate.FORFEITED)
         self._renewed.ring()
 
     # What comes in.
@@ -171,7 +172,7 @@ class Settler:
         job.state = State.SETTLING
         if not await self._context.letters.keep(self.queue.name, job, death):
             return False
-        job.fate, job.error = Fate.DEAD_LETTERED, death.error or death.reason.value
+        job.error = death.error or death.reason.value
         self.ack(job)
         return True
 
@@ -188,7 +189,7 @@ class Settler:
             fate = await self._nack(job.handle, delay, job.tally, error)
         if fate is Fate.RETURNED and not self._keeps_tally:
             self._routing.tallies.keep(job.key, job.tally)
-        self._end(job, fate)
+        self._end([job], fate)
 
     def forfeit(self, job: Job) -> None:
         """Let it go. The broker has it back already, or is told: it must not wait for nothing."""
@@ -197,7 +198,7 @@ class Settler:
             job.state = State.SETTLING
             self._spawn(self.give_back(job, 0.0), "return")
         else:
-            self._end(job, Fate.FORFEITED)
+            self._end([job], Fate.FORFEITED)
 
     # Batches of ACKs.
 
@@ -230,24 +231,17 @@ class Settler:
 
     async def _ack_jobs(self, jobs: list[Job]) -> list[Job]:
         """Answers those to be tried again."""
-        by_error: defaultdict[str, list[Job]] = defaultdict(list)
-        for job in jobs:
-            by_error[job.error].append(job)
         unsettled: list[Job] = []
-        for error, some in by_error.items():
-            unsettled += await self._ack_some(self._still_ours(some), error)
+        for error, some in groupby(sorted(jobs, key=_ERROR), key=_ERROR):
+            unsettled += await self._ack_some(self._still_ours(list(some)), error)
         return unsettled
 
     def _still_ours(self, jobs: list[Job]) -> list[Job]:
-        now, overruled = self._now(), self._context.mandate.is_over
-        ours: list[Job] = []
-        for job in jobs:
-            if job not in self.held:  # it was given back, or abandoned
-                continue
-            if job.lease_until > now and not overruled:
-                ours.append(job)
-            else:
-                self._remember(job)
+        """Those of them that can be settled still; others were given back, or abandoned."""
+        held, now = self.held, NEVER if self._context.mandate.is_over else self._now()
+        ours = [job for job in jobs if job in held and job.lease_until > now]
+        if len(ours) < len(jobs):
+            self._remember([job for job in jobs if job in held and job.lease_until <= now])
         return ours
 
     async def _ack_some(self, jobs: list[Job], error: str) -> list[Job]:
@@ -258,23 +252,21 @@ class Settler:
         except BrokerError as reason:
             log.warning("ACKs delayed: %s", reason, extra={"queue": self.queue.name})
             return jobs
-        problems = {each.handle: each for each in refused}
-        unsettled: list[Job] = []
-        for job in jobs:
-            problem = problems.get(job.handle) if problems else None
-            if problem is None:
-                self._end(job, job.fate)
-            elif problem.stale:
-                self._remember(job)
-            else:
-                unsettled.append(job)
-        return unsettled
+        fate = Fate.DEAD_LETTERED if error else Fate.DELIVERED
+        if not refused:
+            self._end(jobs, fate)
+            return []
+        is_stale = {each.handle: each.stale for each in refused}
+        self._end([job for job in jobs if job.handle not in is_stale], fate)
+        self._remember([job for job in jobs if is_stale.get(job.handle)])
+        return [job for job in jobs if is_stale.get(job.handle) is False]
 
-    def _remember(self, job: Job) -> None:
-        """The broker will hand it out again: be ready to acknowledge that then (BRK-3)."""
-        log.warning("ACK came too late, the next delivery will be acknowledged", extra=_id(job))
-        self._routing.remember_delete(self.queue.uri, job, self._now())
-        self._end(job, Fate.FORFEITED)
+    def _remember(self, jobs: Sequence[Job]) -> None:
+        """The broker will hand them out again: be ready to acknowledge that then (BRK-3)."""
+        for job in jobs:
+            log.warning("ACK came too late, the next delivery will be acknowledged", extra=_id(job))
+            self._routing.remember_delete(self.queue.uri, job, self._now())
+        self._end(jobs, Fate.FORFEITED)
 
     async def _ack_surplus(self) -> None:
         surplus, self._surplus = self._surplus, []
@@ -370,17 +362,16 @@ class Settler:
             self._routing.end_aside(delivery, Fate.FORFEITED)
         self._surplus, self._unwanted = [], []
 
-    def _end(self, job: Job, fate: Fate) -> None:
-        if job not in self.held:
-            return  # abandoned while it was being settled
-        self.held.discard(job)
-        now = self._now()
-        self._counts.record(job.metric, now)
-        self._routing.end(job, fate, now)
-        job.batch.left -= 1
-        if job.batch.was_fruitless:
-            self.is_fruitless = True
-        if not self.held:
+    def _end(self, jobs: Sequence[Job], fate: Fate) -> None:
+        held, now = self.held, self._now()
+        ended = [job for job in jobs if job in held]  # else abandoned while it was being settled
+        held.difference_update(ended)
+        self._counts.record_all([job.metric for job in ended], now)
+        self._routing.end(ended, fate, now)
+        for job in ended:
+            if job.batch.end_one():
+                self.is_fruitless = True
+        if not held:
             self._tell_if_idle()
 
     def _tell_if_idle(self) -> None:

@@ -22,7 +22,7 @@ async def test_the_latest_visits_are_remembered_and_no_more() -> None:
     journal = Journal(capacity=3)
 
     for number in range(5):
-        journal.note(make_job(f"m{number}"), Fate.DELIVERED, 0.0)
+        journal.note([make_job(f"m{number}")], Fate.DELIVERED, 0.0)
 
     assert len(journal) == 3
     assert [visit.message_id for visit in journal.latest_first()] == ["m4", "m3", "m2"]
@@ -34,7 +34,7 @@ async def test_long_texts_are_cut() -> None:
     journal, job = Journal(), make_job(target="http://t.test/" + "x" * 4000)
     job.error = "y" * 4000
 
-    journal.note(job, Fate.DEAD_LETTERED, 0.0)
+    journal.note([job], Fate.DEAD_LETTERED, 0.0)
 
     (visit,) = journal.of_message("a")
     assert (len(visit.target), len(visit.error)) == (256, 256)
@@ -121,7 +121,7 @@ async def test_what_is_held_is_listed_longest_first_and_cut_after_sorting() -> N
         # A redelivery puts an old message behind newer ones.
         tracker = rig.manager.routing.tracker
         first = next(iter(tracker))
-        tracker.untrack(first)
+        tracker.untrack([first])
         tracker.track(first)
         in_flight = InFlight(tracker, wall=lambda: 1000.0)
 

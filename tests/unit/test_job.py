@@ -12,7 +12,7 @@ def test_a_job_shows_how_far_it_got_and_no_secret() -> None:
 
 @pytest.mark.rule("ROUTE-5")
 @pytest.mark.parametrize(
-    ("left", "requests", "fruitless"), [(0, 0, True), (1, 0, False), (0, 1, False)]
+    ("left", "requests", "fruitless"), [(1, 0, True), (2, 0, False), (1, 1, False)]
 )
 def test_a_batch_that_ended_without_a_request_was_fruitless(
     left: int, requests: int, *, fruitless: bool
@@ -20,4 +20,4 @@ def test_a_batch_that_ended_without_a_request_was_fruitless(
     batch = make_batch()
     batch.left, batch.requests = left, requests
 
-    assert batch.was_fruitless is fruitless
+    assert batch.end_one() is fruitless

@@ -55,7 +55,7 @@ def test_what_was_untracked_can_come_again() -> None:
     tracker = Tracker()
     held = job("q", "1", "x")
     tracker.track(held)
-    tracker.untrack(held)
+    tracker.untrack([held])
 
     found = tracker.track(held)
 
@@ -97,7 +97,7 @@ class TrackerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         ended = data.draw(st.sampled_from(self.jobs))
-        self.tracker.untrack(ended)
+        self.tracker.untrack([ended])
         self.jobs.remove(ended)
 
     @invariant()

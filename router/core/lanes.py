@@ -2,35 +2,33 @@
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from router.core.job import Batch, Job, State
+
+_UNUSED: Final[deque[Job]] = deque(maxlen=0)  # a tier of its own is made on demand: most never are
 
 
 class Lane(Struct, eq=False):
     """One group's queue (POOL-3). A lane exists as long as it holds a job or serves one."""
 
     group: str | None  # None: a message of its own, without order
-    high: deque[Job] | None = None  # made on demand: most groups never use it
-    regular: deque[Job] = field(default_factory=deque)
+    high: deque[Job] = _UNUSED
+    regular: deque[Job] = _UNUSED
     tried: int = 0  # of the regular ones, those with posts: no high-priority one may pass them
     current: Job | None = None  # being served; not in the tiers
     is_returning: bool = False  # its messages are on their way back to their broker
-    latecomers: list[Job] = []  # arrived meanwhile; they wait until the group is free
+    latecomers: deque[Job] = _UNUSED  # arrived meanwhile; they wait until the group is free
 
     def put(self, job: Job) -> None:
         if job.message.high_priority:
-            self._put_high(job)
+            self.high = _with(self.high, job)
             return
-        self.regular.append(job)
+        self.regular = _with(self.regular, job)
         if job.posts:
             self.tried += 1
-
-    def _put_high(self, job: Job) -> None:
-        if self.high is None:
-            self.high = deque()
-        self.high.append(job)
 
     def take(self) -> Job:
         """The next one to serve."""
@@ -51,14 +49,14 @@ class Lane(Struct, eq=False):
     def put_off(self, job: Job) -> None:
         """It arrived while the group is being given back, or may be soon."""
         job.state = State.WAITING
-        self.latecomers.append(job)
+        self.latecomers = _with(self.latecomers, job)
 
     def let_latecomers_in(self) -> None:
         """The group stays after all: they queue up behind those that came before them."""
         for job in self.latecomers:
             job.state = State.QUEUED
             self.put(job)
-        self.latecomers.clear()
+        self.latecomers = _UNUSED
 
     def take_run(self, run: Batch | str) -> list[Job]:
         """Take out what goes back together with one that failed, in group order."""
@@ -80,8 +78,7 @@ class Lane(Struct, eq=False):
         return taken
 
     def _keep(self, jobs: list[Job]) -> None:
-        self.high = None
-        self.regular.clear()
+        self.high = self.regular = _UNUSED
         self.tried = 0
         for job in jobs:
             self.put(job)
@@ -93,11 +90,18 @@ class Lane(Struct, eq=False):
             job = next(regular)
             tried -= job.posts > 0
             yield job
-        yield from self.high or ()
+        yield from self.high
         yield from regular
 
     def __len__(self) -> int:
-        return len(self.high or ()) + len(self.regular)
+        return len(self.high) + len(self.regular)
 
     def __bool__(self) -> bool:
         return bool(self.high or self.regular)
+
+
+def _with(tier: deque[Job], job: Job) -> deque[Job]:
+    if tier is _UNUSED:
+        return deque((job,))
+    tier.append(job)
+    return tier

@@ -10,6 +10,7 @@ from router.core.job import NEVER, Death, Job, State, Try
 from router.core.lanes import Lane
 from router.core.mandate import Mandate
 from router.core.outcome import (
+    CONSEQUENCES,
     DEFAULT_DELAY,
     NO_OUTCOME,
     Error,
@@ -27,15 +28,15 @@ from router.engine.returning import give_back_all
 
 log = logging.getLogger(__name__)
 
-_SUCCESS: Final = Result.SUCCESS  # by their names they cost a look-up, for every message
-_DELIVERING: Final = State.DELIVERING
-PAUSES: Final = (1.0, 2.0)  # MED-2: after the first try, after the second
+_DELIVERING: Final = State.DELIVERING  # by its name it costs a look-up, for every message
+_SUCCEEDED: Final = CONSEQUENCES[Result.SUCCESS].metric
+PAUSES: Final = (0.0, 1.0, 2.0)  # MED-2: before each try
 _ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
 
 
 def longest_delivery(timeout: float) -> float:
     """Seconds that one delivery may take, with all its tries."""
-    return (len(PAUSES) + 1) * timeout + sum(PAUSES)
+    return len(PAUSES) * timeout + sum(PAUSES)
 
 
 class Deliverer(Protocol):
@@ -54,7 +55,6 @@ class Courier:
         "_loop",
         "_mandate",
         "_mediator",
-        "_now",
         "_pauses_end",
         "_permits",
         "_stopped",
@@ -84,7 +84,6 @@ class Courier:
         self._jitter = jitter
         self._mandate = mandate
         self._loop = asyncio.get_running_loop()
-        self._now = self._loop.time
         self.pausing = 0  # messages between two tries
         self.posts: dict[Job, asyncio.Task[None]] = {}  # the open ones
         self._pauses_end = Bell()
@@ -110,22 +109,49 @@ class Courier:
             self._aborted.add(task)
             task.cancel()
 
-    async def serve(self, lane: Lane, job: Job) -> None:
-        """Deliver it and settle it, and with it what must not go before it."""
-        outcome = await self._attempt(job)
-        if outcome is not None and outcome.retryable:
-            outcome = await self._try_again(job, outcome)
+    async def deliver(self, job: Job, task: asyncio.Task[None]) -> Outcome | None:
+        """In up to three tries. None: it may not be sent any more, or was aborted."""
+        failed: Outcome | None = None
+        for pause in PAUSES:
+            if failed is not None:
+                if self._stopped:
+                    break
+                self._log_failure(job, failed, f"next try in {pause:g} s")
+                await self._pause(job, pause)
+            posts = job.posts
+            if not self._begin_try(job, task):
+                return None
+            try:
+                answer = await self._mediator.attempt(job, self.config.timeout)
+            except asyncio.CancelledError:
+                if task not in self._aborted:
+                    raise
+                self._end_aborted(job, task)
+                return None
+            finally:
+                del self.posts[job]
+            outcome = self._end_try(job, answer, is_sent=job.posts > posts)
+            if not outcome.retryable:
+                return failed if failed and outcome.error is Error.CIRCUIT_OPEN else outcome
+            failed = outcome
+        return failed
+
+    def accept(self, job: Job) -> None:
+        """Its target has."""
+        job.metric = _SUCCEEDED
+        self.deliveries.record(_SUCCEEDED, self._loop.time())
+        job.home.ack(job)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("delivered", extra=self._facts(job))
+
+    async def settle(self, lane: Lane, job: Job, outcome: Outcome | None) -> None:
+        """It was not accepted: settle it, and with it what must not go before it."""
         if outcome is None:
             await self._let_go(lane, job)
             return
         job.metric = outcome.consequence.metric
-        self.deliveries.record(job.metric, self._now())
-        if outcome.result is _SUCCESS:
-            job.home.ack(job)
-            if log.isEnabledFor(logging.DEBUG):
-                log.debug("delivered", extra=self._facts(job))
-        else:
-            await self._settle_failure(lane, job, outcome)
+        self.deliveries.record(job.metric, self._loop.time())
+        await self._settle_failure(lane, job, outcome)
 
     async def survive(self, lane: Lane, job: Job, error: Exception) -> None:
         """The task that serves a group has met a bug (POOL-5)."""
@@ -137,44 +163,20 @@ class Courier:
             self._warn(Code.GROUP_THREAD_EXIT_WITH_MESSAGES, text)
             self._warn(Code.GROUP_THREAD_RESTART, "the task of a group was restarted")
 
-    async def _try_again(self, job: Job, failed: Outcome) -> Outcome | None:
-        """The second try and the third. None: it is not to be sent any more."""
-        for pause in PAUSES:
-            if self._stopped:
-                break
-            self._log_failure(job, failed, f"next try in {pause:g} s")
-            await self._pause(job, pause)
-            outcome = await self._attempt(job)
-            if outcome is None or not outcome.retryable:
-                return failed if _met_open_circuit(outcome) else outcome
-            failed = outcome
-        return failed
-
-    async def _attempt(self, job: Job) -> Outcome | None:
-        """None: it may not be sent any more, or was aborted."""
-        now = self._now()
+    def _begin_try(self, job: Job, task: asyncio.Task[None]) -> bool:
+        """False: it may not be sent."""
+        now = self._loop.time()
         if self._stopped or job.lease_until <= now or self._mandate.is_over:
-            return None
-        task = asyncio.current_task(self._loop)
-        assert task is not None  # noqa: S101  for the type checker: we run in one
+            return False
         job.state = _DELIVERING
         self.posts[job] = task
         self.last_start = job.started_at = now
-        posts = job.posts
-        try:
-            outcome = await self._mediator.attempt(job, self.config.timeout)
-        except asyncio.CancelledError:
-            if task not in self._aborted:
-                raise
-            self._aborted.discard(task)
-            task.uncancel()
-            job.tries += (Try(job.started_at, self._now() - job.started_at, error=_ABORTED),)
-            return None
-        finally:
-            del self.posts[job]
-        now = self._now()
+        return True
+
+    def _end_try(self, job: Job, outcome: Outcome | None, *, is_sent: bool) -> Outcome:
+        now = self._loop.time()
         seconds = now - job.started_at
-        if job.posts > posts:  # else nothing was sent: a time of 0 would only flatter the target
+        if is_sent:  # else a time of 0 would only flatter the target
             self.deliveries.time(seconds, now)
         if outcome is None:
             text = "the mediator gave no outcome for a message"
@@ -184,11 +186,17 @@ class Courier:
         job.tries += (Try(job.started_at, seconds, outcome.status, error),)
         return outcome
 
+    def _end_aborted(self, job: Job, task: asyncio.Task[None]) -> None:
+        self._aborted.discard(task)
+        task.uncancel()
+        seconds = self._loop.time() - job.started_at
+        job.tries += (Try(job.started_at, seconds, error=_ABORTED),)
+
     async def _pause(self, job: Job, seconds: float) -> None:
         """Wait for the next try; the permit is free meanwhile."""
-        job.state, job.resume_at = State.WAITING, self._now() + seconds
+        job.state, job.resume_at = State.WAITING, self._loop.time() + seconds
         self.pausing += 1
-        self._permits.give_back()
+        self._permits.lend()
         try:
             await self._pauses_end.wait(at_most=seconds)
         finally:
@@ -225,7 +233,7 @@ class Courier:
 
     def _is_lost(self, job: Job) -> bool:
         """Its lease has run out: it may be someone else's by now (BRK-5)."""
-        return job.lease_until <= self._now()
+        return job.lease_until <= self._loop.time()
 
     def _warn(self, code: Code, text: str, severity: Severity = Severity.WARN) -> None:
         self._alerts.raise_warning(code, severity, f"ProcessPool:{self.config.code}", text)
@@ -238,7 +246,7 @@ class Courier:
                 **self._facts(job),
                 "error": outcome.error.value if outcome.error else None,
                 "status": outcome.status,
-                "seconds": round(self._now() - job.started_at, 3),
+                "seconds": round(self._loop.time() - job.started_at, 3),
                 "follows": follows,
             },
         )
@@ -251,7 +259,3 @@ class Courier:
             "target": mask_urls(job.message.target),
             "attempt": job.posts,
         }
-
-
-def _met_open_circuit(outcome: Outcome | None) -> bool:
-    return outcome is not None and outcome.error is Error.CIRCUIT_OPEN

@@ -36,6 +36,10 @@ class Permits:
         self.out -= 1
         if self.returning:
             self._admit_some()
+
+    def lend(self) -> None:
+        """Give it back for a while: whoever has use for it is told."""
+        self.give_back()
         self._on_free()
 
     async def take_again(self) -> None:

@@ -200,7 +200,7 @@ class ProcessPool:
         self._ready.clear()
         for lane in waiting:
             lane.is_returning = True
-            self._crew.start(self._give_back(lane))
+            self._crew.tasks.create_task(self.give_back(lane), name=f"{self.code} return")
 
     def take_overdue(self, now: float) -> list[Job]:
         """What has waited here for longer than its broker allows, with all behind it (BRK-5)."""
@@ -211,6 +211,29 @@ class ProcessPool:
                 taken += lane.take_from(first)
                 self._drop_if_empty(lane)
         return taken
+
+    async def give_back(self, lane: Lane) -> None:
+        """Return what waits in it."""
+        lane.is_returning = True
+        await give_back_all(lane.take_all(), 0.0)
+        if lane.current is None:
+            self._close(lane)
+
+    def next_after(self, lane: Lane) -> Lane | None:
+        """Put the lane back if it has more; take the next one, or give the permit back."""
+        lane.current = None
+        if lane.regular or lane.high:
+            self._ready.append(lane)
+        else:
+            self._close(lane)
+        if not self._ready:
+            self._permits.give_back()
+            return None
+        if self._permits.may_be_kept and not self.gate.is_limited:
+            return self._ready.popleft()
+        self._permits.give_back()
+        self._pump()
+        return None
 
     def abort(self) -> None:
         """End the POSTs that are still open; their messages are given back (OPS-4)."""
@@ -228,11 +251,17 @@ class ProcessPool:
     def _open_lane(self, group: str | None, job: Job) -> None:
         """It is the first of its group, or stands in no order: it can go on."""
         lane = Lane(group)
-        lane.put(job)
         if group is not None:
             self._lanes[group] = lane
-        self._ready.append(lane)
-        self._pump()
+        permits = self._permits  # asked without a call: this is looked at for every message
+        if permits.out < permits.limit and not self.gate.is_limited:
+            lane.current = job  # nobody waits in front of it
+            permits.out += 1
+            self._crew.start((self, lane, job))
+        else:
+            lane.put(job)
+            self._ready.append(lane)
+            self._pump()
 
     def _note_room(self) -> None:
         """Tell when there is no room left, and when there is some again.
@@ -247,8 +276,7 @@ class ProcessPool:
 
     def _pump(self) -> None:
         """Let ready lanes go on while there are permits."""
-        permits = self._permits  # asked without a call: this is looked at for every message
-        while self._ready and permits.out < permits.limit and not self.draining:
+        while self._ready and self._permits.is_free and not self.draining:
             if self.gate.is_limited:
                 self._call_gatekeeper()
                 return
@@ -257,7 +285,7 @@ class ProcessPool:
     def _start(self, lane: Lane) -> None:
         """It has a current job from now on: whoever looks at it finds it at work."""
         self._permits.take()
-        self._crew.start(self._work(lane, lane.take()))
+        self._crew.start((self, lane, lane.take()))
 
     def _call_gatekeeper(self) -> None:
         if self._gatekeeper is None:
@@ -278,41 +306,9 @@ class ProcessPool:
                 self._start(self._ready.popleft())
         self._gatekeeper = None
 
-    async def _work(self, lane: Lane, job: Job) -> None:
-        """Serve one message of a lane after the other, on one permit."""
-        while True:
-            try:
-                await self.courier.serve(lane, job)
-            except Exception as error:  # noqa: BLE001  the bulkhead: one message's bug ends no group
-                await self.courier.survive(lane, job, error)
-            if self.draining:
-                await self._give_back(lane)
-            following = self._next_after(lane)
-            if following is None:
-                return
-            lane, job = following, following.take()
-
-    def _next_after(self, lane: Lane) -> Lane | None:
-        """Put the lane back if it has more; take the next one, or give the permit back."""
-        lane.current = None
-        if lane.regular or lane.high:
-            self._ready.append(lane)
-        else:
-            self._close(lane)
-        if self._ready and self._permits.may_be_kept and not self.gate.is_limited:
-            return self._ready.popleft()
-        self._permits.give_back()
-        return None
-
     def _drop_if_empty(self, lane: Lane) -> None:
         if not lane and lane.current is None:
             self._ready.remove(lane)
-            self._close(lane)
-
-    async def _give_back(self, lane: Lane) -> None:
-        lane.is_returning = True
-        await give_back_all(lane.take_all(), 0.0)
-        if lane.current is None:
             self._close(lane)
 
     def _close(self, lane: Lane) -> None:

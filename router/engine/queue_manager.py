@@ -222,7 +222,7 @@ class QueueManager:
         refused = waiting if self._is_stopped else self.routing.resubmit(waiting)
         if refused:
             delay = 0.0 if self._is_stopped else FAST_FAIL_DELAY
-            self._crew.start(_give_back(refused, delay))
+            self._context.tasks.create_task(_give_back(refused, delay), name="return")
 
     # Queues.
 

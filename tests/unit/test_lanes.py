@@ -106,7 +106,7 @@ def test_latecomers_of_a_group_that_stays_queue_up_behind_the_others() -> None:
     assert state_while_waiting is State.WAITING
     assert late.state is State.QUEUED
     assert served(lane) == "ab"
-    assert lane.latecomers == []
+    assert not lane.latecomers
 
 
 class LaneMachine(RuleBasedStateMachine):

@@ -33,10 +33,10 @@ async def test_there_are_as_many_as_the_limit() -> None:
     assert free == [True, True, False, False]
 
 
-async def test_a_returned_permit_is_announced() -> None:
+async def test_a_permit_that_is_lent_is_announced() -> None:
     pool = taken(1, 1)
 
-    pool.permits.give_back()
+    pool.permits.lend()
 
     assert (pool.told, pool.permits.is_free, pool.permits.out) == (1, True, 0)
 

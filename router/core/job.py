@@ -10,7 +10,6 @@ from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
 from router.core.message import DEFAULT_GROUP, Delivery, Handle, Message, Mode, Tally
 from router.core.outcome import Metric
-from router.core.trace import Span
 
 Key = tuple[str, str | None, str]  # ROUTE-1: (queue, broker id, ""), else (queue, None, id)
 NEVER: Final = float("inf")
@@ -133,20 +132,15 @@ class Job(Struct, eq=False):
     key: Key
     message: Message
     group: str
-    body: bytes
-    broker_id: str | None
+    delivery: Delivery  # as it came first; of a later one, handle and lease are adopted (ROUTE-2)
     handle: Handle
     lease_until: float
     home: Home
     batch: Batch
-    run: Batch | str  # what of its group is of the same run goes back with it (FIFO-1)
     tracked_at: float
     started_at: float  # of its latest try
     attempts: int
-    attempts_before: int  # as its broker knows them (BRK-3)
     posts: int
-    is_last: bool  # given back, it would never come again
-    parent: Span | None  # what published it, if it said so
     keeper: Keeper | None = None
     state: State = State.QUEUED
     hold_until: float = NEVER  # how long it may wait here; its broker gives up on it later
@@ -173,6 +167,11 @@ class Job(Struct, eq=False):
         return Tally(self.attempts, self.posts)
 
     @property
+    def run(self) -> Batch | str:
+        """What of its group is of the same run goes back with it (FIFO-1)."""
+        return self.batch.run or self.batch
+
+    @property
     def blocks_on_error(self) -> bool:
         return self.message.mode is Mode.BLOCK_ON_ERROR
 
@@ -186,18 +185,13 @@ def new_job(message: Message, delivery: Delivery, batch: Batch, key: Key) -> Job
         key,
         message,
         message.group or DEFAULT_GROUP,
-        delivery.body,
-        delivery.broker_id,
+        delivery,
         delivery.handle,
         NEVER if lease_until is None else lease_until,
         batch.home,
         batch,
-        batch.run or batch,
         at,
         at,
-        tally.attempts,
         tally.attempts,
         tally.posts,
-        delivery.is_last,
-        delivery.parent,
     )

@@ -4,7 +4,7 @@ Every rule that turns an HTTP answer into ACK, NACK, retry or alarm lives in thi
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum, IntEnum, StrEnum, auto
@@ -145,13 +145,13 @@ def circuit_open(delay: float) -> Outcome:
     )
 
 
-def judge(answer: Answer, now: float) -> Outcome:
-    """The table of CONTRACTS §5. `now` is the wall clock, for `Retry-After` dates."""
+def judge(answer: Answer, wall: Callable[[], float]) -> Outcome:
+    """The table of CONTRACTS §5. The wall clock is asked for `Retry-After` dates only."""
     if isinstance(answer, NoReply):
         return _FAULTS[answer.fault](answer.detail)
     if answer.status // 100 == 2:  # noqa: PLR2004 - 2xx
         return _judge_accepted(answer)
-    return _judge_refused(answer, now)
+    return _judge_refused(answer, wall)
 
 
 def clamp_delay(seconds: float) -> float:
@@ -159,9 +159,9 @@ def clamp_delay(seconds: float) -> float:
     return float(math.ceil(min(max(seconds, MIN_DELAY), MAX_DELAY)))
 
 
-def _judge_refused(reply: Reply, now: float) -> Outcome:
+def _judge_refused(reply: Reply, wall: Callable[[], float]) -> Outcome:
     if reply.status == HTTPStatus.TOO_MANY_REQUESTS:
-        delay = _retry_after(reply.retry_after, now)
+        delay = _retry_after(reply.retry_after, wall)
         return _http(reply, Result.ERROR_PROCESS, error=Error.RATE_LIMITED, asked_delay=delay)
     if reply.status == HTTPStatus.NOT_IMPLEMENTED:
         return _http(reply, Result.ERROR_CONFIG, alarm=Alarm.CONFIGURATION_CRITICAL)
@@ -234,7 +234,7 @@ def _usable_delay(said: bytes) -> float | None:
     return clamp_delay(seconds) if seconds > 0 else None
 
 
-def _retry_after(header: str | None, now: float) -> float:
+def _retry_after(header: str | None, wall: Callable[[], float]) -> float:
     text = (header or "").strip()
     if text.isascii() and text.isdigit():
         return clamp_delay(float(text))
@@ -244,7 +244,7 @@ def _retry_after(header: str | None, now: float) -> float:
         return DEFAULT_DELAY
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)
-    return clamp_delay(date.timestamp() - now)
+    return clamp_delay(date.timestamp() - wall())
 
 
 _FAULTS: Final = {

@@ -46,8 +46,8 @@ class Tracker:
         if twin is job:
             return _NEW, job
         del self._by_key[job.key]
-        if twin.key[0] == job.key[0] and (job.broker_id is None or twin.broker_id is None):
-            return Claim.REDELIVERED, twin  # nobody can tell which of them it is
+        if twin.key[0] == job.key[0] and None in (twin.key[1], job.key[1]):
+            return Claim.REDELIVERED, twin  # without its broker's id, nobody can tell them apart
         return Claim.REQUEUED, twin
 
     def untrack(self, jobs: Iterable[Job]) -> None:

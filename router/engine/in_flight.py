@@ -58,7 +58,7 @@ class InFlight:
 def _message(job: Job, seconds: float, wall: float) -> InFlightMessage:
     return InFlightMessage(
         message_id=job.message.id,
-        broker_id=job.broker_id,
+        broker_id=job.delivery.broker_id,
         queue=job.home.queue_name,
         pool=pool_code(job),
         group=job.group,

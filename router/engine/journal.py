@@ -44,7 +44,7 @@ def _visit(job: Job, fate: Fate, now: float) -> Visit:
     message = job.message
     return Visit(
         message.id,
-        job.broker_id,
+        job.delivery.broker_id,
         job.home.queue_name,
         pool_code(job),
         job.group,
@@ -56,7 +56,7 @@ def _visit(job: Job, fate: Fate, now: float) -> Visit:
         job.returned_for,
         job.error[:TEXT_KEPT],
         job.posts,
-        job.parent,
+        job.delivery.parent,
     )
 
 

@@ -27,7 +27,7 @@ class Letters:
         wall = self._wall()
         letter = DeadLetter(
             queue=queue,
-            broker_key=job.broker_id or job.message.id,
+            broker_key=job.delivery.broker_id or job.message.id,
             message_id=job.message.id,
             pool=job.message.pool,
             target=job.message.target,
@@ -38,7 +38,7 @@ class Letters:
             attempts=job.posts,
             first_seen=wall - (asyncio.get_running_loop().time() - job.tracked_at),
             dead_at=wall,
-            body=job.body,
+            body=job.delivery.body,
         )
         return await self._put(letter)
 

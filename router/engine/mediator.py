@@ -51,12 +51,13 @@ class Mediator:
         self._timeout = timeout
         self._jitter = jitter
         self._wall = wall
-        self._now = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
         self._sampling = sampling
 
     async def attempt(self, job: Job, timeout: float | None = None) -> Outcome:
         """POST it once, if its target's circuit allows, and judge what came of it."""
-        origin = origin_of(job.message.target)
+        message = job.message
+        origin = origin_of(message.target)
         breaker = self._breakers.of(origin)
         ticket = breaker.enter(job.started_at)
         if ticket is None:
@@ -65,8 +66,8 @@ class Mediator:
         job.batch.requests += 1
         verdict: bool | None = None  # a cancelled call counts for nothing
         try:
-            span = post_span(job.message.id, job.started_at, job.parent, self._sampling)
-            answer = await self._sender.send(job.message, job.posts, timeout or self._timeout, span)
+            span = post_span(message.id, job.started_at, job.delivery.parent, self._sampling)
+            answer = await self._sender.send(message, job.posts, timeout or self._timeout, span)
             if isinstance(answer, Reply):
                 verdict = True
                 if answer.too_long:
@@ -75,8 +76,8 @@ class Mediator:
                 verdict = False if answer.fault in _BLAMES else None
                 job.posts -= answer.fault in _UNSENT
         finally:
-            breaker.leave(ticket, self._now(), verdict)
-        outcome = judge(answer, self._wall())
+            breaker.leave(ticket, self._loop.time(), verdict)
+        outcome = judge(answer, self._wall)
         if outcome.alarm is not _NO_ALARM:
             self._raise_alarm(outcome, origin)
         return outcome

@@ -148,7 +148,7 @@ class ProcessPool:
 
         A draining pool takes what belongs to a group that it holds, to pass it on later (§7).
         """
-        if self.held - len(self._posts) >= self.capacity:
+        if self.held >= self.capacity and self.queued >= self.capacity:
             return False
         group = self._group_of(job)
         lane = self._lanes.get(group)

@@ -97,8 +97,9 @@ class Routing:
 
     def remember_delete(self, queue: str, job: Job, now: float) -> None:
         """Its ACK did not get through in time: acknowledge its next delivery instead (BRK-3)."""
-        if job.broker_id is not None:
-            self.remembered.add((queue, job.broker_id, job.attempts_before), now)
+        broker_id, attempts = job.delivery.broker_id, job.delivery.tally.attempts
+        if broker_id is not None:
+            self.remembered.add((queue, broker_id, attempts), now)
 
     def is_deleted(self, queue: str, delivery: Delivery, now: float) -> bool:
         broker_id, attempts = delivery.broker_id, delivery.tally.attempts
@@ -185,7 +186,7 @@ class _BatchRouting:
         job = new_job(message, delivery, self._batch, key)
         claim, held = routing.tracker.track(job)
         if held is job:
-            if routing.tallies and not job.attempts_before:
+            if routing.tallies and not job.attempts:
                 job.recall(routing.tallies.of(key))
             return job
         if claim is Claim.REQUEUED:

@@ -33,6 +33,7 @@ LINGER: Final = 0.002  # seconds that an ACK waits for others to go with it (BRK
 ACKS_PER_CALL: Final = 500
 _ERROR: Final = attrgetter("error")  # those with the same one are removed in one call
 LAST_DELIVERY: Final = "its broker would not have handed it out again"
+_UNRETURNABLE: Final = Death(Reason.RETRIES_EXHAUSTED, LAST_DELIVERY)
 
 
 class Settler:
@@ -182,7 +183,7 @@ class Settler:
         job.state, job.returned_for = State.SETTLING, delay
         while job.extending:  # a late extension would undo the NACK (BRK-5)
             await self._context.extended.wait()
-        if job.is_last and await self.bury(job, Death(Reason.RETRIES_EXHAUSTED, LAST_DELIVERY)):
+        if job.delivery.is_last and await self.bury(job, _UNRETURNABLE):
             return
         fate = Fate.FORFEITED
         if job.lease_until > self._now():

@@ -20,7 +20,6 @@ class State(Enum):
     WAITING = auto()  # for its next try, or for a draining pool to let go of its group
     DELIVERING = auto()  # a POST of it is open
     SETTLING = auto()  # its ACK or NACK is on its way
-    ENDED = auto()
 
 
 class Fate(StrEnum):

@@ -15,10 +15,10 @@ class Lane(Struct, eq=False):
     """One group's queue (POOL-3). A lane exists as long as it holds a job or serves one."""
 
     group: str | None  # None: a message of its own, without order
+    current: Job | None = None  # being served; not in the tiers
     high: deque[Job] = _UNUSED
     regular: deque[Job] = _UNUSED
     tried: int = 0  # of the regular ones, those with posts: no high-priority one may pass them
-    current: Job | None = None  # being served; not in the tiers
     is_returning: bool = False  # its messages are on their way back to their broker
     latecomers: deque[Job] = _UNUSED  # arrived meanwhile; they wait until the group is free
 

@@ -78,7 +78,7 @@ class Message(
         "reply_to": "replyTo",
     },
 ):
-    """The content of a queue message, checked. Nothing changes it after it was read."""
+    """The content of a queue message, as `parse` has checked it. Nothing changes it then."""
 
     id: Annotated[str, Meta(min_length=1, max_length=512)]
     target: str
@@ -91,29 +91,6 @@ class Message(
     secret: str | None = None
     reply_to: object = None  # WQ-7, planned: noticed, not used
     batch: object = None  # likewise
-
-    def __post_init__(self) -> None:
-        """Check what types cannot say; blank means absent."""
-        # `isprintable` is a quick way to say that there can be no forbidden character.
-        if not self.id.isprintable() and _CONTROL.search(self.id):
-            raise ValueError("`id` contains a control character")
-        if self.pool is not None and not self.pool.strip():
-            self.pool = None
-        if self.group is not None and not self.group.strip():
-            self.group = None
-        token = self.token
-        if (
-            token
-            and not (token.isascii() and token.isprintable())
-            and _NOT_IN_A_HEADER.search(token)
-        ):
-            raise ValueError("`authToken` contains a character not allowed in a header")
-        if self.type is not None and self.type.upper() != "HTTP":
-            raise ValueError("`mediationType` must be HTTP")
-        try:
-            read_target(self.target)
-        except BadTarget as error:
-            raise ValueError(f"`mediationTarget` {error}") from None
 
     def __repr__(self) -> str:
         """Without token and secret: a message may end up in a log or a traceback."""
@@ -141,11 +118,33 @@ def parse(body: bytes) -> Message:
             body.decode()  # parts that the decoder skips are checked too
         if (body.find(b"{", 1) > 0 or b"[" in body) and _is_too_deep(body):  # most are flat
             raise Malformed(f"the body is nested more than {MAX_DEPTH} deep")
-        return _decoder.decode(body)
+        message = _decoder.decode(body)
     except UnicodeDecodeError:
         raise Malformed("the body is not UTF-8") from None
     except msgspec.MsgspecError as error:
         raise Malformed(str(error)) from None
+    _check(message)
+    return message
+
+
+def _check(message: Message) -> None:
+    """What types cannot say; blank means absent."""
+    token = message.token
+    # `isprintable` is a quick way to say that there can be no forbidden character.
+    if not message.id.isprintable() and _CONTROL.search(message.id):
+        raise Malformed("`id` contains a control character")
+    if message.pool is not None and not message.pool.strip():
+        message.pool = None
+    if message.group is not None and not message.group.strip():
+        message.group = None
+    if token and not (token.isascii() and token.isprintable()) and _NOT_IN_A_HEADER.search(token):
+        raise Malformed("`authToken` contains a character not allowed in a header")
+    if message.type is not None and message.type.upper() != "HTTP":
+        raise Malformed("`mediationType` must be HTTP")
+    try:
+        read_target(message.target)
+    except BadTarget as error:
+        raise Malformed(f"`mediationTarget` {error}") from None
 
 
 _QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)

@@ -142,11 +142,15 @@ class Deliveries(Rolling):
     def record(self, metric: Metric, now: float) -> None:
         self.at(now)[_PLACES[metric]] += 1
 
-    def time(self, seconds: float, now: float) -> None:
-        """One request, whatever came of it."""
+    def succeed(self, seconds: float, now: float) -> None:
+        """One, by a request that took so long."""
         totals = self.at(now)
-        totals[_TIME] += int(seconds * _MICROSECONDS)
-        totals[_FIRST_BUCKET + bucket_of(seconds)] += 1
+        totals[_SUCCEEDED] += 1
+        _add_time(totals, seconds)
+
+    def time(self, seconds: float, now: float) -> None:
+        """One request that did not end well."""
+        _add_time(self.at(now), seconds)
 
     def limit(self, now: float) -> None:
         """One message has to wait for the rate limit."""
@@ -178,6 +182,11 @@ class Deliveries(Rolling):
 
     def success_rate(self, now: float) -> float:
         return _recent_rate(self, now)
+
+
+def _add_time(totals: list[int], seconds: float) -> None:
+    totals[_TIME] += int(seconds * _MICROSECONDS)
+    totals[_FIRST_BUCKET + bucket_of(seconds)] += 1
 
 
 def _pool_period(totals: Sequence[int]) -> PoolPeriod:

@@ -28,7 +28,8 @@ from router.engine.returning import give_back_all
 
 log = logging.getLogger(__name__)
 
-_DELIVERING: Final = State.DELIVERING  # by its name it costs a look-up, for every message
+_DELIVERING: Final = State.DELIVERING  # by their names they cost a look-up, for every message
+_SUCCESS: Final = Result.SUCCESS
 _SUCCEEDED: Final = CONSEQUENCES[Result.SUCCESS].metric
 PAUSES: Final = (0.0, 1.0, 2.0)  # MED-2: before each try
 _ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
@@ -139,7 +140,6 @@ class Courier:
     def accept(self, job: Job) -> None:
         """Its target has."""
         job.metric = _SUCCEEDED
-        self.deliveries.record(_SUCCEEDED, self._loop.time())
         job.home.ack(job)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("delivered", extra=self._facts(job))
@@ -176,12 +176,14 @@ class Courier:
     def _end_try(self, job: Job, outcome: Outcome | None, *, is_sent: bool) -> Outcome:
         now = self._loop.time()
         seconds = now - job.started_at
-        if is_sent:  # else a time of 0 would only flatter the target
-            self.deliveries.time(seconds, now)
         if outcome is None:
             text = "the mediator gave no outcome for a message"
             self._warn(Code.MEDIATOR_NULL_RESULT, text, Severity.CRITICAL)
             outcome = NO_OUTCOME
+        if outcome.result is _SUCCESS:
+            self.deliveries.succeed(seconds, now)
+        elif is_sent:  # else a time of 0 would only flatter the target
+            self.deliveries.time(seconds, now)
         error = None if outcome.error is None else outcome.error.value
         job.tries += (Try(job.started_at, seconds, outcome.status, error),)
         return outcome

@@ -221,8 +221,8 @@ class ProcessPool:
 
     def next_after(self, lane: Lane) -> Lane | None:
         """Put the lane back if it has more; take the next one, or give the permit back."""
-        lane.current = None
         if lane.regular or lane.high:
+            lane.current = None
             self._ready.append(lane)
         else:
             self._close(lane)
@@ -250,12 +250,12 @@ class ProcessPool:
 
     def _open_lane(self, group: str | None, job: Job) -> None:
         """It is the first of its group, or stands in no order: it can go on."""
-        lane = Lane(group)
+        permits = self._permits  # asked without a call: this is looked at for every message
+        starts = permits.out < permits.limit and not self.gate.is_limited
+        lane = Lane(group, job if starts else None)
         if group is not None:
             self._lanes[group] = lane
-        permits = self._permits  # asked without a call: this is looked at for every message
-        if permits.out < permits.limit and not self.gate.is_limited:
-            lane.current = job  # nobody waits in front of it
+        if starts:
             permits.out += 1
             self._crew.start((self, lane, job))
         else:

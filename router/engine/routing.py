@@ -21,7 +21,6 @@ from router.engine.journal import Journal
 from router.engine.process_pool import ProcessPool
 
 SOURCE: Final = "QueueManager"
-_ENDED: Final = State.ENDED  # by its name it costs a look-up, for every message
 _ACCEPTED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED}  # the ACK went through
 
 
@@ -115,12 +114,11 @@ class Routing:
         self.tracker.untrack(jobs)
         self.ledger.end(fate, len(jobs))
         self.journal.note(jobs, fate, now)
+        if self.tallies and fate in _ACCEPTED:
+            self.tallies.forget(jobs)
         for job in jobs:
-            job.state = _ENDED
             if job.keeper is not None:
                 job.keeper.let_go(job)
-            if self.tallies and fate in _ACCEPTED:
-                self.tallies.forget(job.key)
             if job.followers:
                 _dismiss_followers(job, fate)
 

@@ -4,7 +4,7 @@ Three stretches of time: since the start, the last 5 minutes, the last 30.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -100,14 +100,9 @@ class Counts(Rolling):
     def receive(self, hand_overs: int, now: float) -> None:
         self.at(now)[_RECEIVED] += hand_overs
 
-    def record(self, metric: Metric | None, now: float) -> None:
-        """One has ended. None: it was never sent."""
-        self.record_all((metric,), now)
-
-    def record_all(self, metrics: Iterable[Metric | None], now: float) -> None:
-        totals = self.at(now)
-        for metric in metrics:
-            totals[_UNSENT if metric is None else _PLACES[metric]] += 1
+    def record(self, metric: Metric | None, now: float, hand_overs: int = 1) -> None:
+        """So many have ended. None: they were never sent."""
+        self.at(now)[_UNSENT if metric is None else _PLACES[metric]] += hand_overs
 
     def calling(self, verb: str) -> "Calling":
         """Count one call of the broker. One that is cancelled says nothing about it."""

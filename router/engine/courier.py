@@ -131,7 +131,7 @@ class Courier:
                 return None
             finally:
                 del self.posts[job]
-            outcome = self._end_try(job, answer, is_sent=job.posts > posts)
+            outcome = self._end_try(job, answer, posts)
             if not outcome.retryable:
                 return failed if failed and outcome.error is Error.CIRCUIT_OPEN else outcome
             failed = outcome
@@ -173,7 +173,7 @@ class Courier:
         self.last_start = job.started_at = now
         return True
 
-    def _end_try(self, job: Job, outcome: Outcome | None, *, is_sent: bool) -> Outcome:
+    def _end_try(self, job: Job, outcome: Outcome | None, posts_before: int) -> Outcome:
         now = self._loop.time()
         seconds = now - job.started_at
         if outcome is None:
@@ -182,7 +182,7 @@ class Courier:
             outcome = NO_OUTCOME
         if outcome.result is _SUCCESS:
             self.deliveries.succeed(seconds, now)
-        elif is_sent:  # else a time of 0 would only flatter the target
+        elif job.posts > posts_before:  # else a time of 0 would only flatter the target
             self.deliveries.time(seconds, now)
         error = None if outcome.error is None else outcome.error.value
         job.tries += (Try(job.started_at, seconds, outcome.status, error),)

@@ -92,15 +92,14 @@ class QueueManager:
     def have_room(self) -> bool:
         return not self.pools or len(self._full) < len(self.pools)
 
-    def pool_for(self, code: str | None) -> ProcessPool:
-        """By code; what has no pool goes to the default one, made on demand (ROUTE-4)."""
-        pool = self.pools.get(code or DEFAULT_POOL)
-        if pool is not None:
-            return pool
-        if code is not None and code != DEFAULT_POOL:
-            text = f"no pool {code!r}: its messages go to {DEFAULT_POOL}"
-            self._warn(Code.ROUTING, text)
-        return self.pools.get(DEFAULT_POOL) or self._default_pool()
+    def pool_for(self, job: Job) -> ProcessPool:
+        """By its code; a draining one of that code if it still holds its group (§7)."""
+        code = job.message.pool or DEFAULT_POOL
+        if self.draining_pools:
+            drained = self.draining_pools.get(code)
+            if drained is not None and drained.holds_group_of(job):
+                return drained
+        return self.pools.get(code) or self._pool_instead_of(code)
 
     # What operators and chores ask.
 
@@ -190,6 +189,13 @@ class QueueManager:
         self.pools[config.code] = pool
         self._bell.ring()
         return pool
+
+    def _pool_instead_of(self, code: str) -> ProcessPool:
+        """What has no pool goes to the default one, made on demand (ROUTE-4)."""
+        if code != DEFAULT_POOL:
+            text = f"no pool {code!r}: its messages go to {DEFAULT_POOL}"
+            self._warn(Code.ROUTING, text)
+        return self.pools.get(DEFAULT_POOL) or self._default_pool()
 
     def _default_pool(self) -> ProcessPool:
         if DEFAULT_POOL in self.draining_pools:

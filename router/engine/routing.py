@@ -4,14 +4,14 @@ All of it is synchronous, so a batch sees one state of pools and tracker. What t
 letters for malformed bodies, NACKs of refused messages) is answered as `Aside`, for the caller.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from msgspec import Struct, field
 
 from router.core.job import Batch, Fate, Home, Job, State, new_job
 from router.core.ledger import Ledger
-from router.core.message import DEFAULT_POOL, Delivery, Malformed, Message, parse
+from router.core.message import Delivery, Malformed, Message, parse
 from router.core.remembered import RememberedDeletes
 from router.core.tallies import Tallies
 from router.core.tracker import Claim, Tracker, key_of
@@ -31,11 +31,8 @@ class Pools(Protocol):
     def have_room(self) -> bool:
         """Whether any of them can take a message."""
 
-    def pool_for(self, code: str | None) -> ProcessPool: ...
-
-    @property
-    def draining_pools(self) -> Mapping[str, ProcessPool]:
-        """Those that take nothing new, by code."""
+    def pool_for(self, job: Job) -> ProcessPool:
+        """The one to submit it to."""
 
 
 class Arrivals(Struct, frozen=True):
@@ -132,21 +129,12 @@ class Routing:
     def warn(self, code: Code, text: str) -> None:
         self._alerts.raise_warning(code, Severity.WARN, SOURCE, text)
 
-    def pool_of(self, job: Job) -> ProcessPool:
-        """Its pool, or a draining one of the same code that still holds its group (§7)."""
-        code = job.message.pool
-        if self.pools.draining_pools:
-            drained = self.pools.draining_pools.get(code or DEFAULT_POOL)
-            if drained is not None and drained.holds_group_of(job):
-                return drained
-        return self.pools.pool_for(code)
-
     def resubmit(self, jobs: Sequence[Job]) -> list[Job]:
         """Place jobs that had to wait; answer those for which there is no room still, in order."""
         refused: list[Job] = []
         for job in jobs:
             job.state = State.QUEUED
-            if not self.pool_of(job).submit(job):
+            if not self.pools.pool_for(job).submit(job):
                 refused.append(job)
         return refused
 
@@ -197,9 +185,9 @@ class _BatchRouting:
         """Hand them to their pools; what a pool cannot take is refused, in order."""
         self._batch.left = len(jobs)
         self._batch.home.hold(jobs)
-        fed = self.aside.fed
+        pools, fed = self._routing.pools, self.aside.fed
         for job in jobs:
-            pool = self._routing.pool_of(job)
+            pool = pools.pool_for(job)
             fed.add(pool)
             # No room appears before all are placed: later ones of the group do not fit either.
             if not pool.submit(job):

@@ -367,13 +367,20 @@ class Settler:
         held, now = self.held, self._now()
         ended = [job for job in jobs if job in held]  # else abandoned while it was being settled
         held.difference_update(ended)
-        self._counts.record_all([job.metric for job in ended], now)
+        self._count(ended, fate, now)
         self._routing.end(ended, fate, now)
         for job in ended:
             if job.batch.end_one():
                 self.is_fruitless = True
         if not held:
             self._tell_if_idle()
+
+    def _count(self, jobs: Sequence[Job], fate: Fate, now: float) -> None:
+        if fate is Fate.DELIVERED:
+            self._counts.record(Metric.SUCCESS, now, len(jobs))
+        else:
+            for job in jobs:
+                self._counts.record(job.metric, now)
 
     def _tell_if_idle(self) -> None:
         if self.is_idle:

@@ -9,7 +9,7 @@ import asyncio
 import time
 import timeit
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 
@@ -50,7 +50,7 @@ class NoCounts(Counts):
     def receive(self, hand_overs: int, now: float) -> None:
         pass
 
-    def record(self, metric: Metric | None, now: float) -> None:
+    def record(self, metric: Metric | None, now: float, hand_overs: int = 1) -> None:
         pass
 
     def calling(self, verb: str) -> Calling:
@@ -61,17 +61,20 @@ class NoDeliveries(Deliveries):
     def record(self, metric: Metric, now: float) -> None:
         pass
 
+    def succeed(self, seconds: float, now: float) -> None:
+        pass
+
     def time(self, seconds: float, now: float) -> None:
         pass
 
 
 class NoLedger(Ledger):
-    def end(self, fate: Fate) -> None:
+    def end(self, fate: Fate, hand_overs: int = 1) -> None:
         pass
 
 
 class NoJournal(Journal):
-    def note(self, job: Job, fate: Fate, now: float) -> None:
+    def note(self, jobs: Iterable[Job], fate: Fate, now: float) -> None:
         pass
 
 

@@ -120,7 +120,7 @@ class Batch:
         self.requests = 0
 
     def end_one(self) -> bool:
-        """One of it has ended. True: with it all have, and none led to a request."""
+        """One of it has ended undelivered. True: so have all, and none led to a request."""
         self.left -= 1
         return not self.left and not self.requests
 

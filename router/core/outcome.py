@@ -149,9 +149,11 @@ def judge(answer: Answer, wall: Callable[[], float]) -> Outcome:
     """The table of CONTRACTS §5. The wall clock is asked for `Retry-After` dates only."""
     if isinstance(answer, NoReply):
         return _FAULTS[answer.fault](answer.detail)
-    if answer.status // 100 == 2:  # noqa: PLR2004 - 2xx
-        return _judge_accepted(answer)
-    return _judge_refused(answer, wall)
+    if answer.status // 100 != 2:  # noqa: PLR2004 - 2xx
+        return _judge_refused(answer, wall)
+    if answer.too_long or b"false" not in answer.body:  # most replies, by far
+        return _ACCEPTED[answer.status]
+    return _judge_words(answer)
 
 
 def clamp_delay(seconds: float) -> float:
@@ -207,9 +209,8 @@ class _Said(Struct, rename="camel"):
 _said: Final = msgspec.json.Decoder(_Said)
 
 
-def _judge_accepted(reply: Reply) -> Outcome:
-    if reply.too_long or b"false" not in reply.body:  # most replies, by far
-        return _ACCEPTED[reply.status]
+def _judge_words(reply: Reply) -> Outcome:
+    """A 2xx may still mean: not now."""
     try:
         said = _said.decode(reply.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,10 +1,9 @@
 """What was tried of messages whose broker cannot keep it: in memory, bounded (WQ-5)."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import Final
 
-from router.core.job import Job, Key
+from router.core.job import Key
 from router.core.message import UNTRIED, Tally
 
 CAPACITY: Final = 100_000
@@ -22,6 +21,5 @@ class Tallies(OrderedDict[Key, Tally]):
     def of(self, key: Key) -> Tally:
         return self.get(key, UNTRIED)
 
-    def forget(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            self.pop(job.key, None)
+    def forget(self, key: Key) -> None:
+        self.pop(key, None)

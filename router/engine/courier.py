@@ -8,7 +8,7 @@ from router.core.backoff import Jitter
 from router.core.config import PoolConfig
 from router.core.job import NEVER, Death, Job, State, Try
 from router.core.lanes import Lane
-from router.core.mandate import Mandate
+from router.core.mandate import FOREVER, Mandate
 from router.core.outcome import (
     CONSEQUENCES,
     DEFAULT_DELAY,
@@ -165,8 +165,10 @@ class Courier:
 
     def _begin_try(self, job: Job, task: asyncio.Task[None]) -> bool:
         """False: it may not be sent."""
-        now = self._loop.time()
-        if self._stopped or job.lease_until <= now or self._mandate.is_over:
+        now, mandate = self._loop.time(), self._mandate
+        if self._stopped or job.lease_until <= now:
+            return False
+        if mandate.until != FOREVER and mandate.is_over:
             return False
         job.state = _DELIVERING
         self.posts[job] = task

@@ -112,7 +112,8 @@ class Routing:
         self.ledger.end(fate, len(jobs))
         self.journal.note(jobs, fate, now)
         if self.tallies and fate in _ACCEPTED:
-            self.tallies.forget(jobs)
+            for job in jobs:
+                self.tallies.forget(job.key)
         for job in jobs:
             if job.keeper is not None:
                 job.keeper.let_go(job)

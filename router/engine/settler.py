@@ -369,18 +369,17 @@ class Settler:
         held.difference_update(ended)
         self._count(ended, fate, now)
         self._routing.end(ended, fate, now)
-        for job in ended:
-            if job.batch.end_one():
-                self.is_fruitless = True
         if not held:
             self._tell_if_idle()
 
     def _count(self, jobs: Sequence[Job], fate: Fate, now: float) -> None:
-        if fate is Fate.DELIVERED:
+        if fate is Fate.DELIVERED:  # their batches led to requests: no matter what is left of them
             self._counts.record(Metric.SUCCESS, now, len(jobs))
-        else:
-            for job in jobs:
-                self._counts.record(job.metric, now)
+            return
+        for job in jobs:
+            self._counts.record(job.metric, now)
+            if job.batch.end_one():
+                self.is_fruitless = True
 
     def _tell_if_idle(self) -> None:
         if self.is_idle:

@@ -36,7 +36,7 @@ def longest(_low: float, high: float) -> float:
 
 
 def judged(answer: Answer) -> Outcome:
-    return judge(answer, NOW)
+    return judge(answer, lambda: NOW)
 
 
 UNAVAILABLE = judged(Reply(503, b"busy"))

@@ -24,9 +24,13 @@ class Lane(Struct, eq=False):
 
     def put(self, job: Job) -> None:
         if job.message.high_priority:
-            self.high = _with(self.high, job)
+            if self.high is _UNUSED:
+                self.high = deque()
+            self.high.append(job)
             return
-        self.regular = _with(self.regular, job)
+        if self.regular is _UNUSED:
+            self.regular = deque()
+        self.regular.append(job)
         if job.posts:
             self.tried += 1
 
@@ -49,7 +53,9 @@ class Lane(Struct, eq=False):
     def put_off(self, job: Job) -> None:
         """It arrived while the group is being given back, or may be soon."""
         job.state = State.WAITING
-        self.latecomers = _with(self.latecomers, job)
+        if self.latecomers is _UNUSED:
+            self.latecomers = deque()
+        self.latecomers.append(job)
 
     def let_latecomers_in(self) -> None:
         """The group stays after all: they queue up behind those that came before them."""
@@ -98,10 +104,3 @@ class Lane(Struct, eq=False):
 
     def __bool__(self) -> bool:
         return bool(self.high or self.regular)
-
-
-def _with(tier: deque[Job], job: Job) -> deque[Job]:
-    if tier is _UNUSED:
-        return deque((job,))
-    tier.append(job)
-    return tier

@@ -24,7 +24,6 @@ class Permits:
         """Whether one can be had now. Then nobody waits for one: they are handed out at once."""
         return self.out < self.limit
 
-    @property
     def may_be_kept(self) -> bool:
         """Whether a worker may go on to the next message on the permit that it has."""
         return self.out <= self.limit and not self.returning

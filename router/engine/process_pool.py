@@ -229,7 +229,7 @@ class ProcessPool:
         if not self._ready:
             self._permits.give_back()
             return None
-        if self._permits.may_be_kept and not self.gate.is_limited:
+        if self._permits.may_be_kept() and not self.gate.is_limited:
             return self._ready.popleft()
         self._permits.give_back()
         self._pump()

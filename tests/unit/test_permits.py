@@ -55,7 +55,7 @@ async def test_below_a_lowered_limit_nothing_new_starts_until_enough_came_back()
     permits.resize(1)
     kept, free = [], []
     for _ in range(3):
-        kept.append(permits.may_be_kept)
+        kept.append(permits.may_be_kept())
         free.append(permits.is_free)
         permits.give_back()
 
@@ -80,7 +80,7 @@ async def test_who_comes_back_goes_before_all_who_never_had_one() -> None:
         back = tasks.create_task(permits.take_again())
         await asyncio.sleep(0)
 
-        free_while_one_waits, kept = permits.is_free, permits.may_be_kept
+        free_while_one_waits, kept = permits.is_free, permits.may_be_kept()
         permits.give_back()
         free_after = permits.is_free
 

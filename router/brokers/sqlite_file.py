@@ -105,12 +105,14 @@ class SqliteFile:
 
     async def close(self) -> None:
         """Finish what was asked for, then let go of the file."""
+        if self._closing:
+            return
         self._closing = True
         if self._is_busy:
             await self._rested.wait()
         if self._next_poll is not None:
             self._next_poll.cancel()
-        await asyncio.to_thread(self._connection.close)
+        await self._loop.run_in_executor(self._thread, self._connection.close)
         self._thread.shutdown()
         self._disk.shutdown()
 

@@ -40,7 +40,7 @@ class Chosen(Struct, frozen=True):
     lanes: str  # 0: none
     sizes: str
     bodies: bytes
-    last_place: int | None  # among all that could be chosen; None: nothing was
+    last_place: int | None  # of the last one among the offers; None: nothing was chosen
 
 
 class Handed(Struct, frozen=True):
@@ -94,7 +94,7 @@ class QueueTable(Struct, frozen=True):
         messages = self._take(db, limit, now, now + lease)
         if messages:
             return Claim(messages, wait=0.0)
-        tidy(db, self._memory, now, at_least=1)
+        self.tidy(db)
         return Claim((), wait=max(self._next_change(db) - now, 0.0))
 
     def finish(self, db: sqlite3.Connection, leases: Sequence[Lease], error: str) -> Sequence[int]:
@@ -154,6 +154,10 @@ class QueueTable(Struct, frozen=True):
         while hand_over := QUERIES["held_by"].run(db, asked).fetchone():
             token, queue = hand_over
             self._end_leases(db, token, queue, until=float("inf"))
+
+    def tidy(self, db: sqlite3.Connection) -> None:
+        """Leave no body of a finished message behind: it may hold a token."""
+        tidy(db, self._memory, self.clock(), at_least=1)
 
     def depth(self, db: sqlite3.Connection) -> Depth:
         asked = {"queue": self.name, "worker_id": self.worker_id, "now": self.clock()}

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from router.brokers.uri import QueueUri, read_uri, refusal
 from router.brokers.work_queue import DEFAULT_LEASE, WorkQueueBroker, WorkQueuePublisher
 from router.brokers.worker import Worker
 from router.core.config import QueueConfig, sqlite_path
+from router.ports import BrokerError
 
 OPTIONS: Final = frozenset({"queue", "audit"})
 DEFAULT_AUDIT: Final = 3600.0
@@ -34,27 +35,29 @@ class SqliteQueues:
         uri = read_uri(queue, OPTIONS)
         lease = queue.visibility_timeout or DEFAULT_LEASE
         async with self._files.use(_path(queue, uri)) as file:
-            broker = WorkQueueBroker(self._table(file, queue, uri), lease)
+            table = self._table(queue, uri)
+            broker = WorkQueueBroker(StoredTable(file, table), lease)
             try:
                 yield broker
             finally:
                 broker.interrupt()
+                with suppress(BrokerError):
+                    await file.run(table.tidy)
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator[WorkQueuePublisher]:
         uri = read_uri(queue, OPTIONS)
         async with self._files.use(_path(queue, uri)) as file:
-            yield WorkQueuePublisher(self._table(file, queue, uri))
+            yield WorkQueuePublisher(StoredTable(file, self._table(queue, uri)))
 
-    def _table(self, file: SqliteFile, queue: QueueConfig, uri: QueueUri) -> StoredTable:
-        table = QueueTable(
+    def _table(self, queue: QueueConfig, uri: QueueUri) -> QueueTable:
+        return QueueTable(
             name=uri.options.get("queue") or queue.name,
             worker_id=self._worker.id,
             dedup_window=self._worker.dedup_window,
             clock=self._worker.clock,
             audit=_audit(queue, uri),
         )
-        return StoredTable(file, table)
 
 
 def _path(queue: QueueConfig, uri: QueueUri) -> Path:

@@ -16,12 +16,12 @@ BUSY_TIMEOUT: Final = 5.0  # seconds that another process may hold the write loc
 _PRAGMAS: Final = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = NORMAL",  # no end of a process undoes a commit; a power cut may
+    "PRAGMA wal_autocheckpoint = 0",  # commits do not wait for the disk: see write_back
     "PRAGMA secure_delete = FAST",  # bodies hold tokens: wiped where that writes no further page
     "PRAGMA cache_size = -16000",  # KiB: the hot ends of the indexes of a long queue
     "PRAGMA journal_size_limit = 67108864",
     "PRAGMA temp_store = MEMORY",
 )
-LOG_PAGES: Final = 4000  # what makes the log longer writes it back at once
 
 
 class Ended(NamedTuple):
@@ -39,11 +39,14 @@ class SqliteConnection:
         self._db: sqlite3.Connection | None = None
         self._version: int | None = None  # of the file when last looked at
         self._distrusts_log = False  # the disk could not keep it
+        self._written_back = -1  # so many changes: what comes next begins a new log
 
     @property
     def is_ready(self) -> bool:
-        """Whether nothing has to be done before it can be used."""
-        return self._db is not None and not self._distrusts_log
+        """Whether it can be used without waiting for the disk first."""
+        if self._db is None or self._distrusts_log:
+            return False
+        return self._db.total_changes != self._written_back
 
     def run(self, works: Sequence[Work[Any]]) -> list[Ended]:
         """All or nothing, in one transaction. It fails if it would have to wait for anything."""
@@ -74,13 +77,14 @@ class SqliteConnection:
         return before != self._version
 
     def write_back(self) -> None:
-        """What is in the log, into the file itself. It can do that later as well."""
+        """Take what is in the log into the file itself. If that fails, it is done later."""
         if self._db is not None:
             with suppress(sqlite3.Error):
                 self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._written_back = self._db.total_changes
 
     def close(self) -> None:
-        db, self._db = self._db, None
+        db, self._db, self._version = self._db, None, None
         if db is not None:
             with suppress(sqlite3.Error):  # what was committed is in the log
                 db.close()
@@ -123,15 +127,10 @@ def _in_one_transaction(db: sqlite3.Connection, works: Sequence[Work[Any]]) -> l
 
 @contextmanager
 def _patience(db: sqlite3.Connection) -> Iterator[None]:
-    """Within, it waits for locks, and for the disk when a long log is written back."""
-    _be_patient(db, BUSY_TIMEOUT, LOG_PAGES)
+    """Within, it waits for the locks of others."""
+    db.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT * 1000)}")
     yield
-    _be_patient(db, 0.0, 0)  # not after an error: then it is closed
-
-
-def _be_patient(db: sqlite3.Connection, seconds: float, log_pages: int) -> None:
-    db.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
-    db.execute(f"PRAGMA wal_autocheckpoint = {log_pages}")
+    db.execute("PRAGMA busy_timeout = 0")  # not after an error: then it is closed
 
 
 def _create(path: Path) -> None:

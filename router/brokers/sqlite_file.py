@@ -21,7 +21,8 @@ MAX_JOBS: Final = 64  # in one transaction
 QUICK_JOBS: Final = 8  # more of them at once are left to the thread
 QUICK: Final = 0.05  # seconds: a turn that takes the loop longer was held up …
 CAUTION: Final = 30.0  # … and for so long the thread takes them all
-WRITTEN_BACK_EVERY: Final = 64  # turns: the log, some thousand pages by then
+WRITTEN_BACK_EVERY: Final = 64  # turns: the log, some thousand pages by then …
+LARGE_TURN: Final = 8  # … where a large one counts for several
 FIRST_POLL: Final = 0.02  # for other processes' changes, while anyone waits …
 LAST_POLL: Final = 0.08  # … and when nothing has happened for a while
 
@@ -37,11 +38,11 @@ class _Job(NamedTuple):
 class SqliteFile:
     """Jobs that are asked for at about the same time share one transaction: a turn.
 
-    Most turns are the event loop's own. In a thread they would cost more than SQLite itself does:
-    it and the loop would hand Python's lock to and fro with every statement. A turn is short, and a
-    commit waits for no disk. What may wait is left to a thread: to open the file, to write its log
-    back, what is large, what meets another process's lock or any other trouble; and everything,
-    for a while, once a turn has held the loop up after all.
+    Most turns are the event loop's own. In a thread they would cost half as much again: it and the
+    loop would hand Python's lock to and fro with every statement. A turn is short, and its commit
+    waits for no disk. What may wait is left to a thread: to open the file, to write its log back
+    and begin a new one, what is large, what meets another process's lock or any other trouble; and
+    everything, for a while, once a turn has held the loop up after all.
 
     For publishers another thread waits for the disk, so that messages flow meanwhile. While
     receivers wait, the loop looks for commits of other processes: seldom enough to cost nothing.
@@ -54,7 +55,7 @@ class SqliteFile:
         self._thread = ThreadPoolExecutor(1, f"sqlite {path.name}")
         self._jobs: list[_Job] = []
         self._is_busy = False  # a turn is being taken, or will be at once
-        self._turns = 0
+        self._turns = 0  # since the log was written back
         self._cautious_until = 0.0  # loop time
         self._bells: defaultdict[str, Bell] = defaultdict(Bell)
         self._waiting = 0  # receivers with nothing to do
@@ -80,6 +81,8 @@ class SqliteFile:
 
     async def sync(self) -> None:
         """One at a time; it is good for all who came before it began."""
+        if self._closing:
+            raise Disconnected(f"{self._path.name} is closed")
         self._asked += 1
         asked = self._asked
         async with self._syncing:
@@ -126,7 +129,8 @@ class SqliteFile:
             self._rested.set()
 
     def _take_turn(self) -> None:
-        jobs, self._jobs = self._jobs[:MAX_JOBS], self._jobs[MAX_JOBS:]
+        wanted = [job for job in self._jobs if not job.answer.done()]  # who gave up claims nothing
+        jobs, self._jobs = wanted[:MAX_JOBS], wanted[MAX_JOBS:]
         if self._may_wait(jobs):
             self._leave_to_thread(jobs)
             return
@@ -162,10 +166,11 @@ class SqliteFile:
             else:
                 job.answer.set_result(value)
         self._pause = FIRST_POLL
-        self._turns += 1
-        if self._turns % WRITTEN_BACK_EVERY:
+        self._turns += LARGE_TURN if any(job.is_large for job in jobs) else 1
+        if self._turns < WRITTEN_BACK_EVERY:
             self._rest()
         else:
+            self._turns = 0
             writing = self._loop.run_in_executor(self._thread, self._connection.write_back)
             writing.add_done_callback(self._rest)
 

@@ -12,7 +12,8 @@ from router.brokers.work_queue import Claim, Lease
 from router.core.message import Tally
 from router.ports import Depth, Publication
 
-LARGE: Final = 50  # publications at once, as many as a claim brings at most
+MANY: Final = 50  # messages at once, as many as a claim brings at most
+LARGE: Final = 256 * 1024  # bytes of bodies at once
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -47,16 +48,21 @@ class StoredTable:
         self.bell = store.bell(table.name)
         self.holds_groups = table.holds_groups
         self.wait = store.wait
+        self._brings_much = False  # the latest claim did, so the next one may
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         work = partial(self._table.publish, items=items)
-        return await self._change(work, is_large=len(items) > LARGE)
+        is_large = len(items) > MANY or sum(len(item.body) for item in items) > LARGE
+        return await self._change(work, is_large=is_large)
 
     async def keep(self) -> None:
         await self._store.sync()
 
     async def claim(self, limit: int, lease: float) -> Claim:
-        return await self._store.run(partial(self._table.claim, limit=limit, lease=lease))
+        work = partial(self._table.claim, limit=limit, lease=lease)
+        claim = await self._store.run(work, is_large=self._brings_much)
+        self._brings_much = sum(len(claimed.body) for claimed in claim.messages) > LARGE
+        return claim
 
     async def finish(self, leases: Sequence[Lease], error: str) -> Sequence[int]:
         work = partial(self._table.finish, leases=leases, error=error)

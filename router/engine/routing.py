@@ -4,6 +4,7 @@ All of it is synchronous, so a batch sees one state of pools and tracker. What t
 letters for malformed bodies, NACKs of refused messages) is answered as `Aside`, for the caller.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -19,6 +20,8 @@ from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.journal import Journal
 from router.engine.process_pool import ProcessPool
+
+log = logging.getLogger(__name__)
 
 SOURCE: Final = "QueueManager"
 _ACCEPTED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED}  # the ACK went through
@@ -48,6 +51,7 @@ class Aside(Struct):
     """What of a batch needs more than a place in a pool."""
 
     malformed: list[tuple[Delivery, str]] = field(default_factory=list)
+    unroutable: list[Delivery] = field(default_factory=list)  # a bug was met
     refused: list[Job] = field(default_factory=list)  # in order; tracked
     fed: set[ProcessPool] = field(default_factory=set)
 
@@ -78,7 +82,7 @@ class Routing:
 
     def route(self, arrivals: Arrivals) -> Aside:
         batch = _BatchRouting(self, arrivals)
-        batch.submit([job for each in arrivals.deliveries if (job := batch.track(each))])
+        batch.submit([job for each in arrivals.deliveries if (job := batch.try_to_track(each))])
         return batch.aside
 
     def put_aside(self, delivery: Delivery) -> None:
@@ -151,8 +155,17 @@ class _BatchRouting:
         run = arrivals.queue if arrivals.home.is_ordered_here else None
         self._batch = Batch(arrivals.home, arrivals.now, run)
 
-    def track(self, delivery: Delivery) -> Job | None:
+    def try_to_track(self, delivery: Delivery) -> Job | None:
         """Find out what it is to the router. None: nothing for a pool."""
+        try:
+            return self._track(delivery)
+        except Exception:  # the bulkhead: a bug met on one message strands no other
+            log.exception("a message cannot be routed: it is given back")
+            self._routing.put_aside(delivery)
+            self.aside.unroutable.append(delivery)
+            return None
+
+    def _track(self, delivery: Delivery) -> Job | None:
         arrivals, routing = self._arrivals, self._routing
         if routing.remembered and routing.is_deleted(arrivals.queue, delivery, arrivals.now):
             self._discard(delivery)
@@ -190,7 +203,7 @@ class _BatchRouting:
         for job in jobs:
             pool = pools.pool_for(job)
             fed.add(pool)
-            # No room appears before all are placed: later ones of the group do not fit either.
+            # ROUTE-6: no room appears before all are placed, so later ones of a group do not fit.
             if not pool.submit(job):
                 self._refuse(job, pool)
 

@@ -133,7 +133,7 @@ class Settler:
             return
         self._routing.take_back(delivery)
         aside = self._routing.route(self._arrivals([delivery]))
-        if aside.refused:
+        if aside.refused or aside.unroutable:
             self._spawn(self._clear(aside), "refuse")
 
     def hold(self, jobs: Sequence[Job]) -> None:
@@ -290,6 +290,9 @@ class Settler:
     async def _clear(self, aside: Aside) -> None:
         for delivery, problem in aside.malformed:
             await self._bury_malformed(delivery, problem)
+        for delivery in aside.unroutable:
+            self._warn(Code.PROCESSING, "a message cannot be routed: see the log")
+            self._end_unread(delivery, await self._return_unread(delivery, DEFAULT_DELAY))
         if self.is_ordered_here:
             self.deferred += aside.refused  # given back, they would lose their place in their group
         else:

@@ -266,6 +266,76 @@ async def test_closing_a_file_finishes_what_was_asked_for(desk: Desk) -> None:
     assert (await first, await second) == (THREAD, LOOP)
 
 
+async def test_a_new_log_is_begun_by_the_thread_as_the_disk_is_waited_for(desk: Desk) -> None:
+    await desk.file.run(lambda db: db.execute("CREATE TABLE kept (number)").close())
+    for _ in range(sqlite_file.WRITTEN_BACK_EVERY):
+        await desk.worker()
+
+    def write(db: sqlite3.Connection) -> str:
+        db.execute("INSERT INTO kept VALUES (1)")
+        return threading.current_thread().name
+
+    workers = [await desk.file.run(write) for _ in range(2)]
+
+    assert workers == [THREAD, LOOP]
+
+
+async def test_who_gave_up_waiting_claims_nothing(desk: Desk) -> None:
+    done: list[str] = []
+    await desk.file.prepare()
+    giving_up = asyncio.ensure_future(desk.file.run(lambda _: done.append("given up")))
+    staying = asyncio.ensure_future(desk.file.run(lambda _: done.append("wanted")))
+    await asyncio.sleep(0)
+    giving_up.cancel()
+
+    await staying
+
+    assert done == ["wanted"]
+
+
+async def test_a_closed_file_keeps_nothing_more(desk: Desk) -> None:
+    await desk.file.prepare()
+    await desk.file.close()
+
+    with pytest.raises(Disconnected, match="closed"):
+        await desk.file.sync()
+
+
+async def test_no_body_stays_behind_when_a_queue_is_closed(
+    queue: QueueConfig, tmp_path: Path
+) -> None:
+    async with opened(queue) as ends:
+        await ends.publisher.publish([publication("a", body=b"with a token")])
+        (delivery,) = await ends.broker.receive(1)
+        await ends.broker.ack([delivery.handle])
+
+    with closing(sqlite3.connect(tmp_path / "queue.db")) as db:
+        bodies_left = db.execute("SELECT body FROM queue_messages").fetchall()
+    assert bodies_left == [(b"",)]
+
+
+@pytest.mark.rule("P5")
+@pytest.mark.parametrize(("size", "worker"), [(1_000, LOOP), (100_000, THREAD)])
+async def test_large_bodies_are_published_and_claimed_by_the_thread(
+    desk: Desk, size: int, worker: str
+) -> None:
+    workers: list[str] = []
+
+    def clock() -> float:
+        """Asked once by each of them."""
+        workers.append(threading.current_thread().name)
+        return time.time()
+
+    table = StoredTable(desk.file, QueueTable("orders", "worker-1", 300.0, clock))
+    await desk.file.prepare()
+
+    await table.publish([publication(f"m{number}", body=bytes(size)) for number in range(9)])
+    await table.claim(8, 30.0)
+    await table.claim(1, 30.0)
+
+    assert workers == [worker, LOOP, worker]
+
+
 @pytest.mark.rule("WQ-2")
 async def test_what_a_receiver_waits_for_is_claimed_in_the_same_transaction(desk: Desk) -> None:
     table = StoredTable(desk.file, QueueTable("orders", "worker-1", 300.0, time.time))

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from router.core.config import QueueConfig
 from router.core.job import Fate
 from router.core.message import DEFAULT_POOL
-from router.core.outcome import Reply
+from router.core.outcome import DEFAULT_DELAY, Reply
 from router.core.warnings import Severity
 from router.engine.settler import LINGER
 from tests.support.fakes import REFUSED, FakeSender
@@ -45,6 +46,28 @@ async def test_a_redelivered_message_is_not_sent_again_and_settled_by_its_newest
         assert rig.sender.sent == [(1, "a")]
         assert queue.acked == [(11 + LINGER, "new")]
         assert (ended(rig, Fate.DELIVERED), ended(rig, Fate.SUPERSEDED)) == (1, 1)
+
+
+@pytest.mark.rule("P1", "P5")
+@pytest.mark.parametrize("lease", [30.0, None])
+async def test_a_bug_met_while_routing_gives_one_message_back_and_strands_no_other(
+    lease: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = ScriptedQueue(lease_seconds=lease)
+    unhashable: Any = ["no", "string"]  # what an adapter should never bring
+    async with scripted(queue) as rig:
+        queue.hand_over(
+            handed(body("a"), "a", "1", lease=lease),
+            handed(body("b"), "b", unhashable, lease=lease),
+            handed(body("c"), "c", "3", lease=lease),
+        )
+        await asyncio.sleep(5)
+
+        assert rig.sender.ids == ["a", "c"]
+        assert [handle for _, handle in queue.acked] == ["a", "c"]
+        assert queue.nacked == [(1, "b", DEFAULT_DELAY)]
+        assert ended(rig, Fate.RETURNED) == 1
+    assert "unhashable" in caplog.text
 
 
 @pytest.mark.rule("ROUTE-2")

@@ -812,6 +812,22 @@ def test_what_an_old_version_handed_over_comes_back_when_its_lease_ends(
     assert orders == ["H1", "H2", "g1", "g3", "h1", "h2", "loose", "late", "g4", "fresh"]
 
 
+@pytest.mark.rule("P1", "WQ-3")
+def test_a_token_that_an_old_version_left_behind_keeps_nobody_from_a_message(
+    old_db: sqlite3.Connection, clock: Clock
+) -> None:
+    clock.now = 1300.0
+    bert = QueueTable("orders", "bert", WINDOW, clock)
+    old_db.execute("UPDATE queue_messages SET lease_token = 5 WHERE message_id IN ('loose', 'g1')")
+    prepare(old_db)
+
+    claimed = bert.claim(old_db, 10, 30.0).messages
+    lost = bert.finish(old_db, [each.lease for each in claimed], "")
+
+    assert {each.body: each.count for each in claimed}.items() >= {b"loose": 2, b"g1": 2}.items()
+    assert not lost
+
+
 def test_ids_of_an_old_version_are_not_used_again(old_db: sqlite3.Connection, clock: Clock) -> None:
     old_db.execute("UPDATE sqlite_sequence SET seq = 100")
     prepare(old_db)

@@ -222,7 +222,7 @@ SET lease_token = :token,
     deliveries = deliveries + 1,
     last_claimed_at = :now,
     worker_id = :worker_id
-WHERE id IN (SELECT value FROM json_each(:ids)) AND lease_token IS NULL;
+WHERE id IN (SELECT value FROM json_each(:ids)) AND lease_until IS NULL;
 
 -- name: past
 -- What those were through that have been handed out before.

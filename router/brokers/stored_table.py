@@ -61,7 +61,8 @@ class StoredTable:
     async def claim(self, limit: int, lease: float) -> Claim:
         work = partial(self._table.claim, limit=limit, lease=lease)
         claim = await self._store.run(work, is_large=self._brings_much)
-        self._brings_much = sum(len(claimed.body) for claimed in claim.messages) > LARGE
+        found = claim.messages
+        self._brings_much = bool(found) and len(found[0].body) * len(found) > LARGE
         return claim
 
     async def finish(self, leases: Sequence[Lease], error: str) -> Sequence[int]:

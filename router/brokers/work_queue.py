@@ -144,14 +144,8 @@ class WorkQueueBroker:
 
 
 def _delivery(claimed: Claimed, lease_until: float | None) -> Delivery:
-    return Delivery(
-        claimed.body,
-        claimed.lease,
-        broker_id=str(claimed.lease.id),
-        count=claimed.count,
-        lease_until=lease_until,
-        tally=claimed.tally,
-    )
+    lease = claimed.lease
+    return Delivery(claimed.body, lease, str(lease.id), claimed.count, lease_until, claimed.tally)
 
 
 def _stale(lease: Lease) -> Unsettled:

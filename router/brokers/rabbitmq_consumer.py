@@ -73,7 +73,7 @@ class RabbitBroker:
         self._queue = queue
         self._prefetch = prefetch
         self._line = line
-        self._copied = copied  # originals that still have to be removed
+        self._copied = copied  # originals that may still have to be removed
         self._comebacks = comebacks  # copies that are on their way
         self._clock = clock  # of the machine: when a copy is due
         self._out: dict[int, Arrival] = {}  # handed over and not settled, by tag
@@ -208,7 +208,7 @@ class RabbitBroker:
         return [(each, history) for each, history in histories if history.wait(now)]
 
     async def _remove_copied(self, limit: int) -> None:
-        """Of those that come next, remove what is here twice: its copy is safe (BRK-3)."""
+        """Of those that come next, remove what is here twice: its copy still waits (BRK-3)."""
         while copied := self._find_copied(limit):
             for arrival in copied:
                 self._arrivals.remove(arrival)
@@ -251,9 +251,15 @@ class RabbitBroker:
         return self._out.pop(cast("Ticket", handle).tag) if self._is_out(handle) else None
 
     async def _replace(self, original: Arrival, history: History) -> None:
-        """By a copy. If the connection breaks before it is removed, it is when it comes again."""
-        await self._keep_copy(original, history)
-        self._copied.add(_visit(original), _now())
+        """By a copy. If the connection breaks before the original is removed, it is later.
+
+        Namely when it comes again while nobody can have been handed the copy. For the broker may
+        have removed it unheard, and what looks like it be the same message, published once more:
+        a duplicate as long as the copy waits; afterwards, to remove it would be to lose it.
+        """
+        asked_at = _now()
+        waits = await self._keep_copy(original, history)
+        self._copied.add(_visit(original), asked_at, lifetime=waits)
         await self._link.ack([original.tag])
         self._copied.forget(_visit(original))
 
@@ -263,10 +269,11 @@ class RabbitBroker:
             await self._keep_copy(arrival, history)
         await self._link.ack([arrival.tag for arrival, _ in copies])
 
-    async def _keep_copy(self, arrival: Arrival, history: History) -> None:
+    async def _keep_copy(self, arrival: Arrival, history: History) -> float:
+        """Answers how long it waits at the broker, in seconds."""
         delay = max(history.due_at - self._clock(), SHORTEST_WAY)
         self._comebacks.expect(_key(arrival), arrival.body, now=_now(), delay=delay)
-        await self._retries.put(arrival, delay, history)
+        return await self._retries.put(arrival, delay, history)
 
     async def _rewind(self, *returned: Arrival) -> None:
         """Give back what nobody asked for as well: it must not overtake what is given back."""

@@ -101,8 +101,8 @@ class RetryQueues:
         """Raises QueueRefused if we are not allowed to make them."""
         await self._make(FIRST_MADE)
 
-    async def put(self, arrival: Arrival, delay: float, history: History) -> None:
-        """Keep a copy; confirmed on return."""
+    async def put(self, arrival: Arrival, delay: float, history: History) -> float:
+        """Keep a copy; confirmed on return. Answers how long nobody is handed it, in seconds."""
         step = step_for(delay)
         properties = copy_of(arrival.properties, history)
         try:
@@ -111,6 +111,7 @@ class RetryQueues:
         except (Unroutable, QueueRefused) as error:
             # A new connection returns the message, and begins by making these queues.
             raise Disconnected(f"no retry queue {self._name(step)}: {error}") from error
+        return step
 
     async def _make(self, step: int) -> None:
         """One that is there already is taken as it is: operators may have made it for us."""

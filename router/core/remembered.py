@@ -12,8 +12,8 @@ Deleted = tuple[str, str, int]  # queue, broker id, our attempt number
 class RememberedDeletes(OrderedDict[Deleted, float]):
     """Each with the time until which it is known."""
 
-    def add(self, deleted: Deleted, now: float) -> None:
-        self[deleted] = now + LIFETIME
+    def add(self, deleted: Deleted, now: float, *, lifetime: float = LIFETIME) -> None:
+        self[deleted] = now + lifetime
         self.move_to_end(deleted)
         if len(self) > CAPACITY:
             self.popitem(last=False)

@@ -18,7 +18,7 @@ from router.ports import Broker, BrokerError, Depth, Disconnected, QueueRefused,
 from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication, several
 from tests.contract.rabbitmq_place import RabbitPlace
 from tests.support.cable import cable_to
-from tests.support.proxy import proxy_to
+from tests.support.proxy import Proxy, proxy_to
 from tests.support.servers.rabbitmq import RabbitServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("BRK-3")]
@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("BRK-3")]
 KINDS = ("classic", "quorum")
 TRIED = Tally(attempts=1, posts=1)
 BASIC_ACK = b"\x00\x3c\x00\x50"  # class and method, as they go over the wire
+FLOW_OK = b"\x00\x14\x00\x15"  # tells that an ACK before it was heard
 UNTIL_A_QUORUM_STANDS = 2.0  # killed earlier, a new quorum queue never elects a leader again
 
 
@@ -364,23 +365,52 @@ async def test_an_ack_that_got_lost_on_the_way_is_reported(
 async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
     ends: Ends, server: RabbitServer, door: BrokerDoor
 ) -> None:
-    await ends.publisher.publish([publication("a")])
+    await ends.publisher.publish([publication("a"), publication("b")])
     async with proxy_to(server.port) as wire:
-        uri = ends.queue.uri.replace(f":{server.port}/", f":{wire.port}/")
-        through_wire = QueueConfig(name="orders", uri=uri)
+        through_wire = by_way_of(wire, ends.queue, server)
         async with door.open_queue(through_wire) as broker:
             first = await one(broker)
             wire.to_server = lambda data: None if BASIC_ACK in data else data
             with pytest.raises(Disconnected):
-                await broker.nack(first.handle, 1.0, TRIED)
+                await broker.nack(first.handle, 30.0, TRIED)
         wire.to_server = lambda data: data
         async with door.open_queue(through_wire) as broker:
-            second = await one(broker)
-            await broker.ack([second.handle])
+            rest = await several(broker, 1)
             left = await broker.depth()
 
-    assert (second.broker_id, second.tally) == (first.broker_id, TRIED)
-    assert left == Depth(0, 0, due=0)
+    assert (bodies([first]), bodies(rest)) == (["a"], ["b"])
+    assert left == Depth(0, 1, due=0)
+
+
+@pytest.mark.rule("BRK-6", "P1")
+async def test_what_is_published_again_is_not_taken_for_an_original_that_is_gone(
+    ends: Ends, server: RabbitServer, door: BrokerDoor
+) -> None:
+    await ends.publisher.publish([publication("a")])
+    async with proxy_to(server.port) as wire:
+        through_wire = by_way_of(wire, ends.queue, server)
+        async with door.open_queue(through_wire) as broker:
+            first = await one(broker)
+            wire.to_client = lambda data: None if FLOW_OK in data else data
+            with pytest.raises(Disconnected):
+                await broker.nack(first.handle, 1.0, TRIED)  # the original is gone: who knows?
+        wire.to_client = lambda data: data
+        async with reopened(ends) as elsewhere:  # as another router, which remembers other things
+            copy = await one(elsewhere)
+            await elsewhere.ack([copy.handle])
+        await ends.publisher.publish([publication("a")])
+        async with door.open_queue(through_wire) as broker:
+            await one(broker)  # and the connection ends, so that it is handed out once more
+
+        async with door.open_queue(through_wire) as broker:
+            again = await one(broker)
+
+    assert copy.tally == TRIED
+    assert (again.broker_id, again.tally, again.count) == (first.broker_id, UNTRIED, 2)
+
+
+def by_way_of(wire: Proxy, queue: QueueConfig, server: RabbitServer) -> QueueConfig:
+    return QueueConfig(name="orders", uri=queue.uri.replace(f":{server.port}/", f":{wire.port}/"))
 
 
 @pytest.mark.rule("BRK-6", "BRK-1")

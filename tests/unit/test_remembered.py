@@ -41,6 +41,13 @@ def test_it_is_forgotten_after_twelve_hours() -> None:
     assert not deletes.knows(A, now=LIFETIME)
 
 
+def test_it_is_forgotten_earlier_if_it_was_so_said() -> None:
+    deletes = RememberedDeletes()
+    deletes.add(A, now=10, lifetime=30)
+
+    assert [deletes.knows(A, now=39.9), deletes.knows(A, now=40)] == [True, False]
+
+
 def test_to_forget_what_was_never_known_changes_nothing() -> None:
     deletes = RememberedDeletes()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ SECONDS_PER_REQUEST = 0.01
 BETWEEN_CRASHES = 300  # deliveries
 LATEST = 200  # accepted so shortly before the kill that their ACKs may not have been heard
 PUT_OFF_EVERY = 20  # requests
-PUTTING_OFF = 2.0  # seconds in which a group is copied: a copy whose confirm is not heard doubles
+CRASHES = 2
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Recorder:
     moody: bool
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     accepted: list[str] = field(default_factory=list)
-    put_off: dict[str, float] = field(default_factory=dict)  # groups, and when
+    put_off: set[str] = field(default_factory=set)  # groups
     asked: int = 0
 
     async def script(self, connection: Connection) -> None:
@@ -45,15 +44,11 @@ class Recorder:
             await self.opened.wait()
             await asyncio.sleep(SECONDS_PER_REQUEST)
             if puts_off:
-                self.put_off[group_of(id_of(request))] = time.monotonic()
+                self.put_off.add(group_of(id_of(request)))
                 await connection.reply(200, b'{"ack": false, "delaySeconds": 1}')
             else:
                 self.accepted.append(id_of(request))
                 await connection.reply()
-
-    def groups_put_off_at(self, crash: float) -> set[str]:
-        """Or shortly before it."""
-        return {group for group, at in self.put_off.items() if at > crash - PUTTING_OFF}
 
     async def has_accepted(self, number: int) -> None:
         await eventually(lambda: len(set(self.accepted)) >= number, within=60)
@@ -117,13 +112,10 @@ async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts
             await recorder.has_accepted(total // 5)
             await router.kill()
         may_come_twice = {*recorder.accepted[-LATEST:]}
-        may_come_twice |= recorder.groups_put_off_at(time.monotonic())
         async with site.router() as router:
             await recorder.has_accepted(total // 5 + BETWEEN_CRASHES)
-            stopped_at = time.monotonic()
             await asyncio.to_thread(server.stop)
-            # The router lives and knows what was accepted, but not which copies were taken.
-            may_come_twice |= recorder.groups_put_off_at(stopped_at)
+            put_off = set(recorder.put_off)
             await asyncio.to_thread(server.start)
             await recorder.has_accepted(total)
             emptied = await is_left_empty(server, kind)  # nor is there a copy still to come
@@ -132,7 +124,12 @@ async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts
     firsts = list(dict.fromkeys(recorder.accepted))
     twice = [each for each, times in Counter(recorder.accepted).items() if times > 1]
     assert sorted(firsts) == sorted(str(each["id"]) for each in messages)
-    assert [each for each in twice if not {each, group_of(each)} & may_come_twice] == []
+    # A group that goes back is copied one by one: at a crash, one of it may be there as a copy and
+    # as it was, and the router cannot know. What was accepted it does know while it lives.
+    in_doubt = Counter(group_of(each) for each in twice if each not in may_come_twice)
+    assert in_doubt.keys() <= put_off
+    assert all(number <= CRASHES for number in in_doubt.values()), in_doubt
+    assert in_doubt.total() <= CRASHES * CONCURRENCY
     assert (code, emptied) == (0, True)
     if kind == "classic":
         assert all(numbers(firsts, group) == list(range(PER_GROUP)) for group in range(GROUPS))

@@ -63,7 +63,8 @@ class Publication(Struct, frozen=True):
 
     message: Message
     body: bytes
-    dedup_key: str  # the message's id; something new for a replay (DLQ-2)
+    # Taken at its word: same key, same message (WQ-1). None: only what is identical is the same.
+    dedup_key: str | None = None
 
 
 class Broker(Protocol):

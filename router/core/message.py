@@ -54,12 +54,13 @@ class Delivery(Struct, frozen=True):
 
     body: bytes
     handle: Handle  # new at every hand-over
-    broker_id: str | None  # the same at every redelivery; None: the broker has no such id
+    broker_id: str | None  # made by the broker for this very copy; None: it makes none (ID-1)
     count: int | None = None  # how often the broker has handed it out, if it tells
     lease_until: float | None = None  # loop time; None: ours as long as the connection
     tally: Tally = UNTRIED
     is_last: bool = False  # the broker will not hand it out again: given back, it is lost
     parent: Span | None = None  # what published it, if it says so
+    claimed_id: str | None = None  # what its publisher calls it: no proof of sameness (ID-1)
 
 
 class Message(

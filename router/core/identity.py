@@ -1,0 +1,50 @@
+"""When two deliveries are the same message: the one definition (ID-1 to ID-3).
+
+An id is proof only if the broker made it and guarantees that it is unique. Everything else that
+looks like an id was chosen by a publisher, and publishers repeat themselves: there, the body
+decides. In doubt two deliveries are two messages: duplicates are allowed, losses are not.
+"""
+
+from hashlib import blake2b
+from typing import Final
+
+from msgspec import Struct
+
+from router.core.message import Delivery
+
+_DIGEST_BYTES: Final = 16
+
+
+class MessageKey(Struct, frozen=True, gc=False):
+    """Names one message among all that the router may hold (ID-1).
+
+    Equal keys with different bodies are two messages (ID-2): whoever finds a key compares bodies.
+    """
+
+    queue: str  # the queue's identity, with the broker's address
+    id: str  # made by the broker; else by the publisher
+    digest: str = ""  # of the body, unless the broker made the id
+
+    def fingerprint(self, body: bytes) -> str:
+        """Return a short name of this message with this body, for what outlives the process."""
+        parts = (self.queue.encode(), self.id.encode(), body)
+        return digest_of(b"".join(b"%d:%b" % (len(part), part) for part in parts))
+
+
+def key_of(queue: str, delivery: Delivery, message_id: str = "") -> MessageKey:
+    """Return the key of a delivery. `message_id` is the application's, if the body has one."""
+    if delivery.broker_id is not None:
+        return MessageKey(queue, delivery.broker_id)
+    return MessageKey(queue, delivery.claimed_id or message_id, digest_of(delivery.body))
+
+
+def dedup_key_of(explicit: str | None, message_id: str, body: bytes) -> str:
+    """Return what a work queue compares to find a publication again (WQ-1).
+
+    An explicit key is taken at its word; else id and body must be the same, byte for byte.
+    """
+    return f"={explicit}" if explicit is not None else f"{digest_of(body)}:{message_id}"
+
+
+def digest_of(content: bytes) -> str:
+    return blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()

@@ -1,0 +1,125 @@
+"""A work queue behind a network: the real table, as PostgreSQL would keep it for several routers."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final
+
+from router.core.config import QueueConfig
+from router.core.message import Delivery, Handle, Message, Tally
+from router.ports import Broker, Brokers, Depth, Publication, Publisher, Traits, Unsettled
+from tests.simulation.loop import Process
+from tests.simulation.network import Weather, Wire
+
+CALL_TIMEOUT: Final = 20.0
+
+
+class NoServer:
+    """The embedded queue has none."""
+
+    def make(self, queue: str) -> None:
+        """Made by who opens it first."""
+
+    def publish(self, queue: str, body: bytes, message: Message | None) -> None:
+        raise NotImplementedError
+
+    def contents(self) -> list[bytes]:
+        return []
+
+    def drop(self, process: Process | None = None, *, restarted: bool = False) -> None:
+        """There is no connection."""
+
+
+class NetworkedServer(NoServer):
+    def __init__(self, weather: Weather) -> None:
+        self.weather = weather
+        self.wires: list[Wire] = []
+
+    def brokers(self, brokers: Brokers) -> Brokers:
+        return _Networked(self, brokers)
+
+    def drop(self, process: Process | None = None, *, restarted: bool = False) -> None:
+        del restarted
+        for wire in list(self.wires):
+            if process is None or wire.process is process:
+                wire.lose("the connection was closed")
+
+    async def connect(self) -> Wire:
+        wire = Wire(self.weather, timeout=CALL_TIMEOUT)
+        await wire.open()
+        self.wires.append(wire)
+        wire.on_loss = lambda: self.wires.remove(wire)
+        return wire
+
+
+class _Networked:
+    def __init__(self, server: NetworkedServer, brokers: Brokers) -> None:
+        self._server = server
+        self._brokers = brokers
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
+        wire = await self._server.connect()
+        try:
+            async with self._brokers.open_queue(queue) as broker:
+                yield _Remote(broker, wire)
+        finally:
+            wire.lose("closed")
+
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+        return self._open_publisher(queue)
+
+    @asynccontextmanager
+    async def _open_publisher(self, queue: QueueConfig) -> AsyncIterator[Publisher]:
+        wire = await self._server.connect()
+        opening = self._brokers.open_publisher(queue)
+        assert opening is not None
+        try:
+            async with opening as publisher:
+                yield _RemotePublisher(publisher, wire)
+        finally:
+            wire.lose("closed")
+
+
+class _RemotePublisher:
+    def __init__(self, publisher: Publisher, wire: Wire) -> None:
+        self._publisher = publisher
+        self._wire = wire
+
+    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+        return await self._wire.carry(lambda: self._publisher.publish(items))
+
+
+class _Remote:
+    def __init__(self, broker: Broker, wire: Wire) -> None:
+        self._broker = broker
+        self._wire = wire
+
+    @property
+    def holds_groups(self) -> bool:
+        return self._broker.holds_groups
+
+    @property
+    def lease_seconds(self) -> float | None:
+        return self._broker.lease_seconds
+
+    @property
+    def traits(self) -> Traits:
+        return self._broker.traits
+
+    def interrupt(self) -> None:
+        self._broker.interrupt()
+
+    async def receive(self, limit: int) -> Sequence[Delivery]:
+        return await self._wire.carry(lambda: self._broker.receive(limit))
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        return await self._wire.carry(lambda: self._broker.ack(handles, error=error))
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        await self._wire.carry(lambda: self._broker.nack(handle, delay, tally, error=error))
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        return await self._wire.carry(lambda: self._broker.extend(handles, seconds))
+
+    async def depth(self) -> Depth | None:
+        return await self._wire.carry(self._broker.depth)

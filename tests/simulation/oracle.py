@@ -1,0 +1,278 @@
+"""Judges a world from the outside, by bodies: what was published, accepted and kept (SIM-2)."""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from router.core.message import Message, Mode
+from router.core.outcome import Answer, Fault, NoReply, Reply
+from tests.simulation.loop import Process
+from tests.simulation.plan import POOLS, SETTLED_WITHIN, Act, Body, Kind, Plan
+
+HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
+BREAKER_FORGOTTEN: Final = 3600.0
+INNER_RETRIES: Final = (1.0, 2.0)  # seconds between the tries of one delivery
+EPSILON: Final = 0.001
+_BLAMES: Final = frozenset({Fault.NETWORK, Fault.TIMEOUT})
+
+
+class Answered(StrEnum):
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    REJECTED = "rejected"
+    UNKNOWN = "unknown"  # no answer, or an error: it may be in, or not
+
+
+class Sent(Struct):
+    """One publication of one body."""
+
+    body: Body
+    act: Act
+    queue: int
+    at: float
+    answered_at: float
+    answer: Answered
+
+
+class Violation(Struct, frozen=True):
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.text}"
+
+
+class Post(Struct, eq=False):
+    process: Process
+    message: Message
+    started: float
+    epoch: int = 0
+
+
+class _Circuit:
+    """What the breaker of one target must be, as one process sees it (MED-4)."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._recent: deque[bool] = deque(maxlen=10)
+        self._open_until: float | None = None
+        self._is_half_open = False
+        self._probing = 0
+        self._successes = 0
+        self._last = 0.0
+
+    def start(self, now: float) -> str | None:
+        """What is wrong with a request now."""
+        if now - self._last > BREAKER_FORGOTTEN:
+            self.__init__()  # type: ignore[misc]
+        self._last = now
+        if self._open_until is not None:
+            if now < self._open_until - EPSILON:
+                return "a request went through an open circuit"
+            self._move(None, half_open=True)
+        if self._is_half_open:
+            if self._probing >= 3:
+                return "more than three probes at once through a half-open circuit"
+            self._probing += 1
+        return None
+
+    def end(self, epoch: int, now: float, *, ok: bool | None) -> None:
+        if epoch != self.epoch:
+            return
+        if self._is_half_open:
+            self._probing -= 1
+            if ok is False:
+                self._move(now + 5.0)
+            elif ok:
+                self._successes += 1
+                if self._successes == 3:
+                    self._move(None)
+        elif ok is not None:
+            self._recent.append(ok)
+            if len(self._recent) == 10 and self._recent.count(False) >= 5:
+                self._move(now + 5.0)
+
+    def _move(self, open_until: float | None, *, half_open: bool = False) -> None:
+        self.epoch += 1
+        self._open_until, self._is_half_open = open_until, half_open
+        self._probing = self._successes = 0
+        self._recent.clear()
+
+
+class Oracle:
+    def __init__(self, plan: Plan, now: Callable[[], float]) -> None:
+        self.plan = plan
+        self.history: list[str] = []
+        self.violations: list[Violation] = []
+        self.sent: list[Sent] = []
+        self.acceptances: defaultdict[int, list[float]] = defaultdict(list)
+        self.kept: defaultdict[int, list[float]] = defaultdict(list)
+        self._now = now
+        self._by_token = {body.token: body for body in plan.bodies}
+        self._by_content = {body.content: body for body in plan.bodies}
+        self._open: Counter[tuple[str, ...]] = Counter()
+        self._circuits: defaultdict[tuple[str, int], _Circuit] = defaultdict(_Circuit)
+        self._starts: defaultdict[str, list[float]] = defaultdict(list)  # of deliveries by pool R
+        self._failed_at: dict[tuple[str, int], float] = {}
+        self._changes_pools = any(step.act is Act.POOLS for step in plan.steps)
+
+    def note(self, *words: object) -> None:
+        self.history.append(f"{self._now():12.4f}  " + " ".join(str(word) for word in words))
+
+    def violate(self, rule: str, text: str) -> None:
+        self.note("VIOLATION", rule, text)
+        self.violations.append(Violation(rule, text))
+
+    # What targets see.
+
+    def post_started(self, post: Post) -> None:
+        body = self._body_of(post)
+        name = post.process.name
+        self.note(name, "posts", body.number)
+        for mark, rule in self._marks(post, body):
+            self._open[mark] += 1
+            if self._open[mark] > 1:
+                self.violate(rule, f"{mark[1:]} is being sent twice at once by {name}")
+        pool = post.message.pool or ""
+        self._open[name, "pool", pool] += 1
+        limit = POOLS.get(pool)
+        if limit and self._open[name, "pool", pool] > limit and not self._changes_pools:
+            self.violate("POOL-6", f"{self._open[name, 'pool', pool]} requests at once in {pool}")
+        circuit = self._circuits[name, body.host]
+        if problem := circuit.start(post.started):
+            self.violate("MED-4", f"{problem} to t{body.host}")
+        post.epoch = circuit.epoch
+        self._note_rate(post, body)
+
+    def post_ended(self, post: Post, answer: Answer | None) -> None:
+        """None: it was cancelled."""
+        body = self._body_of(post)
+        self.note(post.process.name, "got", _words(answer), "for", body.number)
+        for mark, _ in self._marks(post, body):
+            self._open[mark] -= 1
+        self._open[post.process.name, "pool", post.message.pool or ""] -= 1
+        ok = None if answer is None else not isinstance(answer, NoReply)
+        if isinstance(answer, NoReply) and answer.fault not in _BLAMES:
+            ok = None
+        self._circuits[post.process.name, body.host].end(post.epoch, self._now(), ok=ok)
+        self._failed_at[post.process.name, body.number] = self._now()
+
+    def accepted(self, post: Post) -> None:
+        body = self._body_of(post)
+        self.note("target accepts", body.number)
+        self.acceptances[body.number].append(self._now())
+
+    def _body_of(self, post: Post) -> Body:
+        return self._by_token[post.message.token or ""]
+
+    def _marks(self, post: Post, body: Body) -> Iterable[tuple[tuple[str, ...], str]]:
+        name, message = post.process.name, post.message
+        yield (name, "message", str(body.number)), "P2"
+        if message.mode is not Mode.IMMEDIATE:
+            yield (name, "group", message.pool or "", message.group or ""), "P3"
+
+    def _note_rate(self, post: Post, body: Body) -> None:
+        rate, name = self.plan.rate, post.process.name
+        if post.message.pool != "R" or rate is None or self._changes_pools:
+            return
+        gap = post.started - self._failed_at.get((name, body.number), -1e9)
+        if any(abs(gap - pause) < EPSILON for pause in INNER_RETRIES):
+            return  # a try of the same delivery needs no new permit
+        starts = self._starts[name]
+        starts.append(post.started)
+        for count, since in enumerate(reversed(starts), 1):
+            if count > rate + rate * (post.started - since) / 60 + 1 + EPSILON:
+                self.violate("§9", f"{count} deliveries in {post.started - since:g} s by pool R")
+                return
+
+    # What is published and kept.
+
+    def published(self, sent: Sent) -> None:
+        self.note(sent.act, sent.body.number, "to", sent.queue, "is", sent.answer)
+        self.sent.append(sent)
+
+    def letter_kept(self, content: bytes) -> None:
+        body = self._by_content.get(content)
+        if body is None:
+            self.violate("DLQ-1", f"a letter holds what nobody published: {content!r}")
+            return
+        self.note("kept as a dead letter:", body.number)
+        self.kept[body.number].append(self._now())
+
+    # What must hold in the end.
+
+    def judge(self, stored: Iterable[bytes], still_held: Sequence[str]) -> None:
+        in_store = {body.number for content in stored if (body := self._by_content.get(content))}
+        for text in still_held:
+            self.violate("P1", f"not at its end after hours of peace: {text}")
+        for number in self.kept.keys() - in_store:
+            self.violate("DLQ-1", f"the dead letter of body {number} is gone from the store")
+        for sent in self.sent:
+            self._judge_publication(sent, in_store)
+        if self.plan.kind in HOLDS_GROUPS and not self._changes_pools:
+            self._judge_order()
+
+    def _judge_publication(self, sent: Sent, in_store: set[int]) -> None:
+        number = sent.body.number
+        if sent.answer is Answered.DUPLICATE and not self._has_living_twin(sent):
+            self.violate("WQ-1", f"body {number} was called a duplicate of nothing")
+        if sent.answer is not Answered.ACCEPTED:
+            return
+        since = sent.at - SETTLED_WITHIN
+        kept_since = sent.at if sent.act is Act.REPLAY else since
+        if any(at >= since for at in self.acceptances[number]):
+            return
+        if any(at >= kept_since for at in self.kept[number]) and number in in_store:
+            return
+        self.violate(
+            "P1", f"body {number} ({sent.act} at {sent.at:g}) was neither accepted nor kept"
+        )
+
+    def _has_living_twin(self, sent: Sent) -> bool:
+        """Whether the same body was published within the window and is not dead."""
+        number = sent.body.number
+        earlier = [
+            each.at
+            for each in self.sent
+            if each is not sent
+            and each.body.number == number
+            and each.answer in {Answered.ACCEPTED, Answered.UNKNOWN}
+            and each.at <= sent.answered_at
+        ]
+        died = max((at for at in self.kept[number] if at < sent.at - SETTLED_WITHIN), default=-1e9)
+        return any(at > died for at in earlier)
+
+    def _judge_order(self) -> None:
+        count = Counter(sent.body.number for sent in self.sent)
+        lines: defaultdict[tuple[object, ...], list[Sent]] = defaultdict(list)
+        for sent in self.sent:
+            body = sent.body
+            if (
+                body.group is not None
+                and body.dispatch is None
+                and not body.malformed
+                and sent.answer is Answered.ACCEPTED
+                and count[body.number] == 1
+            ):
+                lines[sent.queue, body.pool, body.group, body.high].append(sent)
+        for line in lines.values():
+            for first in line:
+                for second in line:
+                    if first.answered_at <= second.at and first is not second:
+                        self._judge_pair(first.body.number, second.body.number)
+
+    def _judge_pair(self, first: int, second: int) -> None:
+        never = float("inf")
+        ended = min([*self.acceptances[first], *self.kept[first]], default=never)
+        passed = min(self.acceptances[second], default=never)
+        if passed < ended:
+            self.violate("FIFO-1", f"body {second} was delivered before body {first} of its group")
+
+
+def _words(answer: Answer | None) -> str:
+    if answer is None:
+        return "cancelled"
+    return str(answer.status) if isinstance(answer, Reply) else answer.detail

@@ -1,0 +1,182 @@
+"""A router in a world: wired as `router.main` does, with the world's ports."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from router.brokers import BrokerDoor
+from router.brokers.sqlite import SqliteQueues
+from router.core.config import RoutingConfig
+from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
+from router.core.warnings import WarningBook
+from router.engine.alerts import Alerts
+from router.engine.breaker import Breakers
+from router.engine.chores import Chores
+from router.engine.dead_letters import Replays
+from router.engine.letters import Letters
+from router.engine.mediator import Mediator
+from router.engine.publishing import Publishing, open_publishing
+from router.engine.queue_manager import QueueManager, Surroundings
+from router.ports import Brokers, DeadLetterStore, Sender, StoreError
+from router.storage.dead_letters import open_store
+from tests.simulation.loop import Process, SimLoop
+
+TIMEOUT = 60.0  # of a request
+
+
+class Surrounding(Protocol):
+    """What a router needs of its world."""
+
+    config: RoutingConfig
+    store_fails: bool
+
+    def wall(self) -> float: ...
+    def jitter(self, low: float, high: float) -> float: ...
+    def new_id(self) -> str: ...
+    def brokers(self, door: BrokerDoor) -> Brokers: ...
+    def sender(self, process: Process) -> Sender: ...
+    def letter_kept(self, content: bytes) -> None: ...
+
+
+class SimStore:
+    """The real store, which fails when the world says so, and tells what it has kept."""
+
+    def __init__(self, store: DeadLetterStore, world: Surrounding) -> None:
+        self._store = store
+        self._world = world
+
+    async def put(self, letter: DeadLetter) -> None:
+        if self._world.store_fails:
+            raise StoreError("the disk is full")
+        await self._store.put(letter)
+        self._world.letter_kept(letter.body)
+
+    async def find(
+        self, wanted: LetterFilter, *, limit: int, before: int | None = None
+    ) -> Sequence[KeptLetter]:
+        return await self._store.find(wanted, limit=limit, before=before)
+
+    async def get(self, letter_id: int) -> KeptLetter | None:
+        return await self._store.get(letter_id)
+
+    async def latest_of(self, message_id: str) -> KeptLetter | None:
+        return await self._store.latest_of(message_id)
+
+    async def mark_replayed(self, letter_id: int, at: float) -> None:
+        await self._store.mark_replayed(letter_id, at)
+
+    async def discard(self, letter_id: int) -> bool:
+        return await self._store.discard(letter_id)
+
+
+class SimRouter:
+    """One incarnation: from its start until it is killed."""
+
+    manager: QueueManager
+    publishing: Publishing
+    replays: Replays
+    store: SimStore
+
+    def __init__(self, name: str, world: Surrounding, directory: Path) -> None:
+        self.process = Process(name)
+        self.is_ready = False
+        self._world = world
+        self._directory = directory
+        self._door: BrokerDoor | None = None
+        self._file: Any = None  # the store under its port
+
+    def start(self) -> None:
+        asyncio.get_running_loop().create_task(
+            self._run(), name=self.process.name, context=self.process.context
+        )
+
+    def kill(self) -> None:
+        """As SIGKILL does: nothing of it runs any more, and what it had open is closed."""
+        self.process.is_alive = False
+        self.is_ready = False
+        if self._file is not None:
+            self._file._connection.close()
+        adapters = [] if self._door is None else self._door._adapters.values()
+        for adapter in adapters:
+            if isinstance(adapter, SqliteQueues):
+                for file in adapter._files._open.values():
+                    release(file)
+
+    def do(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Have the process do it; the answer never comes if it ends meanwhile."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def tell(task: asyncio.Task[Any]) -> None:
+            if answer.done() or task.cancelled():
+                return
+            if (error := task.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(task.result())
+
+        task = loop.create_task(work(), context=self.process.context)
+        task.add_done_callback(tell)
+        return answer
+
+    @property
+    def held(self) -> int:
+        return self.manager.routing.held if self.is_ready else 0
+
+    async def _run(self) -> None:
+        world = self._world
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        alerts = Alerts(WarningBook(), world.wall)
+        breakers = Breakers(lambda _: None)
+        async with AsyncExitStack() as stack:
+            file = await stack.enter_async_context(
+                open_store(f"sqlite:///{self._directory}/dead-letters.db")
+            )
+            self._file = file
+            self.store = SimStore(file, world)
+            self._door = await stack.enter_async_context(
+                BrokerDoor(worker_id=self.process.name, dedup_window=300.0, clock=world.wall)
+            )
+            brokers = world.brokers(self._door)
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            mediator = Mediator(
+                world.sender(self.process),
+                breakers,
+                alerts,
+                timeout=TIMEOUT,
+                jitter=world.jitter,
+                wall=world.wall,
+            )
+            self.manager = QueueManager(
+                Surroundings(
+                    brokers=brokers,
+                    mediator=mediator,
+                    letters=Letters(self.store, alerts, world.wall),
+                    alerts=alerts,
+                    tasks=tasks,
+                    jitter=world.jitter,
+                )
+            )
+            self.publishing = await stack.enter_async_context(
+                open_publishing(
+                    brokers,
+                    lambda: self.manager.applied,
+                    refuse_url=lambda _: None,
+                    new_id=world.new_id,
+                )
+            )
+            self.replays = Replays(
+                self.store, self.publishing, wall=world.wall, new_id=world.new_id
+            )
+            await self.manager.apply(world.config)
+            Chores(self.manager, breakers, alerts).start(tasks)
+            self.is_ready = True
+            await asyncio.Event().wait()
+
+
+def release(file: Any) -> None:
+    """Close what the kernel would close of a dead process."""
+    file._connection.close()

@@ -1,0 +1,252 @@
+"""RabbitMQ as its adapter's link sees it: no ids of its own, pushes, confirms, retry queues.
+
+What it knows (BROKERS.md): `message_id` is the publisher's; unacknowledged messages return to their
+places when a connection ends, with the redelivered flag set unless the broker itself was restarted;
+an expired message of a retry queue goes to the end of the main queue.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import copy_context
+from typing import Final
+
+from msgspec import Struct
+
+from router.brokers.rabbitmq_link import Arrival, Properties, Table, Unroutable
+from router.core.message import Message
+from tests.simulation.loop import OWNER, Process
+from tests.simulation.network import Weather, Wire
+
+CALL_TIMEOUT: Final = 15.0
+PERSISTENT: Final = 2
+
+
+class Stored(Struct, eq=False):
+    place: int
+    body: bytes
+    properties: Properties
+    redelivered: bool = False
+
+
+class RabbitQueue:
+    def __init__(self, name: str, ttl: float | None = None, returns_to: str = "") -> None:
+        self.name = name
+        self.ttl = ttl
+        self.returns_to = returns_to
+        self.ready: list[Stored] = []  # by place
+        self.consumers: list[Consuming] = []
+
+
+class Consuming(Struct, eq=False):
+    link: "SimLink"
+    tag: str
+    prefetch: int
+    take: Callable[[Arrival], None]
+
+
+class RabbitServer:
+    def __init__(self, weather: Weather) -> None:
+        self.weather = weather
+        self.queues: dict[str, RabbitQueue] = {}
+        self.links: list[SimLink] = []
+        self._places = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()  # nobody's: its timers outlive the processes it serves
+
+    # What producers and the world do.
+
+    def make(self, queue: str) -> None:
+        self.queues.setdefault(queue, RabbitQueue(queue))
+
+    def publish(self, queue: str, body: bytes, message: Message | None) -> None:
+        message_id = None if message is None else message.id
+        self.put(queue, body, Properties(message_id=message_id, delivery_mode=PERSISTENT))
+
+    def contents(self) -> list[bytes]:
+        waiting = [stored.body for queue in self.queues.values() for stored in queue.ready]
+        return waiting + [
+            stored.body for link in self.links for _, stored in link.unsettled.values()
+        ]
+
+    def drop(self, process: Process | None = None, *, restarted: bool = False) -> None:
+        """Lose the connections of a process, or all of them."""
+        for link in list(self.links):
+            if process is None or link.wire.process is process:
+                link.end(restarted=restarted)
+
+    # What links do.
+
+    @asynccontextmanager
+    async def open_link(self, url: str, name: str) -> AsyncIterator["SimLink"]:
+        del url, name
+        link = SimLink(self)
+        await link.wire.open()
+        self.links.append(link)
+        try:
+            yield link
+        finally:
+            link.wire.lose("the connection was closed")
+
+    def put(self, queue: str, body: bytes, properties: Properties) -> None:
+        found = self.queues.get(queue)
+        if found is None:
+            raise Unroutable(queue)
+        stored = Stored(next(self._places), body, properties)
+        found.ready.append(stored)
+        if found.ttl is not None:
+            self._loop.call_later(found.ttl, self._expire, found, stored, context=self._context)
+        self.push(found)
+
+    def give_back(self, queue: RabbitQueue, stored: Stored, *, flagged: bool = True) -> None:
+        stored.redelivered = flagged
+        queue.ready.append(stored)
+        queue.ready.sort(key=lambda each: each.place)
+
+    def push(self, queue: RabbitQueue) -> None:
+        """Round robin among consumers that have room in their windows."""
+        while queue.ready:
+            free = [each for each in queue.consumers if each.link.has_room(each.prefetch)]
+            if not free:
+                return
+            chosen = free[0]
+            queue.consumers.remove(chosen)
+            queue.consumers.append(chosen)
+            chosen.link.deliver(queue, queue.ready.pop(0), chosen.take)
+
+    def _expire(self, queue: RabbitQueue, stored: Stored) -> None:
+        if stored in queue.ready:
+            queue.ready.remove(stored)
+            self.put(queue.returns_to, stored.body, stored.properties)
+
+
+class SimLink:
+    """Fits what the adapter uses of `rabbitmq_link.Link`."""
+
+    def __init__(self, server: RabbitServer) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.wire = Wire(server.weather, timeout=CALL_TIMEOUT)
+        self.wire.on_loss = self._ended
+        self.unsettled: dict[int, tuple[RabbitQueue, Stored]] = {}
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._tags = itertools.count(1)
+        self._names = itertools.count(1)
+        self._clear_at = 0.0  # when all that was sent has arrived
+        self._context = None if (owner := OWNER.get()) is None else owner.context
+        self._flagged = True
+
+    @property
+    def is_lost(self) -> bool:
+        return self.wire.lost is not None
+
+    def check(self) -> None:
+        self.wire.check()
+
+    def end(self, *, restarted: bool) -> None:
+        self._flagged = not restarted
+        self.wire.lose("the connection was closed by the broker")
+
+    async def waiting(self, queue: str) -> int:
+        return await self.wire.call(lambda: len(self._server.queues[queue].ready))
+
+    async def exists(self, queue: str) -> bool:
+        return await self.wire.call(lambda: queue in self._server.queues)
+
+    async def declare(self, queue: str, arguments: Table) -> None:
+        ttl = arguments.get("x-message-ttl")
+        back = arguments.get("x-dead-letter-routing-key")
+        made = RabbitQueue(queue, ttl / 1000 if isinstance(ttl, int) else None, str(back or ""))
+        await self.wire.call(lambda: self._server.queues.setdefault(queue, made))
+
+    async def kind_of(self, queue: str) -> str | None:
+        return await self.wire.call(lambda: "classic" if queue in self._server.queues else None)
+
+    async def consume(self, queue: str, prefetch: int, take: Callable[[Arrival], None]) -> str:
+        name = f"consumer-{next(self._names)}"
+
+        def begin() -> None:
+            found = self._server.queues[queue]
+            found.consumers.append(Consuming(self, name, prefetch, take))
+            self._server.push(found)
+
+        await self.wire.call(begin)
+        return name
+
+    async def cancel(self, consumer: str) -> None:
+        def end() -> None:
+            for queue in self._server.queues.values():
+                queue.consumers = [
+                    each
+                    for each in queue.consumers
+                    if each.link is not self or each.tag != consumer
+                ]
+
+        await self.wire.call(end)
+        await self._until_arrived()
+
+    async def catch_up(self) -> None:
+        await self.wire.call(lambda: None)
+        await self._until_arrived()
+
+    async def ack(self, tags: Sequence[int]) -> None:
+        def settle() -> None:
+            queues = {self.unsettled.pop(tag)[0].name for tag in tags}
+            for name in sorted(queues):
+                self._server.push(self._server.queues[name])
+
+        await self.wire.call(settle)
+
+    async def requeue(self, tags: Sequence[int]) -> None:
+        def settle() -> None:
+            queues = set()
+            for tag in tags:
+                queue, stored = self.unsettled.pop(tag)
+                self._server.give_back(queue, stored)
+                queues.add(queue.name)
+            for name in sorted(queues):
+                self._server.push(self._server.queues[name])
+
+        await self.wire.call(settle)
+
+    async def publish(self, queue: str, body: bytes, properties: Properties) -> None:
+        await self.wire.call(lambda: self._server.put(queue, body, properties))
+
+    # The broker's side.
+
+    def has_room(self, prefetch: int) -> bool:
+        return len(self.unsettled) < prefetch
+
+    def deliver(self, queue: RabbitQueue, stored: Stored, take: Callable[[Arrival], None]) -> None:
+        tag = next(self._tags)
+        self.unsettled[tag] = queue, stored
+        self._clear_at = max(self._clear_at, self._loop.time() + self._server.weather.latency())
+        self._loop.call_at(
+            self._clear_at, self._arrive, tag, stored, stored.redelivered, take, context=self._context
+        )
+
+    def _arrive(
+        self, tag: int, stored: Stored, redelivered: bool, take: Callable[[Arrival], None]
+    ) -> None:
+        if self.wire.lost is None:
+            at = self._loop.time()
+            take(Arrival(tag, stored.body, stored.properties, redelivered, at))
+
+    async def _until_arrived(self) -> None:
+        await asyncio.sleep(max(self._clear_at - self._loop.time(), 0.0))
+        self.check()
+
+    def _ended(self) -> None:
+        """The broker takes back what this connection had; our side is told a little later."""
+        server = self._server
+        server.links.remove(self)
+        for queue in server.queues.values():
+            queue.consumers = [each for each in queue.consumers if each.link is not self]
+        for queue, stored in self.unsettled.values():
+            server.give_back(queue, stored, flagged=self._flagged)
+        names = sorted({queue.name for queue, _ in self.unsettled.values()})
+        self.unsettled.clear()
+        for name in names:
+            server.push(server.queues[name])
+        self._loop.call_soon(self.on_change, context=self._context)

@@ -1,0 +1,505 @@
+"""One world: routers, a broker, targets, and what happens to them."""
+
+import asyncio
+import gc
+import hashlib
+import logging
+import random
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+
+from router.brokers import BrokerDoor, nats, rabbitmq, sqlite_file, sqs
+from router.core.config import PoolConfig, QueueConfig, RetryPolicy, RoutingConfig
+from router.core.dead_letter import LetterFilter, Reason
+from router.core.message import Message, parse
+from router.engine.dead_letters import NotReplayable
+from router.engine.publishing import BrokeOff, Rejected
+from router.ports import Broker, Brokers, Disconnected, Publisher, Sender
+from tests.simulation import networked
+from tests.simulation import rabbitmq as rabbit_model
+from tests.simulation import sqs as sqs_model
+from tests.simulation.loop import Process, SimLoop
+from tests.simulation.network import Mishap, Weather
+from tests.simulation.oracle import Answered, Oracle, Sent, Violation
+from tests.simulation.plan import HOSTS, POOLS, Act, Kind, Plan, Step
+from tests.simulation.process import SimRouter
+from tests.simulation.targets import SimSender, Targets
+
+START: Final = 1_800_000_000.0  # the wall clock, when a world begins
+PEACE: Final = 3 * 3600.0
+LOOK_EVERY: Final = 5.0
+IDLE_POLL: Final = 2.0  # hours of idleness are looked through more quickly than in real life
+SILENCE: Final = 30.0  # a server cuts off who stands still for longer
+ANSWER_WITHIN: Final = 120.0
+RETRY_SCHEDULE: Final = (1.0, 5.0, 12.0)
+_UNIMPORTANT: Final = frozenset({Act.PUBLISH, Act.SEND})
+
+
+class Server(Protocol):
+    """A model of a broker, as the world treats it."""
+
+    def make(self, queue: str) -> None: ...
+    def publish(self, queue: str, body: bytes, message: Message | None) -> None: ...
+    def contents(self) -> list[bytes]: ...
+    def drop(self, process: Process | None = None, *, restarted: bool = False) -> None: ...
+
+
+class Result(Struct, frozen=True):
+    plan: Plan
+    violations: Sequence[Violation]
+    history: Sequence[str]
+    seconds: float  # of virtual time
+    faults: int
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.history).encode()).hexdigest()
+
+
+def run(plan: Plan) -> Result:
+    """Run a world to its end."""
+    home = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108  no secrets are in it
+    directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=home))
+    loop = SimLoop()
+    with _quiet():
+        try:
+            world = World(plan, directory)
+            return loop.run_until_complete(world.run())
+        finally:
+            _bury(loop)
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing is logged, and nobody hears of what killed processes left undone."""
+    _freeze()
+    gc.disable()
+    logging.disable(logging.CRITICAL)
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+    finally:
+        gc.collect()
+        sys.unraisablehook = hook
+        logging.disable(logging.NOTSET)
+        gc.enable()
+
+
+@cache
+def _freeze() -> None:
+    """What is here by now stays: it need not be looked at after every world."""
+    gc.collect()
+    gc.freeze()
+
+
+def _bury(loop: SimLoop) -> None:
+    """End what the killed processes left: coroutines that will never go on."""
+    loop.close()
+    for task in loop.tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        with suppress(BaseException):
+            task.get_coro().close()  # type: ignore[union-attr]
+    loop.tasks.clear()
+
+
+class World:
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        self.plan = plan
+        self.config = _config(plan, directory)
+        self.store_fails = False
+        self._directory = directory
+        self._rng = random.Random(plan.seed ^ 0x5EED)
+        self._offset = 0.0
+        self._ids = 0
+        self._faults = 0
+        self._incarnations = 0
+        self._routers: list[SimRouter | None] = [None] * plan.routers
+        self._doing: set[asyncio.Task[None]] = set()
+        self.weather = Weather(random.Random(plan.seed ^ 0xBAD))
+        self._targets = Targets(random.Random(plan.seed ^ 0x7A26E7), plan.phases)
+        self._server: Server
+        self._loop: SimLoop
+        self.oracle: Oracle
+
+    # What routers ask.
+
+    def wall(self) -> float:
+        return START + self._loop.now + self._offset
+
+    def jitter(self, low: float, high: float) -> float:
+        return self._rng.uniform(low, high)
+
+    def new_id(self) -> str:
+        self._ids += 1
+        return f"new-{self._ids}"
+
+    def brokers(self, door: BrokerDoor) -> Brokers:
+        if isinstance(self._server, networked.NetworkedServer):
+            return self._server.brokers(door)
+        return door
+
+    def sender(self, process: Process) -> Sender:
+        return SimSender(self._targets, self.oracle, process)
+
+    def letter_kept(self, content: bytes) -> None:
+        self.oracle.letter_kept(content)
+
+    # The course of the world.
+
+    async def run(self) -> Result:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        self._loop = loop
+        loop.thread_takes = self.weather.latency
+        self.oracle = Oracle(self.plan, loop.time)
+        self._server = _make_server(self.plan.kind, self.weather)
+        with _installed(self._server):
+            for queue in self.config.queues:
+                self._server.make(_place(queue))
+            for index in range(self.plan.routers):
+                self._start(index)
+            await self._happen()
+            await self._make_peace()
+            self.oracle.judge(self._stored(), await self._still_held())
+            for index in range(self.plan.routers):
+                self._kill(index)
+        return Result(
+            self.plan,
+            self.oracle.violations,
+            self.oracle.history,
+            loop.now,
+            self._faults + sum(self.weather.counts.values()) - self.weather.counts[Mishap.NONE],
+        )
+
+    async def _happen(self) -> None:
+        checking = self._loop.create_task(self._check_books())
+        for step in self.plan.steps:
+            await asyncio.sleep(max(step.at - self._loop.now, 0.0))
+            doing = self._loop.create_task(self._do(step))
+            self._doing.add(doing)
+            doing.add_done_callback(self._doing.discard)
+        while self._doing:
+            await asyncio.wait(set(self._doing))
+        checking.cancel()
+
+    async def _make_peace(self) -> None:
+        self.oracle.note("peace")
+        self._targets.is_peaceful = True
+        began = self._loop.now
+        while self._loop.now < began + PEACE:
+            await asyncio.sleep(LOOK_EVERY)
+            if not await self._still_held():
+                return
+
+    async def _check_books(self) -> None:
+        while True:
+            await asyncio.sleep(0.7)
+            for router in self._living():
+                self._check_book(router)
+
+    def _check_book(self, router: SimRouter) -> None:
+        manager = router.manager
+        if manager.routing.unaccounted:
+            self.oracle.violate("OPS-6", f"{manager.routing.unaccounted} hand-overs unaccounted for")
+        for pool in manager.pools.values():
+            if pool.queued > pool.capacity:
+                self.oracle.violate("POOL-1", f"pool {pool.code} holds {pool.queued}")
+
+    async def _still_held(self) -> list[str]:
+        held = [f"{content!r} is in the queue" for content in self._server.contents()]
+        for router in self._living():
+            if router.held:
+                held.append(f"{router.process.name} holds {router.held} messages")
+            if router.manager.routing.unaccounted:
+                held.append(f"{router.process.name}: the ledger does not add up")
+        return held + self._rows()
+
+    def _rows(self) -> list[str]:
+        """What waits in the work queue's file."""
+        path = self._directory / "queue.db"
+        if not path.exists():
+            return []
+        with suppress(sqlite3.Error):
+            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+            try:
+                rows = db.execute(_UNSETTLED).fetchall()
+            finally:
+                db.close()
+            return [f"row {row[0]} ({row[1]}) is {row[2]}" for row in rows]
+        return []
+
+    def _stored(self) -> Iterator[bytes]:
+        for path in sorted(self._directory.glob("r*/dead-letters.db")):
+            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+            yield from (bytes(row[0]) for row in db.execute("SELECT body FROM dead_letters"))
+            db.close()
+
+    def _living(self) -> list[SimRouter]:
+        return [router for router in self._routers if router is not None and router.is_ready]
+
+    # What happens.
+
+    async def _do(self, step: Step) -> None:
+        if step.act not in _UNIMPORTANT:
+            self._faults += 1
+            self.oracle.note(step.act, f"r{step.router}", f"{step.seconds:g}", f"{step.share:g}")
+        match step.act:
+            case Act.PUBLISH:
+                self._publish(step)
+            case Act.SEND:
+                await self._send(step)
+            case Act.REPLAY:
+                await self._replay(step)
+            case Act.KILL:
+                self._kill(step.router)
+                await asyncio.sleep(step.seconds)
+                self._start(step.router)
+            case Act.PAUSE:
+                await self._pause(step)
+            case Act.RECREATE:
+                await self._recreate(step)
+            case Act.POOLS:
+                await self._change_pools(step)
+            case Act.CLOCK:
+                self._offset += step.seconds
+            case Act.BREAK:
+                self._server.drop(restarted=step.share < 0.2)
+            case _:
+                await self._bad_weather(step)
+
+    def _publish(self, step: Step) -> None:
+        queue = _place(self.config.queues[step.queue])
+        for number in step.bodies:
+            body = self.plan.bodies[number]
+            message = None if body.malformed else parse(body.content)
+            self._server.publish(queue, body.content, message)
+            now = self._loop.now
+            self.oracle.published(Sent(body, step.act, step.queue, now, now, Answered.ACCEPTED))
+
+    async def _send(self, step: Step) -> None:
+        router = self._routers[step.router]
+        if router is None or not router.is_ready:
+            return
+        name = self.config.queues[step.queue].name
+        bodies = [self.plan.bodies[number] for number in step.bodies]
+        began = self._loop.now
+        contents = [body.content for body in bodies]
+        answers = [Answered.UNKNOWN] * len(bodies)
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                told = await router.do(lambda: router.publishing.publish(name, contents))
+                answers = answered(told, len(bodies))
+        except Rejected:
+            answers = [Answered.REJECTED] * len(bodies)
+        except (BrokeOff, TimeoutError) as error:
+            self.oracle.note("not sent:", type(error).__name__)
+        for body, answer in zip(bodies, answers, strict=True):
+            now = self._loop.now
+            self.oracle.published(Sent(body, step.act, step.queue, began, now, answer))
+
+    async def _replay(self, step: Step) -> None:
+        router = self._routers[step.router]
+        if router is None or not router.is_ready:
+            return
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                found = await router.do(lambda: router.store.find(LetterFilter(), limit=100))
+        except TimeoutError:
+            return
+        for kept in reversed(found):
+            if kept.letter.reason is not Reason.MALFORMED and router.is_ready:
+                await self._replay_one(router, kept.id)
+
+    async def _replay_one(self, router: SimRouter, letter_id: int) -> None:
+        began = self._loop.now
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                kept = await router.do(lambda: router.store.get(letter_id))
+                await router.do(lambda: router.replays.replay(letter_id))
+        except (NotReplayable, BrokeOff, TimeoutError) as error:
+            self.oracle.note("not replayed:", type(error).__name__)
+            return
+        body = next(each for each in self.plan.bodies if each.content == kept.letter.body)
+        names = [queue.name for queue in self.config.queues]
+        queue, now = names.index(kept.letter.queue), self._loop.now
+        self.oracle.published(Sent(body, Act.REPLAY, queue, began, now, Answered.ACCEPTED))
+
+    def _start(self, index: int) -> None:
+        if self._routers[index] is not None:
+            return  # two faults met
+        self._incarnations += 1
+        directory = self._directory / f"r{index}"
+        directory.mkdir(exist_ok=True)
+        router = SimRouter(f"r{index}.{self._incarnations}", self, directory)
+        self._routers[index] = router
+        router.start()
+
+    def _kill(self, index: int) -> None:
+        router = self._routers[index]
+        if router is not None:
+            self._routers[index] = None
+            router.kill()
+            self._server.drop(router.process)
+
+    async def _pause(self, step: Step) -> None:
+        router = self._routers[step.router]
+        if router is None or router.process.is_frozen:
+            return
+        router.process.is_frozen = True
+        if step.seconds > SILENCE:
+            await asyncio.sleep(SILENCE)
+            if router.process.is_alive:
+                self._server.drop(router.process)
+        await asyncio.sleep(max(step.seconds - SILENCE, 0.0) or step.seconds)
+        if router.process.is_alive:
+            self._loop.resume(router.process)
+
+    async def _recreate(self, step: Step) -> None:
+        """Someone deletes the file of an empty queue, and all routers start anew."""
+        for index in range(self.plan.routers):
+            self._kill(index)
+        if not self._rows():
+            for path in self._directory.glob("queue.db*"):
+                path.unlink()
+        await asyncio.sleep(step.seconds)
+        for index in range(self.plan.routers):
+            self._start(index)
+
+    async def _change_pools(self, step: Step) -> None:
+        """A pool is taken out of the configuration, and comes back."""
+        without = RoutingConfig(
+            self.config.queues, tuple(pool for pool in self.config.pools if pool.code != "Q")
+        )
+        for config in (without, self.config):
+            router = self._routers[step.router]
+            if router is not None and router.is_ready and not router.process.is_frozen:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(ANSWER_WITHIN):
+                        await router.do(lambda config=config: router.manager.apply(config))
+            await asyncio.sleep(step.seconds if config is without else 0.0)
+
+    async def _bad_weather(self, step: Step) -> None:
+        weather = self.weather
+        match step.act:
+            case Act.OUTAGE:
+                weather.is_down = True
+                self._server.drop()
+            case Act.LOSSES:
+                weather.loss = step.share
+            case Act.HANGS:
+                weather.hang = step.share
+            case Act.SLOW:
+                weather.is_slow = True
+            case Act.STORE:
+                self.store_fails = True
+        await asyncio.sleep(step.seconds)
+        match step.act:
+            case Act.OUTAGE:
+                weather.is_down = False
+            case Act.LOSSES:
+                weather.loss = 0.0
+            case Act.HANGS:
+                weather.hang = 0.0
+            case Act.SLOW:
+                weather.is_slow = False
+            case Act.STORE:
+                self.store_fails = False
+
+
+def answered(told: Any, count: int) -> list[Answered]:
+    """What a call of `Publishing.publish` says about each message."""
+    duplicates = set(getattr(told, "duplicate_positions", ()))
+    return [
+        Answered.DUPLICATE if position in duplicates else Answered.ACCEPTED
+        for position in range(count)
+    ]
+
+
+def _config(plan: Plan, directory: Path) -> RoutingConfig:
+    retry = None if plan.attempts is None else RetryPolicy(plan.attempts, RETRY_SCHEDULE)
+    queues = tuple(
+        QueueConfig(
+            name=f"q{number}",
+            uri=_uri(plan.kind, f"q{number}", directory),
+            connections=plan.connections,
+            visibility_timeout=plan.lease,
+            retry=retry,
+        )
+        for number in range(plan.queues)
+    )
+    pools = tuple(
+        PoolConfig(code=code, concurrency=most, rate_per_minute=plan.rate if code == "R" else None)
+        for code, most in POOLS.items()
+    )
+    return RoutingConfig(queues, pools)
+
+
+def _uri(kind: Kind, name: str, directory: Path) -> str:
+    match kind:
+        case Kind.SQLITE | Kind.POSTGRES:
+            return f"sqlite:///{directory}/queue.db?queue={name}"
+        case Kind.RABBITMQ:
+            return f"amqp://broker/?queue={name}"
+        case Kind.SQS:
+            return f"https://sqs.test/1/{name}"
+        case Kind.SQS_FIFO:
+            return f"https://sqs.test/1/{name}.fifo"
+        case Kind.NATS:
+            return f"nats://broker:4222/?stream={name}&consumer=c"
+        case Kind.ACTIVEMQ:
+            return f"activemq://broker:61613/{name}"
+
+
+def _place(queue: QueueConfig) -> str:
+    """What the server calls it."""
+    return queue.uri if queue.uri.startswith("https:") else queue.name
+
+
+def _make_server(kind: Kind, weather: Weather) -> Server:
+    match kind:
+        case Kind.SQLITE:
+            return networked.NoServer()
+        case Kind.POSTGRES:
+            return networked.NetworkedServer(weather)
+        case Kind.RABBITMQ:
+            return rabbit_model.RabbitServer(weather)
+        case Kind.SQS | Kind.SQS_FIFO:
+            return sqs_model.SqsServer(weather)
+    raise NotImplementedError(kind)
+
+
+@contextmanager
+def _installed(server: Server) -> Iterator[None]:
+    """Where the adapters open their connections, the model answers."""
+    changes: list[tuple[Any, str, Any]] = [
+        # A turn that takes the loop long is noticed by a clock of the machine: there is none here.
+        (sqlite_file, "time", SimpleNamespace(perf_counter=lambda: 0.0)),
+        (sqlite_file, "LAST_POLL", IDLE_POLL),
+    ]
+    if isinstance(server, rabbit_model.RabbitServer):
+        changes.append((rabbitmq, "open_link", server.open_link))
+    elif isinstance(server, sqs_model.SqsServer):
+        client = type("SimClient", (sqs_model.SimClient,), {"server": server})
+        changes += [(sqs, "SqsClient", client), (sqs, "Account", sqs_model.SimAccount)]
+    before = [getattr(module, name) for module, name, _ in changes]
+    for module, name, value in changes:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for (module, name, _), value in zip(changes, before, strict=True):
+            setattr(module, name, value)
+
+
+_UNSETTLED: Final = "SELECT id, message_id, state FROM queue_messages WHERE finished_at IS NULL"

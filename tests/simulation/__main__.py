@@ -37,6 +37,12 @@ class Choice(Struct, frozen=True):
     kind: Kind | None = None
     without: frozenset[Act] = frozenset()
 
+    def __str__(self) -> str:
+        """As options of the command."""
+        broker = "" if self.kind is None else f" --broker {self.kind.value}"
+        without = "".join(f" --without '{act.value}'" for act in sorted(self.without))
+        return broker + without
+
     def plan(self, seed: int) -> Plan:
         plan = draw(seed, self.kind)
         if not self.without:
@@ -75,7 +81,7 @@ def explain(seed: int, choice: Choice) -> str:
     if not found.violations:
         return f"seed {seed}: nothing is wrong"
     smallest = shrink(found)
-    return "\n".join([_story(smallest), "", f"Replay it: ./dev simulate --seed {seed}"])
+    return "\n".join([_story(smallest), "", f"Replay it: ./dev simulate --seed {seed}{choice}"])
 
 
 def _story(result: Result) -> str:
@@ -135,7 +141,12 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
     parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 2), help="processes")
     parser.add_argument("--broker", type=Kind, choices=list(Kind), help="only this one")
     parser.add_argument(
-        "--without", type=Act, choices=list(Act), nargs="*", default=[], help="faults to leave out"
+        "--without",
+        type=Act,
+        choices=list(Act),
+        action="append",
+        default=[],
+        help="a fault to leave out; may be given again"
     )
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")
     parser.add_argument(

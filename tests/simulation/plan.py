@@ -143,7 +143,7 @@ class Plan(Struct, frozen=True):
         return sum(not step.is_publication for step in self.steps)
 
 
-KINDS: Final = (Kind.SQLITE, Kind.POSTGRES, Kind.RABBITMQ, Kind.SQS, Kind.SQS_FIFO)
+KINDS: Final = tuple(Kind)
 HOSTS: Final = 3
 POOLS: Final = {"P": 1, "Q": 3, "R": 20}  # concurrency; R has a rate limit
 GOOD_MOODS: Final = (Mood.OK, Mood.OK, Mood.OK, Mood.SLOW, Mood.CUTS)

@@ -1,19 +1,32 @@
 """Makes a failing world as small as it can be: what is left is what matters."""
 
+import re
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from msgspec.structs import replace
 
+from tests.simulation.oracle import Violation
 from tests.simulation.plan import Mood, Phase, Plan
 from tests.simulation.world import Result, run
 
-MOST_RUNS = 400
+MOST_RUNS: Final = 400
+_PARTICULARS: Final = re.compile(r"b'.*'|\(.*\)|[rt]?[0-9.]+")
 
 
 def shrink(result: Result, *, most_runs: int = MOST_RUNS) -> Result:
-    """Answer the smallest world found that breaks one of the same rules."""
-    rules = {violation.rule for violation in result.violations}
-    return _shrink(result, lambda found: any(each.rule in rules for each in found.violations), most_runs)
+    """Answer the smallest world found in which the same goes wrong."""
+    wanted = _kind_of(result.violations[0])
+
+    def fails(found: Result) -> bool:
+        return any(_kind_of(violation) == wanted for violation in found.violations)
+
+    return _shrink(result, fails, most_runs)
+
+
+def _kind_of(violation: Violation) -> str:
+    """Without what differs from world to world."""
+    return f"{violation.rule} {_PARTICULARS.sub('', violation.text)}"
 
 
 def _shrink(result: Result, fails: Callable[[Result], bool], runs: int) -> Result:

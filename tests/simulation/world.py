@@ -25,6 +25,8 @@ from router.core.message import Message, parse
 from router.engine.dead_letters import NotReplayable
 from router.engine.publishing import BrokeOff, Rejected
 from router.ports import Broker, Brokers, Disconnected, Publisher, Sender
+from tests.simulation import activemq as activemq_model
+from tests.simulation import nats as nats_model
 from tests.simulation import networked
 from tests.simulation import rabbitmq as rabbit_model
 from tests.simulation import sqs as sqs_model
@@ -164,6 +166,8 @@ class World:
         loop.thread_takes = self.weather.latency
         self.oracle = Oracle(self.plan, loop.time)
         self._server = _make_server(self.plan.kind, self.weather)
+        if isinstance(self._server, activemq_model.ActiveMqServer):
+            loop.network = self._server
         with _installed(self._server):
             for queue in self.config.queues:
                 self._server.make(_place(queue))
@@ -476,7 +480,10 @@ def _make_server(kind: Kind, weather: Weather) -> Server:
             return rabbit_model.RabbitServer(weather)
         case Kind.SQS | Kind.SQS_FIFO:
             return sqs_model.SqsServer(weather)
-    raise NotImplementedError(kind)
+        case Kind.NATS:
+            return nats_model.NatsServer(weather)
+        case Kind.ACTIVEMQ:
+            return activemq_model.ActiveMqServer(weather)
 
 
 @contextmanager
@@ -492,6 +499,8 @@ def _installed(server: Server) -> Iterator[None]:
     elif isinstance(server, sqs_model.SqsServer):
         client = type("SimClient", (sqs_model.SimClient,), {"server": server})
         changes += [(sqs, "SqsClient", client), (sqs, "Account", sqs_model.SimAccount)]
+    elif isinstance(server, nats_model.NatsServer):
+        changes.append((nats, "open_link", server.open_link))
     before = [getattr(module, name) for module, name, _ in changes]
     for module, name, value in changes:
         setattr(module, name, value)

@@ -1,0 +1,374 @@
+"""NATS JetStream as its adapter's link sees it: streams, and durable pull consumers.
+
+What it knows (BROKERS.md): a message is its stream and sequence; what is not acknowledged in time,
+or was nak'ed, comes again; an acknowledgement counts however old it is; `Nats-Msg-Id` drops
+duplicates for two minutes; nothing is tied to a connection but the requests made over it.
+"""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from contextvars import copy_context
+from typing import Final
+
+from msgspec import Struct, field
+
+from router.brokers.nats_address import NatsAddress
+from router.brokers.nats_link import Callback, NatsLink, Request
+from router.core.message import Message
+from router.ports import Disconnected
+from tests.simulation.loop import OWNER, Process
+from tests.simulation.network import Weather, Wire
+
+ANSWER_SECONDS: Final = 5.0
+NANOSECONDS: Final = 1_000_000_000
+DEDUP_WINDOW: Final = 120.0
+NOT_FOUND: Final = {"error": {"code": 404, "description": "not found"}}
+
+
+class Arriving(Struct):
+    """A message on its way to a subscription."""
+
+    subject: str
+    reply: str
+    data: bytes
+    headers: dict[str, str] | None
+
+
+class Pull(Struct, eq=False):
+    """A request for messages that waits."""
+
+    link: "SimNatsLink"
+    inbox: str
+    most: int
+    expires: float
+    heartbeat: float
+
+
+class Out(Struct):
+    """A message that was handed out and not settled."""
+
+    due: float  # when it comes again
+    count: int
+
+
+class NatsConsumer:
+    def __init__(self, config: dict[str, object]) -> None:
+        self.config = config
+        self.last = 0  # sequence handed out
+        self.out: dict[int, Out] = {}
+        self.pulls: list[Pull] = []
+
+    @property
+    def ack_wait(self) -> float:
+        wait = self.config.get("ack_wait")
+        assert isinstance(wait, int)
+        return wait / NANOSECONDS
+
+
+class Stream(Struct, eq=False):
+    name: str
+    messages: list[bytes] = field(default_factory=list)  # by sequence, from 1
+    known: dict[str, float] = field(default_factory=dict)  # message ids: until
+    consumers: dict[str, NatsConsumer] = field(default_factory=dict)
+
+
+class NatsServer:
+    def __init__(self, weather: Weather) -> None:
+        self.weather = weather
+        self.streams: dict[str, Stream] = {}
+        self.links: list[SimNatsLink] = []
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()  # nobody's: its timers outlive the processes it serves
+
+    # What producers and the world do.
+
+    def make(self, queue: str) -> None:
+        self.streams.setdefault(queue, Stream(queue))
+
+    def publish(self, queue: str, body: bytes, message: Message | None) -> None:
+        del message
+        self.add(queue, body, None)
+
+    def contents(self) -> list[bytes]:
+        return [
+            body
+            for stream in self.streams.values()
+            for sequence, body in enumerate(stream.messages, 1)
+            if any(
+                sequence > consumer.last or sequence in consumer.out
+                for consumer in stream.consumers.values()
+            )
+            or not stream.consumers
+        ]
+
+    def drop(self, process: Process | None = None, *, restarted: bool = False) -> None:
+        del restarted
+        for link in list(self.links):
+            if process is None or link.wire.process is process:
+                link.wire.lose("the connection to NATS was lost")
+
+    # What links do.
+
+    @asynccontextmanager
+    async def open_link(self, address: NatsAddress) -> AsyncIterator["SimNatsLink"]:
+        del address
+        link = SimNatsLink(self)
+        await link.wire.open()
+        self.links.append(link)
+        try:
+            yield link
+        finally:
+            link.wire.lose("the connection was closed")
+
+    def gone(self, link: "SimNatsLink") -> None:
+        self.links.remove(link)
+        self.withdraw(link, None)
+
+    def withdraw(self, link: "SimNatsLink", inbox: str | None) -> None:
+        for stream in self.streams.values():
+            for consumer in stream.consumers.values():
+                consumer.pulls = [
+                    pull
+                    for pull in consumer.pulls
+                    if pull.link is not link or inbox not in {None, pull.inbox}
+                ]
+
+    def answer(self, subject: str, request: Request) -> bytes | None:
+        """To a request. None: nobody listens there."""
+        tokens = subject.split(".")
+        if subject.startswith("$JS.ACK."):
+            self.settle(subject, request.payload)
+            return b""
+        if subject.startswith("$JS.API."):
+            return json.dumps(self._api(tokens[2:], request.payload)).encode()
+        if subject not in self.streams:
+            return None
+        sequence = self.add(subject, request.payload, (request.headers or {}).get("Nats-Msg-Id"))
+        told: dict[str, object] = {"stream": subject, "seq": sequence or 1}
+        return json.dumps(told | ({} if sequence else {"duplicate": True})).encode()
+
+    def tell(self, link: "SimNatsLink", subject: str, payload: bytes, reply: str) -> None:
+        """What wants no answer."""
+        if subject.startswith("$JS.ACK."):
+            self.settle(subject, payload)
+            return
+        *_, stream, name = subject.split(".")
+        wanted = json.loads(payload)
+        expires = wanted.get("expires", 0) / NANOSECONDS
+        consumer = self.streams[stream].consumers[name]
+        pull = Pull(
+            link,
+            reply,
+            wanted["batch"],
+            self._loop.time() + expires,
+            wanted.get("idle_heartbeat", 0) / NANOSECONDS,
+        )
+        consumer.pulls.append(pull)
+        self._serve(self.streams[stream], consumer)
+        if pull in consumer.pulls:
+            if expires:
+                self._beat(consumer, pull)
+                self._later(expires, self._expire, consumer, pull)
+            else:
+                self._end(consumer, pull, "404")
+
+    def add(self, name: str, body: bytes, message_id: str | None) -> int:
+        """Its sequence; 0: a duplicate."""
+        stream, now = self.streams[name], self._loop.time()
+        if message_id is not None:
+            if now < stream.known.get(message_id, 0.0):
+                return 0
+            stream.known[message_id] = now + DEDUP_WINDOW
+        stream.messages.append(body)
+        for consumer in stream.consumers.values():
+            self._serve(stream, consumer)
+        return len(stream.messages)
+
+    def settle(self, subject: str, payload: bytes) -> None:
+        """However old the hand-over is."""
+        _, _, name, consumer_name, _, sequence, *_ = subject.split(".")
+        stream = self.streams[name]
+        consumer = stream.consumers[consumer_name]
+        out = consumer.out.get(int(sequence))
+        if out is None:
+            return
+        word, _, options = payload.partition(b" ")
+        match word:
+            case b"+ACK" | b"+TERM":
+                del consumer.out[int(sequence)]
+            case b"+WPI":
+                self._due_in(stream, consumer, out, consumer.ack_wait)
+            case b"-NAK":
+                delay = json.loads(options)["delay"] / NANOSECONDS if options else 0.0
+                self._due_in(stream, consumer, out, delay)
+
+    def _api(self, tokens: Sequence[str], payload: bytes) -> object:
+        match tokens:
+            case ["STREAM", "INFO", name]:
+                if name not in self.streams:
+                    return NOT_FOUND
+                return {"created": "2026-01-01T00:00:00Z", "config": {"subjects": [name]}}
+            case ["CONSUMER", "INFO", stream, name]:
+                consumer = self.streams[stream].consumers.get(name)
+                return NOT_FOUND if consumer is None else self._info(stream, consumer)
+            case ["CONSUMER", "DURABLE", "CREATE", stream, name]:
+                config = json.loads(payload)["config"]
+                known = self.streams[stream].consumers.get(name)
+                consumer = known or NatsConsumer(config)
+                consumer.config = config
+                self.streams[stream].consumers[name] = consumer
+                return self._info(stream, consumer)
+        return NOT_FOUND
+
+    def _info(self, stream: str, consumer: NatsConsumer) -> object:
+        return {
+            "config": consumer.config,
+            "delivered": {"stream_seq": consumer.last},
+            "num_pending": len(self.streams[stream].messages) - consumer.last,
+            "num_ack_pending": len(consumer.out),
+        }
+
+    def _serve(self, stream: Stream, consumer: NatsConsumer) -> None:
+        """Give what is due to whoever waits: first what comes again, then what is new."""
+        while consumer.pulls:
+            pull = consumer.pulls[0]
+            batch = self._due(stream, consumer, pull.most)
+            if not batch:
+                return
+            consumer.pulls.remove(pull)
+            for sequence in batch:
+                self._hand_out(stream, consumer, pull, sequence)
+            if len(batch) < pull.most:
+                pull.link.deliver(pull.inbox, "", b"", {"Status": "404"})
+
+    def _due(self, stream: Stream, consumer: NatsConsumer, most: int) -> list[int]:
+        now = self._loop.time()
+        again = sorted(
+            (out.due, sequence) for sequence, out in consumer.out.items() if out.due <= now
+        )
+        batch = [sequence for _, sequence in again][:most]
+        fresh = min(most - len(batch), len(stream.messages) - consumer.last)
+        batch += range(consumer.last + 1, consumer.last + 1 + fresh)
+        consumer.last += fresh
+        return batch
+
+    def _hand_out(
+        self, stream: Stream, consumer: NatsConsumer, pull: Pull, sequence: int
+    ) -> None:
+        out = consumer.out.setdefault(sequence, Out(0.0, 0))
+        out.count += 1
+        self._due_in(stream, consumer, out, consumer.ack_wait)
+        name = next(key for key, value in stream.consumers.items() if value is consumer)
+        reply = f"$JS.ACK.{stream.name}.{name}.{out.count}.{sequence}.1.1.0"
+        pull.link.deliver(pull.inbox, reply, stream.messages[sequence - 1], None)
+
+    def _due_in(
+        self, stream: Stream, consumer: NatsConsumer, out: Out, seconds: float
+    ) -> None:
+        out.due = self._loop.time() + seconds
+        self._later(seconds, self._serve, stream, consumer)
+
+    def _beat(self, consumer: NatsConsumer, pull: Pull) -> None:
+        if pull in consumer.pulls:
+            pull.link.deliver(pull.inbox, "", b"", {"Status": "100"})
+            self._later(pull.heartbeat, self._beat, consumer, pull)
+
+    def _expire(self, consumer: NatsConsumer, pull: Pull) -> None:
+        if pull in consumer.pulls:
+            self._end(consumer, pull, "408")
+
+    def _end(self, consumer: NatsConsumer, pull: Pull, status: str) -> None:
+        consumer.pulls.remove(pull)
+        pull.link.deliver(pull.inbox, "", b"", {"Status": status})
+
+    def _later(self, seconds: float, what: Callable[..., None], *values: object) -> None:
+        self._loop.call_later(seconds, what, *values, context=self._context)
+
+
+class SimNatsLink(NatsLink):
+    """The real one's questions and answers, over a wire of ours."""
+
+    def __init__(self, server: NatsServer) -> None:
+        self.wire = Wire(server.weather, timeout=ANSWER_SECONDS)
+        self.wire.on_loss = self._lost
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._tell_on_close: list[Callable[[], None]] = []
+        self._inboxes: dict[str, Callback] = {}
+        self._arrived_at = self._sent_at = 0.0
+        self._context = None if (owner := OWNER.get()) is None else owner.context
+
+    @property
+    def is_open(self) -> bool:
+        return self.wire.lost is None
+
+    @property
+    def max_payload(self) -> int:
+        return 1024 * 1024
+
+    def on_close(self, tell: Callable[[], None]) -> None:
+        self._tell_on_close.append(tell)
+
+    async def send(self, subject: str, payload: bytes, reply: str = "") -> None:
+        if not self.is_open:
+            raise Disconnected("the connection to NATS is lost")
+        self._sent_at = max(self._sent_at, self._loop.time() + self._server.weather.latency())
+        context = self._server._context
+        self._loop.call_at(self._sent_at, self._arrive, subject, payload, reply, context=context)
+
+    async def ask_all(self, subject: str, requests: Sequence[Request]) -> list[bytes | None]:
+        await asyncio.sleep(max(self._sent_at - self._loop.time(), 0.0))
+        return await self.wire.call(
+            lambda: [self._server.answer(subject, request) for request in requests]
+        )
+
+    def new_inbox(self) -> str:
+        return f"_INBOX.{next(self._numbers)}"
+
+    async def listen(self, subject: str, callback: Callback) -> "SimInbox":  # type: ignore[override]
+        self._inboxes[subject] = callback
+        return SimInbox(self, subject)
+
+    async def leave(self, subject: str) -> None:
+        await self.wire.call(lambda: self._server.withdraw(self, subject))
+        await asyncio.sleep(max(self._arrived_at - self._loop.time(), 0.0))
+
+    def forget(self, subject: str) -> None:
+        self._inboxes.pop(subject, None)
+
+    def deliver(self, subject: str, reply: str, data: bytes, headers: dict[str, str] | None) -> None:
+        latency = self._server.weather.latency()
+        self._arrived_at = max(self._arrived_at, self._loop.time() + latency)
+        message = Arriving(subject, reply, data, headers)
+        self._loop.call_at(self._arrived_at, self._take, message, context=self._context)
+
+    def _arrive(self, subject: str, payload: bytes, reply: str) -> None:
+        if self.is_open:
+            self._server.tell(self, subject, payload, reply)
+
+    def _take(self, message: Arriving) -> None:
+        callback = self._inboxes.get(message.subject)
+        if callback is not None and self.is_open:
+            self._loop.create_task(callback(message))  # type: ignore[arg-type]
+
+    def _lost(self) -> None:
+        self._server.gone(self)
+        for tell in self._tell_on_close:
+            self._loop.call_soon(tell, context=self._context)
+
+
+class SimInbox:
+    def __init__(self, link: SimNatsLink, subject: str) -> None:
+        self.subject = subject
+        self._link = link
+
+    async def leave(self) -> None:
+        await self._link.leave(self.subject)
+
+    async def close(self) -> None:
+        self._link.forget(self.subject)
+

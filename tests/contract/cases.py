@@ -16,6 +16,8 @@ from router.core.config import QueueConfig
 from router.core.message import Delivery, Message
 from router.core.trace import Span
 from router.ports import Broker, Publication, Publisher
+from tests.simulation.models import uri_of
+from tests.simulation.plan import Kind
 
 # What a publisher of whichever broker says of its trace.
 PARENT = Span(
@@ -68,10 +70,13 @@ class Case(Struct, frozen=True, kw_only=True):
     drops_duplicates: bool = True  # False: what is published twice is there twice
     any_body: bool = True  # False: text only, and never none
     prompt: bool = True  # False: a poll under way looks for what became due only now and then
+    model: Kind | None = None  # of the simulation: what it does, the real one must do too (SIM-3)
     ample: bool = True  # False: too slow for many messages, each call looks at all of them
 
     def queue(self, directory: Path, lease: float = 30.0) -> QueueConfig:
         uri = self.uri.format(directory=directory)
+        if self.model is not None:
+            uri = uri_of(self.model, "orders", directory)
         return QueueConfig(name="orders", uri=uri, visibility_timeout=lease)
 
 
@@ -164,6 +169,43 @@ CASES = [
         name="rabbitmq-quorum",
         uri="{url}?queue={queue}&type=quorum",
         server="rabbitmq",
+        leases=False,
+        short=1.0,
+        drops_duplicates=False,
+    ),
+    Case(name="model-of-postgres", uri="", model=Kind.POSTGRES, short=10.0),
+    Case(
+        name="model-of-sqs-fifo",
+        uri="",
+        model=Kind.SQS_FIFO,
+        settings=SQS_IN_A_HURRY,
+        short=1.0,
+        keeps_tally=False,
+        any_body=False,
+    ),
+    Case(
+        name="model-of-sqs",
+        uri="",
+        model=Kind.SQS,
+        settings=SQS_IN_A_HURRY,
+        short=1.0,
+        keeps_tally=False,
+        drops_duplicates=False,
+        any_body=False,
+    ),
+    Case(
+        name="model-of-activemq",
+        uri="",
+        model=Kind.ACTIVEMQ,
+        leases=False,
+        short=1.0,
+        drops_duplicates=False,
+    ),
+    Case(name="model-of-nats", uri="", model=Kind.NATS, short=0.6, keeps_tally=False),
+    Case(
+        name="model-of-rabbitmq",
+        uri="",
+        model=Kind.RABBITMQ,
         leases=False,
         short=1.0,
         drops_duplicates=False,

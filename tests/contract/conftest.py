@@ -1,6 +1,9 @@
 """The contract runs once for each case, on the clock that the case asks for."""
 
+import asyncio
+import random
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,9 @@ from tests.contract.nats_place import NatsPlace
 from tests.contract.postgres_place import PostgresPlace
 from tests.contract.rabbitmq_place import RabbitPlace
 from tests.contract.sqs_place import SqsPlace
+from tests.simulation.loop import SimLoop
+from tests.simulation.models import installed, make_server, place_of
+from tests.simulation.network import Weather
 from tests.support.servers import activemq as activemq_servers
 from tests.support.servers import nats, sqs
 from tests.support.servers.postgres import postgres_server, transaction_pooler
@@ -33,14 +39,36 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cas
 
 @pytest.fixture
 def anyio_backend(case: Case) -> tuple[str, Mapping[str, Any]]:
+    if case.model is not None:
+        return "asyncio", {"loop_factory": SimLoop}
     return "asyncio", {"loop_factory": VirtualTimeLoop} if case.virtual_time else {}
 
 
 @pytest.fixture
-async def door(anyio_backend: object, case: Case) -> AsyncIterator[BrokerDoor]:
+async def door(anyio_backend: object, case: Case, tmp_path: Path) -> AsyncIterator[BrokerDoor]:
     del anyio_backend  # asked for only to run on its loop
+    if case.model is not None:
+        async with modelled_door(case, tmp_path) as door:
+            yield door
+        return
     async with BrokerDoor(worker_id="worker-1", dedup_window=300.0, settings=case.settings) as door:
         yield door
+
+
+@asynccontextmanager
+async def modelled_door(case: Case, directory: Path) -> AsyncIterator[BrokerDoor]:
+    """The real adapter, with the simulation's model of its server behind it (SIM-3)."""
+    assert case.model is not None
+    weather = Weather(random.Random(1))
+    weather.is_calm = True
+    server = make_server(case.model, weather)
+    server.make(place_of(case.queue(directory)))
+    clock = asyncio.get_running_loop().time
+    with installed(server):
+        async with BrokerDoor(
+            worker_id="worker-1", dedup_window=300.0, settings=case.settings, clock=clock
+        ) as door:
+            yield door
 
 
 @pytest.fixture

@@ -15,9 +15,10 @@ from msgspec import Struct
 from router.brokers.activemq_frames import Frame, FrameReader, encode
 from router.core.message import Message
 from tests.simulation.loop import OWNER, Process
-from tests.simulation.network import Mishap, Weather
+from tests.simulation.network import Mishap, Pipe, Weather
 
 GROUP: Final = "JMSXGroupID"
+TEMPORARY: Final = "/temp-queue/"  # of one connection
 DELAY: Final = "AMQ_SCHEDULED_DELAY"
 _NOT_KEPT: Final = frozenset({"destination", "receipt", "transaction", GROUP, DELAY})
 
@@ -52,7 +53,7 @@ class ActiveMqServer:
         self.scheduled: list[Stored] = []
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()  # nobody's: its timers outlive the processes it serves
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
 
     # What producers and the world do.
 
@@ -97,7 +98,7 @@ class ActiveMqServer:
 
     def send(self, frame: Frame) -> None:
         headers = {name: value for name, value in frame.headers.items() if name not in _NOT_KEPT}
-        number = next(self._numbers)
+        number = next(self.numbers)
         stored = Stored(
             number, f"ID:broker-{number}", frame.body, headers, frame.headers.get(GROUP)
         )
@@ -156,7 +157,7 @@ class ActiveMqServer:
 
     def _due(self, destination: str, stored: Stored) -> None:
         self.scheduled.remove(stored)
-        stored.place = next(self._numbers)
+        stored.place = next(self.numbers)
         self.put(destination, stored)
 
 
@@ -172,19 +173,18 @@ class StompTransport(asyncio.Transport):
         self._loop = asyncio.get_running_loop()
         self._context = None if self.process is None else self.process.context
         self._reader = FrameReader()
+        self._number = next(server.numbers)
         self._acks = itertools.count(1)
         self._transactions: dict[str, list[Frame]] = {}
         self._subscriptions: dict[StompQueue, Subscription] = {}
-        self._read_at = self._written_at = 0.0
+        self._sent, self._pushed = Pipe(server.weather), Pipe(server.weather)
         self._is_over = False
         self._is_deaf = False
 
     def write(self, data: Any) -> None:
         if not self._is_over:
-            latency = self._server.weather.latency()
-            self._read_at = max(self._read_at, self._loop.time() + latency)
             context = self._server._context
-            self._loop.call_at(self._read_at, self._read, bytes(data), context=context)
+            self._loop.call_at(self._sent.next(), self._read, bytes(data), context=context)
 
     def is_closing(self) -> bool:
         return self._is_over
@@ -218,9 +218,8 @@ class StompTransport(asyncio.Transport):
         self._send(Frame("MESSAGE", headers, stored.body))
 
     def _send(self, frame: Frame) -> None:
-        latency = self._server.weather.latency()
-        self._written_at = max(self._written_at, self._loop.time() + latency)
-        self._loop.call_at(self._written_at, self._deliver, encode(frame), context=self._context)
+        at = self._pushed.next()
+        self._loop.call_at(at, self._deliver, encode(frame), context=self._context)
 
     def _deliver(self, data: bytes) -> None:
         if not self._is_over:
@@ -249,6 +248,7 @@ class StompTransport(asyncio.Transport):
             self._send(Frame("RECEIPT", {"receipt-id": receipt}))
 
     def _act(self, frame: Frame) -> None:
+        frame = self._with_own_temporary_queues(frame)
         headers = frame.headers
         match frame.command:
             case "CONNECT":
@@ -268,6 +268,13 @@ class StompTransport(asyncio.Transport):
                 self.unsettled.pop(headers["id"], None)
             case "DISCONNECT":
                 self.end(flagged=True)
+
+    def _with_own_temporary_queues(self, frame: Frame) -> Frame:
+        destination = frame.headers.get("destination", "")
+        if not destination.startswith(TEMPORARY):
+            return frame
+        own = {"destination": f"{destination} of {self._number}"}
+        return Frame(frame.command, {**frame.headers, **own}, frame.body)
 
     def _subscribe(self, name: str, destination: str, acks: bool) -> None:
         queue = self._server.queue(destination)

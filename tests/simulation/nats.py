@@ -20,7 +20,7 @@ from router.brokers.nats_link import Callback, NatsLink, Request
 from router.core.message import Message
 from router.ports import Disconnected
 from tests.simulation.loop import OWNER, Process
-from tests.simulation.network import Weather, Wire
+from tests.simulation.network import Pipe, Weather, Wire
 
 ANSWER_SECONDS: Final = 5.0
 NANOSECONDS: Final = 1_000_000_000
@@ -299,7 +299,7 @@ class SimNatsLink(NatsLink):
         self._numbers = itertools.count(1)
         self._tell_on_close: list[Callable[[], None]] = []
         self._inboxes: dict[str, Callback] = {}
-        self._arrived_at = self._sent_at = 0.0
+        self._sent, self._pushed = Pipe(server.weather), Pipe(server.weather)
         self._context = None if (owner := OWNER.get()) is None else owner.context
 
     @property
@@ -316,12 +316,12 @@ class SimNatsLink(NatsLink):
     async def send(self, subject: str, payload: bytes, reply: str = "") -> None:
         if not self.is_open:
             raise Disconnected("the connection to NATS is lost")
-        self._sent_at = max(self._sent_at, self._loop.time() + self._server.weather.latency())
         context = self._server._context
-        self._loop.call_at(self._sent_at, self._arrive, subject, payload, reply, context=context)
+        at = self._sent.next()
+        self._loop.call_at(at, self._arrive, subject, payload, reply, context=context)
 
     async def ask_all(self, subject: str, requests: Sequence[Request]) -> list[bytes | None]:
-        await asyncio.sleep(max(self._sent_at - self._loop.time(), 0.0))
+        await self._sent.drained()
         return await self.wire.call(
             lambda: [self._server.answer(subject, request) for request in requests]
         )
@@ -335,16 +335,14 @@ class SimNatsLink(NatsLink):
 
     async def leave(self, subject: str) -> None:
         await self.wire.call(lambda: self._server.withdraw(self, subject))
-        await asyncio.sleep(max(self._arrived_at - self._loop.time(), 0.0))
+        await self._pushed.drained()
 
     def forget(self, subject: str) -> None:
         self._inboxes.pop(subject, None)
 
     def deliver(self, subject: str, reply: str, data: bytes, headers: dict[str, str] | None) -> None:
-        latency = self._server.weather.latency()
-        self._arrived_at = max(self._arrived_at, self._loop.time() + latency)
         message = Arriving(subject, reply, data, headers)
-        self._loop.call_at(self._arrived_at, self._take, message, context=self._context)
+        self._loop.call_at(self._pushed.next(), self._take, message, context=self._context)
 
     def _arrive(self, subject: str, payload: bytes, reply: str) -> None:
         if self.is_open:

@@ -11,6 +11,7 @@ from tests.simulation.loop import OWNER, Process
 
 T = TypeVar("T")
 
+NEXT: Final = 1e-6  # seconds between two that follow each other
 LATENCIES: Final = (0.0002, 0.001, 0.001, 0.003, 0.02)
 SLOW_LATENCIES: Final = (0.05, 0.3, 1.5)
 
@@ -32,11 +33,14 @@ class Weather:
         self.rng = rng
         self.is_down = False  # no server can be reached
         self.is_slow = False
+        self.is_calm = False  # every way takes the same time
         self.loss = 0.0  # the share of calls that break the connection …
         self.hang = 0.0  # … and of those that are never answered
         self.counts: dict[Mishap, int] = dict.fromkeys(Mishap, 0)
 
     def latency(self) -> float:
+        if self.is_calm:
+            return LATENCIES[0]
         pick = self.rng.random()
         choices = SLOW_LATENCIES if self.is_slow else LATENCIES
         return choices[int(pick * len(choices))] * (1 + self.rng.random())
@@ -55,6 +59,24 @@ class Weather:
         return chosen
 
 
+class Pipe:
+    """One direction of a connection: what goes in first comes out first."""
+
+    def __init__(self, weather: Weather) -> None:
+        self._weather = weather
+        self._now = asyncio.get_running_loop().time
+        self._last = 0.0
+
+    def next(self) -> float:
+        """When what goes in now comes out."""
+        self._last = max(self._last + NEXT, self._now() + self._weather.latency())
+        return self._last
+
+    async def drained(self) -> None:
+        """All that went in has come out."""
+        await asyncio.sleep(max(self._last - self._now(), 0.0) + NEXT)
+
+
 class Wire:
     """One connection. Once lost it stays so, and its server has noticed."""
 
@@ -64,6 +86,7 @@ class Wire:
         self.on_loss: Callable[[], None] = lambda: None  # the server's side
         self._weather = weather
         self._timeout = timeout
+        self._pipe = Pipe(weather)
 
     def check(self) -> None:
         if self.lost is not None:
@@ -90,7 +113,7 @@ class Wire:
     async def carry(self, work: Callable[[], Awaitable[T]]) -> T:
         """The same for what the server takes its time for."""
         self.check()
-        await asyncio.sleep(self._weather.latency())
+        await asyncio.sleep(self._pipe.next() - asyncio.get_running_loop().time())
         self.check()
         mishap = self._weather.mishap()
         if mishap is Mishap.REQUEST_LOST:

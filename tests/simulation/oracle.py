@@ -50,6 +50,7 @@ class Post(Struct, eq=False):
     message: Message
     started: float
     epoch: int = 0
+    marks: tuple[tuple[str, ...], ...] = ()
 
 
 class _Circuit:
@@ -117,6 +118,7 @@ class Oracle:
         self._circuits: defaultdict[tuple[str, int], _Circuit] = defaultdict(_Circuit)
         self._starts: defaultdict[str, list[float]] = defaultdict(list)  # of deliveries by pool R
         self._failed_at: dict[tuple[str, int], float] = {}
+        self.is_pool_back = False  # Q was dropped and came back: some of it is elsewhere
         self._changes_pools = any(step.act is Act.POOLS for step in plan.steps)
 
     def note(self, *words: object) -> None:
@@ -132,6 +134,7 @@ class Oracle:
         body = self._body_of(post)
         name = post.process.name
         self.note(name, "posts", body.number)
+        post.marks = tuple(mark for mark, _ in self._marks(post, body))
         for mark, rule in self._marks(post, body):
             self._open[mark] += 1
             if self._open[mark] > 1:
@@ -151,7 +154,7 @@ class Oracle:
         """None: it was cancelled."""
         body = self._body_of(post)
         self.note(post.process.name, "got", _words(answer), "for", body.number)
-        for mark, _ in self._marks(post, body):
+        for mark in post.marks:
             self._open[mark] -= 1
         self._open[post.process.name, "pool", post.message.pool or ""] -= 1
         ok = None if answer is None else not isinstance(answer, NoReply)
@@ -171,7 +174,7 @@ class Oracle:
     def _marks(self, post: Post, body: Body) -> Iterable[tuple[tuple[str, ...], str]]:
         name, message = post.process.name, post.message
         yield (name, "message", str(body.number)), "P2"
-        if message.mode is not Mode.IMMEDIATE:
+        if message.mode is not Mode.IMMEDIATE and not (self.is_pool_back and message.pool == "Q"):
             yield (name, "group", message.pool or "", message.group or ""), "P3"
 
     def _note_rate(self, post: Post, body: Body) -> None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from router.brokers.rabbitmq_link import Arrival, Properties, Table, Unroutable
 from router.core.message import Message
 from tests.simulation.loop import OWNER, Process
-from tests.simulation.network import Weather, Wire
+from tests.simulation.network import Pipe, Weather, Wire
 
 CALL_TIMEOUT: Final = 15.0
 PERSISTENT: Final = 2
@@ -133,7 +133,7 @@ class SimLink:
         self._loop = asyncio.get_running_loop()
         self._tags = itertools.count(1)
         self._names = itertools.count(1)
-        self._clear_at = 0.0  # when all that was sent has arrived
+        self._pushed = Pipe(server.weather)
         self._context = None if (owner := OWNER.get()) is None else owner.context
         self._flagged = True
 
@@ -221,9 +221,14 @@ class SimLink:
     def deliver(self, queue: RabbitQueue, stored: Stored, take: Callable[[Arrival], None]) -> None:
         tag = next(self._tags)
         self.unsettled[tag] = queue, stored
-        self._clear_at = max(self._clear_at, self._loop.time() + self._server.weather.latency())
         self._loop.call_at(
-            self._clear_at, self._arrive, tag, stored, stored.redelivered, take, context=self._context
+            self._pushed.next(),
+            self._arrive,
+            tag,
+            stored,
+            stored.redelivered,
+            take,
+            context=self._context,
         )
 
     def _arrive(
@@ -234,7 +239,7 @@ class SimLink:
             take(Arrival(tag, stored.body, stored.properties, redelivered, at))
 
     async def _until_arrived(self) -> None:
-        await asyncio.sleep(max(self._clear_at - self._loop.time(), 0.0))
+        await self._pushed.drained()
         self.check()
 
     def _ended(self) -> None:

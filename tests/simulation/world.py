@@ -25,13 +25,10 @@ from router.core.message import Message, parse
 from router.engine.dead_letters import NotReplayable
 from router.engine.publishing import BrokeOff, Rejected
 from router.ports import Broker, Brokers, Disconnected, Publisher, Sender
-from tests.simulation import activemq as activemq_model
-from tests.simulation import nats as nats_model
-from tests.simulation import networked
-from tests.simulation import rabbitmq as rabbit_model
-from tests.simulation import sqs as sqs_model
 from tests.simulation.loop import Process, SimLoop
+from tests.simulation.models import Server, installed, make_server, place_of, uri_of
 from tests.simulation.network import Mishap, Weather
+from tests.simulation.networked import NetworkedServer
 from tests.simulation.oracle import Answered, Oracle, Sent, Violation
 from tests.simulation.plan import HOSTS, POOLS, Act, Kind, Plan, Step
 from tests.simulation.process import SimRouter
@@ -40,20 +37,10 @@ from tests.simulation.targets import SimSender, Targets
 START: Final = 1_800_000_000.0  # the wall clock, when a world begins
 PEACE: Final = 3 * 3600.0
 LOOK_EVERY: Final = 5.0
-IDLE_POLL: Final = 2.0  # hours of idleness are looked through more quickly than in real life
 SILENCE: Final = 30.0  # a server cuts off who stands still for longer
 ANSWER_WITHIN: Final = 120.0
 RETRY_SCHEDULE: Final = (1.0, 5.0, 12.0)
 _UNIMPORTANT: Final = frozenset({Act.PUBLISH, Act.SEND})
-
-
-class Server(Protocol):
-    """A model of a broker, as the world treats it."""
-
-    def make(self, queue: str) -> None: ...
-    def publish(self, queue: str, body: bytes, message: Message | None) -> None: ...
-    def contents(self) -> list[bytes]: ...
-    def drop(self, process: Process | None = None, *, restarted: bool = False) -> None: ...
 
 
 class Result(Struct, frozen=True):
@@ -147,7 +134,7 @@ class World:
         return f"new-{self._ids}"
 
     def brokers(self, door: BrokerDoor) -> Brokers:
-        if isinstance(self._server, networked.NetworkedServer):
+        if isinstance(self._server, NetworkedServer):
             return self._server.brokers(door)
         return door
 
@@ -165,12 +152,10 @@ class World:
         self._loop = loop
         loop.thread_takes = self.weather.latency
         self.oracle = Oracle(self.plan, loop.time)
-        self._server = _make_server(self.plan.kind, self.weather)
-        if isinstance(self._server, activemq_model.ActiveMqServer):
-            loop.network = self._server
-        with _installed(self._server):
+        self._server = make_server(self.plan.kind, self.weather)
+        with installed(self._server):
             for queue in self.config.queues:
-                self._server.make(_place(queue))
+                self._server.make(place_of(queue))
             for index in range(self.plan.routers):
                 self._start(index)
             await self._happen()
@@ -180,8 +165,8 @@ class World:
                 self._kill(index)
         return Result(
             self.plan,
-            self.oracle.violations,
-            self.oracle.history,
+            tuple(self.oracle.violations),
+            tuple(self.oracle.history),
             loop.now,
             self._faults + sum(self.weather.counts.values()) - self.weather.counts[Mishap.NONE],
         )
@@ -283,7 +268,7 @@ class World:
                 await self._bad_weather(step)
 
     def _publish(self, step: Step) -> None:
-        queue = _place(self.config.queues[step.queue])
+        queue = place_of(self.config.queues[step.queue])
         for number in step.bodies:
             body = self.plan.bodies[number]
             message = None if body.malformed else parse(body.content)
@@ -386,6 +371,7 @@ class World:
             self.config.queues, tuple(pool for pool in self.config.pools if pool.code != "Q")
         )
         for config in (without, self.config):
+            self.oracle.is_pool_back |= config is self.config
             router = self._routers[step.router]
             if router is not None and router.is_ready and not router.process.is_frozen:
                 with suppress(TimeoutError):
@@ -435,7 +421,7 @@ def _config(plan: Plan, directory: Path) -> RoutingConfig:
     queues = tuple(
         QueueConfig(
             name=f"q{number}",
-            uri=_uri(plan.kind, f"q{number}", directory),
+            uri=uri_of(plan.kind, f"q{number}", directory),
             connections=plan.connections,
             visibility_timeout=plan.lease,
             retry=retry,
@@ -447,68 +433,6 @@ def _config(plan: Plan, directory: Path) -> RoutingConfig:
         for code, most in POOLS.items()
     )
     return RoutingConfig(queues, pools)
-
-
-def _uri(kind: Kind, name: str, directory: Path) -> str:
-    match kind:
-        case Kind.SQLITE | Kind.POSTGRES:
-            return f"sqlite:///{directory}/queue.db?queue={name}"
-        case Kind.RABBITMQ:
-            return f"amqp://broker/?queue={name}"
-        case Kind.SQS:
-            return f"https://sqs.test/1/{name}"
-        case Kind.SQS_FIFO:
-            return f"https://sqs.test/1/{name}.fifo"
-        case Kind.NATS:
-            return f"nats://broker:4222/?stream={name}&consumer=c"
-        case Kind.ACTIVEMQ:
-            return f"activemq://broker:61613/{name}"
-
-
-def _place(queue: QueueConfig) -> str:
-    """What the server calls it."""
-    return queue.uri if queue.uri.startswith("https:") else queue.name
-
-
-def _make_server(kind: Kind, weather: Weather) -> Server:
-    match kind:
-        case Kind.SQLITE:
-            return networked.NoServer()
-        case Kind.POSTGRES:
-            return networked.NetworkedServer(weather)
-        case Kind.RABBITMQ:
-            return rabbit_model.RabbitServer(weather)
-        case Kind.SQS | Kind.SQS_FIFO:
-            return sqs_model.SqsServer(weather)
-        case Kind.NATS:
-            return nats_model.NatsServer(weather)
-        case Kind.ACTIVEMQ:
-            return activemq_model.ActiveMqServer(weather)
-
-
-@contextmanager
-def _installed(server: Server) -> Iterator[None]:
-    """Where the adapters open their connections, the model answers."""
-    changes: list[tuple[Any, str, Any]] = [
-        # A turn that takes the loop long is noticed by a clock of the machine: there is none here.
-        (sqlite_file, "time", SimpleNamespace(perf_counter=lambda: 0.0)),
-        (sqlite_file, "LAST_POLL", IDLE_POLL),
-    ]
-    if isinstance(server, rabbit_model.RabbitServer):
-        changes.append((rabbitmq, "open_link", server.open_link))
-    elif isinstance(server, sqs_model.SqsServer):
-        client = type("SimClient", (sqs_model.SimClient,), {"server": server})
-        changes += [(sqs, "SqsClient", client), (sqs, "Account", sqs_model.SimAccount)]
-    elif isinstance(server, nats_model.NatsServer):
-        changes.append((nats, "open_link", server.open_link))
-    before = [getattr(module, name) for module, name, _ in changes]
-    for module, name, value in changes:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for (module, name, _), value in zip(changes, before, strict=True):
-            setattr(module, name, value)
 
 
 _UNSETTLED: Final = "SELECT id, message_id, state FROM queue_messages WHERE finished_at IS NULL"

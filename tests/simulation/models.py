@@ -1,0 +1,97 @@
+"""Which model stands behind which kind of queue, and how the adapters come to talk to it."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, Protocol
+
+from router.brokers import nats, rabbitmq, sqlite_file, sqs
+from router.core.config import QueueConfig
+from router.core.message import Message
+from tests.simulation import activemq as activemq_model
+from tests.simulation import nats as nats_model
+from tests.simulation import networked
+from tests.simulation import rabbitmq as rabbit_model
+from tests.simulation import sqs as sqs_model
+from tests.simulation.loop import Process, SimLoop
+from tests.simulation.network import Weather
+from tests.simulation.plan import Kind
+
+IDLE_POLL: Final = 2.0  # hours of idleness are looked through more quickly than in real life
+
+
+class Server(Protocol):
+    """A model of a broker, as the world treats it."""
+
+    def make(self, queue: str) -> None: ...
+    def publish(self, queue: str, body: bytes, message: Message | None) -> None: ...
+    def contents(self) -> list[bytes]: ...
+    def drop(self, process: Process | None = None, *, restarted: bool = False) -> None: ...
+
+
+def uri_of(kind: Kind, name: str, directory: Path) -> str:
+    match kind:
+        case Kind.SQLITE | Kind.POSTGRES:
+            return f"sqlite:///{directory}/queue.db?queue={name}"
+        case Kind.RABBITMQ:
+            return f"amqp://broker/?queue={name}"
+        case Kind.SQS:
+            return f"https://sqs.test/1/{name}"
+        case Kind.SQS_FIFO:
+            return f"https://sqs.test/1/{name}.fifo"
+        case Kind.NATS:
+            return f"nats://broker:4222/?stream={name}&consumer=c"
+        case Kind.ACTIVEMQ:
+            return f"activemq://broker:61613/{name}"
+
+
+def place_of(queue: QueueConfig) -> str:
+    """What the server calls it."""
+    return queue.uri if queue.uri.startswith("https:") else queue.name
+
+
+def make_server(kind: Kind, weather: Weather) -> Server:
+    match kind:
+        case Kind.SQLITE:
+            return networked.NoServer()
+        case Kind.POSTGRES:
+            return networked.NetworkedServer(weather)
+        case Kind.RABBITMQ:
+            return rabbit_model.RabbitServer(weather)
+        case Kind.SQS | Kind.SQS_FIFO:
+            return sqs_model.SqsServer(weather)
+        case Kind.NATS:
+            return nats_model.NatsServer(weather)
+        case Kind.ACTIVEMQ:
+            return activemq_model.ActiveMqServer(weather)
+
+
+@contextmanager
+def installed(server: Server) -> Iterator[None]:
+    """Where the adapters open their connections, the model answers."""
+    changes: list[tuple[Any, str, Any]] = [
+        # A turn that takes the loop long is noticed by a clock of the machine: there is none here.
+        (sqlite_file, "time", SimpleNamespace(perf_counter=lambda: 0.0)),
+        (sqlite_file, "LAST_POLL", IDLE_POLL),
+    ]
+    if isinstance(server, rabbit_model.RabbitServer):
+        changes.append((rabbitmq, "open_link", server.open_link))
+    elif isinstance(server, sqs_model.SqsServer):
+        client = type("SimClient", (sqs_model.SimClient,), {"server": server})
+        changes += [(sqs, "SqsClient", client), (sqs, "Account", sqs_model.SimAccount)]
+    elif isinstance(server, nats_model.NatsServer):
+        changes.append((nats, "open_link", server.open_link))
+    elif isinstance(server, activemq_model.ActiveMqServer):
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        loop.network = server
+    before = [getattr(module, name) for module, name, _ in changes]
+    for module, name, value in changes:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for (module, name, _), value in zip(changes, before, strict=True):
+            setattr(module, name, value)

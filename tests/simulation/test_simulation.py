@@ -1,0 +1,46 @@
+"""Worlds with new seeds at every run, within a fixed budget of time (SIM-1, SIM-2).
+
+`SIMULATION_SECONDS` changes the budget, `SIMULATION_SEED` the first seed.
+"""
+
+import itertools
+import os
+import random
+import time
+
+import pytest
+
+from tests.simulation.__main__ import Choice, explain, worlds
+from tests.simulation.plan import Kind, draw
+from tests.simulation.world import run
+
+BUDGET = float(os.environ.get("SIMULATION_SECONDS", "110"))
+FIRST = int(os.environ.get("SIMULATION_SEED", random.SystemRandom().randrange(2**32)))
+
+
+@pytest.mark.rule("SIM-1")
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_seed_decides_the_whole_history(kind: Kind) -> None:
+    for seed in range(4):
+        first, second = (run(draw(seed, kind)) for _ in range(2))
+
+        assert first.history == second.history
+        assert first.seconds == second.seconds
+
+
+@pytest.mark.rule("SIM-1")
+def test_other_seeds_make_other_worlds() -> None:
+    assert len({run(draw(seed)).digest for seed in range(5)}) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(BUDGET + 300)
+@pytest.mark.rule("SIM-2", "P1", "P2", "P3", "P4", "P5", "FIFO-1", "OPS-6", "MED-4", "POOL-1")
+def test_whatever_happens_nothing_is_lost() -> None:
+    began = time.monotonic()
+    seeds = itertools.takewhile(
+        lambda _: time.monotonic() - began < BUDGET, itertools.count(FIRST)
+    )
+    for summary in worlds(seeds, Choice(), jobs=1):
+        if summary.problems:
+            pytest.fail(f"{explain(summary.seed, Choice())}\n{summary.problems[0]}")

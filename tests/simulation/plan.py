@@ -251,7 +251,7 @@ class _Drawing(Struct):
             seconds = rng.choice(CLOCK_STEPS)
         elif act is Act.PAUSE:
             seconds = rng.choice((2.0, 31.0, 65.0, LONGEST_PAUSE))
-        if act is Act.KILL and self.kind is Kind.SQLITE and rng.random() < 0.3:
+        if act is Act.KILL and self.kind is Kind.SQLITE and rng.random() < 0.4:
             act = Act.RECREATE
         share = rng.choice((0.1, 0.3, 0.6))
         router = rng.randrange(self.routers)
@@ -266,8 +266,13 @@ def draw(seed: int, kind: Kind | None = None) -> Plan:
     span = rng.choice((2.0, 20.0, 60.0))
     for _ in range(rng.choice((1, 2, 3, 5, 8, 12))):
         drawing.produce(round(rng.random() * span, 3))
+    published = [step.at for step in drawing.steps]
     for _ in range(rng.choice((0, 1, 1, 2, 3, 5))):
-        drawing.fault(round(rng.random() * (span + 40), 3))
+        if rng.random() < 0.5:  # while something is on its way
+            at = rng.choice(published) + rng.choice((-0.2, 0.0, 0.01, 0.1, 1.0)) + rng.random() / 50
+        else:
+            at = rng.random() * (span + 40)
+        drawing.fault(round(max(at, 0.0), 3))
     return Plan(
         seed=seed,
         kind=drawn,

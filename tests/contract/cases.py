@@ -70,6 +70,11 @@ class Case(Struct, frozen=True, kw_only=True):
     prompt: bool = True  # False: a poll under way looks for what became due only now and then
     ample: bool = True  # False: too slow for many messages, each call looks at all of them
 
+    @property
+    def compares_bodies(self) -> bool:
+        """Whether it is a work queue: there, what is identical is a duplicate without a key."""
+        return self.server in {None, "postgres", "pooled_postgres"}
+
     def queue(self, directory: Path, lease: float = 30.0) -> QueueConfig:
         uri = self.uri.format(directory=directory)
         return QueueConfig(name="orders", uri=uri, visibility_timeout=lease)
@@ -186,6 +191,11 @@ async def both_ends(door: BrokerDoor, queue: QueueConfig) -> AsyncIterator[Ends]
     assert publishing is not None
     async with door.open_queue(queue) as broker, publishing as publisher:
         yield Ends(queue, door, broker, publisher)
+
+
+def name_of(delivery: Delivery) -> str | None:
+    """What a message and its retry copies are called alike; no broker needs to make such a name."""
+    return delivery.claimed_id or delivery.broker_id
 
 
 def publication(

@@ -9,7 +9,7 @@ import pytest
 
 from router.core.config import QueueConfig
 from router.core.job import Fate
-from router.core.message import DEFAULT_POOL
+from router.core.message import DEFAULT_POOL, Delivery
 from router.core.outcome import DEFAULT_DELAY, Reply
 from router.core.warnings import Severity
 from router.engine.settler import LINGER
@@ -187,6 +187,49 @@ async def test_the_same_id_for_another_target_is_another_message() -> None:
 
         assert rig.sender.ids == ["x"] * 4
         assert {handle for _, handle in queue.acked} == {0, 1, 2, 3}
+
+
+@pytest.mark.rule("ROUTE-3", "ID-2")
+async def test_the_same_id_and_target_with_another_token_is_another_message() -> None:
+    queue = ScriptedQueue(lease_seconds=30)
+    async with scripted(queue, takes=5) as rig:
+        for handle, token in enumerate(["expired", "fresh"]):
+            message = body("x", authToken=token, dispatchMode="IMMEDIATE")
+            queue.hand_over(handed(message, handle, str(handle), lease=30))
+        await asyncio.sleep(10)
+
+        assert rig.sender.ids == ["x", "x"]
+        assert {handle for _, handle in queue.acked} == {0, 1}
+
+
+@pytest.mark.rule("ID-1", "ID-3")
+async def test_an_id_chosen_by_a_publisher_makes_no_message_a_copy_of_another() -> None:
+    queue = ScriptedQueue(lease_seconds=None)
+    async with scripted(queue, takes=5) as rig:
+        for handle, what in enumerate(["created", "paid"]):
+            message = body(f"order-7-{what}", dispatchMode="IMMEDIATE")
+            queue.hand_over(Delivery(message, handle, None, claimed_id="order-7"))
+        await asyncio.sleep(10)
+
+        assert rig.sender.ids == ["order-7-created", "order-7-paid"]
+        assert {handle for _, handle in queue.acked} == {0, 1}
+
+
+@pytest.mark.rule("ID-2", "OPS-6")
+async def test_a_message_whose_broker_reused_its_id_is_forfeited_and_the_new_one_delivered() -> (
+    None
+):
+    queue = ScriptedQueue(lease_seconds=30)
+    async with scripted(queue, takes=5) as rig:
+        queue.hand_over(handed(body("old"), "old", "1", lease=30))
+        await asyncio.sleep(1)
+        queue.hand_over(handed(body("new"), "new", "1", lease=30))
+        await asyncio.sleep(20)
+
+        assert rig.sender.ids == ["old", "new"]
+        assert [handle for _, handle in queue.acked] == ["new"]
+        ended = {fate: n for fate, n in rig.manager.routing.ledger.ended.items() if n}
+        assert ended == {Fate.FORFEITED: 1, Fate.DELIVERED: 1}
 
 
 @pytest.mark.rule("ROUTE-4")

@@ -9,7 +9,7 @@ from router.core.blocked import MOST_NAMED
 from router.core.config import RetryPolicy
 from router.core.outcome import Answer, Reply
 from router.core.warnings import Severity
-from tests.support.fakes import REFUSED, FakeSender
+from tests.support.fakes import FakeSender
 from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-5")]
@@ -103,12 +103,39 @@ async def test_a_dead_letter_is_progress() -> None:
 
 
 async def test_an_open_circuit_is_time_without_progress_too() -> None:
-    async with running(pool(), sender=failing("a", answer=REFUSED)) as rig:
-        await rig.publish(*grouped("a"))
-        await asyncio.sleep(2000)
+    async with running(pool()) as rig:
+        breaker = rig.breakers.of("http://target.test:80")
 
-        assert rig.breakers.of("http://target.test:80").rejections > 0
-        assert len(blocked(rig)) == 1
+        async def keep_open() -> None:
+            """Other callers fail: ten at once, then one whenever the circuit lets it through."""
+            for _ in range(10):
+                breaker.leave(breaker.enter(0.0) or 0, 0.0, ok=False)
+            while True:
+                await asyncio.sleep(4.9)
+                now = asyncio.get_running_loop().time()
+                ticket = breaker.enter(now + 0.5)
+                assert ticket is not None
+                breaker.leave(ticket, now, ok=False)
+
+        others = rig.tasks.create_task(keep_open())
+        await asyncio.sleep(0)
+        await rig.publish(*grouped("a", "b"))
+        await asyncio.sleep(899.9)  # it went back at 0, 30, … 870
+        before = blocked(rig)
+        await asyncio.sleep(0.2)
+        others.cancel()
+
+        assert rig.sender.sent == []
+        assert (before, len(blocked(rig))) == ([], 1)
+
+
+async def test_messages_that_are_delivered_in_parallel_block_nobody() -> None:
+    parallel = pool(retry=every(9), parallel_ungrouped=True)
+    async with running(parallel, sender=failing("a")) as rig:
+        await rig.publish(body("a", poolCode="P"))
+        await asyncio.sleep(3600)
+
+        assert blocked(rig) == []
 
 
 @pytest.mark.parametrize(

@@ -137,8 +137,10 @@ class Routing:
         """Place jobs that had to wait; answer those for which there is no room still, in order."""
         refused: list[Job] = []
         for job in jobs:
+            pool = self.pools.pool_for(job)
             job.state = State.QUEUED
-            if not self.pools.pool_for(job).submit(job):
+            if not pool.submit(job):
+                job.state = State.WAITING
                 refused.append(job)
         return refused
 

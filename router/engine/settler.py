@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Final
 
 from router.core.backoff import reconnect_delays
-from router.core.config import QueueConfig, RetryPolicy
+from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
 from router.core.job import EXPIRED, NEVER, Death, Fate, Job, State
 from router.core.message import Delivery, Handle, Tally
@@ -39,6 +39,7 @@ class Settler:
     def __init__(self, queue: QueueConfig, context: Context, counts: Counts) -> None:
         self.queue = queue
         self.queue_name = queue.name
+        self.retry = queue.retry or context.default_retry
         self.held: set[Job] = set()
         self.deferred: list[Job] = []  # of those held, the ones that no pool had room for (ROUTE-5)
         self.emptied = Bell()
@@ -64,10 +65,6 @@ class Settler:
     @property
     def is_ordered_here(self) -> bool:
         return self._line is not None and self._line.traits.ordered_here
-
-    @property
-    def retry(self) -> RetryPolicy | None:
-        return self.queue.retry
 
     @property
     def is_idle(self) -> bool:

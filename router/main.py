@@ -280,6 +280,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
                 journal=Journal(tracer),
                 mandate=mandate,
                 longest_delivery=longest_delivery(settings.mediator_timeout),
+                default_retry=settings.default_retry,
                 max_pools=settings.max_pools,
                 pool_warning_threshold=settings.pool_warning_threshold,
             )

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
-from router.core.config import sqlite_path
+import msgspec
+
+from router.core.config import RetryPolicy, sqlite_path
+from router.core.config_entry import BadEntry, read_retry
 from router.core.trace import Sampling
 
 T = TypeVar("T")
@@ -21,6 +24,7 @@ _SWITCHES: Final = {"true": True, "1": True, "yes": True, "false": False, "0": F
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", re.ASCII)
 _DECIMAL: Final = re.compile(r"\d{1,9}(?:\.\d{0,18})?|\.\d{1,18}", re.ASCII)
+_RETRY_EXAMPLE: Final = '{"maxAttempts": 20, "backoff": [10, 60, 300], "statuses": [408, 423]}'
 _HOST_PATTERN: Final = re.compile(r"[A-Za-z0-9*._:\[\]-]+")
 
 
@@ -193,6 +197,18 @@ def dead_letter_url(raw: str) -> str:
     if parts is None or parts.scheme != "sqlite" or parts.netloc or not sqlite_path(raw).strip("/"):
         raise NotAllowed("must be sqlite:///path or none")
     return raw
+
+
+def retry_policy(raw: str) -> RetryPolicy:
+    """JSON, as `retry` in the routing configuration."""
+    try:
+        return read_retry(msgspec.json.decode(raw))
+    except BadEntry as bad:
+        where = bad.where.removeprefix("retry").strip(".")
+        reason = f"{where}: {bad.text}" if where else bad.text
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        reason = "not JSON"
+    raise NotAllowed(f"must be JSON such as {_RETRY_EXAMPLE} ({reason})")
 
 
 def _split(raw: str) -> SplitResult | None:

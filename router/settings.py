@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeVar, cast
 
 from msgspec import Struct
 
-from router.core.config import QueueNaming, QueueType, sqlite_path
+from router.core.config import QueueNaming, QueueType, RetryPolicy, sqlite_path
 from router.core.trace import Sampling
 from router.core.warnings import Severity
 from router.setting_values import (
@@ -33,6 +33,7 @@ from router.setting_values import (
     host_pattern,
     listed,
     milliseconds,
+    retry_policy,
     seconds,
     servers,
     share,
@@ -265,6 +266,12 @@ class Settings:
         seconds(0, _DAY),
         "5m",
         "work queues: how long a finished id is remembered",
+    )
+    default_retry: RetryPolicy | None = _optional(
+        "MESSAGE_ROUTER_DEFAULT_RETRY",
+        retry_policy,
+        'retry policy of pools and queues without one, such as `{"maxAttempts": 20}`; '
+        "none: for ever, every 30 s",
     )
     standby_enabled: bool = _env(
         "STANDBY_ENABLED", switch, "false", "several routers, one of them works at a time"

@@ -27,6 +27,7 @@ _MESSAGE: Final = {
             "nullable": True,
         },
         "signingSecret": {"type": "string", "nullable": True},
+        "dedupKey": {"type": "string", "maxLength": 512, "nullable": True},
     },
 }
 # The body is read by the parser of the queues, so that both accept the same; this only tells.
@@ -49,9 +50,13 @@ def message_routes(router: RouterApi) -> APIRouter:
     async def publish(
         request: Request, queue: Annotated[str | None, BLANK_IS_NONE] = None
     ) -> Accepted:
-        """One message, or a list of at most 1000; all are checked before one is published."""
+        """One message, or a list of at most 1000; all are checked before one is published.
+
+        `duplicates` counts those that the queue had already, byte for byte or by their `dedupKey`:
+        they are not published again.
+        """
         messages = split_messages(await read_body(request))
-        ids = await router.publishing.publish(queue, messages)
-        return Accepted(accepted=len(ids), ids=ids)
+        done = await router.publishing.publish(queue, messages)
+        return Accepted(accepted=done.accepted, duplicates=done.duplicates, ids=done.ids)
 
     return routes

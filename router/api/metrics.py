@@ -186,6 +186,13 @@ QUEUE_METRICS: Final[Sequence[Metric[QueueMeters]]] = (
     ),
     Meter(
         "counter",
+        "unknown_pool_total",
+        "Messages of a queue that named an unknown pool and went to DEFAULT-POOL",
+        lambda queue: [((queue.name,), queue.unknown_pools)],
+        ("queue",),
+    ),
+    Meter(
+        "counter",
         "broker_calls_total",
         "Calls of a queue's broker",
         lambda queue: (((verb, queue.name, how), n) for (verb, how), n in queue.calls.items()),

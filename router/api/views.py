@@ -95,6 +95,7 @@ class Cleared(View):
 
 class Accepted(View):
     accepted: int
+    duplicates: int
     ids: Sequence[str]
 
 

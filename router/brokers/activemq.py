@@ -13,7 +13,7 @@ from router.brokers.activemq_retry import open_outlet
 from router.brokers.comebacks import Comebacks
 from router.brokers.worker import Worker
 from router.core.config import QueueConfig
-from router.core.remembered import RememberedDeletes
+from router.core.remembered import RememberedAcks
 
 
 class ActiveMqQueues:
@@ -26,7 +26,7 @@ class ActiveMqQueues:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._lines = itertools.count(1)
-        self._copied = RememberedDeletes()
+        self._copied = RememberedAcks()
         self._comebacks: defaultdict[str, Comebacks] = defaultdict(Comebacks)  # by the queue's URI
         self._told: set[tuple[str, str]] = set()
 

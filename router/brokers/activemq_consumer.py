@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, cast
 
 from msgspec import Struct
@@ -21,8 +21,9 @@ from router.brokers.activemq_retry import (
 from router.brokers.activemq_shelf import Arrival, Shelf
 from router.brokers.bell import Bell, wait_for_ring
 from router.brokers.comebacks import LONGEST_GATHERING, Comebacks
+from router.core.identity import MessageKey, digest_of
 from router.core.message import Delivery, Handle, Tally
-from router.core.remembered import RememberedDeletes
+from router.core.remembered import RememberedAcks
 from router.core.trace import carried_in
 from router.ports import Depth, Publication, QueueRefused, StaleLease, Traits, Unsettled
 
@@ -54,7 +55,7 @@ class ActiveMqBroker:
         place: Place,
         *,
         line: int,
-        copied: RememberedDeletes,
+        copied: RememberedAcks,
         comebacks: Comebacks,
         clock: Callable[[], float],
     ) -> None:
@@ -123,7 +124,9 @@ class ActiveMqBroker:
         )
         due = _now() + delay
         if delay > 0 and await self._outlet.keep(arrival.frame, history, delay):
-            self._comebacks.expect(history.broker_id, arrival.frame.body, now=_now(), delay=delay)
+            self._comebacks.expect(
+                _message_of(arrival), arrival.frame.body, now=_now(), delay=delay
+            )
             await self._replace(arrival)
             return
         self._shelf.put_off(replace(arrival, history=history), due)
@@ -189,7 +192,7 @@ class ActiveMqBroker:
         if self._is_copied(arrival):
             self._link.tell(_ack(arrival))
             return
-        self._comebacks.came(arrival.history.broker_id)
+        self._comebacks.came(_message_of(arrival))
         wait = arrival.history.wait(self._clock())
         if not wait:
             self._shelf.put(arrival)
@@ -205,10 +208,11 @@ class ActiveMqBroker:
         return Delivery(
             arrival.frame.body,
             Ticket(self._line, number),
-            broker_id=arrival.history.broker_id,
+            broker_id=arrival.message_id,
             count=arrival.history.deliveries + 1,
             tally=arrival.history.tally,
             parent=carried_in(arrival.frame.headers),
+            claimed_id=arrival.history.first_id,
         )
 
     # What goes back.
@@ -223,14 +227,18 @@ class ActiveMqBroker:
 
     async def _replace(self, original: Arrival) -> None:
         """Its copy is safe. If the connection breaks now, it is removed when it comes again."""
-        key = self._place.destination, original.message_id, 0
-        self._copied.add(key, _now())
+        proof = self._proof(original)
+        self._copied.add(proof, _now())
         await self._remove(original)
-        self._copied.forget(key)
+        self._copied.forget(proof)
 
     def _is_copied(self, arrival: Arrival) -> bool:
-        key = self._place.destination, arrival.message_id, 0
-        return bool(self._copied) and self._copied.knows(key, _now())
+        return bool(self._copied) and self._copied.knows(self._proof(arrival), _now())
+
+    def _proof(self, arrival: Arrival) -> MessageKey:
+        """The frame's own id: the broker made it for this very copy (ID-1)."""
+        body = arrival.frame.body
+        return MessageKey(self._place.destination, arrival.message_id, digest_of(body))
 
     async def _remove(self, *arrivals: Arrival) -> None:
         await self._link.exchange(*[_ack(arrival) for arrival in arrivals])
@@ -259,6 +267,11 @@ class ActiveMqPublisher:
             "transaction": transaction,
         }
         return Frame("SEND", headers, item.body)
+
+
+def _message_of(arrival: Arrival) -> Hashable:
+    """The same for a message and its copies."""
+    return arrival.history.first_id, arrival.frame.body
 
 
 def _ack(arrival: Arrival) -> Frame:

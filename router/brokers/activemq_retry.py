@@ -62,7 +62,7 @@ _NOT_COPIED_PREFIXES: Final = ("AMQ_SCHEDULED_", _PREFIX)
 class History(Struct, frozen=True):
     """What a message's copies carry along, so that it is the same message still."""
 
-    broker_id: str  # the first one's
+    first_id: str  # of the message that was copied first: no proof, anyone can send such headers
     tally: Tally = Tally()
     deliveries: int = 0  # before this one
     due_at: float = 0.0  # Unix time
@@ -102,7 +102,7 @@ def copy_of(original: Frame, history: History, place: Place, delay: float) -> Fr
         **length,
         "destination": place.destination,
         DELAY: str(max(round(delay * 1000), 1)),
-        _ID: history.broker_id,
+        _ID: history.first_id,
         _ATTEMPTS: str(history.tally.attempts),
         _POSTS: str(history.tally.posts),
         _DELIVERIES: str(history.deliveries),

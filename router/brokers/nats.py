@@ -78,7 +78,7 @@ class NatsQueues:
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["NatsPublisher"]:
         address = read_address(queue, self._settings)
         async with open_link(address) as link:
-            yield NatsPublisher(link, await publishing_subject(link, address))
+            yield NatsPublisher(link, queue.name, await publishing_subject(link, address))
 
     def _held_at(self, address: NatsAddress) -> Sequence[Lease]:
         holdings = self._holdings.get(_key(address))

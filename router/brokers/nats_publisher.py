@@ -1,5 +1,6 @@
 """The other end of a queue in NATS JetStream."""
 
+import secrets
 from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote
@@ -17,17 +18,28 @@ _KEPT_IN_A_HEADER: Final = "!#$&'()*+,/:;=?@[]^`{|}~<>\""
 
 
 class NatsPublisher:
-    def __init__(self, link: NatsLink, subject: str) -> None:
+    def __init__(self, link: NatsLink, queue: str, subject: str) -> None:
         self._link = link
+        self._queue = queue
         self._subject = subject
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         """The server takes them one by one: if it fails, some may be in. Their keys say so then."""
-        requests = [_publication(item) for item in items]
+        requests = [self._request(item) for item in items]
         if any(each.size > self._link.max_payload for each in requests):
             raise QueueRefused("a message is larger than the NATS server allows")
         answers = await self._link.ask_all(self._subject, requests)
         return [_was_added(answer) for answer in answers]
+
+    def _request(self, item: Publication) -> Request:
+        """Only an explicit key is the server's dedup id (WQ-1). It compares those of all queues
+        of a stream, so the queue's name is part of it.
+        """
+        if item.dedup_key is None:
+            return Request(item.body, {"Nats-Msg-Id": secrets.token_hex(16)})
+        # A header is ASCII and has no blank ends.
+        key = quote(f"{self._queue}/{item.dedup_key}", safe=_KEPT_IN_A_HEADER)
+        return Request(item.body, {"Nats-Msg-Id": key})
 
 
 class PubAck(Struct, frozen=True):
@@ -47,11 +59,6 @@ async def publishing_subject(link: NatsLink, address: NatsAddress) -> str:
 def _without_wildcards(subject: str) -> str:
     tokens = subject.split(".")
     return ".".join(WILDCARD if token in {"*", ">"} else token for token in tokens)
-
-
-def _publication(item: Publication) -> Request:
-    key = quote(item.dedup_key, safe=_KEPT_IN_A_HEADER)  # a header is ASCII and has no blank ends
-    return Request(item.body, {"Nats-Msg-Id": key})
 
 
 def _was_added(data: bytes | None) -> bool:

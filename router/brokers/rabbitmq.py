@@ -18,7 +18,7 @@ from router.brokers.rabbitmq_retry import RetryQueues
 from router.brokers.uri import QueueUri, read_uri, refusal
 from router.brokers.worker import Worker
 from router.core.config import QueueConfig
-from router.core.remembered import RememberedDeletes
+from router.core.remembered import RememberedAcks
 from router.ports import QueueRefused
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class RabbitQueues:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._lines = itertools.count(1)
-        self._copied: defaultdict[str, RememberedDeletes] = defaultdict(RememberedDeletes)
+        self._copied: defaultdict[str, RememberedAcks] = defaultdict(RememberedAcks)
         self._comebacks: defaultdict[str, Comebacks] = defaultdict(Comebacks)  # both by queue URI
 
     async def close(self) -> None:

@@ -14,8 +14,9 @@ from router.brokers.bell import Bell, wait_for_ring
 from router.brokers.comebacks import LONGEST_GATHERING, Comebacks
 from router.brokers.rabbitmq_link import Arrival, Link
 from router.brokers.rabbitmq_retry import SHORTEST_WAY, History, RetryQueues, history_of
+from router.core.identity import digest_of
 from router.core.message import Delivery, Handle, Tally
-from router.core.remembered import Deleted, RememberedDeletes
+from router.core.remembered import RememberedAcks
 from router.core.trace import carried_in
 from router.ports import BrokerError, Depth, StaleLease, Traits, Unsettled
 
@@ -64,7 +65,7 @@ class RabbitBroker:
         *,
         prefetch: int,
         line: int,
-        copied: RememberedDeletes,
+        copied: RememberedAcks,
         comebacks: Comebacks,
         clock: Callable[[], float],
     ) -> None:
@@ -214,13 +215,13 @@ class RabbitBroker:
                 self._arrivals.remove(arrival)
             await self._link.ack([arrival.tag for arrival in copied])
             for arrival in copied:
-                self._copied.forget(_visit(arrival))
+                self._copied.forget(_proof(arrival))
 
     def _find_copied(self, limit: int) -> Sequence[Arrival]:
         if not self._copied:
             return ()
         returned = [each for each in itertools.islice(self._arrivals, limit) if each.redelivered]
-        return [each for each in returned if self._copied.knows(_visit(each), _now())]
+        return [each for each in returned if self._copied.knows(_proof(each), _now())]
 
     def _hand_over(self, limit: int) -> Sequence[Delivery]:
         """The oldest arrivals."""
@@ -234,10 +235,11 @@ class RabbitBroker:
         return Delivery(
             arrival.body,
             Ticket(self._line, arrival.tag),
-            broker_id=history.broker_id,
+            broker_id=None,  # RabbitMQ makes none
             count=_count(arrival, history),
             tally=history.tally,
             parent=carried_in(arrival.properties.headers or {}),
+            claimed_id=history.first_id,
         )
 
     # What goes back.
@@ -259,9 +261,9 @@ class RabbitBroker:
         """
         asked_at = _now()
         waits = await self._keep_copy(original, history)
-        self._copied.add(_visit(original), asked_at, lifetime=waits)
+        self._copied.add(_proof(original), asked_at, lifetime=waits)
         await self._link.ack([original.tag])
-        self._copied.forget(_visit(original))
+        self._copied.forget(_proof(original))
 
     async def _put_off(self, copies: Sequence[tuple[Arrival, History]]) -> None:
         """Copies first, confirmed; then the originals are removed. In between a crash doubles."""
@@ -305,16 +307,16 @@ class RabbitBroker:
 
 def _key(arrival: Arrival) -> Hashable:
     """The same for a message and its copies."""
-    return history_of(arrival.properties).broker_id or arrival.body
+    return history_of(arrival.properties).first_id, arrival.body
 
 
-def _visit(arrival: Arrival) -> Deleted:
-    """The same when it is redelivered, another for its copy: how often that was handed out before.
+def _proof(arrival: Arrival) -> Hashable:
+    """The same when it is redelivered, another for its copy, whose number of deliveries is higher.
 
-    By its content as well: not every publisher gives ids, and some give one to several messages.
+    By its body as well: not every publisher gives ids, and some give one to several messages.
     """
     history = history_of(arrival.properties)
-    return history.broker_id or "", str(hash(arrival.body)), history.deliveries
+    return history.first_id, digest_of(arrival.body), history.deliveries
 
 
 def _count(arrival: Arrival, history: History) -> int:

@@ -35,7 +35,7 @@ class RabbitPublisher:
         properties = Properties(
             content_type="application/json",
             delivery_mode=PERSISTENT,
-            message_id=item.dedup_key,
+            message_id=item.dedup_key or item.message.id,
         )
         try:
             await self._link.publish(self._queue, item.body, properties)

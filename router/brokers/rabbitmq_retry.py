@@ -43,7 +43,7 @@ def step_for(delay: float) -> int:
 class History(Struct, frozen=True):
     """What a message's copies carry along, so that it is the same message still."""
 
-    broker_id: str | None = None
+    first_id: str | None = None  # chosen by the publisher: no proof of sameness (ID-1)
     tally: Tally = Tally()
     deliveries: int = 0  # before this copy
     due_at: float = 0.0  # Unix time
@@ -144,7 +144,7 @@ class RetryQueues:
 
 def _headers(original: Table, history: History) -> Table:
     kept = {name: value for name, value in original.items() if _is_copied(name)}
-    first_id: Table = {} if history.broker_id is None else {_ID: history.broker_id}
+    first_id: Table = {} if history.first_id is None else {_ID: history.first_id}
     return {
         **kept,
         **first_id,

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -75,7 +76,9 @@ def send_entry(position: int, item: Publication, *, is_fifo: bool) -> SendEntry:
     if not is_fifo:
         return SendEntry(str(position), body)
     group = plain(item.message.group or item.message.id)
-    return SendEntry(str(position), body, group, plain(item.dedup_key))
+    # SQS repeats nothing within 5 minutes: only what is explicitly the same may be the same (WQ-1).
+    key = plain(item.dedup_key) if item.dedup_key is not None else secrets.token_hex(16)
+    return SendEntry(str(position), body, group, key)
 
 
 def plain(text: str) -> str:

@@ -66,10 +66,11 @@ class Traffic:
 
     async def _publish(self, publishing: Publishing, count: int) -> None:
         try:
-            ids = await publishing.publish(QUEUE, list(itertools.islice(self._bodies, count)))
+            done = await publishing.publish(QUEUE, list(itertools.islice(self._bodies, count)))
         except BrokeOff as error:
-            ids = error.accepted
-        self.published += len(ids)
+            self.published += len(error.accepted)
+        else:
+            self.published += done.accepted
 
 
 def _bodies(target: str, new_id: Callable[[], str]) -> Iterator[bytes]:

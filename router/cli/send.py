@@ -37,7 +37,7 @@ class Tally:
     def in_words(self, seconds: float) -> str:
         words = f"sent {self.sent} in {seconds:.2f} s ({self.sent / max(seconds, 0.001):,.0f}/s)"
         if self.duplicates:
-            words += f", of them {self.duplicates} were there already"
+            words += f", {self.duplicates} not sent again: the queue had them already"
         if self.refused:
             words += f", refused {len(self.refused)}"
         return words

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import click
 import httpx
@@ -22,7 +22,7 @@ class Sent:
     """What became of a batch."""
 
     accepted: int
-    duplicates: int = 0  # of those accepted: the queue had them already
+    duplicates: int = 0  # not sent again: the queue had them already
     refused: tuple[BadLine, ...] = ()
     broke_off: str | None = None  # why the others were not taken, and there is no use in going on
 
@@ -48,19 +48,21 @@ class RouterSink:
         wanted, refused = list(batch), list[BadLine]()
         while wanted:
             try:
-                self._post(wanted)
-                break
+                answer = self._post(wanted)
             except Refused as error:
                 if error.status == httpx.codes.BAD_GATEWAY:
                     return Sent(_taken(error), refused=tuple(refused), broke_off=error.message)
                 index = _blamed(error, wanted)
                 reason = str(error.problem.get("detail")).removeprefix(f"message {index}: ")
                 refused.append(BadLine(wanted.pop(index).line, reason))
-        return Sent(accepted=len(wanted), refused=tuple(refused))
+            else:
+                duplicates = answer.get("duplicates", 0)
+                return Sent(len(wanted) - duplicates, duplicates, tuple(refused))
+        return Sent(0, refused=tuple(refused))
 
-    def _post(self, items: Sequence[Item]) -> None:
+    def _post(self, items: Sequence[Item]) -> Any:
         body = b"[" + b",".join(item.body for item in items) + b"]"
-        self._router.post("/messages", {"queue": self._queue}, body)
+        return self._router.post("/messages", {"queue": self._queue}, body)
 
 
 def _taken(error: Refused) -> int:
@@ -85,9 +87,11 @@ class QueueSink:
         self._publisher = publisher
 
     def send(self, batch: Sequence[Item]) -> Sent:
-        publications = [Publication(item.message, item.body, item.message.id) for item in batch]
+        publications = [
+            Publication(item.message, item.body, item.message.explicit_dedup_key) for item in batch
+        ]
         new = self._portal.call(self._publisher.publish, publications)
-        return Sent(accepted=len(batch), duplicates=new.count(False))
+        return Sent(accepted=new.count(True), duplicates=new.count(False))
 
 
 @contextmanager

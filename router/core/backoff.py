@@ -20,7 +20,7 @@ def reconnect_delays(jitter: Jitter) -> Iterator[float]:
 
 
 def retry_delay(policy: RetryPolicy, attempt: int, jitter: Jitter) -> float:
-    """Seconds before the retry that follows the `attempt`-th failed attempt, from 1 (WQ-5)."""
+    """Return the seconds before the retry that follows the `attempt`-th failure, from 1 (WQ-5)."""
     if policy.schedule is None:
         return _exponential(attempt - 1, jitter)
     if not policy.schedule:

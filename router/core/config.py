@@ -33,6 +33,7 @@ class RetryPolicy(Struct, frozen=True):
 
     max_attempts: int | None = None  # None: for ever
     schedule: tuple[float, ...] | None = None  # None: exponential with full jitter
+    statuses: frozenset[int] = frozenset()  # 4xx that are retried instead of dead-lettered
 
 
 class QueueConfig(Struct, frozen=True, kw_only=True):

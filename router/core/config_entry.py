@@ -121,6 +121,7 @@ class Notes:
 class _RetryEntry(Struct, rename="camel", omit_defaults=True):
     max_attempts: Number | None = None
     backoff: Literal["exponential"] | list[float] | None = None
+    statuses: list[int] | None = None
 
 
 class _QueueEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -239,18 +240,34 @@ def read_pool(raw: object, notes: Notes) -> PoolConfig:
     )
 
 
+def read_retry(raw: object) -> RetryPolicy:
+    """Read a policy that is written by itself. BadEntry: it would not be used as it is written."""
+    notes = Notes("", CONFIGURATION)
+    policy = _read_policy(_convert(raw, _RetryEntry), notes)
+    for problem in notes.problems:
+        raise BadEntry(problem.path.strip("."), problem.text.partition(",")[0])
+    return policy
+
+
 def _read_retry(entry: _RetryEntry | None, notes: Notes) -> RetryPolicy | None:
-    if entry is None:
-        return None
+    return None if entry is None else _read_policy(entry, notes)
+
+
+def _read_policy(entry: _RetryEntry, notes: Notes) -> RetryPolicy:
     attempts = notes.whole("retry.maxAttempts", entry.max_attempts, MAX_COUNT)
+    for index, status in enumerate(entry.statuses or ()):
+        if status // 100 != 4:  # noqa: PLR2004 - 4xx
+            raise BadEntry(f"retry.statuses[{index}]", "must be a status from 400 to 499")
+    statuses = frozenset(entry.statuses or ())
     if not isinstance(entry.backoff, list):
-        return RetryPolicy(attempts)
+        return RetryPolicy(attempts, statuses=statuses)
     if len(entry.backoff) > MAX_SCHEDULE:
         raise BadEntry("retry.backoff", f"more than {MAX_SCHEDULE} delays")
     if min(entry.backoff, default=0.0) < 0:
         raise BadEntry("retry.backoff", "must not be negative")
     notes.cut("retry.backoff", max(entry.backoff, default=0.0), MAX_DELAY)
-    return RetryPolicy(attempts, tuple(min(delay, MAX_DELAY) for delay in entry.backoff))
+    schedule = tuple(min(delay, MAX_DELAY) for delay in entry.backoff)
+    return RetryPolicy(attempts, schedule, statuses)
 
 
 def queue_entry(queue: QueueConfig) -> _QueueEntry:
@@ -279,6 +296,8 @@ def pool_entry(pool: PoolConfig) -> _PoolEntry:
 def _retry_entry(policy: RetryPolicy | None) -> _RetryEntry | None:
     if policy is None:
         return None
-    if policy.schedule is None:
-        return _RetryEntry(policy.max_attempts, "exponential")
-    return _RetryEntry(policy.max_attempts, list(policy.schedule))
+    return _RetryEntry(
+        policy.max_attempts,
+        "exponential" if policy.schedule is None else list(policy.schedule),
+        sorted(policy.statuses) or None,
+    )

@@ -51,7 +51,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     def lines(self) -> list[str]:
         """For people, one per change; none when nothing changes."""
         return [
-            *(f"queue {queue.name}: start ({public_uri(queue.uri)})" for queue in self.start),
+            *(f"queue {queue.name}: start ({_started(queue)})" for queue in self.start),
             *(f"queue {pair.after.name}: replace ({_differences(pair)})" for pair in self.replace),
             *(f"queue {queue.name}: stop" for queue in self.stop),
             *(f"pool {pool.code}: create ({_described(pool)})" for pool in self.create),
@@ -214,9 +214,15 @@ def _differences(pair: QueueChange | PoolChange) -> str:
     return ", ".join(changes) or "credentials"
 
 
+def _started(queue: QueueConfig) -> str:
+    uri = public_uri(queue.uri)
+    return uri if queue.retry is None else f"{uri}, retry {_shown_policy(queue.retry)}"
+
+
 def _described(pool: PoolConfig) -> str:
     facts = _facts(pool)
-    return ", ".join(f"{name} {facts[name]}" for name in ("concurrency", "rate per minute"))
+    shown = ["concurrency", "rate per minute", *(["retry"] if pool.retry else [])]
+    return ", ".join(f"{name} {facts[name]}" for name in shown)
 
 
 def _facts(entry: QueueConfig | PoolConfig) -> dict[str, str]:
@@ -240,6 +246,8 @@ def _shown(value: object) -> str:
 
 def _shown_policy(policy: RetryPolicy) -> str:
     attempts = "for ever" if policy.max_attempts is None else f"{policy.max_attempts} attempts"
-    if policy.schedule is None:
-        return f"{attempts} exponential"
-    return f"{attempts} after {[float(delay) for delay in policy.schedule]} s"
+    delays = "exponential"
+    if policy.schedule is not None:
+        delays = f"after {[float(delay) for delay in policy.schedule]} s"
+    statuses = f", also on {sorted(policy.statuses)}" if policy.statuses else ""
+    return f"{attempts} {delays}{statuses}"

@@ -8,6 +8,7 @@ from msgspec import Struct
 class Reason(Enum):
     CONFIG_ERROR = "CONFIG_ERROR"
     MALFORMED = "MALFORMED"
+    PERMANENT = "PERMANENT"  # the target said that no retry can help
     RETRIES_EXHAUSTED = "RETRIES_EXHAUSTED"
     TARGET_REFUSED = "TARGET_REFUSED"
 

@@ -68,6 +68,7 @@ class QueueFigures(Struct, frozen=True, kw_only=True):
 class QueueMeters(Struct, frozen=True, kw_only=True):
     name: str
     outcomes: Mapping[str, int]
+    unknown_pools: int  # messages for a pool that is not there
     calls: Mapping[tuple[str, str], int]  # (verb, result)
     depth: int | None
     since_poll: float  # seconds, of the connection that is silent for longest

@@ -31,11 +31,26 @@ class MessageKey(Struct, frozen=True, gc=False):
         return digest_of(b"".join(b"%d:%b" % (len(part), part) for part in parts))
 
 
+def shown_id(key: MessageKey, message_id: str) -> str | None:
+    """Return the id under which people find the message at its broker, if it has one there."""
+    return None if key.digest and key.id == message_id else key.id
+
+
 def key_of(queue: str, delivery: Delivery, message_id: str = "") -> MessageKey:
     """Return the key of a delivery. `message_id` is the application's, if the body has one."""
     if delivery.broker_id is not None:
         return MessageKey(queue, delivery.broker_id)
     return MessageKey(queue, delivery.claimed_id or message_id, digest_of(delivery.body))
+
+
+def proof_of_copy(queue: str, delivery: Delivery) -> MessageKey | None:
+    """Return what proves that a later delivery is this very copy (BRK-3).
+
+    None if nothing does: the broker makes no ids, and what looks the same may be a new message.
+    """
+    if delivery.broker_id is None:
+        return None
+    return MessageKey(queue, delivery.broker_id, digest_of(delivery.body))
 
 
 def dedup_key_of(explicit: str | None, message_id: str, body: bytes) -> str:

@@ -8,11 +8,12 @@ from msgspec import Struct
 
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
+from router.core.identity import MessageKey
 from router.core.message import DEFAULT_GROUP, Delivery, Handle, Message, Mode, Tally
 from router.core.outcome import Metric
 
-Key = tuple[str, str | None, str]  # ROUTE-1: (queue, broker id, ""), else (queue, None, id)
 NEVER: Final = float("inf")
+EXPIRED: Final = float("-inf")
 
 
 class State(Enum):
@@ -28,7 +29,7 @@ class Fate(StrEnum):
     DELIVERED = "delivered"  # accepted and acknowledged
     DEAD_LETTERED = "deadLettered"
     RETURNED = "returned"  # NACKed
-    SUPERSEDED = "superseded"  # a redelivered or requeued copy, or a remembered delete
+    SUPERSEDED = "superseded"  # a redelivered or requeued copy, or a remembered ack
     FORFEITED = "forfeited"  # its lease or its connection was lost
 
 
@@ -128,7 +129,7 @@ class Batch:
 class Job(Struct, eq=False):
     """One hand-over of one message, from routing until its ACK or NACK went through."""
 
-    key: Key
+    key: MessageKey
     message: Message
     group: str
     delivery: Delivery  # as it came first; of a later one, handle and lease are adopted (ROUTE-2)
@@ -178,7 +179,7 @@ class Job(Struct, eq=False):
         return f"<Job {self.message.id} {self.state.name.lower()} posts={self.posts}>"
 
 
-def new_job(message: Message, delivery: Delivery, batch: Batch, key: Key) -> Job:
+def new_job(message: Message, delivery: Delivery, batch: Batch, key: MessageKey) -> Job:
     tally, lease_until, at = delivery.tally, delivery.lease_until, batch.at
     return Job(
         key,

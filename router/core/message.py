@@ -77,6 +77,7 @@ class Message(
         "dispatch": "dispatchMode",
         "secret": "signingSecret",
         "reply_to": "replyTo",
+        "dedup_key": "dedupKey",
     },
 ):
     """The content of a queue message, as `parse` has checked it. Nothing changes it then."""
@@ -92,6 +93,7 @@ class Message(
     secret: str | None = None
     reply_to: object = None  # WQ-7, planned: noticed, not used
     batch: object = None  # likewise
+    dedup_key: Name | None = None  # for publishing alone (WQ-1)
 
     def __repr__(self) -> str:
         """Without token and secret: a message may end up in a log or a traceback."""
@@ -100,6 +102,11 @@ class Message(
     @property
     def mode(self) -> Mode:
         return _USUAL if self.dispatch is None else _MODES.get(self.dispatch, _USUAL)
+
+    @property
+    def explicit_dedup_key(self) -> str | None:
+        """A blank one is none: it would make one message of all that carry it."""
+        return self.dedup_key if self.dedup_key and self.dedup_key.strip() else None
 
     @property
     def has_unknown_mode(self) -> bool:

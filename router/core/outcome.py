@@ -14,12 +14,15 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
+from router.core.config import RetryPolicy
+
 DEFAULT_DELAY: Final = 30.0  # BRK-4
 FAST_FAIL_DELAY: Final = 10.0
 MIN_DELAY: Final = 1.0
 MAX_DELAY: Final = 43_200.0  # SQS allows no more; the same everywhere
 REPLY_CAP: Final = 1024 * 1024
 REPLY_KEPT: Final = 1024  # of a reply in a dead letter
+_LONGEST_DATE: Final = 64  # characters; an HTTP date has at most 33
 
 
 class Result(IntEnum):  # hashed for every message: a plain Enum does that in Python
@@ -69,6 +72,7 @@ class Error(Enum):
     NETWORK = "NetworkError"
     RATE_LIMITED = "RateLimited"
     DEFERRED = "Deferred"  # `ack: false`
+    PERMANENT = "Permanent"  # `permanent: true`
     TARGET_REFUSED = "TargetRefused"
     BAD_REQUEST = "BadRequest"  # it could not even be built
     UNFORESEEN = "Unforeseen"
@@ -145,12 +149,15 @@ def circuit_open(delay: float) -> Outcome:
     )
 
 
-def judge(answer: Answer, wall: Callable[[], float]) -> Outcome:
-    """The table of CONTRACTS §5. The wall clock is asked for `Retry-After` dates only."""
+def judge(answer: Answer, wall: Callable[[], float], policy: RetryPolicy | None = None) -> Outcome:
+    """Return the outcome by the table of CONTRACTS §5.
+
+    The wall clock is asked for `Retry-After` dates only, the policy for its statuses.
+    """
     if isinstance(answer, NoReply):
         return _FAULTS[answer.fault](answer.detail)
     if answer.status // 100 != 2:  # noqa: PLR2004 - 2xx
-        return _judge_refused(answer, wall)
+        return _judge_refused(answer, wall, policy)
     if answer.too_long or b"false" not in answer.body:  # most replies, by far
         return _ACCEPTED[answer.status]
     return _judge_words(answer)
@@ -161,19 +168,24 @@ def clamp_delay(seconds: float) -> float:
     return float(math.ceil(min(max(seconds, MIN_DELAY), MAX_DELAY)))
 
 
-def _judge_refused(reply: Reply, wall: Callable[[], float]) -> Outcome:
-    if reply.status == HTTPStatus.TOO_MANY_REQUESTS:
-        delay = _retry_after(reply.retry_after, wall)
-        return _http(reply, Result.ERROR_PROCESS, error=Error.RATE_LIMITED, asked_delay=delay)
-    if reply.status == HTTPStatus.NOT_IMPLEMENTED:
+def _judge_refused(reply: Reply, wall: Callable[[], float], policy: RetryPolicy | None) -> Outcome:
+    retried = () if policy is None else policy.statuses
+    status, is_rate_limit = reply.status, reply.status == HTTPStatus.TOO_MANY_REQUESTS
+    if status == HTTPStatus.NOT_IMPLEMENTED:
         return _http(reply, Result.ERROR_CONFIG, alarm=Alarm.CONFIGURATION_CRITICAL)
-    match reply.status // 100:
-        case 4:
-            return _http(reply, Result.ERROR_CONFIG, alarm=Alarm.CONFIGURATION_ERROR)
-        case 5:
-            return _http(reply, Result.ERROR_PROCESS, retryable=True, counts=True)
-        case _:  # 1xx, 3xx, and numbers that HTTP does not know
-            return _http(reply, Result.ERROR_PROCESS, counts=True)
+    if status // 100 == 4 and not is_rate_limit and status not in retried:  # noqa: PLR2004 - 4xx
+        return _http(reply, Result.ERROR_CONFIG, alarm=Alarm.CONFIGURATION_ERROR)
+    if b"true" in reply.body and not reply.too_long:  # few say anything
+        said = _read(reply.body)
+        if bytes(said.permanent) == b"true":
+            return _permanent(reply)
+    delay = _retry_after(reply.retry_after, wall)
+    if is_rate_limit:
+        asked = DEFAULT_DELAY if delay is None else delay
+        return _http(reply, Result.ERROR_PROCESS, error=Error.RATE_LIMITED, asked_delay=asked)
+    # A target that says when to come back is not asked again before.
+    retryable = status // 100 == 5 and delay is None  # noqa: PLR2004 - 5xx
+    return _http(reply, Result.ERROR_PROCESS, asked_delay=delay, retryable=retryable, counts=True)
 
 
 def _http(
@@ -200,29 +212,48 @@ def _http(
 
 
 class _Said(Struct, rename="camel"):
-    """What we look for in an accepting reply. Nothing else in it is read."""
+    """What we look for in a reply. Nothing else in it is read."""
 
-    ack: object = None
-    delay_seconds: Raw = Raw(b"")  # as written: a JSON number may be larger than any float
+    # As written: a JSON number may be larger than any float, and a list may fill the memory.
+    ack: Raw = Raw(b"")
+    permanent: Raw = Raw(b"")
+    delay_seconds: Raw = Raw(b"")
 
 
 _said: Final = msgspec.json.Decoder(_Said)
+_NOTHING_SAID: Final = _Said()
+
+
+def _read(body: bytes) -> _Said:
+    try:
+        return _said.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _NOTHING_SAID
 
 
 def _judge_words(reply: Reply) -> Outcome:
     """A 2xx may still mean: not now."""
-    try:
-        said = _said.decode(reply.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    said = _read(reply.body)
+    if bytes(said.ack) != b"false":
         return _ACCEPTED[reply.status]
-    if said.ack is not False:
-        return _ACCEPTED[reply.status]
+    if bytes(said.permanent) == b"true":
+        return _permanent(reply)
     return Outcome(
         Result.ERROR_PROCESS,
         Error.DEFERRED,
         asked_delay=_usable_delay(bytes(said.delay_seconds)),
         status=reply.status,
         detail="the target answered ack: false",
+        reply=reply.body[:REPLY_KEPT],
+    )
+
+
+def _permanent(reply: Reply) -> Outcome:
+    return Outcome(
+        Result.ERROR_CONFIG,
+        Error.PERMANENT,
+        status=reply.status,
+        detail=f"HTTP {reply.status}, and the target answered permanent: true",
         reply=reply.body[:REPLY_KEPT],
     )
 
@@ -235,17 +266,20 @@ def _usable_delay(said: bytes) -> float | None:
     return clamp_delay(seconds) if seconds > 0 else None
 
 
-def _retry_after(header: str | None, wall: Callable[[], float]) -> float:
+def _retry_after(header: str | None, wall: Callable[[], float]) -> float | None:
+    """Return the seconds to wait, or None if the header is missing or means nothing."""
     text = (header or "").strip()
     if text.isascii() and text.isdigit():
         return clamp_delay(float(text))
+    if not text or len(text) > _LONGEST_DATE:
+        return None
     try:
         date = parsedate_to_datetime(text)
-    except ValueError:
-        return DEFAULT_DELAY
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=UTC)
-    return clamp_delay(date.timestamp() - wall())
+        if date.tzinfo is None:
+            date = date.replace(tzinfo=UTC)
+        return clamp_delay(date.timestamp() - wall())
+    except (ValueError, OverflowError, TypeError, IndexError):  # the parser is not strict
+        return None
 
 
 _FAULTS: Final = {

@@ -7,10 +7,13 @@ from msgspec import Struct
 from router.core.backoff import Jitter, retry_delay
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
-from router.core.job import Death, Job
+from router.core.job import Death
 from router.core.outcome import MAX_DELAY, Error, Outcome
 
-_REASONS: Final[dict[Error | None, Reason]] = {Error.TARGET_REFUSED: Reason.TARGET_REFUSED}
+_REASONS: Final[dict[Error | None, Reason]] = {
+    Error.TARGET_REFUSED: Reason.TARGET_REFUSED,
+    Error.PERMANENT: Reason.PERMANENT,
+}
 
 
 class Return(Struct, frozen=True):
@@ -20,22 +23,26 @@ class Return(Struct, frozen=True):
     error: str  # "" when it was no real failure
 
 
+class Decision(Struct, frozen=True):
+    action: Return | Death
+    failures: int  # of the message, this one included if it counts
+
+
 def settlement(
-    outcome: Outcome, job: Job, policy: RetryPolicy | None, jitter: Jitter
-) -> Return | Death:
-    """What to do with a message that was not accepted. Counts the attempt on the job."""
+    outcome: Outcome, failures: int, policy: RetryPolicy | None, jitter: Jitter
+) -> Decision:
+    """Decide what to do with a message that was not accepted and has failed so often before."""
     if outcome.consequence.dead_letter:
-        return _death(outcome, _REASONS.get(outcome.error, Reason.CONFIG_ERROR))
-    if not outcome.counts:
-        return Return(outcome.delay, "")
-    job.attempts += 1
-    if policy is None:
-        return Return(outcome.delay, outcome.detail)
-    if policy.max_attempts is not None and job.attempts >= policy.max_attempts:
-        return _death(outcome, Reason.RETRIES_EXHAUSTED)
-    delay = retry_delay(policy, job.attempts, jitter)
-    # A longer delay asked for by the target wins.
-    return Return(min(max(delay, outcome.asked_delay or 0.0), MAX_DELAY), outcome.detail)
+        return Decision(_death(outcome, _REASONS.get(outcome.error, Reason.CONFIG_ERROR)), failures)
+    failures += outcome.counts
+    error = outcome.detail if outcome.counts else ""
+    if policy is None or outcome.error is Error.CIRCUIT_OPEN:  # which the target did not ask for
+        return Decision(Return(outcome.delay, error), failures)
+    if outcome.counts and policy.max_attempts is not None and failures >= policy.max_attempts:
+        return Decision(_death(outcome, Reason.RETRIES_EXHAUSTED), failures)
+    # The longer one wins: a target is never called before the time that it asked for.
+    delay = max(retry_delay(policy, max(failures, 1), jitter), outcome.asked_delay or 0.0)
+    return Decision(Return(min(delay, MAX_DELAY), error), failures)
 
 
 def _death(outcome: Outcome, reason: Reason) -> Death:

@@ -8,6 +8,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.core.identity import MessageKey, shown_id
 from router.core.job import Fate, Try
 from router.core.trace import Span
 
@@ -30,7 +31,7 @@ class Visit(Struct, frozen=True, gc=False):
     """One stay in the router that has ended. All times are by one clock, whichever that is."""
 
     message_id: str
-    broker_id: str | None
+    key: MessageKey
     queue: str
     pool: str
     group: str
@@ -43,6 +44,10 @@ class Visit(Struct, frozen=True, gc=False):
     error: str = ""  # why it was given up
     posts: int = 0  # requests of it so far, those of earlier visits included
     parent: Span | None = None  # what published it, if it said so
+
+    @property
+    def broker_id(self) -> str | None:
+        return shown_id(self.key, self.message_id)
 
     @property
     def due_at(self) -> float | None:

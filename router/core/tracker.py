@@ -1,11 +1,12 @@
 """Which messages the router holds: one structure, two indexes, changed together (SPEC §5)."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from typing import Final
 
-from router.core.job import Job, Key
-from router.core.message import Delivery, Message
+from router.core.identity import MessageKey
+from router.core.job import EXPIRED, Job
 
 
 class Claim(Enum):
@@ -19,42 +20,49 @@ class Claim(Enum):
 _NEW: Final = Claim.NEW  # by its name it costs a look-up, for every message
 
 
-def key_of(queue: str, delivery: Delivery, message: Message) -> Key:
-    """The pipeline key (ROUTE-1).
-
-    Where the broker has no id, the target is part of it: the same id for another target is another
-    message (ROUTE-3).
-    """
-    if delivery.broker_id is None:
-        return queue, None, f"{message.id} {message.target}"
-    return queue, delivery.broker_id, ""
-
-
 class Tracker:
-    """Both indexes change in the same two methods, so that neither can point to what is gone."""
+    """Both indexes change in the same methods, so that neither can point to what is gone."""
 
     def __init__(self) -> None:
-        self._by_key: dict[Key, Job] = {}
-        self._by_content: dict[tuple[str, str], Job] = {}  # (application id, target)
+        self._by_key: dict[MessageKey, Job] = {}
+        # A body holds its application id: identical bodies have the same one (ROUTE-3).
+        self._by_body: dict[bytes, Job] = {}
+        self._forfeited = itertools.count(1)
 
     def track(self, job: Job) -> tuple[Claim, Job]:
-        """Take it in if it is new. Answers what it is, and the job that is held now."""
+        """Take in what is new. Return what the arrival is, and the job that is held now."""
+        body = job.delivery.body
         held = self._by_key.setdefault(job.key, job)
         if held is not job:
-            return Claim.REDELIVERED, held
-        twin = self._by_content.setdefault((job.message.id, job.message.target), job)
+            if held.delivery.body == body:
+                return Claim.REDELIVERED, held
+            self._forfeit(held)
+            self._by_key[job.key] = job
+        twin = self._by_body.setdefault(body, job)
         if twin is job:
             return _NEW, job
         del self._by_key[job.key]
-        if twin.key[0] == job.key[0] and None in (twin.key[1], job.key[1]):
-            return Claim.REDELIVERED, twin  # without its broker's id, nobody can tell them apart
         return Claim.REQUEUED, twin
 
     def untrack(self, jobs: Iterable[Job]) -> None:
-        by_key, by_content = self._by_key, self._by_content
+        by_key, by_body = self._by_key, self._by_body
         for job in jobs:
             del by_key[job.key]
-            del by_content[job.message.id, job.message.target]
+            body = job.delivery.body
+            if by_body.get(body) is job:  # else it was forfeited
+                del by_body[body]
+
+    def _forfeit(self, held: Job) -> None:
+        """Take the key from a job: its broker gave that id to another message (ID-2).
+
+        Its handle may settle that other message now, so it is not used again. Nor does it stand for
+        copies of its body any more: its own may be gone.
+        """
+        del self._by_key[held.key]
+        held.key = MessageKey(held.key.queue, held.key.id, f"forfeited-{next(self._forfeited)}")
+        held.lease_until = EXPIRED
+        self._by_key[held.key] = held
+        del self._by_body[held.delivery.body]
 
     def __len__(self) -> int:
         return len(self._by_key)

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from router.core.backoff import Jitter
+from router.core.config import RetryPolicy
 from router.core.mandate import Mandate
 from router.engine.alerts import Alerts
 from router.engine.bell import Bell
@@ -24,3 +25,4 @@ class Context:
     jitter: Jitter
     mandate: Mandate
     longest_delivery: float  # seconds, with all its tries
+    default_retry: RetryPolicy | None = None  # for pools and queues without one

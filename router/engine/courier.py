@@ -5,6 +5,7 @@ import logging
 from typing import Final, Protocol
 
 from router.core.backoff import Jitter
+from router.core.blocked import MOST_NAMED, FailingGroups
 from router.core.config import PoolConfig
 from router.core.job import NEVER, Death, Job, State, Try
 from router.core.lanes import Lane
@@ -32,6 +33,7 @@ _DELIVERING: Final = State.DELIVERING  # by their names they cost a look-up, for
 _SUCCESS: Final = Result.SUCCESS
 _SUCCEEDED: Final = CONSEQUENCES[Result.SUCCESS].metric
 PAUSES: Final = (0.0, 1.0, 2.0)  # MED-2: before each try
+_LONGEST_SHOWN: Final = 200  # characters of a group or target in a warning
 _ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
 
 
@@ -43,7 +45,7 @@ def longest_delivery(timeout: float) -> float:
 class Deliverer(Protocol):
     """What is asked of the mediator: one attempt. No outcome is a bug, and survived."""
 
-    async def attempt(self, job: Job, timeout: float | None) -> Outcome | None: ...
+    async def attempt(self, job: Job, pool: PoolConfig) -> Outcome | None: ...
 
 
 class Courier:
@@ -52,6 +54,7 @@ class Courier:
     __slots__ = (
         "_aborted",
         "_alerts",
+        "_failing",
         "_jitter",
         "_loop",
         "_mandate",
@@ -90,6 +93,7 @@ class Courier:
         self._pauses_end = Bell()
         self._stopped = False
         self._aborted: set[asyncio.Task[None]] = set()  # those that do not know it yet
+        self._failing = FailingGroups()
 
     @property
     def open_posts(self) -> int:
@@ -123,7 +127,7 @@ class Courier:
             if not self._begin_try(job, task):
                 return None
             try:
-                answer = await self._mediator.attempt(job, self.config.timeout)
+                answer = await self._mediator.attempt(job, self.config)
             except asyncio.CancelledError:
                 if task not in self._aborted:
                     raise
@@ -138,7 +142,9 @@ class Courier:
         return failed
 
     def accept(self, job: Job) -> None:
-        """Its target has."""
+        """Acknowledge it: its target has accepted it."""
+        if self._failing and job.blocks_on_error:
+            self._failing.progress(job.group)
         job.metric = _SUCCEEDED
         job.home.ack(job)
         if log.isEnabledFor(logging.DEBUG):
@@ -220,14 +226,38 @@ class Courier:
             await job.home.give_back(job, 0.0)
 
     async def _settle_failure(self, lane: Lane, job: Job, outcome: Outcome) -> None:
-        what = settlement(outcome, job, self.config.retry or job.home.retry, self._jitter)
-        if isinstance(what, Death):
-            self._log_failure(job, outcome, f"dead letter {what.reason.value}")
-            if not await job.home.bury(job, what):
-                await self._return_run(lane, job, DEFAULT_DELAY, what.error)
+        policy = self.config.retry or job.home.retry
+        decision = settlement(outcome, job.attempts, policy, self._jitter)
+        job.attempts, action = decision.failures, decision.action
+        if isinstance(action, Death):
+            self._log_failure(job, outcome, f"dead letter {action.reason.value}")
+            if not await job.home.bury(job, action):
+                await self._return_run(lane, job, DEFAULT_DELAY, action.error)
+            elif job.blocks_on_error:
+                self._failing.progress(job.group)
             return
-        self._log_failure(job, outcome, f"returned for {what.delay:g} s")
-        await self._return_run(lane, job, what.delay, what.error)
+        self._log_failure(job, outcome, f"returned for {action.delay:g} s")
+        if lane.group is not None and job.blocks_on_error:
+            self._note_failure(job, outcome, action.delay)
+        await self._return_run(lane, job, action.delay, action.error)
+
+    def _note_failure(self, job: Job, outcome: Outcome, delay: float) -> None:
+        """Report a group that makes no progress, once."""
+        # A target that asks to wait does not fail.
+        if not outcome.counts and outcome.error is not Error.CIRCUIT_OPEN:
+            return
+        failing = self._failing
+        if not failing.fail(job, counted=outcome.counts, now=self._loop.time(), delay=delay):
+            return
+        if len(failing.reported) > MOST_NAMED:
+            self._warn(Code.GROUP_BLOCKED, f"more groups than the {MOST_NAMED} named are blocked")
+            return
+        target = mask_urls(job.message.target)[:_LONGEST_SHOWN]
+        self._warn(
+            Code.GROUP_BLOCKED,
+            f"group {job.group[:_LONGEST_SHOWN]!r} is blocked: its first message has failed for "
+            f"15 minutes or 20 times, at {target}",
+        )
 
     async def _return_run(self, lane: Lane, head: Job, delay: float, error: str) -> None:
         """NACK a failed message, then what its batch brought behind it in its group (FIFO-1)."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
+from router.core.identity import shown_id
 from router.core.job import Job
 from router.core.tracker import Tracker
 from router.engine.journal import pool_code
@@ -58,7 +59,7 @@ class InFlight:
 def _message(job: Job, seconds: float, wall: float) -> InFlightMessage:
     return InFlightMessage(
         message_id=job.message.id,
-        broker_id=job.delivery.broker_id,
+        broker_id=shown_id(job.key, job.message.id),
         queue=job.home.queue_name,
         pool=pool_code(job),
         group=job.group,

@@ -44,7 +44,7 @@ def _visit(job: Job, fate: Fate, now: float) -> Visit:
     message = job.message
     return Visit(
         message.id,
-        job.delivery.broker_id,
+        job.key,
         job.home.queue_name,
         pool_code(job),
         job.group,

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from router.core.job import Job, State
+from router.core.job import EXPIRED, Job, State
 from router.core.message import Handle
 from router.engine.bell import Bell
 from router.engine.line import Line
@@ -14,7 +14,6 @@ from router.ports import BrokerError, Unsettled
 log = logging.getLogger(__name__)
 
 LOOKS_PER_LEASE: Final = 6  # so often: then a lease is renewed between a third and half of it
-EXPIRED: Final = float("-inf")
 
 
 async def renew(jobs: Iterable[Job], line: Line, lease: float, extended: Bell) -> None:

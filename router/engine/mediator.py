@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from router.core.backoff import Jitter
+from router.core.config import PoolConfig
 from router.core.job import Job
 from router.core.outcome import (
     DEFAULT_DELAY,
@@ -54,7 +55,7 @@ class Mediator:
         self._loop = asyncio.get_running_loop()
         self._sampling = sampling
 
-    async def attempt(self, job: Job, timeout: float | None = None) -> Outcome:
+    async def attempt(self, job: Job, pool: PoolConfig) -> Outcome:
         """POST it once, if its target's circuit allows, and judge what came of it."""
         message = job.message
         origin = origin_of(message.target)
@@ -67,7 +68,9 @@ class Mediator:
         verdict: bool | None = None  # a cancelled call counts for nothing
         try:
             span = post_span(message.id, job.started_at, job.delivery.parent, self._sampling)
-            answer = await self._sender.send(message, job.posts, timeout or self._timeout, span)
+            answer = await self._sender.send(
+                message, job.posts, pool.timeout or self._timeout, span
+            )
             if isinstance(answer, Reply):
                 verdict = True
                 if answer.too_long:
@@ -77,7 +80,7 @@ class Mediator:
                 job.posts -= answer.fault in _UNSENT
         finally:
             breaker.leave(ticket, self._loop.time(), verdict)
-        outcome = judge(answer, self._wall)
+        outcome = judge(answer, self._wall, pool.retry or job.home.retry)
         if outcome.alarm is not _NO_ALARM:
             self._raise_alarm(outcome, origin)
         return outcome

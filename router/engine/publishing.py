@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.message import Malformed, parse
@@ -46,6 +47,17 @@ class BrokeOff(Exception):
         self.accepted = accepted
 
 
+class Published(Struct, frozen=True):
+    """What became of the messages of one call."""
+
+    ids: Sequence[str]  # of all of them, in their order
+    duplicates: int  # of them, those that the queue had already, so that nothing was done (WQ-1)
+
+    @property
+    def accepted(self) -> int:
+        return len(self.ids) - self.duplicates
+
+
 @asynccontextmanager
 async def open_publishing(
     brokers: Brokers,
@@ -82,8 +94,8 @@ class Publishing:
         self._tasks = tasks
         self._lines: dict[QueueConfig, _Line] = {}
 
-    async def publish(self, queue: str | None, bodies: Sequence[bytes]) -> Sequence[str]:
-        """Check all of them, then put all into the queue, and answer their ids.
+    async def publish(self, queue: str | None, bodies: Sequence[bytes]) -> Published:
+        """Check all of them, then put all into the queue.
 
         No queue named: the only one that can publish. Raises Rejected, UnknownQueue,
         NotPublishable or BrokeOff.
@@ -93,13 +105,14 @@ class Publishing:
         chosen = self._only_queue() if queue is None else self.queue_named(queue)
         items = [self._check(index, body) for index, body in enumerate(bodies)]
         ids = [item.message.id for item in items]
+        duplicates = 0
         for start in range(0, len(items), CHUNK):
             try:
-                # A duplicate is in the queue already: what the caller wanted (WQ-1).
-                await self.put(chosen, items[start : start + CHUNK])
+                added = await self.put(chosen, items[start : start + CHUNK])
             except BrokerError as error:
                 raise BrokeOff(str(error), accepted=ids[:start]) from error
-        return ids
+            duplicates += added.count(False)
+        return Published(ids, duplicates)
 
     def queue_named(self, name: str) -> QueueConfig:
         """A queue that can be published to. Raises UnknownQueue or NotPublishable."""
@@ -173,7 +186,7 @@ class Publishing:
             raise Rejected(str(error), index) from None
         if reason := self._refuse_url(read_target(message.target)):
             raise Rejected(f"`mediationTarget`: {reason}", index)
-        return Publication(message, body, dedup_key=message.id)
+        return Publication(message, body, dedup_key=message.explicit_dedup_key)
 
 
 class _Parcel:

@@ -2,12 +2,19 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.core.backoff import Jitter
-from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, RoutingConfig
-from router.core.job import Job
+from router.core.config import (
+    DEFAULT_POOL_CONFIG,
+    PoolConfig,
+    QueueConfig,
+    RetryPolicy,
+    RoutingConfig,
+)
+from router.core.job import Job, State
 from router.core.mandate import Mandate, unlimited
 from router.core.message import DEFAULT_POOL
 from router.core.outcome import FAST_FAIL_DELAY
@@ -43,6 +50,7 @@ class Surroundings:
     journal: Journal = field(default_factory=Journal)
     mandate: Mandate = field(default_factory=unlimited)
     longest_delivery: float = 0.0  # seconds, with all its tries
+    default_retry: RetryPolicy | None = None  # for pools and queues without one
     max_pools: int = 10_000
     pool_warning_threshold: int = 5_000
 
@@ -54,6 +62,9 @@ class QueueManager:
         self.intakes: dict[str, Intake] = {}
         self.stopping_intakes: list[Intake] = []
         self.routing = Routing(self, given.alerts, given.journal)
+        self.unknown_pools: Counter[str] = (
+            Counter()
+        )  # messages for a pool that is not there, by queue
         self.applied = RoutingConfig()
         self.mandate = given.mandate
         self._given = given
@@ -72,6 +83,7 @@ class QueueManager:
             jitter=given.jitter,
             mandate=given.mandate,
             longest_delivery=given.longest_delivery,
+            default_retry=given.default_retry,
         )
 
     async def apply(self, config: RoutingConfig) -> None:
@@ -99,7 +111,7 @@ class QueueManager:
             drained = self.draining_pools.get(code)
             if drained is not None and drained.holds_group_of(job):
                 return drained
-        return self.pools.get(code) or self._pool_instead_of(code)
+        return self.pools.get(code) or self._pool_instead_of(code, job)
 
     # What operators and chores ask.
 
@@ -190,9 +202,14 @@ class QueueManager:
         self._bell.ring()
         return pool
 
-    def _pool_instead_of(self, code: str) -> ProcessPool:
-        """What has no pool goes to the default one, made on demand (ROUTE-4)."""
+    def _pool_instead_of(self, code: str, job: Job) -> ProcessPool:
+        """Return the default pool, made on demand (ROUTE-4).
+
+        By queue, because producers can make up any number of pool codes.
+        """
         if code != DEFAULT_POOL:
+            # One that waited for room was counted when it came.
+            self.unknown_pools[job.home.queue_name] += job.state is State.QUEUED
             text = f"no pool {code!r}: its messages go to {DEFAULT_POOL}"
             self._warn(Code.ROUTING, text)
         return self.pools.get(DEFAULT_POOL) or self._default_pool()

@@ -10,12 +10,13 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
+from router.core.identity import key_of, proof_of_copy
 from router.core.job import Batch, Fate, Home, Job, State, new_job
 from router.core.ledger import Ledger
 from router.core.message import Delivery, Malformed, Message, parse
-from router.core.remembered import RememberedDeletes
+from router.core.remembered import RememberedAcks
 from router.core.tallies import Tallies
-from router.core.tracker import Claim, Tracker, key_of
+from router.core.tracker import Claim, Tracker
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.journal import Journal
@@ -61,7 +62,7 @@ class Routing:
         self.tracker = Tracker()
         self.ledger = Ledger()
         self.journal = journal
-        self.remembered = RememberedDeletes()
+        self.remembered = RememberedAcks()
         self.tallies = Tallies()
         self.pools = pools
         self._alerts = alerts
@@ -95,20 +96,18 @@ class Routing:
         del self._aside[id(delivery)]
         self.ledger.end(fate)
 
-    def remember_delete(self, queue: str, job: Job, now: float) -> None:
-        """Its ACK did not get through in time: acknowledge its next delivery instead (BRK-3)."""
-        broker_id, attempts = job.delivery.broker_id, job.delivery.tally.attempts
-        if broker_id is not None:
-            self.remembered.add((queue, broker_id, attempts), now)
+    def remember_ack(self, queue: str, job: Job, now: float) -> None:
+        """Its ACK may not have been heard: acknowledge the next delivery of that copy (BRK-3)."""
+        proof = proof_of_copy(queue, job.delivery)
+        if proof is not None:
+            self.remembered.add(proof, now)
 
-    def is_deleted(self, queue: str, delivery: Delivery, now: float) -> bool:
-        broker_id, attempts = delivery.broker_id, delivery.tally.attempts
-        return broker_id is not None and self.remembered.knows((queue, broker_id, attempts), now)
+    def is_acked(self, queue: str, delivery: Delivery, now: float) -> bool:
+        return self.remembered.knows(proof_of_copy(queue, delivery), now)
 
-    def forget_delete(self, queue: str, delivery: Delivery) -> None:
-        """Its broker has removed it now."""
-        if delivery.broker_id is not None:
-            self.remembered.forget((queue, delivery.broker_id, delivery.tally.attempts))
+    def forget_ack(self, queue: str, delivery: Delivery) -> None:
+        """The broker has removed it now."""
+        self.remembered.forget(proof_of_copy(queue, delivery))
 
     def end(self, jobs: Sequence[Job], fate: Fate, now: float) -> None:
         """Their ACK or NACK went through, or never will: forget them, on every path (ROUTE-7)."""
@@ -138,8 +137,10 @@ class Routing:
         """Place jobs that had to wait; answer those for which there is no room still, in order."""
         refused: list[Job] = []
         for job in jobs:
+            pool = self.pools.pool_for(job)
             job.state = State.QUEUED
-            if not self.pools.pool_for(job).submit(job):
+            if not pool.submit(job):
+                job.state = State.WAITING
                 refused.append(job)
         return refused
 
@@ -167,7 +168,7 @@ class _BatchRouting:
 
     def _track(self, delivery: Delivery) -> Job | None:
         arrivals, routing = self._arrivals, self._routing
-        if routing.remembered and routing.is_deleted(arrivals.queue, delivery, arrivals.now):
+        if routing.remembered and routing.is_acked(arrivals.queue, delivery, arrivals.now):
             self._discard(delivery)
             return None
         try:
@@ -182,7 +183,7 @@ class _BatchRouting:
             or message.batch is not None
         ):
             self._warn_of_oddities(message)
-        key = key_of(arrivals.queue, delivery, message)
+        key = key_of(arrivals.queue, delivery, message.id)
         job = new_job(message, delivery, self._batch, key)
         claim, held = routing.tracker.track(job)
         if held is job:

@@ -12,16 +12,15 @@ from operator import attrgetter
 from typing import Final
 
 from router.core.backoff import reconnect_delays
-from router.core.config import QueueConfig, RetryPolicy
+from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
-from router.core.job import NEVER, Death, Fate, Job, State
+from router.core.job import EXPIRED, NEVER, Death, Fate, Job, State
 from router.core.message import Delivery, Handle, Tally
 from router.core.outcome import DEFAULT_DELAY, FAST_FAIL_DELAY, Metric
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
 from router.engine.bell import Bell
 from router.engine.context import Context
-from router.engine.leases import EXPIRED
 from router.engine.line import Line
 from router.engine.routing import Arrivals, Aside
 from router.ports import BrokerError, Disconnected
@@ -40,6 +39,7 @@ class Settler:
     def __init__(self, queue: QueueConfig, context: Context, counts: Counts) -> None:
         self.queue = queue
         self.queue_name = queue.name
+        self.retry = queue.retry or context.default_retry
         self.held: set[Job] = set()
         self.deferred: list[Job] = []  # of those held, the ones that no pool had room for (ROUTE-5)
         self.emptied = Bell()
@@ -65,10 +65,6 @@ class Settler:
     @property
     def is_ordered_here(self) -> bool:
         return self._line is not None and self._line.traits.ordered_here
-
-    @property
-    def retry(self) -> RetryPolicy | None:
-        return self.queue.retry
 
     @property
     def is_idle(self) -> bool:
@@ -266,7 +262,7 @@ class Settler:
         """The broker will hand them out again: be ready to acknowledge that then (BRK-3)."""
         for job in jobs:
             log.warning("ACK came too late, the next delivery will be acknowledged", extra=_id(job))
-            self._routing.remember_delete(self.queue.uri, job, self._now())
+            self._routing.remember_ack(self.queue.uri, job, self._now())
         self._end(jobs, Fate.FORFEITED)
 
     async def _ack_surplus(self) -> None:
@@ -281,7 +277,7 @@ class Settler:
             problems = {each.handle for each in refused}
             for delivery in surplus:
                 if delivery.handle not in problems:
-                    self._routing.forget_delete(self.queue.uri, delivery)
+                    self._routing.forget_ack(self.queue.uri, delivery)
         for delivery in surplus:
             self._routing.end_aside(delivery, Fate.SUPERSEDED)
 

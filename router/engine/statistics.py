@@ -65,7 +65,11 @@ class Statistics:
         return (_queue_figures(intake, uptime) for intake in self._all_intakes())
 
     def queue_meters(self) -> Iterator[QueueMeters]:
-        return (_queue_meters(intake) for intake in self._all_intakes())
+        unknown_pools = self._manager.unknown_pools
+        return (
+            _queue_meters(intake, unknown_pools[intake.queue.name])
+            for intake in self._all_intakes()
+        )
 
     def breakers(self) -> Iterator[BreakerFigures]:
         return (breaker_figures(breaker) for breaker in self._breakers.all())
@@ -168,12 +172,13 @@ def _per(count: int, seconds: float) -> float:
     return count / seconds if seconds > 0 else 0.0
 
 
-def _queue_meters(intake: Intake) -> QueueMeters:
+def _queue_meters(intake: Intake, unknown_pools: int) -> QueueMeters:
     now, counts, depth = _now(), intake.counts, intake.last_depth
     outcomes = {metric.value: count for metric, count in counts.by_metric.items()}
     return QueueMeters(
         name=intake.queue.name,
         outcomes={**outcomes, "unsent": counts.unsent},
+        unknown_pools=unknown_pools,
         calls=dict(counts.calls),
         depth=None if depth is None else depth.waiting,
         since_poll=max(now - connection.last_poll for connection in intake.connections),

@@ -37,6 +37,7 @@ async def refusal(site: Site) -> str:
         ("MESSAGE_ROUTER_AUTH_MODE", "TOKEN"),
         ("MESSAGE_ROUTER_DEAD_LETTER_URL", "nowhere"),
         ("MEDIATOR_PROXY", "hunter2"),
+        ("MESSAGE_ROUTER_DEFAULT_RETRY", '{"maxAttempts": "many"}'),
     ],
 )
 async def test_a_wrong_setting_ends_it_with_one_line_that_names_it(

@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from router.core.dead_letter import KeptLetter
 from router.core.explain import Explanation, Held, Situation
+from router.core.identity import MessageKey
 from router.core.job import Fate, State, Try
 from router.core.story import Visit
 from router.engine.explaining import Story
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
 
 VISIT = Visit(
     message_id="a/b",
-    broker_id="7",
+    key=MessageKey("q", "7"),
     queue="q",
     pool="P",
     group="g",

@@ -17,7 +17,7 @@ async def test_one_message_is_accepted(api: httpx.AsyncClient, router: HandMadeR
     answer = await api.post("/messages?queue=orders", json=MESSAGE)
 
     assert answer.status_code == 202
-    assert answer.json() == {"accepted": 1, "ids": ["a"]}
+    assert answer.json() == {"accepted": 1, "duplicates": 0, "ids": ["a"]}
     assert router.queues.ids("orders") == ["a"]
 
 
@@ -26,14 +26,14 @@ async def test_a_list_is_accepted_and_ids_are_made_up(
 ) -> None:
     answer = await api.post("/messages", json=[MESSAGE, {"mediationTarget": "https://svc/api"}])
 
-    assert answer.json() == {"accepted": 2, "ids": ["a", "NEW1"]}
+    assert answer.json() == {"accepted": 2, "duplicates": 0, "ids": ["a", "NEW1"]}
     assert router.queues.ids("orders") == ["a", "NEW1"]
 
 
 async def test_an_empty_list_is_accepted(api: httpx.AsyncClient) -> None:
     answer = await api.post("/messages", content=" \n[]")
 
-    assert answer.json() == {"accepted": 0, "ids": []}
+    assert answer.json() == {"accepted": 0, "duplicates": 0, "ids": []}
 
 
 async def test_each_body_arrives_byte_for_byte(

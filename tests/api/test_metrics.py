@@ -38,6 +38,7 @@ NAMES = {  # CONTRACTS §7
     "ledger_total": {"state"},
     "unaccounted_messages": set[str](),
     "spans_total": {"result"},
+    "unknown_pool_total": {"queue"},
 }
 SHOWN = """\
 message_router_messages_total{outcome="success",queue="orders"} 6.0
@@ -56,6 +57,7 @@ message_router_pool_queued{pool="POOL-A"} 5.0
 message_router_breaker_state{origin="https://svc.test:8443"} 1.0
 message_router_broker_calls_total{call="receive",queue="orders",result="ok"} 9.0
 message_router_broker_calls_total{call="ack",queue="orders",result="error"} 1.0
+message_router_unknown_pool_total{queue="orders"} 7.0
 message_router_queue_depth{queue="orders"} 25.0
 message_router_seconds_since_poll{queue="orders"} 1.5
 message_router_dead_letters_total{reason="CONFIG_ERROR"} 2.0

@@ -7,7 +7,11 @@ pytestmark = pytest.mark.rule("CFG-1")
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("MESSAGE_ROUTER_PORT", "eighty"), ("MESSAGE_ROUTER_AUTH_MODE", "TOKEN")],
+    [
+        ("MESSAGE_ROUTER_PORT", "eighty"),
+        ("MESSAGE_ROUTER_AUTH_MODE", "TOKEN"),
+        ("MESSAGE_ROUTER_DEFAULT_RETRY", '{"maxAttempts": 0}'),
+    ],
 )
 def test_a_wrong_setting_is_exit_code_2_and_one_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, name: str, value: str

@@ -73,6 +73,11 @@ class Case(Struct, frozen=True, kw_only=True):
     model: Kind | None = None  # of the simulation: what it does, the real one must do too (SIM-3)
     ample: bool = True  # False: too slow for many messages, each call looks at all of them
 
+    @property
+    def compares_bodies(self) -> bool:
+        """Whether it is a work queue: there, what is identical is a duplicate without a key."""
+        return self.server in {None, "postgres", "pooled_postgres"}
+
     def queue(self, directory: Path, lease: float = 30.0) -> QueueConfig:
         uri = self.uri.format(directory=directory)
         if self.model is not None:
@@ -228,6 +233,11 @@ async def both_ends(door: BrokerDoor, queue: QueueConfig) -> AsyncIterator[Ends]
     assert publishing is not None
     async with door.open_queue(queue) as broker, publishing as publisher:
         yield Ends(queue, door, broker, publisher)
+
+
+def name_of(delivery: Delivery) -> str | None:
+    """What a message and its retry copies are called alike; no broker needs to make such a name."""
+    return delivery.claimed_id or delivery.broker_id
 
 
 def publication(

@@ -12,7 +12,7 @@ from router.brokers.activemq_frames import Frame, FrameReader, encode
 from router.brokers.activemq_link import Link, NoAnswer
 from router.brokers.activemq_retry import Outlet
 from router.brokers.comebacks import Comebacks
-from router.core.remembered import RememberedDeletes
+from router.core.remembered import RememberedAcks
 from router.ports import Broker, Disconnected, QueueRefused
 from tests.contract.cases import bodies
 from tests.support.virtual_time import VirtualTimeLoop
@@ -90,7 +90,7 @@ def consumer(link: Link) -> Broker:
         Outlet(link, PLACE, not_expected),
         PLACE,
         line=1,
-        copied=RememberedDeletes(),
+        copied=RememberedAcks(),
         comebacks=Comebacks(),
         clock=now,
     )

@@ -7,11 +7,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from router.brokers import BrokerDoor
 from router.core.message import UNTRIED, Delivery, Tally
 from router.ports import Broker, Disconnected, StaleLease
-from tests.contract.cases import Case, Ends, bodies, both_ends, publication
+from tests.contract.cases import Case, Ends, bodies, both_ends, name_of, publication
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-1", "BRK-3")]
 
@@ -49,7 +50,7 @@ async def test_what_is_published_is_received_in_order(ends: Ends) -> None:
     assert added == [True, True, True]
     assert bodies(batch) == ["a", "b", "c"]
     assert [(delivery.count, delivery.tally) for delivery in batch] == [(1, UNTRIED)] * 3
-    assert len({delivery.broker_id for delivery in batch}) == 3
+    assert len({name_of(delivery) for delivery in batch}) == 3
 
 
 async def test_no_more_than_the_limit_is_handed_over(ends: Ends) -> None:
@@ -95,7 +96,7 @@ async def test_a_nacked_message_comes_back_no_sooner_than_asked(case: Case, ends
     second = await receive_one(ends.broker)
 
     assert given_back + case.short - 0.01 <= now() < given_back + case.short + 1
-    assert (second.broker_id, second.body) == (first.broker_id, b"a")
+    assert (name_of(second), second.body) == (name_of(first), b"a")
     assert (second.count, second.tally) == (2, TRIED if case.keeps_tally else UNTRIED)
     assert second.handle != first.handle
 
@@ -253,6 +254,42 @@ async def test_a_message_published_twice_is_there_once(case: Case, ends: Ends) -
 
     assert (first, while_out, when_done) == ([True, False], [False], [False, True])
     assert bodies(await ends.broker.receive(10)) == ["b"]
+
+
+@pytest.mark.rule("WQ-1", "ID-2", "ID-3")
+async def test_without_a_key_only_what_is_identical_is_a_duplicate(case: Case, ends: Ends) -> None:
+    first, other = [
+        replace(publication("a", body=each), dedup_key=None) for each in (b"first", b"other")
+    ]
+
+    together = await ends.publisher.publish([first, other, first])
+    later = await ends.publisher.publish([other])
+
+    new = not case.compares_bodies
+    assert (together, later) == ([True, True, new], [new])
+    received = await several(ends.broker, 4 if new else 2)
+    assert set(bodies(received)) == {"first", "other"}
+
+
+@pytest.mark.rule("WQ-1", "ID-3")
+@pytest.mark.parametrize("key", [None, "a key"])
+async def test_what_died_may_be_published_again(case: Case, ends: Ends, key: str | None) -> None:
+    if key is not None and case.drops_duplicates and not case.compares_bodies:
+        pytest.skip("the broker itself remembers explicit keys, whatever became of their message")
+    item = replace(publication("a"), dedup_key=key)
+    await ends.publisher.publish([item])
+    delivery = await receive_one(ends.broker)
+    await ends.broker.ack([delivery.handle], error="HTTP 404")
+
+    assert await ends.publisher.publish([item]) == [True]
+    assert bodies([await receive_one(ends.broker)]) == ["a"]
+
+
+async def several(broker: Broker, number: int) -> list[Delivery]:
+    received: list[Delivery] = []
+    while len(received) < number:
+        received += await broker.receive(number - len(received))
+    return received
 
 
 @pytest.mark.rule("BRK-2")

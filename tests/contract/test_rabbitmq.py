@@ -113,7 +113,7 @@ async def test_a_delay_between_two_steps_is_waited_for_in_hops(ends: Ends) -> No
     second = await one(ends.broker)
 
     assert 3.0 <= time.monotonic() - given_back < 5
-    assert (second.broker_id, second.tally, second.count) == ("a", Tally(1, 3), 2)
+    assert (second.claimed_id, second.tally, second.count) == ("a", Tally(1, 3), 2)
 
 
 @pytest.mark.rule("BRK-4", "FIFO-1")
@@ -160,7 +160,7 @@ async def test_a_message_without_an_id_has_none_after_a_retry_either(
     await classic.broker.nack(first.handle, 1.0, UNTRIED)
     second = await one(classic.broker)
 
-    assert (first.broker_id, second.broker_id) == (None, None)
+    assert (first.claimed_id, second.claimed_id) == (None, None)
     assert second.body == b"a"
 
 
@@ -406,7 +406,7 @@ async def test_what_is_published_again_is_not_taken_for_an_original_that_is_gone
             again = await one(broker)
 
     assert copy.tally == TRIED
-    assert (again.broker_id, again.tally, again.count) == (first.broker_id, UNTRIED, 2)
+    assert (again.claimed_id, again.tally, again.count) == (first.claimed_id, UNTRIED, 2)
 
 
 def by_way_of(wire: Proxy, queue: QueueConfig, server: RabbitServer) -> QueueConfig:

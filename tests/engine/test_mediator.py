@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from router.core.config import PoolConfig
 from router.core.job import Fate, Job, State
 from router.core.outcome import Answer, Error, Fault, Metric, NoReply, Outcome, Reply, Result
 from router.engine.alerts import Alerts
@@ -188,8 +189,8 @@ class TestOutcomes:
 class Speechless:
     """A mediator with a bug."""
 
-    async def attempt(self, job: Job, timeout: float | None) -> Outcome | None:
-        del job, timeout
+    async def attempt(self, job: Job, pool: PoolConfig) -> Outcome | None:
+        del job, pool
         return None
 
 
@@ -208,7 +209,7 @@ async def test_the_delay_of_an_open_circuit_is_spread() -> None:
         breaker = breakers.of("http://target.test:80")
         for _ in range(10):
             breaker.leave(breaker.enter(0.0) or 0, 0.0, ok=False)
-        outcome = await mediator.attempt(make_job())
+        outcome = await mediator.attempt(make_job(), pool())
 
     assert asked == [(0.9, 1.1)]
     assert (outcome.result, outcome.error) == (Result.ERROR_PROCESS, Error.CIRCUIT_OPEN)

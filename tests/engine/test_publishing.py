@@ -1,4 +1,5 @@
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -51,11 +52,11 @@ async def test_messages_are_published_in_order_and_as_they_came() -> None:
     odd = b' {"mediationTarget" : "https://svc/api", "id":"a", "more": [1.50]}\n'
 
     async with publishing_to(queues) as publishing:
-        ids = await publishing.publish("orders", [odd, body("b")])
+        done = await publishing.publish("orders", [odd, body("b")])
 
-    assert ids == ["a", "b"]
+    assert (done.ids, done.accepted, done.duplicates) == (["a", "b"], 2, 0)
     assert [item.body for item in queues.published["orders"]] == [odd, body("b")]
-    assert [item.dedup_key for item in queues.published["orders"]] == ["a", "b"]
+    assert [item.dedup_key for item in queues.published["orders"]] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -70,10 +71,10 @@ async def test_an_id_is_made_up_where_there_is_none(given: bytes) -> None:
     queues = FakeQueues()
 
     async with publishing_to(queues) as publishing:
-        ids = await publishing.publish("orders", [given])
+        done = await publishing.publish("orders", [given])
 
     (item,) = queues.published["orders"]
-    assert ids == ["NEW1"]
+    assert done.ids == ["NEW1"]
     assert item.message.id == "NEW1"
     assert msgspec.json.decode(item.body)["id"] == "NEW1"
     assert b'"n":1.50' in item.body
@@ -114,11 +115,11 @@ async def test_a_thousand_messages_are_taken_and_no_more() -> None:
     bodies = [body(str(number)) for number in range(1001)]
 
     async with publishing_to(queues) as publishing:
-        ids = await publishing.publish("orders", bodies[:1000])
+        done = await publishing.publish("orders", bodies[:1000])
         with pytest.raises(Rejected, match="1000") as rejected:
             await publishing.publish("orders", bodies)
 
-    assert queues.ids("orders") == list(ids)
+    assert queues.ids("orders") == list(done.ids)
     assert rejected.value.index is None
 
 
@@ -153,15 +154,46 @@ async def test_a_queue_that_is_not_configured_is_unknown() -> None:
             await publishing.publish("nowhere", [body("a")])
 
 
-async def test_an_id_published_twice_is_accepted_twice_and_kept_once() -> None:
+@pytest.mark.rule("WQ-1")
+async def test_an_identical_publication_is_answered_as_a_duplicate() -> None:
     queues = FakeQueues()
 
     async with publishing_to(queues) as publishing:
         await publishing.publish("orders", [body("a")])
-        ids = await publishing.publish("orders", [body("a")])
+        done = await publishing.publish("orders", [body("a"), body("b"), body("b")])
 
-    assert ids == ["a"]
-    assert queues.ids("orders") == ["a"]
+    assert (done.ids, done.accepted, done.duplicates) == (["a", "b", "b"], 1, 2)
+    assert queues.ids("orders") == ["a", "b"]
+
+
+@pytest.mark.rule("WQ-1", "ID-2")
+async def test_one_id_for_two_targets_in_one_call_is_two_messages() -> None:
+    queues = FakeQueues()
+    other = b'{"id":"a","mediationTarget":"https://other/api"}'
+
+    async with publishing_to(queues) as publishing:
+        done = await publishing.publish("orders", [body("a"), other])
+
+    assert (done.ids, done.accepted, done.duplicates) == (["a", "a"], 2, 0)
+    assert [item.body for item in queues.published["orders"]] == [body("a"), other]
+
+
+@pytest.mark.rule("WQ-1")
+@pytest.mark.parametrize(("given", "key"), [("k", "k"), ("", None), (" ", None), (None, None)])
+async def test_an_explicit_dedup_key_is_taken_at_its_word_unless_it_is_blank(
+    given: str | None, key: str | None
+) -> None:
+    queues = FakeQueues()
+    bodies = [
+        json.dumps({"id": each, "mediationTarget": "https://svc/", "dedupKey": given}).encode()
+        for each in "ab"
+    ]
+
+    async with publishing_to(queues) as publishing:
+        done = await publishing.publish("orders", bodies)
+
+    assert [item.dedup_key for item in queues.published["orders"]] == [key] * done.accepted
+    assert done.duplicates == (1 if key else 0)
 
 
 async def test_one_connection_serves_many_calls_and_is_closed_at_the_end() -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from router.core.config import QueueConfig
 from router.core.job import Fate
-from router.core.message import DEFAULT_POOL
+from router.core.message import DEFAULT_POOL, Delivery, parse
 from router.core.outcome import DEFAULT_DELAY, Reply
 from router.core.warnings import Severity
 from router.engine.settler import LINGER
+from router.ports import Publication, Traits
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import FREE_QUEUE, QUEUE, Rig, body, grouped, pool, running
@@ -159,19 +160,51 @@ async def test_a_waiting_arrival_that_finds_no_room_is_given_back() -> None:
 
 
 @pytest.mark.rule("ROUTE-3")
-@pytest.mark.parametrize("same_batch", [True, False])
-async def test_a_requeued_copy_is_acknowledged_away_and_the_first_is_untouched(
-    same_batch: bool,
-) -> None:
+async def test_a_requeued_copy_is_acknowledged_away_and_the_first_is_untouched() -> None:
     queue = ScriptedQueue(lease_seconds=30)
     async with scripted(queue, takes=5) as rig:
         queue.hand_over(handed(body("a"), "first", "1", lease=30))
-        await asyncio.sleep(0 if same_batch else 1)
+        await asyncio.sleep(1)
         queue.hand_over(handed(body("a"), "copy", "2", lease=30))
         await asyncio.sleep(10)
 
         assert rig.sender.ids == ["a"]
         assert [handle for _, handle in queue.acked] == ["copy", "first"]
+
+
+@pytest.mark.rule("ROUTE-3")
+async def test_a_copy_inside_one_batch_is_acknowledged_away() -> None:
+    queue = ScriptedQueue(lease_seconds=30)
+    async with scripted(queue, takes=5) as rig:
+        same = body("a", poolCode="P")
+        queue.hand_over(
+            handed(same, "first", "1", lease=30),
+            handed(bytes(bytearray(same)), "copy", "2", lease=30),
+        )
+        await asyncio.sleep(10)
+
+        assert rig.sender.sent == [(1, "a")]
+        assert queue.acked == [(1 + LINGER, "copy"), (6 + LINGER, "first")]
+        assert (ended(rig, Fate.DELIVERED), ended(rig, Fate.SUPERSEDED)) == (1, 1)
+
+
+@pytest.mark.rule("ROUTE-3")
+async def test_a_copy_inside_one_batch_of_the_memory_broker_is_acknowledged_away() -> None:
+    async with running(queues=()) as rig:
+        same = body("a", poolCode="P")
+        opened = rig.brokers.open_publisher(QUEUE)
+        assert opened is not None
+        async with opened as publisher:
+            await publisher.publish(
+                [Publication(message=parse(same), body=same, dedup_key=key) for key in ("1", "2")]
+            )
+        await rig.apply(pool("P"))
+        await asyncio.sleep(10)
+
+        assert rig.sender.sent == [(0, "a")]
+        assert sorted(rig.witness.acks) == [(LINGER, "a"), (1 + LINGER, "a")]
+        assert rig.manager.intakes["q"].counts.calls["receive", "ok"] == 1
+        assert (ended(rig, Fate.DELIVERED), ended(rig, Fate.SUPERSEDED)) == (1, 1)
 
 
 @pytest.mark.rule("ROUTE-3")
@@ -189,6 +222,49 @@ async def test_the_same_id_for_another_target_is_another_message() -> None:
         assert {handle for _, handle in queue.acked} == {0, 1, 2, 3}
 
 
+@pytest.mark.rule("ROUTE-3", "ID-2")
+async def test_the_same_id_and_target_with_another_token_is_another_message() -> None:
+    queue = ScriptedQueue(lease_seconds=30)
+    async with scripted(queue, takes=5) as rig:
+        for handle, token in enumerate(["expired", "fresh"]):
+            message = body("x", authToken=token, dispatchMode="IMMEDIATE")
+            queue.hand_over(handed(message, handle, str(handle), lease=30))
+        await asyncio.sleep(10)
+
+        assert rig.sender.ids == ["x", "x"]
+        assert {handle for _, handle in queue.acked} == {0, 1}
+
+
+@pytest.mark.rule("ID-1", "ID-3")
+async def test_an_id_chosen_by_a_publisher_makes_no_message_a_copy_of_another() -> None:
+    queue = ScriptedQueue(lease_seconds=None)
+    async with scripted(queue, takes=5) as rig:
+        for handle, what in enumerate(["created", "paid"]):
+            message = body(f"order-7-{what}", dispatchMode="IMMEDIATE")
+            queue.hand_over(Delivery(message, handle, None, claimed_id="order-7"))
+        await asyncio.sleep(10)
+
+        assert rig.sender.ids == ["order-7-created", "order-7-paid"]
+        assert {handle for _, handle in queue.acked} == {0, 1}
+
+
+@pytest.mark.rule("ID-2", "OPS-6")
+async def test_a_message_whose_broker_reused_its_id_is_forfeited_and_the_new_one_delivered() -> (
+    None
+):
+    queue = ScriptedQueue(lease_seconds=30)
+    async with scripted(queue, takes=5) as rig:
+        queue.hand_over(handed(body("old"), "old", "1", lease=30))
+        await asyncio.sleep(1)
+        queue.hand_over(handed(body("new"), "new", "1", lease=30))
+        await asyncio.sleep(20)
+
+        assert rig.sender.ids == ["old", "new"]
+        assert [handle for _, handle in queue.acked] == ["new"]
+        ended = {fate: n for fate, n in rig.manager.routing.ledger.ended.items() if n}
+        assert ended == {Fate.FORFEITED: 1, Fate.DELIVERED: 1}
+
+
 @pytest.mark.rule("ROUTE-4")
 async def test_a_message_for_an_unknown_pool_goes_to_the_default_pool_with_a_warning() -> None:
     async with running(pool("P")) as rig:
@@ -198,6 +274,33 @@ async def test_a_message_for_an_unknown_pool_goes_to_the_default_pool_with_a_war
         assert rig.sender.ids == ["a"]
         assert rig.pool(DEFAULT_POOL).config.concurrency == 20
         assert [(w.code, w.severity) for w in rig.warnings] == [("ROUTING", Severity.WARN)]
+
+
+@pytest.mark.rule("ROUTE-4")
+async def test_messages_for_unknown_pools_are_counted_by_queue() -> None:
+    async with running(pool("P")) as rig:
+        await rig.publish(
+            *(body(f"x{n}", poolCode=f"made-up-{n}") for n in range(3)),
+            body("a", poolCode="P"),
+            body("b"),
+        )
+        await asyncio.sleep(5)
+
+        assert rig.manager.unknown_pools == {"q": 3}
+
+
+@pytest.mark.rule("ROUTE-4", "ROUTE-5")
+async def test_a_message_for_an_unknown_pool_that_has_to_wait_for_room_is_counted_once() -> None:
+    traits = Traits(ordered_here=True)
+    queue = ScriptedQueue(holds_groups=False, traits=traits)
+    async with scripted(queue, takes=5) as rig:
+        queue.hand_over(
+            *(handed(body(f"x{n}", poolCode="X", messageGroupId=f"g{n}"), n) for n in range(450))
+        )
+        await asyncio.sleep(300)
+
+        assert len(rig.sender.sent) == 450
+        assert rig.manager.unknown_pools == {"q": 450}
 
 
 @pytest.mark.rule("ROUTE-4")

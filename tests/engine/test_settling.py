@@ -9,6 +9,7 @@ import pytest
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
 from router.core.job import Fate
+from router.core.message import Delivery
 from router.core.outcome import Reply
 from router.core.warnings import Severity
 from router.engine.settler import LINGER
@@ -93,7 +94,7 @@ async def test_when_the_lease_ends_first_the_next_delivery_is_acknowledged_and_n
 
 @pytest.mark.rule("BRK-3")
 @pytest.mark.parametrize("fault", [Disconnected("gone"), None])
-async def test_a_remembered_delete_stays_until_an_ack_went_through(fault: Exception | None) -> None:
+async def test_a_remembered_ack_stays_until_an_ack_went_through(fault: Exception | None) -> None:
     queue = ScriptedQueue(lease_seconds=30, unsettled={"h": lost("h"), "i": not_now("i")})
     async with scripted(queue) as rig:
         queue.hand_over(handed(body("a"), "h", "1", lease=30))
@@ -125,6 +126,26 @@ async def test_without_an_id_of_the_broker_nothing_is_remembered() -> None:
         await asyncio.sleep(2)
 
         assert rig.sender.ids == ["a", "a", "b"]
+
+
+@pytest.mark.rule("BRK-3", "ID-3")
+@pytest.mark.parametrize(
+    ("broker_id", "later"),
+    [(None, body("a")), (None, body("b")), ("1", body("b"))],
+    ids=["a resend", "another message", "an id that the broker reused"],
+)
+async def test_a_remembered_ack_swallows_no_new_message(
+    broker_id: str | None, later: bytes
+) -> None:
+    queue = ScriptedQueue(lease_seconds=30, unsettled={"h": lost("h")})
+    async with scripted(queue) as rig:
+        queue.hand_over(Delivery(body("a"), "h", broker_id, None, 30.0, claimed_id="m"))
+        await asyncio.sleep(2)
+        queue.hand_over(Delivery(later, "i", broker_id, None, 40.0, claimed_id="m"))
+        await asyncio.sleep(2)
+
+        assert len(rig.sender.ids) == 2
+        assert [handle for _, handle in queue.acked] == ["i"]
 
 
 @pytest.mark.rule("BRK-3")

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
+from router.core.identity import MessageKey
 from router.core.job import Fate, Try
 from router.core.story import Visit
 from router.core.trace import Sampling, Span, post_span, visit_span
@@ -23,7 +24,7 @@ PARENT = Span("ab" * 16, "cd" * 8, sampled=True, state="vendor=1")
 LOGGER = "router.outbound.traces"
 VISIT = Visit(
     "m-1",
-    "7",
+    MessageKey("orders", "7"),
     "orders",
     "POOL-A",
     "order-1",
@@ -113,7 +114,7 @@ async def test_a_request_tells_its_target_without_the_query_and_how_it_ended() -
 async def test_what_was_given_back_says_so() -> None:
     failed = replace(
         VISIT,
-        broker_id=None,
+        key=MessageKey("orders", "m-1", "digest"),  # its broker makes no ids
         tries=(Try(10.5, 0.25, None, "NetworkError"),),
         fate=Fate.RETURNED,
         returned_for=30.0,

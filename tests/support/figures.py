@@ -75,6 +75,7 @@ def queue_meters(name: str = "orders", depth: int | None = 25) -> QueueMeters:
     return QueueMeters(
         name=name,
         outcomes={"success": 6, "failure": 2, "transient": 1, "unsent": 0},
+        unknown_pools=7,
         calls={("receive", "ok"): 9, ("ack", "error"): 1},
         depth=depth,
         since_poll=1.5,

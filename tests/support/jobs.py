@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.core.config import RetryPolicy
+from router.core.identity import MessageKey
 from router.core.job import Batch, Death, Job, new_job
 from router.core.message import Delivery, Message, Tally
 
@@ -62,8 +63,13 @@ def make_job(
         high_priority=high,
         dispatch=dispatch,
     )
-    delivery = Delivery(b"{}", message_id, broker_id=message_id, tally=tally or Tally())
-    key = ("q", message_id, "")
+    delivery = Delivery(
+        f'{{"id":"{message_id}"}}'.encode(),
+        message_id,
+        broker_id=message_id,
+        tally=tally or Tally(),
+    )
+    key = MessageKey("q", message_id)
     batch = run if isinstance(run, Batch) else make_batch(run)
     return new_job(message, delivery, batch, key)
 

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig, RoutingConfig
+from router.core.identity import dedup_key_of
 from router.ports import Broker, Disconnected, Publication, Publisher, QueueRefused
 
 ORDERS = QueueConfig(name="orders", uri="memory://orders")
@@ -65,7 +66,11 @@ class FakePublisher:
         return [self._put(item) for item in items]
 
     def _put(self, item: Publication) -> bool:
-        if any(item.dedup_key == other.dedup_key for other in self.items):
+        if any(_key(item) == _key(other) for other in self.items):
             return False
         self.items.append(item)
         return True
+
+
+def _key(item: Publication) -> str:
+    return dedup_key_of(item.dedup_key, item.message.id, item.body)

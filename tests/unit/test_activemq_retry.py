@@ -16,7 +16,7 @@ PLACE = Place((), None, "orders", 1000, 5)
 counts = st.integers(0, 10**6)
 histories = st.builds(
     History,
-    broker_id=st.text(min_size=1),
+    first_id=st.text(min_size=1),
     tally=st.builds(Tally, counts, counts),
     deliveries=counts,
     due_at=st.integers(0, 10**12).map(lambda milliseconds: milliseconds / 1000),

@@ -119,6 +119,21 @@ def test_another_source_may_fill_in_for_an_entry_that_was_skipped_and_does_not_r
     assert united == config(queue("a"))
 
 
+@pytest.mark.rule("WQ-5")
+def test_a_plan_tells_the_retry_policy_of_what_is_new() -> None:
+    policy = RetryPolicy(5, (10.0,), frozenset({423, 408}))
+    new = config(
+        QueueConfig(name="new", uri="memory://new", retry=policy),
+        PoolConfig(code="NEW", concurrency=1, retry=policy),
+    )
+
+    shown = "retry 5 attempts after [10.0] s, also on [408, 423]"
+    assert plan(NOTHING, new).lines() == [
+        f"queue new: start (memory://new, {shown})",
+        f"pool NEW: create (concurrency 1, rate per minute none, {shown})",
+    ]
+
+
 @pytest.mark.rule("CFG-6", "CFG-7")
 def test_a_plan_tells_everything_that_changes() -> None:
     old = config(queue("same"), queue("other"), queue("gone"), pool("SAME"), pool("OTHER", 1))
@@ -189,6 +204,10 @@ def test_a_default_pool_that_was_never_named_is_no_change() -> None:
         (
             PoolConfig(code="A", concurrency=1, retry=RetryPolicy(None, (10, 0.5))),
             "retry none → for ever after [10.0, 0.5] s",
+        ),
+        (
+            PoolConfig(code="A", concurrency=1, retry=RetryPolicy(3, None, frozenset({423, 404}))),
+            "retry none → 3 attempts exponential, also on [404, 423]",
         ),
     ],
 )

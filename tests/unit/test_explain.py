@@ -17,6 +17,7 @@ from router.core.explain import (
     explain_message,
     explain_target,
 )
+from router.core.identity import MessageKey
 from router.core.job import Fate, State, Try
 from router.core.story import Visit
 from tests.support.letters import LETTER
@@ -35,7 +36,9 @@ HELD = Held(
     received_at=NOW - 10,
     started_at=NOW - 10,
 )
-VISIT = Visit("a", "7", "q", "P", "g", "http://t.test/", NOW - 9, (), NOW - 5, Fate.RETURNED)
+VISIT = Visit(
+    "a", MessageKey("q", "7"), "q", "P", "g", "http://t.test/", NOW - 9, (), NOW - 5, Fate.RETURNED
+)
 
 
 def of_message(held: Held) -> Explanation:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.config import RetryPolicy
 from router.core.outcome import (
     CONSEQUENCES,
     DEFAULT_DELAY,
@@ -38,8 +39,25 @@ R, E, A = Result, Error, Alarm
 
 REPLIES = st.fixed_dictionaries(
     {"ack": st.booleans()},
-    optional={"delaySeconds": st.none() | st.booleans() | st.integers() | st.floats() | st.text()},
+    optional={
+        "delaySeconds": st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        "permanent": st.booleans() | st.text(),
+    },
 )
+NUMBERS = st.integers(-(10**30), 10**30).map(str) | st.from_regex(r"[0-9]{1,400}", fullmatch=True)
+DATES = st.builds(  # such as HTTP has, with numbers that no calendar has
+    "{}, {} {} {} {}:{}:{} {}".format,
+    st.sampled_from(["Sat", "Saturday", ""]),
+    NUMBERS,
+    st.sampled_from(["Jan", "Dec", "Foo"]),
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+    st.sampled_from(["GMT", "", "EST", "+0000"]) | NUMBERS.map("+{}".format),
+)
+HEADERS = st.text() | NUMBERS | DATES
+POLICY = RetryPolicy(statuses=frozenset({404, 423, 429}))
 
 
 def verdict(outcome: Outcome) -> tuple[Result, Error | None, Alarm, bool]:
@@ -112,6 +130,27 @@ def test_the_result_decides_what_follows(result: Result) -> None:
 
     assert Outcome(result).consequence is then
     assert (then.ack, then.dead_letter, then.metric, then.fails_group) == FOLLOWS[result]
+
+
+# … and with `retry.statuses` of 404, 423 and 429.
+STATUSES_BY_POLICY = {
+    400: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
+    403: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
+    404: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
+    423: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
+    429: (R.ERROR_PROCESS, E.RATE_LIMITED, A.NONE, False),
+    501: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_CRITICAL, False),
+    503: (R.ERROR_PROCESS, E.HTTP, A.NONE, True),
+}
+
+
+@pytest.mark.rule("WQ-5")
+@pytest.mark.parametrize("status", STATUSES_BY_POLICY)
+def test_the_policy_makes_statuses_retryable(status: int) -> None:
+    outcome = judge(Reply(status), now, POLICY)
+
+    assert verdict(outcome) == STATUSES_BY_POLICY[status]
+    assert outcome.counts is (status in {404, 423, 503})
 
 
 @pytest.mark.rule("WQ-5")
@@ -192,6 +231,47 @@ def test_ack_false_defers_for_the_asked_delay(
 
 
 @pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(200, b'{"ack": false, "permanent": true}'),
+        Reply(202, b'{"permanent":true,"delaySeconds":60,"ack":false}'),
+        Reply(429, b'{"permanent": true}', "60"),
+        Reply(500, b'{"permanent": true}'),
+        Reply(503, rb'{"\u0070ermanent": true}', "60"),
+        Reply(302, b'{"permanent": true, "ack": true}'),
+        Reply(404, b'{"permanent": true}'),  # one of the policy's statuses
+    ],
+)
+def test_a_permanent_failure_is_given_up_at_once_and_without_a_warning(reply: Reply) -> None:
+    outcome = judge(reply, now, POLICY)
+
+    assert verdict(outcome) == (R.ERROR_CONFIG, E.PERMANENT, A.NONE, False)
+    assert (outcome.status, outcome.reply) == (reply.status, reply.body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"permanent": "true"}',
+        b'{"permanent": 1}',
+        b'{"permanent": false, "ack": true}',
+        b'{"transient": true}',
+        b'[{"permanent": true}]',
+        b'{"permanent": true',
+        b'"permanent": true',
+        b'\xff{"permanent": true}',
+    ],
+)
+def test_only_true_means_permanent(body: bytes) -> None:
+    assert judge(Reply(503, body), now).error is E.HTTP
+
+
+def test_an_accepted_message_is_accepted_whatever_else_is_said() -> None:
+    assert judge(Reply(200, b'{"ack": true, "permanent": true}'), now) is DELIVERED
+    assert judge(Reply(404, b'{"permanent": true}'), now).error is E.HTTP
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b'{"ack":false}',
@@ -211,6 +291,7 @@ def test_a_reply_past_the_cap_is_judged_by_its_status_alone() -> None:
 
     assert judge(Reply(200, cut, too_long=True), now) is DELIVERED
     assert judge(Reply(500, cut, too_long=True), now).error is E.HTTP
+    assert judge(Reply(500, b'{"permanent": true}', too_long=True), now).error is E.HTTP
 
 
 def http_date(after: timedelta) -> str:
@@ -239,12 +320,38 @@ def http_date(after: timedelta) -> str:
         ("Saturday, 31-Jan-26 08:16:30 GMT", 60),
         ("Sat Jan 31 08:16:30 2026", 60),
         ("Sat, 31 Jan 99999 08:16:30 GMT", 30),
+        ("Sat, 31 Jan 99999999999999999999 08:16:30 GMT", 30),
+        ("Sat, 31 Jan 2026 08:16:30 +9999999999999999", 30),
+        (http_date(timedelta(minutes=2)) + " " * 100 + "x", 30),
     ],
 )
 def test_retry_after_says_when_to_come_back(header: str | None, delay: float) -> None:
     outcome = judge(Reply(429, retry_after=header), now)
 
     assert outcome.delay == delay
+
+
+@pytest.mark.rule("WQ-5", "MED-2")
+@pytest.mark.parametrize("status", [100, 302, 404, 423, 500, 503, 599])
+@pytest.mark.parametrize(
+    ("header", "asked"),
+    [(None, None), ("soon", None), ("0", 1), ("120", 120), (http_date(timedelta(minutes=2)), 120)],
+)
+def test_retry_after_counts_on_every_retried_status_and_ends_the_tries(
+    status: int, header: str | None, asked: float | None
+) -> None:
+    outcome = judge(Reply(status, retry_after=header), now, POLICY)
+
+    assert (outcome.result, outcome.asked_delay) == (R.ERROR_PROCESS, asked)
+    assert outcome.retryable is (status >= 500 and asked is None)
+
+
+@pytest.mark.rule("WQ-5")
+@given(st.integers(0, 999), HEADERS)
+def test_no_retry_after_is_too_strange(status: int, header: str) -> None:
+    outcome = judge(Reply(status, retry_after=header), now, POLICY)
+
+    assert MIN_DELAY <= outcome.delay <= MAX_DELAY
 
 
 def test_a_date_is_never_reached_early() -> None:
@@ -281,7 +388,7 @@ def test_a_delay_is_always_one_that_every_broker_can_do(seconds: float) -> None:
 @given(
     st.integers(0, 999),
     st.binary() | REPLIES.map(lambda said: json.dumps(said).encode()),
-    st.none() | st.text(),
+    st.none() | HEADERS,
 )
 def test_every_reply_has_an_outcome(status: int, body: bytes, retry_after: str | None) -> None:
     outcome = judge(Reply(status, body, retry_after), now)

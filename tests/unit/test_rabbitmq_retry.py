@@ -65,7 +65,7 @@ def test_what_has_no_id_gets_none_by_being_copied() -> None:
     copy = copy_of(Properties(), History(due_at=NOW))
     copy.message_id = "made up by the client"
 
-    assert history_of(copy).broker_id is None
+    assert history_of(copy).first_id is None
 
 
 def test_an_original_is_known_by_its_message_id_alone() -> None:

@@ -1,71 +1,71 @@
-"""Deletes that wait for their next delivery (BRK-3)."""
+"""ACKs that wait for the next delivery of their message (BRK-3)."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core import remembered
-from router.core.remembered import CAPACITY, LIFETIME, RememberedDeletes
+from router.core.remembered import CAPACITY, LIFETIME, RememberedAcks
 
 pytestmark = pytest.mark.rule("BRK-3")
 
 A = ("q", "1", 0)
 
 
-def test_a_delete_is_known_until_the_broker_has_heard_of_it() -> None:
-    deletes = RememberedDeletes()
-    deletes.add(A, now=0)
+def test_an_ack_is_known_until_the_broker_has_heard_of_it() -> None:
+    acks = RememberedAcks()
+    acks.add(A, now=0)
 
-    known = [deletes.knows(A, now=1), deletes.knows(A, now=2)]
-    deletes.forget(A)
+    known = [acks.knows(A, now=1), acks.knows(A, now=2)]
+    acks.forget(A)
 
     assert known == [True, True]
-    assert not deletes.knows(A, now=3)
-    assert not deletes
+    assert not acks.knows(A, now=3)
+    assert not acks
 
 
 @pytest.mark.parametrize("other", [("r", "1", 0), ("q", "2", 0), ("q", "1", 1)])
 def test_another_queue_message_or_attempt_is_not_meant(other: tuple[str, str, int]) -> None:
-    deletes = RememberedDeletes()
-    deletes.add(A, now=0)
+    acks = RememberedAcks()
+    acks.add(A, now=0)
 
-    assert not deletes.knows(other, now=1)
+    assert not acks.knows(other, now=1)
 
 
 def test_it_is_forgotten_after_twelve_hours() -> None:
-    deletes = RememberedDeletes()
-    deletes.add(A, now=0)
+    acks = RememberedAcks()
+    acks.add(A, now=0)
 
     assert LIFETIME == 12 * 3600
-    assert deletes.knows(A, now=LIFETIME - 0.001)
-    assert not deletes.knows(A, now=LIFETIME)
+    assert acks.knows(A, now=LIFETIME - 0.001)
+    assert not acks.knows(A, now=LIFETIME)
 
 
 def test_it_is_forgotten_earlier_if_it_was_so_said() -> None:
-    deletes = RememberedDeletes()
-    deletes.add(A, now=10, lifetime=30)
+    acks = RememberedAcks()
+    acks.add(A, now=10, lifetime=30)
 
-    assert [deletes.knows(A, now=39.9), deletes.knows(A, now=40)] == [True, False]
+    assert [acks.knows(A, now=39.9), acks.knows(A, now=40)] == [True, False]
 
 
 def test_to_forget_what_was_never_known_changes_nothing() -> None:
-    deletes = RememberedDeletes()
+    acks = RememberedAcks()
 
-    deletes.forget(A)
+    acks.forget(A)
 
-    assert len(deletes) == 0
+    assert len(acks) == 0
 
 
 @pytest.mark.rule("P4")
 def test_the_oldest_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "CAPACITY", 3)
-    deletes = RememberedDeletes()
+    acks = RememberedAcks()
     for n in range(3):
-        deletes.add(("q", str(n), 0), now=n)
-    deletes.add(("q", "0", 0), now=3)  # seen again: now the newest
-    deletes.add(("q", "3", 0), now=4)
+        acks.add(("q", str(n), 0), now=n)
+    acks.add(("q", "0", 0), now=3)  # seen again: now the newest
+    acks.add(("q", "3", 0), now=4)
 
-    known = [n for n in range(4) if deletes.knows(("q", str(n), 0), now=5)]
+    known = [n for n in range(4) if acks.knows(("q", str(n), 0), now=5)]
 
     assert known == [0, 2, 3]
     assert CAPACITY == 100_000
@@ -73,15 +73,15 @@ def test_the_oldest_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["add", "forget"])), max_size=60))
 def test_it_knows_exactly_what_was_added_and_not_forgotten(steps: list[tuple[int, str]]) -> None:
-    deletes = RememberedDeletes()
+    acks = RememberedAcks()
     known: set[int] = set()
     for n, verb in steps:
         if verb == "add":
-            deletes.add(("q", str(n), 0), now=0)
+            acks.add(("q", str(n), 0), now=0)
             known.add(n)
         else:
-            deletes.forget(("q", str(n), 0))
+            acks.forget(("q", str(n), 0))
             known.discard(n)
 
-    assert {n for n in range(10) if deletes.knows(("q", str(n), 0), now=1)} == known
-    assert len(deletes) == len(known)
+    assert {n for n in range(10) if acks.knows(("q", str(n), 0), now=1)} == known
+    assert len(acks) == len(known)

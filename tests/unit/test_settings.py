@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.config import QueueType
+from router.core.config import QueueType, RetryPolicy
 from router.core.trace import Sampling
 from router.core.warnings import Severity
 from router.setting_values import (
@@ -127,6 +127,23 @@ def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> 
         ("MEDIATOR_HTTP_VERSION", "HTTP_3", "HTTP_2, HTTP_1_1"),
         ("MEDIATOR_ALLOWED_HOSTS", "http://x/", "host names"),
         ("MESSAGE_ROUTER_HOST", "a\x07b", "printable text"),
+        ("MESSAGE_ROUTER_DEFAULT_RETRY", "5", 'JSON such as {"maxAttempts": 20, "backoff"'),
+        ("MESSAGE_ROUTER_DEFAULT_RETRY", "5 times", "(not JSON), not '5 times'"),
+        ("MESSAGE_ROUTER_DEFAULT_RETRY", "\udcff", "(not JSON)"),
+        ("MESSAGE_ROUTER_DEFAULT_RETRY", "[" * 10_000, "(not JSON)"),
+        ("MESSAGE_ROUTER_DEFAULT_RETRY", "null", "(Expected `object`, got `null`), not 'null'"),
+        (
+            "MESSAGE_ROUTER_DEFAULT_RETRY",
+            '{"maxAttempts":\n0}',
+            r"""(maxAttempts: must be above 0), not '{"maxAttempts":\n0}'""",
+        ),
+        ("MESSAGE_ROUTER_DEFAULT_RETRY", '{"maxAttempts": 1e7}', "(maxAttempts: more than 1e+06)"),
+        ("MESSAGE_ROUTER_DEFAULT_RETRY", '{"backoff": [50000]}', "(backoff: more than 43200)"),
+        (
+            "MESSAGE_ROUTER_DEFAULT_RETRY",
+            '{"statuses": [404, 500]}',
+            "(statuses[1]: must be a status from 400 to 499)",
+        ),
         ("OTEL_TRACES_EXPORTER", "zipkin", "one of OTLP, NONE"),
         ("OTEL_TRACES_SAMPLER", "sometimes", "PARENTBASED_TRACEIDRATIO"),
         ("OTEL_TRACES_SAMPLER_ARG", "1.1", "a number from 0 to 1, not '1.1'"),
@@ -141,6 +158,25 @@ def test_a_wrong_value_is_refused_in_one_line_that_says_what_is_allowed(
     assert line.startswith(name)
     assert says in line
     assert line.isprintable()
+
+
+@pytest.mark.rule("WQ-5")
+@pytest.mark.parametrize(
+    ("value", "policy"),
+    [
+        ("", None),
+        ("{}", RetryPolicy()),
+        ('{"maxAttempts": 20}', RetryPolicy(20)),
+        (
+            '{"maxAttempts": 5, "backoff": [10, 60.5], "statuses": [423, 408], "unknown": 1}',
+            RetryPolicy(5, (10.0, 60.5), frozenset({408, 423})),
+        ),
+    ],
+)
+def test_the_default_retry_policy_is_written_as_in_the_document(
+    value: str, policy: RetryPolicy | None
+) -> None:
+    assert Settings.from_env({"MESSAGE_ROUTER_DEFAULT_RETRY": value}).default_retry == policy
 
 
 @pytest.mark.parametrize(

@@ -9,23 +9,17 @@ from hypothesis import strategies as st
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
 from router.core.job import Death
-from router.core.message import Tally
 from router.core.outcome import (
     NO_OUTCOME,
     Answer,
-    Error,
     Fault,
     NoReply,
     Outcome,
     Reply,
-    Result,
     circuit_open,
     judge,
 )
 from router.core.settlement import Return, settlement
-from tests.support.jobs import make_job
-
-pytestmark = pytest.mark.rule("WQ-5")
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC).timestamp()
 POLICY = RetryPolicy(max_attempts=3, schedule=(10.0, 60.0))
@@ -35,13 +29,21 @@ def longest(_low: float, high: float) -> float:
     return high
 
 
-def judged(answer: Answer) -> Outcome:
-    return judge(answer, lambda: NOW)
+def judged(answer: Answer, policy: RetryPolicy | None = None) -> Outcome:
+    return judge(answer, lambda: NOW, policy)
+
+
+def decided(
+    outcome: Outcome, policy: RetryPolicy | None = None, failures: int = 0
+) -> tuple[Return | Death, int]:
+    decision = settlement(outcome, failures, policy, longest)
+    return decision.action, decision.failures
 
 
 UNAVAILABLE = judged(Reply(503, b"busy"))
 DEFERRED = judged(Reply(200, b'{"ack": false, "delaySeconds": 7}'))
 RATE_LIMITED = judged(Reply(429, retry_after="90"))
+PERMANENT = b'{"permanent": true}'
 
 
 @pytest.mark.parametrize(
@@ -54,20 +56,33 @@ RATE_LIMITED = judged(Reply(429, retry_after="90"))
             Death(Reason.TARGET_REFUSED, "link-local"),
         ),
         (judged(NoReply(Fault.BAD_REQUEST, "no")), Death(Reason.CONFIG_ERROR, "no")),
+        (
+            judged(Reply(503, PERMANENT)),
+            Death(
+                Reason.PERMANENT,
+                "HTTP 503, and the target answered permanent: true",
+                503,
+                PERMANENT,
+            ),
+        ),
         (UNAVAILABLE, Return(30.0, "HTTP 503")),
+        (judged(Reply(503, retry_after="5")), Return(5.0, "HTTP 503")),
+        (judged(Reply(503, retry_after="500")), Return(500.0, "HTTP 503")),
         (judged(NoReply(Fault.NETWORK, "reset")), Return(30.0, "reset")),
         (judged(NoReply(Fault.TIMEOUT, "late")), Return(30.0, "late")),
         (DEFERRED, Return(7.0, "")),
+        (judged(Reply(200, b'{"ack": false}')), Return(30.0, "")),
         (RATE_LIMITED, Return(90.0, "")),
+        (judged(Reply(429)), Return(30.0, "")),
         (circuit_open(31.0), Return(31.0, "")),
         (NO_OUTCOME, Return(30.0, "the mediator gave no outcome")),
     ],
 )
-@pytest.mark.rule("BRK-4", "DLQ-1")
+@pytest.mark.rule("WQ-5", "BRK-4", "DLQ-1")
 def test_without_a_policy_the_outcome_alone_decides(
     outcome: Outcome, expected: Return | Death
 ) -> None:
-    assert settlement(outcome, make_job(), None, longest) == expected
+    assert decided(outcome)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -75,66 +90,91 @@ def test_without_a_policy_the_outcome_alone_decides(
     [
         (UNAVAILABLE, 1),
         (judged(Reply(302)), 1),
+        (judged(Reply(503, retry_after="9")), 1),
+        (judged(Reply(423), RetryPolicy(statuses=frozenset({423}))), 1),
         (judged(NoReply(Fault.NETWORK)), 1),
         (judged(NoReply(Fault.TIMEOUT)), 1),
         (judged(NoReply(Fault.UNFORESEEN)), 1),
         (NO_OUTCOME, 1),
         (DEFERRED, 0),
         (RATE_LIMITED, 0),
+        (judged(Reply(404)), 0),
+        (judged(Reply(503, PERMANENT)), 0),
         (circuit_open(30.0), 0),
     ],
 )
-def test_only_a_real_failure_uses_up_an_attempt(outcome: Outcome, uses_up: int) -> None:
-    job = make_job(tally=Tally(attempts=5))
+@pytest.mark.parametrize("policy", [None, RetryPolicy()])
+@pytest.mark.rule("WQ-5")
+def test_only_a_real_failure_uses_up_an_attempt(
+    outcome: Outcome, uses_up: int, policy: RetryPolicy | None
+) -> None:
+    assert decided(outcome, policy, failures=5)[1] == 5 + uses_up
 
-    settlement(outcome, job, None, longest)
 
-    assert job.attempts == 5 + uses_up
-
-
+@pytest.mark.rule("WQ-5")
 def test_the_schedule_is_walked_and_then_the_message_is_given_up() -> None:
-    job = make_job()
-
-    endings = [settlement(UNAVAILABLE, job, POLICY, longest) for _ in range(3)]
-
-    assert endings == [
-        Return(10.0, "HTTP 503"),
-        Return(60.0, "HTTP 503"),
-        Death(Reason.RETRIES_EXHAUSTED, "HTTP 503", 503, b"busy"),
+    assert [decided(UNAVAILABLE, POLICY, failures) for failures in range(3)] == [
+        (Return(10.0, "HTTP 503"), 1),
+        (Return(60.0, "HTTP 503"), 2),
+        (Death(Reason.RETRIES_EXHAUSTED, "HTTP 503", 503, b"busy"), 3),
     ]
 
 
+@pytest.mark.rule("WQ-5")
 def test_without_a_last_attempt_it_is_retried_for_ever() -> None:
-    job = make_job(tally=Tally(attempts=1_000_000))
+    action, _ = decided(UNAVAILABLE, RetryPolicy(), failures=1_000_000)
 
-    ending = settlement(UNAVAILABLE, job, RetryPolicy(), longest)
-
-    assert ending == Return(30.0, "HTTP 503")
+    assert action == Return(30.0, "HTTP 503")
 
 
+@pytest.mark.rule("WQ-5")
 def test_what_is_no_attempt_exhausts_nothing() -> None:
-    job = make_job(tally=Tally(attempts=2))
-
-    ending = settlement(DEFERRED, job, POLICY, longest)
-
-    assert ending == Return(7.0, "")
+    assert decided(DEFERRED, POLICY, failures=99) == (Return(60.0, ""), 99)
 
 
-@pytest.mark.parametrize(("asked", "delay"), [(5.0, 10.0), (500.0, 500.0)])
-def test_a_longer_delay_asked_for_by_the_target_wins(asked: float, delay: float) -> None:
-    outcome = Outcome(Result.ERROR_PROCESS, Error.HTTP, asked_delay=asked, counts=True)
+@pytest.mark.rule("WQ-5")
+@pytest.mark.parametrize(
+    ("answer", "delay"),
+    [
+        (Reply(503), 10),
+        (Reply(503, retry_after="5"), 10),
+        (Reply(503, retry_after="500"), 500),
+        (Reply(302, retry_after="500"), 500),
+        (Reply(429, retry_after="5"), 10),
+        (Reply(429, retry_after="500"), 500),
+        (Reply(200, b'{"ack": false, "delaySeconds": 5}'), 10),
+        (Reply(200, b'{"ack": false, "delaySeconds": 500}'), 500),
+        (Reply(200, b'{"ack": false}'), 10),
+    ],
+)
+def test_a_longer_delay_asked_for_by_the_target_wins(answer: Reply, delay: float) -> None:
+    action, _ = decided(judged(answer), POLICY)
 
-    ending = settlement(outcome, make_job(), POLICY, longest)
+    assert isinstance(action, Return)
+    assert action.delay == delay
 
-    assert ending == Return(delay, "")
+
+@pytest.mark.rule("WQ-5")
+@pytest.mark.parametrize(("failures", "delay"), [(0, 10), (1, 10), (2, 60), (50, 60)])
+def test_ack_false_without_a_delay_follows_the_policy(failures: int, delay: float) -> None:
+    outcome = judged(Reply(200, b'{"ack": false}'))
+
+    assert decided(outcome, POLICY, failures) == (Return(delay, ""), failures)
 
 
-@given(st.floats(0, 1e9), st.integers(0, 100))
-@pytest.mark.rule("BRK-4")
-def test_no_delay_is_longer_than_a_broker_can_do(scheduled: float, attempts: int) -> None:
-    job = make_job(tally=Tally(attempts=attempts))
+@pytest.mark.rule("WQ-5", "MED-4")
+def test_the_policy_does_not_change_the_delay_of_an_open_circuit() -> None:
+    assert decided(circuit_open(31.0), POLICY) == (Return(31.0, ""), 0)
 
-    ending = settlement(UNAVAILABLE, job, RetryPolicy(schedule=(scheduled,)), longest)
 
-    assert isinstance(ending, Return)
-    assert 0 <= ending.delay <= 43_200
+@given(st.floats(0, 1e9), st.integers(0, 100), st.none() | st.integers(0, 10**9).map(str))
+@pytest.mark.rule("WQ-5", "BRK-4")
+def test_no_delay_is_longer_than_a_broker_can_do(
+    scheduled: float, failures: int, header: str | None
+) -> None:
+    outcome = judged(Reply(503, retry_after=header))
+
+    action, _ = decided(outcome, RetryPolicy(schedule=(scheduled,)), failures)
+
+    assert isinstance(action, Return)
+    assert 0 <= action.delay <= 43_200

@@ -2,14 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.identity import MessageKey
 from router.core.job import Fate, Try
 from router.core.story import Visit, Wait, WaitReason, waits
 
 pytestmark = pytest.mark.rule("OPS-5")
 
+KEY = MessageKey("q", "a", "digest")
 VISIT = Visit(
     message_id="a",
-    broker_id="7",
+    key=MessageKey("q", "7"),
     queue="q",
     pool="P",
     group="g",
@@ -19,7 +21,7 @@ VISIT = Visit(
     ended_at=15.0,
     fate=Fate.DELIVERED,
 )
-RETURNED = Visit("a", None, "q", "P", "g", "t", 10.0, (), 11.0, Fate.RETURNED, returned_for=30.0)
+RETURNED = Visit("a", KEY, "q", "P", "g", "t", 10.0, (), 11.0, Fate.RETURNED, returned_for=30.0)
 
 
 def test_the_waits_of_a_visit_are_the_times_in_which_nothing_was_sent() -> None:

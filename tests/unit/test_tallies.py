@@ -1,5 +1,6 @@
 import pytest
 
+from router.core.identity import MessageKey
 from router.core.message import UNTRIED, Tally
 from router.core.tallies import CAPACITY, Tallies
 
@@ -8,25 +9,25 @@ pytestmark = pytest.mark.rule("WQ-5")
 
 def test_what_was_tried_is_known_until_it_is_forgotten() -> None:
     tallies = Tallies()
-    tallies.keep(("q", "1", ""), Tally(2, 5))
+    tallies.keep(MessageKey("q", "1"), Tally(2, 5))
 
-    assert tallies.of(("q", "1", "")) == Tally(2, 5)
-    assert tallies.of(("q", "2", "")) is UNTRIED
+    assert tallies.of(MessageKey("q", "1")) == Tally(2, 5)
+    assert tallies.of(MessageKey("q", "2")) is UNTRIED
 
-    tallies.forget(("q", "1", ""))
-    tallies.forget(("q", "2", ""))
+    tallies.forget(MessageKey("q", "1"))
+    tallies.forget(MessageKey("q", "2"))
 
-    assert tallies.of(("q", "1", "")) is UNTRIED
+    assert tallies.of(MessageKey("q", "1")) is UNTRIED
     assert not tallies
 
 
 def test_the_oldest_are_forgotten_when_there_are_too_many() -> None:
     tallies = Tallies()
-    tallies.keep(("q", "kept", ""), Tally(1, 1))
+    tallies.keep(MessageKey("q", "kept"), Tally(1, 1))
     for n in range(CAPACITY - 1):
-        tallies.keep(("q", str(n), ""), Tally(1, 1))
-    tallies.keep(("q", "kept", ""), Tally(2, 2))
-    tallies.keep(("q", "one more", ""), Tally(1, 1))
+        tallies.keep(MessageKey("q", str(n)), Tally(1, 1))
+    tallies.keep(MessageKey("q", "kept"), Tally(2, 2))
+    tallies.keep(MessageKey("q", "one more"), Tally(1, 1))
 
-    assert tallies.of(("q", "0", "")) is UNTRIED
-    assert tallies.of(("q", "kept", "")) == Tally(2, 2)
+    assert tallies.of(MessageKey("q", "0")) is UNTRIED
+    assert tallies.of(MessageKey("q", "kept")) == Tally(2, 2)

@@ -6,21 +6,23 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.job import Job, new_job
-from router.core.message import Delivery, Message
-from router.core.tracker import Claim, Tracker, key_of
+from router.core.identity import key_of
+from router.core.job import EXPIRED, NEVER, Job, new_job
+from router.core.message import Delivery, parse
+from router.core.tracker import Claim, Tracker
 from tests.support.jobs import make_batch
 
-pytestmark = pytest.mark.rule("ROUTE-1", "ROUTE-2", "ROUTE-3", "ROUTE-7")
+A, B = (
+    b'{"id":"x","mediationTarget":"http://a.test/"}',
+    b'{"id":"x","mediationTarget":"http://b.test/"}',
+)
+OTHER_ID = b'{"id":"y","mediationTarget":"http://a.test/"}'
 
-A, B = "http://a.test/", "http://b.test/"
 
-
-def job(queue: str, broker_id: str | None, message_id: str, target: str = A) -> Job:
-    message = Message(id=message_id, target=target)
-    delivery = Delivery(b"", object(), broker_id)
-    key = key_of(queue, delivery, message)
-    return new_job(message, delivery, make_batch("q"), key)
+def job(queue: str, broker_id: str | None, body: bytes, claimed_id: str | None = None) -> Job:
+    message = parse(body)
+    delivery = Delivery(body, object(), broker_id, claimed_id=claimed_id)
+    return new_job(message, delivery, make_batch("q"), key_of(queue, delivery, message.id))
 
 
 def claim(held: Job, arrival: Job) -> Claim:
@@ -29,31 +31,40 @@ def claim(held: Job, arrival: Job) -> Claim:
     return tracker.track(arrival)[0]
 
 
+@pytest.mark.rule("ROUTE-1", "ROUTE-2", "ROUTE-3", "ID-1", "ID-2")
 @pytest.mark.parametrize(
     ("held", "arrival", "expected"),
     [
-        (("q", "1", "x"), ("q", "1", "x"), Claim.REDELIVERED),
-        (("q", None, "x"), ("q", None, "x"), Claim.REDELIVERED),
-        (("q", None, "x"), ("q", "1", "x"), Claim.REDELIVERED),
-        (("q", "1", "x"), ("q", None, "x"), Claim.REDELIVERED),
-        (("q", "1", "x"), ("q", "2", "x"), Claim.REQUEUED),
-        (("q", "1", "x"), ("r", "1", "x"), Claim.REQUEUED),
-        (("q", None, "x"), ("r", None, "x"), Claim.REQUEUED),
-        (("q", "1", "x"), ("q", "2", "y"), Claim.NEW),
-        (("q", "1", "x"), ("q", "2", "x", B), Claim.NEW),
-        (("q", None, "x"), ("q", None, "x", B), Claim.NEW),
-        (("q", "1", "x"), ("r", "1", "y"), Claim.NEW),
+        # An id that the broker made, with the same body, is the same message; else a true copy is.
+        (("q", "1", A), ("q", "1", A), Claim.REDELIVERED),
+        (("q", None, A), ("q", None, A), Claim.REDELIVERED),
+        (("q", None, A, "m"), ("q", None, A, "m"), Claim.REDELIVERED),
+        # The same body under another id, or in another queue, would be the same request.
+        (("q", None, A, "m"), ("q", None, A, "n"), Claim.REQUEUED),
+        (("q", None, A), ("q", "1", A), Claim.REQUEUED),
+        (("q", "1", A), ("q", None, A), Claim.REQUEUED),
+        (("q", "1", A), ("q", "2", A), Claim.REQUEUED),
+        (("q", "1", A), ("r", "1", A), Claim.REQUEUED),
+        (("q", None, A), ("r", None, A), Claim.REQUEUED),
+        # Another body is another message, whatever it is called.
+        (("q", "1", A), ("q", "1", B), Claim.NEW),
+        (("q", "1", A), ("q", "2", B), Claim.NEW),
+        (("q", None, A), ("q", None, B), Claim.NEW),
+        (("q", None, A, "m"), ("q", None, B, "m"), Claim.NEW),
+        (("q", "1", A), ("q", "2", OTHER_ID), Claim.NEW),
+        (("q", "1", A), ("r", "1", OTHER_ID), Claim.NEW),
     ],
 )
-def test_an_arrival_is_known_by_its_key_or_its_content(
+def test_an_arrival_is_known_by_its_key_and_its_body(
     held: tuple[Any, ...], arrival: tuple[Any, ...], expected: Claim
 ) -> None:
     assert claim(job(*held), job(*arrival)) is expected
 
 
+@pytest.mark.rule("ROUTE-7")
 def test_what_was_untracked_can_come_again() -> None:
     tracker = Tracker()
-    held = job("q", "1", "x")
+    held = job("q", "1", A)
     tracker.track(held)
     tracker.untrack([held])
 
@@ -63,6 +74,25 @@ def test_what_was_untracked_can_come_again() -> None:
     assert list(tracker) == [held]
 
 
+@pytest.mark.rule("ID-2")
+def test_a_message_whose_broker_gave_its_id_to_another_is_forfeited() -> None:
+    tracker = Tracker()
+    old, new, copy_of_old = job("q", "1", A), job("q", "1", B), job("q", "2", A)
+    tracker.track(old)
+    tracker.track(new)
+
+    assert (old.lease_until, new.lease_until) == (EXPIRED, NEVER)
+    assert set(tracker) == {old, new}
+
+    # Its own copy may be gone: another one of the same body is not superfluous.
+    assert tracker.track(copy_of_old) == (Claim.NEW, copy_of_old)
+
+    tracker.untrack([new, old, copy_of_old])
+
+    assert len(tracker) == 0
+    assert tracker.track(old)[0] is Claim.NEW
+
+
 class TrackerMachine(RuleBasedStateMachine):
     """Against a plain list of jobs."""
 
@@ -70,40 +100,39 @@ class TrackerMachine(RuleBasedStateMachine):
         super().__init__()
         self.tracker = Tracker()
         self.jobs: list[Job] = []
+        self.forfeited: list[Job] = []
 
     @rule(
         queue=st.sampled_from("qr"),
         broker_id=st.sampled_from(["1", "2", None]),
-        message_id=st.sampled_from("xy"),
-        url=st.sampled_from([A, B]),
+        body=st.sampled_from([A, B, OTHER_ID]),
     )
-    def arrive(self, queue: str, broker_id: str | None, message_id: str, url: str) -> None:
-        new = job(queue, broker_id, message_id, url)
+    def arrive(self, queue: str, broker_id: str | None, body: bytes) -> None:
+        new = job(queue, broker_id, body)
 
         found, held = self.tracker.track(new)
 
-        content = [
-            each
-            for each in self.jobs
-            if (each.message.id, each.message.target) == (message_id, url)
-        ]
-        collides = [each for each in self.jobs if each.key == new.key] or content
-        assert held is (collides[0] if collides else new)
+        same_body = [each for each in self.jobs if each.delivery.body == body]
+        assert held is (same_body[0] if same_body else new)
         assert (found is Claim.NEW) == (held is new)
+        assert (found is Claim.REDELIVERED) == (held is not new and held.key == new.key)
+        robbed = [each for each in self.jobs if each.lease_until == EXPIRED]
+        self.jobs = [each for each in self.jobs if each not in robbed]
+        self.forfeited += robbed
         if held is new:
             self.jobs.append(new)
 
-    @precondition(lambda self: self.jobs)
+    @precondition(lambda self: self.jobs or self.forfeited)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        ended = data.draw(st.sampled_from(self.jobs))
+        ended = data.draw(st.sampled_from(self.jobs + self.forfeited))
         self.tracker.untrack([ended])
-        self.jobs.remove(ended)
+        (self.jobs if ended in self.jobs else self.forfeited).remove(ended)
 
     @invariant()
     def holds_what_was_tracked(self) -> None:
-        assert list(self.tracker) == self.jobs
-        assert len(self.tracker) == len(self.jobs)
+        assert set(self.tracker) == {*self.jobs, *self.forfeited}
+        assert len(self.tracker) == len(self.jobs) + len(self.forfeited)
 
 
-TestTracker = TrackerMachine.TestCase
+TestTracker = pytest.mark.rule("ROUTE-7", "ID-2", "ID-3")(TrackerMachine.TestCase)

@@ -1,0 +1,67 @@
+"""When a group counts as blocked: the bounds, and what is forgotten."""
+
+import pytest
+
+from router.core import blocked
+from router.core.blocked import CAPACITY, FORGOTTEN_SECONDS, FailingGroups
+from router.core.job import Job
+from router.core.message import Tally
+from tests.support.jobs import make_job
+
+pytestmark = pytest.mark.rule("WQ-5")
+
+
+def failed(group: str = "g", *, received_at: float = 0.0, failures: int = 1) -> Job:
+    job = make_job(tally=Tally(attempts=failures))
+    job.group, job.tracked_at = group, received_at
+    return job
+
+
+def test_a_head_that_stayed_away_was_in_other_hands_meanwhile() -> None:
+    groups = FailingGroups()
+    groups.fail(failed(), counted=True, now=0.0, delay=100.0)
+
+    late = groups.fail(failed(received_at=1000.1), counted=True, now=1001.0, delay=100.0)
+    early = groups.fail(failed(received_at=2001.0), counted=True, now=2002.0, delay=100.0)
+
+    assert (late, early) == (False, True)
+
+
+def test_a_group_that_stayed_away_can_be_reported_again() -> None:
+    groups = FailingGroups()
+    first = groups.fail(failed(failures=20), counted=True, now=0.0, delay=10.0)
+    again = groups.fail(failed(failures=21), counted=True, now=10.0, delay=10.0)
+    later = groups.fail(
+        failed(failures=22, received_at=5000.0), counted=True, now=5000.0, delay=1.0
+    )
+
+    assert (first, again, later) == (True, False, True)
+
+
+def test_no_more_groups_are_remembered_than_there_is_room_for() -> None:
+    groups = FailingGroups()
+    for n in range(CAPACITY + 100):
+        groups.fail(failed(f"g{n}", failures=20), counted=True, now=0.0, delay=10.0)
+
+    assert len(groups) == len(groups.reported) == CAPACITY
+    assert next(iter(groups)) == "g100"
+
+
+def test_a_group_that_never_comes_back_is_forgotten() -> None:
+    groups = FailingGroups()
+    for group in ("a", "b"):
+        groups.fail(failed(group, failures=20), counted=True, now=0.0, delay=10.0)
+
+    groups.fail(failed("c"), counted=True, now=10.0 + FORGOTTEN_SECONDS, delay=10.0)
+
+    assert list(groups) == ["c"]
+    assert groups.reported == set()
+
+
+def test_progress_of_a_group_that_never_failed_is_no_news() -> None:
+    groups = FailingGroups()
+
+    groups.progress("g")
+
+    assert not groups
+    assert blocked.BLOCKED_SECONDS == 15 * 60

@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from tests.simulation.mutants import FOUND, MOST_WORLDS, find_all
 from tests.simulation.plan import Act, Kind, Plan, draw
 from tests.simulation.shrink import shrink
 from tests.simulation.world import Result, run
@@ -48,7 +49,9 @@ class Choice(Struct, frozen=True):
         if not self.without:
             return plan
         kept = tuple(step for step in plan.steps if step.act not in self.without)
-        return Plan(**{name: getattr(plan, name) for name in Plan.__struct_fields__} | {"steps": kept})
+        return Plan(
+            **{name: getattr(plan, name) for name in Plan.__struct_fields__} | {"steps": kept}
+        )
 
 
 def simulate(seed: int, choice: Choice) -> Summary:
@@ -137,7 +140,9 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
     parser.add_argument("--seeds", type=int, metavar="N", help="so many worlds (default: 1000)")
     parser.add_argument("--seed", type=int, metavar="S", help="only this world, told in full")
     parser.add_argument("--minutes", type=float, metavar="M", help="for so long instead")
-    parser.add_argument("--first", type=int, metavar="S", help="the first seed (default: by chance)")
+    parser.add_argument(
+        "--first", type=int, metavar="S", help="the first seed (default: by chance)"
+    )
     parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 2), help="processes")
     parser.add_argument("--broker", type=Kind, choices=list(Kind), help="only this one")
     parser.add_argument(
@@ -146,18 +151,25 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
         choices=list(Act),
         action="append",
         default=[],
-        help="a fault to leave out; may be given again"
+        help="a fault to leave out; may be given again",
     )
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")
     parser.add_argument(
-        "--mutants", action="store_true", help="show that each deliberate bug is found"
+        "--mutants",
+        nargs="*",
+        metavar="NAME",
+        help="show that deliberate bugs are found; all, or these",
     )
+    parser.add_argument("--until-found", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = read_arguments(arguments)
     choice = Choice(options.broker, frozenset(options.without))
+    if options.mutants is not None:
+        most = options.seeds or MOST_WORLDS
+        return 0 if find_all(options.mutants, options.jobs, most) else FAILED
     if options.seed is not None:
         text = explain(options.seed, choice)
         print(text)
@@ -168,12 +180,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seeds = itertools.islice(seeds, options.seeds or 1000)
     else:
         seeds = _until(time.monotonic() + options.minutes * 60, seeds)
-    print(f"seeds from {first} on, {options.jobs} at a time", flush=True)
+    print(f"seeds from {first} on, {options.jobs} at a time{choice}", flush=True)
     progress, failures = Progress(), 0
     for summary in worlds(seeds, choice, options.jobs):
         progress.add(summary)
         if summary.problems:
             failures += 1
+            if options.until_found:
+                print(FOUND, progress.worlds, summary.problems[0], flush=True)
+                return FAILED
             print(f"seed {summary.seed}: {summary.problems[0]}", flush=True)
             if not options.keep_going:
                 print(explain(summary.seed, choice))

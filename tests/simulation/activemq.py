@@ -73,9 +73,7 @@ class ActiveMqServer:
             for stored in queue.ready
             if name.startswith("/queue/")
         ]
-        out = [
-            stored.body for each in self.transports for _, stored in each.unsettled.values()
-        ]
+        out = [stored.body for each in self.transports for _, stored in each.unsettled.values()]
         return waiting + out + [stored.body for stored in self.scheduled if stored.body]
 
     def drop(self, process: Process | None = None, *, restarted: bool = False) -> None:

@@ -255,9 +255,7 @@ class NatsServer:
         consumer.last += fresh
         return batch
 
-    def _hand_out(
-        self, stream: Stream, consumer: NatsConsumer, pull: Pull, sequence: int
-    ) -> None:
+    def _hand_out(self, stream: Stream, consumer: NatsConsumer, pull: Pull, sequence: int) -> None:
         out = consumer.out.setdefault(sequence, Out(0.0, 0))
         out.count += 1
         self._due_in(stream, consumer, out, consumer.ack_wait)
@@ -265,9 +263,7 @@ class NatsServer:
         reply = f"$JS.ACK.{stream.name}.{name}.{out.count}.{sequence}.1.1.0"
         pull.link.deliver(pull.inbox, reply, stream.messages[sequence - 1], None)
 
-    def _due_in(
-        self, stream: Stream, consumer: NatsConsumer, out: Out, seconds: float
-    ) -> None:
+    def _due_in(self, stream: Stream, consumer: NatsConsumer, out: Out, seconds: float) -> None:
         out.due = self._loop.time() + seconds
         self._later(seconds, self._serve, stream, consumer)
 
@@ -340,7 +336,9 @@ class SimNatsLink(NatsLink):
     def forget(self, subject: str) -> None:
         self._inboxes.pop(subject, None)
 
-    def deliver(self, subject: str, reply: str, data: bytes, headers: dict[str, str] | None) -> None:
+    def deliver(
+        self, subject: str, reply: str, data: bytes, headers: dict[str, str] | None
+    ) -> None:
         message = Arriving(subject, reply, data, headers)
         self._loop.call_at(self._pushed.next(), self._take, message, context=self._context)
 
@@ -369,4 +367,3 @@ class SimInbox:
 
     async def close(self) -> None:
         self._link.forget(self.subject)
-

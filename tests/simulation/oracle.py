@@ -1,5 +1,6 @@
 """Judges a world from the outside, by bodies: what was published, accepted and kept (SIM-2)."""
 
+import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
@@ -262,10 +263,9 @@ class Oracle:
             ):
                 lines[sent.queue, body.pool, body.group, body.high].append(sent)
         for line in lines.values():
-            for first in line:
-                for second in line:
-                    if first.answered_at <= second.at and first is not second:
-                        self._judge_pair(first.body.number, second.body.number)
+            for first, second in itertools.combinations(line, 2):
+                if first.answered_at <= second.at:
+                    self._judge_pair(first.body.number, second.body.number)
 
     def _judge_pair(self, first: int, second: int) -> None:
         never = float("inf")

@@ -142,7 +142,9 @@ class SqsServer:
     def _hand_out(self, request: ReceiveMessage) -> list[ReceivedMessage]:
         queue, now = self.queues[request.queue_url], self._now()
         candidates = queue.messages
-        is_shuffled = not queue.is_fifo and not self.weather.is_calm and self.weather.rng.random() < 0.2
+        is_shuffled = (
+            not queue.is_fifo and not self.weather.is_calm and self.weather.rng.random() < 0.2
+        )
         if is_shuffled:
             candidates = self.weather.rng.sample(candidates, len(candidates))
         locked: set[str] = set()

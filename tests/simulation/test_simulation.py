@@ -38,9 +38,7 @@ def test_other_seeds_make_other_worlds() -> None:
 @pytest.mark.rule("SIM-2", "P1", "P2", "P3", "P4", "P5", "FIFO-1", "OPS-6", "MED-4", "POOL-1")
 def test_whatever_happens_nothing_is_lost() -> None:
     began = time.monotonic()
-    seeds = itertools.takewhile(
-        lambda _: time.monotonic() - began < BUDGET, itertools.count(FIRST)
-    )
+    seeds = itertools.takewhile(lambda _: time.monotonic() - began < BUDGET, itertools.count(FIRST))
     for summary in worlds(seeds, Choice(), jobs=1):
         if summary.problems:
             pytest.fail(f"{explain(summary.seed, Choice())}\n{summary.problems[0]}")

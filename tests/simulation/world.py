@@ -9,28 +9,27 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
-from router.brokers import BrokerDoor, nats, rabbitmq, sqlite_file, sqs
+from router.brokers import BrokerDoor
 from router.core.config import PoolConfig, QueueConfig, RetryPolicy, RoutingConfig
 from router.core.dead_letter import LetterFilter, Reason
-from router.core.message import Message, parse
+from router.core.message import parse
 from router.engine.dead_letters import NotReplayable
 from router.engine.publishing import BrokeOff, Published, Rejected
-from router.ports import Broker, Brokers, Disconnected, Publisher, Sender
+from router.ports import Brokers, Sender
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.models import Server, installed, make_server, place_of, uri_of
 from tests.simulation.network import Mishap, Weather
 from tests.simulation.networked import NetworkedServer
 from tests.simulation.oracle import Answered, Oracle, Sent, Violation
-from tests.simulation.plan import HOSTS, POOLS, Act, Kind, Plan, Step
+from tests.simulation.plan import POOLS, Act, Plan, Step
 from tests.simulation.process import SimRouter
 from tests.simulation.targets import SimSender, Targets
 
@@ -200,7 +199,9 @@ class World:
     def _check_book(self, router: SimRouter) -> None:
         manager = router.manager
         if manager.routing.unaccounted:
-            self.oracle.violate("OPS-6", f"{manager.routing.unaccounted} hand-overs unaccounted for")
+            self.oracle.violate(
+                "OPS-6", f"{manager.routing.unaccounted} hand-overs unaccounted for"
+            )
         for pool in manager.pools.values():
             if pool.queued > pool.capacity:
                 self.oracle.violate("POOL-1", f"pool {pool.code} holds {pool.queued}")

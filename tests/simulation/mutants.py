@@ -1,0 +1,92 @@
+"""Deliberate bugs, each a patch: proof that the simulator would find such a bug (`--mutants`)."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDER: Final = Path(__file__).parent / "mutants"
+MOST_WORLDS: Final = 6000
+FIRST_SEED: Final = 1
+FOUND: Final = "found after"
+
+
+class Found(Struct, frozen=True):
+    name: str
+    worlds: int | None  # None: not found
+    seconds: float
+    problem: str  # what was broken, or why it could not be tried
+
+
+def find_all(names: Sequence[str], jobs: int, most: int = MOST_WORLDS) -> bool:
+    """Try each mutant and print a table. Answers whether all were found."""
+    patches = [path for path in sorted(FOLDER.glob("*.patch")) if not names or path.stem in names]
+    print(f"{len(patches)} mutants, at most {most} worlds each", flush=True)
+    found = [_told(find(path, jobs, most)) for path in patches]
+    missed = [each.name for each in found if each.worlds is None]
+    print(
+        f"{len(found) - len(missed)} of {len(found)} found"
+        + "".join(f"\n  not: {name}" for name in missed)
+    )
+    return not missed
+
+
+def find(patch: Path, jobs: int, most: int) -> Found:
+    began = time.monotonic()
+    with _copy() as tree:
+        applied = subprocess.run(
+            ["patch", "--strip=1", "--forward", "--fuzz=2", "--input", str(patch)],  # noqa: S607
+            cwd=tree,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if applied.returncode:
+            text = f"the patch does not apply any more: {applied.stdout.strip()}"
+            return Found(patch.stem, None, 0.0, text)
+        command = [sys.executable, "-m", "tests.simulation", "--until-found"]
+        options = ["--first", str(FIRST_SEED), "--seeds", str(most), "--jobs", str(jobs)]
+        environment = {**os.environ, "PYTHONPATH": str(tree)}
+        ran = subprocess.run(
+            command + options,
+            cwd=tree,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    seconds = time.monotonic() - began
+    for line in ran.stdout.splitlines():
+        if line.startswith(FOUND):
+            worlds, _, problem = line.removeprefix(FOUND).strip().partition(" ")
+            return Found(patch.stem, int(worlds), seconds, problem)
+    return Found(patch.stem, None, seconds, (ran.stderr.splitlines() or ["nothing was broken"])[-1])
+
+
+def _told(found: Found) -> Found:
+    worlds = "NOT FOUND" if found.worlds is None else f"{found.worlds:5d} worlds"
+    print(f"{found.name:45} {worlds:>12} {found.seconds:5.0f} s  {found.problem[:90]}", flush=True)
+    return found
+
+
+@contextmanager
+def _copy() -> Iterator[Path]:
+    """The code and the simulator, to be changed."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        tree = Path(folder)
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "router", tree / "router", ignore=ignored)
+        (tree / "tests").mkdir()
+        (tree / "tests" / "__init__.py").touch()
+        for part in ("simulation", "support"):
+            shutil.copytree(ROOT / "tests" / part, tree / "tests" / part, ignore=ignored)
+        yield tree

@@ -25,6 +25,7 @@ def settlement(
 ) -> Return | Death:
     """What to do with a message that was not accepted. Counts the attempt on the job."""
     if outcome.consequence.dead_letter:
+        job.attempts += 1
         return _death(outcome, _REASONS.get(outcome.error, Reason.CONFIG_ERROR))
     if not outcome.counts:
         return Return(outcome.delay, "")

@@ -160,11 +160,10 @@ class Replays:
     @contextmanager
     def _claimed(self, letter_id: int) -> Iterator[bool]:
         """Yield False if someone else replays it: two operators with one idea publish it once."""
-        if letter_id in self._under_way:
-            yield False
-            return
+        is_ours = letter_id not in self._under_way
         self._under_way.add(letter_id)
         try:
-            yield True
+            yield is_ours
         finally:
-            self._under_way.discard(letter_id)
+            if is_ours:
+                self._under_way.discard(letter_id)

@@ -167,7 +167,7 @@ class Settler:
     async def bury(self, job: Job, death: Death) -> bool:
         """Written before the ACK: a crash in between keeps it twice, never loses it (DLQ-1)."""
         job.state = State.SETTLING
-        if not await self._context.letters.keep(self.queue.name, job, death):
+        if not await self._context.letters.keep(self.queue, job, death):
             return False
         job.error = death.error or death.reason.value
         self.ack(job)
@@ -303,7 +303,7 @@ class Settler:
 
     async def _bury_unread(self, delivery: Delivery, reason: Reason, problem: str) -> Fate | None:
         """None: it was not kept."""
-        if not await self._context.letters.keep_unread(self.queue.name, delivery, reason, problem):
+        if not await self._context.letters.keep_unread(self.queue, delivery, reason, problem):
             return None
         try:
             await self._connection.ack([delivery.handle], error=problem)

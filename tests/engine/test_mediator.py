@@ -175,7 +175,11 @@ class TestOutcomes:
             await asyncio.sleep(20)
 
             (letter,) = rig.letters.letters
-            assert (letter.reason.value, letter.attempts) == ("TARGET_REFUSED", 0)
+            assert (letter.reason.value, letter.failures, letter.requests) == (
+                "TARGET_REFUSED",
+                1,
+                0,
+            )
 
     @pytest.mark.rule("MED-2")
     async def test_posts_are_counted_over_redeliveries(self) -> None:

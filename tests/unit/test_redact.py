@@ -27,7 +27,7 @@ def test_credentials_in_urls_are_masked(text: str, shown: str) -> None:
 def letter(body: bytes, reply: bytes) -> DeadLetter:
     return DeadLetter(
         queue="q",
-        broker_key="k",
+        fingerprint="k",
         message_id="a",
         pool=None,
         target=None,
@@ -35,7 +35,8 @@ def letter(body: bytes, reply: bytes) -> DeadLetter:
         http_status=400,
         reply=reply,
         error="HTTP 400",
-        attempts=1,
+        failures=1,
+        requests=1,
         first_seen=1.0,
         dead_at=2.0,
         body=body,

@@ -100,8 +100,7 @@ def test_without_a_policy_the_outcome_alone_decides(
         (judged(NoReply(Fault.TARGET_REFUSED)), 1),
         (DEFERRED, 0),
         (RATE_LIMITED, 0),
-        (judged(Reply(404)), 0),
-        (judged(Reply(503, PERMANENT)), 0),
+        (judged(Reply(503, PERMANENT)), 1),
         (circuit_open(30.0), 0),
     ],
 )

@@ -176,11 +176,7 @@ class _BatchRouting:
             routing.put_aside(delivery)
             self.aside.malformed.append((delivery, str(error)))
             return None
-        if (
-            message.dispatch is not None
-            or message.reply_to is not None
-            or message.batch is not None
-        ):
+        if message.dispatch is not None or message.reply_to or message.batch:
             self._warn_of_oddities(message)
         key = key_of(arrivals.queue, delivery, message)
         job = new_job(message, delivery, self._batch, key)
@@ -236,7 +232,7 @@ class _BatchRouting:
             self._routing.warn(
                 Code.CONFIGURATION, f"unknown dispatchMode {message.dispatch!r} ignored"
             )
-        if message.reply_to is not None or message.batch is not None:
+        if message.has_planned_fields:
             self._routing.warn(
                 Code.CONFIGURATION, "replyTo and batch are planned, and ignored so far"
             )

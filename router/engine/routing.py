@@ -20,6 +20,7 @@ from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.journal import Journal
 from router.engine.process_pool import ProcessPool
+from router.engine.reading import Reader
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Arrivals(Struct, frozen=True):
     home: Home
     deliveries: Sequence[Delivery]
     now: float
+    read: Reader = parse
 
 
 class Aside(Struct):
@@ -171,7 +173,7 @@ class _BatchRouting:
             self._discard(delivery)
             return None
         try:
-            message = parse(delivery.body)
+            message = arrivals.read(delivery.body)
         except Malformed as error:
             routing.put_aside(delivery)
             self.aside.malformed.append((delivery, str(error)))

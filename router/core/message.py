@@ -140,8 +140,6 @@ def parse(body: bytes) -> Message:
         message = _decoder.decode(body)
     except UnicodeDecodeError:
         raise Malformed("the body is not UTF-8") from None
-    except RecursionError:  # brackets where no JSON has them
-        raise Malformed(_TOO_DEEP) from None
     except msgspec.MsgspecError as error:
         raise Malformed(str(error)) from None
     _check(message)

@@ -7,6 +7,7 @@ from typing import TypeVar
 import pytest
 
 from router.brokers import BrokerDoor
+from router.brokers.machine import Machine
 from router.brokers.memory import MemoryStore
 from router.brokers.queue_table import QueueTable
 from router.brokers.stored_table import StoredTable, Work
@@ -26,7 +27,8 @@ async def test_delays_and_leases_end_at_their_instant(tmp_path: Path) -> None:
     message = Message(id="a", target="https://svc.example/")
     instants = []
 
-    async with BrokerDoor(worker_id="worker-1", dedup_window=300.0, clock=loop.time) as door:
+    machine = Machine(wall=loop.time, uptime=loop.time, boot_id="boot")
+    async with BrokerDoor(worker_id="worker-1", dedup_window=300.0, machine=machine) as door:
         publishing = door.open_publisher(queue)
         assert publishing is not None
         async with publishing as publisher, door.open_queue(queue) as broker:

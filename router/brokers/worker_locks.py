@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import quote, unquote
@@ -18,7 +19,6 @@ from router.ports import Disconnected
 log = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 0.5  # seconds between two looks for dead workers
-NEVER: Final = float("-inf")
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
@@ -77,7 +77,7 @@ class WorkerLocks:
 
     def others(self) -> Collection[str]:
         if self._is_reliable is None:
-            self._is_reliable = bool(self._boot_id) and not _is_remote(self._folder)
+            self._is_reliable = bool(self._boot_id) and not _is_remote(self._folder.resolve())
         if not self._is_reliable:
             return ()
         with suppress(OSError), os.scandir(self._folder) as entries:
@@ -127,7 +127,7 @@ class Recovery:
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
         self._others: Collection[str] = ()
-        self._last_look = NEVER
+        self._last_look = -inf
 
     async def run(self, end_leases: Callable[[Collection[str]], Awaitable[None]]) -> bool:
         """Have what dead workers hold given back, unless we looked just now. Did any hold any?"""
@@ -143,8 +143,8 @@ class Recovery:
         return bool(dead)
 
     def patience(self, seconds: float) -> float:
-        """How long to wait for the end of a lease before the next look."""
-        return min(seconds, LOOK_EVERY) if self._others else seconds
+        """How long to wait before the next look, if something is held or delayed for `seconds`."""
+        return min(seconds, LOOK_EVERY) if self._others and seconds < inf else seconds
 
 
 class _Own(Struct):

@@ -167,6 +167,20 @@ async def test_what_a_killed_process_held_is_handed_out_at_once_after_a_start(
             assert await handed_out_again(ends.broker) < 1
 
 
+@pytest.mark.rule("WQ-10")
+async def test_what_a_killed_process_held_goes_before_what_came_after_it(
+    queue: QueueConfig,
+) -> None:
+    async with held_by_another_process(queue) as consumer:
+        consumer.kill()
+        consumer.communicate()
+        async with opened(queue) as ends:
+            await ends.publisher.publish([publication("later")])
+            batch = await ends.broker.receive(1)
+
+    assert bodies(batch) == ["g:0"]
+
+
 @pytest.mark.rule("P1", "WQ-10")
 async def test_what_a_killed_process_held_is_handed_out_at_once_to_one_that_waits(
     queue: QueueConfig, tmp_path: Path

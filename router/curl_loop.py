@@ -10,12 +10,14 @@ live in an epoll set of their own and the event loop watches that one descriptor
 """
 
 import asyncio
+import errno
 import select
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Final, Self
+from functools import lru_cache, partial
+from ipaddress import ip_address
+from typing import Final, NamedTuple, Self
 
 import certifi
 import pycurl
@@ -24,10 +26,14 @@ from msgspec import Struct
 from router import __version__
 from router.core.mandate import Mandate
 from router.core.outcome import REPLY_CAP, Answer, Fault, NoReply, Reply
+from router.core.target import BadTarget, read_target
+from router.resolver import Addresses, LookUp, Resolver, TooManyLookUps, Unresolved, system_look_up
 
 KEEP_ALIVE_SECONDS: Final = 60  # TCP probes keep a 15-minute delivery alive behind a NAT
 EVENTS_AT_ONCE: Final = 256  # handled before the loop's other work gets its turn
 OVERRULED: Final = "not sent: this router is not the primary any more"
+NO_DESCRIPTORS: Final = "not sent: the router has no file descriptor left (see ulimit -n)"
+DNS_CACHE_SECONDS: Final = 600  # libcurl keeps what we resolved; far longer than we use it
 
 _HTTP_VERSIONS: Final = {
     "HTTP_2": pycurl.CURL_HTTP_VERSION_2TLS,  # by ALPN; plain http stays HTTP/1.1
@@ -73,10 +79,18 @@ _NO_SOCKET: Final[int] = pycurl.SOCKET_BAD
 _OK: Final[int] = pycurl.PREREQFUNC_OK
 _ABORT: Final[int] = pycurl.PREREQFUNC_ABORT
 
+_NONE_LEFT: Final = {errno.EMFILE, errno.ENFILE}
 _GIVEN_UP: Final = NoReply(Fault.UNFORESEEN)  # by whoever waited: nobody reads it
 
 Headers = Sequence[str | bytes]  # whole lines; bytes cost less
 RefuseAddress = Callable[[str, int], str | None]  # ip, port → why not, or None
+
+
+class Place(NamedTuple):
+    """A host that has to be looked up, and the port there."""
+
+    host: str
+    port: int
 
 
 class CurlOptions(Struct, frozen=True, kw_only=True):
@@ -100,9 +114,14 @@ class CurlLoop:
         options: CurlOptions,
         refuse_address: RefuseAddress,
         mandate: Mandate | None = None,
+        look_up: LookUp = system_look_up,
     ) -> None:
         self._options = options
         self._mandate = mandate  # None: requests may be sent for ever
+        self._look_up = look_up
+        proxy = options.proxy or ""
+        # Most proxies look up the target's name themselves.
+        self._place_of = _place_of if not proxy or proxy.startswith("socks5:") else _no_place
         self._refuse_address = refuse_address
         self._transfers: dict[pycurl.Curl, _Transfer] = {}
         self._idle: list[_Transfer] = []  # those of them that have nothing to do
@@ -119,6 +138,7 @@ class CurlLoop:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        self._resolver = Resolver(self._look_up)
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_MAXCONNECTS, self._options.max_connections)
         self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, self._options.max_at_once)
@@ -133,6 +153,7 @@ class CurlLoop:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._resolver.close()
         for transfer in self._transfers.values():
             if transfer.done is not None:
                 self._finish(transfer, NoReply(Fault.NETWORK, "the sender was closed"))
@@ -145,10 +166,21 @@ class CurlLoop:
 
     async def post(self, url: str, headers: Headers, body: bytes, timeout: float) -> Answer:
         """Raises ValueError when libcurl cannot make a request of it."""
+        place, addresses = self._place_of(url), None
+        if place is not None:
+            addresses = self._resolver.recall(place.host)
+            if addresses is None:
+                begun = self._loop.time()
+                found = await self._resolve(place.host, timeout)
+                if isinstance(found, NoReply):
+                    return found
+                addresses = found
+                timeout -= self._loop.time() - begun
         if not self._idle:
             self._add_transfer()
         transfer = self._idle[-1]
         transfer.prepare(url, headers, body, timeout)  # raises: then it is still idle
+        transfer.pin(place, addresses)
         self._add_handle(transfer.easy)
         self._idle.pop()
         done: asyncio.Future[Answer] = self._loop.create_future()
@@ -160,6 +192,16 @@ class CurlLoop:
             if transfer.done is done:  # cancelled, and nobody else's yet
                 self._finish(transfer, _GIVEN_UP)
                 self._set_alarm()  # another request may have waited for its connection
+
+    async def _resolve(self, host: str, timeout: float) -> Addresses | NoReply:
+        try:
+            return await self._resolver.resolve(host, min(timeout, self._options.connect_timeout))
+        except TooManyLookUps as error:
+            return NoReply(Fault.OVERLOADED, f"not sent: {error}")
+        except Unresolved as error:
+            if _has_no_descriptors():
+                return NoReply(Fault.OVERLOADED, NO_DESCRIPTORS)
+            return NoReply(Fault.NETWORK, str(error))
 
     def _add_transfer(self) -> None:
         # A descriptor that libcurl opens may have the number of one that it closed, unseen: from
@@ -273,6 +315,7 @@ class _Transfer:
         self._reply_cap = options.reply_cap
         self._url = ""
         self._timeout = -1.0
+        self._pinned: tuple[Place | None, Addresses | None] = (None, None)
         self._header_lines: list[bytes] = []
         self._set_up(options)
 
@@ -281,7 +324,7 @@ class _Transfer:
         self._room = self._reply_cap
         self._header_lines.clear()
         self._refusal: str | None = None
-        self._opened = False
+        self._opened = self._starved = False
         try:
             # What repeats is not set again: each option costs as much as the rest of this function.
             if timeout != self._timeout:
@@ -294,6 +337,18 @@ class _Transfer:
             self._setopt(pycurl.POSTFIELDS, body)
         except (pycurl.error, UnicodeError, TypeError) as error:
             raise ValueError(f"libcurl refuses the request: {error}") from error
+
+    def pin(self, place: Place | None, addresses: Addresses | None) -> None:
+        """Tell libcurl the addresses of the host, so that it does not look them up itself."""
+        last_place, last_addresses = self._pinned
+        if addresses is last_addresses and place == last_place:
+            return
+        self._pinned = place, addresses
+        if place is None or addresses is None:
+            self.easy.unsetopt(pycurl.RESOLVE)
+            return
+        ips = ",".join(f"[{ip}]" if ":" in ip else ip for ip in addresses.ips)
+        self._setopt(pycurl.RESOLVE, [f"+{place.host}:{place.port}:{ips}"])
 
     def reply(self) -> Reply:
         """Of a request that libcurl has carried to its end."""
@@ -313,6 +368,8 @@ class _Transfer:
             return NoReply(Fault.UNFORESEEN, OVERRULED)
         if code == pycurl.E_OPERATION_TIMEDOUT:
             return NoReply(self._timeout_fault(), text)
+        if self._starved and not self._opened:
+            return NoReply(Fault.OVERLOADED, NO_DESCRIPTORS)
         return NoReply(_FAULTS.get(code, Fault.UNFORESEEN), text)
 
     def _cut_reply(self) -> Reply:
@@ -357,6 +414,7 @@ class _Transfer:
         setopt(pycurl.CAINFO, options.ca_file or certifi.where())
         setopt(pycurl.CONNECTTIMEOUT_MS, round(options.connect_timeout * 1000))
         setopt(pycurl.MAXAGE_CONN, options.idle_seconds)
+        setopt(pycurl.DNS_CACHE_TIMEOUT, DNS_CACHE_SECONDS)
         setopt(pycurl.TCP_KEEPALIVE, 1)
         setopt(pycurl.TCP_KEEPIDLE, KEEP_ALIVE_SECONDS)
         setopt(pycurl.TCP_KEEPINTVL, KEEP_ALIVE_SECONDS)
@@ -386,10 +444,42 @@ class _Transfer:
             return _NO_SOCKET
         try:
             fd = socket.socket(family, kind, protocol).detach()
-        except OSError:  # no descriptor left, no IPv6 here: as if it could not connect
+        except OSError as error:  # no descriptor left, no IPv6 here: as if it could not connect
+            self._starved = error.errno in _NONE_LEFT
             return _NO_SOCKET
         self._opened = True
         return fd
+
+
+@lru_cache(maxsize=10_000)  # URLs repeat
+def _place_of(url: str) -> Place | None:
+    """Tell what of a URL has to be looked up. None: it names an address, or this host."""
+    try:
+        target = read_target(url)
+    except BadTarget:
+        return None  # libcurl will say so
+    if not target.host.isascii():
+        return None  # likewise
+    name = target.host.removesuffix(".")
+    if name == "localhost" or name.endswith(".localhost"):  # libcurl knows without looking it up
+        return None
+    with suppress(ValueError):
+        ip_address(target.host)
+        return None
+    return Place(target.host, target.port)
+
+
+def _no_place(_url: str) -> None:
+    """There is nothing to look up."""
+
+
+def _has_no_descriptors() -> bool:
+    """Tell whether a look-up may have failed for lack of descriptors. It does not say so itself."""
+    try:
+        socket.socket().close()
+    except OSError as error:
+        return error.errno in _NONE_LEFT
+    return False
 
 
 def _refuse_none(_ip: str, _port: int) -> None:

@@ -6,6 +6,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
+from router.core.redact import mask_urls
+
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {
     "message",
     "asctime",
@@ -31,11 +33,11 @@ class JsonLines(logging.Formatter):
             "time": _time(record),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": mask_urls(record.getMessage()),  # some of it is a broker's own words
             **_extras(record),
         }
         if record.exc_info:
-            facts["exception"] = self.formatException(record.exc_info)
+            facts["exception"] = mask_urls(self.formatException(record.exc_info))
         return json.dumps(facts, ensure_ascii=False, default=str)
 
 
@@ -44,9 +46,12 @@ class PlainLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         facts = " ".join(f"{key}={value}" for key, value in _extras(record).items())
-        line = f"{_time(record)[11:23]} {record.levelname:<8} {_one_line(record.getMessage())}"
+        message = _one_line(mask_urls(record.getMessage()))
+        line = f"{_time(record)[11:23]} {record.levelname:<8} {message}"
         text = f"{line}  {_one_line(facts)}" if facts else line
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        if not record.exc_info:
+            return text
+        return f"{text}\n{mask_urls(self.formatException(record.exc_info))}"
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:

@@ -246,6 +246,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
             BrokerDoor(
                 worker_id=worker_id(),
                 dedup_window=settings.dedup_window,
+                state_dir=settings.state_dir,
                 settings=broker_settings(settings),
                 warn=partial(_warn_of_queue, alerts),
             )

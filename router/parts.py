@@ -51,7 +51,11 @@ def open_letters(settings: Settings) -> AbstractAsyncContextManager[DeadLetterSt
         return open_store(NO_STORE)
     given_by = "STATE_DIR" if settings.dead_letter_url is None else "DEAD_LETTER_URL"
     _make_folder(f"MESSAGE_ROUTER_{given_by}", path.parent)
-    return open_store(f"sqlite:///{quote(str(path))}")
+    return open_store(
+        f"sqlite:///{quote(str(path))}",
+        max_bytes=settings.dead_letter_max_bytes,
+        retention=settings.dead_letter_retention,
+    )
 
 
 def _make_folder(variable: str, path: Path) -> None:

@@ -158,12 +158,17 @@ class StoreError(Exception):
 
 class DeadLetterStore(Protocol):
     async def put(self, letter: DeadLetter) -> None:
-        """Keep it, durable on return; the second of one (queue, broker key) replaces the first."""
+        """Keep it, durable on return. It replaces one of the same fingerprint and body."""
 
     async def find(
         self, wanted: LetterFilter, *, limit: int, before: int | None = None
     ) -> Sequence[KeptLetter]:
         """Newest first, ids below `before`, without their bodies: those come with `get`."""
+
+    async def find_in_order(
+        self, wanted: LetterFilter, *, limit: int, up_to: int, after: KeptLetter | None = None
+    ) -> Sequence[KeptLetter]:
+        """Oldest first, by `first_seen`, then id; ids to `up_to`, without their bodies."""
 
     async def get(self, letter_id: int) -> KeptLetter | None: ...
 

@@ -25,6 +25,8 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", re.ASCII)
 _DECIMAL: Final = re.compile(r"\d{1,9}(?:\.\d{0,18})?|\.\d{1,18}", re.ASCII)
 _RETRY_EXAMPLE: Final = '{"maxAttempts": 20, "backoff": [10, 60, 300], "statuses": [408, 423]}'
+_SIZE_UNITS: Final = {"": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
+_SIZE: Final = re.compile(r"(\d{1,15}) ?(kib|mib|gib|)", re.ASCII)
 _HOST_PATTERN: Final = re.compile(r"[A-Za-z0-9*._:\[\]-]+")
 
 
@@ -132,6 +134,20 @@ def seconds(least: float, most: float) -> Parser[float]:
         if not least <= value <= most:
             limits = f"from {least:g}s to {most:g}s"
             raise NotAllowed(f"must be a duration such as 500ms, 30s, 5m or 1h, {limits}")
+        return value
+
+    return parse
+
+
+def size(least: int, most: int) -> Parser[int]:
+    """A number of bytes such as 500MiB or 2 GiB, or plain bytes."""
+
+    def parse(raw: str) -> int:
+        parts = _SIZE.fullmatch(raw.lower())
+        value = int(parts[1]) * _SIZE_UNITS[parts[2]] if parts else -1
+        if not least <= value <= most:
+            limits = f"from {least} to {most} bytes"
+            raise NotAllowed(f"must be a size such as 500MiB, 2GiB or plain bytes, {limits}")
         return value
 
     return parse

@@ -37,6 +37,7 @@ from router.setting_values import (
     seconds,
     servers,
     share,
+    size,
     switch,
     text,
     url,
@@ -47,6 +48,9 @@ _PREFIX: Final = "MESSAGE_ROUTER_"
 _SERVICE_LINKS: Final = ("MESSAGE_ROUTER_SERVICE_", "MESSAGE_ROUTER_PORT_")
 _HOUR: Final = 3600.0
 _DAY: Final = 24 * _HOUR
+_YEAR: Final = 365 * _DAY
+_LEAST_STORE: Final = 2 * 1024**2  # one letter fits, of the largest message
+_TIB: Final = 1024**4
 _LONGEST_SHOWN: Final = 100
 OTLP_HTTP: Final = "http/protobuf"
 OTLP_COLLECTOR: Final = "http://localhost:4318"  # where OpenTelemetry expects one
@@ -148,6 +152,17 @@ class Settings:
         "MESSAGE_ROUTER_DEAD_LETTER_URL",
         dead_letter_url,
         "`sqlite:///path`, or `none` to drop them; none given: SQLite in the state directory",
+    )
+    dead_letter_retention: float | None = _optional(
+        "MESSAGE_ROUTER_DEAD_LETTER_RETENTION",
+        seconds(60, 10 * _YEAR),
+        "dead letters are removed when they are older than this, such as `720h`; none: never",
+    )
+    dead_letter_max_bytes: int = _env(
+        "MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES",
+        size(_LEAST_STORE, _TIB),
+        "1GiB",
+        "size at which the dead-letter store is full: bytes, or with `KiB`, `MiB`, `GiB`",
     )
     host: str = _env("MESSAGE_ROUTER_HOST", text, "127.0.0.1", "address of the API")
     port: int = _env(

@@ -1,4 +1,4 @@
-"""`/dead-letters`: what could not be delivered, and its second chance."""
+"""`/dead-letters`: list, show, replay and discard what could not be delivered (DLQ-2)."""
 
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -38,13 +38,14 @@ Wanted = Annotated[LetterFilter, Depends(letter_filter)]
 
 
 class Order(Struct, rename="camel"):
-    """A replay's filters as JSON. To ignore them would be to replay everything."""
+    """A replay's parameters as JSON. To ignore its filters would be to replay everything."""
 
     queue: str | None = None
     pool: str | None = None
     reason: Reason | None = None
     target: str | None = None
     since: datetime | None = None
+    to: str | None = None
     dry_run: bool = False
     force: bool = False
 
@@ -85,21 +86,32 @@ def dead_letter_routes(router: RouterApi) -> APIRouter:
     async def replay_many(
         request: Request,
         wanted: Wanted,
+        to: Name = None,
         dry_run: Annotated[bool, Query(alias="dryRun")] = False,
         force: bool = False,
     ) -> ReplayedMany:
-        """All that fit, oldest first. The filters may also stand in a JSON body."""
+        """Publish all that fit, oldest first: to their own queues, or to the queue named `to`.
+
+        When one fails, the later ones of its group stay dead letters. All parameters may also stand
+        in a JSON body.
+        """
         order = _order(await read_body(request))
         dry_run = dry_run or order.dry_run
         report = await router.replays.replay_all(
-            order.narrowed(wanted), force=force or order.force, dry_run=dry_run
+            order.narrowed(wanted),
+            to=order.to or to,
+            force=force or order.force,
+            dry_run=dry_run,
         )
         return ReplayedMany.of(report, dry_run=dry_run)
 
     @routes.post("/{letter_id}/replay")
-    async def replay(letter_id: str, force: bool = False) -> Replayed:
-        """Back into the queue it came from. A second time needs `force`."""
-        await router.replays.replay(_number(letter_id), force=force)
+    async def replay(letter_id: str, to: Name = None, force: bool = False) -> Replayed:
+        """Publish it to the queue it came from, or to the one named `to`.
+
+        A second replay needs `force`. A letter whose queue is gone needs `to`.
+        """
+        await router.replays.replay(_number(letter_id), to=to, force=force)
         return Replayed(replayed=1)
 
     @routes.delete("/{letter_id}")

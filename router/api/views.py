@@ -109,7 +109,9 @@ class LetterView(View):
     http_status: int | None
     reply: str
     error: str
-    attempts: int
+    failures: int  # deliveries that ended in a real failure
+    requests: int
+    attempts: int  # as `requests`, for old clients
     first_seen: str
     dead_at: str
     replayed_at: str | None
@@ -237,7 +239,9 @@ def _letter_fields(kept: KeptLetter) -> dict[str, Any]:
         "http_status": letter.http_status,
         "reply": letter.reply.decode(errors="replace"),
         "error": mask_urls(letter.error),
-        "attempts": letter.attempts,
+        "failures": letter.failures,
+        "requests": letter.requests,
+        "attempts": letter.requests,
         "first_seen": iso(letter.first_seen),
         "dead_at": iso(letter.dead_at),
         "replayed_at": iso_or_none(kept.replayed_at),

@@ -1,14 +1,16 @@
 """One module per broker, the only place its client is imported. Only this file knows which."""
 
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
 from msgspec.structs import replace
 
+from router.brokers.machine import THIS_MACHINE, Machine
 from router.brokers.worker import BrokerSettings, Worker
+from router.brokers.worker_locks import Liveness, WorkerLocks
 from router.core.config import QueueConfig
 from router.ports import Broker, Brokers, Publisher, QueueRefused
 
@@ -30,11 +32,13 @@ class BrokerDoor:
         *,
         worker_id: str,
         dedup_window: float,
-        clock: Callable[[], float] = time.time,
+        machine: Machine = THIS_MACHINE,
+        liveness: Callable[[Path], Liveness] = WorkerLocks,
+        state_dir: Path | None = None,
         settings: BrokerSettings = DEFAULT_SETTINGS,
         warn: Callable[[str, str], None] | None = None,
     ) -> None:
-        worker = Worker(worker_id, dedup_window, clock, settings)
+        worker = Worker(worker_id, dedup_window, machine, liveness, state_dir, settings)
         self._worker = worker if warn is None else replace(worker, warn=warn)
         self._adapters: dict[str, Adapter] = {}
 

@@ -87,6 +87,7 @@ class MemoryStore:
         self._bells: defaultdict[str, Bell] = defaultdict(Bell)
         self._open = True
         prepare(self._db)
+        (self.incarnation,) = self._db.execute("SELECT incarnation FROM queue_file").fetchone()
 
     async def run(self, work: Work[T], *, is_large: bool = False) -> T:  # noqa: ARG002  nothing waits here
         if not self._open:

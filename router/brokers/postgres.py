@@ -1,7 +1,8 @@
 """Work queues in PostgreSQL: durable, transactional, shared by any number of routers."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from hashlib import blake2b
 from typing import Final
 from urllib.parse import quote, urlencode
 
@@ -11,6 +12,7 @@ from router.brokers.shared import Shared
 from router.brokers.uri import QueueUri, read_uri, refusal
 from router.brokers.work_queue import DEFAULT_LEASE, WorkQueueBroker, WorkQueuePublisher
 from router.brokers.worker import Worker
+from router.brokers.worker_locks import Liveness, Recovery
 from router.core.config import QueueConfig
 
 OURS: Final = frozenset({"queue", "keep", "audit"})
@@ -40,11 +42,15 @@ class PostgresQueues:
         async with self._databases.use(_dsn(uri)) as database:
             table = self._table(database, queue, uri)
             await table.configure(keep=keep, audit=audit)
-            broker = WorkQueueBroker(table, queue.visibility_timeout or DEFAULT_LEASE)
-            try:
-                yield broker
-            finally:
-                broker.interrupt()
+            liveness = self._liveness(queue, uri)
+            with liveness.claim_own(self._worker.id) if liveness else nullcontext():
+                if liveness:
+                    await Recovery(liveness).run(table.end_leases)
+                broker = WorkQueueBroker(table, queue.visibility_timeout or DEFAULT_LEASE)
+                try:
+                    yield broker
+                finally:
+                    broker.interrupt()
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator[WorkQueuePublisher]:
@@ -55,12 +61,25 @@ class PostgresQueues:
     def _table(
         self, database: PostgresDatabase, queue: QueueConfig, uri: QueueUri
     ) -> PostgresTable:
-        name = uri.options.get("queue") or queue.name
+        name = _name(queue, uri)
         if len(name) > MAX_NAME:
             raise refusal(queue, f"names a queue with more than {MAX_NAME} characters")
         return PostgresTable(
             database, name, worker_id=self._worker.id, dedup_window=self._worker.dedup_window
         )
+
+    def _liveness(self, queue: QueueConfig, uri: QueueUri) -> Liveness | None:
+        """Of the routers that have had this state directory, on this queue."""
+        if self._worker.state_dir is None:
+            return None
+        server = uri.address.rpartition("@")[2]
+        place = "\n".join((server, uri.path, _name(queue, uri))).encode()
+        name = blake2b(place, digest_size=8).hexdigest()
+        return self._worker.liveness(self._worker.state_dir.absolute() / "workers" / f"{name}-")
+
+
+def _name(queue: QueueConfig, uri: QueueUri) -> str:
+    return uri.options.get("queue") or queue.name
 
 
 def _dsn(uri: QueueUri) -> str:

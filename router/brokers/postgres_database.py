@@ -16,12 +16,13 @@ from router.ports import Disconnected, QueueRefused
 
 log = logging.getLogger(__name__)
 
-MIGRATIONS: Final = ("postgres_1.sql",)  # the n-th makes version n
+MIGRATIONS: Final = ("postgres_1.sql", "postgres_2.sql")  # the n-th makes version n
 OLDEST_SERVER: Final = 15
 MAX_CONNECTIONS: Final = 4  # of this process, and one that listens
 MAX_CLAIMS: Final = 2  # of those, so that settling never waits for a claim that waits for its turn
 CONNECT_TIMEOUT: Final = 5.0
 CALL_TIMEOUT: Final = 10.0
+MIGRATION_TIMEOUT: Final = 600.0
 LISTEN_TIMEOUT: Final = 2.0
 CLOSE_TIMEOUT: Final = 1.0
 KEPT_STATEMENTS: Final = 100  # of a connection: more than there are
@@ -57,6 +58,7 @@ class PostgresDatabase:
         self._ear = Ear(self._listen)
         self._is_closed = False
         self._keeps_statements: bool | None = None  # prepared ones; None: not found out yet
+        self.incarnation = ""  # of the schema, once it was looked at
 
     async def prepare(self) -> None:
         """Bring the schema up to date; refuse a database in which the queue would not be safe."""
@@ -71,13 +73,14 @@ class PostgresDatabase:
             raise QueueRefused(f"the server is PostgreSQL {row['server']}, below {OLDEST_SERVER}")
         if row["isolation"] != "read committed":
             raise QueueRefused(f"the default transaction isolation is {row['isolation']!r}")
-        version = await self._version() if row["is_there"] else 0
+        version = await self._newest("version") if row["is_there"] else 0
         if version > len(MIGRATIONS):
             raise QueueRefused(
                 f"the schema is of version {version}; this router knows {len(MIGRATIONS)}"
             )
         if version < len(MIGRATIONS):
             await self._migrate()
+        self.incarnation = await self._newest("incarnation")
 
     async def call(self, query: str, *arguments: object) -> Sequence[Any]:
         """One statement, one transaction. Its rows are read by the names of their columns."""
@@ -174,15 +177,14 @@ class PostgresDatabase:
     def _ring(self, _connection: object, _pid: int, _channel: str, queue: str) -> None:
         self._bells[queue].ring()
 
-    async def _version(self) -> int:
+    async def _newest(self, column: str) -> Any:
         (row,) = await self.call(
-            "SELECT max(version) AS version FROM message_router.schema_versions"
+            f"SELECT max({column}) FROM message_router.schema_versions"  # noqa: S608  our names
         )
-        version: int = row["version"]
-        return version
+        return row[0]
 
     async def _migrate(self) -> None:
-        async with _our_errors(CALL_TIMEOUT):
+        async with _our_errors(MIGRATION_TIMEOUT):
             connection = await self._connect()
             try:
                 await _migrate(connection)

@@ -2,7 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from hashlib import sha256
 from typing import Any, Final
 
 from router.brokers.bell import wait_for_ring
@@ -15,11 +16,12 @@ FIRST_POLL: Final = 0.05  # seconds between two looks for others' changes, after
 LAST_POLL: Final = 1.0  # … and when nothing has come for a while
 
 _CONFIGURE: Final = "SELECT message_router.configure($1, $2, $3)"
-_PUBLISH: Final = "SELECT message_router.publish($1, $2, $3, $4, $5, $6, $7, $8) AS dedup_key"
+_PUBLISH: Final = "SELECT message_router.publish($1, $2, $3, $4, $5, $6, $7, $8) AS identity"
 _CLAIM: Final = "SELECT * FROM message_router.claim($1, $2, $3, $4, $5)"
 _FINISH: Final = "SELECT message_router.finish($1, $2, $3) AS place"
 _GIVE_BACK: Final = "SELECT message_router.give_back($1, $2, $3, $4, $5, $6) AS is_ours"
 _EXTEND: Final = "SELECT message_router.extend($1, $2, $3) AS place"
+_END_LEASES: Final = "SELECT message_router.end_leases($1, $2)"
 _DEPTH: Final = "SELECT * FROM message_router.depth($1, $2)"
 
 
@@ -38,13 +40,17 @@ class PostgresTable:
         self._dedup_window = dedup_window
         self._pause = FIRST_POLL
 
+    @property
+    def incarnation(self) -> str:
+        return self._database.incarnation
+
     async def configure(self, *, keep: float, audit: float) -> None:
         """How long finished messages stay, and their story: seconds, for all who consume it."""
         await self._database.call(_CONFIGURE, self._name, max(keep, self._dedup_window), audit)
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         messages = [item.message for item in items]
-        keys = [_text(item.dedup_key) for item in items]
+        keys = [_identity(item) for item in items]
         rows = await self._database.call(
             _PUBLISH,
             self._name,
@@ -58,7 +64,7 @@ class PostgresTable:
         )
         if rows:
             self.bell.ring()
-        return _first_of_each(keys, {row["dedup_key"] for row in rows})
+        return _first_of_each(keys, {row["identity"] for row in rows})
 
     async def keep(self) -> None:
         """It is: the database commits to its disk."""
@@ -92,6 +98,11 @@ class PostgresTable:
             self.bell.ring()
         return is_ours
 
+    async def end_leases(self, worker_ids: Collection[str]) -> None:
+        """Give back all that these dead workers hold (WQ-10)."""
+        await self._database.call(_END_LEASES, self._name, list(worker_ids))
+        self.bell.ring()
+
     async def extend(self, leases: Sequence[Lease], seconds: float) -> Sequence[int]:
         rows = await self._database.call(_EXTEND, *_columns(leases), seconds)
         return [row["place"] for row in rows]
@@ -116,6 +127,13 @@ def _first_of_each(keys: Sequence[str], fresh: set[str]) -> Sequence[bool]:
         added.append(key in fresh)
         fresh.discard(key)
     return added
+
+
+def _identity(item: Publication) -> str:
+    """What `dedup_key_of` says, with a digest that the database can make too: `identity_of`."""
+    if item.dedup_key is not None:
+        return _text(f"={item.dedup_key}")
+    return _text(f"{sha256(item.body).hexdigest()[:32]}:{item.message.id}")
 
 
 def _claimed(row: Any, token: int) -> Claimed:

@@ -1,7 +1,7 @@
 """How messages enter a work queue in SQLite: as rows, each at the end of its lane."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -53,9 +53,15 @@ class Entry:
     """Rows for one call of `publish`, numbered and linked behind what is in the queue already."""
 
     def __init__(
-        self, db: sqlite3.Connection, queue: str, items: Sequence[Publication], *, in_lanes: bool
+        self,
+        db: sqlite3.Connection,
+        queue: str,
+        items: Mapping[str, Publication],
+        *,
+        in_lanes: bool,
     ) -> None:
-        groups = [_group_key(item) if in_lanes else None for item in items]
+        """Take them by their dedup keys."""
+        groups = [_group_key(item) if in_lanes else None for item in items.values()]
         known = _known_lanes(db, queue, groups)
         self._last_ids = {lane.lane: lane.last_id for lane in known}
         self._numbers = {lane.group_key: abs(lane.lane) for lane in known}
@@ -63,8 +69,8 @@ class Entry:
         self._ends: dict[int, LaneEnd] = {}
         self._offset = 0
         self.rows: list[NewRow] = []
-        for item, group in zip(items, groups, strict=True):
-            self._add(item, group)
+        for (key, item), group in zip(items.items(), groups, strict=True):
+            self._add(key, item, group)
 
     @property
     def ids(self) -> Sequence[int]:
@@ -82,13 +88,13 @@ class Entry:
     def new_lanes(self) -> Sequence[int]:
         return [end.lane for end in self._ends.values() if end.last_before is None]
 
-    def _add(self, item: Publication, group_key: int | None) -> None:
+    def _add(self, dedup_key: str, item: Publication, group_key: int | None) -> None:
         self._last_id += 1
         message = item.message
         row = NewRow(
             self._last_id,
             message.id,
-            item.dedup_key,
+            dedup_key,
             message.pool or DEFAULT_POOL,
             None if group_key is None else message.group,
             bool(message.high_priority),

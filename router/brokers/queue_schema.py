@@ -5,19 +5,24 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+from router.brokers.machine import THIS_MACHINE
 from router.brokers.queries import read_queries, read_sql, read_statements
+from router.core.identity import dedup_key_of
 from router.ports import QueueRefused
 
 APPLICATION_ID: Final = 1297239633
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 
 QUERIES: Final = read_statements("sqlite_queue.sql")
 _SCHEMA: Final = read_sql("sqlite_schema.sql")
 _FROM_1: Final = read_sql("sqlite_from_1.sql")
 _FROM_2: Final = read_queries("sqlite_from_2.sql")
+_FROM_3: Final = read_queries("sqlite_from_3.sql")
 
 
-def prepare(db: sqlite3.Connection) -> None:
+def prepare(
+    db: sqlite3.Connection, new_incarnation: Callable[[], str] = THIS_MACHINE.new_id
+) -> None:
     """Create the tables in an empty database, bring an old one up to date, refuse others."""
     if _version(db) == SCHEMA_VERSION:
         return
@@ -28,6 +33,7 @@ def prepare(db: sqlite3.Connection) -> None:
                 f"the file is of version {version}; this router knows {SCHEMA_VERSION}"
             )
         _STEPS[version](db)
+        db.execute("INSERT INTO queue_file VALUES (?, '', 0)", (new_incarnation(),))
 
 
 @contextmanager
@@ -68,6 +74,17 @@ def _upgrade_from_2(db: sqlite3.Connection) -> None:
     (lanes,) = db.execute("SELECT json_group_array(id) FROM queue_lanes").fetchone()
     for query in ("reoffer", "offer"):
         QUERIES[query].run(db, {"lanes": lanes})
+    _rekey(db)
+
+
+def _upgrade_from_3(db: sqlite3.Connection) -> None:
+    _run(db, _FROM_3["tables"])
+    _rekey(db)
+
+
+def _rekey(db: sqlite3.Connection) -> None:
+    db.create_function("dedup_key_of", 3, dedup_key_of, deterministic=True)
+    db.execute(_FROM_3["rekey"])
 
 
 def _run(db: sqlite3.Connection, script: str) -> None:
@@ -80,4 +97,5 @@ _STEPS: Final[Mapping[int, Callable[[sqlite3.Connection], None]]] = {
     0: _create,
     1: _upgrade_from_1,
     2: _upgrade_from_2,
+    3: _upgrade_from_3,
 }

@@ -16,12 +16,14 @@ from router.brokers.queue_entry import Entry, as_json
 from router.brokers.queue_schema import QUERIES
 from router.brokers.queue_story import TIDIED_AT_ONCE, Change, Memory, tidy, write
 from router.brokers.work_queue import MAX_ERROR, Claim, Claimed, Lease
+from router.core.identity import dedup_key_of
 from router.core.message import UNTRIED, Tally
 from router.ports import Depth, Publication
 
 MAX_WOKEN: Final = 1000  # delays ended by one claim
 MAX_LOOKED_AT: Final = 20  # hand-overs, whose leases one claim ends
 LEASE_ENDED: Final = "the lease ended"
+WORKER_DIED: Final = "the worker died"
 
 
 class Past(Struct, frozen=True, array_like=True, gc=False):
@@ -75,15 +77,17 @@ class QueueTable(Struct, frozen=True):
     audit: float = 0.0  # seconds that the story of a message stays; 0: it is not written
 
     def publish(self, db: sqlite3.Connection, items: Sequence[Publication]) -> Sequence[bool]:
-        """Put them in; False for one that is in already, or was within the dedup window."""
+        """Put them in; False for one that is in, or succeeded within the dedup window (WQ-1)."""
         now = self.clock()
-        known = self._known(db, items, now)
-        fresh: dict[str, Publication] = {}
+        keys = [dedup_key_of(item.dedup_key, item.message.id, item.body) for item in items]
+        known = self._known(db, keys, now)
+        new: dict[str, Publication] = {}
         added = []
-        for item in items:
-            added.append(item.dedup_key not in known and item.dedup_key not in fresh)
-            fresh.setdefault(item.dedup_key, item)
-        new = [item for item in fresh.values() if item.dedup_key not in known]
+        for key, item in zip(keys, items, strict=True):
+            is_new = key not in known and key not in new
+            added.append(is_new)
+            if is_new:
+                new[key] = item
         if new:
             self._enter(db, new, now)
         return added
@@ -150,10 +154,12 @@ class QueueTable(Struct, frozen=True):
 
     def let_go(self, db: sqlite3.Connection) -> None:
         """Give back all that this worker holds, as it was before the claim."""
-        asked = {"queue": self.name, "worker_id": self.worker_id}
-        while hand_over := QUERIES["held_by"].run(db, asked).fetchone():
-            token, queue = hand_over
-            self._end_leases(db, token, queue, until=float("inf"))
+        self._end_all_leases(db, self.worker_id, LEASE_ENDED)
+
+    def bury(self, db: sqlite3.Connection, worker_ids: Collection[str]) -> None:
+        """Give back all that these dead workers hold, in whichever queue of the file (WQ-10)."""
+        for worker_id in worker_ids:
+            self._end_all_leases(db, worker_id, WORKER_DIED)
 
     def tidy(self, db: sqlite3.Connection) -> None:
         """Leave no body of a finished message behind: it may hold a token."""
@@ -164,24 +170,22 @@ class QueueTable(Struct, frozen=True):
         unsettled, in_flight, due = QUERIES["depth"].run(db, asked).fetchone()
         return Depth(waiting=unsettled - in_flight, in_flight=in_flight, due=due)
 
-    def _known(
-        self, db: sqlite3.Connection, items: Sequence[Publication], now: float
-    ) -> AbstractSet[str]:
+    def _known(self, db: sqlite3.Connection, keys: Sequence[str], now: float) -> AbstractSet[str]:
         asked = {
             "queue": self.name,
-            "keys": as_json([item.dedup_key for item in items]),
+            "keys": as_json(keys),
             "before": now - self.dedup_window,
         }
         QUERIES["forget"].run(db, asked)
         (known,) = QUERIES["known"].run(db, asked).fetchone()
         return _keys.decode(known)
 
-    def _enter(self, db: sqlite3.Connection, items: Sequence[Publication], now: float) -> None:
+    def _enter(self, db: sqlite3.Connection, items: Mapping[str, Publication], now: float) -> None:
         entry = Entry(db, self.name, items, in_lanes=self.holds_groups)
         asked = {
             "queue": self.name,
             "rows": as_json(entry.rows),
-            "bodies": b"".join(item.body for item in items),
+            "bodies": b"".join(item.body for item in items.values()),
             "lanes": as_json(entry.lanes),
             "more": len(items),
             "now": now,
@@ -210,7 +214,16 @@ class QueueTable(Struct, frozen=True):
             token, queue = hand_over
             self._end_leases(db, token, queue, until=now)
 
-    def _end_leases(self, db: sqlite3.Connection, token: int, queue: str, until: float) -> None:
+    def _end_all_leases(self, db: sqlite3.Connection, worker_id: str, why: str) -> None:
+        """Of one worker, in whichever queue."""
+        asked = {"worker_id": worker_id}
+        while hand_over := QUERIES["held_by"].run(db, asked).fetchone():
+            token, queue = hand_over
+            self._end_leases(db, token, queue, until=float("inf"), why=why)
+
+    def _end_leases(
+        self, db: sqlite3.Connection, token: int, queue: str, until: float, why: str = LEASE_ENDED
+    ) -> None:
         """Those of a hand-over that last no longer than `until`; of whichever queue it is."""
         asked = {"token": token, "until": until}
         ids, lanes = QUERIES["ended"].run(db, asked).fetchone()
@@ -218,7 +231,7 @@ class QueueTable(Struct, frozen=True):
         _settle(db, token, ended)
         QUERIES["look_again"].run(db, asked)
         if ended:
-            change = self._change("ready", ids, self.clock(), LEASE_ENDED)
+            change = self._change("ready", ids, self.clock(), why)
             self._write(db, replace(change, queue=queue))
         _offer_loose(db, ids)
         _reoffer(db, _numbers.decode(lanes))

@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from router.brokers.machine import THIS_MACHINE, Machine
+from router.brokers.queue_clock import Anchor, anchor
 from router.brokers.queue_schema import prepare, transaction
 from router.brokers.stored_table import Work
 
@@ -34,12 +36,22 @@ class Ended(NamedTuple):
 class SqliteConnection:
     """Opened when it is first needed, and anew after any error."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, machine: Machine = THIS_MACHINE) -> None:
         self._path = path
+        self._machine = machine
+        self._anchor = Anchor("", "", 0.0)  # of the file, once it was open
         self._db: sqlite3.Connection | None = None
         self._version: int | None = None  # of the file when last looked at
         self._distrusts_log = False  # the disk could not keep it
         self._written_back = -1  # so many changes: what comes next begins a new log
+
+    @property
+    def incarnation(self) -> str:
+        return self._anchor.incarnation
+
+    def now(self) -> float:
+        """Tell the time by the clock of the file."""
+        return self._machine.uptime() + self._anchor.offset
 
     @property
     def is_ready(self) -> bool:
@@ -109,7 +121,8 @@ class SqliteConnection:
             )
             for pragma in _PRAGMAS:
                 self._db.execute(pragma)
-            prepare(self._db)
+            prepare(self._db, self._machine.new_id)
+            self._anchor = anchor(self._db, self._machine)
             _write_through(self._path.parent)  # its name, and that of its log
         return self._db
 

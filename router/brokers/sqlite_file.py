@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from router.brokers.bell import Bell, wait_for_ring
+from router.brokers.machine import THIS_MACHINE, Machine
 from router.brokers.sqlite_connection import Ended, SqliteConnection
 from router.brokers.stored_table import Work
 from router.ports import Disconnected, QueueRefused
@@ -48,10 +49,11 @@ class SqliteFile:
     receivers wait, the loop looks for commits of other processes: seldom enough to cost nothing.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, machine: Machine = THIS_MACHINE) -> None:
         self._path = path
         self._loop = asyncio.get_running_loop()
-        self._connection = SqliteConnection(path)  # of whoever takes the turn
+        self._connection = SqliteConnection(path, machine)  # of whoever takes the turn
+        self.now = self._connection.now
         self._thread = ThreadPoolExecutor(1, f"sqlite {path.name}")
         self._jobs: list[_Job] = []
         self._is_busy = False  # a turn is being taken, or will be at once
@@ -66,6 +68,10 @@ class SqliteFile:
         self._asked = self._synced = 0  # syncs
         self._closing = False
         self._rested = asyncio.Event()  # nothing was left to do
+
+    @property
+    def incarnation(self) -> str:
+        return self._connection.incarnation
 
     async def prepare(self) -> None:
         await self.run(_nothing)

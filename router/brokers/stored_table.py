@@ -2,13 +2,16 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from router.brokers.bell import Bell
 from router.brokers.queue_table import QueueTable
 from router.brokers.work_queue import Claim, Lease
+from router.brokers.worker_locks import Recovery
 from router.core.message import Tally
 from router.ports import Depth, Publication
 
@@ -21,6 +24,10 @@ Work = Callable[[sqlite3.Connection], T]
 
 class Store(Protocol):
     """A database that holds queue tables, and those who wait for it to change."""
+
+    @property
+    def incarnation(self) -> str:
+        """Random: no other database has it. Known once something was run."""
 
     async def run(self, work: Work[T], *, is_large: bool = False) -> T:
         """Do it in a transaction of its own or of several. No end of a process can undo it then.
@@ -42,13 +49,19 @@ class Store(Protocol):
 
 
 class StoredTable:
-    def __init__(self, store: Store, table: QueueTable) -> None:
+    def __init__(self, store: Store, table: QueueTable, recovery: Recovery | None = None) -> None:
+        """`recovery` is for workers that may die while this process lives."""
         self._store = store
         self._table = table
+        self._recovery = recovery
         self.bell = store.bell(table.name)
         self.holds_groups = table.holds_groups
         self.wait = store.wait
         self._brings_much = False  # the latest claim did, so the next one may
+
+    @property
+    def incarnation(self) -> str:
+        return self._store.incarnation
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         work = partial(self._table.publish, items=items)
@@ -59,6 +72,22 @@ class StoredTable:
         await self._store.sync()
 
     async def claim(self, limit: int, lease: float) -> Claim:
+        claim = await self._claim(limit, lease)
+        if claim.messages or self._recovery is None:
+            return claim
+        if await self.recover():
+            claim = await self._claim(limit, lease)
+        return replace(claim, wait=self._recovery.patience(claim.wait))
+
+    async def recover(self) -> bool:
+        """Give back what dead workers hold (WQ-10). Was there anything?"""
+        return self._recovery is not None and await self._recovery.run(self._bury)
+
+    async def _bury(self, worker_ids: Collection[str]) -> None:
+        work = partial(self._table.bury, worker_ids=worker_ids)
+        await self._change(work, is_large=True)
+
+    async def _claim(self, limit: int, lease: float) -> Claim:
         work = partial(self._table.claim, limit=limit, lease=lease)
         claim = await self._store.run(work, is_large=self._brings_much)
         found = claim.messages

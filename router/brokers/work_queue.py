@@ -50,8 +50,12 @@ class Table(Protocol):
     @property
     def holds_groups(self) -> bool: ...
 
+    @property
+    def incarnation(self) -> str:
+        """Names the database among all that ever were: row ids are unique within it (ID-1)."""
+
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
-        """Put them in; False for one that is in already, or was within the dedup window."""
+        """Put them in; False for one that is in, or succeeded within the dedup window (WQ-1)."""
 
     async def keep(self) -> None:
         """On return, no power cut can undo what was published before."""
@@ -113,12 +117,28 @@ class WorkQueueBroker:
             lease_until = None if self._lease is None else now() + self._lease
             claim = await self._table.claim(limit, self._lease or float("inf"))
             if claim.messages:
-                return [_delivery(claimed, lease_until) for claimed in claim.messages]
+                return self._deliveries(claim.messages, lease_until)
             patience = give_up - now()
             if patience <= 0:
                 break
             await self._table.wait(rung, max(min(claim.wait, patience), SHORTEST_WAIT))
         return ()
+
+    def _deliveries(
+        self, messages: Sequence[Claimed], lease_until: float | None
+    ) -> Sequence[Delivery]:
+        incarnation = self._table.incarnation
+        return [
+            Delivery(
+                claimed.body,
+                claimed.lease,
+                f"{incarnation}-{claimed.lease.id}",
+                claimed.count,
+                lease_until,
+                claimed.tally,
+            )
+            for claimed in messages
+        ]
 
     def interrupt(self) -> None:
         self._interrupted = True
@@ -141,11 +161,6 @@ class WorkQueueBroker:
 
     async def depth(self) -> Depth | None:
         return await self._table.depth()
-
-
-def _delivery(claimed: Claimed, lease_until: float | None) -> Delivery:
-    lease = claimed.lease
-    return Delivery(claimed.body, lease, str(lease.id), claimed.count, lease_until, claimed.tally)
 
 
 def _stale(lease: Lease) -> Unsettled:

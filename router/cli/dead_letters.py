@@ -1,14 +1,19 @@
 """`dead-letters`: list, show, replay and discard what could not be delivered (DLQ-2)."""
 
+from http import HTTPStatus
 from typing import Final
 
 import click
 
-from router.cli.connection import Router, connect, do_each, in_path, router_options
+from router.cli.connection import Refused, Router, connect, do_each, in_path, router_options
 from router.cli.letter_filters import chosen_letters, filter_options
 from router.cli.output import json_option, plain, show_fields, show_json, show_rows
 
-_COLUMNS: Final = ("id", "deadAt", "reason", "queue", "pool", "messageId", "httpStatus", "target")
+_ID_DIGITS: Final = 20  # and more than any id has
+_COLUMNS: Final = (
+    *("id", "deadAt", "reason", "queue", "pool", "messageId", "httpStatus", "target"),
+    *("failures", "requests"),
+)
 
 
 @click.group(epilog="\b\nExample:  message-router dead-letters list --reason CONFIG_ERROR")
@@ -53,28 +58,33 @@ def show_letter(letter_id: str, as_json: bool) -> None:
 @dead_letters.command(
     "replay",
     epilog="\b\nExamples:  message-router dead-letters replay 17 18\n"
-    "           message-router dead-letters replay --all --reason CONFIG_ERROR --dry-run",
+    "           message-router dead-letters replay --all --reason CONFIG_ERROR --dry-run\n"
+    "           message-router dead-letters replay --all --queue old-orders --to orders",
 )
 @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All that the filters below let through.")
 @filter_options
+@click.option("--to", metavar="QUEUE", help="To this queue, instead of the one they came from.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @click.option("--force", is_flag=True, help="Also those that were replayed before.")
 @router_options
 def replay_letters(
-    letter_ids: tuple[str, ...], everything: bool, dry_run: bool, force: bool
+    letter_ids: tuple[str, ...], everything: bool, to: str | None, dry_run: bool, force: bool
 ) -> None:
-    """Send dead letters once more: by their ids, or --all with filters."""
+    """Publish dead letters once more: by their ids, or --all with filters.
+
+    The oldest go first. With --all, when one fails, the later ones of its group stay dead letters.
+    """
     if bool(letter_ids) == everything:
         raise click.UsageError("name the ids to replay, or say --all (with filters)")
     if letter_ids and (dry_run or any(chosen_letters().values())):
         raise click.UsageError("filters and --dry-run go with --all, not with ids")
     with connect() as router:
         if everything:
-            query = {**chosen_letters(), "dryRun": dry_run, "force": force}
+            query = {**chosen_letters(), "to": to, "dryRun": dry_run, "force": force}
             report = router.post("/dead-letters/replay", query)
         else:
-            report = {"replayed": _replay_each(router, letter_ids, force=force)}
+            report = {"replayed": _replay_each(router, letter_ids, to, force=force)}
     click.echo(f"{'would replay' if dry_run else 'replayed'} {report['replayed']}")
     for reason, count in report.get("reasons", {}).items():
         click.echo(f"left out {count}: {plain(reason)}", err=True)
@@ -93,6 +103,19 @@ def discard_letters(letter_ids: tuple[str, ...], yes: bool) -> None:
     click.echo(f"discarded {done}")
 
 
-def _replay_each(router: Router, letter_ids: tuple[str, ...], *, force: bool) -> int:
-    query = {"force": True} if force else {}
-    return do_each(letter_ids, lambda each: router.post(f"/dead-letters/{each}/replay", query))
+def _replay_each(
+    router: Router, letter_ids: tuple[str, ...], to: str | None, *, force: bool
+) -> int:
+    query = {"to": to, "force": True if force else None}
+
+    def replay(letter_id: str) -> None:
+        try:
+            router.post(f"/dead-letters/{letter_id}/replay", query)
+        except Refused as error:
+            if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+            # The queue or the store failed: later ones of its group would pass it.
+            raise click.ClickException(f"stopped at {letter_id}: {error.message}") from None
+
+    oldest_first = sorted(letter_ids, key=lambda each: each.zfill(_ID_DIGITS))
+    return do_each(oldest_first, replay)

@@ -3,7 +3,6 @@
 Documents are read in `config_document`; what a new configuration changes is in `config_plan`.
 """
 
-import re
 from enum import Enum, auto
 from typing import Final
 from urllib.parse import quote, unquote, urlsplit
@@ -11,21 +10,12 @@ from urllib.parse import quote, unquote, urlsplit
 from msgspec import Struct
 
 from router.core.message import DEFAULT_POOL
+from router.core.redact import public_uri
 
 MAX_BATCH: Final = 50  # BRK-1: a batch always fits the smallest pool
 MAX_CONCURRENCY: Final = 10_000  # a pool's memory grows with it (POOL-1)
 EMBEDDED_QUEUE: Final = "default"
 EMBEDDED_FILE: Final = "queue.db"
-
-# By hand, because urlunsplit would turn sqlite:///path into sqlite:/path.
-_URI: Final = re.compile(
-    r"(?P<scheme>[^:/?#]+)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?P<query>(?:\?[^#]*)?)(?P<fragment>.*)",
-    re.DOTALL,
-)
-_SECRET_PARAMETER: Final = re.compile(
-    r"pass(word|wd|phrase)?$|pwd|secret|token|credential|signature|(api|access|private)[-_]?key",
-    re.IGNORECASE,
-)
 
 
 class RetryPolicy(Struct, frozen=True):
@@ -117,20 +107,3 @@ def effective_concurrency(concurrency: int | None, rate_per_minute: int | None) 
 def sqlite_path(uri: str) -> str:
     """The file that a `sqlite:` URI names: always absolute, after three slashes as after four."""
     return "/" + unquote(urlsplit(uri).path).lstrip("/")
-
-
-def public_uri(uri: str) -> str:
-    """The URI without its user and password, and without query parameters that hold a secret."""
-    parts = _URI.fullmatch(uri)
-    if parts is None:
-        return uri
-    # By the last @, whatever comes before it: rather a host too few than a password too many.
-    host = parts["authority"].rpartition("@")[2]
-    query = _public_query(parts["query"])
-    return f"{parts['scheme']}://{host}{parts['path']}{query}{parts['fragment']}"
-
-
-def _public_query(query: str) -> str:
-    given = query.removeprefix("?").split("&")
-    public = [text for text in given if not _SECRET_PARAMETER.search(text.partition("=")[0])]
-    return f"?{'&'.join(public)}" if query and public else ""

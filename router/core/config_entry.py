@@ -18,9 +18,9 @@ from router.core.config import (
     QueueNaming,
     RetryPolicy,
     effective_concurrency,
-    public_uri,
 )
 from router.core.outcome import MAX_DELAY
+from router.core.redact import public_uri
 
 MAX_NAME: Final = 512
 MAX_URI: Final = 4096

@@ -15,11 +15,11 @@ from router.core.config import (
     QueueNaming,
     RetryPolicy,
     RoutingConfig,
-    public_uri,
 )
 from router.core.config_document import BadDocument, Document, read_document
 from router.core.config_entry import CONFIGURATION, Problem
 from router.core.message import DEFAULT_POOL
+from router.core.redact import public_uri
 
 CONFIG_CONFLICT: Final = "CONFIG_CONFLICT"
 EMPTYING: Final = "it would remove every queue of a running router"

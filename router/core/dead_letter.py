@@ -17,15 +17,16 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     """One message as it was given up. Times are Unix seconds."""
 
     queue: str  # the queue's name, as shown everywhere
-    broker_key: str  # one letter per (queue, broker key): the broker id, else the application id
+    fingerprint: str  # of its MessageKey with its body: one letter each
     message_id: str | None  # None: malformed beyond reading it
-    pool: str | None
+    pool: str | None  # that served it
     target: str | None
     reason: Reason
     http_status: int | None
     reply: bytes  # the first KiB of it
     error: str  # what an operator reads first
-    attempts: int
+    failures: int  # deliveries that ended in a real failure
+    requests: int  # POSTs
     first_seen: float
     dead_at: float
     body: bytes  # as it came: holds tokens and secrets, and is shown to nobody

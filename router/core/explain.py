@@ -334,7 +334,7 @@ def _dead(kept: KeptLetter) -> Explanation:
         pool=letter.pool,
         target=letter.target,
         since=letter.dead_at,
-        attempt=letter.attempts or None,
+        attempt=letter.requests or None,
         dead_letter=kept.id,
         reason=letter.reason.value,
         notes=(letter.error,) if letter.error else (),

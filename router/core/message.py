@@ -3,10 +3,12 @@
 import re
 from collections.abc import Hashable
 from enum import Enum
+from itertools import accumulate
+from operator import add
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from router.core.target import BadTarget, read_target
 from router.core.trace import Span
@@ -15,6 +17,7 @@ DEFAULT_POOL: Final = "DEFAULT-POOL"
 DEFAULT_GROUP: Final = "__DEFAULT__"
 MAX_BODY: Final = 1024 * 1024
 MAX_DEPTH: Final = 64
+MODE_KEPT: Final = 64  # characters of a dispatch mode that we do not know
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NOT_IN_A_HEADER: Final = re.compile(r"[^\x20-\x7e\t]")
@@ -63,6 +66,10 @@ class Delivery(Struct, frozen=True):
     claimed_id: str | None = None  # what its publisher calls it: no proof of sameness (ID-1)
 
 
+_NOTHING: Final = Raw(b"")
+_NULL: Final = b"null"
+
+
 class Message(
     Struct,
     kw_only=True,
@@ -87,13 +94,13 @@ class Message(
     pool: Name | None = None
     group: Name | None = None
     token: Annotated[str, Meta(max_length=16 * 1024)] | None = None
-    type: str | None = None
+    type: Annotated[str, Meta(max_length=16)] | None = None
     high_priority: bool | None = None
     dispatch: str | None = None
-    secret: str | None = None
-    reply_to: object = None  # WQ-7, planned: noticed, not used
-    batch: object = None  # likewise
+    secret: Annotated[str, Meta(max_length=16 * 1024)] | None = None
     dedup_key: Name | None = None  # for publishing alone (WQ-1)
+    reply_to: Raw = _NOTHING  # WQ-7, planned: noticed, not used, so not decoded
+    batch: Raw = _NOTHING  # likewise
 
     def __repr__(self) -> str:
         """Without token and secret: a message may end up in a log or a traceback."""
@@ -113,6 +120,15 @@ class Message(
         """Whether it names a dispatch mode that we do not know, and so ignore."""
         return self.dispatch is not None and self.dispatch not in _MODES
 
+    @property
+    def has_planned_fields(self) -> bool:
+        """Whether it has a `replyTo` or a `batch`, which we ignore so far."""
+        return _is_given(self.reply_to) or _is_given(self.batch)
+
+
+def _is_given(value: Raw) -> bool:
+    return len(value) > len(_NULL) or (len(value) > 0 and bytes(value) != _NULL)
+
 
 _decoder: Final = msgspec.json.Decoder(Message)
 
@@ -125,7 +141,7 @@ def parse(body: bytes) -> Message:
         if not body.isascii():
             body.decode()  # parts that the decoder skips are checked too
         if (body.find(b"{", 1) > 0 or b"[" in body) and _is_too_deep(body):  # most are flat
-            raise Malformed(f"the body is nested more than {MAX_DEPTH} deep")
+            raise Malformed(_TOO_DEEP)
         message = _decoder.decode(body)
     except UnicodeDecodeError:
         raise Malformed("the body is not UTF-8") from None
@@ -147,6 +163,8 @@ def _check(message: Message) -> None:
         message.group = None
     if token and not (token.isascii() and token.isprintable()) and _NOT_IN_A_HEADER.search(token):
         raise Malformed("`authToken` contains a character not allowed in a header")
+    if message.dispatch is not None and len(message.dispatch) > MODE_KEPT:
+        message.dispatch = message.dispatch[:MODE_KEPT]  # of any length; unknown, cut or not
     if message.type is not None and message.type.upper() != "HTTP":
         raise Malformed("`mediationType` must be HTTP")
     try:
@@ -155,16 +173,54 @@ def _check(message: Message) -> None:
         raise Malformed(f"`mediationTarget` {error}") from None
 
 
-_QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
-_BRACKETS: Final = re.compile(rb"[\[\]{}]")
+_TOO_DEEP: Final = f"the body is nested more than {MAX_DEPTH} deep"
+_OPENING: Final = b"1"
+_BRACKETS: Final = bytes.maketrans(b"[{]}", b"1100")
+_OTHERS: Final = bytes(set(range(256)) - set(b'[{]}"'))
+_QUOTES: Final = bytes.maketrans(b'01"', b"001")
+_MASKS: Final = bytes.maketrans(b"01", b"\xff\x00")
 
 
 def _is_too_deep(body: bytes) -> bool:
-    """By the brackets outside of strings; needs no valid JSON."""
+    """Tell whether brackets outside of strings are nested too deep. Needs no valid JSON.
+
+    A loop over the bytes would take a second for a hostile body. This takes milliseconds: all of
+    it is done by C, on eight brackets at a time.
+    """
     if body.count(b"{") + body.count(b"[") <= MAX_DEPTH:
         return False
-    depth = deepest = 0
-    for bracket in _BRACKETS.findall(_QUOTED.sub(b"", body)):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # now each quote is a real one
+    # Two quotes side by side change nothing of what is inside a string and what is not.
+    marks = body.translate(_BRACKETS, _OTHERS).replace(b'""', b"")
+    if b'"' in marks:
+        marks = _outside_of_strings(marks)
+    if marks.count(_OPENING) <= MAX_DEPTH:
+        return False
+    marks += b"0" * (-len(marks) % 8)
+    eights = int(marks, 2).to_bytes(len(marks) // 8)  # one byte for eight brackets
+    before = accumulate(map(_RISES.__getitem__, eights), initial=0)
+    deepest: int = max(map(add, before, map(_PEAKS.__getitem__, eights)))
     return deepest > MAX_DEPTH
+
+
+def _outside_of_strings(marks: bytes) -> bytes:
+    """Drop the quotes, and the brackets between an odd one and the next."""
+    size = len(marks)
+    inside = int(marks.translate(_QUOTES), 2)  # one bit for each mark: set at quotes
+    shift = 1
+    while shift < size:  # now also where the number of quotes so far is odd
+        inside ^= inside >> shift
+        shift *= 2
+    masks = f"{inside:0{size}b}".encode().translate(_MASKS)
+    kept = int.from_bytes(marks) & int.from_bytes(masks)
+    return kept.to_bytes(size).translate(None, b'\0"')
+
+
+def _depths(eight: int) -> list[int]:
+    """The depth after each of eight brackets, where a set bit opens one."""
+    return list(accumulate(1 if eight >> bit & 1 else -1 for bit in reversed(range(8))))
+
+
+_RISES: Final = [_depths(eight)[-1] for eight in range(256)]
+_PEAKS: Final = [max(_depths(eight)) for eight in range(256)]

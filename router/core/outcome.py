@@ -75,6 +75,7 @@ class Error(Enum):
     PERMANENT = "Permanent"  # `permanent: true`
     TARGET_REFUSED = "TargetRefused"
     BAD_REQUEST = "BadRequest"  # it could not even be built
+    OVERLOADED = "RouterOverloaded"
     UNFORESEEN = "Unforeseen"
 
 
@@ -85,6 +86,7 @@ class Alarm(Enum):
     CONFIGURATION_ERROR = auto()
     CONFIGURATION_CRITICAL = auto()
     PROCESSING_WARN = auto()
+    OVERLOADED_WARN = auto()
 
 
 class Fault(Enum):
@@ -94,6 +96,7 @@ class Fault(Enum):
     TIMEOUT = auto()  # sent, no complete reply in time
     TARGET_REFUSED = auto()  # MED-5
     BAD_REQUEST = auto()  # cannot be built
+    OVERLOADED = auto()  # the router lacks what a request needs, such as a file descriptor
     UNFORESEEN = auto()
 
 
@@ -300,6 +303,14 @@ _FAULTS: Final = {
         Error.BAD_REQUEST,
         detail=detail,
         alarm=Alarm.CONFIGURATION_ERROR,
+    ),
+    Fault.OVERLOADED: lambda detail: Outcome(  # nothing was sent, and the target is not to blame
+        Result.ERROR_PROCESS,
+        Error.OVERLOADED,
+        asked_delay=FAST_FAIL_DELAY,
+        detail=detail,
+        alarm=Alarm.OVERLOADED_WARN,
+        retryable=True,
     ),
     Fault.UNFORESEEN: lambda detail: Outcome(
         Result.ERROR_PROCESS,

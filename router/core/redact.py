@@ -10,17 +10,65 @@ from router.core.message import Malformed, parse
 
 MASK: Final = "***"
 
-_USER_INFO: Final = re.compile(r"(?<=://)[^/?#\s]*@")
-_SECRET_PARAMETER: Final = re.compile(
-    r"(?<=[?&;])([^=&;#\s]*(?:pass|secret|token|signature|key|auth)[^=&;#\s]*=)[^&;#\s]*",
-    re.IGNORECASE,
+# What ends a URL in a text: no target may contain it.
+_END: Final = r"\x00-\x20\x7f-\x9f"
+# Each of these reads a text once, whatever is in it: one literal to look for, one run to its end.
+_USER_INFO: Final = re.compile(rf"://[^/?#{_END}]*@")
+_QUERY: Final = re.compile(rf"\?[^{_END}]+")
+_FRAGMENT: Final = re.compile(rf"#(?<=[^{_END}]#)[^{_END}]+")
+_URI: Final = re.compile(
+    r"(?P<scheme>[^:/?#]+)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?P<query>(?:\?[^#]*)?)(?:#.*)?",
+    re.DOTALL,
+)
+# The options of queue URIs, of all brokers. They name queues, files and numbers, never a secret.
+_PUBLIC_PARAMETERS: Final = frozenset(
+    {
+        "audit",
+        "cafile",
+        "certfile",
+        "consumer",
+        "groups",
+        "heartbeat",
+        "keep",
+        "keyfile",
+        "lease",
+        "passfile",
+        "prefetch",
+        "queue",
+        "sslcert",
+        "sslkey",
+        "sslmode",
+        "sslrootcert",
+        "stream",
+        "subject",
+        "target_session_attrs",
+        "tls",
+        "type",
+    }
 )
 _TELLING: Final = 4  # so many characters of a cut-off secret are too many
 
 
 def mask_urls(text: str) -> str:
-    """The text with user names, passwords and tokens of every URL in it masked."""
-    return _SECRET_PARAMETER.sub(rf"\1{MASK}", _USER_INFO.sub(f"{MASK}@", text))
+    """Mask the user info, the query and the fragment of every URL in a text."""
+    if "?" in text:
+        text = _QUERY.sub(f"?{MASK}", text)
+    if "#" in text:
+        text = _FRAGMENT.sub(f"#{MASK}", text)
+    return _USER_INFO.sub(f"://{MASK}@", text) if "@" in text else text
+
+
+def public_uri(uri: str) -> str:
+    """Return the URI without user info and fragment, and with harmless query parameters only."""
+    parts = _URI.fullmatch(uri)
+    if parts is None:
+        return uri
+    # By the last @, whatever comes before it: rather a host too few than a password too many.
+    host = parts["authority"].rpartition("@")[2]
+    given = parts["query"].removeprefix("?").split("&")
+    public = [text for text in given if text.partition("=")[0] in _PUBLIC_PARAMETERS]
+    query = f"?{'&'.join(public)}" if public else ""
+    return f"{parts['scheme']}://{host}{parts['path']}{query}"
 
 
 def without_secrets(letter: DeadLetter) -> DeadLetter:

@@ -33,7 +33,8 @@ def settlement(
 ) -> Decision:
     """Decide what to do with a message that was not accepted and has failed so often before."""
     if outcome.consequence.dead_letter:
-        return Decision(_death(outcome, _REASONS.get(outcome.error, Reason.CONFIG_ERROR)), failures)
+        reason = _REASONS.get(outcome.error, Reason.CONFIG_ERROR)
+        return Decision(_death(outcome, reason), failures + 1)
     failures += outcome.counts
     error = outcome.detail if outcome.counts else ""
     if policy is None or outcome.error is Error.CIRCUIT_OPEN:  # which the target did not ask for

@@ -9,6 +9,7 @@ import msgspec
 
 MAX_LENGTH: Final = 4096
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_LONG_HOST: Final = re.compile(r"^[^/]*//[^/?#]{256}")
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x20\x7f-\x9f]")
 
 
@@ -38,6 +39,8 @@ def read_target(url: str) -> Target:
         raise BadTarget(f"longer than {MAX_LENGTH} characters")
     if _UNPRINTABLE.search(url):
         raise BadTarget("contains white space or a control character")
+    if not url.isascii() and _LONG_HOST.search(url):  # reading such a one takes quadratic time
+        raise BadTarget("has a host name that is too long")
     try:
         parts = urlsplit(url)
         port = parts.port

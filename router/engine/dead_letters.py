@@ -1,7 +1,7 @@
-"""Second chances: dead letters go back into the queue they came from (DLQ-2)."""
+"""Replays: dead letters are published once more, to their own queue or another (DLQ-2)."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -11,9 +11,11 @@ from router.core.config import QueueConfig
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
 from router.core.message import Malformed, parse
 from router.engine.publishing import BrokeOff, NotPublishable, Publishing, UnknownQueue
-from router.ports import BrokerError, DeadLetterStore, Publication
+from router.ports import BrokerError, DeadLetterStore, Publication, StoreError
 
 PAGE: Final = 500
+
+Group = tuple[str, str | int]  # queue and group; a letter without a group is one of its own
 
 
 class UnknownLetter(Exception):
@@ -52,85 +54,116 @@ class Replays:
         self._new_id = new_id
         self._under_way: set[int] = set()
 
-    async def replay(self, letter_id: int, *, force: bool = False) -> None:
-        """Publish it anew. Raises UnknownLetter, NotReplayable or BrokeOff."""
-        with self._alone(letter_id):
-            kept = await self._store.get(letter_id)
-            if kept is None:
-                raise UnknownLetter("there is no such dead letter")
-            await self._publish(kept, self._source_of(kept, force=force))
-            await self._store.mark_replayed(letter_id, self._wall())
+    async def replay(self, letter_id: int, *, to: str | None = None, force: bool = False) -> None:
+        """Publish it to the queue it came from, or to the one named `to`.
+
+        Raises UnknownLetter, NotReplayable, BrokeOff; for `to` UnknownQueue or NotPublishable.
+        """
+        await self._replay(letter_id, self._queue_named(to), set(), force=force)
 
     async def replay_all(
-        self, wanted: LetterFilter, *, force: bool = False, dry_run: bool = False
+        self,
+        wanted: LetterFilter,
+        *,
+        to: str | None = None,
+        force: bool = False,
+        dry_run: bool = False,
     ) -> ReplayReport:
-        """Replay all that fit and can be, the oldest first: so groups keep their order.
+        """Replay all that fit the filter and can be replayed, the oldest first.
 
-        `dry_run` only counts them. Raises ReplayBrokeOff.
+        When one fails, the later ones of its group stay where they are. `dry_run` only counts.
+        Raises ReplayBrokeOff; for `to` UnknownQueue or NotPublishable.
         """
-        skipped = Counter[str]()
-        chosen = await self._choose(wanted, skipped, force=force)
-        if dry_run:
-            return ReplayReport(len(chosen), skipped)
-        replayed = 0
-        for letter_id in reversed(chosen):
+        replayed, skipped, stopped = 0, Counter[str](), set[Group]()
+        queue = self._queue_named(to)
+        async for kept in self._in_order(wanted):
             try:
-                await self.replay(letter_id, force=force)
+                if dry_run:
+                    self._target_of(kept, queue, force=force)
+                else:
+                    await self._replay(kept.id, queue, stopped, force=force)
             except (NotReplayable, UnknownLetter) as error:
                 skipped[str(error)] += 1
-            except BrokeOff as error:
+            except (BrokeOff, StoreError) as error:
                 raise ReplayBrokeOff(str(error), replayed) from error
             else:
                 replayed += 1
         return ReplayReport(replayed, skipped)
 
-    async def _choose(
-        self, wanted: LetterFilter, skipped: Counter[str], *, force: bool
-    ) -> Sequence[int]:
-        """Ids, newest first: what is in the store may be much more than fits into memory."""
-        chosen: list[int] = []
-        before: int | None = None
-        while page := await self._store.find(wanted, limit=PAGE, before=before):
+    async def _in_order(self, wanted: LetterFilter) -> AsyncIterator[KeptLetter]:
+        """Yield what is in the store now, without bodies; not what dies again meanwhile."""
+        newest = await self._store.find(LetterFilter(), limit=1)
+        last: KeptLetter | None = None
+        while newest and (
+            page := await self._store.find_in_order(
+                wanted, limit=PAGE, up_to=newest[0].id, after=last
+            )
+        ):
             for kept in page:
-                try:
-                    self._source_of(kept, force=force)
-                except NotReplayable as error:
-                    skipped[str(error)] += 1
-                else:
-                    chosen.append(kept.id)
-            before = page[-1].id
-        return chosen
+                yield kept
+            last = page[-1]
 
-    def _source_of(self, kept: KeptLetter, *, force: bool) -> QueueConfig:
+    async def _replay(
+        self, letter_id: int, to: QueueConfig | None, stopped: set[Group], *, force: bool
+    ) -> None:
+        """Replay one letter unless its group is `stopped`; a failure stops the group."""
+        with self._claimed(letter_id) as is_ours:
+            kept = await self._store.get(letter_id)
+            if kept is None:
+                raise UnknownLetter("there is no such dead letter")
+            queue = self._target_of(kept, to, force=force)
+            item = self._publication_of(kept)
+            group = queue.name, item.message.group or letter_id
+            if group in stopped:
+                raise NotReplayable("an earlier one of its group was not replayed")
+            if not is_ours:
+                stopped.add(group)
+                raise NotReplayable("it is being replayed right now")
+            try:
+                await self._publish(queue, item)
+                await self._store.mark_replayed(letter_id, self._wall())
+            except Exception:
+                stopped.add(group)
+                raise
+
+    def _queue_named(self, name: str | None) -> QueueConfig | None:
+        return None if name is None else self._publishing.queue_named(name)
+
+    def _target_of(self, kept: KeptLetter, to: QueueConfig | None, *, force: bool) -> QueueConfig:
         if kept.letter.reason is Reason.MALFORMED:
             raise NotReplayable("its body is not a message")
         if kept.replayed_at is not None and not force:
             raise NotReplayable("it was replayed before; `force` does it again")
         try:
-            return self._publishing.queue_named(kept.letter.queue)
+            return to or self._publishing.queue_named(kept.letter.queue)
         except (UnknownQueue, NotPublishable) as error:
-            raise NotReplayable(str(error)) from None
+            advice = "`to` (--to QUEUE) replays it to another"
+            raise NotReplayable(f"{error}; {advice}") from None
 
-    async def _publish(self, kept: KeptLetter, queue: QueueConfig) -> None:
+    def _publication_of(self, kept: KeptLetter) -> Publication:
         body = kept.letter.body
-        # A new key: the queue may still remember the message's own as done.
-        key = f"replay-{self._new_id()}"
         try:
-            (was_new,) = await self._publishing.put(queue, [Publication(parse(body), body, key)])
+            message = parse(body)
         except Malformed as error:
             raise NotReplayable(f"its body is not a message any more: {error}") from None
+        # A new key: the queue may still remember the message's own as done.
+        return Publication(message, body, f"replay-{self._new_id()}")
+
+    async def _publish(self, queue: QueueConfig, item: Publication) -> None:
+        try:
+            (was_new,) = await self._publishing.put(queue, [item])
         except BrokerError as error:
             raise BrokeOff(str(error)) from error
         if not was_new:
             raise NotReplayable("the queue took it for a duplicate")
 
     @contextmanager
-    def _alone(self, letter_id: int) -> Iterator[None]:
-        """Two operators with one idea publish it once."""
-        if letter_id in self._under_way:
-            raise NotReplayable("it is being replayed right now")
+    def _claimed(self, letter_id: int) -> Iterator[bool]:
+        """Yield False if someone else replays it: two operators with one idea publish it once."""
+        is_ours = letter_id not in self._under_way
         self._under_way.add(letter_id)
         try:
-            yield
+            yield is_ours
         finally:
-            self._under_way.discard(letter_id)
+            if is_ours:
+                self._under_way.discard(letter_id)

@@ -26,7 +26,7 @@ from router.core.lanes import Lane
 from router.core.message import DEFAULT_GROUP, DEFAULT_POOL
 from router.core.redact import mask_urls
 from router.core.story import Visit, moved_tries
-from router.core.target import read_target
+from router.core.target import BadTarget, read_target
 from router.engine.breaker import Breakers, BreakerState
 from router.engine.journal import pool_code
 from router.engine.process_pool import ProcessPool
@@ -115,7 +115,7 @@ class Explaining:
         origin = read_target(url).origin
         held = [job for job in self._tracker if read_target(job.message.target).origin == origin]
         visits = self._journal.latest_first()
-        last = next((visit for visit in visits if read_target(visit.target).origin == origin), None)
+        last = next((visit for visit in visits if _has_origin(visit, origin)), None)
         return explain_target(
             TargetSnapshot(
                 origin=origin,
@@ -219,3 +219,10 @@ def _order(lane: Lane) -> Iterator[Job]:
     if lane.current is not None:
         yield lane.current
     yield from lane
+
+
+def _has_origin(visit: Visit, origin: str) -> bool:
+    try:
+        return read_target(visit.target).origin == origin
+    except BadTarget:  # masked and cut, it may be a URL no more
+        return False

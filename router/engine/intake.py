@@ -16,6 +16,7 @@ from router.engine.leases import LOOKS_PER_LEASE, renew
 from router.engine.line import Line
 from router.engine.periodic import every
 from router.engine.process_pool import ProcessPool
+from router.engine.reading import read_ahead
 from router.engine.settler import Settler
 from router.ports import Broker, Depth, Disconnected, QueueRefused
 
@@ -186,8 +187,9 @@ class Connection:
 
     async def _take(self, deliveries: Sequence[Delivery]) -> None:
         self._last_message = _now()
-        if self._may_receive:
-            self._fed = frozenset((await self.settler.admit(deliveries)).fed)
+        read = await read_ahead(deliveries)
+        if self._may_receive:  # looked at after the wait: nothing is routed after a stop or a loss
+            self._fed = frozenset((await self.settler.admit(deliveries, read)).fed)
         else:
             await self.settler.reject(deliveries)
 

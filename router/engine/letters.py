@@ -3,8 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
+from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, Reason
+from router.core.identity import key_of
 from router.core.job import Death, Job
 from router.core.message import Delivery
 from router.core.warnings import Code, Severity
@@ -12,6 +15,8 @@ from router.engine.alerts import Alerts
 from router.ports import DeadLetterStore, StoreError
 
 log = logging.getLogger(__name__)
+
+_CLOCK_STEP: Final = 1.0  # seconds; the clocks differ by less only because they are read in turn
 
 
 class Letters:
@@ -21,34 +26,37 @@ class Letters:
         self._store = store
         self._alerts = alerts
         self._wall = wall
+        self._ahead = float("-inf")  # of the loop's clock is the wall clock, by so many seconds
         self.kept: dict[Reason, int] = dict.fromkeys(Reason, 0)
 
-    async def keep(self, queue: str, job: Job, death: Death) -> bool:
-        wall = self._wall()
+    async def keep(self, queue: QueueConfig, job: Job, death: Death) -> bool:
+        """Keep a message that was given up."""
+        body, message = job.delivery.body, job.message
         letter = DeadLetter(
-            queue=queue,
-            broker_key=job.delivery.broker_id or job.message.id,
-            message_id=job.message.id,
-            pool=job.message.pool,
-            target=job.message.target,
+            queue=queue.name,
+            fingerprint=key_of(queue.uri, job.delivery, message.id).fingerprint(body),
+            message_id=message.id,
+            pool=message.pool if job.keeper is None else job.keeper.code,
+            target=message.target,
             reason=death.reason,
             http_status=death.http_status,
             reply=death.reply,
             error=death.error,
-            attempts=job.posts,
-            first_seen=wall - (asyncio.get_running_loop().time() - job.tracked_at),
-            dead_at=wall,
-            body=job.delivery.body,
+            failures=job.attempts,
+            requests=job.posts,
+            first_seen=self._wall_at(job.tracked_at),
+            dead_at=self._wall(),
+            body=body,
         )
         return await self._put(letter)
 
     async def keep_unread(
-        self, queue: str, delivery: Delivery, reason: Reason, problem: str
+        self, queue: QueueConfig, delivery: Delivery, reason: Reason, problem: str
     ) -> bool:
-        wall = self._wall()
+        """Keep what no pool took: it is no message, or comes too late."""
         letter = DeadLetter(
-            queue=queue,
-            broker_key=delivery.broker_id or repr(delivery.handle),
+            queue=queue.name,
+            fingerprint=key_of(queue.uri, delivery).fingerprint(delivery.body),
             message_id=None,
             pool=None,
             target=None,
@@ -56,9 +64,10 @@ class Letters:
             http_status=None,
             reply=b"",
             error=problem,
-            attempts=0,
-            first_seen=wall,
-            dead_at=wall,
+            failures=delivery.tally.attempts,
+            requests=delivery.tally.posts,
+            first_seen=self._wall_at(asyncio.get_running_loop().time()),
+            dead_at=self._wall(),
             body=delivery.body,
         )
         return await self._put(letter)
@@ -76,6 +85,14 @@ class Letters:
             return False
         self.kept[letter.reason] += 1
         return True
+
+    def _wall_at(self, at: float) -> float:
+        """Return the Unix time of a loop time: the same for the same, so that letters of one batch
+        are replayed in the order in which they were written (DLQ-2)."""
+        ahead = self._wall() - asyncio.get_running_loop().time()
+        if abs(ahead - self._ahead) > _CLOCK_STEP:
+            self._ahead = ahead
+        return self._ahead + at
 
     def _alarm(self, reason: str) -> None:
         text = f"a dead letter could not be written, its message is given back: {reason}"

@@ -29,9 +29,11 @@ _ALARMS: Final = {
     Alarm.CONFIGURATION_ERROR: (Code.CONFIGURATION, Severity.ERROR),
     Alarm.CONFIGURATION_CRITICAL: (Code.CONFIGURATION, Severity.CRITICAL),
     Alarm.PROCESSING_WARN: (Code.PROCESSING, Severity.WARN),
+    Alarm.OVERLOADED_WARN: (Code.CONFIGURATION, Severity.WARN),
 }
 _BLAMES: Final = {Fault.NETWORK, Fault.TIMEOUT}  # MED-4: these count against the target
-_UNSENT: Final = {Fault.TARGET_REFUSED, Fault.BAD_REQUEST}  # ended before there was a request
+# Ended before there was a request.
+_UNSENT: Final = {Fault.TARGET_REFUSED, Fault.BAD_REQUEST, Fault.OVERLOADED}
 
 
 class Mediator:
@@ -91,4 +93,7 @@ class Mediator:
 
     def _raise_alarm(self, outcome: Outcome, origin: str) -> None:
         code, severity = _ALARMS[outcome.alarm]
-        self._alerts.raise_warning(code, severity, SOURCE, f"{origin}: {outcome.detail}")
+        # Of the router itself there is one warning, however many targets it is about.
+        about_us = outcome.alarm is Alarm.OVERLOADED_WARN
+        text = outcome.detail if about_us else f"{origin}: {outcome.detail}"
+        self._alerts.raise_warning(code, severity, SOURCE, text)

@@ -21,6 +21,7 @@ from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.journal import Journal
 from router.engine.process_pool import ProcessPool
+from router.engine.reading import Reader
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Arrivals(Struct, frozen=True):
     home: Home
     deliveries: Sequence[Delivery]
     now: float
+    read: Reader = parse
 
 
 class Aside(Struct):
@@ -172,16 +174,12 @@ class _BatchRouting:
             self._discard(delivery)
             return None
         try:
-            message = parse(delivery.body)
+            message = arrivals.read(delivery.body)
         except Malformed as error:
             routing.put_aside(delivery)
             self.aside.malformed.append((delivery, str(error)))
             return None
-        if (
-            message.dispatch is not None
-            or message.reply_to is not None
-            or message.batch is not None
-        ):
+        if message.dispatch is not None or message.reply_to or message.batch:
             self._warn_of_oddities(message)
         key = key_of(arrivals.queue, delivery, message.id)
         job = new_job(message, delivery, self._batch, key)
@@ -237,7 +235,7 @@ class _BatchRouting:
             self._routing.warn(
                 Code.CONFIGURATION, f"unknown dispatchMode {message.dispatch!r} ignored"
             )
-        if message.reply_to is not None or message.batch is not None:
+        if message.has_planned_fields:
             self._routing.warn(
                 Code.CONFIGURATION, "replyTo and batch are planned, and ignored so far"
             )

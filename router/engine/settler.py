@@ -22,6 +22,7 @@ from router.core.warnings import Code, Severity
 from router.engine.bell import Bell
 from router.engine.context import Context
 from router.engine.line import Line
+from router.engine.reading import Reader
 from router.engine.routing import Arrivals, Aside
 from router.ports import BrokerError, Disconnected
 
@@ -106,10 +107,12 @@ class Settler:
 
     # What comes in.
 
-    async def admit(self, deliveries: Sequence[Delivery]) -> Aside:
+    async def admit(self, deliveries: Sequence[Delivery], read: Reader) -> Aside:
         """Route a receive, and do at once what of it no pool takes."""
-        self._counts.receive(len(deliveries), self._now())
-        aside = self._routing.receive(self._arrivals(deliveries))
+        now = self._now()
+        self._counts.receive(len(deliveries), now)
+        arrivals = Arrivals(self.queue.uri, self, deliveries, now, read)
+        aside = self._routing.receive(arrivals)
         await self._clear(aside)
         return aside
 
@@ -128,7 +131,7 @@ class Settler:
             self._flush_soon()
             return
         self._routing.take_back(delivery)
-        aside = self._routing.route(self._arrivals([delivery]))
+        aside = self._routing.route(Arrivals(self.queue.uri, self, [delivery], self._now()))
         if aside.refused or aside.unroutable:
             self._spawn(self._clear(aside), "refuse")
 
@@ -167,7 +170,7 @@ class Settler:
     async def bury(self, job: Job, death: Death) -> bool:
         """Written before the ACK: a crash in between keeps it twice, never loses it (DLQ-1)."""
         job.state = State.SETTLING
-        if not await self._context.letters.keep(self.queue.name, job, death):
+        if not await self._context.letters.keep(self.queue, job, death):
             return False
         job.error = death.error or death.reason.value
         self.ack(job)
@@ -303,7 +306,7 @@ class Settler:
 
     async def _bury_unread(self, delivery: Delivery, reason: Reason, problem: str) -> Fate | None:
         """None: it was not kept."""
-        if not await self._context.letters.keep_unread(self.queue.name, delivery, reason, problem):
+        if not await self._context.letters.keep_unread(self.queue, delivery, reason, problem):
             return None
         try:
             await self._connection.ack([delivery.handle], error=problem)
@@ -347,9 +350,6 @@ class Settler:
             log.info("not given back, it returns when its lease ends: %s", reason)
             return Fate.FORFEITED
         return Fate.RETURNED
-
-    def _arrivals(self, deliveries: Sequence[Delivery]) -> Arrivals:
-        return Arrivals(self.queue.uri, self, deliveries, self._now())
 
     def _lose_all(self) -> None:
         for job in self.held:

@@ -6,8 +6,8 @@ from typing import Final
 
 import httpx
 
-from router.core.config import public_uri
 from router.core.config_document import MAX_DOCUMENT
+from router.core.redact import public_uri
 from router.outbound.config_source import ATTEMPT_SECONDS, TOO_LARGE
 from router.ports import ConfigUnavailable
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from router.core.config import QueueNaming, public_uri
+from router.core.config import QueueNaming
 from router.core.config_document import MAX_DOCUMENT, embedded_document
+from router.core.redact import public_uri
 from router.ports import ConfigSource, ConfigUnavailable
 
 ATTEMPT_SECONDS: Final = 10.0  # CFG-3, from the name lookup to the last byte

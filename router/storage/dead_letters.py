@@ -1,9 +1,11 @@
 """Where dead letters are kept: a SQLite file, behind a thread of its own (DLQ-1)."""
 
 import asyncio
+import logging
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from importlib import resources
 from pathlib import Path
@@ -18,15 +20,29 @@ from router.core.named_sql import statements
 from router.core.redact import mask_urls, without_secrets
 from router.ports import DeadLetterStore, StoreError
 
+log = logging.getLogger(__name__)
+
 GIBIBYTE: Final = 1024**3
-VERSION: Final = 1
+VERSION: Final = 2
 NO_STORE: Final = "none"
+EXPIRY_INTERVAL: Final = 60.0
+CLOCK_STEP: Final = 3600.0  # a wall clock set forward by more than this expires nothing
 
 _BUSY_SECONDS: Final = 5.0
+_SPARE_PAGES: Final = 8  # that a letter may need beside its body: table and indexes grow
 _PRAGMAS: Final = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = FULL",  # an ACK follows: what was kept must survive a power cut
     "PRAGMA secure_delete = ON",  # a discarded token is gone from the file
+)
+
+_FROM_FORMAT_1: Final = ("rename_key", "rename_attempts", "add_failures")
+_SCHEMA: Final = (
+    "create_table",
+    "create_age_index",
+    "create_message_index",
+    "create_fingerprint_index",
+    "create_order_index",
 )
 
 Answer = TypeVar("Answer")
@@ -34,38 +50,74 @@ Answer = TypeVar("Answer")
 
 @asynccontextmanager
 async def open_store(
-    url: str, *, max_bytes: int = GIBIBYTE, retention: float | None = None
+    url: str,
+    *,
+    max_bytes: int = GIBIBYTE,
+    retention: float | None = None,
+    wall: Callable[[], float] = time.time,
+    executor: Executor | None = None,
 ) -> AsyncIterator[DeadLetterStore]:
     """Open the store of `sqlite:///path`, or the one of `none` that keeps nothing.
 
-    Raises StoreError with the path and the reason when it cannot be written.
-    `retention`: seconds after which letters are forgotten; None: never.
+    `retention`: seconds after which letters are removed; None: never. `executor` runs one call at a
+    time, in order; None: a thread of the store's own. Raises StoreError with the path and the
+    reason when it cannot be written.
     """
     if url == NO_STORE:
         yield NoStore()
         return
-    path = _path(url)
-    with ThreadPoolExecutor(1, thread_name_prefix="dead-letters") as thread:
-        run = asyncio.get_running_loop().run_in_executor
-        connection = await run(thread, _connect, path, max_bytes)
+    path, run = _path(url), asyncio.get_running_loop().run_in_executor
+    with ExitStack() as stack:
+        executor = executor or stack.enter_context(
+            ThreadPoolExecutor(1, thread_name_prefix="dead-letters")
+        )
+        connection = await run(executor, _connect, path)
+        store = SqliteStore(connection, path, executor, max_bytes)
         try:
-            yield SqliteStore(connection, path, thread, retention)
+            async with _expiring(store, retention, wall):
+                yield store
         finally:
-            await run(thread, connection.close)
+            await run(executor, connection.close)
+
+
+@asynccontextmanager
+async def _expiring(
+    store: "SqliteStore", retention: float | None, wall: Callable[[], float]
+) -> AsyncIterator[None]:
+    """Remove what is older than the retention: at once, then every minute."""
+    if retention is None:
+        yield
+        return
+    chore = asyncio.create_task(_expire(store, retention, wall), name="dead-letter retention")
+    try:
+        yield
+    finally:
+        chore.cancel()
+        await asyncio.wait([chore])
+
+
+async def _expire(store: "SqliteStore", retention: float, wall: Callable[[], float]) -> None:
+    """Run until cancelled. In doubt about the time, letters are kept."""
+    loop = asyncio.get_running_loop()
+    ahead = wall() - loop.time() + CLOCK_STEP
+    while True:
+        oldest = min(wall(), ahead + loop.time()) - retention
+        try:
+            while removed := await store.expire(oldest):
+                log.info("removed %d dead letters that are older than the retention", removed)
+        except StoreError as error:
+            log.warning("dead letters older than the retention are still there: %s", error)
+        await asyncio.sleep(EXPIRY_INTERVAL)
 
 
 class SqliteStore:
     def __init__(
-        self,
-        connection: sqlite3.Connection,
-        path: Path,
-        thread: ThreadPoolExecutor,
-        retention: float | None,
+        self, connection: sqlite3.Connection, path: Path, executor: Executor, max_bytes: int
     ) -> None:
-        self._connection = connection  # touched only in the thread
+        self._connection = connection  # touched only in the executor
         self._path = path
-        self._thread = thread
-        self._retention = retention
+        self._executor = executor
+        self._max_bytes = max_bytes
 
     async def put(self, letter: DeadLetter) -> None:
         await self._run(lambda: self._put(without_secrets(letter)))
@@ -75,6 +127,14 @@ class SqliteStore:
     ) -> Sequence[KeptLetter]:
         values = {**_columns(wanted), "limit": limit, "before": before}
         return await self._run(lambda: self._read("find", values))
+
+    async def find_in_order(
+        self, wanted: LetterFilter, *, limit: int, up_to: int, after: KeptLetter | None = None
+    ) -> Sequence[KeptLetter]:
+        place = (float("-inf"), 0) if after is None else (after.letter.first_seen, after.id)
+        values = {**_columns(wanted), "limit": limit, "up_to": up_to}
+        values["first_seen"], values["id"] = place
+        return await self._run(lambda: self._read("find_in_order", values))
 
     async def get(self, letter_id: int) -> KeptLetter | None:
         found = await self._run(lambda: self._read("get", {"id": letter_id}))
@@ -90,17 +150,41 @@ class SqliteStore:
     async def discard(self, letter_id: int) -> bool:
         return await self._run(lambda: self._change("discard", {"id": letter_id})) > 0
 
+    async def expire(self, oldest: float) -> int:
+        """Remove some of those that died before, and answer how many; 0: none is left."""
+        return await self._run(lambda: self._change("expire", {"oldest": oldest}))
+
     async def _run(self, work: Callable[[], Answer]) -> Answer:
         def guarded() -> Answer:
             with _our_errors(self._path):
                 return work()
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, guarded)
 
     def _put(self, letter: DeadLetter) -> None:
-        if self._retention is not None:
-            self._change("forget", {"oldest": letter.dead_at - self._retention})
-        self._change("put", _columns(letter))
+        """Write it in the place of an earlier death of the same message, whose age it keeps."""
+        columns = _columns(letter)
+        with _transaction(self._connection):
+            (first_seen,) = self._connection.execute(
+                _QUERIES["first_seen_before"], columns
+            ).fetchone()
+            if first_seen is None:
+                self._check_room_for(letter)
+            else:
+                columns["first_seen"] = min(first_seen, letter.first_seen)
+                self._change("supersede", columns)
+            self._change("put", columns)
+
+    def _check_room_for(self, letter: DeadLetter) -> None:
+        """By what is in use: the file never shrinks, and what was freed in it is used again."""
+        page_size, pages, free = (
+            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_size", "page_count", "freelist_count")
+        )
+        needed = len(letter.body) + len(letter.reply) + _SPARE_PAGES * page_size
+        if (pages - free) * page_size + needed > self._max_bytes:
+            limit = f"{self._max_bytes} bytes (MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES)"
+            raise sqlite3.OperationalError(f"it is full: the limit is {limit}")
 
     def _read(self, query: str, values: Mapping[str, object]) -> Sequence[KeptLetter]:
         with closing(self._connection.execute(_QUERIES[query], values)) as rows:
@@ -126,6 +210,16 @@ class NoStore:
     ) -> Sequence[KeptLetter]:
         return ()
 
+    async def find_in_order(
+        self,
+        wanted: LetterFilter,  # noqa: ARG002 - the port's signature
+        *,
+        limit: int,  # noqa: ARG002 - the port's signature
+        up_to: int,  # noqa: ARG002 - the port's signature
+        after: KeptLetter | None = None,  # noqa: ARG002 - the port's signature
+    ) -> Sequence[KeptLetter]:
+        return ()
+
     async def get(self, letter_id: int) -> KeptLetter | None:  # noqa: ARG002 - the port's signature
         return None
 
@@ -148,7 +242,7 @@ def _path(url: str) -> Path:
     return Path(sqlite_path(url))
 
 
-def _connect(path: Path, max_bytes: int) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
     with _our_errors(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
@@ -159,26 +253,33 @@ def _connect(path: Path, max_bytes: int) -> sqlite3.Connection:
         connection.row_factory = sqlite3.Row
         with ExitStack() as on_failure:
             on_failure.callback(connection.close)
-            _prepare(connection, max_bytes)
+            _prepare(connection)
             on_failure.pop_all()
         return connection
 
 
-def _prepare(connection: sqlite3.Connection, max_bytes: int) -> None:
+def _prepare(connection: sqlite3.Connection) -> None:
     for pragma in _PRAGMAS:
         connection.execute(pragma)
-    (page_size,) = connection.execute("PRAGMA page_size").fetchone()
-    connection.execute(f"PRAGMA max_page_count = {max_bytes // page_size}")
+    with _transaction(connection):
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            raise sqlite3.DatabaseError(f"written by a newer version (format {version})")
+        for step in (*(_FROM_FORMAT_1 if version == 1 else ()), *_SCHEMA):
+            connection.execute(_QUERIES[step])
+        # Written every time: a store that cannot be written is to be noticed now, not at a death.
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > VERSION:
-        raise sqlite3.DatabaseError(f"written by a newer version (format {version})")
-    connection.execute(_QUERIES["create_table"])
-    connection.execute(_QUERIES["create_age_index"])
-    connection.execute(_QUERIES["create_message_index"])
-    # Written every time: a store that cannot be written is to be noticed now, not at a death.
-    connection.execute(f"PRAGMA user_version = {VERSION}")
-    connection.execute("COMMIT")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.rollback()
+        raise
 
 
 @contextmanager

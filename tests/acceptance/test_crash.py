@@ -1,6 +1,7 @@
 """`kill -9` under load, again and again: nothing is lost, and order holds."""
 
 import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -78,3 +79,47 @@ async def test_killed_five_times_under_load_it_loses_nothing_and_keeps_every_gro
 
 def numbers(delivered: list[str], group: int) -> list[int]:
     return [int(each.partition(":")[2]) for each in delivered if each.startswith(f"{group}:")]
+
+
+LONG_LEASE = 30  # seconds: nobody has to wait for it
+
+
+@pytest.mark.rule("WQ-10")
+async def test_after_a_kill_and_a_restart_what_was_under_way_is_delivered_again_at_once(
+    site: Site,
+) -> None:
+    uri = f"sqlite:///{site.queue_file}?queue=orders"
+    site.configure_queue(uri, {"code": "LOAD", "concurrency": 10}, visibilityTimeout=LONG_LEASE)
+
+    waited = await redelivered_after(site)
+
+    assert waited < 1
+
+
+async def redelivered_after(site: Site) -> float:
+    """Kill a router in the middle of a group. Seconds from the next one's start to its requests."""
+    requests: list[str] = []
+    killed = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        while True:
+            requests.append(id_of(await connection.read()))
+            await killed.wait()
+            await connection.reply()
+
+    async with listening(script) as target:
+        async with site.router() as router:
+            await router.publish(
+                [message(f"g:{number}", target, pool="LOAD", group="g") for number in range(3)]
+            )
+            await eventually(lambda: requests == ["g:0"])
+            await router.kill()
+            killed.set()
+        async with site.router() as router:
+            ready = time.monotonic()
+            await eventually(lambda: len(requests) > 1)
+            waited = time.monotonic() - ready
+            await eventually(lambda: len(requests) == 4)
+            assert (await router.get("/dead-letters")).json()["items"] == []
+    assert requests == ["g:0", "g:0", "g:1", "g:2"]
+    return waited

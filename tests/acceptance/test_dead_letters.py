@@ -1,13 +1,17 @@
 """What no target can have: kept, shown, replayed, thrown away."""
 
 import json
+import stat
+import time
 
 import pytest
+from msgspec.structs import replace
 
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
-from tests.acceptance.targets import first, ids, message
+from tests.acceptance.targets import MEBIBYTE, first, ids, message
 from tests.outbound.servers import Target, listening, writing
+from tests.support.old_letters import make_old_file, old_letters
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -103,3 +107,61 @@ async def test_forbidden_targets_are_never_called(site: Site) -> None:
 
     assert {each["messageId"] for each in letters} == {"link-local", "own"}
     assert [each.status_code for each in refused] == [422, 422, 422]
+
+
+@pytest.mark.rule("DLQ-1", "P1")
+async def test_what_does_not_fit_into_a_full_store_stays_in_its_queue(site: Site) -> None:
+    site.configure()
+    site.settings["MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES"] = "2MiB"
+    padding = "x" * (MEBIBYTE * 9 // 10)
+    async with listening(writing(NOT_FOUND)) as target, site.router() as router:
+        for number in range(3):
+            await router.publish([{**message(f"m{number}", target), "padding": padding}])
+        await router.logs("a dead letter could not be written")
+        warnings = await router.warnings("DEAD_LETTER_STORE")
+        letters = await router.letters("CONFIG_ERROR")
+        left = site.unsettled()
+
+    assert [each["messageId"] for each in letters] == ["m1", "m0"]
+    assert left == {"m2"}
+    assert [each["severity"] for each in warnings] == ["CRITICAL"]
+    assert "MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES" in warnings[0]["message"]
+
+
+@pytest.mark.rule("DLQ-2")
+async def test_a_letter_of_a_removed_queue_is_replayed_to_another(site: Site) -> None:
+    site.configure(queues=["old"])
+    async with listening(first(writing(NOT_FOUND))) as target:
+        async with site.router() as router:
+            await router.publish([message("m", target)], queue="old")
+            (letter,) = await router.letters("CONFIG_ERROR")
+        site.configure(queues=["orders"])
+        async with site.router() as router:
+            letter_id = str(letter["id"])
+            refused = await router.command("dead-letters", "replay", letter_id)
+            unknown = await router.command("dead-letters", "replay", letter_id, "--to", "old")
+            replayed = await router.command("dead-letters", "replay", letter_id, "--to", "orders")
+            await eventually(lambda: ids(target) == ["m", "m"])
+
+    assert [each.code for each in (refused, unknown, replayed)] == [1, 1, 0]
+    assert "(409)" in refused.err
+    assert "--to QUEUE" in refused.err
+    assert "(404)" in unknown.err
+
+
+@pytest.mark.rule("DLQ-1")
+async def test_letters_of_the_former_format_are_there_until_their_retention(site: Site) -> None:
+    site.configure()
+    path = site.folder / "old.db"
+    make_old_file(path, [replace(each, dead_at=time.time() - 3600) for each in old_letters(30)])
+    site.settings["MESSAGE_ROUTER_DEAD_LETTER_URL"] = f"sqlite:///{path}"
+    async with site.router() as router:
+        found = (await router.get("/dead-letters")).json()["items"]
+    site.settings["MESSAGE_ROUTER_DEAD_LETTER_RETENTION"] = "30m"
+    async with site.router() as router:
+        await router.logs("removed 30 dead letters")
+        left = (await router.get("/dead-letters")).json()["items"]
+
+    assert (len(found), left) == (30, [])
+    assert {(each["failures"], each["requests"]) for each in found} == {(0, n) for n in range(5)}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -11,6 +11,7 @@ import pytest
 from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import id_of, message
+from tests.acceptance.test_crash import redelivered_after
 from tests.outbound.servers import Connection, Target, listening
 from tests.support.servers.postgres import PostgresServer, postgres_server
 
@@ -136,6 +137,18 @@ async def test_nothing_is_lost_or_out_of_order_when_routers_are_killed_and_the_s
     assert twice <= maybe_twice
     assert recorder.overlaps == []
     assert (code, unsettled(server)) == (0, 0)
+
+
+@pytest.mark.rule("WQ-10")
+async def test_after_a_kill_and_a_restart_what_was_under_way_is_delivered_again_at_once(
+    site: Site, server: PostgresServer
+) -> None:
+    pool = {"code": "LOAD", "concurrency": 10}
+    site.configure_queue(f"{server.url}?queue=killed", pool, visibilityTimeout=30)
+
+    waited = await redelivered_after(site)
+
+    assert waited < 1
 
 
 @pytest.mark.rule("CFG-1", "WQ-1")

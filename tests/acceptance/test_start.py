@@ -36,6 +36,8 @@ async def refusal(site: Site) -> str:
         ("MESSAGE_ROUTER_CONFIG_URL", "ftp://user:hunter2@config/"),
         ("MESSAGE_ROUTER_AUTH_MODE", "TOKEN"),
         ("MESSAGE_ROUTER_DEAD_LETTER_URL", "nowhere"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_RETENTION", "a while"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES", "much"),
         ("MEDIATOR_PROXY", "hunter2"),
         ("MESSAGE_ROUTER_DEFAULT_RETRY", '{"maxAttempts": "many"}'),
     ],

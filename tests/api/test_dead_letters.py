@@ -19,7 +19,9 @@ SHOWN = {
     "httpStatus": 404,
     "reply": "not here",
     "error": "HTTP 404",
-    "attempts": 1,
+    "failures": 1,
+    "requests": 3,
+    "attempts": 3,
     "firstSeen": "2027-01-15T08:00:00.000Z",
     "deadAt": "2027-01-15T08:00:01.500Z",
     "replayedAt": None,
@@ -194,6 +196,54 @@ async def test_what_cannot_be_replayed_is_a_conflict(
     answer = await api.post("/dead-letters/1/replay")
 
     assert_problem(answer, 409, detail)
+
+
+@pytest.mark.parametrize("path", ["/dead-letters/1/replay", "/dead-letters/replay"])
+@pytest.mark.parametrize("queue", ["gone", "orders"])
+async def test_a_letter_is_replayed_to_the_queue_named(
+    api: httpx.AsyncClient, router: HandMadeRouter, path: str, queue: str
+) -> None:
+    await keep(router, letter(1, queue=queue))
+
+    answer = await api.post(f"{path}?to=orders")
+
+    assert answer.json()["replayed"] == 1
+    assert router.queues.ids("orders") == ["m1"]
+
+
+async def test_the_queue_named_may_stand_in_the_body(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    await keep(router, letter(1, queue="gone"))
+
+    answer = await api.post("/dead-letters/replay", json={"queue": "gone", "to": "orders"})
+
+    assert answer.json()["replayed"] == 1
+
+
+async def test_a_letter_of_a_removed_queue_tells_how_to_replay_it(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    await keep(router, letter(1, queue="gone"))
+
+    one = await api.post("/dead-letters/1/replay?to=")
+    many = await api.post("/dead-letters/replay")
+
+    assert_problem(one, 409, "--to QUEUE")
+    assert (many.json()["replayed"], many.json()["skipped"]) == (0, 1)
+
+
+@pytest.mark.parametrize("path", ["/dead-letters/1/replay", "/dead-letters/replay"])
+@pytest.mark.parametrize(("queue", "status"), [("gone", 404), ("consumed", 422)])
+async def test_a_queue_that_takes_nothing_is_refused_by_name(
+    api: httpx.AsyncClient, router: HandMadeRouter, path: str, queue: str, status: int
+) -> None:
+    await keep(router, LETTER)
+
+    answer = await api.post(f"{path}?to={queue}")
+
+    assert_problem(answer, status, f"'{queue}'")
+    assert router.queues.ids("orders") == []
 
 
 async def test_many_are_replayed_and_the_others_counted(

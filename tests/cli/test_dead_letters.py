@@ -14,6 +14,8 @@ LETTER = {
     "reason": "CONFIG_ERROR",
     "httpStatus": 404,
     "deadAt": "2026-01-31T08:15:30Z",
+    "failures": 2,
+    "requests": 6,
 }
 
 pytestmark = pytest.mark.rule("DLQ-2")
@@ -26,7 +28,7 @@ def test_letters_are_listed_a_line_each_with_the_way_to_the_next_page(
 
     result = run("dead-letters", "list", "--url", fake.url)
 
-    line = "17\t2026-01-31T08:15:30Z\tCONFIG_ERROR\torders\t-\tm-1\t404\thttp://t/\n"
+    line = "17\t2026-01-31T08:15:30Z\tCONFIG_ERROR\torders\t-\tm-1\t404\thttp://t/\t2\t6\n"
     assert result.stdout == line
     assert result.stderr == "There are more: --cursor 16\n"
 
@@ -94,6 +96,44 @@ def test_many_are_replayed_by_filter_or_only_counted(run: Run, fake: FakeRouter)
     assert result.stdout == "would replay 4\n"
     assert result.stderr == "left out 2: replayed before\n"
     assert fake.calls[0].query == {"pool": "A", "dryRun": "true", "force": "false"}
+
+
+def test_one_is_replayed_to_another_queue(run: Run, fake: FakeRouter) -> None:
+    fake.answers("POST /dead-letters/1/replay", {"replayed": 1})
+
+    result = run("dead-letters", "replay", "1", "--to", "a b", "--url", fake.url)
+
+    assert result.output == "replayed 1\n"
+    assert fake.calls[0].query == {"to": "a b"}
+
+
+def test_many_are_replayed_to_another_queue(run: Run, fake: FakeRouter) -> None:
+    fake.answers("POST /dead-letters/replay", {"replayed": 4})
+
+    run("dead-letters", "replay", "--all", "--queue", "old", "--to", "new", "--url", fake.url)
+
+    assert fake.calls[0].query == {
+        "queue": "old",
+        "to": "new",
+        "dryRun": "false",
+        "force": "false",
+    }
+
+
+def test_those_named_are_replayed_oldest_first_and_no_further_than_a_failure(
+    run: Run, fake: FakeRouter
+) -> None:
+    fake.answers("POST /dead-letters/9/replay", {"replayed": 1})
+    fake.refuses("POST /dead-letters/10/replay", 502, "reset")
+
+    result = run("dead-letters", "replay", "10", "11", "9", "--url", fake.url)
+
+    assert result.exit_code == 1
+    assert "stopped at 10: the router refused (502): reset" in result.stderr
+    assert [call.what for call in fake.calls] == [
+        "POST /dead-letters/9/replay",
+        "POST /dead-letters/10/replay",
+    ]
 
 
 @pytest.mark.parametrize("words", [[], ["1", "--all"], ["1", "--pool", "A"], ["1", "--dry-run"]])

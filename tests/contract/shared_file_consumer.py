@@ -1,4 +1,4 @@
-"""One process among several on a file. Arguments: the queue's URI, the worker's id, the limit.
+"""One process among several on a file. Arguments: the queue's URI, worker's id, limit, lease.
 
 Writes a line for each message when it has it, and one just before it settles it. Ends when the
 queue is empty. With a limit of 0 it takes ten and settles none.
@@ -22,8 +22,8 @@ def write(verb: str, worker: str, batch: Sequence[Delivery]) -> None:
     sys.stdout.flush()
 
 
-async def consume(uri: str, worker: str, limit: int) -> None:
-    queue = QueueConfig(name="orders", uri=uri, visibility_timeout=30.0 if limit else 1.0)
+async def consume(uri: str, worker: str, limit: int, lease: float) -> None:
+    queue = QueueConfig(name="orders", uri=uri, visibility_timeout=lease)
     async with (
         BrokerDoor(worker_id=worker, dedup_window=300.0) as door,
         door.open_queue(queue) as broker,
@@ -46,4 +46,4 @@ async def receive(broker: Broker, limit: int) -> Sequence[Delivery]:
 
 
 if __name__ == "__main__":
-    asyncio.run(consume(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    asyncio.run(consume(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))

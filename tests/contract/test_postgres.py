@@ -8,15 +8,18 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from router.brokers import BrokerDoor, postgres_database, postgres_table
+from router.brokers.queries import read_sql
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Delivery, Tally
-from router.ports import Broker, Disconnected, QueueRefused
+from router.ports import Broker, Disconnected, Publication, QueueRefused
 from tests.contract.cases import Ends, bodies, both_ends, publication
 from tests.contract.postgres_place import PostgresPlace
 from tests.support.servers.postgres import PostgresServer
@@ -62,8 +65,8 @@ async def producer(server: PostgresServer, anyio_backend: object) -> AsyncIterat
     connection.terminate()
 
 
-def new_door(worker: str, dedup_window: float = 300.0) -> BrokerDoor:
-    return BrokerDoor(worker_id=worker, dedup_window=dedup_window)
+def new_door(worker: str, dedup_window: float = 300.0, state_dir: Path | None = None) -> BrokerDoor:
+    return BrokerDoor(worker_id=worker, dedup_window=dedup_window, state_dir=state_dir)
 
 
 def queue_at(uri: str, lease: float = 30.0) -> QueueConfig:
@@ -351,7 +354,28 @@ async def test_a_message_can_be_published_in_a_transaction_of_ones_own(
 
     assert not seen_early
     assert bodies(await waiting) == ["a", "b"]
-    assert await ends.publisher.publish([publication("a"), publication("c")]) == [False, True]
+    same, another = (replace(publication(name), dedup_key=None) for name in "ac")
+    assert await ends.publisher.publish([same, another]) == [False, True]
+
+
+@pytest.mark.rule("WQ-1", "ID-3")
+async def test_sql_can_publish_another_body_under_an_id_and_again_what_has_died(
+    ends: Ends, producer: Any
+) -> None:
+    insert = (
+        "INSERT INTO message_router.queue_messages (queue, message_id, dedup_key, body)"
+        " VALUES ($1, 'a', $2, $3) ON CONFLICT DO NOTHING"
+    )
+    queue = name_of(ends.queue)
+    for key, body in [(None, b"x"), (None, b"y"), (None, b"x"), ("k", b"x"), ("k", b"z")]:
+        await producer.execute(insert, queue, key, body)
+    batch = await ends.broker.receive(10)
+    await ends.broker.ack([delivery.handle for delivery in batch], error="HTTP 404")
+    for key in (None, "k"):
+        await producer.execute(insert, queue, key, b"x")
+
+    assert bodies(batch) == ["x", "y", "x"]
+    assert bodies(await ends.broker.receive(10)) == ["x", "x"]
 
 
 @pytest.mark.rule("WQ-1")
@@ -551,6 +575,147 @@ async def test_a_message_that_someone_waits_for_does_not_wait_for_the_cleaning(
     assert rows_left(postgres.server, queue, "queue_messages") == 1
 
 
+# Dead workers.
+
+
+async def killed_with(messages: int, worker: str, queue: QueueConfig, state_dir: Path) -> None:
+    """Leave behind what a router leaves that is killed while it holds messages."""
+    async with new_door(worker, state_dir=state_dir) as door, both_ends(door, queue) as ends:
+        await ends.publisher.publish(
+            [publication(f"{worker}{number}", group="g") for number in range(messages)]
+        )
+        while messages:
+            messages -= len(await ends.broker.receive(1))
+        (lock,) = (state_dir / "workers").iterdir()
+        content = lock.read_text()
+    lock.write_text(content)
+
+
+@pytest.mark.rule("WQ-10", "P1")
+async def test_what_a_dead_predecessor_held_is_handed_out_at_once(
+    postgres: PostgresPlace, tmp_path: Path
+) -> None:
+    queue = queue_at(postgres.new_uri(), lease=30.0)
+    await killed_with(1, "anna", queue, tmp_path)
+
+    async with new_door("bert", state_dir=tmp_path) as door, door.open_queue(queue) as broker:
+        async with asyncio.timeout(1):
+            delivery = await receive_one(broker)
+        files = [path.name.rpartition("-")[2] for path in (tmp_path / "workers").iterdir()]
+        await broker.ack([delivery.handle])
+
+    assert (bodies([delivery]), delivery.count) == (["anna0"], 2)
+    assert files == ["bert"]
+    assert "anna0|ready|anna|the worker died" in story(postgres.server, queue)
+
+
+@pytest.mark.rule("WQ-10", "P2")
+async def test_nobody_ends_the_leases_of_another_instance_or_of_one_that_lives(
+    postgres: PostgresPlace, tmp_path: Path
+) -> None:
+    queue = queue_at(postgres.new_uri(), lease=30.0)
+    await killed_with(1, "elsewhere", queue, tmp_path / "another state directory")
+    async with (
+        new_door("alive", state_dir=tmp_path) as living,
+        both_ends(living, queue) as ends,
+    ):
+        await ends.publisher.publish([publication("held")])
+        held = await receive_one(ends.broker)
+        async with new_door("bert", state_dir=tmp_path) as door, door.open_queue(queue) as broker:
+            nothing = await is_empty(broker)
+        unsettled = await ends.broker.ack([held.handle])
+
+    assert nothing
+    assert not unsettled
+
+
+# A clock that is set back: the server's cannot be, so everything else moves into the future.
+
+_SET_BACK = (
+    "UPDATE message_router.queues SET clock = clock_timestamp() + interval '1 year'"
+    " WHERE queue = $1"
+)
+_MOVE = """
+UPDATE message_router.queue_messages
+SET run_after = run_after + interval '1 year',
+    lease_until = lease_until + interval '1 year',
+    finished_at = finished_at + interval '1 year'
+WHERE queue = $1
+"""
+
+
+async def set_back(producer: Any, queue: QueueConfig) -> None:
+    """By a year."""
+    await producer.execute(_SET_BACK, name_of(queue))
+    await producer.execute(_MOVE, name_of(queue))
+
+
+@pytest.mark.rule("WQ-11", "P2")
+async def test_a_clock_that_is_set_back_keeps_nothing_and_hands_out_nothing_that_is_held(
+    postgres: PostgresPlace, producer: Any
+) -> None:
+    queue = queue_at(postgres.new_uri(), lease=2.0)
+    async with (
+        new_door("anna") as door,
+        both_ends(door, queue) as ends,
+        new_door("bert") as other_door,
+        other_door.open_queue(queue) as other,
+    ):
+        await ends.publisher.publish([publication("delayed"), publication("held")])
+        delayed, held = await ends.broker.receive(2)
+        await ends.broker.nack(delayed.handle, 1.0, UNTRIED)
+
+        await set_back(producer, queue)
+        began = time.monotonic()
+        received = [await receive_one(other)]
+        ended_after = time.monotonic() - began
+        await other.ack([received[0].handle])
+        lost = await ends.broker.extend([held.handle], 2.0)
+        received += await other.receive(10)  # nobody extends it any more
+        lease_ended_after = time.monotonic() - began
+
+    assert bodies(received) == ["delayed", "held"]
+    assert not lost
+    assert 0.5 < ended_after < 2
+    assert 1.5 < lease_ended_after < 5
+
+
+@pytest.mark.rule("WQ-11", "WQ-1", "P4")
+async def test_what_was_finished_by_a_clock_that_was_ahead_is_soon_forgotten(
+    postgres: PostgresPlace, producer: Any
+) -> None:
+    queue = queue_at(postgres.new_uri())
+    async with finished(BrokerDoor(worker_id="anna", dedup_window=300.0), queue) as ends:
+        await set_back(producer, queue)
+        added = await ends.publisher.publish([publication("good")])
+        received = bodies(await ends.broker.receive(10))
+
+    assert (added, received) == ([True], ["good"])
+    assert rows_left(postgres.server, queue, "queue_messages") == 1
+
+
+@pytest.mark.rule("WQ-11")
+async def test_a_message_that_is_meant_for_next_week_waits_whoever_sets_the_clock(
+    ends: Ends, producer: Any
+) -> None:
+    await producer.execute(
+        "INSERT INTO message_router.queue_messages (queue, message_id, run_after, body)"
+        " VALUES ($1, 'a', now() + interval '7 days', '')",
+        name_of(ends.queue),
+    )
+    await producer.execute(_SET_BACK, name_of(ends.queue))
+
+    nothing = await is_empty(ends.broker)
+    waits = await producer.fetchval(
+        "SELECT run_after > now() + interval '6 days' FROM message_router.queue_messages"
+        " WHERE queue = $1",
+        name_of(ends.queue),
+    )
+
+    assert nothing
+    assert waits
+
+
 # The schema.
 
 
@@ -575,7 +740,110 @@ async def test_routers_that_start_together_make_the_schema_once(fresh_url: str) 
     connection = await asyncpg.connect(fresh_url)
     versions = await connection.fetch("SELECT version FROM message_router.schema_versions")
     await connection.close()
-    assert [row["version"] for row in versions] == [1]
+    assert [row["version"] for row in versions] == [1, 2]
+
+
+def letter(message_id: str, body: bytes, key: str | None = None) -> Publication:
+    return replace(publication(message_id, body=body), dedup_key=key)
+
+
+@pytest.mark.rule("WQ-1", "ID-3")
+async def test_only_the_same_body_under_the_same_id_is_dropped(ends: Ends) -> None:
+    at_once = await ends.publisher.publish([letter("a", body) for body in (b"x", b"y", b"x")])
+    batch = await ends.broker.receive(10)
+    await ends.broker.ack([delivery.handle for delivery in batch])
+    later = await ends.publisher.publish([letter("a", b"z"), letter("a", b"x"), letter("b", b"x")])
+
+    assert (at_once, later) == ([True, True, False], [True, False, True])
+    assert bodies(batch) == ["x", "y"]
+
+
+@pytest.mark.rule("WQ-1")
+async def test_an_explicit_key_is_taken_at_its_word(ends: Ends) -> None:
+    added = await ends.publisher.publish(
+        [letter("a", b"x", "k"), letter("b", b"y", "k"), letter("k", b"z"), letter("a", b"x")]
+    )
+
+    assert added == [True, False, True, True]
+
+
+@pytest.mark.rule("WQ-1")
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize(("error", "may_come_again"), [("", False), ("HTTP 404", True)])
+async def test_what_has_died_may_be_published_again_at_once(
+    ends: Ends, key: str | None, error: str, may_come_again: bool
+) -> None:
+    await ends.publisher.publish([letter("a", b"x", key)])
+    delivery = await receive_one(ends.broker)
+    await ends.broker.ack([delivery.handle], error=error)
+
+    assert await ends.publisher.publish([letter("a", b"x", key)]) == [may_come_again]
+
+
+@pytest.mark.rule("ID-1")
+async def test_a_message_keeps_its_broker_id_and_one_of_a_new_schema_has_another(
+    fresh_url: str,
+) -> None:
+    queue, ids = queue_at(f"{fresh_url}?queue=orders"), []
+    connection = await asyncpg.connect(fresh_url)
+    for _ in range(2):
+        async with new_door("anna") as door, both_ends(door, queue) as ends:
+            await ends.publisher.publish([publication("a")])
+        for worker in ("bert", "carl"):
+            async with new_door(worker) as door, door.open_queue(queue) as broker:
+                delivery = await receive_one(broker)
+                ids.append(delivery.broker_id)
+                await broker.nack(delivery.handle, 0, UNTRIED)
+        await connection.execute("DROP SCHEMA message_router CASCADE")
+    await connection.close()
+
+    first, first_again, second, second_again = ids
+    assert (first, second) == (first_again, second_again)
+    assert first != second
+
+
+# A database as version 1 left it: two that wait, one that is held, one that succeeded, one that
+# died; one by SQL, one with a key of its own, one whose delay was written a year ahead.
+_VERSION_1 = """
+SELECT message_router.configure('orders', 300, 3600);
+SELECT message_router.publish('orders', 300, ids, ids, ids, ARRAY['g', 'g', NULL, NULL, NULL, NULL],
+    array_fill(false, ARRAY[6]), ARRAY(SELECT convert_to(id, 'UTF8') FROM unnest(ids) AS id))
+FROM (VALUES (ARRAY['done', 'dead', 'late', 'held', 'w1', 'w2'])) AS given (ids);
+SELECT message_router.claim('orders', 'old', 7, 4, 60);
+SELECT message_router.finish(ARRAY[1], ARRAY[7], '');
+SELECT message_router.finish(ARRAY[2], ARRAY[7], 'HTTP 404');
+SELECT message_router.give_back(3, 7, 365 * 86400, 1, 1, 'HTTP 503');
+INSERT INTO message_router.queue_messages (queue, message_id, dedup_key, body)
+VALUES ('orders', 'sql', NULL, 'sql'), ('orders', 'keyed', 'k', 'keyed');
+"""
+
+
+@pytest.mark.rule("P1", "WQ-1", "WQ-11", "ID-1")
+async def test_a_schema_of_version_1_is_brought_up_to_date_and_loses_nothing(
+    fresh_url: str,
+) -> None:
+    connection = await asyncpg.connect(fresh_url)
+    async with connection.transaction():
+        await connection.execute(read_sql("postgres_1.sql"))
+    await connection.execute(_VERSION_1)
+    items = [letter(name, name.encode()) for name in ("done", "dead", "held", "w1", "sql", "new")]
+
+    async with (
+        new_door("new") as door,
+        both_ends(door, queue_at(f"{fresh_url}?queue=orders")) as ends,
+    ):
+        added = await ends.publisher.publish([*items, letter("other", b"other", "k")])
+        batch = await ends.broker.receive(20)
+    late = await connection.fetchval(
+        "SELECT run_after < clock_timestamp() + interval '12 hours'"
+        " FROM message_router.queue_messages WHERE message_id = 'late'"
+    )
+    await connection.close()
+
+    assert added == [True, True, False, False, False, True, False]
+    assert bodies(batch) == ["w1", "w2", "sql", "keyed", "done", "dead", "new"]
+    assert len({delivery.broker_id for delivery in batch}) == 7
+    assert late
 
 
 @pytest.mark.rule("CFG-7")
@@ -708,5 +976,5 @@ async def test_no_call_makes_its_plans_anew(ends: Ends, producer: Any) -> None:
         " AND 'plan_cache_mode=force_generic_plan' = ANY (proconfig)"
     )
 
-    calls = {"publish", "claim", "finish", "give_back", "extend", "depth"}
+    calls = {"publish", "claim", "finish", "give_back", "extend", "end_leases", "depth"}
     assert {row["proname"] for row in kept} == calls

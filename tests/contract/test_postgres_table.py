@@ -20,7 +20,7 @@ from router.brokers.postgres_table import PostgresTable
 from router.brokers.work_queue import Lease
 from router.core.message import Tally
 from tests.contract.postgres_place import PostgresPlace
-from tests.unit.test_queue_table import LEASE, WINDOW, Model, publication
+from tests.unit.test_queue_table import LEASE, PUBLISHED, WINDOW, Model, publication
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,7 +39,7 @@ WHERE queue = $1
 """
 
 
-_IDS: Final = "SELECT dedup_key, id FROM message_router.queue_messages WHERE queue = $1"
+_IDS: Final = "SELECT body, id FROM message_router.queue_messages WHERE queue = $1"
 
 
 class StricterModel(Model):
@@ -72,13 +72,16 @@ class PostgresComparison(RuleBasedStateMachine):
         self.loop.close()
 
     @rule(
-        keys=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+        bodies=PUBLISHED,
         pool=st.sampled_from([None, None, "P"]),
         group=st.sampled_from(["g", "g", "h", None]),
         high=st.booleans(),
     )
-    def publish(self, keys: list[int], pool: str | None, group: str | None, high: bool) -> None:
-        items = [publication(f"m{key}", pool=pool, group=group, high=high) for key in keys]
+    def publish(self, bodies: list[str], pool: str | None, group: str | None, high: bool) -> None:
+        items = [
+            publication(body.rstrip("'"), pool=pool, group=group, high=high, body=body)
+            for body in bodies
+        ]
         expected = [self.model.publish(item) for item in items]
 
         added = self.loop.run(self.tables["anna"].publish(items))
@@ -154,9 +157,9 @@ class PostgresComparison(RuleBasedStateMachine):
     def _learn_ids(self) -> None:
         """A refused duplicate uses up an id, so the model asks for them."""
         rows = self.loop.run(self.database.call(_IDS, self.queue))
-        ids = {row["dedup_key"]: row["id"] for row in rows}
+        ids = {row["body"]: row["id"] for row in rows}
         for row in self.model.rows:
-            row.id = row.id or ids[row.key]
+            row.id = row.id or ids[row.body]
 
     @invariant()
     def the_depth_agrees(self) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from router.brokers import BrokerDoor, sqlite_connection, sqlite_file
 from router.brokers.queue_table import QueueTable
@@ -25,8 +26,8 @@ from router.brokers.sqlite_file import SqliteFile
 from router.brokers.stored_table import StoredTable
 from router.brokers.work_queue import WorkQueueBroker, WorkQueuePublisher
 from router.core.config import QueueConfig
-from router.core.message import Delivery
-from router.ports import Disconnected, QueueRefused
+from router.core.message import UNTRIED, Delivery
+from router.ports import Broker, Disconnected, QueueRefused
 from tests.contract.cases import (
     Ends,
     bodies,
@@ -68,6 +69,7 @@ def start_consumer(queue: QueueConfig, worker: str, *, limit: int) -> "subproces
             queue.uri,
             worker,
             str(limit),
+            str(queue.visibility_timeout),
         ],
         cwd=_ROOT,
         stdin=subprocess.PIPE,
@@ -94,7 +96,7 @@ async def test_two_processes_share_a_queue_without_breaking_a_group(queue: Queue
     )
 
     claimed = [body for _, verb, _, body in events if verb == "claimed"]
-    assert sorted(claimed) == sorted(item.dedup_key for item in messages)
+    assert sorted(claimed) == sorted(item.message.id for item in messages)
     assert len({worker for _, _, worker, _ in events}) == 2
     assert_no_group_is_shared(events)
     assert_groups_in_order(claimed)
@@ -116,21 +118,128 @@ def assert_groups_in_order(claimed: list[str]) -> None:
     assert all(order == sorted(order) for order in numbers.values())
 
 
-@pytest.mark.rule("P1", "WQ-4")
-async def test_what_a_killed_process_held_is_handed_out_again(queue: QueueConfig) -> None:
-    brief = QueueConfig(name=queue.name, uri=queue.uri, visibility_timeout=1.0)
-    async with opened(brief) as ends:
+@asynccontextmanager
+async def held_by_another_process(
+    queue: QueueConfig,
+) -> AsyncIterator["subprocess.Popen[str]"]:
+    """Three messages of a group, by the worker `anna`, which never settles."""
+    async with opened(queue) as ends:
         await ends.publisher.publish([publication(f"g:{number}", group="g") for number in range(3)])
-        consumer = start_consumer(brief, "anna", limit=0)  # it never settles
-        assert consumer.stdout is not None
+    consumer = start_consumer(queue, "anna", limit=0)
+    assert consumer.stdout is not None
+    for _ in range(3):
         await asyncio.to_thread(consumer.stdout.readline)
-        consumer.send_signal(signal.SIGKILL)
+    try:
+        yield consumer
+    finally:
+        consumer.kill()
         consumer.communicate()
 
-        batch = await ends.broker.receive(10)
 
+async def handed_out_again(broker: Broker) -> float:
+    """Seconds until they are, all three in order."""
+    began = time.monotonic()
+    batch = await broker.receive(10)
     assert bodies(batch) == ["g:0", "g:1", "g:2"]
     assert {delivery.count for delivery in batch} == {2}
+    return time.monotonic() - began
+
+
+@pytest.mark.rule("P1", "WQ-4")
+async def test_what_a_process_held_that_does_nothing_any_more_is_handed_out_again(
+    queue: QueueConfig,
+) -> None:
+    brief = replace(queue, visibility_timeout=1.0)
+    async with held_by_another_process(brief) as consumer, opened(brief) as ends:
+        consumer.send_signal(signal.SIGSTOP)
+
+        assert await handed_out_again(ends.broker) > 0.3
+
+
+@pytest.mark.rule("P1", "WQ-10")
+async def test_what_a_killed_process_held_is_handed_out_at_once_after_a_start(
+    queue: QueueConfig,
+) -> None:
+    async with held_by_another_process(queue) as consumer:
+        consumer.kill()
+        consumer.communicate()
+        async with opened(queue) as ends:
+            assert await handed_out_again(ends.broker) < 1
+
+
+@pytest.mark.rule("WQ-10")
+async def test_what_a_killed_process_held_goes_before_what_came_after_it(
+    queue: QueueConfig,
+) -> None:
+    async with held_by_another_process(queue) as consumer:
+        consumer.kill()
+        consumer.communicate()
+        async with opened(queue) as ends:
+            await ends.publisher.publish([publication("later")])
+            batch = await ends.broker.receive(1)
+
+    assert bodies(batch) == ["g:0"]
+
+
+@pytest.mark.rule("P1", "WQ-10")
+async def test_what_a_killed_process_held_is_handed_out_at_once_to_one_that_waits(
+    queue: QueueConfig, tmp_path: Path
+) -> None:
+    async with held_by_another_process(queue) as consumer, opened(queue) as ends:
+        waiting = asyncio.ensure_future(handed_out_again(ends.broker))
+        await asyncio.sleep(1.5)
+        while_alive = waiting.done()
+        consumer.kill()
+        killed = time.monotonic()
+        await waiting
+        waited = time.monotonic() - killed
+        left = [name for name in modes_in(tmp_path) if "-worker-" in name]
+
+    assert not while_alive
+    assert waited < 1
+    assert left == ["queue.db-worker-worker-1"]
+
+
+@pytest.mark.rule("WQ-10")
+async def test_two_that_recover_the_same_worker_hand_out_what_it_held_once(
+    queue: QueueConfig,
+) -> None:
+    async with held_by_another_process(queue) as consumer:
+        consumer.kill()
+        consumer.communicate()
+        async with (
+            BrokerDoor(worker_id="bert", dedup_window=300.0) as bert,
+            BrokerDoor(worker_id="carl", dedup_window=300.0) as carl,
+            bert.open_queue(queue) as first,
+            carl.open_queue(queue) as second,
+        ):
+            waiting = [asyncio.ensure_future(broker.receive(10)) for broker in (first, second)]
+            await asyncio.sleep(1)
+            first.interrupt()
+            second.interrupt()
+            received = [body for batch in await asyncio.gather(*waiting) for body in bodies(batch)]
+
+    assert received == ["g:0", "g:1", "g:2"]
+
+
+@pytest.mark.rule("ID-1")
+async def test_a_message_keeps_its_broker_id_and_one_of_a_new_file_has_another(
+    queue: QueueConfig, tmp_path: Path
+) -> None:
+    ids = []
+    for _ in range(2):
+        async with opened(queue) as ends:
+            await ends.publisher.publish([publication("a")])
+        for _ in range(2):
+            async with opened(queue) as ends:
+                (delivery,) = await ends.broker.receive(1)
+                ids.append(delivery.broker_id)
+                await ends.broker.nack(delivery.handle, 0, UNTRIED)
+        (tmp_path / "queue.db").unlink()
+
+    first, first_again, second, second_again = ids
+    assert (first, second) == (first_again, second_again)
+    assert first != second
 
 
 @pytest.mark.rule("WQ-6")
@@ -370,7 +479,8 @@ async def test_the_files_are_for_their_owner_only(queue: QueueConfig, tmp_path: 
         await ends.publisher.publish([publication("a")])
         modes = modes_in(tmp_path)
 
-    assert modes == {"queue.db": 0o600, "queue.db-wal": 0o600, "queue.db-shm": 0o600}
+    files = ("queue.db", "queue.db-wal", "queue.db-shm", "queue.db-worker-worker-1")
+    assert modes == dict.fromkeys(files, 0o600)
 
 
 def modes_in(directory: Path) -> dict[str, int]:

@@ -344,3 +344,13 @@ async def test_a_target_too_long_to_be_remembered_whole_disturbs_nobody() -> Non
 
         assert explaining(rig).target(ORIGIN).situation is Situation.IDLE
         assert (await why(rig, "b")).target == "http://***@svc.test/"
+
+
+@pytest.mark.rule("P5")
+@pytest.mark.parametrize("host", ["v1." + "a" * 300, "::1%25" + "a" * 300])
+async def test_a_target_in_brackets_disturbs_nobody(host: str) -> None:
+    async with running(pool("P")) as rig:
+        await rig.publish(body("a"), body("b", mediationTarget=f"http://[{host}]/"))
+        await asyncio.sleep(10)
+
+        assert explaining(rig).target(ORIGIN).situation is Situation.IDLE

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from router.brokers import BrokerDoor
 from router.core.config import QueueConfig
+from router.core.dead_letter import Reason
 from router.core.job import Fate
+from router.core.message import Delivery
 from router.core.outcome import Reply
 from router.ports import Depth, Disconnected, QueueRefused
 from tests.support.fakes import FakeSender
@@ -384,3 +386,82 @@ async def test_one_broken_queue_does_not_stop_the_others() -> None:
             await asyncio.sleep(10)
 
             assert rig.sender.ids == ["a"]
+
+
+BIG = "x" * 200 * 1024
+
+
+def large_batch() -> list[Delivery]:
+    """Eight bodies of 200 KiB, of one group; the third is no message."""
+    bodies = [*grouped("0", "1", other=BIG), b"[" * 200 * 1024, *grouped(*"34567", other=BIG)]
+    return [handed(each, n, str(n), lease=30) for n, each in enumerate(bodies)]
+
+
+async def turns_until_routed(rig: Rig, queue: ScriptedQueue, *deliveries: Delivery) -> int:
+    """How often another task of the loop had its turn before they were routed."""
+    before, turns = rig.manager.routing.ledger.received, 0
+    queue.hand_over(*deliveries)
+    while rig.manager.routing.ledger.received == before:
+        await asyncio.sleep(0)
+        turns += 1
+    return turns
+
+
+@pytest.mark.rule("P5", "FIFO-1")
+async def test_a_large_receive_is_read_in_slices_and_routed_as_one_batch() -> None:
+    queue, sender = ScriptedQueue(lease_seconds=30), FakeSender(takes=1)
+    sender.script("1", Reply(503), Reply(503), Reply(503))
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        await asyncio.sleep(1)
+        small = await turns_until_routed(rig, queue, handed(body("small"), 99, "99", lease=30))
+        large = await turns_until_routed(rig, queue, *large_batch())
+        await asyncio.sleep(60)
+
+        # After each two bodies, the next comes in another turn.
+        assert large - small == 3
+        assert sender.ids == ["small", "0", "1", "1", "1"]
+        assert [handle for _, handle, _ in queue.nacked] == [1, 3, 4, 5, 6, 7]
+        assert [letter.reason for letter in rig.letters.letters] == [Reason.MALFORMED]
+        assert ended(rig) == {Fate.DELIVERED: 2, Fate.DEAD_LETTERED: 1, Fate.RETURNED: 6}
+
+
+@pytest.mark.rule("OPS-4", "P1")
+async def test_what_is_still_being_read_when_the_queue_is_stopped_is_given_back() -> None:
+    queue, sender = ScriptedQueue(lease_seconds=30), FakeSender()
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        await asyncio.sleep(1)
+        small = await turns_until_routed(rig, queue, handed(body("small"), 99, "99", lease=30))
+        await asyncio.sleep(5)
+        queue.hand_over(*large_batch())
+        for _ in range(small + 1):
+            await asyncio.sleep(0)
+        assert rig.manager.routing.ledger.received == 1
+        rig.manager.intakes["q"].stop()
+        await asyncio.sleep(1)
+
+        assert sender.ids == ["small"]
+        assert [(handle, delay) for _, handle, delay in queue.nacked] == [(n, 0) for n in range(8)]
+        assert ended(rig) == {Fate.DELIVERED: 1, Fate.RETURNED: 8}
+
+
+@pytest.mark.rule("BRK-6", "P1")
+async def test_what_is_still_being_read_when_the_connection_breaks_is_not_processed() -> None:
+    queue, sender = ScriptedQueue(lease_seconds=30), FakeSender()
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        await asyncio.sleep(1)
+        small = await turns_until_routed(rig, queue, handed(body("small"), 99, "99", lease=30))
+        await asyncio.sleep(5)
+        (connection,) = rig.manager.intakes["q"].connections
+        line = connection._line
+        assert line is not None
+        queue.failing["ack"] = queue.failing["nack"] = Disconnected("gone")
+        queue.hand_over(*large_batch())
+        for _ in range(small):
+            await asyncio.sleep(0)
+        with pytest.raises(Disconnected):
+            await line.ack([99])
+        assert rig.manager.routing.ledger.received == 1
+        await asyncio.sleep(1)
+
+        assert sender.ids == ["small"]
+        assert ended(rig) == {Fate.DELIVERED: 1, Fate.FORFEITED: 8}

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from router.core.config import PoolConfig
+from router.core.config import PoolConfig, RetryPolicy
 from router.core.job import Fate, Job, State
 from router.core.outcome import Answer, Error, Fault, Metric, NoReply, Outcome, Reply, Result
 from router.engine.alerts import Alerts
@@ -115,6 +115,29 @@ class TestTries:
             assert rig.sender.sent == [(0, "a"), (0, "b"), (2, "a"), (3, "b")]
 
 
+@pytest.mark.rule("MED-4", "WQ-5", "P5")
+async def test_what_the_router_lacks_itself_is_blamed_on_no_target_and_is_no_attempt() -> None:
+    sender = FakeSender(takes=1)
+    retry = RetryPolicy(max_attempts=1, schedule=(5.0,))
+    for number in range(12):
+        sender.script(str(number), *[NoReply(Fault.OVERLOADED, "nothing left")] * 3)
+    async with running(pool(concurrency=20, retry=retry), sender=sender) as rig:
+        for number in range(12):
+            target = f"http://svc{number % 2}.test/"
+            await rig.publish(*grouped(str(number), group=str(number), mediationTarget=target))
+        await asyncio.sleep(10)
+        (warning,) = rig.warnings
+        nacks = list(rig.witness.nacks)
+        await asyncio.sleep(60)
+
+        assert {(when, delay) for when, _, delay in nacks} == {(6, 10)}
+        assert len(nacks) == 12
+        assert (warning.code, warning.message) == ("CONFIGURATION", "nothing left")
+        assert {breaker.failures for breaker in rig.breakers.all()} == {0}
+        assert rig.sender.posts == [(str(n), 1) for _ in range(4) for n in range(12)]
+        assert rig.manager.routing.ledger.ended[Fate.DELIVERED] == 12
+
+
 class TestOutcomes:
     """SPEC §11, line by line."""
 
@@ -175,7 +198,11 @@ class TestOutcomes:
             await asyncio.sleep(20)
 
             (letter,) = rig.letters.letters
-            assert (letter.reason.value, letter.attempts) == ("TARGET_REFUSED", 0)
+            assert (letter.reason.value, letter.failures, letter.requests) == (
+                "TARGET_REFUSED",
+                1,
+                0,
+            )
 
     @pytest.mark.rule("MED-2")
     async def test_posts_are_counted_over_redeliveries(self) -> None:

@@ -190,7 +190,7 @@ class TestRetryPolicy:
             assert [at for at, each in rig.sender.sent if each == "a"] == [0, 6, 27]
             assert rig.sender.sent[-1] == (28, "b")
             assert [letter.reason.value for letter in rig.letters.letters] == ["RETRIES_EXHAUSTED"]
-            assert rig.letters.letters[0].attempts == 3
+            assert rig.letters.letters[0].failures == 3
 
     async def test_the_queues_policy_holds_where_the_pool_has_none(self) -> None:
         queue = replace(QUEUE, retry=RetryPolicy(schedule=(5.0,)))
@@ -207,7 +207,7 @@ class TestRetryPolicy:
             await asyncio.sleep(100)
 
             assert sender.posts == [("a", n) for n in range(1, 7)]
-            assert [letter.attempts for letter in rig.letters.letters] == [6]
+            assert [(each.failures, each.requests) for each in rig.letters.letters] == [(2, 6)]
             assert rig.witness.tallies["a"].attempts == 1
 
     async def test_deferring_for_ever_uses_up_no_attempt(self) -> None:

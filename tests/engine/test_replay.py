@@ -9,10 +9,12 @@ from msgspec.structs import replace
 
 from router.core.config import RoutingConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
+from router.core.message import parse
 from router.engine.dead_letters import NotReplayable, ReplayBrokeOff, Replays, UnknownLetter
-from router.engine.publishing import BrokeOff, open_publishing
-from router.ports import DeadLetterStore, Disconnected
+from router.engine.publishing import BrokeOff, NotPublishable, UnknownQueue, open_publishing
+from router.ports import DeadLetterStore, Disconnected, Publication, StoreError
 from router.storage.dead_letters import open_store
+from tests.support.inline import InlineExecutor
 from tests.support.letters import BODY, LETTER, MALFORMED, letter
 from tests.support.queues import CONSUMED_ONLY, ORDERS, OTHER, FakeQueues
 
@@ -51,7 +53,7 @@ async def desk(tmp_path: Path, queues: FakeQueues) -> AsyncIterator[Desk]:
         return f"NEW{next(numbers)}"
 
     async with (
-        open_store(f"sqlite://{tmp_path}/letters.db") as store,
+        open_store(f"sqlite://{tmp_path}/letters.db", executor=InlineExecutor()) as store,
         open_publishing(
             queues, lambda: CONFIG, refuse_url=lambda _: None, new_id=new_id
         ) as publishing,
@@ -106,8 +108,37 @@ async def test_a_letter_whose_queue_takes_nothing_cannot_be_replayed(
     async with desk(tmp_path, FakeQueues()) as at:
         (one,) = await at.keep(replace(LETTER, queue=queue))
 
-        with pytest.raises(NotReplayable, match=queue):
+        with pytest.raises(NotReplayable, match=rf"{queue}.*--to QUEUE"):
             await at.replays.replay(one)
+
+
+@pytest.mark.parametrize("queue", ["gone", "consumed", "orders"])
+async def test_a_letter_is_replayed_to_another_queue(tmp_path: Path, queue: str) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        one, _ = await at.keep(letter(1, queue=queue), letter(2, queue=queue))
+
+        await at.replays.replay(one, to="other")
+        report = await at.replays.replay_all(ALL, to="other")
+
+        assert report.replayed == 1
+        assert at.queues.ids("other") == ["m1", "m2"]
+        assert at.queues.ids("orders") == []
+        assert (await at.letter(one)).letter.queue == queue
+
+
+@pytest.mark.parametrize(("queue", "error"), [("gone", UnknownQueue), ("consumed", NotPublishable)])
+async def test_a_letter_is_not_replayed_to_a_queue_that_takes_nothing(
+    tmp_path: Path, queue: str, error: type[Exception]
+) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        (one,) = await at.keep(LETTER)
+
+        with pytest.raises(error, match=queue):
+            await at.replays.replay(one, to=queue)
+        with pytest.raises(error, match=queue):
+            await at.replays.replay_all(ALL, to=queue, dry_run=True)
+
+        assert (await at.letter(one)).replayed_at is None
 
 
 async def test_an_unknown_letter_cannot_be_replayed(tmp_path: Path) -> None:
@@ -218,3 +249,97 @@ async def test_many_that_break_off_tell_how_far_they_came(tmp_path: Path) -> Non
 
         assert (broken.value.replayed, rest.replayed) == (1, 2)
         assert at.queues.ids("orders") == ["m1", "m2", "m3"]
+
+
+def grouped(number: int, group: str) -> DeadLetter:
+    body = b'{"id":"m%d","mediationTarget":"https://s/","messageGroupId":"%s"}'
+    return replace(letter(number), body=body % (number, group.encode()))
+
+
+@pytest.mark.rule("P3")
+async def test_the_order_is_that_of_arrival_not_of_death(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        await at.keep(
+            replace(grouped(1, "g"), first_seen=30.0),
+            replace(grouped(2, "g"), first_seen=10.0),
+            replace(grouped(3, "g"), first_seen=20.0),
+            replace(grouped(4, "g"), first_seen=10.0),
+        )
+
+        await at.replays.replay_all(ALL)
+
+        assert at.queues.ids("orders") == ["m2", "m4", "m3", "m1"]
+
+
+@pytest.mark.rule("P3")
+async def test_after_a_duplicate_the_later_ones_of_its_group_stay(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        await at.keep(grouped(1, "g"), grouped(2, "h"), grouped(3, "g"), letter(4))
+        item = Publication(parse(BODY), BODY, dedup_key="replay-NEW1")
+        at.queues.published["orders"].append(item)
+
+        first = await at.replays.replay_all(ALL)
+        second = await at.replays.replay_all(ALL)
+
+        assert (first.replayed, first.skipped) == (
+            2,
+            {
+                "the queue took it for a duplicate": 1,
+                "an earlier one of its group was not replayed": 1,
+            },
+        )
+        assert second.replayed == 2
+        assert at.queues.ids("orders") == ["m1", "m2", "m4", "m1", "m3"]
+
+
+@pytest.mark.rule("P3")
+async def test_a_letter_being_replayed_holds_back_its_group(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues(takes=1.0)) as at:
+        one, *_ = await at.keep(grouped(1, "g"), grouped(2, "g"), grouped(3, "h"))
+
+        async with asyncio.TaskGroup() as operators:
+            operators.create_task(at.replays.replay(one), name="first")
+            await asyncio.sleep(0)
+            report = await at.replays.replay_all(ALL)
+
+        assert report.replayed == 1
+        assert at.queues.ids("orders") == ["m1", "m3"]
+
+
+async def test_what_dies_again_during_a_replay_is_not_replayed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        await at.keep(letter(1), letter(2))
+        mark = at.store.mark_replayed
+
+        async def mark_and_die(letter_id: int, moment: float) -> None:
+            await mark(letter_id, moment)
+            await at.store.put((await at.letter(letter_id)).letter)
+            await at.store.put(letter(100 + letter_id))
+
+        monkeypatch.setattr(at.store, "mark_replayed", mark_and_die)
+        report = await at.replays.replay_all(ALL)
+
+        assert report.replayed == 2
+        assert at.queues.ids("orders") == ["m1", "m2"]
+
+
+async def test_a_store_that_fails_half_way_ends_a_replay_and_tells_how_far_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk(tmp_path, FakeQueues()) as at:
+        await at.keep(letter(1), letter(2), letter(3))
+        mark = at.store.mark_replayed
+
+        async def mark_only_the_first(letter_id: int, moment: float) -> None:
+            if letter_id > 1:
+                raise StoreError("the disk is gone")
+            await mark(letter_id, moment)
+
+        monkeypatch.setattr(at.store, "mark_replayed", mark_only_the_first)
+        with pytest.raises(ReplayBrokeOff, match="the disk is gone") as broken:
+            await at.replays.replay_all(ALL)
+
+        assert broken.value.replayed == 1
+        assert at.queues.ids("orders") == ["m1", "m2"]

@@ -44,7 +44,7 @@ async def everything(store: DeadLetterStore) -> list[KeptLetter]:
 
 
 async def keys(store: DeadLetterStore, wanted: LetterFilter) -> list[str]:
-    return [kept.letter.broker_key for kept in await store.find(wanted, limit=1000)]
+    return [kept.letter.fingerprint for kept in await store.find(wanted, limit=1000)]
 
 
 @pytest.mark.parametrize("kept", [LETTER, MALFORMED], ids=["a message", "no message"])
@@ -93,20 +93,52 @@ async def test_commits_wait_for_the_disk(path: Path) -> None:
     assert modes == ["wal", 2, VERSION]
 
 
-async def test_one_letter_is_kept_per_queue_and_broker_key(path: Path) -> None:
+@pytest.mark.rule("ID-2")
+async def test_a_letter_replaces_one_of_the_same_message(path: Path) -> None:
     async with open_store(url(path)) as store:
         await store.put(LETTER)
-        await store.put(replace(LETTER, queue="other"))
+        await store.put(letter(2))
         (_, first) = await everything(store)
         await store.mark_replayed(first.id, 5.0)
 
-        await store.put(replace(LETTER, attempts=2))
+        await store.put(replace(LETTER, requests=2, first_seen=LETTER.first_seen + 60))
 
         newest, other = await everything(store)
 
-    assert (newest.letter.attempts, newest.replayed_at) == (2, None)
+    assert (newest.letter.requests, newest.replayed_at) == (2, None)
+    assert newest.letter.first_seen == LETTER.first_seen  # it keeps its place in its group
     assert newest.id > first.id
-    assert other.letter.queue == "other"
+    assert other.letter.message_id == "m2"
+
+
+@pytest.mark.rule("ID-2", "ID-3")
+async def test_another_body_under_the_same_fingerprint_replaces_nothing(path: Path) -> None:
+    other = replace(LETTER, body=LETTER.body + b" ")
+    async with open_store(url(path)) as store:
+        await store.put(LETTER)
+        await store.put(other)
+
+        bodies = [await store.get(each.id) for each in await everything(store)]
+
+    assert [each.letter.body for each in bodies if each] == [other.body, LETTER.body]
+
+
+@pytest.mark.rule("DLQ-2")
+async def test_letters_are_found_in_their_order_page_by_page(path: Path) -> None:
+    async with open_store(url(path)) as store:
+        for number, first_seen in enumerate([30.0, 10.0, 20.0, 10.0, 20.0, 5.0]):
+            await store.put(replace(letter(number), first_seen=first_seen))
+        await store.put(letter(9, queue="other"))
+
+        first = await store.find_in_order(LetterFilter(queue="orders"), limit=2, up_to=5)
+        second = await store.find_in_order(
+            LetterFilter(queue="orders"), limit=9, up_to=5, after=first[-1]
+        )
+
+    pages = [
+        [(each.letter.message_id, each.letter.body) for each in page] for page in (first, second)
+    ]
+    assert pages == [[("m1", b""), ("m3", b"")], [("m2", b""), ("m4", b""), ("m0", b"")]]
 
 
 async def test_an_id_is_never_used_twice(path: Path) -> None:
@@ -132,7 +164,7 @@ async def test_letters_are_found_newest_first_page_by_page(path: Path) -> None:
         second = await store.find(ALL, limit=2, before=first[-1].id)
         third = await store.find(ALL, limit=2, before=second[-1].id)
 
-    pages = [[kept.letter.broker_key for kept in page] for page in (first, second, third)]
+    pages = [[kept.letter.fingerprint for kept in page] for page in (first, second, third)]
     assert pages == [["k4", "k3"], ["k2", "k1"], ["k0"]]
 
 
@@ -165,7 +197,7 @@ async def test_the_newest_letter_of_one_message_is_found_without_its_body(path: 
 async def test_letters_are_found_by_each_filter(path: Path, wanted: LetterFilter) -> None:
     odd = replace(
         LETTER,
-        broker_key="odd",
+        fingerprint="odd",
         queue="other",
         pool="POOL-B",
         reason=Reason.RETRIES_EXHAUSTED,
@@ -205,38 +237,6 @@ async def test_a_token_that_the_target_echoed_is_not_kept_in_the_reply(path: Pat
         (found,) = await everything(store)
 
     assert found.letter.reply == b"you sent ***"
-
-
-async def put_many(store: DeadLetterStore, one: DeadLetter) -> None:
-    for number in range(20):
-        await store.put(replace(one, broker_key=f"k{number}"))
-
-
-async def test_a_full_store_refuses_and_keeps_what_it_has(path: Path) -> None:
-    large = replace(LETTER, body=b"x" * 50_000)
-    async with open_store(url(path), max_bytes=300_000) as store:
-        with pytest.raises(StoreError, match="full"):
-            await put_many(store, large)
-        kept = await everything(store)
-
-        await store.discard(kept[0].id)
-        await store.put(replace(large, broker_key="fits again"))
-
-        assert "fits again" in await keys(store, ALL)
-    assert 0 < len(kept) < 20
-
-
-async def test_nothing_is_forgotten_unless_a_retention_is_set(path: Path) -> None:
-    young = replace(letter(2), dead_at=LETTER.dead_at + 1000)
-    async with open_store(url(path)) as store:
-        await store.put(letter(1))
-        await store.put(young)
-        assert await keys(store, ALL) == ["k2", "k1"]
-
-    async with open_store(url(path), retention=999) as store:
-        await store.put(replace(young, broker_key="k3"))
-
-        assert await keys(store, ALL) == ["k3", "k2"]
 
 
 async def test_files_and_the_directory_are_the_owners_alone(path: Path) -> None:
@@ -345,6 +345,7 @@ async def test_without_a_store_letters_are_dropped() -> None:
 
         assert isinstance(store, NoStore)
         assert await everything(store) == []
+        assert await store.find_in_order(ALL, limit=1, up_to=9) == ()
         assert await store.get(1) is None
         assert await store.latest_of("m1") is None
         assert not await store.discard(1)

@@ -103,6 +103,11 @@ class FakeLetters:
     ) -> Sequence[KeptLetter]:
         raise NotImplementedError
 
+    async def find_in_order(
+        self, wanted: LetterFilter, *, limit: int, up_to: int, after: KeptLetter | None = None
+    ) -> Sequence[KeptLetter]:
+        raise NotImplementedError
+
     async def get(self, letter_id: int) -> KeptLetter | None:
         raise NotImplementedError
 

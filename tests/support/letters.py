@@ -16,7 +16,7 @@ BODY = (
 
 LETTER = DeadLetter(
     queue="orders",
-    broker_key="k1",
+    fingerprint="k1",
     message_id="m1",
     pool="POOL-A",
     target="https://svc/api",
@@ -24,7 +24,8 @@ LETTER = DeadLetter(
     http_status=404,
     reply=b"not here",
     error="HTTP 404",
-    attempts=1,
+    failures=1,
+    requests=3,
     first_seen=1_800_000_000.0,
     dead_at=1_800_000_001.5,
     body=BODY,
@@ -32,7 +33,7 @@ LETTER = DeadLetter(
 
 MALFORMED = replace(
     LETTER,
-    broker_key="bad",
+    fingerprint="bad",
     message_id=None,
     pool=None,
     target=None,
@@ -40,7 +41,8 @@ MALFORMED = replace(
     http_status=None,
     reply=b"",
     error="the body is not UTF-8",
-    attempts=0,
+    failures=0,
+    requests=0,
     body=b'\xff{"authToken":"' + TOKEN.encode() + b'"}',
 )
 
@@ -48,4 +50,6 @@ MALFORMED = replace(
 def letter(number: int, *, queue: str = "orders") -> DeadLetter:
     """One of many: message `m<number>`."""
     body = b'{"id":"m%d","mediationTarget":"https://svc/api"}' % number
-    return replace(LETTER, broker_key=f"k{number}", message_id=f"m{number}", queue=queue, body=body)
+    return replace(
+        LETTER, fingerprint=f"k{number}", message_id=f"m{number}", queue=queue, body=body
+    )

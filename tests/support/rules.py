@@ -78,6 +78,8 @@ OPTIONAL: Final[Mapping[str, str]] = {
     "WQ-7": "replies and batches",
     "WQ-8": "audit rows",
     "WQ-9": "PGMQ queues",
+    "WQ-10": "what a dead worker held comes back at once",
+    "WQ-11": "clocks that are set strand nothing and hand out nothing twice",
 }
 RULES: Final = {**REQUIRED, **OPTIONAL}
 

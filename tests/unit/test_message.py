@@ -1,13 +1,17 @@
 """What is a message, and what is none (CONTRACTS §4)."""
 
+import gc
 import json
+import time
+import tracemalloc
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.message import MAX_BODY, Malformed, Mode, parse
+from router.core.message import MAX_BODY, MAX_DEPTH, Malformed, Message, Mode, parse
 from router.engine.courier import longest_delivery
 
 pytestmark = pytest.mark.rule("BRK-2")
@@ -72,6 +76,12 @@ def test_an_unknown_dispatch_mode_counts_as_absent_and_is_noticed() -> None:
         body(highPriority="yes"),
         body(dispatchMode=1),
         body(signingSecret=1),
+        body(signingSecret="x" * (16 * 1024 + 1)),
+        body(mediationType="HTTP" * 5),
+        body(dedupKey=1),
+        body(dedupKey="x" * 513),
+        body(mediationTarget="http://" + "\u0300\u0316" * 200 + "/"),
+        b"\\" + b"[" * 5000,
         b'{"id": "\xff", "mediationTarget": "http://svc/"}',
         b'{"id": "a", "mediationTarget": "http://svc/", "other": "\xff"}',
         b'{"id": "\\ud800", "mediationTarget": "http://svc/"}',
@@ -84,8 +94,41 @@ def test_what_is_no_message_is_malformed(broken: bytes) -> None:
         parse(broken)
 
 
+@pytest.mark.rule("WQ-1")
+def test_a_key_against_duplicates_is_read_and_null_means_none() -> None:
+    assert parse(body(dedupKey="order-7")).dedup_key == "order-7"
+    assert parse(body(dedupKey="x" * 512)).dedup_key == "x" * 512
+    assert parse(body(dedupKey=None)).dedup_key is None
+    assert parse(body()).dedup_key is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "noticed"),
+    [
+        ({}, False),
+        ({"replyTo": None, "batch": None}, False),
+        ({"replyTo": "q"}, True),
+        ({"batch": [1, {"a": []}]}, True),
+        ({"batch": 0}, True),
+        ({"batch": True}, True),
+    ],
+)
+def test_fields_that_are_planned_are_noticed_and_not_decoded(
+    fields: dict[str, object], noticed: bool
+) -> None:
+    assert parse(body(**fields)).has_planned_fields is noticed
+
+
 def test_brackets_in_strings_are_no_nesting() -> None:
     assert parse(body(text="[" * 100, list=[[]] * 40)).id == "a"
+
+
+def test_escaped_quotes_do_not_end_strings() -> None:
+    assert parse(body(text='"' + "[" * 100)).id == "a"
+    assert parse(body(text='\\"' + "[" * 100)).id == "a"
+    for text in ("\\", '\\"', '"\\\\'):
+        with pytest.raises(Malformed, match="deep"):
+            parse(body(text=text, deep=json.loads("[" * 64 + "]" * 64)))
 
 
 def test_a_message_is_shown_without_its_token_and_secret() -> None:
@@ -104,3 +147,163 @@ def test_no_bytes_do_worse_than_being_malformed(noise: bytes) -> None:
 @pytest.mark.rule("MED-2")
 def test_the_longest_delivery_is_three_tries_and_the_pauses_between() -> None:
     assert longest_delivery(10) == 33
+
+
+HEAD = b'{"id": "a", "mediationTarget": "http://svc/hook", '
+ROOM = MAX_BODY - len(HEAD) - 20
+
+
+def filled(before: bytes, unit: bytes, after: bytes) -> bytes:
+    return before + unit * ((ROOM - len(before) - len(after)) // len(unit)) + after
+
+
+VALUES = {
+    "opening brackets": b"[" * ROOM,
+    "closing brackets": b"]" * ROOM,
+    "pairs": filled(b"[", b"[],", b"1]"),
+    "60 deep, again and again": filled(b"[", b"[" * 60 + b"]" * 60 + b",", b"1]"),
+    "objects": filled(b"[", b"{},", b"1]"),
+    "nested objects": filled(b"", b'{"a":', b""),
+    "objects 60 deep": filled(b"[", b'{"a":' * 60 + b"1" + b"}" * 60 + b",", b"1]"),
+    "brackets in strings": filled(b"[", b'["["],', b"1]"),
+    "brackets between strings": filled(b"[", b'"[",[],', b"1]"),
+    "empty strings": filled(b"[", b'"",', b"1]"),
+    "backslashes": filled(b'"', b"\\\\", b'"'),
+    "escaped quotes": filled(b'"', b'\\"', b'"'),
+    "escaped letters": filled(b'"', b"\\u0041", b'"'),
+    "surrogate pairs": filled(b'"', b"\\ud83d\\ude00", b'"'),
+    "half pairs": filled(b'"', b"\\ud83d", b'"'),
+    "no end of a string": filled(b'"', b"[", b""),
+    "a huge number": filled(b"", b"1", b""),
+    "a long fraction": filled(b"0.", b"1", b""),
+    "numbers": filled(b"[", b"1,", b"1]"),
+    "wide characters": filled(b'"', "😀".encode(), b'"'),
+    "one wide character": filled('"😀'.encode(), b"x", b'"'),
+    "no UTF-8": filled(b'"', b"\xc3", b'"'),
+    "blanks": filled(b"[", b" ", b"]"),
+}
+FIELDS = ("other", "batch", "dispatchMode", "signingSecret")
+
+
+def hostile() -> Iterator[bytes]:
+    """Bodies of 1 MiB."""
+    for value in VALUES.values():
+        for field in FIELDS:
+            yield HEAD + b'"%b": %b}' % (field.encode(), value)
+    yield HEAD + b'"a": 1,' * (ROOM // 7) + b'"b": 1}'
+    yield HEAD + b'"": 0,' * (ROOM // 6) + b'"b": 1}'
+    yield HEAD + b'"id": "a",' * (ROOM // 10) + b'"b": 1}'
+    yield HEAD + b'"%b": 1}' % (b"k" * (ROOM - 10))
+    yield HEAD + b'"x": {' + b'"[":[],' * (ROOM // 7 - 2) + b'"b": 1}}'
+    for byte in b'[]{}"\\:,\x00\xff 1':
+        yield bytes([byte]) * MAX_BODY
+
+
+def read(content: bytes) -> Message | None:
+    try:
+        return parse(content)
+    except Malformed:
+        return None
+
+
+def seconds(content: bytes) -> float:
+    begun = time.thread_time()
+    read(content)
+    return time.thread_time() - begun
+
+
+@pytest.mark.rule("P5")
+def test_no_body_of_1_mib_takes_20_milliseconds() -> None:
+    slow: Sequence[bytes] = [each for each in hostile() if seconds(each) >= 0.01]
+
+    assert [each[:120] for each in slow if min(seconds(each) for _ in range(10)) >= 0.02] == []
+
+
+@pytest.mark.rule("P4")
+def test_what_is_held_of_a_body_of_1_mib_takes_no_further_1_mib() -> None:
+    for content in hostile():
+        gc.collect()
+        tracemalloc.start()
+        message = read(content)
+        held, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+        assert held < 128 * 1024, (content[:120], message)
+        assert peak < 6 * MAX_BODY, content[:120]
+
+
+@pytest.mark.rule("P5")
+def test_no_target_takes_10_milliseconds() -> None:
+    for unit in ("\u0300\u0316", "\ufdfa"):
+        targets = [f"http://{number}{unit * (4000 // len(unit))}/" for number in range(5)]
+
+        assert min(seconds(body(mediationTarget=target)) for target in targets) < 0.01
+
+
+def depth(text: str) -> int:
+    """How deep valid JSON is nested, by reading one character after the other."""
+    now = deepest = 0
+    in_string = escaped = False
+    for letter in text:
+        if in_string:
+            in_string = escaped or letter != '"'
+            escaped = letter == "\\" and not escaped
+        elif letter == '"':
+            in_string = True
+        elif letter in "[{":
+            now += 1
+            deepest = max(deepest, now)
+        elif letter in "]}":
+            now -= 1
+    return deepest
+
+
+STRINGS = st.text(alphabet='[{]"\\a😀', max_size=6)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("open"), st.integers(1, 40)),
+        st.tuples(st.just("close"), st.integers(1, 40)),
+        st.tuples(STRINGS, st.integers(1, 3)),
+    ),
+    max_size=12,
+)
+
+
+def document(steps: Sequence[tuple[str, int]]) -> object:
+    """A value nested as the steps say."""
+    stack: list[list[object]] = [[]]
+    for what, times in steps:
+        for number in range(times):
+            if what == "open":
+                inner: list[object] = []
+                stack[-1].append({"[": inner} if number % 3 == 0 else inner)
+                stack.append(inner)
+            elif what == "close":
+                del stack[max(len(stack) - 1, 1) :]
+            else:
+                stack[-1].append(what * 30)
+    return stack[0]
+
+
+@given(STEPS, st.booleans())
+def test_what_is_nested_too_deep_is_told_as_by_counting(
+    steps: Sequence[tuple[str, int]], ascii_only: bool
+) -> None:
+    fields = {"id": "a", "mediationTarget": TARGET, "other": document(steps)}
+    text = json.dumps(fields, ensure_ascii=ascii_only)
+
+    if depth(text) > MAX_DEPTH:
+        with pytest.raises(Malformed, match="nested more than 64 deep"):
+            parse(text.encode())
+    else:
+        assert parse(text.encode()).id == "a"
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1])
+@pytest.mark.parametrize("opening", range(8))
+def test_64_levels_are_the_limit(levels: int, opening: int) -> None:
+    nested = "[" + "[]," * opening + '"[",' + "[" * (levels - 2) + "]" * (levels - 1)
+
+    is_message = read(b'{"id":"a","mediationTarget":"http://svc/","x":%b}' % nested.encode())
+
+    assert (is_message is not None) == (levels <= MAX_DEPTH)

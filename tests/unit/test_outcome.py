@@ -97,6 +97,7 @@ FAULTS = {
     Fault.TIMEOUT: (R.ERROR_PROCESS, E.TIMEOUT, A.NONE, True),
     Fault.TARGET_REFUSED: (R.ERROR_CONFIG, E.TARGET_REFUSED, A.CONFIGURATION_ERROR, False),
     Fault.BAD_REQUEST: (R.ERROR_CONFIG, E.BAD_REQUEST, A.CONFIGURATION_ERROR, False),
+    Fault.OVERLOADED: (R.ERROR_PROCESS, E.OVERLOADED, A.OVERLOADED_WARN, True),
     Fault.UNFORESEEN: (R.ERROR_PROCESS, E.UNFORESEEN, A.PROCESSING_WARN, True),
 }
 
@@ -167,6 +168,7 @@ def test_the_policy_makes_statuses_retryable(status: int) -> None:
         (NoReply(Fault.TIMEOUT), True),
         (NoReply(Fault.UNFORESEEN), True),
         (NoReply(Fault.TARGET_REFUSED), False),
+        (NoReply(Fault.OVERLOADED), False),
     ],
 )
 def test_only_real_failures_use_up_an_attempt(answer: Reply | NoReply, *, counts: bool) -> None:

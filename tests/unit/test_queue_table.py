@@ -27,18 +27,25 @@ LEASE = 30.0
 
 
 def publication(
-    message_id: str, *, pool: str | None = None, group: str | None = None, high: bool = False
+    message_id: str,
+    *,
+    pool: str | None = None,
+    group: str | None = None,
+    high: bool = False,
+    body: str | None = None,
+    key: str | None = None,
 ) -> Publication:
     message = Message(
         id=message_id, target="https://svc.example/", pool=pool, group=group, high_priority=high
     )
-    return Publication(message, message_id.encode(), message_id)
+    return Publication(message, (body or message_id).encode(), key)
 
 
 @dataclass
 class Row:
     id: int
-    key: str
+    message_id: str
+    body: bytes
     group: tuple[str, str] | None
     high: bool
     state: str = "ready"
@@ -67,12 +74,14 @@ class Model:
     now: float = 0.0
 
     def publish(self, item: Publication) -> bool:
-        known = [row for row in self.rows if row.key == item.dedup_key]
-        if any(row.unsettled or row.finished > self.now - WINDOW for row in known):
-            return False
         message = item.message
+        if any(
+            (row.message_id, row.body) == (message.id, item.body) and self._keeps_out_copies(row)
+            for row in self.rows
+        ):
+            return False
         group = (message.pool or "DEFAULT-POOL", message.group) if message.group else None
-        self.rows.append(Row(0, item.dedup_key, group, bool(message.high_priority)))
+        self.rows.append(Row(0, message.id, item.body, group, bool(message.high_priority)))
         return True
 
     def claimable(self, worker: str, limit: int) -> list[Row]:
@@ -97,6 +106,10 @@ class Model:
     def depth(self) -> Depth:
         out = sum(row.state == "in-flight" for row in self.rows)
         return Depth(sum(row.state == "ready" for row in self.rows), out)
+
+    def _keeps_out_copies(self, row: Row) -> bool:
+        has_just_succeeded = row.state == "succeeded" and row.finished > self.now - WINDOW
+        return row.unsettled or has_just_succeeded
 
     def _end_leases(self) -> None:
         for row in self.rows:
@@ -123,6 +136,14 @@ class Model:
         return list(takewhile(lambda row: row.due <= self.now, lane))
 
 
+# Bodies, each of the message with its name; with a stroke it is another body under the same id.
+PUBLISHED = st.lists(
+    st.builds("m{}{}".format, st.integers(0, 40), st.sampled_from(["", "", "'"])),
+    min_size=1,
+    max_size=4,
+)
+
+
 class QueueComparison(RuleBasedStateMachine):
     """Two workers on one queue do as they please; table and model agree on everything."""
 
@@ -140,13 +161,16 @@ class QueueComparison(RuleBasedStateMachine):
         self.db.close()
 
     @rule(
-        keys=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+        bodies=PUBLISHED,
         pool=st.sampled_from([None, None, "P"]),
         group=st.sampled_from(["g", "g", "h", None]),
         high=st.booleans(),
     )
-    def publish(self, keys: list[int], pool: str | None, group: str | None, high: bool) -> None:
-        items = [publication(f"m{key}", pool=pool, group=group, high=high) for key in keys]
+    def publish(self, bodies: list[str], pool: str | None, group: str | None, high: bool) -> None:
+        items = [
+            publication(body.rstrip("'"), pool=pool, group=group, high=high, body=body)
+            for body in bodies
+        ]
         expected = [self.model.publish(item) for item in items]
 
         added = self.tables["anna"].publish(self.db, items)
@@ -228,9 +252,9 @@ class QueueComparison(RuleBasedStateMachine):
 
     def _learn_ids(self) -> None:
         """A refused duplicate uses up an id, so the model asks for them."""
-        ids = dict(self.db.execute("SELECT message_id, id FROM queue_messages ORDER BY id"))
+        ids = dict(self.db.execute("SELECT body, id FROM queue_messages ORDER BY id"))
         for row in self.model.rows:
-            row.id = row.id or ids[row.key]
+            row.id = row.id or ids[row.body]
 
     @invariant()
     def the_depth_agrees(self) -> None:
@@ -275,6 +299,65 @@ def claim_ids(
     """The message ids and the leases of a claim."""
     claim = table.claim(db, limit, LEASE)
     return [one.body.decode() for one in claim.messages], [one.lease for one in claim.messages]
+
+
+@pytest.mark.rule("WQ-1", "ID-3")
+def test_another_body_under_the_same_id_is_another_message(
+    db: sqlite3.Connection, table: QueueTable
+) -> None:
+    items = [publication("a", body=body) for body in ("to one", "to another", "to one")]
+
+    at_once = table.publish(db, items)
+    later = table.publish(db, [publication("a", body="to a third"), items[0]])
+
+    assert (at_once, later) == ([True, True, False], [True, False])
+    assert claim_ids(db, table)[0] == ["to one", "to another", "to a third"]
+
+
+@pytest.mark.rule("WQ-1")
+def test_an_explicit_key_is_taken_at_its_word(db: sqlite3.Connection, table: QueueTable) -> None:
+    items = [publication("a", key="k"), publication("b", key="k"), publication("k")]
+
+    added = table.publish(db, items)
+    later = table.publish(db, [publication("c", key="k"), publication("a")])
+
+    assert (added, later) == ([True, False, True], [False, True])
+
+
+@pytest.mark.rule("WQ-1")
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize(("error", "may_come_again"), [("", False), ("HTTP 404", True)])
+def test_what_has_died_may_be_published_again_at_once(
+    db: sqlite3.Connection, table: QueueTable, key: str | None, error: str, may_come_again: bool
+) -> None:
+    table.publish(db, [publication("a", key=key)])
+    _, leases = claim_ids(db, table)
+    table.finish(db, leases, error)
+
+    again = table.publish(db, [publication("a", key=key)])
+
+    assert again == [may_come_again]
+    assert claim_ids(db, table)[0] == ["a"] * may_come_again
+
+
+@pytest.mark.rule("WQ-10")
+def test_what_a_dead_worker_held_is_given_back_in_every_queue_and_in_order(
+    db: sqlite3.Connection, table: QueueTable
+) -> None:
+    other = replace(table, worker_id="bert", audit=3600.0)
+    bills = replace(table, name="bills")
+    table.publish(db, [publication(f"g{number}", group="g") for number in range(4)])
+    bills.publish(db, [publication("bill")])
+    other.publish(db, [publication("mine")])
+    claim_ids(db, table, limit=2)
+    claim_ids(db, bills)
+    claim_ids(db, other)
+
+    other.bury(db, ["anna"])
+
+    assert claim_ids(db, other)[0] == ["g0", "g1", "g2", "g3"]
+    assert claim_ids(db, replace(bills, worker_id="bert"))[0] == ["bill"]
+    assert ("g0", "ready", 1000.0, "bert", "the worker died") in story(db)
 
 
 TestQueueComparison = QueueComparison.TestCase
@@ -757,13 +840,19 @@ def test_a_database_of_a_later_version_is_refused(db: sqlite3.Connection) -> Non
         prepare(db)
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, 2, 3])
 def old_db(request: pytest.FixtureRequest) -> Iterator[sqlite3.Connection]:
     """As that version left it at the instant 1300: a bit of everything."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         script = Path(__file__).parent / f"queue_file_{request.param}.sql"
         db.executescript(script.read_text())
         yield db
+
+
+def change_old(db: sqlite3.Connection, part: str, change: str) -> None:
+    """Before version 3, all parts of a message were in one table."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    db.execute(f"UPDATE {'queue_messages' if version < 3 else part} SET {change}")  # noqa: S608
 
 
 @pytest.mark.rule("P1")
@@ -776,7 +865,7 @@ def test_a_file_of_an_old_version_loses_nothing(old_db: sqlite3.Connection, cloc
     prepare(old_db)
     after = old_db.execute(EVERYTHING).fetchall()
     depth = anna.depth(old_db)
-    again = anna.publish(old_db, [publication("old"), publication("g1"), publication("gone")])
+    again = anna.publish(old_db, [publication("g1"), publication("late"), publication("gone")])
     to_bert, _ = claim_ids(old_db, bert)
     to_anna, _ = claim_ids(old_db, anna)
 
@@ -788,7 +877,7 @@ def test_a_file_of_an_old_version_loses_nothing(old_db: sqlite3.Connection, cloc
 
 
 EVERYTHING = (
-    "SELECT id, queue, message_id, dedup_key, pool, group_id, high_priority, state, run_after,"
+    "SELECT id, queue, message_id, pool, group_id, high_priority, state, run_after,"
     " lease_token, lease_version, lease_until, worker_id, deliveries, attempts, posts, last_error,"
     " published_at, first_claimed_at, last_claimed_at, finished_at, body"
     " FROM queue_messages ORDER BY id"
@@ -818,7 +907,7 @@ def test_a_token_that_an_old_version_left_behind_keeps_nobody_from_a_message(
 ) -> None:
     clock.now = 1300.0
     bert = QueueTable("orders", "bert", WINDOW, clock)
-    old_db.execute("UPDATE queue_messages SET lease_token = 5 WHERE message_id IN ('loose', 'g1')")
+    change_old(old_db, "queue_progress", "lease_token = 5 WHERE id IN (4, 9)")  # g1, loose
     prepare(old_db)
 
     claimed = bert.claim(old_db, 10, 30.0).messages
@@ -826,6 +915,23 @@ def test_a_token_that_an_old_version_left_behind_keeps_nobody_from_a_message(
 
     assert {each.body: each.count for each in claimed}.items() >= {b"loose": 2, b"g1": 2}.items()
     assert not lost
+
+
+@pytest.mark.rule("ID-1")
+def test_an_old_file_gets_an_incarnation_of_its_own(old_db: sqlite3.Connection) -> None:
+    prepare(old_db)
+    with closing(database()) as new_db:
+        found = [incarnation(db) for db in (old_db, new_db)]
+    prepare(old_db)
+
+    assert "" not in found
+    assert len(set(found)) == 2
+    assert incarnation(old_db) == found[0]
+
+
+def incarnation(db: sqlite3.Connection) -> str:
+    ((found,),) = db.execute("SELECT incarnation FROM queue_file")
+    return str(found)
 
 
 def test_ids_of_an_old_version_are_not_used_again(old_db: sqlite3.Connection, clock: Clock) -> None:
@@ -836,6 +942,20 @@ def test_ids_of_an_old_version_are_not_used_again(old_db: sqlite3.Connection, cl
     table.publish(old_db, [publication("new")])
 
     assert old_db.execute("SELECT max(id) FROM queue_messages").fetchone() == (101,)
+
+
+@pytest.mark.rule("WQ-1")
+def test_explicit_keys_of_an_old_version_stay_explicit(
+    old_db: sqlite3.Connection, clock: Clock
+) -> None:
+    clock.now = 1300.0
+    change_old(old_db, "queue_entries", "dedup_key = 'k' || id WHERE id IN (2, 4)")  # old, g1
+    prepare(old_db)
+    anna = QueueTable("orders", "anna", WINDOW, clock)
+
+    added = anna.publish(old_db, [publication(name, key=name) for name in ("k2", "k4", "k9")])
+
+    assert added == [False, False, True]
 
 
 @pytest.mark.rule("P4")

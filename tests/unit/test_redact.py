@@ -1,3 +1,5 @@
+import timeit
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,20 +16,58 @@ pytestmark = pytest.mark.rule("DLQ-2", "OPS-5")
         ("https://svc/api", "https://svc/api"),
         ("cannot reach amqp://bob:pw@host/v: refused", "cannot reach amqp://***@host/v: refused"),
         ("https://a:b@c@svc/x", "https://***@svc/x"),
+        ("nats://a:b@h1,nats://c:d@h2", "nats://***@h1,nats://***@h2"),
         ("https://svc/users/me@example.com", "https://svc/users/me@example.com"),
-        ("https://svc/?a=1&access_token=xyz&b=2", "https://svc/?a=1&access_token=***&b=2"),
-        ("https://svc/?apiKey=xyz", "https://svc/?apiKey=***"),
-        ("postgresql://h/db?password=p;q=1", "postgresql://h/db?password=***;q=1"),
+        ("https://svc/?a=1&access_token=xyz&b=2", "https://svc/?***"),
+        ("https://svc/?sig=xyz and more", "https://svc/?*** and more"),
+        ("https://svc/?pwd=a\u00a0b", "https://svc/?***"),
+        ("https://svc?code=x@y", "https://svc?***"),
+        ("https://svc/#credential=xyz", "https://svc/#***"),
+        ("https://svc/a#b?X-Amz-Credential=xyz", "https://svc/a#***"),
+        ("GET /x?auth=xyz failed", "GET /x?*** failed"),
+        ("is it there? see #5", "is it there? see #5"),
     ],
 )
-def test_credentials_in_urls_are_masked(text: str, shown: str) -> None:
+def test_credentials_and_queries_in_urls_are_masked(text: str, shown: str) -> None:
     assert mask_urls(text) == shown
+
+
+HOSTILE = [
+    "?" * 1500 + "key" * 800,
+    "https://svc/" + "?" * 1500 + "key" * 800,
+    "://" * 1365,
+    "://@" * 1024,
+    "://" + "@" * 4000,
+    "@" * 4096,
+    "#" * 4096,
+    "x#" * 2048,
+    "? " * 2048,
+    "https://u:p@h/p?x=1#f " * 180,
+]
+
+
+@pytest.mark.rule("P5")
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:20])
+def test_masking_4_kb_takes_less_than_100_microseconds(text: str) -> None:
+    assert min(timeit.repeat(lambda: mask_urls(text), number=1, repeat=50)) < 100e-6
+
+
+@given(
+    st.text(alphabet=st.sampled_from("ab/:=&;@ "), max_size=20),
+    st.sampled_from(["sig", "code", "pwd", "key", "auth", "x"]),
+    st.text(alphabet=st.characters(min_codepoint=0x21, exclude_categories=["Cc"]), max_size=20),
+)
+def test_no_query_survives_in_any_text(before: str, name: str, value: str) -> None:
+    shown = mask_urls(f"{before}https://host/path?{name}=«{value}» after")
+
+    assert "«" not in shown
+    assert shown.endswith("?*** after")
 
 
 def letter(body: bytes, reply: bytes) -> DeadLetter:
     return DeadLetter(
         queue="q",
-        broker_key="k",
+        fingerprint="k",
         message_id="a",
         pool=None,
         target=None,
@@ -35,7 +75,8 @@ def letter(body: bytes, reply: bytes) -> DeadLetter:
         http_status=400,
         reply=reply,
         error="HTTP 400",
-        attempts=1,
+        failures=1,
+        requests=1,
         first_seen=1.0,
         dead_at=2.0,
         body=body,

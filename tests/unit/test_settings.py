@@ -15,6 +15,7 @@ from router.setting_values import (
     LogLevel,
     NotAllowed,
     seconds,
+    size,
 )
 from router.settings import BadSetting, Settings, setting_notes, settings_table
 
@@ -86,6 +87,28 @@ def test_durations_are_read_in_all_their_units(text: str, expected: float) -> No
     assert seconds(0, 86_400)(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4096", 4096), ("3KiB", 3072), ("500 MiB", 524_288_000), ("1gib", 1024**3)],
+)
+def test_sizes_are_read_in_all_their_units(text: str, expected: int) -> None:
+    assert size(0, 1024**4)(text) == expected
+
+
+@pytest.mark.rule("DLQ-1")
+def test_dead_letters_are_kept_for_ever_up_to_a_gibibyte_unless_set_otherwise() -> None:
+    usual = Settings.from_env({})
+    own = Settings.from_env(
+        {
+            "MESSAGE_ROUTER_DEAD_LETTER_RETENTION": "720h",
+            "MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES": "5MiB",
+        }
+    )
+
+    assert (usual.dead_letter_retention, usual.dead_letter_max_bytes) == (None, 1024**3)
+    assert (own.dead_letter_retention, own.dead_letter_max_bytes) == (2_592_000, 5_242_880)
+
+
 @given(st.text())
 def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> None:
     parse = seconds(1, 86_400)
@@ -119,6 +142,12 @@ def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> 
         ("MESSAGE_ROUTER_DEAD_LETTER_URL", "mysql://h/db", "sqlite:///path or none"),
         ("MESSAGE_ROUTER_DEAD_LETTER_URL", "sqlite://relative", "sqlite:///path or none"),
         ("MESSAGE_ROUTER_DEAD_LETTER_URL", "sqlite:///", "sqlite:///path or none"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_RETENTION", "forever", "such as 500ms, 30s, 5m or 1h"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_RETENTION", "1s", "from 60s"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES", "1MiB", "from 2097152 to"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES", "1GB", "a size such as 500MiB, 2GiB or plain"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES", "1.5GiB", "not '1.5GiB'"),
+        ("MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES", "2000GiB", "to 1099511627776 bytes"),
         ("STANDBY_LOCK_URL", "etcd://host", "redis:// or rediss:// or postgresql:// or nats://"),
         ("STANDBY_LOCK_URL", "redis:host", "must be a URL that begins with redis://"),
         ("STANDBY_LOCK_URL", "redis://", "must be a URL that begins with redis://"),

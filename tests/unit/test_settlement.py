@@ -96,10 +96,11 @@ def test_without_a_policy_the_outcome_alone_decides(
         (judged(NoReply(Fault.TIMEOUT)), 1),
         (judged(NoReply(Fault.UNFORESEEN)), 1),
         (NO_OUTCOME, 1),
+        (judged(Reply(404)), 1),
+        (judged(NoReply(Fault.TARGET_REFUSED)), 1),
         (DEFERRED, 0),
         (RATE_LIMITED, 0),
-        (judged(Reply(404)), 0),
-        (judged(Reply(503, PERMANENT)), 0),
+        (judged(Reply(503, PERMANENT)), 1),
         (circuit_open(30.0), 0),
     ],
 )

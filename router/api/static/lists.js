@@ -94,7 +94,7 @@ function Letter({ letter, act }) {
     ${letter.target && html`<p class="break">${letter.target}</p>`}
     ${letter.error && html`<p class="dim break">${letter.error}</p>`}
     ${letter.reply && html`<pre class="reply">${letter.reply}</pre>`}
-    <div class="line dim"><span>${letter.queue}${letter.pool ? ` → ${letter.pool}` : ""} · ${count(letter.attempts)} ${letter.attempts === 1 ? "attempt" : "attempts"}</span>
+    <div class="line dim"><span>${letter.queue}${letter.pool ? ` → ${letter.pool}` : ""} · ${count(letter.failures)} ${letter.failures === 1 ? "failure" : "failures"}, ${count(letter.requests)} ${letter.requests === 1 ? "request" : "requests"}</span>
       <span class="actions">
         ${letter.reason !== "MALFORMED" && html`<${Button} kind="small" label="Replay ${name}" onClick=${() => act.replay(letter)}>Replay<//>`}
         <${Button} kind="small danger" label="Discard ${name}" onClick=${() => act.discard(letter)}>Discard<//>

@@ -1,4 +1,4 @@
--- A file of version 2 becomes one of version 3: around the new schema, in one transaction.
+-- A file of version 2 gets the tables of version 4: around the new schema, in one transaction.
 
 -- name: before
 DROP VIEW IF EXISTS queue_audit;

@@ -1,15 +1,15 @@
--- The work queue's statements, each under its name. Times are seconds by the machine's clock, which
--- all processes that share the file share too.
+-- The work queue's statements, each under its name. Times are seconds by the clock of the file, which
+-- all processes that share it go by.
 --
 -- Each statement takes any number of rows as a JSON array and answers in at most one row. Every row
 -- fetched gives up Python's lock once, and under load it takes a millisecond to get it back.
 
 -- name: forget
--- Finished messages outside of the dedup window that nobody has pruned yet.
+-- What may be published again: messages that died, or were finished before the dedup window.
 UPDATE queue_entries SET dedup_key = NULL
 WHERE queue = :queue AND dedup_key IN (SELECT value FROM json_each(:keys)) AND EXISTS (
     SELECT 1 FROM queue_progress
-    WHERE queue_progress.id = queue_entries.id AND finished_at <= :before
+    WHERE queue_progress.id = queue_entries.id AND (has_failed OR finished_at <= :before)
 );
 
 -- name: known
@@ -104,9 +104,9 @@ WHERE look_at <= :now
 ORDER BY look_at LIMIT 1;
 
 -- name: held_by
--- A hand-over to this worker.
+-- A hand-over to that worker, of any queue.
 SELECT id, queue FROM queue_changes INDEXED BY hand_overs
-WHERE look_at IS NOT NULL AND queue = :queue AND worker_id = :worker_id
+WHERE look_at IS NOT NULL AND worker_id = :worker_id
 LIMIT 1;
 
 -- name: ended
@@ -359,11 +359,11 @@ WHERE id IN (SELECT value FROM json_each(:lanes)) AND first_id IS NULL;
 
 -- name: write
 INSERT INTO queue_changes (
-    queue, at, state, worker_id, error, in_flight, look_at, prune_from, has_bodies, ids
+    queue, at, state, worker_id, error, in_flight, look_at, lease, prune_from, has_bodies, ids
 )
 VALUES (
     :queue, :at, :state, :worker_id, nullif(:error, ''),
-    iif(:look_at IS NULL, NULL, json_array_length(:ids)), :look_at,
+    iif(:look_at IS NULL, NULL, json_array_length(:ids)), :look_at, :look_at - :at,
     :prune_from, iif(:prune_from IS NULL, NULL, true), :ids
 );
 

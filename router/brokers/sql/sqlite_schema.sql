@@ -1,8 +1,15 @@
--- The work queue's file, version 3.
+-- The work queue's file, version 4.
 --
 -- A claim or a finish costs what it writes, a page at a time. So what changes often stands close
 -- together, in narrow rows, apart from the messages: those are written when they are published, and
 -- once more, many at a time, to empty the bodies of finished ones.
+
+-- One row: which file this is, and what its clock goes by.
+CREATE TABLE queue_file (
+    incarnation      TEXT    NOT NULL,                  -- random: another file has other messages
+    boot_id          TEXT    NOT NULL,
+    clock_offset     REAL    NOT NULL                   -- all instants are uptime + offset
+);
 
 -- What was published.
 CREATE TABLE queue_entries (
@@ -97,6 +104,7 @@ CREATE TABLE queue_changes (
     error            TEXT,
     in_flight        INTEGER,                           -- of those claimed, how many still are
     look_at          REAL,                              -- while any is: no lease ends before
+    lease            REAL,                              -- of those claimed: seconds
     prune_from       REAL,                              -- of those finished, while any is still here
     has_bodies       INTEGER,                           -- whether those finished still have theirs
     ids              TEXT    NOT NULL                   -- JSON
@@ -120,4 +128,4 @@ CREATE TABLE queue_sizes (
 
 -- "MRQQ"
 PRAGMA application_id = 1297239633;
-PRAGMA user_version = 3;
+PRAGMA user_version = 4;

@@ -1,0 +1,208 @@
+"""Which workers are dead, and what they held, so that nobody has to wait for a lease (WQ-10)."""
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from math import inf
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import quote, unquote
+
+from msgspec import Struct
+
+from router.brokers.machine import THIS_MACHINE
+from router.ports import Disconnected
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY: Final = 0.5  # seconds between two looks for dead workers
+
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+
+# File systems whose locks depend on a server: they can be lost while their owner lives.
+_REMOTE: Final = (
+    *("nfs", "cifs", "smb", "9p", "afs", "ceph", "fuse", "glusterfs", "lustre", "gpfs", "beegfs"),
+    *("ocfs2", "gfs2"),
+)
+
+
+class Liveness(Protocol):
+    """Tells which workers of one place, such as a queue file, are dead."""
+
+    def claim_own(self, worker_id: str) -> AbstractContextManager[None]:
+        """Count as alive within."""
+
+    def others(self) -> Collection[str]:
+        """The workers of other processes, dead or alive, as far as they are known here."""
+
+    def dead_among(self, worker_ids: Collection[str]) -> AbstractContextManager[Collection[str]]:
+        """Those that are certainly dead. Nobody else gets them within.
+
+        They are forgotten at the end, unless there was an error.
+        """
+
+
+class WorkerLocks:
+    """A locked file for each living worker: `prefix` and the worker's id are its path.
+
+    The kernel frees the lock when the process ends, however it ends. A worker without a file, with
+    a file of another boot, or on a network file system may be alive for all we know.
+    """
+
+    def __init__(self, prefix: Path, boot_id: str = THIS_MACHINE.boot_id) -> None:
+        self._folder, self._name = prefix.parent, prefix.name
+        self._boot_id = boot_id
+        self._is_reliable: bool | None = None  # None: not found out yet
+
+    @contextmanager
+    def claim_own(self, worker_id: str) -> Iterator[None]:
+        """Hold the lock within. A process may do so several times: its file is opened once."""
+        path = self._path(worker_id)
+        try:
+            _hold(path, self._content(worker_id))
+        except OSError as error:
+            log.warning(
+                "without a lock file, what this worker holds stays held for a lease if it dies: %s",
+                error.strerror,
+            )
+            yield
+            return
+        try:
+            yield
+        finally:
+            _let_go(path)
+
+    def others(self) -> Collection[str]:
+        if self._is_reliable is None:
+            self._is_reliable = bool(self._boot_id) and not _is_remote(self._folder.resolve())
+        if not self._is_reliable:
+            return ()
+        with suppress(OSError), os.scandir(self._folder) as entries:
+            return [
+                unquote(entry.name.removeprefix(self._name))
+                for entry in entries
+                if entry.name.startswith(self._name) and self._folder / entry.name not in _held
+            ]
+        return ()
+
+    @contextmanager
+    def dead_among(self, worker_ids: Collection[str]) -> Iterator[Collection[str]]:
+        locked: dict[str, int] = {}
+        try:
+            for worker_id in worker_ids:
+                file = self._lock_if_dead(worker_id)
+                if file is not None:
+                    locked[worker_id] = file
+            yield locked.keys()
+            for worker_id in locked:
+                self._path(worker_id).unlink(missing_ok=True)
+        finally:
+            for file in locked.values():
+                os.close(file)
+
+    def _lock_if_dead(self, worker_id: str) -> int | None:
+        path = self._path(worker_id)
+        if path in _held:
+            return None
+        with suppress(OSError):
+            # It is written under the lock. So there is no instant at which a living worker's file
+            # says so much and is not locked.
+            if path.read_text() == self._content(worker_id):
+                return _lock(path, os.O_RDWR)
+        return None
+
+    def _path(self, worker_id: str) -> Path:
+        return self._folder / (self._name + quote(worker_id, safe=""))
+
+    def _content(self, worker_id: str) -> str:
+        return f"{self._boot_id}\n{worker_id}\n"
+
+
+class Recovery:
+    """Ends the leases of dead workers."""
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
+        self._others: Collection[str] = ()
+        self._last_look = -inf
+
+    async def run(self, end_leases: Callable[[Collection[str]], Awaitable[None]]) -> bool:
+        """Have what dead workers hold given back, unless we looked just now. Did any hold any?"""
+        now = asyncio.get_running_loop().time()
+        if now < self._last_look + LOOK_EVERY:
+            return False
+        self._last_look = now
+        self._others = self._liveness.others()
+        with self._liveness.dead_among(self._others) as dead:
+            if dead:
+                await end_leases(dead)
+                log.info("dead workers hold nothing any more", extra={"workers": sorted(dead)})
+        return bool(dead)
+
+    def patience(self, seconds: float) -> float:
+        """How long to wait before the next look, if something is held or delayed for `seconds`."""
+        return min(seconds, LOOK_EVERY) if self._others and seconds < inf else seconds
+
+
+class _Own(Struct):
+    file: int
+    users: int = 0
+
+
+_held: Final[dict[Path, _Own]] = {}  # by this process
+
+
+def _hold(path: Path, content: str) -> None:
+    own = _held.get(path)
+    if own is None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = _lock(path, os.O_RDWR | os.O_CREAT)
+        if file is None:
+            raise Disconnected(f"{path.name} is locked: another process has this worker id")
+        try:
+            os.truncate(file, 0)
+            os.pwrite(file, content.encode(), 0)
+        except OSError:
+            os.close(file)
+            raise
+        own = _held[path] = _Own(file)
+    own.users += 1
+
+
+def _let_go(path: Path) -> None:
+    own = _held[path]
+    own.users -= 1
+    if not own.users:
+        del _held[path]
+        with suppress(OSError):
+            path.unlink()
+        os.close(own.file)
+
+
+def _lock(path: Path, flags: int) -> int | None:
+    """Open and lock the file of that name; None if another has the lock, or has removed it."""
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file), path.stat()):
+            return file
+    os.close(file)
+    return None
+
+
+def _is_remote(folder: Path) -> bool:
+    """Whether a server keeps its files, or we cannot tell."""
+    try:
+        mounts = _MOUNTS.read_text().splitlines()
+    except OSError:
+        return True
+    nearest, kind = "", "nfs"
+    for mount in mounts:
+        where, _, what = mount.partition(" - ")
+        point = where.split()[4].replace("\\040", " ")
+        if len(point) >= len(nearest) and folder.is_relative_to(point):
+            nearest, kind = point, what.split()[0]
+    return kind.startswith(_REMOTE)

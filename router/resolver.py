@@ -1,0 +1,136 @@
+"""Host names to addresses: a slow name delays deliveries to itself, and to no other.
+
+libcurl looks up all names with a few threads, so a few slow names stop everybody. Here each look-up
+has a thread of its own, one at a time for each name, and all who want that name wait for it. What
+was found is used for a minute and looked up again before that ends. So whoever sends to a name all
+the time never waits.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Thread
+from typing import Final
+
+from msgspec import Struct
+
+FRESH: Final = 60.0  # seconds that addresses are used
+AHEAD: Final = 30.0  # from this age on they are looked up again, and used meanwhile
+PAUSE: Final = 5.0  # between two such look-ups
+MAX_LOOK_UPS: Final = 256  # at a time, each in a thread
+RESERVED: Final = 64  # of them for names that were found before
+MAX_KEPT: Final = 10_000  # names
+
+LookUp = Callable[[str], Sequence[str]]  # blocks; raises OSError or UnicodeError
+
+
+class Unresolved(Exception):
+    """The name has no address, or none was found in time."""
+
+
+class TooManyLookUps(Exception):
+    """No thread is free for a new name. That says nothing about the name."""
+
+
+class Addresses(Struct, eq=False):
+    """What a name stands for. Each look-up makes a new one."""
+
+    ips: Sequence[str]
+    found_at: float  # loop time
+    look_again_at: float
+
+
+def system_look_up(host: str) -> Sequence[str]:
+    """Ask the system, which knows /etc/hosts and its name servers."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(each[4][0]).partition("%")[0] for each in found))
+
+
+class Resolver:
+    """Made and used on the running event loop."""
+
+    def __init__(self, look_up: LookUp = system_look_up) -> None:
+        self._look_up = look_up
+        self._loop = asyncio.get_running_loop()
+        self._found: dict[str, Addresses] = {}  # the latest last
+        self._running: dict[str, asyncio.Future[Addresses | Unresolved]] = {}
+
+    def recall(self, host: str) -> Addresses | None:
+        """Return what was found lately. None: it must be looked up."""
+        addresses = self._found.get(host)
+        if addresses is None:
+            return None
+        now = self._loop.time()
+        if now < addresses.look_again_at:
+            return addresses
+        if now >= addresses.found_at + FRESH:
+            return None
+        addresses.look_again_at = now + PAUSE
+        with suppress(TooManyLookUps):
+            self._start(host)
+        return addresses
+
+    async def resolve(self, host: str, within: float) -> Addresses:
+        """Look the name up, or wait for who does so already.
+
+        Raises Unresolved, and TooManyLookUps.
+        """
+        looking = self._start(host)
+        await asyncio.wait((looking,), timeout=within)
+        if not looking.done():
+            raise Unresolved(f"Resolving {host} timed out after {within:g} s")
+        result = looking.result()
+        if isinstance(result, Unresolved):
+            raise result
+        return result
+
+    def close(self) -> None:
+        """Let go of all who wait. Threads under way end when the system answers."""
+        for host in list(self._running):
+            self._end(host, Unresolved("closed"))
+
+    def _start(self, host: str) -> asyncio.Future[Addresses | Unresolved]:
+        looking = self._running.get(host)
+        if looking is not None:
+            return looking
+        allowed = MAX_LOOK_UPS if host in self._found else MAX_LOOK_UPS - RESERVED
+        if len(self._running) >= allowed:
+            raise TooManyLookUps("too many host names are being looked up")
+        looking = self._running[host] = self._loop.create_future()
+        try:
+            # A daemon: one that hangs must not hold up the end of the process.
+            Thread(target=self._work, args=(host,), name="resolve", daemon=True).start()
+        except RuntimeError:  # the system allows no more threads
+            del self._running[host]
+            raise TooManyLookUps("no thread is left to look up a host name") from None
+        return looking
+
+    def _work(self, host: str) -> None:
+        """In a thread."""
+        result: Sequence[str] | Unresolved
+        try:
+            result = self._look_up(host)
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            result = Unresolved(f"Could not resolve host: {host} ({reason or 'no host name'})")
+        except Exception as error:  # noqa: BLE001 - who waits must be told, whatever it is
+            result = Unresolved(f"Could not resolve host: {host} ({error!r})")
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._done, host, result)
+
+    def _done(self, host: str, result: Sequence[str] | Unresolved) -> None:
+        if isinstance(result, Unresolved):
+            self._end(host, result)
+            return
+        now = self._loop.time()
+        self._found.pop(host, None)
+        self._found[host] = addresses = Addresses(result, now, now + AHEAD)
+        if len(self._found) > MAX_KEPT:
+            del self._found[next(iter(self._found))]
+        self._end(host, addresses)
+
+    def _end(self, host: str, result: Addresses | Unresolved) -> None:
+        looking = self._running.pop(host, None)
+        if looking is not None:  # else closed meanwhile
+            looking.set_result(result)

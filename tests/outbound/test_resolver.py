@@ -1,0 +1,310 @@
+"""Looking up names: a slow one delays deliveries to itself, and to no other."""
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from threading import Event, Thread
+from typing import Any, Final
+
+import pytest
+
+from router import resolver as module
+from router.core.outcome import Answer, Fault, NoReply, Reply
+from router.core.target_safety import TargetPolicy
+from router.curl_loop import NO_DESCRIPTORS, CurlLoop, CurlOptions, RefuseAddress
+from router.resolver import AHEAD, FRESH, Addresses, Resolver, TooManyLookUps, Unresolved
+from tests.outbound.servers import listening, until
+from tests.outbound.test_curl_loop import no_more_descriptors, refuse_nothing
+
+pytestmark = [pytest.mark.anyio, pytest.mark.rule("P5")]
+
+HERE: Final = ("127.0.0.1",)
+
+
+@dataclass
+class Names:
+    """A name service: some names are slow until the gate opens, others it does not know."""
+
+    known: dict[str, Sequence[str]] = field(default_factory=lambda: {"good.test": HERE})
+    gate: Event = field(default_factory=Event)
+    asked: Counter[str] = field(default_factory=Counter)
+
+    def look_up(self, host: str) -> Sequence[str]:
+        self.asked[host] += 1
+        if host.endswith(".slow.test"):
+            self.gate.wait()
+            return HERE
+        if host not in self.known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return self.known[host]
+
+
+@contextmanager
+def slow_names() -> Iterator[Names]:
+    names = Names()
+    try:
+        yield names
+    finally:
+        names.gate.set()
+
+
+@asynccontextmanager
+async def curl(
+    names: Names, refuse: RefuseAddress = refuse_nothing, **options: Any
+) -> AsyncIterator[CurlLoop]:
+    async with CurlLoop(CurlOptions(**options), refuse, look_up=names.look_up) as loop:
+        yield loop
+
+
+def age(addresses: Addresses, seconds: float) -> None:
+    addresses.found_at -= seconds
+    addresses.look_again_at -= seconds
+
+
+async def test_slow_names_delay_nobody_else() -> None:
+    with slow_names() as names:
+        async with listening() as target, curl(names) as loop:
+
+            async def post(host: str, timeout: float = 2) -> Answer:
+                return await loop.post(f"http://{host}:{target.port}/", [], b"", timeout)
+
+            slow = [asyncio.ensure_future(post(f"{n}.slow.test")) for n in range(100)]
+            await until(lambda: len(names.asked) == 100)
+            begun = asyncio.get_running_loop().time()
+            healthy = [await post("good.test") for _ in range(3)]
+            literal = await post("127.0.0.1")
+            took = asyncio.get_running_loop().time() - begun
+            answers = await asyncio.gather(*slow)
+
+    assert healthy == [Reply(200)] * 3
+    assert literal == Reply(200)
+    assert took < 0.5
+    assert answers == [
+        NoReply(Fault.NETWORK, f"Resolving {n}.slow.test timed out after 2 s") for n in range(100)
+    ]
+
+
+async def test_all_who_want_a_name_wait_for_one_look_up_and_share_what_it_finds() -> None:
+    with slow_names() as names:
+        resolver = Resolver(names.look_up)
+        asking = [asyncio.ensure_future(resolver.resolve("a.slow.test", 9)) for _ in range(50)]
+        await until(lambda: names.asked["a.slow.test"] == 1)
+        names.gate.set()
+        found = await asyncio.gather(*asking)
+
+        assert {id(each) for each in found} == {id(resolver.recall("a.slow.test"))}
+        assert found[0].ips == HERE
+        assert names.asked == {"a.slow.test": 1}
+
+
+async def test_who_has_waited_long_enough_goes_and_the_answer_is_there_for_the_next() -> None:
+    with slow_names() as names:
+        resolver = Resolver(names.look_up)
+        with pytest.raises(Unresolved, match=r"Resolving a\.slow\.test timed out after 0\.01 s"):
+            await resolver.resolve("a.slow.test", 0.01)
+        names.gate.set()
+        await until(lambda: resolver.recall("a.slow.test") is not None)
+
+        assert names.asked == {"a.slow.test": 1}
+
+
+async def test_addresses_in_use_are_looked_up_again_before_they_are_too_old() -> None:
+    names = Names()
+    resolver = Resolver(names.look_up)
+    first = await resolver.resolve("good.test", 9)
+    assert resolver.recall("good.test") is first
+    assert names.asked["good.test"] == 1
+
+    names.known["good.test"] = ("127.0.0.2",)
+    age(first, AHEAD)
+    assert resolver.recall("good.test") is first
+    await until(lambda: resolver.recall("good.test") is not first)
+    second = resolver.recall("good.test")
+
+    assert second is not None
+    assert second.ips == ("127.0.0.2",)
+    assert names.asked["good.test"] == 2
+
+
+async def test_addresses_that_cannot_be_looked_up_again_are_used_until_they_are_too_old() -> None:
+    names = Names()
+    resolver = Resolver(names.look_up)
+    first = await resolver.resolve("good.test", 9)
+    names.known.clear()
+    age(first, AHEAD)
+    resolver.recall("good.test")
+    await until(lambda: not resolver._running)
+
+    assert resolver.recall("good.test") is first  # and no further look-up at once
+    assert names.asked["good.test"] == 2
+    age(first, FRESH)
+    assert resolver.recall("good.test") is None
+    with pytest.raises(Unresolved, match=r"good\.test \(Name or service not known\)"):
+        await resolver.resolve("good.test", 9)
+
+
+async def test_when_all_threads_wait_names_found_before_are_still_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_LOOK_UPS", 4)
+    monkeypatch.setattr(module, "RESERVED", 2)
+    with slow_names() as names:
+        async with listening() as target, curl(names) as loop:
+
+            async def post(host: str) -> Answer:
+                return await loop.post(f"http://{host}:{target.port}/", [], b"", 1)
+
+            await post("good.test")
+            found = loop._resolver._found["good.test"]
+            age(found, AHEAD)
+            slow = [asyncio.ensure_future(post(f"{n}.slow.test")) for n in range(2)]
+            await until(lambda: len(names.asked) == 3)
+            new = await post("new.test")
+            age(found, FRESH)
+            known = await post("good.test")
+            await asyncio.gather(*slow)
+
+    assert new == NoReply(Fault.OVERLOADED, "not sent: too many host names are being looked up")
+    assert known == Reply(200)
+
+
+async def test_addresses_are_used_although_no_thread_is_free_to_look_them_up_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    names = Names()
+    resolver = Resolver(names.look_up)
+    first = await resolver.resolve("good.test", 9)
+    monkeypatch.setattr(Thread, "start", fail)
+    age(first, AHEAD)
+
+    assert resolver.recall("good.test") is first
+    with pytest.raises(TooManyLookUps, match="no thread"):
+        await resolver.resolve("new.test", 9)
+    assert not resolver._running
+
+
+async def test_a_bug_of_the_name_service_is_told_to_who_waits() -> None:
+    def look_up(_: str) -> Sequence[str]:
+        raise KeyError("bug")
+
+    def refuse(_: str) -> Sequence[str]:
+        raise UnicodeError("label too long")
+
+    with pytest.raises(Unresolved, match=r"a\.test \(KeyError\('bug'\)\)"):
+        await Resolver(look_up).resolve("a.test", 9)
+    with pytest.raises(Unresolved, match="no host name"):
+        await Resolver(refuse).resolve("a.test", 9)
+
+
+async def test_the_latest_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT", 2)
+    names = Names(dict.fromkeys(("a", "b", "c"), HERE))
+    resolver = Resolver(names.look_up)
+    for name in "abc":
+        await resolver.resolve(name, 9)
+
+    assert resolver.recall("a") is None
+    assert resolver.recall("b") is not None
+    assert resolver.recall("c") is not None
+
+
+async def test_who_waits_for_a_name_is_let_go_at_the_end() -> None:
+    with slow_names() as names:
+        async with curl(names) as loop:
+            posting = asyncio.ensure_future(loop.post("http://a.slow.test/", [], b"", 60))
+            await until(lambda: len(names.asked) == 1)
+        answer = await posting
+        names.gate.set()
+
+    assert answer == NoReply(Fault.NETWORK, "closed")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:{port}/",
+        "http://localhost:{port}/",
+        "http://LOCALHOST.:{port}/",
+        "http://a.localhost:{port}/",
+    ],
+)
+async def test_an_address_and_this_host_are_not_looked_up(url: str) -> None:
+    names = Names()
+    async with listening() as target, curl(names) as loop:
+        answer = await loop.post(url.format(port=target.port), [], b"", 5)
+
+    assert answer == Reply(200)
+    assert not names.asked
+
+
+async def test_behind_a_proxy_the_proxy_looks_names_up() -> None:
+    names = Names()
+    async with listening() as proxy, curl(names, proxy=f"http://127.0.0.1:{proxy.port}") as loop:
+        answer = await loop.post("http://far.test/", [], b"", 5)
+
+    assert answer == Reply(200)
+    assert not names.asked
+
+
+@pytest.mark.parametrize("host", ["good.test", "good.test.", "GOOD.test", "a_b~c.test"])
+async def test_libcurl_uses_what_was_looked_up(host: str) -> None:
+    names = Names({host.lower(): HERE})
+    async with listening() as target, curl(names) as loop:
+        for path in ("", "a", "b"):
+            assert await loop.post(f"http://{host}:{target.port}/{path}", [], b"", 5) == Reply(200)
+
+    assert target.connections == 1
+    assert names.asked == {host.lower(): 1}
+
+
+@pytest.mark.rule("MED-5")
+async def test_an_address_is_checked_whenever_a_connection_is_made() -> None:
+    """Whoever owns the name may change what it stands for after it was found harmless."""
+    names = Names({"bad.test": ("::1", "127.0.0.1")})
+    refuse = TargetPolicy().refuse_address
+    async with listening() as target, curl(names, refuse, http_version="HTTP_1_1") as loop:
+        url = f"http://bad.test:{target.port}/"
+        harmless = await loop.post(url, [], b"", 5)
+        names.known["bad.test"] = ("169.254.169.254", "fd00:ec2::254")
+        age(loop._resolver._found["bad.test"], FRESH)
+        reused = await loop.post(url, [], b"", 5)  # over the connection that was checked
+        target.hang_up()
+        await until(lambda: target.open_connections == 0)
+        refused = await loop.post(url, [], b"", 5)
+
+    assert (harmless, reused) == (Reply(200), Reply(200))
+    assert isinstance(refused, NoReply)
+    assert refused.fault is Fault.TARGET_REFUSED
+
+
+@pytest.mark.rule("MED-5")
+async def test_the_next_address_is_tried_when_one_is_refused() -> None:
+    names = Names({"two.test": ("169.254.169.254", "127.0.0.1")})
+    async with listening() as target, curl(names, TargetPolicy().refuse_address) as loop:
+        answer = await loop.post(f"http://two.test:{target.port}/", [], b"", 5)
+
+    assert answer == Reply(200)
+
+
+async def test_a_look_up_that_fails_for_lack_of_descriptors_is_our_fault() -> None:
+    names = Names()
+    async with curl(names) as loop:
+        with no_more_descriptors():
+            ours = await loop.post("http://a.test/", [], b"", 5)
+        theirs = await loop.post("http://a.test/", [], b"", 5)
+
+    assert ours == NoReply(Fault.OVERLOADED, NO_DESCRIPTORS)
+    assert isinstance(theirs, NoReply)
+    assert theirs.fault is Fault.NETWORK
+
+
+async def test_names_of_this_machine_are_found_by_the_system() -> None:
+    found = await Resolver().resolve("localhost", 9)
+
+    assert "127.0.0.1" in found.ips

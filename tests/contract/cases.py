@@ -76,6 +76,8 @@ class Case(Struct, frozen=True, kw_only=True):
     @property
     def compares_bodies(self) -> bool:
         """Whether it is a work queue: there, what is identical is a duplicate without a key."""
+        if self.model is not None:
+            return self.model is Kind.POSTGRES
         return self.server in {None, "postgres", "pooled_postgres"}
 
     def queue(self, directory: Path, lease: float = 30.0) -> QueueConfig:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from router.brokers import BrokerDoor
+from router.brokers.machine import Machine
 from tests.contract.activemq_place import ActiveMqPlace
 from tests.contract.cases import CASES, Case, Ends, Place, both_ends
 from tests.contract.nats_place import NatsPlace
@@ -59,14 +60,15 @@ async def door(anyio_backend: object, case: Case, tmp_path: Path) -> AsyncIterat
 async def modelled_door(case: Case, directory: Path) -> AsyncIterator[BrokerDoor]:
     """The real adapter, with the simulation's model of its server behind it (SIM-3)."""
     assert case.model is not None
-    weather = Weather(random.Random(1))
+    weather = Weather(random.Random(1))  # noqa: S311  repeatable, not secret
     weather.is_calm = True
     server = make_server(case.model, weather)
     server.make(place_of(case.queue(directory)))
     clock = asyncio.get_running_loop().time
+    machine = Machine(wall=clock, uptime=clock, boot_id="boot")
     with installed(server):
         async with BrokerDoor(
-            worker_id="worker-1", dedup_window=300.0, settings=case.settings, clock=clock
+            worker_id="worker-1", dedup_window=300.0, settings=case.settings, machine=machine
         ) as door:
             yield door
 

@@ -91,9 +91,11 @@ def _story(result: Result) -> str:
     plan = result.plan
     used = sorted({number for step in plan.steps for number in step.bodies})
     lines = [
-        f"seed {plan.seed}: {plan.kind.value}, {plan.routers} router(s), {plan.queues} queue(s), "
-        f"{plan.connections} connection(s), lease {plan.lease:g} s, attempts {plan.attempts}, "
-        f"rate {plan.rate}",
+        (
+            f"seed {plan.seed}: {plan.kind.value}, {plan.routers} router(s), {plan.queues} queue(s), "
+            f"{plan.connections} connection(s), lease {plan.lease:g} s, "
+            f"attempts {plan.attempts}, rate {plan.rate}"
+        ),
         *(f"  body {number}: {plan.bodies[number].content.decode()}" for number in used),
         *(
             f"  target t{host} from {phase.at:g} s on: {phase.mood.value} ({phase.share:.0%})"
@@ -134,8 +136,8 @@ class Progress:
 def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="./dev simulate",
-        description="Runs routers in deterministic worlds full of faults and checks that nothing is lost. "
-        "Exit code 0: nothing broke; 1: a world broke a rule, or a mutant was not found.",
+        description="Runs routers in worlds full of faults and checks that nothing is lost.",
+        epilog="Exit code 0: nothing broke; 1: a world broke a rule, or a mutant was not found.",
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="so many worlds (default: 1000)")
     parser.add_argument("--seed", type=int, metavar="S", help="only this world, told in full")

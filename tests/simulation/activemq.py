@@ -1,7 +1,7 @@
 """ActiveMQ as its adapter's connection sees it: STOMP 1.2 over a transport that a model answers.
 
-What it knows (BROKERS.md): it makes message ids, also for scheduled copies, which get new ones; what
-a connection had returns in front when it ends, `redelivered` unless the broker was restarted; a group
+What it knows: it makes message ids, also for scheduled copies, which get new ones; what a
+connection had returns in front when it ends, `redelivered` unless the broker was restarted; a group
 stays with one consumer as long as that lives; a transaction is stored as a whole.
 """
 

@@ -52,7 +52,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.network: Network | None = None
         self.thread_takes: Callable[[], float] = lambda: 0.0
         self._ready: Any
-        self._scheduled: list[asyncio.TimerHandle]
+        self._scheduled: list[Any]  # asyncio's own timers, with more to them than the stubs tell
         self._timer_cancelled_count: int
         self.set_task_factory(_make_task)
 
@@ -64,7 +64,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.extend(process.missed)
         process.missed.clear()
 
-    def run_in_executor(  # type: ignore[override]
+    def run_in_executor(
         self, executor: object, func: Callable[..., T], *args: object
     ) -> asyncio.Future[T]:
         """Do it now; the answer comes a moment later, and not at all to a process that is gone."""
@@ -111,7 +111,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 if self._stopping:  # type: ignore[attr-defined]
                     return
                 raise Deadlock
-            self.now = max(self.now, cast("float", scheduled[0]._when))
+            self.now = max(self.now, scheduled[0]._when)
         while scheduled and scheduled[0]._when <= self.now:
             handle = heapq.heappop(scheduled)
             handle._scheduled = False
@@ -119,7 +119,7 @@ class SimLoop(asyncio.BaseEventLoop):
         for _ in range(len(ready)):
             self._run_one(ready.popleft())
 
-    def _run_one(self, handle: asyncio.Handle) -> None:
+    def _run_one(self, handle: Any) -> None:
         if handle._cancelled:
             return
         owner = handle._context.get(OWNER)

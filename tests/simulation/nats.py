@@ -1,6 +1,6 @@
 """NATS JetStream as its adapter's link sees it: streams, and durable pull consumers.
 
-What it knows (BROKERS.md): a message is its stream and sequence; what is not acknowledged in time,
+What it knows: a message is its stream and sequence; what is not acknowledged in time,
 or was nak'ed, comes again; an acknowledgement counts however old it is; `Nats-Msg-Id` drops
 duplicates for two minutes; nothing is tied to a connection but the requests made over it.
 """

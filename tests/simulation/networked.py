@@ -1,4 +1,4 @@
-"""A work queue behind a network: the real table, as PostgreSQL would keep it for several routers."""
+"""A work queue behind a network: the real table, as PostgreSQL would keep it for many routers."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

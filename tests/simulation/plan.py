@@ -1,4 +1,4 @@
-"""What will happen in a world: drawn from its seed before anything runs, so that it can be shrunk."""
+"""What will happen in a world: drawn from its seed before anything runs, so it can be shrunk."""
 
 import json
 import random
@@ -58,6 +58,7 @@ class Act(StrEnum):
     CLOCK = "clock"
     STORE = "store fails"
     RECREATE = "recreate the queue"
+    REBOOT = "reboot"
     POOLS = "change the pools"
 
 
@@ -252,14 +253,14 @@ class _Drawing(Struct):
         elif act is Act.PAUSE:
             seconds = rng.choice((2.0, 31.0, 65.0, LONGEST_PAUSE))
         if act is Act.KILL and self.kind is Kind.SQLITE and rng.random() < 0.4:
-            act = Act.RECREATE
+            act = rng.choice((Act.RECREATE, Act.REBOOT))
         share = rng.choice((0.1, 0.3, 0.6))
         router = rng.randrange(self.routers)
         self.steps.append(Step(at, act, router=router, seconds=seconds, share=share))
 
 
 def draw(seed: int, kind: Kind | None = None) -> Plan:
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311  repeatable, not secret
     drawn = kind or rng.choice(KINDS)
     routers = rng.choice((1, 1, 1, 2, 3))
     drawing = _Drawing(rng, drawn, routers, rng.choice((1, 1, 2)))

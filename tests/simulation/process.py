@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from router.brokers import BrokerDoor
+from router.brokers.machine import Machine
 from router.brokers.sqlite import SqliteQueues
+from router.brokers.worker_locks import Liveness
 from router.core.config import RoutingConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
 from router.core.warnings import WarningBook
@@ -22,6 +24,7 @@ from router.engine.queue_manager import QueueManager, Surroundings
 from router.ports import Brokers, DeadLetterStore, Sender, StoreError
 from router.storage.dead_letters import open_store
 from tests.simulation.loop import Process, SimLoop
+from tests.simulation.plan import DEDUP_WINDOW
 
 TIMEOUT = 60.0  # of a request
 
@@ -32,7 +35,11 @@ class Surrounding(Protocol):
     config: RoutingConfig
     store_fails: bool
 
+    @property
+    def machine(self) -> Machine: ...
+
     def wall(self) -> float: ...
+    def liveness(self, prefix: Path) -> Liveness: ...
     def jitter(self, low: float, high: float) -> float: ...
     def new_id(self) -> str: ...
     def brokers(self, door: BrokerDoor) -> Brokers: ...
@@ -57,6 +64,11 @@ class SimStore:
         self, wanted: LetterFilter, *, limit: int, before: int | None = None
     ) -> Sequence[KeptLetter]:
         return await self._store.find(wanted, limit=limit, before=before)
+
+    async def find_in_order(
+        self, wanted: LetterFilter, *, limit: int, up_to: int, after: KeptLetter | None = None
+    ) -> Sequence[KeptLetter]:
+        return await self._store.find_in_order(wanted, limit=limit, up_to=up_to, after=after)
 
     async def get(self, letter_id: int) -> KeptLetter | None:
         return await self._store.get(letter_id)
@@ -133,14 +145,18 @@ class SimRouter:
         breakers = Breakers(lambda _: None)
         async with AsyncExitStack() as stack:
             file = await stack.enter_async_context(
-                open_store(f"sqlite:///{self._directory}/dead-letters.db")
+                open_store(f"sqlite:///{self._directory}/dead-letters.db", wall=world.wall)
             )
             self._file = file
             self.store = SimStore(file, world)
-            self._door = await stack.enter_async_context(
-                BrokerDoor(worker_id=self.process.name, dedup_window=300.0, clock=world.wall)
+            door = self._door = BrokerDoor(
+                worker_id=self.process.name,
+                dedup_window=DEDUP_WINDOW,
+                machine=world.machine,
+                liveness=world.liveness,
             )
-            brokers = world.brokers(self._door)
+            await stack.enter_async_context(door)
+            brokers = world.brokers(door)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             mediator = Mediator(
                 world.sender(self.process),

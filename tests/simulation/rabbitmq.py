@@ -1,6 +1,6 @@
 """RabbitMQ as its adapter's link sees it: no ids of its own, pushes, confirms, retry queues.
 
-What it knows (BROKERS.md): `message_id` is the publisher's; unacknowledged messages return to their
+What it knows: `message_id` is the publisher's; unacknowledged messages return to their
 places when a connection ends, with the redelivered flag set unless the broker itself was restarted;
 an expired message of a retry queue goes to the end of the main queue.
 """

@@ -47,30 +47,37 @@ def _shrink(result: Result, fails: Callable[[Result], bool], runs: int) -> Resul
 
 def _simpler(plan: Plan) -> Iterator[Plan]:
     """Variants with less in them, the boldest first."""
+    yield from _with_fewer_steps(plan)
+    steps = plan.steps
+    if plan.routers > 1:
+        yield replace(plan, routers=1, steps=tuple(replace(each, router=0) for each in steps))
+    if plan.queues > 1:
+        yield replace(plan, queues=1, steps=tuple(replace(each, queue=0) for each in steps))
+    simplest = replace(plan, connections=1, rate=None, attempts=None)
+    if simplest != plan:
+        yield simplest
+        yield replace(plan, connections=1)
+    yield from _with_kinder_targets(plan)
+
+
+def _with_fewer_steps(plan: Plan) -> Iterator[Plan]:
     steps = plan.steps
     size = len(steps) // 2
     while size >= 1:
         for start in range(0, len(steps), size):
             yield replace(plan, steps=steps[:start] + steps[start + size :])
         size //= 2
-    if plan.routers > 1:
-        yield replace(plan, routers=1, steps=tuple(replace(each, router=0) for each in steps))
-    if plan.queues > 1:
-        yield replace(plan, queues=1, steps=tuple(replace(each, queue=0) for each in steps))
-    if plan.connections > 1:
-        yield replace(plan, connections=1)
-    if plan.rate is not None:
-        yield replace(plan, rate=None)
-    if plan.attempts is not None:
-        yield replace(plan, attempts=None)
-    for host, phases in enumerate(plan.phases):
-        for fewer in _fewer(phases):
-            others = plan.phases[:host], plan.phases[host + 1 :]
-            yield replace(plan, phases=(*others[0], fewer, *others[1]))
     for position, step in enumerate(steps):
         for number in step.bodies if len(step.bodies) > 1 else ():
             alone = replace(step, bodies=(number,))
             yield replace(plan, steps=(*steps[:position], alone, *steps[position + 1 :]))
+
+
+def _with_kinder_targets(plan: Plan) -> Iterator[Plan]:
+    for host, phases in enumerate(plan.phases):
+        before, after = plan.phases[:host], plan.phases[host + 1 :]
+        for fewer in _fewer(phases):
+            yield replace(plan, phases=(*before, fewer, *after))
 
 
 def _fewer(phases: tuple[Phase, ...]) -> Iterator[tuple[Phase, ...]]:

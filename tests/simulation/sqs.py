@@ -1,9 +1,9 @@
 """Amazon SQS as its adapter's client sees it: standard and FIFO queues.
 
-What it knows (BROKERS.md): ids are SQS's own; each receive gives a new receipt handle; a message is
-invisible for a while and comes back; a standard queue takes a late receipt handle and keeps no
-order; a FIFO queue locks a group while one of it is out and drops what has the same deduplication id
-within five minutes.
+What it knows: ids are SQS's own; each receive gives a new receipt handle; a message is invisible
+for a while and comes back; a standard queue takes a late receipt handle and keeps no order; a FIFO
+queue locks a group while one of it is out and drops what has the same deduplication id within five
+minutes.
 """
 
 import asyncio

@@ -17,8 +17,6 @@ from tests.simulation.loop import Process
 from tests.simulation.oracle import Oracle, Post
 from tests.simulation.plan import Mood, Phase
 
-REFUSED: Final = NoReply(Fault.NETWORK, "connection refused")
-CUT_OFF: Final = NoReply(Fault.NETWORK, "connection reset")
 TIMED_OUT: Final = NoReply(Fault.TIMEOUT, "timed out")
 QUICK: Final = (0.002, 0.02, 0.2, 1.0)
 
@@ -45,30 +43,25 @@ class Targets:
         return _script(phase.mood, takes)
 
 
+_ANSWERS: Final[dict[Mood, Answer]] = {
+    Mood.OK: Reply(200),
+    Mood.SLOW: Reply(200),
+    Mood.REFUSES: NoReply(Fault.NETWORK, "connection refused"),
+    Mood.HANGS: TIMED_OUT,
+    Mood.CUTS: NoReply(Fault.NETWORK, "connection reset"),
+    Mood.DENIES: Reply(404),
+    Mood.UNAUTHORIZED: Reply(401),
+    Mood.FAILS: Reply(500),
+    Mood.BUSY: Reply(503, retry_after="7"),
+    Mood.LIMITS: Reply(429, retry_after="3"),
+    Mood.DEFERS: Reply(200, b'{"ack": false, "delaySeconds": 4}'),
+}
+_ACCEPTING: Final = frozenset({Mood.OK, Mood.SLOW, Mood.CUTS})
+_EXTRA_SECONDS: Final = {Mood.SLOW: 25.0, Mood.UNAUTHORIZED: 5.0, Mood.HANGS: 1e9}
+
+
 def _script(mood: Mood, takes: float) -> Script:
-    match mood:
-        case Mood.OK:
-            return Script(takes, Reply(200), accepts=True)
-        case Mood.SLOW:
-            return Script(25 + 20 * takes, Reply(200), accepts=True)
-        case Mood.REFUSES:
-            return Script(takes, REFUSED, accepts=False)
-        case Mood.HANGS:
-            return Script(1e9, TIMED_OUT, accepts=False)
-        case Mood.CUTS:
-            return Script(takes, CUT_OFF, accepts=True)
-        case Mood.DENIES:
-            return Script(takes, Reply(404), accepts=False)
-        case Mood.UNAUTHORIZED:
-            return Script(5 + takes, Reply(401), accepts=False)
-        case Mood.FAILS:
-            return Script(takes, Reply(500), accepts=False)
-        case Mood.BUSY:
-            return Script(takes, Reply(503, retry_after="7"), accepts=False)
-        case Mood.LIMITS:
-            return Script(takes, Reply(429, retry_after="3"), accepts=False)
-        case Mood.DEFERS:
-            return Script(takes, Reply(200, b'{"ack": false, "delaySeconds": 4}'), accepts=False)
+    return Script(takes + _EXTRA_SECONDS.get(mood, 0.0), _ANSWERS[mood], mood in _ACCEPTING)
 
 
 class SimSender:

@@ -9,27 +9,30 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from router.brokers import BrokerDoor
+from router.brokers.machine import Machine
+from router.brokers.worker_locks import Liveness
 from router.core.config import PoolConfig, QueueConfig, RetryPolicy, RoutingConfig
 from router.core.dead_letter import LetterFilter, Reason
 from router.core.message import parse
 from router.engine.dead_letters import NotReplayable
 from router.engine.publishing import BrokeOff, Published, Rejected
 from router.ports import Brokers, Sender
+from tests.simulation.liveness import NOBODY, Workers
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.models import Server, installed, make_server, place_of, uri_of
 from tests.simulation.network import Mishap, Weather
 from tests.simulation.networked import NetworkedServer
 from tests.simulation.oracle import Answered, Oracle, Sent, Violation
-from tests.simulation.plan import POOLS, Act, Plan, Step
+from tests.simulation.plan import POOLS, Act, Kind, Plan, Step
 from tests.simulation.process import SimRouter
 from tests.simulation.targets import SimSender, Targets
 
@@ -39,7 +42,7 @@ LOOK_EVERY: Final = 5.0
 SILENCE: Final = 30.0  # a server cuts off who stands still for longer
 ANSWER_WITHIN: Final = 120.0
 RETRY_SCHEDULE: Final = (1.0, 5.0, 12.0)
-_UNIMPORTANT: Final = frozenset({Act.PUBLISH, Act.SEND})
+RESTARTS: Final = 0.2  # below that share, the broker itself was restarted
 
 
 class Result(Struct, frozen=True):
@@ -97,7 +100,7 @@ def _bury(loop: SimLoop) -> None:
     for task in loop.tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         with suppress(BaseException):
-            task.get_coro().close()  # type: ignore[union-attr]
+            task.get_coro().close()
     loop.tasks.clear()
 
 
@@ -107,15 +110,30 @@ class World:
         self.config = _config(plan, directory)
         self.store_fails = False
         self._directory = directory
-        self._rng = random.Random(plan.seed ^ 0x5EED)
-        self._offset = 0.0
+        self._rng = random.Random(plan.seed ^ 0x5EED)  # noqa: S311  repeatable, not secret
+        self._offset = self._booted_at = 0.0
+        self._boots = 1
+        self._workers = Workers()
         self._ids = 0
         self._faults = 0
         self._incarnations = 0
         self._routers: list[SimRouter | None] = [None] * plan.routers
         self._doing: set[asyncio.Task[None]] = set()
-        self.weather = Weather(random.Random(plan.seed ^ 0xBAD))
-        self._targets = Targets(random.Random(plan.seed ^ 0x7A26E7), plan.phases)
+        self.weather = Weather(random.Random(plan.seed ^ 0xBAD))  # noqa: S311  likewise
+        answers = random.Random(plan.seed ^ 0x7A26E7)  # noqa: S311  likewise
+        self._targets = Targets(answers, plan.phases)
+        self._works: dict[Act, Callable[[Step], Awaitable[None]]] = {
+            Act.PUBLISH: self._publish,
+            Act.SEND: self._send,
+            Act.REPLAY: self._replay,
+            Act.KILL: self._restart,
+            Act.PAUSE: self._pause,
+            Act.RECREATE: self._recreate,
+            Act.REBOOT: self._reboot,
+            Act.POOLS: self._change_pools,
+            Act.CLOCK: self._set_clock,
+            Act.BREAK: self._break_connections,
+        }
         self._server: Server
         self._loop: SimLoop
         self.oracle: Oracle
@@ -124,6 +142,19 @@ class World:
 
     def wall(self) -> float:
         return START + self._loop.now + self._offset
+
+    @property
+    def machine(self) -> Machine:
+        return Machine(
+            wall=self.wall,
+            uptime=lambda: self._loop.now - self._booted_at,
+            boot_id=f"boot-{self._boots}",
+            new_id=self.new_id,
+        )
+
+    def liveness(self, prefix: Path) -> Liveness:
+        """Who died is seen on the machine itself only."""
+        return NOBODY if self.plan.kind is Kind.POSTGRES else self._workers.at(prefix)
 
     def jitter(self, low: float, high: float) -> float:
         return self._rng.uniform(low, high)
@@ -241,34 +272,28 @@ class World:
     # What happens.
 
     async def _do(self, step: Step) -> None:
-        if step.act not in _UNIMPORTANT:
+        if not step.is_publication:
             self._faults += 1
             self.oracle.note(step.act, f"r{step.router}", f"{step.seconds:g}", f"{step.share:g}")
-        match step.act:
-            case Act.PUBLISH:
-                self._publish(step)
-            case Act.SEND:
-                await self._send(step)
-            case Act.REPLAY:
-                await self._replay(step)
-            case Act.KILL:
-                self._kill(step.router)
-                await asyncio.sleep(step.seconds)
-                self._start(step.router)
-            case Act.PAUSE:
-                await self._pause(step)
-            case Act.RECREATE:
-                await self._recreate(step)
-            case Act.POOLS:
-                await self._change_pools(step)
-            case Act.CLOCK:
-                self._offset += step.seconds
-            case Act.BREAK:
-                self._server.drop(restarted=step.share < 0.2)
-            case _:
-                await self._bad_weather(step)
+        work = self._works.get(step.act)
+        if work is not None:
+            await work(step)
+            return
+        with self._bad_weather(step):
+            await asyncio.sleep(step.seconds)
 
-    def _publish(self, step: Step) -> None:
+    async def _restart(self, step: Step) -> None:
+        self._kill(step.router)
+        await asyncio.sleep(step.seconds)
+        self._start(step.router)
+
+    async def _set_clock(self, step: Step) -> None:
+        self._offset += step.seconds
+
+    async def _break_connections(self, step: Step) -> None:
+        self._server.drop(restarted=step.share < RESTARTS)
+
+    async def _publish(self, step: Step) -> None:
         queue = place_of(self.config.queues[step.queue])
         for number in step.bodies:
             body = self.plan.bodies[number]
@@ -355,6 +380,17 @@ class World:
         if router.process.is_alive:
             self._loop.resume(router.process)
 
+    async def _reboot(self, step: Step) -> None:
+        """The machine: all routers end, and what counts since its start begins anew."""
+        for index in range(self.plan.routers):
+            self._kill(index)
+        self._boots += 1
+        self._booted_at = self._loop.now
+        self._workers.forget()
+        await asyncio.sleep(step.seconds)
+        for index in range(self.plan.routers):
+            self._start(index)
+
     async def _recreate(self, step: Step) -> None:
         """Someone deletes the file of an empty queue, and all routers start anew."""
         for index in range(self.plan.routers):
@@ -377,35 +413,26 @@ class World:
             if router is not None and router.is_ready and not router.process.is_frozen:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ANSWER_WITHIN):
-                        await router.do(lambda config=config: router.manager.apply(config))
+                        await router.do(partial(router.manager.apply, config))
             await asyncio.sleep(step.seconds if config is without else 0.0)
 
-    async def _bad_weather(self, step: Step) -> None:
+    @contextmanager
+    def _bad_weather(self, step: Step) -> Iterator[None]:
+        """Something is wrong for a while."""
         weather = self.weather
-        match step.act:
-            case Act.OUTAGE:
-                weather.is_down = True
-                self._server.drop()
-            case Act.LOSSES:
-                weather.loss = step.share
-            case Act.HANGS:
-                weather.hang = step.share
-            case Act.SLOW:
-                weather.is_slow = True
-            case Act.STORE:
-                self.store_fails = True
-        await asyncio.sleep(step.seconds)
-        match step.act:
-            case Act.OUTAGE:
-                weather.is_down = False
-            case Act.LOSSES:
-                weather.loss = 0.0
-            case Act.HANGS:
-                weather.hang = 0.0
-            case Act.SLOW:
-                weather.is_slow = False
-            case Act.STORE:
-                self.store_fails = False
+        changed: dict[Act, tuple[object, str, object]] = {
+            Act.OUTAGE: (weather, "is_down", True),
+            Act.LOSSES: (weather, "loss", step.share),
+            Act.HANGS: (weather, "hang", step.share),
+            Act.SLOW: (weather, "is_slow", True),
+            Act.STORE: (self, "store_fails", True),
+        }
+        place, name, value = changed[step.act]
+        setattr(place, name, value)
+        if step.act is Act.OUTAGE:
+            self._server.drop()
+        yield
+        setattr(place, name, type(value)())
 
 
 def answered(told: Published, count: int) -> list[Answered]:

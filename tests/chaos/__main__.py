@@ -16,7 +16,7 @@ from rich.table import Table
 
 from tests.chaos.brokers import BROKERS
 from tests.chaos.nemesis import REDELIVERY_BOUND, Kill
-from tests.chaos.run import Result, Wanted, run
+from tests.chaos.run import Result, Wanted, run, spread
 
 EXIT_GOOD, EXIT_BROKEN = 0, 1
 SHOWN: Final = 20  # violations
@@ -79,16 +79,16 @@ class _Progress:
 
 def _sum_up(console: Console, result: Result) -> None:
     broken = result.broken()
-    ready = [kill.since_ready for kill in result.kills if kill.since_ready is not None]
-    spawn = [kill.since_spawn for kill in result.kills if kill.since_spawn is not None]
+    nothing = sum(kill.in_flight == 0 for kill in result.kills)
     per_kill = result.duplicates / max(len(result.kills), 1)
     rows = {
         "kills": f"{len(result.kills)}, and {result.startup_kills} during start-up",
+        "kills with nothing in flight": str(nothing),
         "messages": f"{result.published} published, {result.dead_letters} dead letters",
         "requests": f"{result.posts}",
         "duplicates": f"{result.duplicates}, {per_kill:.1f} per kill",
-        "first redelivery after ready": _spread(ready),
-        "first redelivery after start": _spread(spawn),
+        "first redelivery after ready": _spread(result.since_ready),
+        "first redelivery after start": _spread(result.since_spawn),
         f"later than {REDELIVERY_BOUND:g} s": str(len(result.late)),
         "lost": str(broken["lost"]),
         "out of order": str(broken["order"]),
@@ -112,11 +112,8 @@ def _sum_up(console: Console, result: Result) -> None:
 
 
 def _spread(seconds: Sequence[float]) -> str:
-    if not seconds:
-        return "-"
-    ordered = sorted(seconds)
-    p50, p99 = (ordered[min(int(len(ordered) * part), len(ordered) - 1)] for part in (0.5, 0.99))
-    return f"p50 {_ms(p50)}, p99 {_ms(p99)}, max {_ms(ordered[-1])} ms"
+    shown = (f"{name} {_ms(value)}" for name, value in spread(seconds).items())
+    return f"{', '.join(shown)} ms" if seconds else "-"
 
 
 def _ms(seconds: float | None) -> str:

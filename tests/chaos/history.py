@@ -91,9 +91,9 @@ class History:
     def backlog(self) -> int:
         return len(self.published) - len(self.done)
 
-    def latest(self, incarnation: int) -> Iterator[Post]:
-        """Yield the POSTs of the newest process, newest first."""
-        return takewhile(lambda post: post.incarnation == incarnation, reversed(self.posts))
+    def since(self, incarnation: int) -> Iterator[Post]:
+        """Yield the POSTs of this process and later ones, newest first."""
+        return takewhile(lambda post: post.incarnation >= incarnation, reversed(self.posts))
 
     def begin(self, marker: str, incarnation: int, at: float) -> Post:
         """Record that a POST has arrived."""

@@ -30,7 +30,7 @@ class Kill:
     """One kill, the restart after it, and what followed until the next. Times are in seconds."""
 
     number: int
-    in_flight: int  # messages that the queue had handed out, at the kill
+    in_flight: int  # messages that the killed process had sent and the queue had not settled
     since_ready: float | None  # first redelivery; None: nothing was in flight, or REDELIVERY_LIMIT
     since_spawn: float | None
     delivered: int  # messages with a final reply, since the start of the run
@@ -64,10 +64,12 @@ class Killer:
         await self._until_the_next_kill()
         for number in range(1, kills + 1):
             duplicates = self.history.duplicates.total()
+            incarnation = self.recorder.incarnation
             await self._kill(router)
             if number % STARTUP_KILL_EVERY == 0:
                 await self._kill_during_startup()
-            in_flight = {marker_of(body) for body in self.queue.in_flight()}
+            sent = {post.marker for post in self.history.since(incarnation)}
+            in_flight = sent & {marker_of(body) for body in self.queue.in_flight()}
             spawned_at = time.monotonic()
             router = self._spawn()
             ready_at = await self._ready(router)
@@ -97,6 +99,10 @@ class Killer:
         """Leave no process behind, whatever happened."""
         if self._router is not None:
             await self._router.kill()
+
+    def output(self) -> str:
+        """Return the end of what the last router has written."""
+        return "" if self._router is None else self._router.output()
 
     def _spawn(self) -> RouterProcess:
         self.recorder.incarnation += 1
@@ -135,7 +141,7 @@ class Killer:
         def arrivals() -> list[float]:
             return [
                 post.began
-                for post in self.history.latest(self.recorder.incarnation)
+                for post in self.history.since(self.recorder.incarnation)
                 if post.marker in markers
             ]
 

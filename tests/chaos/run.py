@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -62,8 +62,36 @@ class Result:
         """Count the violations by rule."""
         return Counter(violation.rule for violation in self.violations)
 
+    @property
+    def since_ready(self) -> list[float]:
+        return [kill.since_ready for kill in self.kills if kill.since_ready is not None]
+
+    @property
+    def since_spawn(self) -> list[float]:
+        return [kill.since_spawn for kill in self.kills if kill.since_spawn is not None]
+
     def as_json(self) -> dict[str, object]:
-        return {**asdict(self), "good": self.is_good, "duplicates": self.duplicates}
+        return {
+            "good": self.is_good,
+            **asdict(self),
+            "duplicates": self.duplicates,
+            "late": len(self.late),
+            "broken": self.broken(),
+            "firstRedelivery": {
+                "sinceReady": spread(self.since_ready),
+                "sinceSpawn": spread(self.since_spawn),
+            },
+        }
+
+
+def spread(seconds: Sequence[float]) -> Mapping[str, float]:
+    """Return the median, the 99th percentile and the longest."""
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    places = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {name: ordered[round(last * place)] for name, place in places.items()}
 
 
 async def run(wanted: Wanted, folder: Path, tell: Callable[[Kill], None]) -> Result:
@@ -115,6 +143,9 @@ async def _bring_chaos(
             with suppress(TimeoutError):
                 await eventually(lambda: not queue.left(), within=DRAIN_SECONDS)
             await killer.stop()
+        except BaseException as error:
+            error.add_note(killer.output())
+            raise
         finally:
             await killer.abandon()
     return killer.startup_kills

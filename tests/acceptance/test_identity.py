@@ -19,6 +19,7 @@ from tests.support.servers.rabbitmq import RabbitServer, rabbit_server
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SOON = 10.0  # seconds: a message that is dropped never comes, so a failure need not wait longer
+PARALLEL: dict[str, object] = {"code": "DEFAULT-POOL", "concurrency": 5, "ungrouped": "parallel"}
 BASIC_ACK = b"\x00\x3c\x00\x50"  # class and method, as they go over the wire
 FLOW_OK = b"\x00\x14\x00\x15"  # the broker's answer that tells that an ACK before it took effect
 
@@ -40,6 +41,7 @@ def paths(target: Target) -> list[str]:
 
 async def produce(server: RabbitServer, queue: str, body: bytes, message_id: str) -> None:
     """Publish as a producer that chooses the `message_id` property itself."""
+    await until_made(server, queue)
     async with await aio_pika.connect(server.url) as connection, connection.channel() as channel:
         message = aio_pika.Message(body, message_id=message_id, delivery_mode=2)
         await channel.default_exchange.publish(message, routing_key=queue)
@@ -47,9 +49,23 @@ async def produce(server: RabbitServer, queue: str, body: bytes, message_id: str
 
 async def produce_without_id(server: RabbitServer, queue: str, body: bytes) -> None:
     """Publish as most clients do; the one above would make up a `message_id`."""
+    await until_made(server, queue)
     exchange = 'rabbit_misc:r(<<"/">>, exchange, <<"">>)'
     words = f'rabbit_basic:publish({exchange}, <<"{queue}">>, [], <<"{body.decode()}">>).'
     await asyncio.to_thread(server.control, "eval", words)
+
+
+async def until_made(server: RabbitServer, queue: str) -> None:
+    """Wait until the router has declared its queue: what is published before is dropped."""
+    async with await aio_pika.connect(server.url) as connection:
+        for _ in range(int(SOON / 0.1)):
+            try:
+                async with connection.channel() as channel:
+                    await channel.declare_queue(queue, passive=True)
+            except aio_pika.exceptions.ChannelNotFoundEntity:
+                await asyncio.sleep(0.1)
+            else:
+                return
 
 
 async def letters(router: RouterProcess, number: int) -> list[dict[str, Any]]:
@@ -75,7 +91,7 @@ async def test_two_messages_with_one_message_id_are_both_delivered(
     site: Site, server: RabbitServer
 ) -> None:
     gate = Gate()
-    site.configure_queue(f"{server.url}?queue=alike&type=classic")
+    site.configure_queue(f"{server.url}?queue=alike&type=classic", PARALLEL)
     async with listening(gate.script) as slow, listening() as quick, site.router():
         created = order("order-7-created", slow, "created")
         paid = order("order-7-paid", quick, "paid")
@@ -203,10 +219,7 @@ async def test_a_copy_with_a_fresh_token_is_delivered_while_the_expired_one_is_i
     site: Site,
 ) -> None:
     guarded = Guarded()
-    site.configure(
-        {"code": "DEFAULT-POOL", "concurrency": 5, "ungrouped": "parallel"},
-        queues=("orders", "resends"),
-    )
+    site.configure(PARALLEL, queues=("orders", "resends"))
     async with listening(guarded.script) as target, site.router() as router:
         await router.publish([order("m", target, "x", "expired")], queue="orders")
         await eventually(lambda: len(target.requests) == 1)

@@ -10,6 +10,7 @@ from router.core.dead_letter import Reason
 from router.core.job import Death
 from router.core.outcome import MAX_DELAY, Error, Outcome
 
+_UNSENT: Final = {Error.CIRCUIT_OPEN, Error.OVERLOADED}  # the target had no part in it
 _REASONS: Final[dict[Error | None, Reason]] = {
     Error.TARGET_REFUSED: Reason.TARGET_REFUSED,
     Error.PERMANENT: Reason.PERMANENT,
@@ -37,7 +38,7 @@ def settlement(
         return Decision(_death(outcome, reason), failures + 1)
     failures += outcome.counts
     error = outcome.detail if outcome.counts else ""
-    if policy is None or outcome.error is Error.CIRCUIT_OPEN:  # which the target did not ask for
+    if policy is None or outcome.error in _UNSENT:
         return Decision(Return(outcome.delay, error), failures)
     if outcome.counts and policy.max_attempts is not None and failures >= policy.max_attempts:
         return Decision(_death(outcome, Reason.RETRIES_EXHAUSTED), failures)

@@ -122,7 +122,7 @@ class Site:
 
     def workers(self) -> set[str]:
         """Who has been handed messages."""
-        return self._read("SELECT worker_id FROM queue_messages WHERE worker_id IS NOT NULL")
+        return self._read("SELECT DISTINCT worker_id FROM queue_audit WHERE state = 'in-flight'")
 
     def most_hand_overs(self) -> int:
         """How often the queue has handed out the message that it handed out most often."""

@@ -1,0 +1,155 @@
+"""`./dev chaos`: faults under load on the real process, and whether its promises held."""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.chaos.brokers import BROKERS
+from tests.chaos.nemesis import REDELIVERY_BOUND, Kill
+from tests.chaos.run import Result, Wanted, run, spread
+
+EXIT_GOOD, EXIT_BROKEN = 0, 1
+SHOWN: Final = 20  # violations
+DESCRIPTION: Final = """\
+Kill the router by SIGKILL under load, again and again, and check from outside that it lost no
+message, kept every group in order and went on at once.
+"""
+EPILOG: Final = f"""\
+checks, by the bodies that were published, received and kept:
+  lost        a message that was answered as accepted, and was neither accepted by the target nor
+              kept as a dead letter with the same body
+  order       a message that was sent before an earlier one of its group had its final reply
+  at once     two open requests of one group, or of one message, by one process
+  repeated    a message that was sent again, by the process whose request was accepted
+  left        a message that is in the queue when everything should be done
+  redelivery  the first request, after a restart, for a message that was in flight at the kill:
+              at most {REDELIVERY_BOUND:g} s after the new process logs "ready". The time since
+              the process was started is shown beside it.
+Duplicates are allowed and counted: requests for messages that had a final reply before.
+
+exit code: 0 all checks passed, 1 a check failed, 2 wrong usage
+
+example: ./dev chaos sqlite --kills 200 --json build/chaos.json
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    given = _read(words)
+    console = Console(soft_wrap=True)
+    wanted = Wanted(given.broker, given.kills, given.seed, given.lease)
+    with ExitStack() as stack:
+        if given.keep_files:
+            folder = tempfile.mkdtemp(prefix="chaos-")
+        else:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
+        console.print(f"seed {given.seed}, files in {folder}")
+        result = asyncio.run(run(wanted, Path(folder), _Progress(console, given.kills).tell))
+    if given.json:
+        given.json.write_text(json.dumps(result.as_json(), indent=2, default=str) + "\n")
+    _sum_up(console, result)
+    return EXIT_GOOD if result.is_good else EXIT_BROKEN
+
+
+class _Progress:
+    def __init__(self, console: Console, kills: int) -> None:
+        self._console = console
+        self._kills = kills
+        self._duplicates = 0
+
+    def tell(self, kill: Kill) -> None:
+        self._duplicates += kill.duplicates
+        width = len(str(self._kills))
+        self._console.print(
+            f"kill {kill.number:{width}}/{self._kills}  delivered {kill.delivered:6}  "
+            f"in flight {kill.in_flight:3}  duplicates {self._duplicates:4}  "
+            f"first redelivery {_ms(kill.since_ready)} ms"
+            f" ({_ms(kill.since_spawn)} ms after the start)" + ("  LATE" if kill.is_late else "")
+        )
+
+
+def _sum_up(console: Console, result: Result) -> None:
+    broken = result.broken()
+    nothing = sum(kill.in_flight == 0 for kill in result.kills)
+    per_kill = result.duplicates / max(len(result.kills), 1)
+    rows = {
+        "kills": f"{len(result.kills)}, and {result.startup_kills} during start-up",
+        "kills with nothing in flight": str(nothing),
+        "messages": f"{result.published} published, {result.dead_letters} dead letters",
+        "requests": f"{result.posts}",
+        "duplicates": f"{result.duplicates}, {per_kill:.1f} per kill",
+        "first redelivery after ready": _spread(result.since_ready),
+        "first redelivery after start": _spread(result.since_spawn),
+        f"later than {REDELIVERY_BOUND:g} s": str(len(result.late)),
+        "lost": str(broken["lost"]),
+        "out of order": str(broken["order"]),
+        "two at once": str(broken["at once"]),
+        "repeated without a kill": str(broken["repeated"]),
+        "left in the queue": str(broken["left"]),
+        "other faults": str(broken["strange"]),
+        "time": f"{result.seconds:.0f} s",
+    }
+    table = Table(title=f"chaos {result.wanted.broker}, seed {result.wanted.seed}")
+    table.add_column("")
+    table.add_column("result", justify="right")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
+    for violation in result.violations[:SHOWN]:
+        console.print(str(violation), style="red", markup=False)
+    if len(result.violations) > SHOWN:
+        console.print(f"and {len(result.violations) - SHOWN} more")
+    console.print("passed" if result.is_good else "FAILED", style="bold")
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    shown = (f"{name} {_ms(value)}" for name, value in spread(seconds).items())
+    return f"{', '.join(shown)} ms" if seconds else "-"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.0f}"
+
+
+def _read(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="./dev chaos",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("broker", choices=sorted(BROKERS), help="where the queue is")
+    parser.add_argument("--kills", type=_positive, default=20, help="how many (20)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.SystemRandom().randrange(1_000_000),
+        help="decides load, replies and instants; the timing of the machine stays (random)",
+    )
+    parser.add_argument(
+        "--lease", type=_positive, default=30, help="the queue's visibilityTimeout in seconds (30)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
+    parser.add_argument(
+        "--keep-files", action="store_true", help="keep the queue, the dead letters and the logs"
+    )
+    return parser.parse_args(words)
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError(text)
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""What producers, targets and stores saw during a run, and the checker that judges it.
+
+Everything is observed from outside the router and compared by body. The checker is a function of a
+history, so that made-up histories can test it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from itertools import takewhile
+
+Body = Mapping[str, object]
+
+
+def marker_of(body: Body) -> str:
+    return str(body["mediationTarget"]).rpartition("/")[2]
+
+
+class Reply(Enum):
+    """What a target does with a message."""
+
+    OK = auto()
+    SLOW = auto()  # accepts it after a while
+    FLAKY = auto()  # answers 503 to its first POST, then accepts it
+    DEAD = auto()  # answers 404, always
+
+
+class Outcome(Enum):
+    """How one POST ended, as the target sees it."""
+
+    OPEN = auto()
+    ACCEPTED = auto()
+    REFUSED = auto()  # 404
+    FAILED = auto()  # 503
+    CUT = auto()  # the router was gone before the reply
+
+
+FINAL = frozenset({Outcome.ACCEPTED, Outcome.REFUSED})
+
+
+@dataclass(frozen=True)
+class Item:
+    """One message to publish. The marker is in its target's path, and no other body has it."""
+
+    marker: str
+    body: Body
+    reply: Reply = Reply.OK
+
+    @property
+    def group(self) -> str | None:
+        group = self.body.get("messageGroupId")
+        return None if group is None else f"{self.body.get('poolCode')}/{group}"
+
+
+@dataclass
+class Post:
+    """One POST that a target received."""
+
+    marker: str
+    incarnation: int  # of the router: the number of its start
+    began: float
+    ended: float = float("inf")
+    outcome: Outcome = Outcome.OPEN
+
+
+@dataclass(frozen=True, order=True)
+class Violation:
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.text}"
+
+
+@dataclass
+class History:
+    """A run so far."""
+
+    published: dict[str, Item] = field(default_factory=dict)  # by marker, in publication order
+    answered: set[str] = field(default_factory=set)  # markers that the router or queue took over
+    posts: list[Post] = field(default_factory=list)  # in the order of their arrival
+    kept: list[Body] = field(default_factory=list)  # dead letters at the end
+    left: list[Body] = field(default_factory=list)  # in the queue at the end
+    strange: list[str] = field(default_factory=list)  # requests and crashes that must not be
+    done: set[str] = field(default_factory=set)  # markers with a final reply
+    duplicates: Counter[int] = field(default_factory=Counter)  # by incarnation
+    open: Counter[int] = field(default_factory=Counter)  # POSTs without a reply, by incarnation
+
+    @property
+    def backlog(self) -> int:
+        return len(self.published) - len(self.done)
+
+    def since(self, incarnation: int) -> Iterator[Post]:
+        """Yield the POSTs of this process and later ones, newest first."""
+        return takewhile(lambda post: post.incarnation >= incarnation, reversed(self.posts))
+
+    def begin(self, marker: str, incarnation: int, at: float) -> Post:
+        """Record that a POST has arrived."""
+        post = Post(marker, incarnation, at)
+        self.posts.append(post)
+        self.open[incarnation] += 1
+        self.duplicates[incarnation] += marker in self.done
+        return post
+
+    def end(self, post: Post, outcome: Outcome, at: float) -> None:
+        """Record its reply, just before it is written."""
+        post.outcome, post.ended = outcome, at
+        self.open[post.incarnation] -= 1
+        if outcome in FINAL:
+            self.done.add(post.marker)
+
+
+def check(history: History) -> Sequence[Violation]:
+    """Return what a router must never do and did."""
+    return [
+        *_lost(history),
+        *_out_of_order(history),
+        *_at_once(history),
+        *_repeated(history),
+        *(Violation("left", f"{body} is still in the queue") for body in history.left),
+        *(Violation("strange", text) for text in history.strange),
+    ]
+
+
+def _lost(history: History) -> Iterator[Violation]:
+    """P1: whatever was in the queue was accepted, or is a dead letter with the same body."""
+    accepted = {post.marker for post in history.posts if post.outcome is Outcome.ACCEPTED}
+    was_in = history.answered | {post.marker for post in history.posts}
+    for marker, item in history.published.items():
+        there = marker in accepted or item.body in history.kept or item.body in history.left
+        if marker in was_in and not there:
+            yield Violation("lost", f"{item.body} was neither accepted nor kept")
+
+
+def _out_of_order(history: History) -> Iterator[Violation]:
+    """P3: no POST before every earlier message of the group had its final reply.
+
+    A message that never got one is not judged here: it is lost, or left.
+    """
+    waiting: dict[str, dict[str, None]] = defaultdict(dict)  # by group, in publication order
+    for item in history.published.values():
+        if item.group is not None and item.marker in history.done:
+            waiting[item.group][item.marker] = None
+    for post, has_ended in _events(history.posts):
+        item = history.published[post.marker]
+        if item.group is None or post.marker not in history.done:
+            continue
+        first = next(iter(waiting[item.group]), None)
+        if has_ended and post.outcome in FINAL:
+            waiting[item.group].pop(post.marker, None)
+        elif not has_ended and post.marker in waiting[item.group] and post.marker != first:
+            yield Violation("order", f"{post.marker} was sent before {first} of {item.group}")
+
+
+def _at_once(history: History) -> Iterator[Violation]:
+    """P2, P3: one router never has two open POSTs of one message, or of one group."""
+    busy: dict[tuple[int, str], str] = {}
+    for post, has_ended in _events(history.posts):
+        item = history.published[post.marker]
+        key = (post.incarnation, item.group or f"message {post.marker}")
+        if has_ended:
+            busy.pop(key, None)
+        elif key in busy:
+            yield Violation("at once", f"{post.marker} was sent while {busy[key]} was open")
+        else:
+            busy[key] = post.marker
+
+
+def _repeated(history: History) -> Iterator[Violation]:
+    """P1: only what a crash left in doubt is sent again after it was accepted."""
+    accepted: dict[str, set[int]] = defaultdict(set)
+    for post, has_ended in _events(history.posts):
+        if has_ended and post.outcome is Outcome.ACCEPTED:
+            accepted[post.marker].add(post.incarnation)
+        elif not has_ended and post.incarnation in accepted[post.marker]:
+            text = f"{post.marker} was accepted, and sent again by the same process"
+            yield Violation("repeated", text)
+
+
+def _events(posts: Iterable[Post]) -> Iterator[tuple[Post, bool]]:
+    """Yield the beginnings (False) and the ends (True) in order; at one instant ends go first."""
+    moments = [(post.began, 1, post) for post in posts]
+    moments += [(post.ended, 0, post) for post in posts]
+    for _, kind, post in sorted(moments, key=lambda moment: moment[:2]):
+        yield post, kind == 0

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 import uvloop
 
-from router import __version__, interpreter
+from router import __version__, descriptors, interpreter
 from router.api.app import create_app
 from router.api.server import CannotListen, listen
 from router.api.server import serve as serve_api
@@ -37,6 +37,7 @@ from router.core.trace import UNRECORDED
 from router.core.tsid import Tsids
 from router.core.warnings import Code, Severity, WarningBook
 from router.curl_loop import CurlOptions
+from router.descriptors import Shares
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breaker, Breakers
 from router.engine.chores import Chores
@@ -170,6 +171,7 @@ def run(env: Mapping[str, str]) -> int:
     configure_logging(settings.log_level.name, as_json=as_json)
     for note in setting_notes(env):
         log.warning("%s", note)
+    descriptors.raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run_until_signalled(settings))
 
@@ -252,8 +254,13 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
             )
         )
         mandate = Mandate(boot_clock)
+        shares = descriptors.shares(descriptors.current_limit(), settings.api_max_connections)
+        if shares.api < settings.api_max_connections:
+            _warn_of_few_descriptors(alerts, shares, settings.api_max_connections)
         options = CurlOptions(
-            http_version=settings.mediator_http_version.name, proxy=settings.proxy
+            http_version=settings.mediator_http_version.name,
+            proxy=settings.proxy,
+            max_connections=shares.idle,
         )
         tracer = await stack.enter_async_context(open_tracer(settings, instance))
         sender = await stack.enter_async_context(
@@ -327,7 +334,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
         )
         stack.push_async_callback(router.notify)  # what a shutdown warns of is told, too
         app = create_app(router, access)
-        router.port = await stack.enter_async_context(serve_api(app, listener))
+        router.port = await stack.enter_async_context(serve_api(app, listener, shares.api))
         yield router
 
 
@@ -355,6 +362,14 @@ def _config_sync(
 def _warn_of_queue(alerts: Alerts, queue: str, text: str) -> None:
     """What an adapter finds out about its broker."""
     alerts.raise_warning(Code.QUEUE_VALIDATION, Severity.CRITICAL, f"Consumer:{queue}", text)
+
+
+def _warn_of_few_descriptors(alerts: Alerts, shares: Shares, wanted: int) -> None:
+    text = (
+        f"the system allows {shares.limit} open files: the API takes {shares.api} connections, "
+        f"not {wanted}; raise the limit (ulimit -n) or lower MESSAGE_ROUTER_API_MAX_CONNECTIONS"
+    )
+    alerts.raise_warning(Code.CONFIGURATION, Severity.WARN, "Process", text)
 
 
 def _breaker_changed(notifier: Notifier, breaker: Breaker) -> None:

@@ -168,6 +168,12 @@ class Settings:
     port: int = _env(
         "MESSAGE_ROUTER_PORT", whole(0, 65535), "8080", "port of the API; 0: a free one"
     )
+    api_max_connections: int = _env(
+        "MESSAGE_ROUTER_API_MAX_CONNECTIONS",
+        whole(1, 100_000),
+        "200",
+        "open connections of the API; at most a quarter of the open files that the system allows",
+    )
     auth_mode: AuthMode = _env(
         "MESSAGE_ROUTER_AUTH_MODE",
         choice(AuthMode),

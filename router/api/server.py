@@ -5,13 +5,17 @@ import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from router.api.connections import IDLE_SECONDS, Connection, Places
+
 _GRACE: Final = 5  # seconds for calls under way when the router stops
 _BACKLOG: Final = 2048
+MAX_CONNECTIONS: Final = 200
 
 
 class CannotListen(Exception):
@@ -35,10 +39,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def serve(app: ASGIApp, listener: socket.socket) -> AsyncIterator[int]:
+async def serve(
+    app: ASGIApp, listener: socket.socket, max_connections: int = MAX_CONNECTIONS
+) -> AsyncIterator[int]:
     """Answer calls until the context ends, then close the listener. Gives its port."""
+    places = Places(max_connections)
+    protocol: Any = partial(Connection, places=places)
     config = uvicorn.Config(
         app,
+        http=protocol,
+        timeout_keep_alive=IDLE_SECONDS,
         lifespan="off",
         ws="none",
         log_config=None,
@@ -50,10 +60,12 @@ async def serve(app: ASGIApp, listener: socket.socket) -> AsyncIterator[int]:
     async with asyncio.TaskGroup() as tasks:
         # The socket listens already: who connects before the server runs only waits.
         tasks.create_task(server.serve(sockets=[listener]), name="api")
+        watching = tasks.create_task(places.watch(), name="api connections")
         try:
             yield listener.getsockname()[1]
         finally:
             server.should_exit = True
+            watching.cancel()
 
 
 class _Server(uvicorn.Server):

@@ -37,6 +37,7 @@ def test_an_empty_environment_gives_the_documented_defaults() -> None:
     assert (settings.sync_interval, settings.config_attempts) == (300, 12)
     assert (settings.config_retry_delay, settings.shutdown_timeout) == (5, 30)
     assert (settings.max_pools, settings.pool_warning_threshold) == (10_000, 5_000)
+    assert settings.api_max_connections == 200
     assert (settings.host, settings.port) == ("127.0.0.1", 8080)
     assert settings.auth_mode is AuthMode.NONE
     assert (settings.log_level, settings.log_format) == (LogLevel.INFO, LogFormat.AUTO)

@@ -13,6 +13,9 @@ from typing import Final
 
 from msgspec import Struct
 
+from tests.simulation.plan import draw
+from tests.simulation.world import run
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = Path(__file__).parent / "mutants"
 MOST_WORLDS: Final = 6000
@@ -41,35 +44,54 @@ def find_all(names: Sequence[str], jobs: int, most: int = MOST_WORLDS) -> bool:
 
 
 def find(patch: Path, jobs: int, most: int) -> Found:
+    """Run worlds with this bug until one breaks a rule that it does not break without."""
     began = time.monotonic()
     with _copy() as tree:
-        applied = subprocess.run(
-            ["patch", "--strip=1", "--forward", "--fuzz=2", "--input", str(patch)],  # noqa: S607
-            cwd=tree,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if applied.returncode:
-            text = f"the patch does not apply any more: {applied.stdout.strip()}"
-            return Found(patch.stem, None, 0.0, text)
-        command = [sys.executable, "-m", "tests.simulation", "--until-found"]
-        options = ["--first", str(FIRST_SEED), "--seeds", str(most), "--jobs", str(jobs)]
-        environment = {**os.environ, "PYTHONPATH": str(tree)}
-        ran = subprocess.run(
-            command + options,
-            cwd=tree,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    seconds = time.monotonic() - began
+        refusal = _apply(patch, tree)
+        if refusal is not None:
+            return Found(patch.stem, None, 0.0, refusal)
+        tried = 0
+        while tried < most:
+            worlds, seed, problem = _search(tree, FIRST_SEED + tried, most - tried, jobs)
+            if seed is None:
+                return Found(patch.stem, None, time.monotonic() - began, problem)
+            if not run(draw(seed)).violations:
+                return Found(patch.stem, tried + worlds, time.monotonic() - began, problem)
+            tried = seed + 1 - FIRST_SEED
+    return Found(patch.stem, None, time.monotonic() - began, "only what breaks without it, too")
+
+
+def _apply(patch: Path, tree: Path) -> str | None:
+    """Change the copy. Answers why it cannot be done."""
+    applied = subprocess.run(
+        ["patch", "--strip=1", "--forward", "--fuzz=2", "--input", str(patch)],  # noqa: S607
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not applied.returncode:
+        return None
+    return f"the patch does not apply any more: {applied.stdout.strip()}"
+
+
+def _search(tree: Path, first: int, most: int, jobs: int) -> tuple[int, int | None, str]:
+    """The number of worlds, the seed of the one that broke a rule (None: none did), and what."""
+    command = [sys.executable, "-m", "tests.simulation", "--until-found"]
+    options = ["--first", str(first), "--seeds", str(most), "--jobs", str(jobs)]
+    ran = subprocess.run(
+        command + options,
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     for line in ran.stdout.splitlines():
         if line.startswith(FOUND):
-            worlds, _, problem = line.removeprefix(FOUND).strip().partition(" ")
-            return Found(patch.stem, int(worlds), seconds, problem)
-    return Found(patch.stem, None, seconds, (ran.stderr.splitlines() or ["nothing was broken"])[-1])
+            worlds, seed, problem = line.removeprefix(FOUND).strip().split(" ", 2)
+            return int(worlds), int(seed), problem
+    return most, None, (ran.stderr.splitlines() or ["nothing was broken"])[-1]
 
 
 def _told(found: Found) -> Found:

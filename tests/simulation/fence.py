@@ -1,5 +1,6 @@
 """Watches hand-overs of a work queue: a lease that was lost settles and starts nothing (WQ-3)."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -17,6 +18,9 @@ class Fence:
         self._oracle = oracle
         self._newest: dict[str, Handle] = {}  # by the broker's id
         self._ids: dict[Handle, str] = {}
+        self.stalls: dict[
+            Process, asyncio.Future[None]
+        ] = {}  # who is to stand still when it settles
 
     def around(self, brokers: Brokers, process: Process) -> Brokers:
         return _Watched(self, brokers, process)
@@ -27,6 +31,12 @@ class Fence:
             self._newest[key] = delivery.handle
             self._ids[delivery.handle] = key
             self._oracle.handed_over(delivery.body, process)
+
+    async def settling(self, process: Process) -> None:
+        stall = self.stalls.pop(process, None)
+        if stall is not None and not stall.done():
+            stall.set_result(None)
+            await asyncio.sleep(0.001)  # meanwhile it is paused
 
     def settled(self, handle: Handle, how: str) -> None:
         key = self._ids.get(handle)
@@ -76,6 +86,7 @@ class _WatchedBroker:
         return deliveries
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        await self._fence.settling(self._process)
         refused = await self._broker.ack(handles, error=error)
         problems = {each.handle for each in refused}
         for handle in handles:
@@ -84,6 +95,7 @@ class _WatchedBroker:
         return refused
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        await self._fence.settling(self._process)
         await self._broker.nack(handle, delay, tally, error=error)
         self._fence.settled(handle, "give back")
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from router.core.message import Message, Mode
 from router.core.outcome import Answer, Fault, NoReply, Reply
 from tests.simulation.loop import Process
-from tests.simulation.plan import POOLS, SETTLED_WITHIN, Act, Body, Kind, Plan
+from tests.simulation.plan import DROPPED_POOL, POOLS, SETTLED_WITHIN, Act, Body, Kind, Plan
 
 HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
 BREAKER_FORGOTTEN: Final = 3600.0
@@ -120,7 +120,7 @@ class Oracle:
         self._sent_before: set[tuple[str, int]] = set()
         self._holders: dict[int, Process] = {}
         self._count = Counter(number for step in plan.steps for number in step.bodies)
-        self.is_pool_back = False  # Q was dropped and came back: some of it is elsewhere
+        self.is_pool_back = False  # a pool was dropped and came back: some of it is elsewhere
         self._changes_pools = any(step.act is Act.POOLS for step in plan.steps)
 
     def note(self, *words: object) -> None:
@@ -183,7 +183,9 @@ class Oracle:
     def _marks(self, post: Post, body: Body) -> Iterable[tuple[tuple[str, ...], str]]:
         name, message = post.process.name, post.message
         yield (name, "message", str(body.number)), "P2"
-        if message.mode is not Mode.IMMEDIATE and not (self.is_pool_back and message.pool == "Q"):
+        if message.mode is not Mode.IMMEDIATE and not (
+            self.is_pool_back and message.pool == DROPPED_POOL
+        ):
             yield (name, "group", message.pool or "", message.group or ""), "P3"
 
     def _note_rate(self, post: Post, body: Body) -> None:

@@ -50,6 +50,7 @@ class Act(StrEnum):
     REPLAY = "replay"  # all dead letters
     KILL = "kill"
     PAUSE = "pause"
+    STALL = "stall while settling"
     OUTAGE = "outage"
     BREAK = "break"  # all connections, once
     LOSSES = "losses"
@@ -146,6 +147,7 @@ class Plan(Struct, frozen=True):
 
 KINDS: Final = tuple(Kind)
 HOSTS: Final = 3
+DROPPED_POOL: Final = "P"  # by a change of the pools
 POOLS: Final = {"P": 1, "Q": 3, "R": 20}  # concurrency; R has a rate limit
 GOOD_MOODS: Final = (Mood.OK, Mood.OK, Mood.OK, Mood.SLOW, Mood.CUTS)
 BAD_MOODS: Final = (
@@ -164,6 +166,7 @@ FAULTS: Final = (
     Act.KILL,
     Act.KILL,
     Act.PAUSE,
+    Act.STALL,
     Act.OUTAGE,
     Act.BREAK,
     Act.LOSSES,
@@ -263,7 +266,7 @@ class _Drawing(Struct):
         seconds = rng.choice((0.5, 3.0, 12.0, 35.0))
         if act is Act.CLOCK:
             seconds = rng.choice(CLOCK_STEPS)
-        elif act is Act.PAUSE:
+        elif act in {Act.PAUSE, Act.STALL}:
             seconds = rng.choice((2.0, 31.0, 65.0, LONGEST_PAUSE))
         if act is Act.KILL and self.kind is Kind.SQLITE and rng.random() < 0.4:
             act = rng.choice((Act.RECREATE, Act.REBOOT))

@@ -33,7 +33,7 @@ from tests.simulation.models import Server, installed, make_server, place_of, ur
 from tests.simulation.network import Mishap, Weather
 from tests.simulation.networked import NetworkedServer
 from tests.simulation.oracle import Answered, Oracle, Sent, Violation
-from tests.simulation.plan import POOLS, Act, Kind, Plan, Step
+from tests.simulation.plan import DROPPED_POOL, POOLS, Act, Kind, Plan, Step
 from tests.simulation.process import SimRouter
 from tests.simulation.targets import SimSender, Targets
 
@@ -42,6 +42,7 @@ PEACE: Final = 3 * 3600.0
 LOOK_EVERY: Final = 5.0
 SILENCE: Final = 30.0  # a server cuts off who stands still for longer
 ANSWER_WITHIN: Final = 120.0
+STALLS_WITHIN: Final = 300.0
 RETRY_SCHEDULE: Final = (1.0, 5.0, 12.0)
 RESTARTS: Final = 0.2  # below that share, the broker itself was restarted
 
@@ -129,6 +130,7 @@ class World:
             Act.REPLAY: self._replay,
             Act.KILL: self._restart,
             Act.PAUSE: self._pause,
+            Act.STALL: self._stall,
             Act.RECREATE: self._recreate,
             Act.REBOOT: self._reboot,
             Act.POOLS: self._change_pools,
@@ -396,6 +398,20 @@ class World:
         for index in range(self.plan.routers):
             self._start(index)
 
+    async def _stall(self, step: Step) -> None:
+        """Stand still at the next ACK or NACK: after it was decided, before it is carried out."""
+        router = self._routers[step.router]
+        if router is None:
+            return
+        if self.plan.kind not in {Kind.SQLITE, Kind.POSTGRES}:
+            await self._pause(step)
+            return
+        self._fence.stalls[router.process] = self._loop.create_future()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STALLS_WITHIN):
+                await self._fence.stalls[router.process]
+                await self._pause(step)
+
     async def _recreate(self, step: Step) -> None:
         """Someone deletes the file of an empty queue, and all routers start anew."""
         for index in range(self.plan.routers):
@@ -411,7 +427,8 @@ class World:
     async def _change_pools(self, step: Step) -> None:
         """A pool is taken out of the configuration, and comes back."""
         without = RoutingConfig(
-            self.config.queues, tuple(pool for pool in self.config.pools if pool.code != "Q")
+            self.config.queues,
+            tuple(pool for pool in self.config.pools if pool.code != DROPPED_POOL),
         )
         for config in (without, self.config):
             self.oracle.is_pool_back |= config is self.config

@@ -32,11 +32,12 @@ class Fence:
             self._ids[delivery.handle] = key
             self._oracle.handed_over(delivery.body, process)
 
-    async def settling(self, process: Process) -> None:
+    def settling(self, process: Process) -> None:
+        """What is decided by now is carried out when the process goes on."""
         stall = self.stalls.pop(process, None)
-        if stall is not None and not stall.done():
+        if stall is not None and not stall.done() and not process.is_frozen:
+            process.is_frozen = True
             stall.set_result(None)
-            await asyncio.sleep(0.001)  # meanwhile it is paused
 
     def settled(self, handle: Handle, how: str) -> None:
         key = self._ids.get(handle)
@@ -86,7 +87,7 @@ class _WatchedBroker:
         return deliveries
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
-        await self._fence.settling(self._process)
+        self._fence.settling(self._process)
         refused = await self._broker.ack(handles, error=error)
         problems = {each.handle for each in refused}
         for handle in handles:
@@ -95,7 +96,7 @@ class _WatchedBroker:
         return refused
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        await self._fence.settling(self._process)
+        self._fence.settling(self._process)
         await self._broker.nack(handle, delay, tally, error=error)
         self._fence.settled(handle, "give back")
 

@@ -379,13 +379,16 @@ class World:
         if router is None or router.process.is_frozen:
             return
         router.process.is_frozen = True
-        if step.seconds > SILENCE:
+        await self._thaw(router.process, step.seconds)
+
+    async def _thaw(self, process: Process, seconds: float) -> None:
+        if seconds > SILENCE:
             await asyncio.sleep(SILENCE)
-            if router.process.is_alive:
-                self._server.drop(router.process)
-        await asyncio.sleep(max(step.seconds - SILENCE, 0.0) or step.seconds)
-        if router.process.is_alive:
-            self._loop.resume(router.process)
+            if process.is_alive:
+                self._server.drop(process)
+        await asyncio.sleep(max(seconds - SILENCE, 0.0) or seconds)
+        if process.is_alive:
+            self._loop.resume(process)
 
     async def _reboot(self, step: Step) -> None:
         """The machine: all routers end, and what counts since its start begins anew."""
@@ -407,10 +410,10 @@ class World:
             await self._pause(step)
             return
         self._fence.stalls[router.process] = self._loop.create_future()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STALLS_WITHIN):
-                await self._fence.stalls[router.process]
-                await self._pause(step)
+        await asyncio.wait([self._fence.stalls[router.process]], timeout=STALLS_WITHIN)
+        self._fence.stalls.pop(router.process, None)
+        if router.process.is_frozen:
+            await self._thaw(router.process, step.seconds)
 
     async def _recreate(self, step: Step) -> None:
         """Someone deletes the file of an empty queue, and all routers start anew."""

@@ -188,7 +188,9 @@ class _BatchRouting:
             if routing.tallies and not job.attempts:
                 job.recall(routing.tallies.of(key))
             return job
-        if claim is Claim.REQUEUED:
+        if claim is Claim.REQUEUED and held.state is State.SETTLING:
+            self._follow(held, delivery)
+        elif claim is Claim.REQUEUED:
             self._discard(delivery)
         else:
             self._redelivered(held, delivery)
@@ -214,15 +216,21 @@ class _BatchRouting:
         """ROUTE-2."""
         home, now = self._arrivals.home, self._arrivals.now
         if held.state is State.SETTLING:
-            self._routing.put_aside(delivery)
-            held.followers += ((home, delivery),)
-        elif delivery.lease_until is None and held.home is home and held.lease_until > now:
-            self._discard(delivery)  # the old handle lives as long as its connection: a true copy
+            self._follow(held, delivery)
+        elif delivery.lease_until is None and held.lease_until > now:
+            if held.home is home:
+                self._discard(delivery)  # the old handle lives as long as its connection: a copy
+            else:
+                self._follow(held, delivery)
         else:
             held.home.release(held)
             held.adopt(home, delivery)
             home.hold([held])
             self._routing.ledger.end(Fate.SUPERSEDED)
+
+    def _follow(self, held: Job, delivery: Delivery) -> None:
+        self._routing.put_aside(delivery)
+        held.followers += ((self._arrivals.home, delivery),)
 
     def _refuse(self, job: Job, pool: ProcessPool) -> None:
         job.state = State.WAITING
@@ -244,7 +252,8 @@ class _BatchRouting:
 def _dismiss_followers(job: Job, fate: Fate) -> None:
     """What waited for it: superfluous if it was accepted, else as new as it was (ROUTE-2)."""
     for home, delivery in job.followers:
-        if fate in _ACCEPTED:
+        is_same = delivery.broker_id is not None and delivery.broker_id == job.delivery.broker_id
+        if fate is Fate.DELIVERED or (fate is Fate.DEAD_LETTERED and is_same):
             home.discard(delivery)
         else:
             home.readmit(delivery)

@@ -92,8 +92,8 @@ def _story(result: Result) -> str:
     used = sorted({number for step in plan.steps for number in step.bodies})
     lines = [
         (
-            f"seed {plan.seed}: {plan.kind.value}, {plan.routers} router(s), {plan.queues} queue(s), "
-            f"{plan.connections} connection(s), lease {plan.lease:g} s, "
+            f"seed {plan.seed}: {plan.kind.value}, {plan.routers} router(s), "
+            f"{plan.queues} queue(s), {plan.connections} connection(s), lease {plan.lease:g} s, "
             f"attempts {plan.attempts}, rate {plan.rate}"
         ),
         *(f"  body {number}: {plan.bodies[number].content.decode()}" for number in used),

@@ -119,6 +119,8 @@ class Oracle:
         self._circuits: defaultdict[tuple[str, int], _Circuit] = defaultdict(_Circuit)
         self._starts: defaultdict[str, list[float]] = defaultdict(list)  # of deliveries by pool R
         self._failed_at: dict[tuple[str, int], float] = {}
+        self._holders: dict[int, Process] = {}
+        self._count = Counter(number for step in plan.steps for number in step.bodies)
         self.is_pool_back = False  # Q was dropped and came back: some of it is elsewhere
         self._changes_pools = any(step.act is Act.POOLS for step in plan.steps)
 
@@ -150,6 +152,8 @@ class Oracle:
             self.violate("MED-4", f"{problem} to t{body.host}")
         post.epoch = circuit.epoch
         self._note_rate(post, body)
+        if self._holders.get(body.number, post.process) is not post.process:
+            self.violate("BRK-5", f"{name} sends body {body.number} although another has it")
 
     def post_ended(self, post: Post, answer: Answer | None) -> None:
         """None: it was cancelled."""
@@ -168,6 +172,12 @@ class Oracle:
         body = self._body_of(post)
         self.note("target accepts", body.number)
         self.acceptances[body.number].append(self._now())
+
+    def handed_over(self, content: bytes, process: Process) -> None:
+        """By a work queue: whoever had it before may not begin to send it any more."""
+        body = self._by_content.get(content)
+        if body is not None and self._count[body.number] == 1:  # else there may be several copies
+            self._holders[body.number] = process
 
     def _body_of(self, post: Post) -> Body:
         return self._by_token[post.message.token or ""]

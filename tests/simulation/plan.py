@@ -176,6 +176,8 @@ FAULTS: Final = (
     Act.POOLS,
 )
 LATER: Final = (SETTLED_WITHIN + 5,) * 3 + (DEDUP_WINDOW - 10, 900.0)
+FLOODS: Final = 0.03  # of all worlds
+FLOOD: Final = 40  # messages of one call
 CLOCK_STEPS: Final = (-YEAR, -3600.0, -40.0, 40.0, 3600.0, YEAR)
 
 
@@ -244,6 +246,17 @@ class _Drawing(Struct):
             other = self.body(body.id)
             self.publish(at, body, other, queue=queue)
 
+    def flood(self, at: float) -> None:
+        """More than a pool holds, in a few calls."""
+        pool = self.rng.choice(("P", "R", "R"))
+        for _ in range(3):
+            first = len(self.bodies)
+            group = self.rng.choice((None, "g"))
+            for number in range(first, first + FLOOD):
+                mode = None if group else "IMMEDIATE"
+                self.bodies.append(Body(number, f"m{number}", 0, pool, group, mode))
+            self.publish(at, *self.bodies[first:])
+
     def fault(self, at: float) -> None:
         rng = self.rng
         act = rng.choice(FAULTS)
@@ -267,6 +280,8 @@ def draw(seed: int, kind: Kind | None = None) -> Plan:
     span = rng.choice((2.0, 20.0, 60.0))
     for _ in range(rng.choice((1, 2, 3, 5, 8, 12))):
         drawing.produce(round(rng.random() * span, 3))
+    if rng.random() < FLOODS:
+        drawing.flood(round(rng.random() * span, 3))
     published = [step.at for step in drawing.steps]
     for _ in range(rng.choice((0, 1, 1, 2, 3, 5))):
         if rng.random() < 0.5:  # while something is on its way

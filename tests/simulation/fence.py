@@ -1,0 +1,99 @@
+"""Watches hand-overs of a work queue: a lease that was lost settles and starts nothing (WQ-3)."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from router.core.config import QueueConfig
+from router.core.message import Delivery, Handle, Tally
+from router.ports import Broker, Brokers, Depth, Publisher, Traits, Unsettled
+from tests.simulation.loop import Process
+from tests.simulation.oracle import Oracle
+
+
+class Fence:
+    """Who was handed each message last, over all routers."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+        self._newest: dict[str, Handle] = {}  # by the broker's id
+        self._ids: dict[Handle, str] = {}
+
+    def around(self, brokers: Brokers, process: Process) -> Brokers:
+        return _Watched(self, brokers, process)
+
+    def handed_over(self, deliveries: Sequence[Delivery], process: Process) -> None:
+        for delivery in deliveries:
+            key = f"{delivery.broker_id}"
+            self._newest[key] = delivery.handle
+            self._ids[delivery.handle] = key
+            self._oracle.handed_over(delivery.body, process)
+
+    def settled(self, handle: Handle, how: str) -> None:
+        key = self._ids.get(handle)
+        if key is not None and self._newest[key] != handle:
+            self._oracle.violate("WQ-3", f"a lost lease could still {how} row {key}")
+
+
+class _Watched:
+    def __init__(self, fence: Fence, brokers: Brokers, process: Process) -> None:
+        self._fence = fence
+        self._brokers = brokers
+        self._process = process
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
+        async with self._brokers.open_queue(queue) as broker:
+            yield _WatchedBroker(self._fence, broker, self._process)
+
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+        return self._brokers.open_publisher(queue)
+
+
+class _WatchedBroker:
+    def __init__(self, fence: Fence, broker: Broker, process: Process) -> None:
+        self._fence = fence
+        self._broker = broker
+        self._process = process
+
+    @property
+    def holds_groups(self) -> bool:
+        return self._broker.holds_groups
+
+    @property
+    def lease_seconds(self) -> float | None:
+        return self._broker.lease_seconds
+
+    @property
+    def traits(self) -> Traits:
+        return self._broker.traits
+
+    def interrupt(self) -> None:
+        self._broker.interrupt()
+
+    async def receive(self, limit: int) -> Sequence[Delivery]:
+        deliveries = await self._broker.receive(limit)
+        self._fence.handed_over(deliveries, self._process)
+        return deliveries
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        refused = await self._broker.ack(handles, error=error)
+        problems = {each.handle for each in refused}
+        for handle in handles:
+            if handle not in problems:
+                self._fence.settled(handle, "remove")
+        return refused
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        await self._broker.nack(handle, delay, tally, error=error)
+        self._fence.settled(handle, "give back")
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        refused = await self._broker.extend(handles, seconds)
+        problems = {each.handle for each in refused}
+        for handle in handles:
+            if handle not in problems:
+                self._fence.settled(handle, "extend")
+        return refused
+
+    async def depth(self) -> Depth | None:
+        return await self._broker.depth()

@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if summary.problems:
             failures += 1
             if options.until_found:
-                print(FOUND, progress.worlds, summary.problems[0], flush=True)
+                print(FOUND, progress.worlds, summary.seed, summary.problems[0], flush=True)
                 return FAILED
             print(f"seed {summary.seed}: {summary.problems[0]}", flush=True)
             if not options.keep_going:

@@ -67,9 +67,17 @@ def find(patch: Path, jobs: int, most: int) -> Found:
     seconds = time.monotonic() - began
     for line in ran.stdout.splitlines():
         if line.startswith(FOUND):
-            worlds, _, problem = line.removeprefix(FOUND).strip().partition(" ")
+            worlds, seed, problem = line.removeprefix(FOUND).strip().split(" ", 2)
+            if _breaks_without(seed):
+                text = f"seed {seed} breaks a rule without the mutant, too: mend that first"
+                return Found(patch.stem, None, seconds, text)
             return Found(patch.stem, int(worlds), seconds, problem)
     return Found(patch.stem, None, seconds, (ran.stderr.splitlines() or ["nothing was broken"])[-1])
+
+
+def _breaks_without(seed: str) -> bool:
+    command = [sys.executable, "-m", "tests.simulation", "--seed", seed]
+    return bool(subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode)
 
 
 def _told(found: Found) -> Found:

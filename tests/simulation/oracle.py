@@ -15,7 +15,7 @@ from tests.simulation.plan import POOLS, SETTLED_WITHIN, Act, Body, Kind, Plan
 
 HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
 BREAKER_FORGOTTEN: Final = 3600.0
-INNER_RETRIES: Final = (1.0, 2.0)  # seconds between the tries of one delivery
+TRIES: Final = 3  # of one delivery, at most
 EPSILON: Final = 0.001
 _BLAMES: Final = frozenset({Fault.NETWORK, Fault.TIMEOUT})
 
@@ -118,7 +118,7 @@ class Oracle:
         self._open: Counter[tuple[str, ...]] = Counter()
         self._circuits: defaultdict[tuple[str, int], _Circuit] = defaultdict(_Circuit)
         self._starts: defaultdict[str, list[float]] = defaultdict(list)  # of deliveries by pool R
-        self._failed_at: dict[tuple[str, int], float] = {}
+        self._failures: Counter[tuple[str, int]] = Counter()  # in a row
         self._holders: dict[int, Process] = {}
         self._count = Counter(number for step in plan.steps for number in step.bodies)
         self.is_pool_back = False  # Q was dropped and came back: some of it is elsewhere
@@ -166,7 +166,7 @@ class Oracle:
         if isinstance(answer, NoReply) and answer.fault not in _BLAMES:
             ok = None
         self._circuits[post.process.name, body.host].end(post.epoch, self._now(), ok=ok)
-        self._failed_at[post.process.name, body.number] = self._now()
+        self._failures[post.process.name, body.number] += 1
 
     def accepted(self, post: Post) -> None:
         body = self._body_of(post)
@@ -192,9 +192,8 @@ class Oracle:
         rate, name = self.plan.rate, post.process.name
         if post.message.pool != "R" or rate is None or self._changes_pools:
             return
-        gap = post.started - self._failed_at.get((name, body.number), -1e9)
-        if any(abs(gap - pause) < EPSILON for pause in INNER_RETRIES):
-            return  # a try of the same delivery needs no new permit
+        if self._failures[name, body.number] % TRIES:
+            return  # perhaps a try of the same delivery, which needs no new permit
         starts = self._starts[name]
         starts.append(post.started)
         for count, since in enumerate(reversed(starts), 1):

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from router.brokers.bell import Bell
-from router.brokers.queue_table import QueueTable
+from router.brokers.queue_table import QueueTable, TooMuch
 from router.brokers.work_queue import Claim, Lease
 from router.core.message import Tally
 from router.ports import Depth, Publication
@@ -60,7 +60,11 @@ class StoredTable:
 
     async def claim(self, limit: int, lease: float) -> Claim:
         work = partial(self._table.claim, limit=limit, lease=lease)
-        claim = await self._store.run(work, is_large=self._brings_much)
+        try:
+            quick = work if self._brings_much else partial(work, most=LARGE)
+            claim = await self._store.run(quick, is_large=self._brings_much)
+        except TooMuch:
+            claim = await self._store.run(work, is_large=True)
         found = claim.messages
         self._brings_much = bool(found) and len(found[0].body) * len(found) > LARGE
         return claim

@@ -20,7 +20,7 @@ from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, ids, message
 from tests.outbound.servers import Target, answering, listening
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timing]
 
 MIB = 1024 * 1024
 MAX_LAG = 0.25  # seconds

@@ -428,7 +428,7 @@ async def test_no_body_stays_behind_when_a_queue_is_closed(
     ("size", "expected"),
     [
         (1_000, [LOOP, LOOP, LOOP]),
-        # The loop finds that it is too much; what failed is tried once more by itself; then claimed.
+        # The loop finds that it is too much. What failed is tried once more alone, then claimed.
         (100_000, [THREAD, LOOP, THREAD, THREAD, THREAD]),
     ],
 )

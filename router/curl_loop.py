@@ -180,7 +180,8 @@ class CurlLoop:
             self._add_transfer()
         transfer = self._idle[-1]
         transfer.prepare(url, headers, body, timeout)  # raises: then it is still idle
-        transfer.pin(place, addresses)
+        if addresses is not None or transfer.is_pinned:
+            transfer.pin(place, addresses)
         self._add_handle(transfer.easy)
         self._idle.pop()
         done: asyncio.Future[Answer] = self._loop.create_future()
@@ -315,6 +316,7 @@ class _Transfer:
         self._reply_cap = options.reply_cap
         self._url = ""
         self._timeout = -1.0
+        self.is_pinned = False  # libcurl was told addresses
         self._pinned: tuple[Place | None, Addresses | None] = (None, None)
         self._header_lines: list[bytes] = []
         self._set_up(options)
@@ -343,7 +345,7 @@ class _Transfer:
         last_place, last_addresses = self._pinned
         if addresses is last_addresses and place == last_place:
             return
-        self._pinned = place, addresses
+        self._pinned, self.is_pinned = (place, addresses), addresses is not None
         if place is None or addresses is None:
             self.easy.unsetopt(pycurl.RESOLVE)
             return

@@ -122,12 +122,13 @@ class ActiveMqBroker:
             deliveries=arrival.history.deliveries + 1,
             due_at=self._clock() + delay,
         )
-        due = _now() + delay
+        asked_at = _now()
+        due = asked_at + delay
         if delay > 0 and await self._outlet.keep(arrival.frame, history, delay):
             self._comebacks.expect(
                 _message_of(arrival), arrival.frame.body, now=_now(), delay=delay
             )
-            await self._replace(arrival)
+            await self._replace(arrival, asked_at, delay)
             return
         self._shelf.put_off(replace(arrival, history=history), due)
         self._bell.ring()
@@ -225,10 +226,14 @@ class ActiveMqBroker:
         """Acknowledged twice, it would cost the connection: it is ours to settle only once."""
         return self._out.pop(cast("Ticket", handle).number) if self._is_out(handle) else None
 
-    async def _replace(self, original: Arrival) -> None:
-        """Its copy is safe. If the connection breaks now, it is removed when it comes again."""
+    async def _replace(self, original: Arrival, asked_at: float, delay: float) -> None:
+        """Its copy is safe. If the connection breaks now, it is removed when it comes again.
+
+        Only while the copy waits at the broker: later, another router may have taken the copy for
+        superfluous because it held the original, and to remove that would be to lose the message.
+        """
         proof = self._proof(original)
-        self._copied.add(proof, _now())
+        self._copied.add(proof, asked_at, lifetime=delay)
         await self._remove(original)
         self._copied.forget(proof)
 

@@ -24,6 +24,11 @@ MAX_WOKEN: Final = 1000  # delays ended by one claim
 MAX_LOOKED_AT: Final = 20  # hand-overs, whose leases one claim ends
 LEASE_ENDED: Final = "the lease ended"
 WORKER_DIED: Final = "the worker died"
+BIG: Final = 64 * 1024  # bytes of a body that is read by itself
+
+
+class TooMuch(Exception):
+    """The next messages are more bytes than were asked for at most. Nothing was done."""
 
 
 class Past(Struct, frozen=True, array_like=True, gc=False):
@@ -41,7 +46,7 @@ class Chosen(Struct, frozen=True):
     ids: str
     lanes: str  # 0: none
     sizes: str
-    bodies: bytes
+    bodies: bytes  # without the big ones
     last_place: int | None  # of the last one among the offers; None: nothing was chosen
 
 
@@ -50,6 +55,7 @@ class Handed(Struct, frozen=True):
 
     ids: Sequence[int]
     lanes: Sequence[int]
+    sizes: Sequence[int]  # of their bodies
     token: int
     pasts: Mapping[int, Past]  # by id
 
@@ -92,10 +98,15 @@ class QueueTable(Struct, frozen=True):
             self._enter(db, new, now)
         return added
 
-    def claim(self, db: sqlite3.Connection, limit: int, lease: float) -> Claim:
-        """Take the next messages (WQ-2), after ending what is due to end."""
+    def claim(
+        self, db: sqlite3.Connection, limit: int, lease: float, most: int | None = None
+    ) -> Claim:
+        """Take the next messages (WQ-2), after ending what is due to end.
+
+        Raises TooMuch if their bodies have more than `most` bytes.
+        """
         now = self.clock()
-        messages = self._take(db, limit, now, now + lease)
+        messages = self._take(db, limit, now, now + lease, most)
         if messages:
             return Claim(messages, wait=0.0)
         self.tidy(db)
@@ -237,11 +248,14 @@ class QueueTable(Struct, frozen=True):
         _reoffer(db, _numbers.decode(lanes))
 
     def _take(
-        self, db: sqlite3.Connection, limit: int, now: float, lease_until: float
+        self, db: sqlite3.Connection, limit: int, now: float, lease_until: float, most: int | None
     ) -> Sequence[Claimed]:
         chosen = self._choose(db, limit, now)
         if chosen.ids == "[]":
             return ()
+        sizes = _numbers.decode(chosen.sizes)
+        if most is not None and sum(sizes) > most:
+            raise TooMuch
         change = self._change("in-flight", chosen.ids, now)
         token = self._write(db, replace(change, look_at=lease_until))
         asked = {
@@ -259,10 +273,16 @@ class QueueTable(Struct, frozen=True):
         # A group's other lane is for this worker alone now. Only the regular lane of a high one can
         # still be on offer: before a regular one is taken, all high ones are.
         _reoffer(db, [lane for lane in lanes if lane < 0])
-        return _claimed(chosen, Handed(ids, lanes, token, pasts))
+        return _claimed(db, chosen.bodies, Handed(ids, lanes, sizes, token, pasts))
 
     def _choose(self, db: sqlite3.Connection, limit: int, now: float) -> Chosen:
-        asked = {"queue": self.name, "worker_id": self.worker_id, "limit": limit, "now": now}
+        asked = {
+            "queue": self.name,
+            "worker_id": self.worker_id,
+            "limit": limit,
+            "now": now,
+            "big": BIG,
+        }
         heads = QUERIES["choose_heads"].run(db, asked).fetchone()
         if heads is not None:
             return Chosen(*heads)
@@ -292,13 +312,16 @@ def _claim(db: sqlite3.Connection, asked: Mapping[str, object], number: int) -> 
     return {past.id: past for past in _pasts.decode(past)}
 
 
-def _claimed(chosen: Chosen, handed: Handed) -> Sequence[Claimed]:
+def _claimed(db: sqlite3.Connection, bodies: bytes, handed: Handed) -> Sequence[Claimed]:
     taken = []
     start = 0
-    sizes = _numbers.decode(chosen.sizes)
-    for number, lane, size in zip(handed.ids, handed.lanes, sizes, strict=True):
-        end = start + size
-        lease, body = Lease(number, handed.token, lane), chosen.bodies[start:end]
+    for number, lane, size in zip(handed.ids, handed.lanes, handed.sizes, strict=True):
+        lease = Lease(number, handed.token, lane)
+        if size > BIG:
+            (body,), end = QUERIES["body"].run(db, {"id": number}).fetchone(), start
+        else:
+            end = start + size
+            body = bodies[start:end]
         past = handed.pasts.get(number)
         if past is None:
             taken.append(Claimed(lease, 1, UNTRIED, body))

@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeVar
 from msgspec.structs import replace
 
 from router.brokers.bell import Bell
-from router.brokers.queue_table import QueueTable
+from router.brokers.queue_table import QueueTable, TooMuch
 from router.brokers.work_queue import Claim, Lease
 from router.brokers.worker_locks import Recovery
 from router.core.message import Tally
@@ -89,7 +89,11 @@ class StoredTable:
 
     async def _claim(self, limit: int, lease: float) -> Claim:
         work = partial(self._table.claim, limit=limit, lease=lease)
-        claim = await self._store.run(work, is_large=self._brings_much)
+        try:
+            quick = work if self._brings_much else partial(work, most=LARGE)
+            claim = await self._store.run(quick, is_large=self._brings_much)
+        except TooMuch:
+            claim = await self._store.run(work, is_large=True)
         found = claim.messages
         self._brings_much = bool(found) and len(found[0].body) * len(found) > LARGE
         return claim

@@ -92,8 +92,8 @@ class Home(Protocol):
     def release(self, job: "Job") -> None:
         """It is settled through another one from now on."""
 
-    def discard(self, delivery: Delivery) -> None:
-        """ACK away a copy that is not needed."""
+    def discard(self, delivery: Delivery, error: str = "") -> None:
+        """ACK away a copy that is not needed. `error`: why its message became a dead letter."""
 
     def readmit(self, delivery: Delivery) -> None:
         """Route it as if it had just arrived."""

@@ -102,10 +102,11 @@ class Routing:
         """Its ACK may not have been heard: acknowledge the next delivery of that copy (BRK-3)."""
         proof = proof_of_copy(queue, job.delivery)
         if proof is not None:
-            self.remembered.add(proof, now)
+            self.remembered.add(proof, now, error=job.error)
 
-    def is_acked(self, queue: str, delivery: Delivery, now: float) -> bool:
-        return self.remembered.knows(proof_of_copy(queue, delivery), now)
+    def remembered_error(self, queue: str, delivery: Delivery, now: float) -> str | None:
+        """Return the error with which its ACK is remembered, or None if none is."""
+        return self.remembered.error_of(proof_of_copy(queue, delivery), now)
 
     def forget_ack(self, queue: str, delivery: Delivery) -> None:
         """The broker has removed it now."""
@@ -170,14 +171,16 @@ class _BatchRouting:
 
     def _track(self, delivery: Delivery) -> Job | None:
         arrivals, routing = self._arrivals, self._routing
-        if routing.remembered and routing.is_acked(arrivals.queue, delivery, arrivals.now):
-            self._discard(delivery)
-            return None
+        if routing.remembered:
+            error = routing.remembered_error(arrivals.queue, delivery, arrivals.now)
+            if error is not None:
+                self._discard(delivery, error)
+                return None
         try:
             message = arrivals.read(delivery.body)
-        except Malformed as error:
+        except Malformed as problem:
             routing.put_aside(delivery)
-            self.aside.malformed.append((delivery, str(error)))
+            self.aside.malformed.append((delivery, str(problem)))
             return None
         if message.dispatch is not None or message.reply_to or message.batch:
             self._warn_of_oddities(message)
@@ -188,7 +191,9 @@ class _BatchRouting:
             if routing.tallies and not job.attempts:
                 job.recall(routing.tallies.of(key))
             return job
-        if claim is Claim.REQUEUED:
+        if claim is Claim.REQUEUED and held.state is State.SETTLING:
+            self._follow(held, delivery)
+        elif claim is Claim.REQUEUED:
             self._discard(delivery)
         else:
             self._redelivered(held, delivery)
@@ -206,23 +211,29 @@ class _BatchRouting:
             if not pool.submit(job):
                 self._refuse(job, pool)
 
-    def _discard(self, delivery: Delivery) -> None:
+    def _discard(self, delivery: Delivery, error: str = "") -> None:
         self._routing.put_aside(delivery)
-        self._arrivals.home.discard(delivery)
+        self._arrivals.home.discard(delivery, error)
 
     def _redelivered(self, held: Job, delivery: Delivery) -> None:
         """ROUTE-2."""
         home, now = self._arrivals.home, self._arrivals.now
         if held.state is State.SETTLING:
-            self._routing.put_aside(delivery)
-            held.followers += ((home, delivery),)
-        elif delivery.lease_until is None and held.home is home and held.lease_until > now:
-            self._discard(delivery)  # the old handle lives as long as its connection: a true copy
+            self._follow(held, delivery)
+        elif delivery.lease_until is None and held.lease_until > now:
+            if held.home is home:
+                self._discard(delivery)  # the old handle lives as long as its connection: a copy
+            else:
+                self._follow(held, delivery)
         else:
             held.home.release(held)
             held.adopt(home, delivery)
             home.hold([held])
             self._routing.ledger.end(Fate.SUPERSEDED)
+
+    def _follow(self, held: Job, delivery: Delivery) -> None:
+        self._routing.put_aside(delivery)
+        held.followers += ((self._arrivals.home, delivery),)
 
     def _refuse(self, job: Job, pool: ProcessPool) -> None:
         job.state = State.WAITING
@@ -244,7 +255,8 @@ class _BatchRouting:
 def _dismiss_followers(job: Job, fate: Fate) -> None:
     """What waited for it: superfluous if it was accepted, else as new as it was (ROUTE-2)."""
     for home, delivery in job.followers:
-        if fate in _ACCEPTED:
-            home.discard(delivery)
+        is_same = delivery.broker_id is not None and delivery.broker_id == job.delivery.broker_id
+        if fate is Fate.DELIVERED or (fate is Fate.DEAD_LETTERED and is_same):
+            home.discard(delivery, job.error)
         else:
             home.readmit(delivery)

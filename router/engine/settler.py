@@ -55,7 +55,7 @@ class Settler:
         self._renewed = Bell()  # rung when the connection was opened or lost
         self._is_stopping = False
         self._acks: list[Job] = []
-        self._surplus: list[Delivery] = []
+        self._surplus: list[tuple[str, Delivery]] = []  # each with the error of its message
         self._unwanted: list[Delivery] = []
         self._is_flushing = False
 
@@ -163,8 +163,8 @@ class Settler:
         if not self._is_flushing:
             self._flush_soon()
 
-    def discard(self, delivery: Delivery) -> None:
-        self._surplus.append(delivery)
+    def discard(self, delivery: Delivery, error: str = "") -> None:
+        self._surplus.append((error, delivery))
         self._flush_soon()
 
     async def bury(self, job: Job, death: Death) -> bool:
@@ -270,19 +270,21 @@ class Settler:
 
     async def _ack_surplus(self) -> None:
         surplus, self._surplus = self._surplus, []
-        if not surplus:
-            return
+        for error in dict.fromkeys(error for error, _ in surplus):
+            await self._ack_copies([copy for each, copy in surplus if each == error], error)
+
+    async def _ack_copies(self, copies: Sequence[Delivery], error: str) -> None:
         try:
-            refused = await self._connection.ack([delivery.handle for delivery in surplus])
-        except BrokerError as error:
-            log.info("copies not removed, they come again: %s", error)
+            refused = await self._connection.ack([copy.handle for copy in copies], error=error)
+        except BrokerError as reason:
+            log.info("copies not removed, they come again: %s", reason)
         else:
             problems = {each.handle for each in refused}
-            for delivery in surplus:
-                if delivery.handle not in problems:
-                    self._routing.forget_ack(self.queue.uri, delivery)
-        for delivery in surplus:
-            self._routing.end_aside(delivery, Fate.SUPERSEDED)
+            for copy in copies:
+                if copy.handle not in problems:
+                    self._routing.forget_ack(self.queue.uri, copy)
+        for copy in copies:
+            self._routing.end_aside(copy, Fate.SUPERSEDED)
 
     # What no pool takes.
 
@@ -358,7 +360,7 @@ class Settler:
         for job in deferred:
             job.home.forfeit(job)
         self._routing.forfeit_followers(self)
-        for delivery in (*self._surplus, *self._unwanted):
+        for delivery in (*(copy for _, copy in self._surplus), *self._unwanted):
             self._routing.end_aside(delivery, Fate.FORFEITED)
         self._surplus, self._unwanted = [], []
 

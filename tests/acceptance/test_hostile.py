@@ -20,7 +20,7 @@ from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, ids, message
 from tests.outbound.servers import Target, answering, listening
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timing]
 
 MIB = 1024 * 1024
 MAX_LAG = 0.25  # seconds
@@ -78,10 +78,15 @@ async def test_b1_a_target_made_to_be_slow_to_mask_holds_up_nobody(
 ) -> None:
     site.configure(BAD, GOOD)
     async with listening(answering(404)) as missing, site.router() as router:
-        refused = f"http://127.0.0.1:{closed_port()}/{HOSTILE_QUERY}=hunter2"
+        nobody = f"http://127.0.0.1:{closed_port()}/"
+        urls = [
+            f"{each}{query}"
+            for each in (nobody, missing.url)
+            for query in (HOSTILE_QUERY, "?sig=hunter2", f"?code=hunter2{HOSTILE_QUERY}")
+        ]
         hostile = [
             {"id": f"h{n}", "mediationTarget": url, "poolCode": "BAD", "messageGroupId": str(n)}
-            for n, url in enumerate([refused, f"{missing.url}{HOSTILE_QUERY}=hunter2"] * 3)
+            for n, url in enumerate(urls)
         ]
         await router.publish(hostile)
         await router.publish([message(f"m{n}", target, pool="GOOD", group="g") for n in range(20)])

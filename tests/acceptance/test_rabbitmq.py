@@ -127,7 +127,7 @@ async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts
     twice = [each for each, times in Counter(recorder.accepted).items() if times > 1]
     assert sorted(firsts) == sorted(str(each["id"]) for each in messages)
     # An ACK that was not heard is not remembered here: RabbitMQ makes no ids (BRK-3). And a group
-    # that goes back is copied one by one: at a crash, one of it may be there as a copy and as it was.
+    # that goes back is copied one by one: at a crash, one of it may be there twice.
     in_doubt = Counter(group_of(each) for each in twice if each not in may_come_twice)
     assert in_doubt.keys() <= put_off
     assert all(number <= CRASHES for number in in_doubt.values()), in_doubt

@@ -424,9 +424,16 @@ async def test_no_body_stays_behind_when_a_queue_is_closed(
 
 
 @pytest.mark.rule("P5")
-@pytest.mark.parametrize(("size", "worker"), [(1_000, LOOP), (100_000, THREAD)])
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (1_000, [LOOP, LOOP, LOOP]),
+        # The loop finds that it is too much. What failed is tried once more alone, then claimed.
+        (100_000, [THREAD, LOOP, THREAD, THREAD, THREAD]),
+    ],
+)
 async def test_large_bodies_are_published_and_claimed_by_the_thread(
-    desk: Desk, size: int, worker: str
+    desk: Desk, size: int, expected: list[str]
 ) -> None:
     workers: list[str] = []
 
@@ -442,7 +449,7 @@ async def test_large_bodies_are_published_and_claimed_by_the_thread(
     await table.claim(8, 30.0)
     await table.claim(1, 30.0)
 
-    assert workers == [worker, LOOP, worker]
+    assert workers == expected
 
 
 @pytest.mark.rule("WQ-2")

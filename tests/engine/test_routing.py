@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from router.core.config import QueueConfig
 from router.core.job import Fate
@@ -205,6 +206,68 @@ async def test_a_copy_inside_one_batch_of_the_memory_broker_is_acknowledged_away
         assert sorted(rig.witness.acks) == [(LINGER, "a"), (1 + LINGER, "a")]
         assert rig.manager.intakes["q"].counts.calls["receive", "ok"] == 1
         assert (ended(rig, Fate.DELIVERED), ended(rig, Fate.SUPERSEDED)) == (1, 1)
+
+
+@pytest.mark.rule("ROUTE-3")
+async def test_a_requeued_copy_waits_for_the_ack_under_way_and_is_acknowledged_too() -> None:
+    queue = ScriptedQueue(lease_seconds=30, takes={"ack": 4})
+    async with scripted(queue) as rig:
+        queue.hand_over(handed(body("a"), "first", "1", lease=30))
+        await asyncio.sleep(2)
+        queue.hand_over(handed(body("a"), "copy", "2", lease=30))
+        await asyncio.sleep(20)
+
+        assert rig.sender.ids == ["a"]
+        assert [handle for _, handle in queue.acked] == ["first", "copy"]
+
+
+@pytest.mark.rule("ROUTE-3", "WQ-1", "ID-3")
+async def test_a_copy_of_a_message_that_dies_meanwhile_is_delivered_on_its_own() -> None:
+    queue = ScriptedQueue(lease_seconds=30, takes={"ack failed": 4})
+    sender = FakeSender(takes=1)
+    sender.script("a", Reply(404))
+    async with scripted(queue, sender=sender) as rig:
+        queue.hand_over(handed(body("a"), "first", "1", lease=30))
+        await asyncio.sleep(2)
+        queue.hand_over(handed(body("a"), "sent again", "2", lease=30))
+        await asyncio.sleep(20)
+
+        assert rig.sender.sent == [(1, "a"), (6 + LINGER, "a")]
+        assert [handle for _, handle in queue.acked] == ["first", "sent again"]
+
+
+@pytest.mark.rule("ROUTE-2", "ID-3")
+async def test_a_redelivery_of_a_message_that_dies_meanwhile_is_acknowledged_as_dead() -> None:
+    queue = ScriptedQueue(lease_seconds=30, takes={"ack failed": 4})
+    sender = FakeSender(takes=1)
+    sender.script("a", Reply(404))
+    async with scripted(queue, sender=sender) as rig:
+        queue.hand_over(handed(body("a"), "old", "1", lease=30))
+        await asyncio.sleep(2)
+        queue.hand_over(handed(body("a"), "new", "1", lease=30))
+        await asyncio.sleep(20)
+
+        assert rig.sender.ids == ["a"]
+        assert [verb for _, verb, _ in queue.calls if "ack" in verb] == ["ack failed"] * 2
+
+
+@pytest.mark.rule("ROUTE-2", "BRK-3")
+async def test_a_copy_on_another_connection_waits_while_the_old_handle_lives() -> None:
+    queue, other = ScriptedQueue(lease_seconds=None), ScriptedQueue(lease_seconds=None)
+    async with running(
+        pool("P"),
+        sender=FakeSender(takes=5),
+        brokers=Scripted(q=queue, r=other),
+        queues=(QUEUE, replace(QUEUE, name="r")),  # the same queue, over another connection
+    ) as rig:
+        queue.hand_over(handed(body("a"), "first"))
+        await asyncio.sleep(1)
+        other.hand_over(handed(body("a"), "copy"))
+        await asyncio.sleep(10)
+
+        assert rig.sender.ids == ["a"]
+        assert queue.acked == [(5 + LINGER, "first")]
+        assert other.acked == [(5 + 2 * LINGER, "copy")]
 
 
 @pytest.mark.rule("ROUTE-3")

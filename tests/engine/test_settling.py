@@ -149,6 +149,21 @@ async def test_a_remembered_ack_swallows_no_new_message(
         assert [handle for _, handle in queue.acked] == ["i"]
 
 
+@pytest.mark.rule("BRK-3", "WQ-1")
+async def test_what_died_is_acknowledged_as_dead_however_late() -> None:
+    queue = ScriptedQueue(lease_seconds=30, unsettled={"h": lost("h")})
+    sender = FakeSender()
+    sender.script("a", Reply(404))
+    async with scripted(queue, sender) as rig:
+        queue.hand_over(handed(body("a"), "h", "1", lease=30))
+        await asyncio.sleep(5)
+        queue.hand_over(handed(body("a"), "i", "1", lease=30))
+        await asyncio.sleep(5)
+
+        assert rig.sender.ids == ["a"]
+        assert [verb for _, verb, _ in queue.calls if "ack" in verb] == ["ack failed"] * 2
+
+
 @pytest.mark.rule("BRK-3")
 async def test_a_failed_message_is_not_remembered() -> None:
     queue = ScriptedQueue(lease_seconds=30, failing={"nack": StaleLease("too late")})

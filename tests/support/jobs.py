@@ -38,7 +38,8 @@ class FakeHome:
     def release(self, job: Job) -> None:
         self.told.append(("release", job.message.id))
 
-    def discard(self, delivery: Delivery) -> None:
+    def discard(self, delivery: Delivery, error: str = "") -> None:
+        _ = error
         self.told.append(("discard", str(delivery.broker_id)))
 
     def readmit(self, delivery: Delivery) -> None:

@@ -212,6 +212,7 @@ def seconds(content: bytes) -> float:
     return time.thread_time() - begun
 
 
+@pytest.mark.timing
 @pytest.mark.rule("P5")
 def test_no_body_of_1_mib_takes_20_milliseconds() -> None:
     slow: Sequence[bytes] = [each for each in hostile() if seconds(each) >= 0.01]
@@ -232,6 +233,7 @@ def test_what_is_held_of_a_body_of_1_mib_takes_no_further_1_mib() -> None:
         assert peak < 6 * MAX_BODY, content[:120]
 
 
+@pytest.mark.timing
 @pytest.mark.rule("P5")
 def test_no_target_takes_10_milliseconds() -> None:
     for unit in ("\u0300\u0316", "\ufdfa"):

@@ -46,6 +46,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.timing
 @pytest.mark.rule("P5")
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:20])
 def test_masking_4_kb_takes_less_than_100_microseconds(text: str) -> None:

@@ -48,6 +48,13 @@ def test_it_is_forgotten_earlier_if_it_was_so_said() -> None:
     assert [acks.knows(A, now=39.9), acks.knows(A, now=40)] == [True, False]
 
 
+def test_why_a_message_died_is_remembered_with_its_ack() -> None:
+    acks = RememberedAcks()
+    acks.add(A, now=0, error="HTTP 404")
+
+    assert (acks.error_of(A, now=1), acks.error_of("other", now=1)) == ("HTTP 404", None)
+
+
 def test_to_forget_what_was_never_known_changes_nothing() -> None:
     acks = RememberedAcks()
 

@@ -157,3 +157,39 @@ async def test_a_publication_outlasts_a_power_cut_and_the_rest_may_be_done_again
     store.close()
 
     assert store.done == ["run", "sync", "run", "run", "run"]
+
+
+class SizingStore(MemoryStore):
+    """Notes what was left to where it holds up nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large: list[bool] = []
+
+    async def run(self, work: Work[T], *, is_large: bool = False) -> T:
+        self.large.append(is_large)
+        return await super().run(work, is_large=is_large)
+
+
+@pytest.mark.rule("P5")
+async def test_a_claim_that_turns_out_to_be_large_is_left_to_where_it_holds_up_nobody() -> None:
+    store = SizingStore()
+    table = StoredTable(store, QueueTable("orders", "anna", 300.0, asyncio.get_running_loop().time))
+    bodies = [b"small", b"1" * 300_000, b"", b"2" * 65_536, b"3" * 65_537, b"last"]
+    message = Message(id="a", target="https://svc.example/")
+    await WorkQueuePublisher(table).publish(
+        [Publication(message, body, str(number)) for number, body in enumerate(bodies)]
+    )
+    store.large.clear()
+
+    first = (await table.claim(1, 30.0)).messages
+    rest = (await table.claim(50, 30.0)).messages
+    await table.finish([claimed.lease for claimed in (*first, *rest)], "")
+    nothing = (await table.claim(50, 30.0)).messages
+    store.close()
+
+    assert [claimed.body for claimed in (*first, *rest)] == bodies
+    assert [claimed.count for claimed in (*first, *rest)] == [1] * 6
+    assert nothing == ()
+    # The second claim is found to be large, and asked for again as such.
+    assert store.large == [False, False, True, False, True]

@@ -132,6 +132,10 @@ SET look_at = (
 )
 WHERE id = :token;
 
+-- name: body
+-- Of one that was left out because it is big.
+SELECT body FROM queue_entries WHERE id = :id;
+
 -- name: choose_heads
 -- The short way for many lanes: the first ones of as many as are wanted, unless the second one of
 -- any of them, or one kept for this worker, might come before the last of them, or a delay or a lease
@@ -155,15 +159,15 @@ SELECT
     json_group_array(entry.id),
     json_group_array(coalesce(lane, 0)),
     json_group_array(length(body)),
-    CAST(group_concat(body, '') AS BLOB),
+    CAST(group_concat(iif(length(body) > :big, x'', body), '') AS BLOB),
     max(place)
 FROM heads CROSS JOIN queue_entries AS entry ON entry.id = place + ((place < 0) << 62)
 HAVING count(*) = :limit AND (max(place) < 0 OR min(place) > 0)
    AND (min(next_id) IS NULL OR min(next_id) > max(entry.id));
 
 -- name: choose
--- The next to be claimed, in claim order: their ids, lanes and sizes, all bodies in one piece, and the
--- place of the last.
+-- The next to be claimed, in claim order: their ids, lanes and sizes, all bodies in one piece but for
+-- the big ones, and the place of the last.
 --
 -- A merge of lanes: start with what is on offer, and whenever one is taken, the next of its lane joins
 -- the race, unless that one is not due. An ORDER BY in a recursive query makes its queue a priority
@@ -202,7 +206,7 @@ SELECT
     json_group_array(entry.id),
     json_group_array(coalesce(lane, 0)),
     json_group_array(length(body)),
-    CAST(group_concat(body, '') AS BLOB),
+    CAST(group_concat(iif(length(body) > :big, x'', body), '') AS BLOB),
     max(place)
 FROM (SELECT place, id FROM race WHERE is_ready LIMIT :limit) AS winner
     CROSS JOIN queue_entries AS entry ON entry.id = winner.id;

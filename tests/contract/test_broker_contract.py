@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from router.brokers import BrokerDoor
 from router.core.message import UNTRIED, Delivery, Tally
 from router.ports import Broker, Disconnected, StaleLease
-from tests.contract.cases import Case, Ends, bodies, both_ends, name_of, publication
+from tests.contract.cases import CASES, Case, Ends, bodies, both_ends, name_of, publication
+from tests.simulation.plan import Kind
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-1", "BRK-3")]
 
@@ -40,6 +41,30 @@ async def is_empty(broker: Broker) -> bool:
 async def depth_of(broker: Broker) -> tuple[int, int] | None:
     depth = await broker.depth()
     return None if depth is None else (depth.waiting, depth.in_flight)
+
+
+@pytest.mark.rule("SIM-3")
+def test_every_model_of_the_simulation_runs_these_tests_beside_a_real_broker() -> None:
+    """With the same traits: a model that differs from its server fails where the server passes."""
+    traits = {
+        each.model: (each.leases, each.keeps_tally, each.drops_duplicates, each.any_body)
+        for each in CASES
+        if each.model is not None
+    }
+    real = {
+        each.name: (each.leases, each.keeps_tally, each.drops_duplicates, each.any_body)
+        for each in CASES
+        if each.model is None
+    }
+
+    assert traits == {
+        Kind.POSTGRES: real["postgres"],
+        Kind.SQS_FIFO: real["sqs-fifo"],
+        Kind.SQS: real["sqs"],
+        Kind.ACTIVEMQ: real["activemq"],
+        Kind.NATS: real["nats"],
+        Kind.RABBITMQ: real["rabbitmq-classic"],
+    }
 
 
 async def test_what_is_published_is_received_in_order(ends: Ends) -> None:

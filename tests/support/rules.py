@@ -71,6 +71,9 @@ REQUIRED: Final[Mapping[str, str]] = {
     "OPS-4": "shutdown",
     "OPS-5": "logs",
     "OPS-6": "the ledger balances",
+    "SIM-1": "a seed decides a whole world",
+    "SIM-2": "what is checked in every world, from outside and by body",
+    "SIM-3": "the models behave as the real brokers",
 }
 OPTIONAL: Final[Mapping[str, str]] = {
     "FIFO-2": "strict order",

@@ -33,6 +33,10 @@ class Found(Struct, frozen=True):
 def find_all(names: Sequence[str], jobs: int, most: int = MOST_WORLDS) -> bool:
     """Try each mutant and print a table. Answers whether all were found."""
     patches = [path for path in sorted(FOLDER.glob("*.patch")) if not names or path.stem in names]
+    unknown = sorted(set(names) - {path.stem for path in patches})
+    if unknown or not patches:
+        print(f"there is no mutant {', '.join(unknown)}" if unknown else f"no mutants in {FOLDER}")
+        return False
     print(f"{len(patches)} mutants, at most {most} worlds each", flush=True)
     found = [_told(find(path, jobs, most)) for path in patches]
     missed = [each.name for each in found if each.worlds is None]

@@ -191,7 +191,7 @@ class Connection:
         if self._may_receive:  # looked at after the wait: nothing is routed after a stop or a loss
             self._fed = frozenset((await self.settler.admit(deliveries, read)).fed)
         else:
-            await self.settler.reject(deliveries)
+            self.settler.reject(deliveries)
 
     def _note_poll(self) -> None:
         self.last_poll = _now()

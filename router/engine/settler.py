@@ -116,14 +116,14 @@ class Settler:
         await self._clear(aside)
         return aside
 
-    async def reject(self, deliveries: Sequence[Delivery]) -> None:
-        """Give back what a last receive still brought."""
+    def reject(self, deliveries: Sequence[Delivery]) -> None:
+        """Give back what a last receive still brought. Until then, this is not idle."""
         self._counts.receive(len(deliveries), self._now())
         self._routing.ledger.received += len(deliveries)
         for delivery in deliveries:
             self._routing.put_aside(delivery)
         self._unwanted += deliveries
-        await self._return_unwanted()
+        self._flush_soon()
 
     def readmit(self, delivery: Delivery) -> None:
         if self._is_stopping:
@@ -209,6 +209,7 @@ class Settler:
 
     async def _flush(self) -> None:
         """Send what has gathered, and go on until nothing is left."""
+        await self._return_unwanted()
         while self._acks or self._surplus or self._unwanted:
             if len(self._acks) < self._full_call:
                 await asyncio.sleep(LINGER)

@@ -100,6 +100,25 @@ async def test_a_receive_that_still_brings_messages_gives_them_back() -> None:
         assert ended(rig) == {Fate.RETURNED: 2}
 
 
+@pytest.mark.rule("CFG-7", "OPS-6")
+async def test_the_return_of_what_a_last_receive_brought_is_not_cut_off() -> None:
+    queue = ScriptedQueue(lease_seconds=90, is_deaf=True, takes={"nack": 10})
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        await asyncio.sleep(1)
+        intake = rig.manager.intakes["q"]
+        await rig.apply(pool("P"), queues=())
+        await asyncio.sleep(20)
+        queue.is_deaf = False
+        queue.hand_over(handed(body("a"), "h", "1", lease=90))
+        await asyncio.sleep(6)
+        intake.cut_off(asyncio.get_running_loop().time())  # a receive that does not return
+        await asyncio.sleep(10)
+
+        assert queue.nacked == [(31, "h", 0)]
+        assert ended(rig) == {Fate.RETURNED: 1}
+        assert intake.is_stopped
+
+
 @pytest.mark.parametrize("grace", [5, 30])
 async def test_a_receive_that_never_returns_is_ended_after_twenty_five_seconds(
     grace: float,

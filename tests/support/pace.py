@@ -1,0 +1,24 @@
+"""How fast this machine is at the moment, for tests that assert on time."""
+
+import time
+from itertools import accumulate
+from operator import add
+from typing import Final
+
+_WORK: Final = bytes(range(256)) * 400
+_USUAL: Final = 0.0046  # seconds of CPU for it on the machine that the bounds were set on
+
+
+def slowdown() -> float:
+    """Return how much slower than usual this machine computes now; at least 1.
+
+    Other guests of a shared machine take from every processor. A bound is multiplied by this, so
+    that a test fails because the code is slow and not because the machine is.
+    """
+    return max(min(_seconds() for _ in range(20)) / _USUAL, 1.0)
+
+
+def _seconds() -> float:
+    begun = time.thread_time()
+    max(map(add, accumulate(_WORK), _WORK))
+    return time.thread_time() - begun

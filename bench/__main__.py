@@ -20,6 +20,7 @@ from bench import (
     scrape,
     sender,
     soak,
+    tasks,
     throughput,
 )
 from bench.contenders import peer
@@ -61,13 +62,14 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Table]]] = {
     "sender": lambda given: sender.measure(given.messages, given.rounds),
     "adapters": lambda given: adapters.measure(given.brokers, ADAPTER_MESSAGES, given.rounds),
     "process": lambda given: process.measure(given.rounds),
+    "processes": lambda given: tasks.measure(given.messages, given.rounds),
     "throughput": _throughput,
     "latency": lambda given: latency.measure(given.samples),
     "fairness": lambda given: fairness.measure(given.fast_messages, given.rounds),
     "curves": lambda given: curves.measure(given.curve_rounds, given.backlog),
     "soak": lambda given: soak.measure(given.minutes),
 }
-LONG: Final = frozenset({"adapters", "curves", "instrumentation", "scrape", "soak"})
+LONG: Final = frozenset({"adapters", "curves", "instrumentation", "processes", "scrape", "soak"})
 BY_DEFAULT: Final = tuple(name for name in PARTS if name not in LONG)
 
 

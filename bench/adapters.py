@@ -13,7 +13,7 @@ from bench.load import Load
 from bench.measure import spread
 from bench.progress import say
 from bench.report import Table
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 
 BATCH: Final = 50  # what the router asks for at most
@@ -45,7 +45,7 @@ def _run(queue: QueueConfig, messages: int) -> float:
 async def _cost(queue: QueueConfig, messages: int) -> float:
     await _publish(queue, messages)
     async with (
-        BrokerDoor(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as door,
+        BrokerRegistry(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as door,
         door.open_queue(queue) as broker,
     ):
         before, received = time.process_time(), 0
@@ -53,7 +53,7 @@ async def _cost(queue: QueueConfig, messages: int) -> float:
             deliveries = await broker.receive(BATCH)
             received += len(deliveries)
             if deliveries:
-                await broker.ack([delivery.handle for delivery in deliveries])
+                await broker.ack([received.handle for received in deliveries])
         return (time.process_time() - before) / messages * 1e6
 
 

@@ -13,9 +13,9 @@ from typing import Final
 
 import pytest
 
-from router.brokers import BrokerDoor
-from router.brokers.sqs_settings import SqsSettings
-from router.brokers.worker import BrokerSettings
+from router.brokers import BrokerRegistry
+from router.brokers.consumer_identity import BrokerSettings
+from router.brokers.sqs.address import SqsSettings
 from router.core.config import QueueConfig
 from router.ports import Publisher
 from tests.support.servers import activemq, nats, postgres, rabbitmq, sqs
@@ -85,6 +85,20 @@ def _postgresql(_: Path) -> Iterator[Place]:
 
 
 @contextmanager
+def _pgmq(_: Path) -> Iterator[Place]:
+    numbers = itertools.count(1)
+    with postgres.postgres_server() as server:
+        server.install_pgmq()
+
+        def new_queue() -> str:
+            name = f"orders_{next(numbers)}"
+            server.add_pgmq_queue(name)
+            return f"{server.pgmq_url}?queue={name}"
+
+        yield Place(new_queue)
+
+
+@contextmanager
 def _rabbitmq(_: Path) -> Iterator[Place]:
     numbers = itertools.count(1)
     with rabbitmq.rabbit_server() as server:
@@ -106,6 +120,7 @@ BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[Place]]]] = 
     "NATS": _nats,
     "SQS": _sqs,
     "PostgreSQL": _postgresql,
+    "PGMQ": _pgmq,
     "RabbitMQ": _rabbitmq,
     "ActiveMQ": _activemq,
 }
@@ -124,7 +139,7 @@ def running(name: str) -> Iterator[Place]:
 
 @asynccontextmanager
 async def publisher(queue: QueueConfig) -> AsyncIterator[Publisher]:
-    async with BrokerDoor(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as door:
+    async with BrokerRegistry(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as door:
         opened = door.open_publisher(queue)
         if opened is None:
             raise SystemExit(f"{queue.uri} cannot be published to")
@@ -135,7 +150,7 @@ async def publisher(queue: QueueConfig) -> AsyncIterator[Publisher]:
 async def left_in(queue: QueueConfig) -> int:
     """Messages that are not acknowledged, once no router runs."""
     async with (
-        BrokerDoor(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as door,
+        BrokerRegistry(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as door,
         door.open_queue(queue) as broker,
     ):
         depth = await broker.depth()

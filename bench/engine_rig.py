@@ -13,15 +13,17 @@ from types import coroutine
 
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.dead_letter import DeadLetter
-from router.core.message import Delivery, Handle, Message, Tally
+from router.core.message import Handle, Message, ReceivedMessage, Tally
 from router.core.outcome import Answer, Reply
 from router.core.trace import Span
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
-from router.engine.letters import Letters
-from router.engine.mediator import Mediator
-from router.engine.queue_manager import QueueManager, Surroundings
+from router.engine.dead_letter_writer import DeadLetterWriter
+from router.engine.delivery import Mediator
+from router.engine.deps import EngineDeps
+from router.engine.publishing import open_publishing
+from router.engine.queue_manager import QueueManager
 from router.ports import Broker, Brokers, Depth, Publisher, Sender, Traits, Unsettled
 
 ACCEPTED = Reply(200, b'{"ack":true}')
@@ -55,9 +57,11 @@ class MadeUpQueue:
         self.acked = 0
         self.done = asyncio.Event()
         self._total = total
-        self._left = iter([Delivery(body(n, groups, pools), n, str(n), 1) for n in range(total)])
+        self._left = iter(
+            [ReceivedMessage(body(n, groups, pools), n, str(n), 1) for n in range(total)]
+        )
 
-    async def receive(self, limit: int) -> Sequence[Delivery]:
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         await _a_turn()
         deliveries = list(islice(self._left, limit))
         if not deliveries:
@@ -98,7 +102,14 @@ class OneQueue:
 
 
 class Yes:
-    async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
+    async def send(
+        self,
+        message: Message,
+        post: int,
+        timeout: float,
+        span: Span,
+        max_attempts: int | None = None,
+    ) -> Answer:
         await _a_turn()
         return ACCEPTED
 
@@ -126,13 +137,19 @@ async def engine(brokers: Brokers, sender: Sender, pools: int) -> AsyncIterator[
         jitter=_middle,
         wall=time.time,
     )
-    async with asyncio.TaskGroup() as tasks:
+    async with (
+        open_publishing(
+            brokers, lambda: manager.applied, refuse_url=lambda *_: None, new_id=str
+        ) as publishing,
+        asyncio.TaskGroup() as tasks,
+    ):
         manager = QueueManager(
-            Surroundings(
+            EngineDeps(
                 brokers=brokers,
                 mediator=mediator,
-                letters=Letters(NoLetters(), alerts, time.time),  # type: ignore[arg-type]  # unused
+                letters=DeadLetterWriter(NoLetters(), alerts, time.time),  # type: ignore[arg-type]  # unused
                 alerts=alerts,
+                publishing=publishing,
                 tasks=tasks,
                 jitter=_middle,
             )
@@ -142,7 +159,7 @@ async def engine(brokers: Brokers, sender: Sender, pools: int) -> AsyncIterator[
         await manager.apply(RoutingConfig((QUEUE,), wanted))
         yield manager
         manager.stop()
-        if manager.routing.unaccounted:
+        if manager.registry.unaccounted:
             raise SystemExit("messages were lost: the figures mean nothing")
 
 

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Final
 
 from bench.engine_rig import ACCEPTED, QUEUE, MadeUpQueue, OneQueue, Yes, body, engine
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.core.message import Message, parse
 from router.core.outcome import Answer, Reply
 from router.core.trace import Span
@@ -95,7 +95,14 @@ class RefusingSome:
         self._done = done
         self._left = MESSAGES
 
-    async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
+    async def send(
+        self,
+        message: Message,
+        post: int,
+        timeout: float,
+        span: Span,
+        max_attempts: int | None = None,
+    ) -> Answer:
         await asyncio.sleep(0)
         if post == 1 and int(message.id[-8:]) % ONE_IN == 0:
             return REFUSED
@@ -108,7 +115,7 @@ class RefusingSome:
 async def _work_queue(groups: int, pools: int) -> Effort:
     """The work queue's own code, and what is refused and comes back."""
     done, count = asyncio.Event(), Count()
-    async with BrokerDoor(worker_id="guard", dedup_window=0.0) as door:
+    async with BrokerRegistry(worker_id="guard", dedup_window=0.0) as door:
         await _publish(door, groups, pools)
         async with engine(door, RefusingSome(done), pools):
             with count:
@@ -117,7 +124,7 @@ async def _work_queue(groups: int, pools: int) -> Effort:
     return count.effort(MESSAGES)
 
 
-async def _publish(door: BrokerDoor, groups: int, pools: int) -> None:
+async def _publish(door: BrokerRegistry, groups: int, pools: int) -> None:
     bodies = [body(n, groups, pools) for n in range(MESSAGES)]
     opened = door.open_publisher(QUEUE)
     if opened is None:

@@ -8,7 +8,6 @@ What a message carries along for its story and its trace cannot be taken out: it
 import asyncio
 import time
 import timeit
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -21,29 +20,27 @@ from bench.progress import say
 from bench.report import Table
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.job import Fate, Job, Try
-from router.core.ledger import Ledger
 from router.core.outcome import Metric
-from router.core.stats import Calling, Counts, Deliveries
+from router.core.stats import Counts, Deliveries
 from router.core.trace import UNRECORDED, post_span
+from router.core.tracker import Ledger
 from router.core.warnings import WarningBook
-from router.engine import courier, queue_manager, routing
+from router.engine import delivery, queue_manager, registry
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
+from router.engine.dead_letter_writer import DeadLetterWriter
+from router.engine.delivery import Mediator
+from router.engine.deps import EngineDeps
 from router.engine.journal import Journal
-from router.engine.letters import Letters
-from router.engine.mediator import Mediator
-from router.engine.queue_manager import QueueManager, Surroundings
+from router.engine.publishing import open_publishing
+from router.engine.queue_manager import QueueManager
+from router.engine.registry import InFlightRegistry
 
 BOUND = 10.0  # microseconds per message
 GROUPS = 1_000
 POOLS = 10
 PAIRS = 3  # in each round
 TIMINGS = 100_000
-
-
-class NoCalling(Calling):
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        pass
 
 
 class NoCounts(Counts):
@@ -53,15 +50,12 @@ class NoCounts(Counts):
     def record(self, metric: Metric | None, now: float, hand_overs: int = 1) -> None:
         pass
 
-    def calling(self, verb: str) -> Calling:
-        return NO_CALLING
+    def call(self, verb: str, result: str) -> None:
+        pass
 
 
 class NoDeliveries(Deliveries):
     def record(self, metric: Metric, now: float) -> None:
-        pass
-
-    def succeed(self, seconds: float, now: float) -> None:
         pass
 
     def time(self, seconds: float, now: float) -> None:
@@ -78,11 +72,10 @@ class NoJournal(Journal):
         pass
 
 
-NO_CALLING = NoCalling(Counter(), "")
 PLACES = (  # where the engine takes them from
     (queue_manager, "Counts", NoCounts),
-    (courier, "Deliveries", NoDeliveries),
-    (routing, "Ledger", NoLedger),
+    (delivery, "Deliveries", NoDeliveries),
+    (registry, "Ledger", NoLedger),
 )
 
 
@@ -105,19 +98,25 @@ async def cost(messages: int, *, instruments: bool) -> float:
         (QueueConfig(name="q", uri="memory://q"),),
         tuple(PoolConfig(code=f"POOL-{n}", concurrency=100) for n in range(POOLS)),
     )
-    async with asyncio.TaskGroup() as tasks:
+    async with (
+        open_publishing(
+            OneQueue(queue), lambda: manager.applied, refuse_url=lambda *_: None, new_id=str
+        ) as publishing,
+        asyncio.TaskGroup() as tasks,
+    ):
         with ExitStack() as stack:
             for place in () if instruments else PLACES:
                 stack.enter_context(replaced(*place))
             manager = QueueManager(
-                Surroundings(
+                EngineDeps(
                     brokers=OneQueue(queue),
                     mediator=_mediator(alerts),
-                    letters=Letters(NoLetters(), alerts, time.time),  # type: ignore[arg-type]  # unused
+                    letters=DeadLetterWriter(NoLetters(), alerts, time.time),  # type: ignore[arg-type]  # unused
                     alerts=alerts,
+                    publishing=publishing,
                     tasks=tasks,
                     jitter=_middle,
-                    journal=Journal() if instruments else NoJournal(),
+                    registry=InFlightRegistry(Journal() if instruments else NoJournal()),
                 )
             )
             await manager.apply(config)

@@ -1,19 +1,13 @@
-"""libcurl on the running event loop: POST one request, get one answer. The only user of pycurl.
+"""libcurl on the running event loop: POST one request, get one answer.
 
-libcurl does the protocols and tells us which sockets to watch and when to wake it. Its sockets
-live in an epoll set of their own and the event loop watches that one descriptor, because then
-- a socket may stay in the set while its connection is idle: the next request on it finds it
-  watched already, and no system call is needed;
-- a socket that libcurl closes leaves the set by itself. No callback has to tell us (pycurl cannot
-  make that one once the handle that opened the connection is detached), and when the descriptor's
-  number comes back as someone else's socket, no stale registration in the loop awaits it.
+libcurl does the protocols and tells us which sockets to watch (`router.curl_sockets`) and when to
+wake it. No other module uses pycurl.
 """
 
 import asyncio
 import errno
-import select
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from ipaddress import ip_address
@@ -24,13 +18,13 @@ import pycurl
 from msgspec import Struct
 
 from router import __version__
-from router.core.mandate import Mandate
-from router.core.outcome import REPLY_CAP, Answer, Fault, NoReply, Reply
+from router.core.leadership import Leadership
+from router.core.outcome import REPLY_CAP, Answer, Cause, NoReply, Reply
 from router.core.target import BadTarget, read_target
+from router.curl_sockets import watch_sockets
 from router.resolver import Addresses, LookUp, Resolver, TooManyLookUps, Unresolved, system_look_up
 
 KEEP_ALIVE_SECONDS: Final = 60  # TCP probes keep a 15-minute delivery alive behind a NAT
-EVENTS_AT_ONCE: Final = 256  # handled before the loop's other work gets its turn
 OVERRULED: Final = "not sent: this router is not the primary any more"
 NO_DESCRIPTORS: Final = "not sent: the router has no file descriptor left (see ulimit -n)"
 DNS_CACHE_SECONDS: Final = 600  # libcurl keeps what we resolved; far longer than we use it
@@ -40,47 +34,41 @@ _HTTP_VERSIONS: Final = {
     "HTTP_1_1": pycurl.CURL_HTTP_VERSION_1_1,
 }
 
-_MASKS: Final = {
-    pycurl.POLL_IN: select.EPOLLIN,
-    pycurl.POLL_OUT: select.EPOLLOUT,
-    pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
-}
 _ANY_EVENT: Final = 0  # libcurl looks for itself, as it does anyway
 
 _FAULTS: Final = {
-    pycurl.E_UNSUPPORTED_PROTOCOL: Fault.NETWORK,  # of the reply: it is no HTTP
-    pycurl.E_URL_MALFORMAT: Fault.BAD_REQUEST,
-    pycurl.E_COULDNT_RESOLVE_PROXY: Fault.NETWORK,
-    pycurl.E_COULDNT_RESOLVE_HOST: Fault.NETWORK,
-    pycurl.E_COULDNT_CONNECT: Fault.NETWORK,
-    pycurl.E_FTP_WEIRD_SERVER_REPLY: Fault.NETWORK,  # the name is history: any protocol
-    pycurl.E_HTTP2: Fault.NETWORK,
-    pycurl.E_PARTIAL_FILE: Fault.NETWORK,
-    pycurl.E_SSL_CONNECT_ERROR: Fault.NETWORK,
-    pycurl.E_GOT_NOTHING: Fault.NETWORK,
-    pycurl.E_SEND_ERROR: Fault.NETWORK,
-    pycurl.E_RECV_ERROR: Fault.NETWORK,
-    pycurl.E_SSL_CERTPROBLEM: Fault.NETWORK,
-    pycurl.E_SSL_CIPHER: Fault.NETWORK,
-    pycurl.E_PEER_FAILED_VERIFICATION: Fault.NETWORK,
-    pycurl.E_BAD_CONTENT_ENCODING: Fault.NETWORK,
-    pycurl.E_SSL_CACERT_BADFILE: Fault.NETWORK,
-    pycurl.E_SSL_SHUTDOWN_FAILED: Fault.NETWORK,
-    pycurl.E_NO_CONNECTION_AVAILABLE: Fault.NETWORK,
-    pycurl.E_SSL_INVALIDCERTSTATUS: Fault.NETWORK,
-    92: Fault.NETWORK,  # CURLE_HTTP2_STREAM; pycurl has no names for this one and the next two
-    97: Fault.NETWORK,  # CURLE_PROXY
-    100: Fault.NETWORK,  # CURLE_TOO_LARGE: the reply's headers
+    pycurl.E_UNSUPPORTED_PROTOCOL: Cause.NETWORK,  # of the reply: it is no HTTP
+    pycurl.E_URL_MALFORMAT: Cause.BAD_REQUEST,
+    pycurl.E_COULDNT_RESOLVE_PROXY: Cause.NETWORK,
+    pycurl.E_COULDNT_RESOLVE_HOST: Cause.NETWORK,
+    pycurl.E_COULDNT_CONNECT: Cause.NETWORK,
+    pycurl.E_FTP_WEIRD_SERVER_REPLY: Cause.NETWORK,  # the name is history: any protocol
+    pycurl.E_HTTP2: Cause.NETWORK,
+    pycurl.E_PARTIAL_FILE: Cause.NETWORK,
+    pycurl.E_SSL_CONNECT_ERROR: Cause.NETWORK,
+    pycurl.E_GOT_NOTHING: Cause.NETWORK,
+    pycurl.E_SEND_ERROR: Cause.NETWORK,
+    pycurl.E_RECV_ERROR: Cause.NETWORK,
+    pycurl.E_SSL_CERTPROBLEM: Cause.NETWORK,
+    pycurl.E_SSL_CIPHER: Cause.NETWORK,
+    pycurl.E_PEER_FAILED_VERIFICATION: Cause.NETWORK,
+    pycurl.E_BAD_CONTENT_ENCODING: Cause.NETWORK,
+    pycurl.E_SSL_CACERT_BADFILE: Cause.NETWORK,
+    pycurl.E_SSL_SHUTDOWN_FAILED: Cause.NETWORK,
+    pycurl.E_NO_CONNECTION_AVAILABLE: Cause.NETWORK,
+    pycurl.E_SSL_INVALIDCERTSTATUS: Cause.NETWORK,
+    92: Cause.NETWORK,  # CURLE_HTTP2_STREAM; pycurl has no names for this one and the next two
+    97: Cause.NETWORK,  # CURLE_PROXY
+    100: Cause.NETWORK,  # CURLE_TOO_LARGE: the reply's headers
 }
 
 _NO_SUCCESS: Final = 300  # and above: the only replies whose headers are looked at
-_REMOVE: Final[int] = pycurl.POLL_REMOVE
 _NO_SOCKET: Final[int] = pycurl.SOCKET_BAD
 _OK: Final[int] = pycurl.PREREQFUNC_OK
 _ABORT: Final[int] = pycurl.PREREQFUNC_ABORT
 
 _NONE_LEFT: Final = {errno.EMFILE, errno.ENFILE}
-_GIVEN_UP: Final = NoReply(Fault.UNFORESEEN)  # by whoever waited: nobody reads it
+_GIVEN_UP: Final = NoReply(Cause.UNFORESEEN)  # by whoever waited: nobody reads it
 
 Headers = Sequence[str | bytes]  # whole lines; bytes cost less
 RefuseAddress = Callable[[str, int], str | None]  # ip, port → why not, or None
@@ -113,11 +101,11 @@ class CurlLoop:
         self,
         options: CurlOptions,
         refuse_address: RefuseAddress,
-        mandate: Mandate | None = None,
+        leadership: Leadership | None = None,
         look_up: LookUp = system_look_up,
     ) -> None:
         self._options = options
-        self._mandate = mandate  # None: requests may be sent for ever
+        self._leadership = leadership  # None: requests may be sent for ever
         self._look_up = look_up
         proxy = options.proxy or ""
         # Most proxies look up the target's name themselves.
@@ -125,8 +113,6 @@ class CurlLoop:
         self._refuse_address = refuse_address
         self._transfers: dict[pycurl.Curl, _Transfer] = {}
         self._idle: list[_Transfer] = []  # those of them that have nothing to do
-        self._wanted: set[int] = set()  # sockets that libcurl waits for
-        self._watched: dict[int, int] = {}  # what is sure to be in the epoll set, and for what
         self._next_turn: asyncio.Handle | None = None
         self._alarm: asyncio.Handle | None = None
         self._alarm_at = 0.0  # loop time
@@ -134,7 +120,7 @@ class CurlLoop:
     def __repr__(self) -> str:
         idle = len(self._idle)
         busy = len(self._transfers) - idle
-        return f"CurlLoop(busy={busy}, idle={idle}, sockets={len(self._wanted)})"
+        return f"CurlLoop(busy={busy}, idle={idle}, sockets={len(self._sockets)})"
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -143,26 +129,24 @@ class CurlLoop:
         self._multi.setopt(pycurl.M_MAXCONNECTS, self._options.max_connections)
         self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, self._options.max_at_once)
         self._multi.setopt(pycurl.M_PIPELINING, pycurl.PIPE_MULTIPLEX)
-        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        self._sockets = watch_sockets(self._loop, self._on_ready)
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._sockets.watch)
         # Bound once: looking one of pycurl's methods up costs as much as calling it.
         self._add_handle = self._multi.add_handle
         self._remove_handle = self._multi.remove_handle
         self._socket_action = self._multi.socket_action
-        self._epoll = select.epoll()
-        self._loop.add_reader(self._epoll.fileno(), self._on_events)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._resolver.close()
         for transfer in self._transfers.values():
             if transfer.done is not None:
-                self._finish(transfer, NoReply(Fault.NETWORK, "the sender was closed"))
+                self._finish(transfer, NoReply(Cause.NETWORK, "the sender was closed"))
         for handle in (self._next_turn, self._alarm):
             if handle is not None:
                 handle.cancel()
-        self._loop.remove_reader(self._epoll.fileno())
         self._multi.close()
-        self._epoll.close()
+        self._sockets.close()
 
     async def post(self, url: str, headers: Headers, body: bytes, timeout: float) -> Answer:
         """Raises ValueError when libcurl cannot make a request of it."""
@@ -198,17 +182,15 @@ class CurlLoop:
         try:
             return await self._resolver.resolve(host, min(timeout, self._options.connect_timeout))
         except TooManyLookUps as error:
-            return NoReply(Fault.OVERLOADED, f"not sent: {error}")
+            return NoReply(Cause.OVERLOADED, f"not sent: {error}")
         except Unresolved as error:
             if _has_no_descriptors():
-                return NoReply(Fault.OVERLOADED, NO_DESCRIPTORS)
-            return NoReply(Fault.NETWORK, str(error))
+                return NoReply(Cause.OVERLOADED, NO_DESCRIPTORS)
+            return NoReply(Cause.NETWORK, str(error))
 
     def _add_transfer(self) -> None:
-        # A descriptor that libcurl opens may have the number of one that it closed, unseen: from
-        # then on nothing is sure.
-        on_open = self._watched.clear
-        transfer = _Transfer(self._options, self._refuse_address, on_open, self._mandate)
+        on_open = self._sockets.expect_new
+        transfer = _Transfer(self._options, self._refuse_address, on_open, self._leadership)
         self._transfers[transfer.easy] = transfer
         self._idle.append(transfer)
 
@@ -220,29 +202,9 @@ class CurlLoop:
         if done is not None and not done.done():  # else cancelled
             done.set_result(answer)
 
-    def _watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
-        """libcurl's wish: which readiness of which socket to tell it about."""
-        if what == _REMOVE:
-            # The socket stays in the epoll set: most often the next request brings it back at once.
-            self._wanted.discard(fd)
-            return
-        self._wanted.add(fd)
-        if self._watched.get(fd) != what:
-            self._put_into_set(fd, _MASKS[what])
-            self._watched[fd] = what
-
-    def _put_into_set(self, fd: int, mask: int) -> None:
-        try:
-            self._epoll.modify(fd, mask)
-        except FileNotFoundError:
-            self._epoll.register(fd, mask)
-
-    def _on_events(self) -> None:
-        for fd, _ in self._epoll.poll(0, EVENTS_AT_ONCE):
-            if fd in self._wanted:
-                self._socket_action(fd, _ANY_EVENT)
-            else:
-                self._forget(fd)
+    def _on_ready(self, sockets: Iterable[int]) -> None:
+        for fd in sockets:
+            self._socket_action(fd, _ANY_EVENT)
         self._collect()
 
     def _take_turn_soon(self) -> None:
@@ -276,12 +238,6 @@ class CurlLoop:
         self._alarm = None
         self._take_turn_soon()
 
-    def _forget(self, fd: int) -> None:
-        """An idle connection has something to say, mostly goodbye. libcurl will see in time."""
-        self._watched.pop(fd, None)
-        with suppress(OSError):  # closed meanwhile
-            self._epoll.unregister(fd)
-
     def _collect(self) -> None:
         """Give the answers of finished requests to those who wait for them."""
         _, succeeded, failed = self._multi.info_read()
@@ -304,12 +260,12 @@ class _Transfer:
         options: CurlOptions,
         refuse_address: RefuseAddress,
         on_open: Callable[[], None],
-        mandate: Mandate | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         self.easy = pycurl.Curl()
         self._setopt = self.easy.setopt
         self._getinfo = self.easy.getinfo
-        self._mandate = mandate
+        self._leadership = leadership
         # Behind a proxy the hook sees the proxy's address, not the target's.
         self._refuse_address = refuse_address if options.proxy is None else _refuse_none
         self._on_open = on_open
@@ -365,14 +321,14 @@ class _Transfer:
         if self._room < 0:
             return self._cut_reply()
         if self._refusal is not None and not self._opened:
-            return NoReply(Fault.TARGET_REFUSED, self._refusal)
+            return NoReply(Cause.TARGET_REFUSED, self._refusal)
         if code == pycurl.E_ABORTED_BY_CALLBACK:
-            return NoReply(Fault.UNFORESEEN, OVERRULED)
+            return NoReply(Cause.UNFORESEEN, OVERRULED)
         if code == pycurl.E_OPERATION_TIMEDOUT:
             return NoReply(self._timeout_fault(), text)
         if self._starved and not self._opened:
-            return NoReply(Fault.OVERLOADED, NO_DESCRIPTORS)
-        return NoReply(_FAULTS.get(code, Fault.UNFORESEEN), text)
+            return NoReply(Cause.OVERLOADED, NO_DESCRIPTORS)
+        return NoReply(_FAULTS.get(code, Cause.UNFORESEEN), text)
 
     def _cut_reply(self) -> Reply:
         whole = self.reply()
@@ -387,10 +343,10 @@ class _Transfer:
                 said = line[12:].decode("latin-1").strip()
         return said
 
-    def _timeout_fault(self) -> Fault:
+    def _timeout_fault(self) -> Cause:
         # Not by the times that libcurl keeps: it sets those of steps not reached to the end, too.
         was_sent = self._getinfo(pycurl.REQUEST_SIZE) > 0
-        return Fault.TIMEOUT if was_sent else Fault.NETWORK
+        return Cause.TIMEOUT if was_sent else Cause.NETWORK
 
     def _set_up(self, options: CurlOptions) -> None:
         """What stays for all requests.
@@ -425,8 +381,8 @@ class _Transfer:
         setopt(pycurl.HEADERFUNCTION, self._header_lines.append)
         setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
         setopt(pycurl.RESOLVER_START_FUNCTION, self._on_open)  # it may open some of its own
-        if self._mandate is not None:
-            setopt(pycurl.PREREQFUNCTION, partial(_allow, self._mandate))
+        if self._leadership is not None:
+            setopt(pycurl.PREREQFUNCTION, partial(_allow, self._leadership))
 
     def _on_body(self, chunk: bytes) -> int | None:
         self._chunks.append(chunk)
@@ -488,10 +444,10 @@ def _refuse_none(_ip: str, _port: int) -> None:
     """Where the proxy is, operators say."""
 
 
-def _allow(mandate: Mandate, *_: object) -> int:
+def _allow(leadership: Leadership, *_: object) -> int:
     """The connection is there and the request is about to be written: the last look (CFG-9).
 
     An earlier one is not enough. Whoever is stopped between the look and the writing would send
     what another router sends by now; here, that is no more than a few instructions.
     """
-    return _ABORT if mandate.is_over else _OK
+    return _ABORT if leadership.is_over else _OK

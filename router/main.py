@@ -1,8 +1,8 @@
-"""The wiring: to read this file is to read the architecture.
+"""The wiring: which part goes where.
 
-brokers ─► intakes ─► routing ─► pools ─► mediator ─► sender ─► targets
-   ▲                                │
-   └────────── settlers ◄───────────┘      configuration sync, chores and the API stand beside
+brokers ─► consumers ─► dispatcher ─► pools ─► mediator ─► sender ─► targets
+   ▲                                    │
+   └───────────── settlers ◄────────────┘     configuration sync, chores and the API stand beside
 """
 
 import asyncio
@@ -26,56 +26,57 @@ from router import __version__, descriptors, interpreter
 from router.api.app import create_app
 from router.api.server import CannotListen, listen
 from router.api.server import serve as serve_api
-from router.broker_settings import broker_settings
-from router.brokers import BrokerDoor
-from router.core.config import RoutingConfig
+from router.brokers import BrokerRegistry
+from router.core.config import QueueConfig, RoutingConfig
 from router.core.config_plan import Plan
-from router.core.figures import StandbyStatus
-from router.core.health import Vitals
-from router.core.mandate import Mandate
+from router.core.leadership import Leadership
+from router.core.state import RouterState
+from router.core.target import PROCESS, Target
+from router.core.target_safety import TargetPolicy
 from router.core.trace import UNRECORDED
 from router.core.tsid import Tsids
 from router.core.warnings import Code, Severity, WarningBook
 from router.curl_loop import CurlOptions
 from router.descriptors import Shares
 from router.engine.alerts import Alerts
+from router.engine.batches import Batches
+from router.engine.beat import Beat, ScheduleState
 from router.engine.breaker import Breaker, Breakers
 from router.engine.chores import Chores
-from router.engine.config_sync import ConfigSync, SyncCounts, SyncFailed, SyncRules, SyncStatus
+from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules, SyncStatus
 from router.engine.controls import Controls
-from router.engine.courier import longest_delivery
-from router.engine.dead_letters import Replays
-from router.engine.explaining import Explaining
-from router.engine.in_flight import InFlight
-from router.engine.journal import Journal
-from router.engine.letters import Letters
+from router.engine.delivery import Mediator, longest_delivery
 from router.engine.loop_lag import LoopLag
-from router.engine.mediator import Mediator
+from router.engine.message_states import MessageStates
 from router.engine.notifier import Notifier
 from router.engine.periodic import every
-from router.engine.publishing import Publishing, open_publishing
-from router.engine.queue_manager import QueueManager, Surroundings
+from router.engine.publishing import QueuePublisher, open_publishing
+from router.engine.queue_manager import QueueManager
+from router.engine.replay import DeadLetterReplay
 from router.engine.shutdown import shut_down
-from router.engine.snapshot import Snapshot, Snapshots
-from router.engine.standby import Alone, Candidate, Leadership, Standby
-from router.engine.statistics import Statistics
-from router.engine.view import View
+from router.engine.standby import Alone, Candidate, Election, Standby
+from router.engine.state import MessageLookup, StateReader
+from router.engine.stores import QueueStores
+from router.engine.tasks import TaskMediator
 from router.logs import configure_logging
 from router.outbound.config_source import config_sources
 from router.outbound.http_sender import HttpSender
+from router.outbound.process.executors import Executor
+from router.outbound.process.runner import open_processes
+from router.outbound.process.tasks import ProcessTasks, refusal
 from router.parts import (
     access_of,
-    boot_clock,
+    executors_of,
     notifier_of,
     open_leader_lock,
-    open_letters,
     open_tracer,
     target_policy,
-    worker_id,
 )
-from router.ports import DeadLetterStore, StoreError
+from router.ports import DeadLetterStore, Lock, StoreError, Tracer
 from router.setting_values import BreakerScope, LogFormat
-from router.settings import Settings, setting_notes
+from router.settings import BadSetting, Settings, setting_notes
+from router.storage.ticks import FileTicks
+from router.wiring import new_leadership, new_manager, open_brokers, open_letters
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, kw_only=True)
 class Router:
-    """A router that runs: what the API and the demo ask."""
+    """A running router, as the API and the demo use it."""
 
     manager: QueueManager
     chores: Chores
@@ -97,48 +98,42 @@ class Router:
     alerts: Alerts
     warnings: WarningBook
     letters: DeadLetterStore
-    publishing: Publishing
-    replays: Replays
+    publishing: QueuePublisher
+    messages: MessageStates
+    batches: Batches
+    beat: Beat
+    replays: DeadLetterReplay
     sync: ConfigSync
-    view: View
-    in_flight: InFlight
-    explaining: Explaining
+    reader: StateReader
+    lookup: MessageLookup
     notifier: Notifier
-    snapshots: Snapshots
-    statistics: Statistics
     controls: Controls
     lag: LoopLag
-    leadership: Leadership
+    election: Election
     tasks: asyncio.TaskGroup
     port: int = 0  # of the API
 
     def now(self) -> float:
         return time.time()
 
-    def vitals(self) -> Vitals:
-        return self.view.vitals()
+    def state(self) -> RouterState:
+        return self.reader.read(self.sync.counts, self.election.status())
 
-    def snapshot(self) -> Snapshot:
-        return self.snapshots.take(self.vitals(), self.sync.counts.last_success)
+    def schedules(self) -> Sequence[ScheduleState]:
+        return self.beat.states()
 
     def config_status(self) -> SyncStatus:
         return self.sync.status()
-
-    def sync_counts(self) -> SyncCounts:
-        return self.sync.counts
-
-    def standby_status(self) -> StandbyStatus:
-        return self.leadership.status()
 
     async def reload(self) -> Plan:
         return await self.sync.reload()
 
     async def notify(self) -> None:
-        """Tell now what has gathered."""
-        await self.notifier.tell(self.manager.intakes)
+        """Send now what has gathered."""
+        await self.notifier.tell(self.manager.consumers)
 
     def reload_soon(self) -> None:
-        """On SIGHUP: nobody waits for the answer, so it is logged."""
+        """Reload on SIGHUP. Nobody waits for the result, so it is logged."""
         self.tasks.create_task(self._reload_and_log(), name="reload")
 
     def start_schedule(self, settings: Settings) -> Sequence[asyncio.Task[None]]:
@@ -147,7 +142,9 @@ class Router:
         if settings.enabled:
             syncing = self.sync.run(settings.sync_interval, random.uniform)
             scheduled.append(self.tasks.create_task(syncing, name="sync"))
-            self.leadership.start(self.tasks)
+            self.election.start(self.tasks)
+            beating = self.beat.run(lambda: self.election.status().primary)
+            scheduled.append(self.tasks.create_task(beating, name="beat"))
         if self.notifier.mailboxes:
             telling = every(settings.notify_batch_interval, self.notify)
             scheduled.append(self.tasks.create_task(telling, name="notify"))
@@ -163,7 +160,7 @@ class Router:
 
 
 def run(env: Mapping[str, str]) -> int:
-    """The service, from settings to exit code. Raises BadSetting."""
+    """Run the service. Return the exit code. Raises BadSetting."""
     settings = Settings.from_env(env)
     as_json = settings.log_format is LogFormat.JSON or (
         settings.log_format is LogFormat.AUTO and not sys.stdout.isatty()
@@ -196,158 +193,215 @@ async def serve(
     stop: asyncio.Event,
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Sync, route until told to stop, shut down."""
+    """Sync, route until told to stop, shut down. Return the exit code."""
     if settings.enabled:
         first = await _unless_stopped(router.sync.sync(first=True), stop)
         if first is not None and not first.ok:
             log.critical("no configuration, so nothing to do: %s", first.reason)
             return EXIT_NO_CONFIGURATION
     if not stop.is_set():
-        await _route(router, settings, stop, on_ready)
+        router.reader.initialized = True
+        interpreter.set_for_service()
+        log.info("ready", extra={"port": router.port, "version": __version__})
+        on_ready()
+        scheduled = router.start_schedule(settings)
+        await stop.wait()
+        for task in scheduled:
+            task.cancel()
     log.info("shutting down")
-    router.view.shutting_down = True
-    router.leadership.retire()
+    router.reader.shutting_down = True
+    router.election.stop()
     await shut_down(router.manager, router.alerts, settings.shutdown_timeout)
-    await router.leadership.leave()
+    await router.election.close()
     return EXIT_OK
-
-
-async def _route(
-    router: Router, settings: Settings, stop: asyncio.Event, on_ready: Callable[[], None]
-) -> None:
-    router.view.initialized = True
-    interpreter.set_for_service()
-    log.info("ready", extra={"port": router.port, "version": __version__})
-    on_ready()
-    scheduled = router.start_schedule(settings)
-    await stop.wait()
-    for task in scheduled:
-        task.cancel()
 
 
 @asynccontextmanager
 async def open_router(settings: Settings) -> AsyncIterator[Router]:
-    """Everything that a router is made of, opened in order and closed in reverse."""
+    """Open everything that a router is made of, in order; close it in reverse."""
     new_id = Tsids(time.time, secrets.randbits).new
     warnings = WarningBook()
     instance = settings.standby_instance_id or socket.gethostname()
     notifier = notifier_of(settings, instance)
     alerts = Alerts(warnings, time.time, notifier.warned)
     access = access_of(settings)
-    breakers = Breakers(
-        partial(_breaker_changed, notifier),
-        one_for_all=settings.breaker_scope is BreakerScope.GLOBAL,
-    )
+    is_global = settings.breaker_scope is BreakerScope.GLOBAL
+    breakers = Breakers(partial(_breaker_changed, notifier), one_for_all=is_global)
     async with AsyncExitStack() as stack:
         # What can fail comes before the first task group, which would wrap its error.
-        listener = stack.enter_context(listen(settings.host, settings.port))
-        policy = target_policy(settings, listener)
-        store = await stack.enter_async_context(open_letters(settings))
-        lock = await open_leader_lock(stack, settings, instance)
-        brokers = await stack.enter_async_context(
-            BrokerDoor(
-                worker_id=worker_id(),
-                dedup_window=settings.dedup_window,
-                state_dir=settings.state_dir,
-                settings=broker_settings(settings),
-                warn=partial(_warn_of_queue, alerts),
-            )
-        )
-        mandate = Mandate(boot_clock)
-        shares = descriptors.shares(descriptors.current_limit(), settings.api_max_connections)
-        if shares.api < settings.api_max_connections:
-            _warn_of_few_descriptors(alerts, shares, settings.api_max_connections)
-        options = CurlOptions(
-            http_version=settings.mediator_http_version.name,
-            proxy=settings.proxy,
-            max_connections=shares.idle,
-        )
-        tracer = await stack.enter_async_context(open_tracer(settings, instance))
-        sender = await stack.enter_async_context(
-            HttpSender(policy, options, mandate=mandate if lock else None)
-        )
+        ports = await _open_ports(stack, settings, alerts, instance)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        mediator = Mediator(
-            sender,
-            breakers,
-            alerts,
-            timeout=settings.mediator_timeout,
-            jitter=random.uniform,
-            wall=time.time,
-            sampling=UNRECORDED if tracer is None else settings.sampling,
-        )
-        letters = Letters(store, alerts, time.time)
-        manager = QueueManager(
-            Surroundings(
-                brokers=brokers,
-                mediator=mediator,
-                letters=letters,
-                alerts=alerts,
-                tasks=tasks,
-                jitter=random.uniform,
-                journal=Journal(tracer),
-                mandate=mandate,
-                longest_delivery=longest_delivery(settings.mediator_timeout),
-                default_retry=settings.default_retry,
-                max_pools=settings.max_pools,
-                pool_warning_threshold=settings.pool_warning_threshold,
-            )
-        )
         publishing = await stack.enter_async_context(
             open_publishing(
-                brokers, lambda: manager.applied, refuse_url=policy.refuse_url, new_id=new_id
+                ports.brokers, lambda: manager.applied, refuse_url=ports.refuse, new_id=new_id
             )
         )
-        view, lag = View(manager, breakers), LoopLag()
-        leadership: Leadership = Alone(manager, instance)
-        if lock is not None:
-            view.primary = False
-            leadership = Standby(
-                lock,
-                Candidate(instance, settings.standby_lock_ttl),
-                manager,
-                alerts,
-                wall=time.time,
-                on_change=partial(_role_changed, notifier, view),
+        manager = _new_manager(
+            settings, ports, alerts, breakers, tasks=tasks, publishing=publishing
+        )
+        lag, store, letters = LoopLag(), ports.store, manager.deps.letters
+        reader = StateReader(
+            manager, breakers, letters, warnings, lag=lag, wall=time.time, tracer=ports.tracer
+        )
+        beat = Beat(
+            lambda: manager.applied,
+            publishing,
+            ports.brokers,
+            FileTicks(settings.state_dir / "schedules.json"),
+            alerts,
+            wall=time.time,
+            is_alone=ports.lock is None,
+        )
+        stores = QueueStores(ports.brokers, lambda: manager.applied)
+        lookup = MessageLookup(manager, breakers, store, time.time)
+        election: Election = Alone(manager, instance)
+        if ports.lock is not None:
+            reader.primary = False
+            candidate = Candidate(instance, settings.standby_lock_ttl)
+            on_change = partial(_role_changed, notifier, reader)
+            election = Standby(
+                ports.lock, candidate, manager, alerts, wall=time.time, on_change=on_change
             )
-        chores = Chores(manager, breakers, alerts)
         router = Router(
             manager=manager,
-            chores=chores,
+            chores=Chores(manager, breakers, alerts),
             breakers=breakers,
             alerts=alerts,
             warnings=warnings,
             letters=store,
             publishing=publishing,
-            replays=Replays(store, publishing, wall=time.time, new_id=new_id),
-            sync=_config_sync(settings, leadership, view, alerts),
-            view=view,
-            in_flight=InFlight(manager.routing.tracker, time.time),
-            explaining=Explaining(manager, breakers, store, time.time),
+            messages=MessageStates(stores, lookup, publishing),
+            batches=Batches(stores, publishing, new_id),
+            beat=beat,
+            replays=DeadLetterReplay(store, publishing, wall=time.time, new_id=new_id),
+            sync=_config_sync(settings, election, reader, alerts),
+            reader=reader,
+            lookup=lookup,
             notifier=notifier,
-            snapshots=Snapshots(manager, breakers, chores, warnings, time.time),
-            statistics=Statistics(manager, breakers, letters, lag, tracer),
             controls=Controls(manager, breakers),
             lag=lag,
-            leadership=leadership,
+            election=election,
             tasks=tasks,
         )
-        stack.push_async_callback(router.notify)  # what a shutdown warns of is told, too
+        stack.push_async_callback(router.notify)  # what a shutdown warns of is sent, too
         app = create_app(router, access)
-        router.port = await stack.enter_async_context(serve_api(app, listener, shares.api))
+        serving = serve_api(app, ports.listener, ports.shares.api)
+        router.port = await stack.enter_async_context(serving)
         yield router
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """What connects the router to the outside world."""
+
+    listener: socket.socket
+    policy: TargetPolicy
+    store: DeadLetterStore
+    lock: Lock | None
+    leadership: Leadership
+    brokers: BrokerRegistry
+    shares: Shares
+    tracer: Tracer | None
+    sender: HttpSender
+    executors: Mapping[str, Executor]
+    tasks: ProcessTasks | None  # None: there are no executors
+
+    def refuse(self, target: Target, queue: QueueConfig) -> str | None:
+        """Return why messages of this queue may not go there, as far as can be seen."""
+        if self.executors and target.scheme == PROCESS:
+            return refusal(self.executors, target.host, queue.name)
+        return self.policy.refuse_url(target)
+
+
+async def _open_ports(
+    stack: AsyncExitStack, settings: Settings, alerts: Alerts, instance: str
+) -> Ports:
+    # The helper that starts processes comes before anything that may start a thread.
+    executors, tasks = executors_of(settings), None
+    if executors:
+        try:
+            processes = await stack.enter_async_context(open_processes(executors))
+        except OSError as error:
+            text = f"MEDIATOR_EXECUTORS_FILE: processes cannot be started: {error}"
+            raise BadSetting(text) from None
+        tasks = ProcessTasks(executors, processes)
+    listener = stack.enter_context(listen(settings.host, settings.port))
+    policy = target_policy(settings, listener)
+    store = await stack.enter_async_context(open_letters(settings))
+    lock = await open_leader_lock(stack, settings, instance)
+    brokers = await stack.enter_async_context(open_brokers(settings, alerts))
+    leadership = new_leadership()
+    shares = descriptors.shares(descriptors.current_limit(), settings.api_max_connections)
+    if shares.api < settings.api_max_connections:
+        _warn_of_few_descriptors(alerts, shares, settings.api_max_connections)
+    options = CurlOptions(
+        http_version=settings.mediator_http_version.name,
+        proxy=settings.proxy,
+        max_connections=shares.idle,
+    )
+    tracer = await stack.enter_async_context(open_tracer(settings, instance))
+    sender = await stack.enter_async_context(
+        HttpSender(policy, options, leadership=leadership if lock else None)
+    )
+    return Ports(
+        listener=listener,
+        policy=policy,
+        store=store,
+        lock=lock,
+        leadership=leadership,
+        brokers=brokers,
+        shares=shares,
+        tracer=tracer,
+        sender=sender,
+        executors=executors,
+        tasks=tasks,
+    )
+
+
+def _new_manager(
+    settings: Settings,
+    ports: Ports,
+    alerts: Alerts,
+    breakers: Breakers,
+    *,
+    tasks: asyncio.TaskGroup,
+    publishing: QueuePublisher,
+) -> QueueManager:
+    mediator = Mediator(
+        ports.sender,
+        breakers,
+        alerts,
+        timeout=settings.mediator_timeout,
+        jitter=random.uniform,
+        wall=time.time,
+        sampling=UNRECORDED if ports.tracer is None else settings.sampling,
+        tasks=None if ports.tasks is None else TaskMediator(ports.tasks, alerts, time.time).attempt,
+    )
+    longest_task = max((each.longest_run for each in ports.executors.values()), default=0.0)
+    return new_manager(
+        settings,
+        mediator,
+        alerts,
+        brokers=ports.brokers,
+        store=ports.store,
+        publishing=publishing,
+        leadership=ports.leadership,
+        longest_delivery=max(longest_delivery(settings.mediator_timeout), longest_task),
+        tasks=tasks,
+        tracer=ports.tracer,
+    )
+
+
 def _config_sync(
-    settings: Settings, leadership: Leadership, view: View, alerts: Alerts
+    settings: Settings, election: Election, reader: StateReader, alerts: Alerts
 ) -> ConfigSync:
-    async def apply(config: RoutingConfig) -> None:
-        """A reload can be asked for at any time, and must not start what nobody stops."""
+    async def apply(config: RoutingConfig) -> Plan:
+        """Apply it, unless nobody would stop what it starts: a reload may come at any time."""
         if not settings.enabled:
             raise SyncFailed("MESSAGE_ROUTER_ENABLED is false")
-        if view.shutting_down:
+        if reader.shutting_down:
             raise SyncFailed("the router is shutting down")
-        await leadership.apply(config)
+        return await election.apply(config)
 
     rules = SyncRules(
         naming=settings.naming,
@@ -356,12 +410,7 @@ def _config_sync(
         allow_empty=settings.allow_empty_config,
     )
     sources = config_sources(settings.config_urls, settings.config_token, settings.naming)
-    return ConfigSync(sources, apply, alerts, rules, time.time)
-
-
-def _warn_of_queue(alerts: Alerts, queue: str, text: str) -> None:
-    """What an adapter finds out about its broker."""
-    alerts.raise_warning(Code.QUEUE_VALIDATION, Severity.CRITICAL, f"Consumer:{queue}", text)
+    return ConfigSync(sources, apply, alerts.raise_warning, rules, time.time)
 
 
 def _warn_of_few_descriptors(alerts: Alerts, shares: Shares, wanted: int) -> None:
@@ -377,8 +426,8 @@ def _breaker_changed(notifier: Notifier, breaker: Breaker) -> None:
     log.warning("circuit breaker is %s", breaker.state.value, extra={"origin": breaker.name})
 
 
-def _role_changed(notifier: Notifier, view: View, primary: bool) -> None:
-    view.primary = primary
+def _role_changed(notifier: Notifier, reader: StateReader, primary: bool) -> None:
+    reader.primary = primary
     notifier.role_changed(primary=primary)
 
 
@@ -389,7 +438,7 @@ def _stop_or_end(stop: asyncio.Event) -> None:
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
-    """None: it was told to stop before the work was done."""
+    """Return None if the router was told to stop before the work was done."""
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(work, name="first sync")
         stopping = tasks.create_task(stop.wait(), name="stop")

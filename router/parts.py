@@ -1,29 +1,27 @@
-"""Parts of a router as its settings want them. What they ask for and cannot have is refused here.
+"""Makes parts of the service from its settings, and refuses what cannot be had.
 
-Which part goes where is `main`'s to say.
+`main` says which part goes where. What every engine needs is made in `wiring`.
 """
 
 import logging
-import os
 import secrets
 import socket
+import sys
 import time
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
-from router.api.access import Access, AuthMode, TokenJudge, is_loopback
-from router.broker_settings import broker_settings
-from router.core.config import QueueType
+from router.api.access import Access, TokenJudge, is_loopback
 from router.core.target_safety import TargetPolicy
 from router.engine.notifier import Notifier
 from router.locks import open_lock
-from router.locks.claim import Claim
+from router.locks.request import LockRequest
 from router.outbound.notifications import Addresses, open_channels
-from router.ports import DeadLetterStore, Lock, QueueRefused, StoreError, Tracer
+from router.outbound.process.executors import BadExecutors, Executor, read_executors
+from router.ports import Lock, QueueRefused, Tracer
+from router.setting_values import AuthMode
 from router.settings import BadSetting, Settings
-from router.storage.dead_letters import NO_STORE, open_store
 
 log = logging.getLogger(__name__)
 
@@ -41,43 +39,31 @@ def target_policy(settings: Settings, listener: socket.socket) -> TargetPolicy:
     )
 
 
-def open_letters(settings: Settings) -> AbstractAsyncContextManager[DeadLetterStore]:
-    """The dead-letter store, and the folders of what is kept in files: without them, no start."""
-    if settings.naming.queue_type is QueueType.EMBEDDED:
-        _make_folder("MESSAGE_ROUTER_STATE_DIR", settings.state_dir)
-    path = settings.dead_letter_path
-    if path is None:
-        log.warning("MESSAGE_ROUTER_DEAD_LETTER_URL=none: what no target accepts will be lost")
-        return open_store(NO_STORE)
-    given_by = "STATE_DIR" if settings.dead_letter_url is None else "DEAD_LETTER_URL"
-    _make_folder(f"MESSAGE_ROUTER_{given_by}", path.parent)
-    return open_store(
-        f"sqlite:///{quote(str(path))}",
-        max_bytes=settings.dead_letter_max_bytes,
-        retention=settings.dead_letter_retention,
-    )
-
-
-def _make_folder(variable: str, path: Path) -> None:
+def executors_of(settings: Settings) -> Mapping[str, Executor]:
+    """Return which processes messages may run, by name. Raises BadSetting."""
+    if settings.executors_file is None:
+        return {}
+    if sys.platform != "linux":
+        raise BadSetting("MEDIATOR_EXECUTORS_FILE: processes can be run on Linux only")
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"{variable}: cannot make {path}: {error.strerror}") from None
+        return read_executors(settings.executors_file)
+    except BadExecutors as error:
+        raise BadSetting(f"MEDIATOR_EXECUTORS_FILE: {error}") from None
 
 
 async def open_leader_lock(stack: AsyncExitStack, settings: Settings, instance: str) -> Lock | None:
-    """None: this router shares its work with no other."""
+    """Return None if this router has no standby."""
     if not settings.standby_enabled:
         return None
-    claim = Claim(
+    request = LockRequest(
         key=settings.standby_lock_key,
         instance=instance,
         process=secrets.token_hex(8),
         ttl=settings.standby_lock_ttl,
     )
-    nats = broker_settings(settings).nats
+    nats = settings.brokers.nats
     try:
-        opening = open_lock(settings.standby_lock_url or "", claim, nats)
+        opening = open_lock(settings.standby_lock_url or "", request, nats)
         return await stack.enter_async_context(opening)
     except ModuleNotFoundError as error:
         needs = f"needs the package {error.name}: pip install 'message-router[all]'"
@@ -86,20 +72,10 @@ async def open_leader_lock(stack: AsyncExitStack, settings: Settings, instance: 
         raise BadSetting("STANDBY_LOCK_URL cannot be used to connect") from None
 
 
-def boot_clock() -> float:
-    """Monotonic, and it goes on while the machine sleeps, as the clocks of lock servers do."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def worker_id() -> str:
-    """Who holds a lease, for people who look into a work queue."""
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-
-
 def open_tracer(settings: Settings, instance: str) -> AbstractAsyncContextManager[Tracer | None]:
-    """None: nobody asked for traces, or for more than is installed.
+    """Return None if traces are off, or if the packages are not installed.
 
-    That is no reason not to start: platforms set these variables for everything that they run.
+    That does not prevent a start: platforms set these variables for everything that they run.
     """
     endpoint = settings.traces_endpoint
     if endpoint is None:
@@ -129,14 +105,13 @@ def notifier_of(settings: Settings, instance: str) -> Notifier:
 
 
 def access_of(settings: Settings) -> Access:
-    mode = AuthMode[settings.auth_mode.name]
     return Access(
-        mode=mode,
+        mode=settings.auth_mode,
         host=settings.host,
         username=settings.basic_username or "",
         password=settings.basic_password or "",
         token=settings.api_token or "",
-        judge=_token_judge(settings) if mode is AuthMode.OIDC else None,
+        judge=_token_judge(settings) if settings.auth_mode is AuthMode.OIDC else None,
     )
 
 

@@ -1,20 +1,22 @@
-"""The doors to the outside world. Nothing else in the router does I/O.
+"""The ports to the outside world. Nothing else in the router does I/O.
 
-An adapter implements a door without inheriting from it; mypy checks the fit where `main` wires it.
+An adapter implements a port without inheriting from it; mypy checks the fit where `main` wires it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from enum import Enum, StrEnum, auto
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
-from router.core.message import Delivery, Handle, Message, Tally
+from router.core.ending import Ending
+from router.core.history import HandOver
+from router.core.message import Handle, Message, ReceivedMessage, Tally
 from router.core.notification import Digest
 from router.core.outcome import Answer
-from router.core.story import Visit
 from router.core.trace import Span
 
 
@@ -41,9 +43,44 @@ class Unsettled(Struct, frozen=True):
 class Depth(Struct, frozen=True):
     waiting: int  # not handed out, due or not
     in_flight: int  # handed out and not settled
-    due: int | None = None  # of the waiting ones, those that could be handed out now; if it tells
+    due: int | None = None  # of the waiting ones, those that could be handed out now
     deferred: int = 0  # of the waiting ones, those that use up a limit on unsettled messages
     deferred_limit: int | None = None  # that limit; None: there is none
+
+
+class Publication(Struct, frozen=True):
+    """One message on its way into a queue."""
+
+    message: Message
+    body: bytes
+    # Taken at its word: same key, same message (WQ-1). None: only what is identical is the same.
+    dedup_key: str | None = None
+    not_before: float | None = None  # Unix seconds: it is delivered no sooner (CMD-5)
+
+
+class Outgoing(Struct, frozen=True):
+    """A reply or a next step that is published when a message ends."""
+
+    queue: QueueConfig
+    publication: Publication
+
+
+class Finish(Struct, frozen=True):
+    """The end of one message, with what its queue keeps of it and what goes out with it."""
+
+    handle: Handle
+    ending: Ending
+    outgoing: tuple[Outgoing, ...] = ()  # only to queues that the finisher takes
+
+
+class Finisher(Protocol):
+    """A queue that keeps results, and publishes what goes out in the transaction of the ACK."""
+
+    def takes(self, queue: QueueConfig) -> bool:
+        """Return whether it can publish to that queue in the same transaction."""
+
+    async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
+        """Remove them as `ack` does, and keep how they ended. Raises Disconnected."""
 
 
 class Traits(Struct, frozen=True, kw_only=True):
@@ -56,15 +93,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     hold_seconds: float | None = None  # BRK-5: what is queued for longer has to be given back
     answer_within: float | None = None  # the broker gives up on a hand-over after so many seconds
     acks_per_call: int | None = None  # so many fill a call and wait for no others (BRK-3)
-
-
-class Publication(Struct, frozen=True):
-    """One message on its way into a queue."""
-
-    message: Message
-    body: bytes
-    # Taken at its word: same key, same message (WQ-1). None: only what is identical is the same.
-    dedup_key: str | None = None
+    finisher: Finisher | None = None  # what keeps results; None: the queue keeps nothing (CMD-2)
 
 
 class Broker(Protocol):
@@ -76,15 +105,15 @@ class Broker(Protocol):
 
     @property
     def lease_seconds(self) -> float | None:
-        """How long a hand-over is ours unless extended. None: as long as the connection."""
+        """How long we hold a lease unless it is extended. None: as long as the connection."""
 
     @property
     def traits(self) -> Traits: ...
 
-    async def receive(self, limit: int) -> Sequence[Delivery]:
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         """Wait a while (up to 20 s) for messages and hand over at most `limit`, in broker order.
 
-        Answers an empty sequence when there are none. Raises Disconnected. Must not be cancelled:
+        Return an empty sequence when there are none. Raises Disconnected. Must not be cancelled:
         a cancelled receive may still take messages; `interrupt` ends it instead.
         """
 
@@ -92,7 +121,7 @@ class Broker(Protocol):
         """Let a receive under way, and every later one, return as soon as the broker allows."""
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
-        """Remove them from the queue; answer those that were not. Raises Disconnected.
+        """Remove them from the queue; return those that were not. Raises Disconnected.
 
         `error`: removed without having been accepted (a dead letter), and why.
         """
@@ -100,30 +129,128 @@ class Broker(Protocol):
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
         """Give it back, to be handed out again no sooner than in `delay` seconds (0: at once).
 
-        `tally` is kept with it where the broker can, and comes back in `Delivery.tally`.
+        `tally` is stored with it where the broker can, and comes back in `ReceivedMessage.tally`.
         Raises StaleLease or Disconnected.
         """
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
-        """Keep them ours for `seconds` from now; answer those that are not ours any more."""
+        """Extend their leases to `seconds` from now; return those whose lease was lost."""
 
     async def depth(self) -> Depth | None:
-        """How much is in the queue, where the broker tells."""
+        """Return how much is in the queue; None: the broker does not report it."""
 
 
 class StaleLease(BrokerError):
     """Settled too late: the lease was lost and the message may be someone else's (WQ-3)."""
 
 
+class MessageStatus(StrEnum):
+    READY = "READY"
+    SCHEDULED = "SCHEDULED"
+    IN_FLIGHT = "IN_FLIGHT"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class MessageRecord(Struct, frozen=True, kw_only=True):
+    """What a work queue knows of a message. Times are Unix seconds (CMD-2)."""
+
+    id: str
+    status: MessageStatus
+    failures: int
+    requests: int
+    created_at: float
+    not_before: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    worker_id: str | None = None
+    correlation_id: str | None = None
+    batch_id: str | None = None
+    payload_bytes: int = 0
+    last_error: str | None = None
+    ending: Ending | None = None  # of what succeeded or failed
+
+
+class Cancellation(Enum):
+    CANCELLED = auto()
+    TOO_LATE = auto()  # in flight, or ended
+    AMBIGUOUS = auto()  # several unsettled messages have this id
+    UNKNOWN = auto()
+
+
+# Broker id and body of a message that is about to be cancelled, and what to publish then (CMD-3).
+CancelReply = Callable[[str, bytes], Sequence[Outgoing]]
+
+
+def no_reply(_broker_id: str, _body: bytes) -> Sequence[Outgoing]:
+    return ()
+
+
+class BatchRecord(Struct, frozen=True, kw_only=True):
+    """How far a batch of messages has come (CMD-4)."""
+
+    id: str
+    size: int  # it is complete when so many have ended
+    total: int  # members so far
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    callback_published_at: float | None = None
+
+
+class BatchConflict(Exception):
+    """The batch exists with another callback, is full, or is not known. The text says which."""
+
+
+class MessageStore(Protocol):
+    """What a work queue can do beside consuming and publishing."""
+
+    async def find(self, message_id: str) -> MessageRecord | None:
+        """Return the newest publication under that id."""
+
+    def takes(self, queue: QueueConfig) -> bool:
+        """Return whether it can publish to that queue in the same transaction."""
+
+    async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
+        """Cancel what is neither in flight nor ended.
+
+        What `reply` returns is published in the same transaction. It is asked once or more, and all
+        that it returns must be for queues that the store takes.
+        """
+
+    async def open_batch(
+        self, batch_id: str, size: int | None, callback: Publication, items: Sequence[Publication]
+    ) -> int:
+        """Publish members and remember the batch. Return how many were new. Raises BatchConflict.
+
+        Without a size, the batch closes with this call.
+        """
+
+    async def add_to_batch(self, batch_id: str, items: Sequence[Publication]) -> int:
+        """Publish more members. Return how many were new. Raises BatchConflict."""
+
+    async def find_batch(self, batch_id: str) -> BatchRecord | None: ...
+
+    async def publish_tick(self, schedule: str, tick: int, item: Publication) -> bool:
+        """Publish a tick and remember it, unless it is not newer than the last one (CMD-10)."""
+
+    async def last_tick(self, schedule: str) -> int | None: ...
+
+
+# True: added. False: a duplicate, ignored. A text: likewise, and the id of the one that is kept.
+Receipt = bool | str
+
+
 class Publisher(Protocol):
     """The other end of a queue, where the broker has one for us."""
 
-    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
-        """Put them in, all or none, durable on return. False: a duplicate, nothing done (WQ-1)."""
+    async def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]:
+        """Put them in, all or none, durable on return (WQ-1)."""
 
 
 class Brokers(Protocol):
-    """Opens queues. The only door that knows which brokers there are."""
+    """Opens queues. The only port that knows which brokers there are."""
 
     def open_queue(self, queue: QueueConfig) -> AbstractAsyncContextManager[Broker]:
         """A new connection for consuming. Raises QueueRefused or Disconnected on entering."""
@@ -132,9 +259,44 @@ class Brokers(Protocol):
         """A connection for publishing; None: this broker is only consumed."""
 
 
+@runtime_checkable
+class MessageStores(Protocol):
+    """Opens what work queues offer beside consuming and publishing."""
+
+    def open_store(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageStore] | None:
+        """Return None if it is no work queue."""
+
+
+class Task(Struct, frozen=True):
+    """One run of what a message asks for on this machine."""
+
+    message: Message
+    queue: str  # that it came from
+    attempt: int  # from 1; what was put off, or never started, does not count
+    max_attempts: int | None  # None: there is no limit
+    extend: Callable[[], Awaitable[bool]]  # its lease, now; False: it was lost
+
+
+class TaskRunner(Protocol):
+    async def run(self, task: Task) -> Answer:
+        """Run it once and return what it answered, as a Reply with status 200 if it ended well.
+
+        Raises only when cancelled, and then leaves nothing behind.
+        """
+
+
 class Sender(Protocol):
-    async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
-        """POST it, as the `post`-th request for it, as this span, and tell what came of it.
+    async def send(
+        self,
+        message: Message,
+        post: int,
+        timeout: float,
+        span: Span,
+        max_attempts: int | None = None,
+    ) -> Answer:
+        """Send the `post`-th request for a message, as this span, and return the answer.
+
+        `max_attempts`: after so many failures the message is given up; None: no policy says.
 
         Every HTTP status is a Reply, everything else a NoReply; it raises only when cancelled, and
         then leaves nothing behind.
@@ -142,10 +304,10 @@ class Sender(Protocol):
 
 
 class Tracer(Protocol):
-    """Tells the stories of messages to a tracing system."""
+    """Reports the history of messages to a tracing system."""
 
-    def ended(self, visit: Visit) -> None:
-        """Called for every one, as it ends: takes no time, waits for nothing and never fails."""
+    def ended(self, visit: HandOver) -> None:
+        """Report one that has just ended. Takes no time, waits for nothing and never fails."""
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -153,80 +315,80 @@ class Tracer(Protocol):
 
 
 class StoreError(Exception):
-    """The dead-letter store could not do it. The caller gives the message back (DLQ-1)."""
+    """The dead-letter store failed. The caller returns the message to its queue (DLQ-1)."""
 
 
 class DeadLetterStore(Protocol):
     async def put(self, letter: DeadLetter) -> None:
-        """Keep it, durable on return. It replaces one of the same fingerprint and body."""
+        """Store it, durable on return. It replaces one of the same fingerprint and body."""
 
     async def find(
         self, wanted: LetterFilter, *, limit: int, before: int | None = None
     ) -> Sequence[KeptLetter]:
-        """Newest first, ids below `before`, without their bodies: those come with `get`."""
+        """Return the newest first, ids below `before`, without bodies: those come with `get`."""
 
     async def find_in_order(
         self, wanted: LetterFilter, *, limit: int, up_to: int, after: KeptLetter | None = None
     ) -> Sequence[KeptLetter]:
-        """Oldest first, by `first_seen`, then id; ids to `up_to`, without their bodies."""
+        """Return the oldest first, by `first_seen`, then id, up to an id, without bodies."""
 
     async def get(self, letter_id: int) -> KeptLetter | None: ...
 
     async def latest_of(self, message_id: str) -> KeptLetter | None:
-        """The newest letter of one message, without its body."""
+        """Return the newest letter of one message, without its body."""
 
     async def mark_replayed(self, letter_id: int, at: float) -> None: ...
 
     async def discard(self, letter_id: int) -> bool:
-        """False: there is no such letter."""
+        """Return False if there is no such letter."""
 
 
 class LockUnavailable(Exception):
     """The lock server did not answer, or could not do it: its text says why, without secrets."""
 
 
-class Tenure(Struct, frozen=True, kw_only=True):
-    """Who has the leader lock."""
+class LockState(Struct, frozen=True, kw_only=True):
+    """Which router has the leader lock."""
 
     holder: str | None  # its instance; None: nobody
     is_ours: bool
     fence: int  # grows with every new holder
-    age: float = 0.0  # seconds since it was last refreshed, as far as can be told
+    age: float = 0.0  # seconds since it was last refreshed, as far as is known
 
 
 class Lock(Protocol):
-    """The leader lock, for one process. Each call is one atomic step, and raises LockUnavailable.
+    """The leader lock, for one process. Each call is atomic, and raises LockUnavailable.
 
     Whoever holds it and refreshes it no more loses it after its TTL, never before.
     """
 
-    async def acquire(self) -> Tenure:
-        """Take it if nobody has it, or keep what is ours already; tell who has it now."""
+    async def acquire(self) -> LockState:
+        """Take it if nobody has it, or keep it. Return who has it now."""
 
     async def renew(self, fence: int) -> bool:
-        """Have it for another TTL. False: it is not ours any more, or not since that fence."""
+        """Keep it for another TTL. Return False if it was lost since that fence."""
 
     async def release(self) -> None:
-        """Let the next one have it at once, if it is ours."""
+        """Release it, if this process has it."""
 
 
 class NotSent(Exception):
-    """A notification did not get through: its text says why, for the log. Tried again later."""
+    """A notification could not be sent: the text says why, for the log. Tried again later."""
 
 
 class Channel(Protocol):
-    """A way to reach people who do not watch."""
+    """A way to notify people."""
 
     @property
     def name(self) -> str:
         """For the log; without the address, which is a secret."""
 
     async def send(self, digest: Digest) -> None:
-        """Raises NotSent. May take its time: the caller bounds it."""
+        """Send it. Raises NotSent. The caller sets a time limit."""
 
 
 class ConfigUnavailable(Exception):
-    """A source gave no document: its text says why, for the log."""
+    """A source gave no document: the text says why, for the log."""
 
 
 class ConfigSource(Protocol):
@@ -235,4 +397,4 @@ class ConfigSource(Protocol):
         """The URL without credentials."""
 
     async def fetch(self) -> bytes:
-        """The document as it is now. Raises ConfigUnavailable."""
+        """Return the current document. Raises ConfigUnavailable."""

@@ -1,16 +1,18 @@
-"""What a variable of the environment may hold, and how its text becomes a value.
+"""How a setting is declared, and how the text of its variable becomes a value.
 
-A parser takes the text, stripped and not empty, and answers the value or raises NotAllowed.
+A parser takes the text, stripped and not empty, and returns the value or raises NotAllowed.
 """
 
 import re
 from collections.abc import Callable
+from dataclasses import field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
+from msgspec import Struct
 
 from router.core.config import RetryPolicy, sqlite_path
 from router.core.config_entry import BadEntry, read_retry
@@ -31,7 +33,32 @@ _HOST_PATTERN: Final = re.compile(r"[A-Za-z0-9*._:\[\]-]+")
 
 
 class NotAllowed(ValueError):
-    """Its text says what the variable may be, and does not repeat what it is."""
+    """The text says what the variable may be. It does not repeat what it is: that may be secret."""
+
+
+class Variable(Struct, frozen=True):
+    """One variable of the environment."""
+
+    name: str
+    parse: Parser[object]
+    default: str  # as it would be written; "" if there is none
+    meaning: str
+    secret: bool
+
+
+def env(name: str, parse: Parser[T], default: str, meaning: str, *, secret: bool = False) -> T:
+    """Declare a field of a settings dataclass that is read from a variable."""
+    return cast("T", _field(Variable(name, parse, default, meaning, secret), parse(default)))
+
+
+def optional(name: str, parse: Parser[T], meaning: str, *, secret: bool = False) -> T | None:
+    """Declare a field that is None if its variable is not set."""
+    return cast("T | None", _field(Variable(name, parse, "", meaning, secret), None))
+
+
+def _field(variable: Variable, default: object) -> Any:
+    shown = not variable.secret and not variable.name.endswith("_URL")  # it may hold credentials
+    return field(default=default, repr=shown, metadata={"variable": variable})
 
 
 class AuthMode(Enum):
@@ -57,7 +84,7 @@ class TracesExporter(Enum):
 
 
 class Sampler(Enum):
-    """The names of OpenTelemetry: which share of the messages, and does their publisher decide."""
+    """OpenTelemetry's names: which share of the messages, and whether their publisher decides."""
 
     ALWAYS_ON = auto()
     ALWAYS_OFF = auto()
@@ -93,7 +120,7 @@ def text(raw: str) -> str:
 
 
 def header_text(raw: str) -> str:
-    """What can stand in an HTTP header."""
+    """Text that an HTTP header can hold."""
     if not (raw.isascii() and raw.isprintable()):
         raise NotAllowed("must be printable ASCII")
     return raw
@@ -154,7 +181,7 @@ def size(least: int, most: int) -> Parser[int]:
 
 
 def milliseconds(least: int, most: int) -> Parser[float]:
-    """Written in milliseconds, answered in seconds like every duration of ours."""
+    """A number of milliseconds, as seconds: the unit of all our durations."""
     count = whole(least, most)
     return lambda raw: count(raw) / 1000
 
@@ -184,7 +211,7 @@ def url(*schemes: str) -> Parser[str]:
     def parse(raw: str) -> str:
         parts = _split(raw)
         if parts is None or parts.scheme not in schemes or not _names_a_place(parts):
-            raise NotAllowed(f"must be a URL that begins with {_either(schemes)}")
+            raise _must_begin_with(schemes)
         return raw
 
     return parse
@@ -198,7 +225,7 @@ def servers(*schemes: str) -> Parser[str]:
         hosts = place.partition("/")[0].rpartition("@")[2].split(",")
         usable = raw.isprintable() and " " not in raw and all(hosts)
         if not separator or scheme not in schemes or not usable:
-            raise NotAllowed(f"must be a URL that begins with {_either(schemes)}")
+            raise _must_begin_with(schemes)
         return raw
 
     return parse
@@ -216,7 +243,7 @@ def dead_letter_url(raw: str) -> str:
 
 
 def retry_policy(raw: str) -> RetryPolicy:
-    """JSON, as `retry` in the routing configuration."""
+    """JSON, written as `retry` in the routing configuration."""
     try:
         return read_retry(msgspec.json.decode(raw))
     except BadEntry as bad:
@@ -244,5 +271,6 @@ def _names_a_place(parts: SplitResult) -> bool:
     return bool(parts.hostname)
 
 
-def _either(schemes: tuple[str, ...]) -> str:
-    return " or ".join(f"{scheme}://" for scheme in schemes)
+def _must_begin_with(schemes: tuple[str, ...]) -> NotAllowed:
+    either = " or ".join(f"{scheme}://" for scheme in schemes)
+    return NotAllowed(f"must be a URL that begins with {either}")

@@ -1,10 +1,9 @@
-"""Who may call what: credentials, and what a browser may be tricked into."""
+"""Access control: credentials, and protection against calls that a browser is tricked into."""
 
 import hmac
 from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Mapping
-from enum import Enum, auto
 from functools import lru_cache
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -15,28 +14,24 @@ from msgspec import Struct
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api.problems import Problem
+from router.api.problems import ApiProblem
+from router.setting_values import AuthMode
 
 OPEN_PATHS: Final = frozenset(
     {"/health", "/health/live", "/health/ready", "/health/startup", "/metrics"}
 )
-OPEN_FOLDER: Final = "/static/"  # what the dashboard is made of: a browser sends no token for it
-_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-
-
-class AuthMode(Enum):
-    NONE = auto()
-    BASIC = auto()
-    TOKEN = auto()
-    OIDC = auto()
+OPEN_FOLDER: Final = "/static/"  # of the dashboard: a browser sends no token for it
+# Beyond loopback, these show nothing without credentials: payloads, results and errors (§20).
+PRIVATE_FOLDERS: Final = ("/messages", "/batches", "/schedules", "/dead-letters")
+_READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class CannotTell(Exception):
-    """Whether the credentials are good is not known: the call ends with 503, and lets nobody in."""
+    """The credentials cannot be checked now: the call ends with 503."""
 
 
 class TokenJudge(Protocol):
-    """Who knows whether a bearer token is good."""
+    """Checks bearer tokens."""
 
     async def accepts(self, token: str) -> bool:
         """Raises CannotTell."""
@@ -60,13 +55,13 @@ class Access(Struct, frozen=True, kw_only=True):
     judge: TokenJudge | None = None
 
     def __post_init__(self) -> None:
-        """A mode without its credentials would let in whoever sends none."""
+        """Refuse a mode without its credentials: it would admit callers that send none."""
         if self.mode is AuthMode.BASIC and not (self.username and self.password):
             raise ValueError("auth mode BASIC needs a user name and a password")
         if self.mode is AuthMode.TOKEN and not self.token:
             raise ValueError("auth mode TOKEN needs a token")
         if self.mode is AuthMode.OIDC and self.judge is None:
-            raise ValueError("auth mode OIDC needs someone who judges tokens")
+            raise ValueError("auth mode OIDC needs something that checks tokens")
 
     def __repr__(self) -> str:
         return f"Access(mode={self.mode.name}, host={self.host!r})"
@@ -96,10 +91,10 @@ class Access(Struct, frozen=True, kw_only=True):
 
 
 class Guard:
-    """Turns away, before anything is read, who may not call.
+    """Refuses calls that are not allowed, before their body is read.
 
-    A browser that is refused the dashboard for want of credentials is given `login` instead: the
-    same page, empty, which asks for them.
+    A browser that asks for the dashboard without credentials gets `login` instead: the same page,
+    empty, which asks for them.
     """
 
     def __init__(self, app: ASGIApp, access: Access, login: ASGIApp) -> None:
@@ -110,43 +105,35 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._app
         if scope["type"] == "http":
-            answer = await self._answer(scope["method"], scope["path"], Headers(scope=scope))
+            path, headers = scope["path"], Headers(scope=scope)
+            refusal = await refuse(scope["method"], path, headers, self._access)
+            wants_page = path == "/" and "text/html" in headers.get("accept", "")
+            if refusal is not None and wants_page and refusal.status is HTTPStatus.UNAUTHORIZED:
+                answer = self._login
+            elif refusal is not None:
+                answer = refusal.response()
         await answer(scope, receive, send)
 
-    async def _answer(self, method: str, path: str, headers: Headers) -> ASGIApp:
-        refusal = await refuse(method, path, headers, self._access)
-        if refusal is None:
-            return self._app
-        wants_page = path == "/" and "text/html" in headers.get("accept", "")
-        if wants_page and refusal.status is HTTPStatus.UNAUTHORIZED:
-            return self._login
-        return refusal.response()
 
-
-async def refuse(
+async def refuse(  # noqa: PLR0911  a list of checks, in their order
     method: str, path: str, headers: Mapping[str, str], access: Access
-) -> Problem | None:
-    """Why this call is refused; None: it is not."""
-    changes = method not in _READING
+) -> ApiProblem | None:
+    """Return why the call is refused, or None if it is allowed."""
+    changes = method not in _READ_METHODS
     if (path in OPEN_PATHS or path.startswith(OPEN_FOLDER)) and not changes:
         return None
-    return await _refuse_caller(headers, access) or _refuse_call(headers, access, changes=changes)
-
-
-async def _refuse_caller(headers: Mapping[str, str], access: Access) -> Problem | None:
     try:
         admitted = await access.admits(headers.get("authorization", ""))
     except CannotTell as error:
-        return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        return ApiProblem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     if not admitted:
         challenge = {"WWW-Authenticate": _CHALLENGES[access.mode]}
-        return Problem(HTTPStatus.UNAUTHORIZED, "credentials are needed", headers=challenge)
-    return None
-
-
-def _refuse_call(headers: Mapping[str, str], access: Access, *, changes: bool) -> Problem | None:
-    if changes and access.mode is AuthMode.NONE and not access.is_local:
-        return _forbidden("set MESSAGE_ROUTER_AUTH_MODE: without it nothing can be changed")
+        return ApiProblem(HTTPStatus.UNAUTHORIZED, "credentials are needed", headers=challenge)
+    if access.mode is AuthMode.NONE and not access.is_local:
+        if changes:
+            return _forbidden("set MESSAGE_ROUTER_AUTH_MODE: without it nothing can be changed")
+        if any(path == each or path.startswith(f"{each}/") for each in PRIVATE_FOLDERS):
+            return _forbidden("set MESSAGE_ROUTER_AUTH_MODE: without it this is not shown")
     # A page of another site whose name was made to point at this machine (DNS rebinding).
     if access.is_local and not is_loopback(_host_name(headers.get("host", ""))):
         return _forbidden("the `Host` of a call over loopback must be a loopback name")
@@ -155,7 +142,7 @@ def _refuse_call(headers: Mapping[str, str], access: Access, *, changes: bool) -
     return None
 
 
-@lru_cache(maxsize=100)  # every call asks, mostly about the same names
+@lru_cache(maxsize=100)  # every call asks, mostly for the same names
 def is_loopback(host: str) -> bool:
     host = host.lower().removesuffix(".")
     if host == "localhost" or host.endswith(".localhost"):
@@ -166,8 +153,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _forbidden(detail: str) -> Problem:
-    return Problem(HTTPStatus.FORBIDDEN, detail)
+def _forbidden(detail: str) -> ApiProblem:
+    return ApiProblem(HTTPStatus.FORBIDDEN, detail)
 
 
 def _decoded(credentials: str) -> bytes:
@@ -185,7 +172,7 @@ def _host_name(netloc: str) -> str:
 
 
 def _is_same_origin(headers: Mapping[str, str]) -> bool:
-    """Browsers send these by themselves; other clients send neither."""
+    """Browsers send these headers by themselves; other clients send neither."""
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")

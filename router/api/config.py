@@ -1,9 +1,35 @@
-"""`/config`: what is applied, and applying it anew."""
+"""`/config`: the applied configuration, and applying it again."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import APIRouter
 
+from router.api.models import AT, Masked, ResponseModel, Time, as_is, shown
 from router.api.router_api import RouterApi
-from router.api.views import ConfigView, Reloaded
+
+
+class SourceView(ResponseModel):
+    name: Masked = as_is("https://config/routing.json")
+    last_success: Time | None = as_is(AT)
+    error: Masked = as_is("", "Of the last attempt; empty if it succeeded")
+
+
+class ConfigView(ResponseModel):
+    """The applied document, in the form it is configured in, and where it came from."""
+
+    queues: Sequence[Mapping[str, Any]] = shown("document.queues", [{"queueName": "orders"}])
+    processing_pools: Sequence[Mapping[str, Any]] = shown(
+        "document.processingPools", [{"code": "POOL-A", "concurrency": 10}]
+    )
+    last_sync: Time | None = shown("last_success", AT)
+    sources: Sequence[SourceView] = as_is([])
+
+
+class Reloaded(ResponseModel):
+    changes: Sequence[str] = as_is(["queue orders: added"], "For people")
+    queues: Mapping[str, Sequence[str]] = as_is({"added": ["orders"]})
+    pools: Mapping[str, Sequence[str]] = as_is({})
 
 
 def config_routes(router: RouterApi) -> APIRouter:
@@ -12,11 +38,11 @@ def config_routes(router: RouterApi) -> APIRouter:
     @routes.get("")
     async def show() -> ConfigView:
         """The applied document without its secrets, and the last sync."""
-        return ConfigView.of(router.config_status())
+        return ConfigView.model_validate(router.config_status())
 
     @routes.post("/reload")
     async def reload() -> Reloaded:
-        """Sync now, once; answers what changed."""
+        """Sync now, once. Answers what changed."""
         plan = await router.reload()
         return Reloaded.model_validate({"changes": plan.lines(), **plan.as_json()})
 

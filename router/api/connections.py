@@ -1,9 +1,9 @@
 """The API's open connections: how many there may be, and how long one may keep us waiting.
 
-Anybody may connect before we know who it is. So connections are counted, and each has only so long
-to say what it wants. When all places are taken, whoever has kept us waiting longest loses its place
-to the new one: probes are answered, however many connections say nothing. A connection whose call
-is being answered (`/events` for minutes) is not waited for, so it keeps its place.
+Anybody can connect before we know who it is. So connections are counted, and each has limited time
+to send its request. When the limit is reached, a new connection replaces the one that has kept us
+waiting longest: probes are answered, however many connections send nothing. A connection whose call
+is being answered (`/events` for minutes) does not keep us waiting, so it stays.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-IDLE_SECONDS: Final = 5  # between two calls, until the first byte of the next
+IDLE_SECONDS: Final = 5  # between two calls
 CHECK_SECONDS: Final = 1.0
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\n"
@@ -20,27 +20,29 @@ _FULL: Final = (
 )
 
 
-class Wait(Enum):
+class ClientWait(Enum):
     """What a client may keep us waiting for."""
 
     HEAD = auto()  # of a call
     BODY = auto()  # the rest of it
-    READING = auto()  # it does not take our answer
+    READING = auto()  # it does not read our answer
 
 
-LIMITS: Final = {Wait.HEAD: 10.0, Wait.BODY: 60.0, Wait.READING: 60.0}  # seconds
+LIMITS: Final = {ClientWait.HEAD: 10.0, ClientWait.BODY: 60.0, ClientWait.READING: 60.0}  # seconds
 
 
-class Places:
-    """Who is connected, and who of them keeps us waiting."""
+class ConnectionLimit:
+    """Counts the open connections, and knows which of them keep us waiting."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._open: set[Connection] = set()
-        self._waiting: dict[Connection, tuple[Wait, float]] = {}  # since when; the longest first
+        self._waiting: dict[
+            Connection, tuple[ClientWait, float]
+        ] = {}  # since when; the longest first
 
     def take(self, connection: "Connection") -> bool:
-        """Give it a place, if need be that of another. False: there is none."""
+        """Admit it, in place of another if need be. Return False if none can go."""
         if len(self._open) >= self.limit:
             longest = next(iter(self._waiting), None)
             if longest is None:
@@ -53,14 +55,14 @@ class Places:
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
-    def wait(self, connection: "Connection", what: Wait | None, now: float) -> None:
-        """Note what we wait for. None: for nothing."""
+    def wait(self, connection: "Connection", what: ClientWait | None, now: float) -> None:
+        """Note what we wait for, or None."""
         self._waiting.pop(connection, None)
         if what is not None and connection in self._open:
             self._waiting[connection] = what, now
 
     async def watch(self) -> None:
-        """Drop those that have kept us waiting too long, for as long as it runs."""
+        """Drop connections that keep us waiting too long, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(CHECK_SECONDS)
@@ -71,17 +73,18 @@ class Places:
 
 
 class Connection(H11Protocol):
-    """One connection, which says when it waits for its client."""
+    """One connection, which reports when it waits for its client."""
 
-    def __init__(self, *args: Any, places: Places, **options: Any) -> None:
+    def __init__(self, *args: Any, places: ConnectionLimit, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.app_state = {"connection": self}  # so that an application can cut it off
         self._places = places
-        self._waits_for: Wait | None = None
+        self._waits_for: ClientWait | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self._places.take(self):
-            self._wait(Wait.HEAD)
+            self._wait(ClientWait.HEAD)
         else:
             transport.write(_FULL)
             transport.close()
@@ -108,22 +111,22 @@ class Connection(H11Protocol):
         self._look()
 
     def drop(self) -> None:
-        """Cut it off. Its place is free at once."""
+        """Close it at once."""
         self._places.leave(self)
         self.transport.abort()
 
     def _look(self) -> None:
-        """Find out what we wait for. A client that goes on waiting for nothing gains no time."""
-        what: Wait | None = None
+        """Note what we wait for now. A client that keeps us waiting for the same gains no time."""
+        what: ClientWait | None = None
         if self.flow.write_paused:
-            what = Wait.READING
+            what = ClientWait.READING
         elif self.cycle is None or self.cycle.response_complete:
-            what = Wait.HEAD
+            what = ClientWait.HEAD
         elif self.cycle.more_body:
-            what = Wait.BODY
+            what = ClientWait.BODY
         if what is not self._waits_for:
             self._wait(what)
 
-    def _wait(self, what: Wait | None) -> None:
+    def _wait(self, what: ClientWait | None) -> None:
         self._waits_for = what
         self._places.wait(self, what, self.loop.time())

@@ -1,6 +1,6 @@
-"""The dashboard: a page and what it is made of, read once, served from memory.
+"""The dashboard: a page and its files, read once and served from memory.
 
-It holds no figures: it asks the API for them, with the credentials that it asks people for.
+The page contains no data: it asks the API, with the credentials that the user enters.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
-from router.api.problems import Problem
+from router.api.problems import ApiProblem
 
 PAGE: Final = "index.html"
 TYPES: Final[Mapping[str, str]] = {
@@ -30,18 +30,18 @@ HEADERS: Final[Mapping[str, str]] = {
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "Cache-Control": "no-cache",  # asked for by its tag each time: a new version shows at once
+    "Cache-Control": "no-cache",  # revalidated by its tag each time: a new version shows at once
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-# A scheme that no browser knows, so that none puts its own dialogue over the page's.
+# A scheme that no browser knows, so that none shows its own dialogue over the page.
 LOGIN: Final[Mapping[str, str]] = {"WWW-Authenticate": 'Dashboard realm="message-router"'}
 
 
 class Asset(Struct, frozen=True):
-    """One file of the page."""
+    """One file of the dashboard."""
 
     content: bytes
     type: str
@@ -63,12 +63,12 @@ class Asset(Struct, frozen=True):
 class Dashboard:
     def __init__(self) -> None:
         folder = files("router.api") / "static"
-        # By name: what is not in this table cannot be asked for, whatever the path says.
+        # By name: nothing else can be asked for, whatever the path says.
         self._assets = {file.name: Asset.of(file) for file in folder.iterdir() if file.is_file()}
 
     @property
     def login(self) -> Response:
-        """The page for who may not see the figures yet."""
+        """The page for a user without credentials."""
         page = self._assets[PAGE]
         headers = {**HEADERS, **LOGIN, "Cache-Control": "no-store"}
         return Response(page.content, HTTPStatus.UNAUTHORIZED, headers, page.type)
@@ -78,17 +78,13 @@ class Dashboard:
 
         @routes.get("/")
         async def page(request: Request) -> Response:
-            return self._assets[PAGE].response(_known(request))
+            return self._assets[PAGE].response(request.headers.get("if-none-match", ""))
 
         @routes.get("/static/{name}")
         async def asset(request: Request, name: str) -> Response:
             found = self._assets.get(name)
             if found is None:
-                raise Problem(HTTPStatus.NOT_FOUND, "the dashboard has no such file")
-            return found.response(_known(request))
+                raise ApiProblem(HTTPStatus.NOT_FOUND, "the dashboard has no such file")
+            return found.response(request.headers.get("if-none-match", ""))
 
         return routes
-
-
-def _known(request: Request) -> str:
-    return request.headers.get("if-none-match", "")

@@ -1,26 +1,111 @@
 """`/dead-letters`: list, show, replay and discard what could not be delivered (DLQ-2)."""
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Final
 
-import msgspec
 from fastapi import APIRouter, Depends, Query, Request
-from msgspec import Struct
-from pydantic import Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
-from router.api.body import decode, read_body
-from router.api.parameters import BLANK_IS_NONE
-from router.api.problems import Problem
+from router.api.models import AT, EnumName, Masked, ResponseModel, Time, as_is, shown
+from router.api.problems import ApiProblem
+from router.api.requests import BLANK_IS_NONE, Name, RequestBody, body_schema, read_json
 from router.api.router_api import RouterApi
-from router.api.views import Discarded, LetterDetail, LetterPage, LetterView, Replayed, ReplayedMany
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
+from router.core.message import Malformed, Message, parse
+from router.core.redact import MASK
 
 MAX_PAGE: Final = 1000
-_ID_DIGITS: Final = 18  # of what SQLite can hold
+_ID_DIGITS: Final = 18  # that SQLite can hold
 
-Name = Annotated[str | None, BLANK_IS_NONE]
 Cursor = Annotated[int, Field(ge=1, lt=10**_ID_DIGITS)]
+Text = Annotated[str, BeforeValidator(lambda reply: reply.decode(errors="replace"))]
+Length = Annotated[int, BeforeValidator(len)]
+Hidden = Annotated[str | None, BeforeValidator(lambda secret: MASK if secret else None)]
+
+
+def _parsed(body: bytes) -> Message | None:
+    """Return None for a malformed one: a secret may be anywhere in it, so none of it is shown."""
+    try:
+        return parse(body)
+    except Malformed:
+        return None
+
+
+class LetterView(ResponseModel):
+    id: int = as_is(17)
+    message_id: str | None = shown("letter.message_id", "0HZXEQ5Y8JY5Z")
+    queue: str = shown("letter.queue", "orders")
+    pool: str | None = shown("letter.pool", "POOL-A")
+    target: Masked | None = shown("letter.target", "https://svc/api/process")
+    reason: EnumName = shown("letter.reason", "CONFIG_ERROR")
+    http_status: int | None = shown("letter.http_status", 404)
+    reply: Text = shown("letter.reply", "no such path", "The first KiB of the target's answer")
+    error: Masked = shown("letter.error", "HTTP 404")
+    failures: int = shown("letter.failures", 1, "Deliveries that ended in a real failure")
+    requests: int = shown("letter.requests", 1, "POSTs")
+    attempts: int = shown("letter.requests", 1, "The same as `requests`, for old clients")
+    first_seen: Time = shown("letter.first_seen", AT)
+    dead_at: Time = shown("letter.dead_at", AT)
+    replayed_at: Time | None = as_is(None)
+
+
+class LetterPage(ResponseModel):
+    items: Sequence[LetterView] = as_is([])
+    next: str | None = as_is("16", "The cursor of the next page")
+
+
+class MessageView(ResponseModel):
+    id: str = as_is("0HZXEQ5Y8JY5Z")
+    pool_code: str | None = shown("pool", "POOL-A")
+    mediation_target: Masked = shown("target", "https://svc/api/process")
+    message_group_id: str | None = shown("group", "order-12345")
+    high_priority: Annotated[bool, BeforeValidator(bool)] = as_is(example=False)
+    dispatch_mode: str | None = shown("dispatch", "IMMEDIATE")
+    auth_token: Hidden = shown("token", MASK)
+    signing_secret: Hidden = shown("secret", None)
+
+
+class LetterDetail(LetterView):
+    """One letter, with as much of its message as may be shown."""
+
+    body_bytes: Length = shown("letter.body", 182)
+    message: Annotated[MessageView | None, BeforeValidator(_parsed)] = shown(
+        "letter.body", None, "null if it is malformed"
+    )
+
+
+class Replayed(ResponseModel):
+    replayed: int = as_is(1)
+
+
+class ReplayedMany(ResponseModel):
+    """In a dry run: what would be done."""
+
+    replayed: int = as_is(12)
+    skipped: int = as_is(2)
+    reasons: Mapping[str, int] = as_is({"already replayed": 2}, "Why letters were skipped")
+    dry_run: bool = as_is(example=False)
+
+
+class Discarded(ResponseModel):
+    discarded: int = as_is(1)
+
+
+class ReplayOrder(RequestBody):
+    """The parameters of a replay as JSON. To ignore its filters would be to replay everything."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"reason": "CONFIG_ERROR"}})
+
+    queue: str | None = None
+    pool: str | None = None
+    reason: Reason | None = None
+    target: str | None = None
+    since: datetime | None = None
+    to: str | None = None
+    dry_run: bool = False
+    force: bool = False
 
 
 async def letter_filter(
@@ -37,31 +122,6 @@ async def letter_filter(
 Wanted = Annotated[LetterFilter, Depends(letter_filter)]
 
 
-class Order(Struct, rename="camel"):
-    """A replay's parameters as JSON. To ignore its filters would be to replay everything."""
-
-    queue: str | None = None
-    pool: str | None = None
-    reason: Reason | None = None
-    target: str | None = None
-    since: datetime | None = None
-    to: str | None = None
-    dry_run: bool = False
-    force: bool = False
-
-    def narrowed(self, wanted: LetterFilter) -> LetterFilter:
-        return LetterFilter(
-            queue=self.queue or wanted.queue,
-            pool=self.pool or wanted.pool,
-            reason=self.reason or wanted.reason,
-            target=self.target or wanted.target,
-            since=wanted.since if self.since is None else _unix(self.since),
-        )
-
-
-_ORDERS: Final = msgspec.json.Decoder(Order)
-
-
 def dead_letter_routes(router: RouterApi) -> APIRouter:
     routes = APIRouter(prefix="/dead-letters", tags=["dead letters"])
 
@@ -71,18 +131,20 @@ def dead_letter_routes(router: RouterApi) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
         cursor: Annotated[Cursor | None, BLANK_IS_NONE] = None,
     ) -> LetterPage:
-        """Newest first; `next` is the cursor of the page after this."""
+        """List dead letters, newest first. `next` is the cursor of the page after this one."""
         found = await router.letters.find(wanted, limit=limit + 1, before=cursor)
-        page = found[:limit]
-        more = str(page[-1].id) if len(found) > limit else None
-        return LetterPage(items=[LetterView.of(kept) for kept in page], next=more)
+        more = str(found[limit - 1].id) if len(found) > limit else None
+        return LetterPage.model_validate({"items": found[:limit], "next": more})
 
-    @routes.get("/{letter_id}")
-    async def show(letter_id: str) -> LetterDetail:
-        """With the message as far as it may be shown: never its token, secret or body."""
-        return LetterDetail.of(await _letter(letter_id))
+    @routes.get("/{letter_id}", response_model=LetterDetail)
+    async def show(letter_id: str) -> KeptLetter:
+        """Show one, with its message but without token, secret and body."""
+        kept = await router.letters.get(_number(letter_id))
+        if kept is None:
+            raise _unknown()
+        return kept
 
-    @routes.post("/replay")
+    @routes.post("/replay", openapi_extra=body_schema(ReplayOrder, required=False))
     async def replay_many(
         request: Request,
         wanted: Wanted,
@@ -90,20 +152,29 @@ def dead_letter_routes(router: RouterApi) -> APIRouter:
         dry_run: Annotated[bool, Query(alias="dryRun")] = False,
         force: bool = False,
     ) -> ReplayedMany:
-        """Publish all that fit, oldest first: to their own queues, or to the queue named `to`.
+        """Publish all that match, oldest first: to their own queues, or to the queue named `to`.
 
-        When one fails, the later ones of its group stay dead letters. All parameters may also stand
-        in a JSON body.
+        When one fails, the later ones of its group stay dead letters. All parameters may also be
+        given in a JSON body.
         """
-        order = _order(await read_body(request))
+        order = await read_json(request, ReplayOrder, if_empty=ReplayOrder())
         dry_run = dry_run or order.dry_run
+        narrowed = LetterFilter(
+            queue=order.queue or wanted.queue,
+            pool=order.pool or wanted.pool,
+            reason=order.reason or wanted.reason,
+            target=order.target or wanted.target,
+            since=wanted.since if order.since is None else _unix(order.since),
+        )
         report = await router.replays.replay_all(
-            order.narrowed(wanted),
-            to=order.to or to,
-            force=force or order.force,
+            narrowed, to=order.to or to, force=force or order.force, dry_run=dry_run
+        )
+        return ReplayedMany(
+            replayed=report.replayed,
+            skipped=sum(report.skipped.values()),
+            reasons=report.skipped,
             dry_run=dry_run,
         )
-        return ReplayedMany.of(report, dry_run=dry_run)
 
     @routes.post("/{letter_id}/replay")
     async def replay(letter_id: str, to: Name = None, force: bool = False) -> Replayed:
@@ -116,32 +187,23 @@ def dead_letter_routes(router: RouterApi) -> APIRouter:
 
     @routes.delete("/{letter_id}")
     async def discard(letter_id: str) -> Discarded:
+        """Delete it for good."""
         if not await router.letters.discard(_number(letter_id)):
             raise _unknown()
         return Discarded(discarded=1)
 
-    async def _letter(letter_id: str) -> KeptLetter:
-        kept = await router.letters.get(_number(letter_id))
-        if kept is None:
-            raise _unknown()
-        return kept
-
     return routes
 
 
-def _order(body: bytes) -> Order:
-    return decode(_ORDERS, body) if body.strip() else Order()
-
-
 def _number(letter_id: str) -> int:
-    """What is no number, or none that the store can have given, is no letter's id."""
+    """Raise ApiProblem unless it is a number that the store can have given."""
     if not (letter_id.isascii() and letter_id.isdigit() and len(letter_id) <= _ID_DIGITS):
         raise _unknown()
     return int(letter_id)
 
 
-def _unknown() -> Problem:
-    return Problem(HTTPStatus.NOT_FOUND, "there is no such dead letter")
+def _unknown() -> ApiProblem:
+    return ApiProblem(HTTPStatus.NOT_FOUND, "there is no such dead letter")
 
 
 def _unix(moment: datetime) -> float:

@@ -1,8 +1,10 @@
-"""`/events`: the dashboard's figures, once a second, for as long as someone watches."""
+"""`/events`: what the dashboard shows, once a second, for as long as someone watches."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from heapq import nlargest
 from http import HTTPStatus
+from itertools import islice
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -11,15 +13,21 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from router.api.problems import problem_response
-from router.engine.snapshot import Snapshot
+from router.core.health import assess
+from router.core.outcome import Metric
+from router.core.state import Circuit, PoolState, QueueState, RouterState
+from router.core.waiting import HeldGroup, why_waiting
 
-INTERVAL: Final = 1.0
+INTERVAL_SECONDS: Final = 1.0
 MAX_WATCHERS: Final = 20
-LONGEST: Final = 600.0  # then the page asks anew, and its credentials are looked at again
+LONGEST_SECONDS: Final = 600.0  # then the page reconnects, and its credentials are checked again
 RETRY: Final = b"retry: 2000\n\n"
 BEAT: Final = b": beat\n\n"  # nothing has changed, and the connection lives
 HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 STREAM: Final = "text/event-stream"
+MOST_QUEUES: Final = 100
+MOST_BREAKERS: Final = 50
+MOST_GROUPS: Final = 10
 _DESCRIBED: Final[dict[int | str, dict[str, Any]]] = {
     HTTPStatus.OK.value: {
         "description": "One snapshot a second as server-sent events, or a beat if it is the same",
@@ -29,35 +37,34 @@ _DESCRIBED: Final[dict[int | str, dict[str, Any]]] = {
 
 
 class Watched(Protocol):
-    def snapshot(self) -> Snapshot: ...
+    def state(self) -> RouterState: ...
 
 
 def event_routes(router: Watched) -> APIRouter:
     routes = APIRouter(tags=["monitoring"])
-    feed = Feed(router.snapshot)
+    feed = Feed(router.state)
 
     @routes.get("/events", response_class=Response, responses=_DESCRIBED)
     async def events() -> Response:
-        """What the dashboard shows. It ends after ten minutes: ask again."""
-        return _Seat(feed)
+        """Stream what the dashboard shows. The stream ends after ten minutes: ask again."""
+        return _WatcherResponse(feed)
 
     return routes
 
 
 class Feed:
-    """The latest snapshot, made once for all who watch. While nobody does, it does nothing."""
+    """The latest snapshot, made once for all watchers. While nobody watches, it does nothing."""
 
-    def __init__(self, take: Callable[[], Snapshot]) -> None:
+    def __init__(self, read: Callable[[], RouterState]) -> None:
         self.watchers = 0
-        self._take = take
-        self._encoder = msgspec.json.Encoder()
+        self._read = read
         self._event = b""
         self._is_last = False
         self._made_at = float("-inf")
 
     async def events(self) -> AsyncIterator[bytes]:
-        """For one watcher. One that reads slowly misses snapshots, and holds up nobody."""
-        ends = _now() + LONGEST
+        """Yield events for one watcher. A slow one misses snapshots and delays nobody."""
+        ends = _now() + LONGEST_SECONDS
         yield RETRY
         sent = b""
         while _now() < ends:
@@ -66,21 +73,21 @@ class Feed:
             sent = self._event
             if self._is_last:
                 return
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(INTERVAL_SECONDS)
 
     def _refresh(self) -> None:
-        if _now() - self._made_at < INTERVAL / 2:
-            return  # another watcher has just had it made
+        if _now() - self._made_at < INTERVAL_SECONDS / 2:
+            return  # it was made for another watcher
         self._made_at = _now()
-        snapshot = self._take()
-        self._is_last = snapshot.shutting_down  # an open stream would hold up the end
-        event = b"data: %b\n\n" % self._encoder.encode(snapshot)
+        state = self._read()
+        self._is_last = state.shutting_down  # an open stream would delay the shutdown
+        event = b"data: %b\n\n" % msgspec.json.encode(snapshot(state))
         if event != self._event:
             self._event = event
 
 
-class _Seat(Response):
-    """One watcher's answer: a stream, unless too many watch already."""
+class _WatcherResponse(Response):
+    """A stream, unless too many watch already."""
 
     def __init__(self, feed: Feed) -> None:
         super().__init__()
@@ -99,6 +106,112 @@ class _Seat(Response):
             await stream(scope, receive, send)
         finally:
             feed.watchers -= 1
+
+
+def snapshot(state: RouterState) -> dict[str, object]:
+    """Return what the dashboard shows, bounded whatever the router holds.
+
+    Times are Unix seconds, rates are 0…1. Lists that people page through and search (messages,
+    warnings, dead letters, the configuration) are not in it: marks tell when they have changed.
+    """
+    # Plain dicts instead of models: 1.3 ms instead of 2.3 for 100 pools, every second, and only our
+    # own page reads them.
+    health, ledger = assess(state), state.ledger
+    queues = [queue for queue in state.queues if not queue.stopping]
+    busiest = nlargest(MOST_QUEUES, queues, lambda queue: queue.waiting or 0)
+    breakers = list(state.breakers)
+    worst = nlargest(
+        MOST_BREAKERS,
+        breakers,
+        lambda breaker: (not breaker.is_closed, breaker.buffered_failures, breaker.last_used),
+    )
+    return {
+        "startedAt": round(state.started_at, 1),
+        "syncedAt": state.syncs.last_success,
+        "status": health.status.value,
+        "healthy": health.healthy,
+        "issues": health.issues,
+        "role": state.role,
+        "shuttingDown": state.shutting_down,
+        "totals": {
+            "queues": len(queues),
+            "pools": state.pool_count + state.draining_pools,
+            "breakers": len(breakers),
+            "held": state.held,
+            "received": ledger.get("received", 0),
+            "delivered": ledger.get("delivered", 0),
+            "deadLettered": ledger.get("dead_lettered", 0),
+            "returned": ledger.get("returned", 0),
+        },
+        "queues": [_queue(queue) for queue in sorted(busiest, key=lambda queue: queue.name)],
+        "pools": [_pool(pool) for pool in state.busiest_pools],
+        "groups": [_group(group) for group in islice(state.groups, MOST_GROUPS)],
+        "breakers": [_breaker(breaker) for breaker in worst],
+        "warnings": {severity.name: count for severity, count in state.warnings.active.items()},
+        "marks": {"warnings": state.warnings.mark, "letters": ledger.get("dead_lettered", 0)},
+    }
+
+
+def _queue(queue: QueueState) -> dict[str, object]:
+    counts = queue.counts.by_metric
+    return {
+        "name": queue.name,
+        "waiting": queue.waiting,
+        "succeeded": counts[Metric.SUCCESS],
+        "failed": counts[Metric.FAILURE],
+        "transient": counts[Metric.TRANSIENT],
+        "successRate": round(queue.success_rate, 4),
+        "connections": queue.connections,
+        "healthy": queue.healthy,
+        "restarts": queue.restarts,
+    }
+
+
+def _pool(pool: PoolState) -> dict[str, object]:
+    counts, latency = pool.deliveries.by_metric, pool.last_5min.latency
+    return {
+        "code": pool.code,
+        "draining": pool.draining,
+        "workers": pool.in_flight,
+        "limit": pool.concurrency,
+        "queued": pool.queued,
+        "capacity": pool.capacity,
+        "groups": pool.groups,
+        "ratePerMinute": pool.rate_per_minute,
+        "waitsForRate": pool.waits_for_rate,
+        "retrying": pool.retrying,
+        "succeeded": counts[Metric.SUCCESS],
+        "failed": counts[Metric.FAILURE],
+        "transient": counts[Metric.TRANSIENT],
+        "successRate": round(pool.success_rate, 4),
+        "requests": sum(pool.deliveries.buckets),
+        "requestSeconds": round(pool.deliveries.seconds, 6),
+        "p50Ms": round(latency.p50 * 1000, 1),
+        "p95Ms": round(latency.p95 * 1000, 1),
+    }
+
+
+def _group(group: HeldGroup) -> dict[str, object]:
+    first, reason = group.first, why_waiting(group.first)
+    return {
+        "pool": first.pool,
+        "group": first.group,
+        "waiting": group.waiting,
+        "since": round(first.received_at, 1),
+        "messageId": first.message_id,
+        "reason": reason and reason.name,
+    }
+
+
+def _breaker(breaker: Circuit) -> dict[str, object]:
+    return {
+        "name": breaker.name,
+        "state": breaker.state,
+        "successes": breaker.successes,
+        "failures": breaker.failures,
+        "rejections": breaker.rejections,
+        "failureRate": round(breaker.failure_rate, 4),
+    }
 
 
 def _now() -> float:

@@ -1,13 +1,30 @@
 """`/health`: for load balancers, orchestrators and people."""
 
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from fastapi import APIRouter, Response
 
 from router import __version__
+from router.api.models import AT, ResponseModel, as_is, iso
 from router.api.router_api import RouterApi
-from router.api.views import HealthView, ProbeView, iso
 from router.core.health import Probe, assess, readiness, startup
+
+
+class HealthView(ResponseModel):
+    healthy: bool = as_is(example=True, description="Whether the router itself can work")
+    status: str = as_is("WARNING", "HEALTHY, WARNING or DEGRADED")
+    message: str = as_is("unhealthy consumers: orders", "The gravest issue")
+    issues: Sequence[str] = as_is(["unhealthy consumers: orders"])
+    version: str = as_is("1.0.0")
+    uptime_seconds: float = as_is(86_400.0)
+    role: str = as_is("PRIMARY", "PRIMARY or STANDBY")
+
+
+class ProbeView(ResponseModel):
+    status: str = as_is("READY", "READY, NOT_READY or ALIVE")
+    timestamp: str = as_is(AT)
+    issues: Sequence[str] = as_is([])
 
 
 def health_routes(router: RouterApi) -> APIRouter:
@@ -18,24 +35,35 @@ def health_routes(router: RouterApi) -> APIRouter:
 
     @routes.get("")
     async def health(response: Response) -> HealthView:
-        vitals = router.vitals()
-        found = assess(vitals, router.warnings.summary(router.now()))
+        """Whether the router can work. Answers 503 if it cannot; failing targets do not count."""
+        state = router.state()
+        found = assess(state)
         if not found.healthy:
             response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
-        return HealthView.of(found, vitals, __version__)
+        return HealthView(
+            healthy=found.healthy,
+            status=found.status.value,
+            message=found.message,
+            issues=found.issues,
+            version=__version__,
+            uptime_seconds=round(state.uptime, 3),
+            role=state.role,
+        )
 
     @routes.get("/live")
     async def live() -> ProbeView:
-        """The event loop answers: that is all there is to know."""
+        """Liveness probe: the event loop answers."""
         return ProbeView(status="ALIVE", timestamp=iso(router.now()), issues=())
 
     @routes.get("/ready")
     async def ready(response: Response) -> ProbeView:
-        return _answer(readiness(router.vitals()), response)
+        """Readiness probe: the router is initialized, not shutting down, and can consume."""
+        return _answer(readiness(router.state()), response)
 
     @routes.get("/startup")
     async def started(response: Response) -> ProbeView:
-        return _answer(startup(router.vitals()), response)
+        """Startup probe: the first configuration is applied."""
+        return _answer(startup(router.state()), response)
 
     def _answer(probe: Probe, response: Response) -> ProbeView:
         if not probe.passed:

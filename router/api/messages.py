@@ -1,16 +1,53 @@
-"""`/messages`: putting messages into a queue of the configuration."""
+"""`/messages`, and `/monitoring` as far as it is about single messages."""
 
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Request
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BeforeValidator, ConfigDict, Field
 
-from router.api.body import read_body, split_messages
-from router.api.parameters import BLANK_IS_NONE
+from router.api.dead_letters import LetterView
+from router.api.models import (
+    AT,
+    EnumName,
+    Masked,
+    ResponseModel,
+    Time,
+    WholeMilliseconds,
+    as_is,
+    shown,
+)
+from router.api.problems import ApiProblem
+from router.api.requests import (
+    Name,
+    RequestBody,
+    body_schema,
+    read_body,
+    read_json,
+    split_messages,
+    unprocessable,
+)
 from router.api.router_api import RouterApi
-from router.api.views import Accepted
+from router.core.ending import Failure
+from router.core.explain import Explanation
+from router.core.history import MessageHistory
+from router.core.waiting import WaitReason
+from router.engine.message_states import FoundMessage
+from router.engine.publishing import Published
+from router.engine.state import InFlightFilter, InFlightMessage
 
-_MESSAGE: Final = {
+MAX_LISTED: Final = 10_000
+MAX_CHECKED: Final = 5_000
+_ID: Final = "0HZXEQ5Y8JY5Z"
+_WAIT_NAMES: Final[Mapping[WaitReason, str]] = {
+    WaitReason.QUEUED: "QUEUED",
+    WaitReason.RETRY: "BETWEEN_TRIES",
+    WaitReason.SETTLE: "SETTLING",
+}
+
+MESSAGE_SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["mediationTarget"],
     "properties": {
@@ -19,7 +56,7 @@ _MESSAGE: Final = {
         "poolCode": {"type": "string", "maxLength": 512, "nullable": True},
         "messageGroupId": {"type": "string", "maxLength": 512, "nullable": True},
         "authToken": {"type": "string", "maxLength": 16384, "nullable": True},
-        "mediationType": {"type": "string", "enum": ["HTTP"], "nullable": True},
+        "mediationType": {"type": "string", "enum": ["HTTP", "PROCESS"], "nullable": True},
         "highPriority": {"type": "boolean", "nullable": True},
         "dispatchMode": {
             "type": "string",
@@ -27,36 +64,253 @@ _MESSAGE: Final = {
             "nullable": True,
         },
         "signingSecret": {"type": "string", "nullable": True},
+        "payload": {"description": "Any JSON value", "nullable": True},
+        "correlationId": {"type": "string", "maxLength": 512, "nullable": True},
+        "replyTo": {"type": "string", "maxLength": 512, "nullable": True},
+        "notBefore": {"type": "string", "format": "date-time", "nullable": True},
+        "delaySeconds": {"type": "number", "minimum": 0, "nullable": True},
+        "priority": {"type": "integer", "minimum": 0, "maximum": 9, "nullable": True},
         "dedupKey": {"type": "string", "maxLength": 512, "nullable": True},
+        "dedup": {"type": "string", "enum": ["id", "content"], "nullable": True},
+        "then": {
+            "description": "A message, or a list of at most 16, that follows a success",
+            "oneOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}],
+            "nullable": True,
+        },
+        "passResult": {"type": "boolean", "nullable": True},
     },
 }
-# The body is read by the parser of the queues, so that both accept the same; this only tells.
+# The parser of the queues reads the body, so that both accept the same. This only describes it.
 _BODY: Final = {
     "requestBody": {
         "required": True,
         "content": {
             "application/json": {
-                "schema": {"oneOf": [_MESSAGE, {"type": "array", "items": _MESSAGE}]}
+                "schema": {"oneOf": [MESSAGE_SCHEMA, {"type": "array", "items": MESSAGE_SCHEMA}]}
             }
         },
     }
 }
 
 
+class Accepted(ResponseModel):
+    accepted: int = as_is(1)
+    duplicates: int = as_is(0, "Messages that the queue already had")
+    ids: Sequence[str] = as_is([_ID], "Of all messages, in their order")
+
+
+class FailureView(ResponseModel):
+    code: str | None = as_is("HTTP_404", "null while the message may still succeed")
+    message: Masked = as_is("HTTP 404")
+    http_status: int | None = as_is(404)
+
+
+class MessageStateView(ResponseModel):
+    id: str = shown("record.id", _ID)
+    queue: str = as_is("orders")
+    state: EnumName = shown(
+        "record.status",
+        "SUCCEEDED",
+        "READY, SCHEDULED, IN_FLIGHT, SUCCEEDED, FAILED or CANCELLED",
+    )
+    failures: int = shown("record.failures", 0, "Deliveries that ended in a real failure")
+    requests: int = shown("record.requests", 1, "POSTs")
+    created_at: Time = shown(
+        "record.created_at", AT, "When it was published; elsewhere, when the router received it"
+    )
+    not_before: Time | None = shown("record.not_before", None)
+    started_at: Time | None = shown("record.started_at", AT)
+    ended_at: Time | None = shown("record.ended_at", AT)
+    worker_id: str | None = shown("record.worker_id", None)
+    correlation_id: str | None = shown("record.correlation_id", "order-12345")
+    batch_id: str | None = shown("record.batch_id", None)
+    payload_bytes: int = shown("record.payload_bytes", 120, "The payload itself is not shown")
+    result: Any = as_is({"total": 3}, "What the target answered, on work queues", default=None)
+    result_omitted: bool = shown(
+        "record.ending.result_omitted",
+        example=False,
+        description="The result was longer than 64 KiB",
+        default=False,
+    )
+    error: FailureView | None = as_is(None, default=None)
+
+    @classmethod
+    def render(cls, found: FoundMessage) -> bytes:
+        """Return the JSON. The result goes into it as it is: numbers keep their digits."""
+        ending, last_error = found.record.ending, found.record.last_error
+        view = cls.model_validate(found).model_dump(mode="json", by_alias=True)
+        if ending is not None and ending.result is not None:
+            view["result"] = msgspec.Raw(ending.result)
+        failure = None if ending is None else ending.failure
+        if failure is not None or (ending is None and last_error):
+            shown_error = FailureView.model_validate(failure or Failure("", last_error or ""))
+            view["error"] = shown_error.model_dump(by_alias=True)
+            view["error"]["code"] = view["error"]["code"] or None
+        return msgspec.json.encode(view)
+
+
+class InFlightView(ResponseModel):
+    message_id: str = as_is(_ID)
+    broker_message_id: str | None = shown("broker_id", "17")
+    queue_id: str = shown("queue", "orders")
+    pool_code: str = shown("pool", "POOL-A")
+    message_group: str = shown("group", "order-12345")
+    state: EnumName = as_is("DELIVERING")
+    attempt: int = as_is(1)
+    added_to_in_pipeline_at: Time = shown("since", AT)
+    elapsed_time_ms: WholeMilliseconds = shown("seconds", 2310)
+
+
+class IdsToCheck(RequestBody):
+    model_config = ConfigDict(json_schema_extra={"example": {"messageIds": [_ID]}})
+
+    message_ids: Annotated[list[str], Field(max_length=MAX_CHECKED)]
+
+
+class WaitView(ResponseModel):
+    reason: Annotated[str, BeforeValidator(lambda reason: _WAIT_NAMES[reason])] = as_is(
+        "QUEUED", "QUEUED (for its group, the rate limit or a permit), BETWEEN_TRIES or SETTLING"
+    )
+    since: Time = as_is(AT)
+    until: Time | None = as_is(AT, "null while it still waits")
+
+
+class AttemptView(ResponseModel):
+    started_at: Time = as_is(AT)
+    duration_ms: WholeMilliseconds | None = shown("seconds", 48, "null while it is open")
+    status: int | None = as_is(200)
+    error: str | None = as_is(None, "null if it was accepted, or is still open")
+
+
+class VisitView(ResponseModel):
+    """From one hand-over by the broker to its ACK or NACK. What has not happened yet is null."""
+
+    queue_id: str = shown("queue", "orders")
+    pool_code: str = shown("pool", "POOL-A")
+    message_group: str = shown("group", "order-12345")
+    mediation_target: str = shown("target", "https://svc/api/process")
+    state: EnumName = as_is("ENDED", "ENDED, or how far it is", default="ENDED")
+    received_at: Time = as_is(AT)
+    waits: Sequence[WaitView] = as_is([{"reason": "QUEUED", "since": AT, "until": AT}])
+    attempts: Sequence[AttemptView] = shown(
+        "tries", [{"startedAt": AT, "durationMs": 48, "status": 200, "error": None}]
+    )
+    outcome: EnumName | None = shown(
+        "fate", "DELIVERED", "null while the router holds it", default=None
+    )
+    ended_at: Time | None = as_is(AT, default=None)
+    returned_until: Time | None = shown("due_at", None, default=None)
+    error: Annotated[Masked | None, BeforeValidator(lambda text: text or None)] = as_is(
+        None, default=None
+    )
+
+
+class HistoryView(ResponseModel):
+    message_id: str = as_is(_ID)
+    visits: Sequence[VisitView] = shown("hand_overs", [], "The oldest first")
+    dead_letter: LetterView | None = shown("letter", None)
+
+
+class ExplanationView(ResponseModel):
+    state: EnumName = shown("situation", "WAITING_FOR_GROUP")
+    text: Masked = as_is(
+        f"waiting for its group behind {_ID}: that is in delivery since "
+        "2026-01-31T08:15:30Z (attempt 2)"
+    )
+    message_id: str | None = as_is("0HZXEQ5Y8JY60")
+    queue_id: str | None = shown("queue", "orders")
+    pool_code: str | None = shown("pool", "POOL-A")
+    message_group: str | None = shown("group", "order-12345")
+    mediation_target: Masked | None = shown("target", "https://svc/api/process")
+    since: Time | None = as_is(AT)
+    until: Time | None = as_is(None)
+    attempt: int | None = as_is(None)
+    behind: str | None = as_is(_ID, "The message that must go first")
+    dead_letter_id: int | None = shown("dead_letter", None)
+    reason: str | None = as_is(None, "Of the dead letter")
+    notes: Sequence[Masked] = as_is([])
+
+
 def message_routes(router: RouterApi) -> APIRouter:
     routes = APIRouter(tags=["messages"])
 
-    @routes.post("/messages", status_code=HTTPStatus.ACCEPTED, openapi_extra=_BODY)
-    async def publish(
-        request: Request, queue: Annotated[str | None, BLANK_IS_NONE] = None
-    ) -> Accepted:
-        """One message, or a list of at most 1000; all are checked before one is published.
+    @routes.post(
+        "/messages", status_code=HTTPStatus.ACCEPTED, openapi_extra=_BODY, response_model=Accepted
+    )
+    async def publish(request: Request, queue: Name = None) -> Published:
+        """Publish one message, or a list of at most 1000. All are checked before any is published.
 
-        `duplicates` counts those that the queue had already, byte for byte or by their `dedupKey`:
+        `duplicates` counts those that the queue already had, byte for byte or by their `dedupKey`:
         they are not published again.
         """
-        messages = split_messages(await read_body(request))
-        done = await router.publishing.publish(queue, messages)
-        return Accepted(accepted=done.accepted, duplicates=done.duplicates, ids=done.ids)
+        return await router.publishing.publish(queue, split_messages(await read_body(request)))
+
+    @routes.get("/messages/{message_id:path}", response_model=MessageStateView)
+    async def show(message_id: str, queue: Name = None) -> Response:
+        """Show what became of a message: the newest one that was published under this id.
+
+        Work queues keep this. Of other queues, the router remembers the latest 10,000 messages.
+        """
+        found = await router.messages.find(message_id, queue)
+        return Response(MessageStateView.render(found), media_type="application/json")
+
+    @routes.delete("/messages/{message_id:path}", status_code=HTTPStatus.NO_CONTENT)
+    async def cancel(message_id: str, queue: Name = None) -> None:
+        """Cancel a message of a work queue that is neither in flight nor ended."""
+        await router.messages.cancel(message_id, queue)
+
+    return routes
+
+
+def message_monitoring_routes(router: RouterApi) -> APIRouter:
+    routes = APIRouter(prefix="/monitoring", tags=["monitoring"])
+
+    @routes.get("/in-flight-messages", response_model=Sequence[InFlightView])
+    async def list_in_flight(
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
+        message_id: Annotated[Name, Query(alias="messageId")] = None,
+        pool_code: Annotated[Name, Query(alias="poolCode")] = None,
+        queue: Name = None,
+    ) -> Sequence[InFlightMessage]:
+        """List the messages that the router holds, those held longest first."""
+        wanted = InFlightFilter(message_id=message_id, pool=pool_code, queue=queue)
+        return router.lookup.in_flight(wanted, limit)
+
+    @routes.post("/in-flight-messages/check", openapi_extra=body_schema(IdsToCheck))
+    async def check(request: Request) -> Mapping[str, bool]:
+        """Tell for each of these messages whether the router holds it."""
+        return router.lookup.are_in_flight((await read_json(request, IdsToCheck)).message_ids)
+
+    @routes.get("/messages/{message_id:path}", response_model=HistoryView)
+    async def show_history(message_id: str) -> MessageHistory:
+        """Show each hand-over of a message with its waits and attempts, and its dead letter.
+
+        The router remembers the last 10,000 hand-overs.
+        """
+        history = await router.lookup.history(message_id)
+        if history.is_empty:
+            raise ApiProblem(
+                HTTPStatus.NOT_FOUND,
+                "nothing is known of it: it never came, waits in its queue, or is long gone",
+            )
+        return history
+
+    @routes.get("/explain", response_model=ExplanationView)
+    async def explain(
+        message: Name = None, group: Name = None, pool: Name = None, target: Name = None
+    ) -> Explanation:
+        """Explain why a message, a group or a target's origin is waiting.
+
+        A group is looked up in `DEFAULT-POOL` unless `pool` is given.
+        """
+        if sum(each is not None for each in (message, group, target)) != 1:
+            raise unprocessable("ask for one of `message`, `group` (with `pool`) and `target`")
+        if pool is not None and group is None:
+            raise unprocessable("`pool` goes with `group`")
+        if message is not None:
+            return await router.lookup.explain_message(message)
+        if target is not None:
+            return router.lookup.explain_target(target)
+        return router.lookup.explain_group(group, pool)
 
     return routes

@@ -1,23 +1,26 @@
-"""`/metrics`: the engine's counters as Prometheus reads them, collected when it asks.
+"""`/metrics`: the router's state as Prometheus reads it, collected when it asks.
 
-Every metric is one line of a table below; the names are those of CONTRACTS §7.
+Every metric is one entry of a table below; the names are those of the specification.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nsmallest
 from http import HTTPStatus
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from fastapi import APIRouter, Response
 
+from router.api.models import sliced
 from router.api.router_api import RouterApi
-from router.api.slices import sliced
-from router.core.figures import PoolMeters, QueueMeters, RouterMeters
 from router.core.histogram import SHOWN, cumulative
-from router.core.warnings import Severity, WarningSummary
-from router.engine.config_sync import SyncCounts
+from router.core.state import PoolState, QueueState, RouterState
+from router.core.warnings import Severity
 
 PREFIX: Final = "message_router_"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+MAX_ORIGINS: Final = 100  # a label with more values makes every scrape expensive, for ever
+OTHERS: Final = "(others)"
+_BREAKER_STATES: Final = {"CLOSED": 0, "HALF_OPEN": 1, "OPEN": 2}
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _DESCRIPTION: Final = {
     "description": "The metrics",
@@ -30,79 +33,54 @@ _DESCRIPTION: Final = {
 }
 
 T = TypeVar("T")
-M_contra = TypeVar("M_contra", contravariant=True)
-Kind = Literal["counter", "gauge", "histogram"]
 Samples = Iterable[tuple[Sequence[str], float]]  # label values, and the figure
 
 
-class Metric(Protocol[M_contra]):
-    @property
-    def name(self) -> str: ...
+class Family(Generic[T]):
+    """One metric, and how to read it from a part of the state."""
 
-    @property
-    def kind(self) -> Kind: ...
-
-    @property
-    def meaning(self) -> str: ...
-
-    def lines(self, measured: M_contra) -> Iterable[str]: ...
-
-
-class Meter(Generic[T]):
-    """One metric, and how it is read from what is measured."""
-
-    def __init__(
-        self,
-        kind: Kind,
-        name: str,
-        meaning: str,
-        read: Callable[[T], Samples],
-        labels: Sequence[str] = (),
-    ) -> None:
-        self.kind: Final = kind
+    def __init__(self, spec: str, meaning: str, read: Callable[[T], Samples]) -> None:
+        """`spec`: kind, name and labels, as in "counter messages_total{outcome,queue}"."""
+        self.kind, _, series = spec.partition(" ")
+        name, _, labels = series.removesuffix("}").partition("{")
         self.name: Final = PREFIX + name
         self.meaning: Final = meaning
         self._read = read
-        self._line = self.name + _braced(*(f'{label}="%s"' for label in labels)) + " %r\n"
+        values = ",".join(f'{label}="%s"' for label in labels.split(","))
+        self._line = f"{self.name}{{{values}}} %r\n" if labels else f"{self.name} %r\n"
 
-    def lines(self, measured: T) -> Iterable[str]:
+    def lines(self, state: T) -> Iterable[str]:
         return [
             self._line % (*map(_escaped, labels), float(value))
-            for labels, value in self._read(measured)
+            for labels, value in self._read(state)
         ]
 
 
-class DeliverySeconds:
-    """The one histogram. A pool that has sent nothing yet is left out."""
-
-    kind: Final = "histogram"
-    name: Final = PREFIX + "delivery_seconds"
-    meaning: Final = "How long one request to a target took"
+class DeliverySeconds(Family[PoolState]):
+    """The one histogram. A pool that has not sent anything yet is left out."""
 
     def __init__(self) -> None:
-        bounds = (*map(str, SHOWN), "+Inf")
+        meaning = "How long one request to a target took"
+        super().__init__("histogram delivery_seconds", meaning, lambda _: ())
         names = [
-            *(f'_bucket{{le="{bound}",pool="%s"}}' for bound in bounds),
+            *(f'_bucket{{le="{bound}",pool="%s"}}' for bound in (*map(str, SHOWN), "+Inf")),
             '_count{pool="%s"}',
             '_sum{pool="%s"}',
         ]
         self._lines = "".join(f"{self.name}{each} %r\n" for each in names)
 
-    def lines(self, measured: PoolMeters) -> Iterable[str]:
-        count = sum(measured.buckets)
+    def lines(self, state: PoolState) -> Iterable[str]:
+        buckets = state.deliveries.buckets
+        count = sum(buckets)
         if not count:
             return ()
-        below = (figure for _, figure in cumulative(measured.buckets))
-        pool, figures = _escaped(measured.load.code), (*below, count, count, measured.seconds)
+        below = (figure for _, figure in cumulative(buckets))
+        pool, figures = _escaped(state.code), (*below, count, count, state.deliveries.seconds)
         return (self._lines % (*(each for figure in figures for each in (pool, float(figure))),),)
 
 
-def _braced(*labels: str) -> str:
-    return f"{{{','.join(labels)}}}" if labels else ""
-
-
 def _escaped(value: str) -> str:
-    """Few need it, and looking is quicker than doing."""
+    """Few need it, and looking is faster than translating."""
     if '"' in value or "\\" in value or "\n" in value:
         return value.translate(_ESCAPES)
     return value
@@ -112,158 +90,127 @@ def _by_label(figures: Mapping[str, int]) -> Samples:
     return (((label,), count) for label, count in figures.items())
 
 
-ROUTER_METRICS: Final[Sequence[Metric[RouterMeters]]] = (
-    Meter(
-        "counter",
-        "ledger_total",
-        "Hand-overs by the brokers: received, and how each of them ended",
+def breaker_states(state: RouterState) -> Mapping[str, int]:
+    """Return the worst ones first, then by name, so that the same ones are shown each time."""
+    states = ((breaker.name, _BREAKER_STATES[breaker.state]) for breaker in state.breakers)
+    worst = nsmallest(MAX_ORIGINS + 1, states, key=lambda each: (-each[1], each[0]))
+    if len(worst) > MAX_ORIGINS:
+        worst[-1] = OTHERS, worst[-1][1]  # none of the others is worse than this one
+    return dict(worst)
+
+
+ROUTER_METRICS: Final[Sequence[Family[RouterState]]] = (
+    Family(
+        "counter ledger_total{state}",
+        "Messages received from brokers, and how each hand-over ended",
         lambda router: _by_label(router.ledger),
-        ("state",),
     ),
-    Meter(
-        "gauge",
-        "unaccounted_messages",
-        "Received, but neither ended nor held: 0, always",
+    Family(
+        "gauge unaccounted_messages",
+        "Messages received that neither ended nor are held; always 0",
         lambda router: [((), router.unaccounted)],
     ),
-    Meter(
-        "counter",
-        "dead_letters_total",
-        "Messages kept as dead letters",
+    Family(
+        "counter dead_letters_total{reason}",
+        "Messages stored as dead letters",
         lambda router: _by_label(router.dead_letters),
-        ("reason",),
     ),
-    Meter(
-        "gauge",
-        "breaker_state",
+    Family(
+        "gauge breaker_state{origin}",
         "Circuit breaker of a target: 0 closed, 1 half open, 2 open",
-        lambda router: _by_label(router.breakers),
-        ("origin",),
+        lambda router: _by_label(breaker_states(router)),
     ),
-    Meter(
-        "gauge",
-        "event_loop_lag_seconds",
-        "The worst delay of the event loop in the last half minute or minute",
+    Family(
+        "gauge event_loop_lag_seconds",
+        "Longest delay of the event loop in the last 30 to 60 seconds",
         lambda router: [((), router.loop_lag)],
     ),
-    Meter(
-        "counter",
-        "spans_total",
-        "Spans of traces, by what became of them; missing: traces are off",
+    Family(
+        "counter spans_total{result}",
+        "Trace spans by result; missing if tracing is off",
         lambda router: _by_label(router.spans),
-        ("result",),
     ),
-)
-KEEPING_METRICS: Final[Sequence[Metric[RouterApi]]] = (
-    Meter(
-        "gauge",
-        "warnings",
+    Family(
+        "gauge warnings{severity}",
         "Warnings that nobody has acknowledged",
-        lambda router: _warnings(router.warnings.summary(router.now())),
-        ("severity",),
+        lambda router: (((each.name,), router.warnings.active.get(each, 0)) for each in Severity),
     ),
-    Meter(
-        "counter",
-        "config_sync_total",
-        "Synchronisations of the configuration",
-        lambda router: _syncs(router.sync_counts()),
-        ("result",),
+    Family(
+        "counter config_sync_total{result}",
+        "Syncs of the configuration",
+        lambda router: ((("ok",), router.syncs.succeeded), (("failed",), router.syncs.failed)),
     ),
-    Meter(
-        "gauge",
-        "config_last_sync_timestamp_seconds",
-        "When the configuration was last synchronised; missing: not yet",
-        lambda router: _last_sync(router.sync_counts()),
+    Family(
+        "gauge config_last_sync_timestamp_seconds",
+        "Time of the last successful configuration sync; missing if there was none",
+        lambda router: (
+            () if router.syncs.last_success is None else (((), router.syncs.last_success),)
+        ),
     ),
 )
-QUEUE_METRICS: Final[Sequence[Metric[QueueMeters]]] = (
-    Meter(
-        "counter",
-        "messages_total",
-        "Messages of a queue that are done with, by how their delivery went",
+QUEUE_METRICS: Final[Sequence[Family[QueueState]]] = (
+    Family(
+        "counter messages_total{outcome,queue}",
+        "Messages of a queue that are finished, by how their delivery went",
         lambda queue: (((outcome, queue.name), n) for outcome, n in queue.outcomes.items()),
-        ("outcome", "queue"),
     ),
-    Meter(
-        "counter",
-        "unknown_pool_total",
+    Family(
+        "counter unknown_pool_total{queue}",
         "Messages of a queue that named an unknown pool and went to DEFAULT-POOL",
         lambda queue: [((queue.name,), queue.unknown_pools)],
-        ("queue",),
     ),
-    Meter(
-        "counter",
-        "broker_calls_total",
-        "Calls of a queue's broker",
-        lambda queue: (((verb, queue.name, how), n) for (verb, how), n in queue.calls.items()),
-        ("call", "queue", "result"),
+    Family(
+        "counter broker_calls_total{call,queue,result}",
+        "Calls to a queue's broker",
+        lambda queue: (
+            ((verb, queue.name, how), n) for (verb, how), n in queue.counts.calls.items()
+        ),
     ),
-    Meter(
-        "gauge",
-        "queue_depth",
-        "Messages that wait in the broker, where it tells",
-        lambda queue: [] if queue.depth is None else [((queue.name,), queue.depth)],
-        ("queue",),
+    Family(
+        "gauge queue_depth{queue}",
+        "Messages waiting in the broker, if it reports them",
+        lambda queue: [] if queue.waiting is None else [((queue.name,), queue.waiting)],
     ),
-    Meter(
-        "gauge",
-        "seconds_since_poll",
-        "Since the broker last answered a receive, by the most silent connection",
+    Family(
+        "gauge seconds_since_poll{queue}",
+        "Seconds since the broker last answered a receive, on the most silent connection",
         lambda queue: [((queue.name,), queue.since_poll)],
-        ("queue",),
     ),
 )
-POOL_METRICS: Final[Sequence[Metric[PoolMeters]]] = (
-    Meter(
-        "counter",
-        "deliveries_total",
-        "Deliveries of a pool, each with all its tries, by outcome",
-        lambda pool: (((outcome, pool.load.code), n) for outcome, n in pool.outcomes.items()),
-        ("outcome", "pool"),
+POOL_METRICS: Final[Sequence[Family[PoolState]]] = (
+    Family(
+        "counter deliveries_total{outcome,pool}",
+        "Deliveries of a pool by outcome; all tries of a delivery count once",
+        lambda pool: (((outcome, pool.code), n) for outcome, n in pool.outcomes.items()),
     ),
     DeliverySeconds(),
-    Meter(
-        "gauge",
-        "waiting",
-        "Messages in a pool without an open request, by what they wait for; missing: none does",
-        lambda pool: (((pool.load.code, why), n) for why, n in pool.load.waiting.items() if n),
-        ("pool", "reason"),
+    Family(
+        "gauge waiting{pool,reason}",
+        "Messages in a pool without an open request, by what they wait for; missing if none",
+        lambda pool: (((pool.code, why), n) for why, n in pool.waiting().items() if n),
     ),
-    Meter(
-        "gauge",
-        "in_flight",
+    Family(
+        "gauge in_flight{pool}",
         "Open requests of a pool",
-        lambda pool: [((pool.load.code,), pool.load.in_flight)],
-        ("pool",),
+        lambda pool: [((pool.code,), pool.in_flight)],
     ),
-    Meter(
-        "gauge",
-        "pool_concurrency",
+    Family(
+        "gauge pool_concurrency{pool}",
         "Requests that a pool may have open at once",
-        lambda pool: [((pool.load.code,), pool.load.concurrency)],
-        ("pool",),
+        lambda pool: [((pool.code,), pool.concurrency)],
     ),
-    Meter(
-        "gauge",
-        "pool_capacity",
+    Family(
+        "gauge pool_capacity{pool}",
         "Messages that a pool may hold without an open request",
-        lambda pool: [((pool.load.code,), pool.load.capacity)],
-        ("pool",),
+        lambda pool: [((pool.code,), pool.capacity)],
     ),
-    Meter(
-        "gauge",
-        "pool_queued",
+    Family(
+        "gauge pool_queued{pool}",
         "Messages that a pool holds without an open request",
-        lambda pool: [((pool.load.code,), pool.load.queued)],
-        ("pool",),
+        lambda pool: [((pool.code,), pool.queued)],
     ),
 )
-METRICS: Final[Sequence[Metric[Any]]] = (
-    *QUEUE_METRICS,
-    *POOL_METRICS,
-    *ROUTER_METRICS,
-    *KEEPING_METRICS,
-)
+METRICS: Final[Sequence[Family[Any]]] = (*QUEUE_METRICS, *POOL_METRICS, *ROUTER_METRICS)
 
 
 def metrics_routes(router: RouterApi) -> APIRouter:
@@ -272,54 +219,37 @@ def metrics_routes(router: RouterApi) -> APIRouter:
     @routes.get("/metrics", response_class=Response, responses={HTTPStatus.OK: _DESCRIPTION})
     async def metrics() -> Response:
         """For Prometheus, in its text format."""
-        return Response(await _page(router), media_type=CONTENT_TYPE)
+        page, state = _Page(), router.state()
+        page.add(ROUTER_METRICS, [state])
+        async for queues in sliced(state.queues):
+            page.add(QUEUE_METRICS, queues)
+        async for pools in sliced(state.pools):
+            page.add(POOL_METRICS, pools)
+        return Response(page.text(), media_type=CONTENT_TYPE)
 
     return routes
 
 
-async def _page(router: RouterApi) -> bytes:
-    page = _Page()
-    page.add(ROUTER_METRICS, [router.statistics.router_meters()])
-    page.add(KEEPING_METRICS, [router])
-    async for queues in sliced(router.statistics.queue_meters()):
-        page.add(QUEUE_METRICS, queues)
-    async for pools in sliced(router.statistics.pool_meters()):
-        page.add(POOL_METRICS, pools)
-    return page.text()
-
-
 class _Page:
-    """What is added later to a metric joins what is there: its heading stands once.
+    """Samples that are added later join those of the same metric: its heading appears once.
 
-    The lines are written here, and not by the library, whose own writer takes ten times as long:
-    a scrape shares the event loop with the deliveries.
+    The lines are written here and not by the Prometheus library, whose writer takes ten times as
+    long: a scrape shares the event loop with the deliveries.
     """
 
     def __init__(self) -> None:
         self._parts: dict[str, list[bytes]] = {
-            metric.name: [
-                f"# HELP {metric.name} {metric.meaning}\n".encode(),
-                f"# TYPE {metric.name} {metric.kind}\n".encode(),
+            family.name: [
+                f"# HELP {family.name} {family.meaning}\n".encode(),
+                f"# TYPE {family.name} {family.kind}\n".encode(),
             ]
-            for metric in METRICS
+            for family in METRICS
         }
 
-    def add(self, metrics: Sequence[Metric[T]], measured: Sequence[T]) -> None:
-        for metric in metrics:
-            lines = (line for each in measured for line in metric.lines(each))
-            self._parts[metric.name].append("".join(lines).encode())
+    def add(self, families: Sequence[Family[T]], states: Sequence[T]) -> None:
+        for family in families:
+            lines = (line for each in states for line in family.lines(each))
+            self._parts[family.name].append("".join(lines).encode())
 
     def text(self) -> bytes:
         return b"".join(part for parts in self._parts.values() for part in parts)
-
-
-def _warnings(summary: WarningSummary) -> Samples:
-    return (((severity.name,), summary.active.get(severity, 0)) for severity in Severity)
-
-
-def _syncs(counts: SyncCounts) -> Samples:
-    return ((("ok",), counts.succeeded), (("failed",), counts.failed))
-
-
-def _last_sync(counts: SyncCounts) -> Samples:
-    return () if counts.last_success is None else (((), counts.last_success),)

@@ -1,83 +1,185 @@
-"""`/monitoring`: how the queues, pools, targets and consumers do, and what can be done about it."""
+"""`/monitoring`: the state of queues, pools, circuit breakers and consumers, and their controls.
+
+The values of the last 5 and 30 minutes have the name of the total with `5min` or `30min` appended.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from http import HTTPStatus
-from typing import Annotated, Final, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct
+from pydantic import AfterValidator, ConfigDict, Field
 
-from router.api.body import decode, read_body
-from router.api.monitoring_views import (
-    BreakersReset,
-    BreakerStats,
-    ConsumerHealth,
-    MonitoringHealth,
-    PoolStats,
-    QueueStats,
-    StandbyView,
+from router.api.models import (
+    AT,
+    Milliseconds,
+    ResponseModel,
+    Role,
+    Time,
+    WholeMilliseconds,
+    as_is,
+    iso,
+    shown,
+    sliced,
 )
-from router.api.problems import Problem
+from router.api.requests import RequestBody, body_schema, read_json, unprocessable
 from router.api.router_api import RouterApi
-from router.api.slices import sliced
-from router.api.views import View
 from router.core.config import MAX_CONCURRENCY
 from router.core.config_entry import MAX_RATE
-from router.core.health import ConsumerVitals, assess
-from router.engine.controls import PoolChange
+from router.core.health import Status, assess
+from router.core.state import GOOD_RATE, PoolState, RouterState, StandbyStatus
+from router.core.warnings import Severity
+from router.engine.controls import PoolSetting
 
-T = TypeVar("T")
+PerSecond = Annotated[float, AfterValidator(lambda rate: round(rate, 3))]
 
 
-class PoolOrder(Struct, rename="camel"):
+class HealthDetails(ResponseModel):
+    total_queues: int = as_is(3)
+    healthy_queues: int = as_is(3)
+    total_pools: int = as_is(12)
+    healthy_pools: int = as_is(11)
+    active_warnings: int = as_is(1)
+    critical_warnings: int = as_is(0)
+    circuit_breakers_open: int = as_is(1)
+    degradation_reason: str | None = as_is("open circuit breakers: 1")
+
+
+class MonitoringHealth(ResponseModel):
+    status: str = as_is("DEGRADED", "HEALTHY, WARNING or DEGRADED")
+    timestamp: str = as_is(AT)
+    uptime_millis: int = as_is(86_400_000)
+    details: HealthDetails = as_is({})
+
+
+class QueueStats(ResponseModel):
+    name: str = as_is("orders")
+    total_messages: int = shown("total.received", 120_500, "Hand-overs by the broker")
+    total_messages_5min: int = shown("last_5min.received", 1_204)
+    total_messages_30min: int = shown("last_30min.received", 7_310)
+    total_consumed: int = shown("total.consumed", 120_000, "Accepted by their targets")
+    total_consumed_5min: int = shown("last_5min.consumed", 1_200)
+    total_consumed_30min: int = shown("last_30min.consumed", 7_300)
+    total_failed: int = shown("total.failed", 12)
+    total_failed_5min: int = shown("last_5min.failed", 0)
+    total_failed_30min: int = shown("last_30min.failed", 2)
+    total_deferred: int = shown("total.deferred", 488, "Returned for later")
+    total_deferred_5min: int = shown("last_5min.deferred", 4)
+    total_deferred_30min: int = shown("last_30min.deferred", 8)
+    success_rate: float = shown("total.success_rate", 0.9999)
+    success_rate_5min: float = shown("last_5min.success_rate", 1.0)
+    success_rate_30min: float = shown("last_30min.success_rate", 0.9997)
+    throughput: PerSecond = as_is(4.1, "Accepted messages per second")
+    throughput_5min: PerSecond = as_is(4.0)
+    throughput_30min: PerSecond = as_is(4.05)
+    current_size: int | None = shown("size", 37, "In the broker; null if it does not say")
+    pending_messages: int | None = shown("waiting", 25)
+    messages_not_visible: int | None = shown("handed_out", 12)
+
+
+class PoolStats(ResponseModel):
+    pool_code: str = shown("code", "POOL-A")
+    total_processed: int = shown("total.processed", 120_120)
+    total_processed_5min: int = shown("last_5min.processed", 1_204)
+    total_processed_30min: int = shown("last_30min.processed", 7_310)
+    total_succeeded: int = shown("total.succeeded", 120_000)
+    total_succeeded_5min: int = shown("last_5min.succeeded", 1_200)
+    total_succeeded_30min: int = shown("last_30min.succeeded", 7_300)
+    total_failed: int = shown("total.failed", 12)
+    total_failed_5min: int = shown("last_5min.failed", 0)
+    total_failed_30min: int = shown("last_30min.failed", 2)
+    total_transient: int = shown("total.transient", 108)
+    total_transient_5min: int = shown("last_5min.transient", 4)
+    total_transient_30min: int = shown("last_30min.transient", 8)
+    total_rate_limited: int = shown("total.rate_limited", 40)
+    total_rate_limited_5min: int = shown("last_5min.rate_limited", 0)
+    total_rate_limited_30min: int = shown("last_30min.rate_limited", 3)
+    success_rate: float = shown("total.success_rate", 0.9999)
+    success_rate_5min: float = shown("last_5min.success_rate", 1.0)
+    success_rate_30min: float = shown("last_30min.success_rate", 0.9997)
+    active_workers: int = shown("in_flight", 3, "Open requests")
+    available_permits: int = shown("free_permits", 7)
+    max_concurrency: int = shown("concurrency", 10)
+    queue_size: int = shown("queued", 12, "Messages without an open request")
+    max_queue_capacity: int = shown("capacity", 200)
+    message_groups: int = shown("groups", 9)
+    average_processing_time_ms: Milliseconds = shown("total.latency.mean", 84.2, "Of one request")
+    average_processing_time_ms_5min: Milliseconds = shown("last_5min.latency.mean", 80.1)
+    average_processing_time_ms_30min: Milliseconds = shown("last_30min.latency.mean", 82.6)
+    p50_ms: Milliseconds = shown("total.latency.p50", 61.0)
+    p50_ms_5min: Milliseconds = shown("last_5min.latency.p50", 60.2)
+    p50_ms_30min: Milliseconds = shown("last_30min.latency.p50", 60.8)
+    p95_ms: Milliseconds = shown("total.latency.p95", 180.5)
+    p95_ms_5min: Milliseconds = shown("last_5min.latency.p95", 176.4)
+    p95_ms_30min: Milliseconds = shown("last_30min.latency.p95", 179.0)
+    p99_ms: Milliseconds = shown("total.latency.p99", 412.0)
+    p99_ms_5min: Milliseconds = shown("last_5min.latency.p99", 390.0)
+    p99_ms_30min: Milliseconds = shown("last_30min.latency.p99", 405.5)
+
+
+class BreakerStats(ResponseModel):
+    name: str = as_is("https://svc.example:443")
+    state: str = as_is("OPEN", "CLOSED, HALF_OPEN or OPEN")
+    successful_calls: int = shown("successes", 9_950)
+    failed_calls: int = shown("failures", 12)
+    rejected_calls: int = shown("rejections", 31)
+    failure_rate: float = as_is(0.5, "Of the buffered calls")
+    buffered_calls: int = shown("buffered", 10)
+    buffer_size: int = as_is(10)
+
+
+class BreakersReset(ResponseModel):
+    reset: int = as_is(1)
+
+
+class ConsumerHealth(ResponseModel):
+    queue: str = as_is("orders")
+    connection: int = as_is(1, "Counted from 1")
+    is_healthy: bool = shown("healthy", example=True)
+    last_poll_time: Time | None = shown("last_poll", AT, "null: the broker has not answered yet")
+    time_since_last_poll_ms: WholeMilliseconds | None = shown("since_poll", 412)
+    is_running: bool = shown("running", example=True)
+    restarts: int = as_is(0)
+
+
+class StandbyView(ResponseModel):
+    standby_enabled: bool = shown("enabled", example=True)
+    instance_id: str = shown("instance", "router-2")
+    role: Role = shown("primary", "STANDBY")
+    lock_holder: str | None = as_is("router-1")
+    last_refresh: Time | None = as_is(AT)
+
+
+class PoolOrder(RequestBody):
     """What is left out stays as it is."""
 
-    concurrency: Annotated[int, Meta(ge=1, le=MAX_CONCURRENCY)] | None = None
-    rate_limit_per_minute: Annotated[int, Meta(le=MAX_RATE)] | UnsetType | None = UNSET
+    model_config = ConfigDict(
+        json_schema_extra={
+            "minProperties": 1,
+            "example": {"concurrency": 20, "rateLimitPerMinute": 600},
+        }
+    )
+
+    concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
+    rate_limit_per_minute: Annotated[int, Field(le=MAX_RATE)] | None = Field(
+        None, description="null, 0 or less: no limit"
+    )
 
     @property
-    def change(self) -> PoolChange:
-        """Raises Problem when it asks for nothing."""
-        rate = self.rate_limit_per_minute
-        if self.concurrency is None and rate is UNSET:
-            raise Problem(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                "nothing to change: give `concurrency`, `rateLimitPerMinute` or both",
+    def setting(self) -> PoolSetting:
+        """Raises ApiProblem when it asks for nothing."""
+        rate_given = "rate_limit_per_minute" in self.model_fields_set
+        if self.concurrency is None and not rate_given:
+            raise unprocessable(
+                "nothing to change: give `concurrency`, `rateLimitPerMinute` or both"
             )
-        unlimited = rate is not UNSET and (rate is None or rate <= 0)  # as in the document
-        return PoolChange(concurrency=self.concurrency, rate_per_minute=None if unlimited else rate)
-
-
-_ORDERS: Final = msgspec.json.Decoder(PoolOrder)
-_ORDER: Final = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "minProperties": 1,
-                    "properties": {
-                        "concurrency": {
-                            "type": "integer",
-                            "minimum": 1,
-                            "maximum": MAX_CONCURRENCY,
-                        },
-                        "rateLimitPerMinute": {
-                            "type": "integer",
-                            "maximum": MAX_RATE,
-                            "nullable": True,
-                            "description": "null, 0 or less: no limit",
-                        },
-                    },
-                },
-                "example": {"concurrency": 20, "rateLimitPerMinute": 600},
-            }
-        },
-    }
-}
+        rate = self.rate_limit_per_minute
+        limit = rate if rate is not None and rate > 0 else None  # as in the configuration
+        return PoolSetting(
+            concurrency=self.concurrency, rate_per_minute=limit if rate_given else UNSET
+        )
 
 
 def monitoring_routes(router: RouterApi) -> APIRouter:
@@ -86,35 +188,31 @@ def monitoring_routes(router: RouterApi) -> APIRouter:
     @routes.get("/health")
     async def health() -> MonitoringHealth:
         """The overall state in figures. Answers 200 in every state: `/health` is for probes."""
-        vitals, warnings = router.vitals(), router.warnings.summary(router.now())
-        return MonitoringHealth.of(assess(vitals, warnings), vitals, warnings, router.now())
+        return _health(router.state())
 
     @routes.get("/queue-stats", response_model=Mapping[str, QueueStats])
     async def queue_stats() -> Response:
-        """By queue: what came, and what became of it."""
-        return await _by_name(
-            router.statistics.queues(), lambda queue: (queue.name, QueueStats.of(queue))
-        )
+        """By queue: what came, and how it ended."""
+        return await _by_name(QueueStats, ((each.name, each) for each in router.state().queues))
 
     @routes.get("/pool-stats", response_model=Mapping[str, PoolStats])
     async def pool_stats() -> Response:
-        """By pool: outcomes, load and the time that requests take."""
-        return await _by_name(
-            router.statistics.pools(), lambda pool: (pool.load.code, PoolStats.of(pool))
-        )
+        """By pool: outcomes, load and how long requests take."""
+        return await _by_name(PoolStats, ((each.code, each) for each in router.state().pools))
 
-    @routes.put("/pools/{code:path}", openapi_extra=_ORDER)
-    async def change_pool(code: str, request: Request) -> PoolStats:
-        """At once, and until the next sync. Answers the pool's figures."""
-        order = decode(_ORDERS, await read_body(request))
-        return PoolStats.of(router.controls.change_pool(code, order.change))
+    @routes.put(
+        "/pools/{code:path}", openapi_extra=body_schema(PoolOrder), response_model=PoolStats
+    )
+    async def change_pool(code: str, request: Request) -> PoolState:
+        """Change a pool at once, until the next sync. Answers the pool's statistics."""
+        order = await read_json(request, PoolOrder)
+        return router.controls.change_pool(code, order.setting)
 
     @routes.get("/circuit-breakers", response_model=Mapping[str, BreakerStats])
     async def circuit_breakers() -> Response:
         """By the targets' origin."""
-        return await _by_name(
-            router.statistics.breakers(), lambda each: (each.name, BreakerStats.of(each))
-        )
+        breakers = router.state().breakers
+        return await _by_name(BreakerStats, ((each.name, each) for each in breakers))
 
     @routes.post("/circuit-breakers/reset-all")
     async def reset_all() -> BreakersReset:
@@ -129,31 +227,53 @@ def monitoring_routes(router: RouterApi) -> APIRouter:
 
     @routes.get("/consumer-health")
     async def consumer_health() -> Mapping[str, ConsumerHealth]:
-        """By queue; where it has several connections, each on its own as `queue#1`, `queue#2` …"""
-        consumers, now = router.vitals().consumers, router.now()
-        connections = Counter(consumer.queue for consumer in consumers)
+        """By queue. Each of several connections is shown on its own as `queue#1`, `queue#2` …"""
+        consumers = list(router.state().consumers)
+        connections = Counter(each.queue for each in consumers)
         return {
-            _consumer_name(consumer, connections[consumer.queue]): ConsumerHealth.of(consumer, now)
-            for consumer in consumers
+            f"{each.queue}#{each.connection}"
+            if connections[each.queue] > 1
+            else each.queue: ConsumerHealth.model_validate(each)
+            for each in consumers
         }
 
-    @routes.get("/standby-status")
-    async def standby_status() -> StandbyView:
+    @routes.get("/standby-status", response_model=StandbyView)
+    async def standby_status() -> StandbyStatus:
         """Whether this router works, or waits for another one to fail."""
-        return StandbyView.of(router.standby_status())
+        return router.state().standby
 
     return routes
 
 
-async def _by_name(items: Iterable[T], shown: Callable[[T], tuple[str, View]]) -> Response:
-    """One JSON object, written in steps: there may be thousands."""
+def _health(state: RouterState) -> MonitoringHealth:
+    health, warnings = assess(state), state.warnings
+    queues = [queue for queue in state.queues if not queue.stopping]
+    failing_pools = sum(pool.success_rate < GOOD_RATE for pool in state.active_pools)
+    return MonitoringHealth(
+        status=health.status.value,
+        timestamp=iso(state.now),
+        uptime_millis=round(state.uptime * 1000),
+        details=HealthDetails(
+            total_queues=len(queues),
+            healthy_queues=sum(queue.success_rate >= GOOD_RATE for queue in queues),
+            total_pools=state.pool_count,
+            healthy_pools=state.pool_count - failing_pools,
+            active_warnings=warnings.total,
+            critical_warnings=warnings.active.get(Severity.CRITICAL, 0),
+            circuit_breakers_open=state.open_breakers,
+            degradation_reason=None if health.status is Status.HEALTHY else health.message,
+        ),
+    )
+
+
+async def _by_name(shape: type[ResponseModel], states: Iterable[tuple[str, Struct]]) -> Response:
+    """Write one JSON object in steps.
+
+    With 1,000 pools FastAPI would hold the event loop for 50 ms. The steps hold it for under 2 ms.
+    """
     parts: list[bytes] = []
-    async for some in sliced(items):
-        for name, view in map(shown, some):
-            key = msgspec.json.encode(name)
-            parts.append(key + b":" + view.model_dump_json(by_alias=True).encode())
+    async for some in sliced(states):
+        for name, state in some:
+            value = shape.model_validate(state).model_dump_json(by_alias=True)
+            parts.append(msgspec.json.encode(name) + b":" + value.encode())
     return Response(b"{" + b",".join(parts) + b"}", media_type="application/json")
-
-
-def _consumer_name(consumer: ConsumerVitals, connections: int) -> str:
-    return f"{consumer.queue}#{consumer.connection + 1}" if connections > 1 else consumer.queue

@@ -89,7 +89,12 @@ class Provider:
 
 
 class _Keys:
-    """The provider's keys, fetched on use, kept for a while, asked for anew when one is missing."""
+    """The provider's keys, fetched on use, kept for a while, asked for anew when one is missing.
+
+    PyJWT's PyJWKClient does not do for this: it drops keys that are an hour old even while the
+    provider cannot be asked, it asks a failing provider again for each token, and it reads answers
+    of any length. It also blocks a thread, which no timeout of ours can end.
+    """
 
     def __init__(self, issuer: str, clock: Clock) -> None:
         self._issuer = issuer

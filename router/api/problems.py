@@ -1,8 +1,8 @@
 """Errors as `application/problem+json`, whatever went wrong."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -11,11 +11,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from router.core.redact import mask_urls
+from router.core.target import BadTarget
+from router.engine.batches import AmbiguousBatch, UnknownBatch
 from router.engine.config_sync import SyncFailed
 from router.engine.controls import UnknownBreaker, UnknownPool
-from router.engine.dead_letters import NotReplayable, ReplayBrokeOff, UnknownLetter
+from router.engine.message_states import NotCancellable, UnknownMessage
 from router.engine.publishing import BrokeOff, NotPublishable, Rejected, UnknownQueue
-from router.ports import StoreError
+from router.engine.replay import NotReplayable, ReplayBrokeOff, UnknownLetter
+from router.engine.stores import NoWorkQueue
+from router.ports import BatchConflict, StoreError
 
 PROBLEM_SCHEMA: Final = {
     "type": "object",
@@ -29,8 +33,8 @@ PROBLEM_SCHEMA: Final = {
 }
 
 
-class Problem(Exception):
-    """The call ends with this status; its text tells the caller why."""
+class ApiProblem(Exception):
+    """Ends the call with this status. Its text tells the caller why."""
 
     def __init__(
         self, status: HTTPStatus, detail: str, *, headers: Mapping[str, str] | None = None
@@ -46,14 +50,21 @@ class Problem(Exception):
 STATUSES: Final[Mapping[type[Exception], HTTPStatus]] = {
     Rejected: HTTPStatus.UNPROCESSABLE_ENTITY,
     NotPublishable: HTTPStatus.UNPROCESSABLE_ENTITY,
+    NoWorkQueue: HTTPStatus.UNPROCESSABLE_ENTITY,
     UnknownQueue: HTTPStatus.NOT_FOUND,
     UnknownLetter: HTTPStatus.NOT_FOUND,
+    UnknownMessage: HTTPStatus.NOT_FOUND,
+    UnknownBatch: HTTPStatus.NOT_FOUND,
     UnknownPool: HTTPStatus.NOT_FOUND,
     UnknownBreaker: HTTPStatus.NOT_FOUND,
     NotReplayable: HTTPStatus.CONFLICT,
+    NotCancellable: HTTPStatus.CONFLICT,
+    AmbiguousBatch: HTTPStatus.CONFLICT,
+    BatchConflict: HTTPStatus.CONFLICT,
     BrokeOff: HTTPStatus.BAD_GATEWAY,
     SyncFailed: HTTPStatus.BAD_GATEWAY,
     StoreError: HTTPStatus.SERVICE_UNAVAILABLE,
+    BadTarget: HTTPStatus.UNPROCESSABLE_ENTITY,
     ClientDisconnect: HTTPStatus.BAD_REQUEST,  # nobody is left to read it
 }
 
@@ -69,57 +80,55 @@ def problem_response(
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": mask_urls(detail),  # brokers' own words are in some of them
+        "detail": mask_urls(detail),  # some contain what a broker said
         **(more or {}),
     }
     return JSONResponse(body, status, headers, "application/problem+json")
 
 
 def speak_problem_json(app: FastAPI) -> None:
-    """No error leaves the API in another form."""
+    """Make the app answer every error as problem+json."""
     for kind in STATUSES:
         app.add_exception_handler(kind, _expected)
-    app.add_exception_handler(Problem, _raised)
-    app.add_exception_handler(HTTPException, _refused_by_the_framework)
-    app.add_exception_handler(RequestValidationError, _wrong_input)
-    app.add_exception_handler(Exception, _unforeseen)
+
+    @app.exception_handler(ApiProblem)
+    async def raised(_: Request, error: ApiProblem) -> Response:
+        return error.response()
+
+    @app.exception_handler(HTTPException)
+    async def refused_by_the_framework(_: Request, error: HTTPException) -> Response:
+        return problem_response(error.status_code, error.detail, headers=error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong_input(_: Request, error: RequestValidationError) -> Response:
+        return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, in_words(error.errors()))
+
+    @app.exception_handler(Exception)
+    async def unforeseen(_: Request, __: Exception) -> Response:
+        text = "the router failed to answer; see its log"
+        return problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, text)
 
 
 async def _expected(_: Request, error: Exception) -> Response:
     status = next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
-    return problem_response(status, str(error), more=_what_was_done(error))
-
-
-def _what_was_done(error: Exception) -> Mapping[str, object]:
+    text, done = str(error), dict[str, object]()  # what was done before it failed
     match error:
         case Rejected(index=int(index)):
-            return {"index": index}
+            done = {"index": index}
         case ReplayBrokeOff(replayed=replayed):
-            return {"replayed": replayed}
+            done = {"replayed": replayed}
         case BrokeOff(accepted=ids):
-            return {"accepted": len(ids), "ids": ids}
+            done = {"accepted": len(ids), "ids": ids}
+        case BadTarget():
+            text = f"`target` {error}"
         case _:
-            return {}
+            pass
+    return problem_response(status, text, more=done)
 
 
-async def _raised(_: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)  # noqa: S101 - registered for nothing else
-    return error.response()
-
-
-async def _refused_by_the_framework(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - registered for nothing else
-    return problem_response(error.status_code, error.detail, headers=error.headers)
-
-
-async def _wrong_input(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for nothing else
-    # Name and rule; never the value.
-    faults = (f"`{fault['loc'][-1]}`: {fault['msg']}" for fault in error.errors())
-    return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(faults))
-
-
-async def _unforeseen(_: Request, __: Exception) -> Response:
-    return problem_response(
-        HTTPStatus.INTERNAL_SERVER_ERROR, "the router failed to answer; its log tells why"
+def in_words(faults: Iterable[Mapping[str, Any]]) -> str:
+    """Describe faults that pydantic found, by name and rule, never by value."""
+    return "; ".join(
+        f"`{fault['loc'][-1]}`: {fault['msg']}" if fault["loc"] else fault["msg"]
+        for fault in faults
     )

@@ -11,19 +11,19 @@ from typing import Any, Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from router.api.connections import IDLE_SECONDS, Connection, Places
+from router.api.connections import IDLE_SECONDS, Connection, ConnectionLimit
 
-_GRACE: Final = 5  # seconds for calls under way when the router stops
+_GRACE_SECONDS: Final = 5  # for open calls when the router stops
 _BACKLOG: Final = 2048
 MAX_CONNECTIONS: Final = 200
 
 
 class CannotListen(Exception):
-    """The address is not to be had. Its text names the setting to change."""
+    """The address cannot be used. The text names the setting to change."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take the address, a free port for port 0. Raises CannotListen."""
+    """Bind the address; port 0 picks a free port. Raises CannotListen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -42,8 +42,8 @@ def listen(host: str, port: int) -> socket.socket:
 async def serve(
     app: ASGIApp, listener: socket.socket, max_connections: int = MAX_CONNECTIONS
 ) -> AsyncIterator[int]:
-    """Answer calls until the context ends, then close the listener. Gives its port."""
-    places = Places(max_connections)
+    """ResponseModel calls until the context ends, then close the listener. Gives its port."""
+    places = ConnectionLimit(max_connections)
     protocol: Any = partial(Connection, places=places)
     config = uvicorn.Config(
         app,
@@ -54,11 +54,11 @@ async def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=_GRACE,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     server = _Server(config)
     async with asyncio.TaskGroup() as tasks:
-        # The socket listens already: who connects before the server runs only waits.
+        # The socket is listening already: a call that comes before the server runs waits.
         tasks.create_task(server.serve(sockets=[listener]), name="api")
         watching = tasks.create_task(places.watch(), name="api connections")
         try:
@@ -71,5 +71,5 @@ async def serve(
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the router's: it stops the API last."""
+        """Leave signals to the router, which stops the API last."""
         yield

@@ -1,4 +1,4 @@
-"""`/warnings`: what the router would like someone to look at."""
+"""`/warnings`: what needs an operator's attention."""
 
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -6,39 +6,60 @@ from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query
 
-from router.api.parameters import BLANK_IS_NONE
-from router.api.problems import Problem
+from router.api.models import AT, EnumName, Masked, ResponseModel, Time, as_is, shown
+from router.api.problems import ApiProblem
+from router.api.requests import BLANK_IS_NONE, Name
 from router.api.router_api import RouterApi
-from router.api.views import Acknowledged, Cleared, WarningView
-from router.core.warnings import Severity
+from router.core.warnings import Notice, Severity
 
+_CENTURY_HOURS: Final = 100 * 366 * 24
 SeverityName = Literal["INFO", "WARN", "ERROR", "CRITICAL"]
-_A_CENTURY: Final = 100 * 366 * 24
-Hours = Annotated[float, Query(ge=0, le=_A_CENTURY, allow_inf_nan=False)]
+Hours = Annotated[float, Query(ge=0, le=_CENTURY_HOURS, allow_inf_nan=False)]
+
+
+class WarningView(ResponseModel):
+    id: str = as_is("1800000000-7")
+    code: str = as_is("QUEUE_BACKLOG")
+    category: str = shown("code", "QUEUE_BACKLOG", "The same as `code`")
+    severity: EnumName = as_is("WARN")
+    message: Masked = as_is("more than 1000 messages wait in orders")
+    source: Masked = as_is("QueueManager")
+    timestamp: Time = shown("first_at", AT, "When it was first raised")
+    last_seen: Time = shown("last_at", AT)
+    count: int = as_is(3)
+    acknowledged: bool = as_is(example=False)
+
+
+class Acknowledged(ResponseModel):
+    acknowledged: int = as_is(1)
+
+
+class Cleared(ResponseModel):
+    cleared: int = as_is(1)
 
 
 def warning_routes(router: RouterApi) -> APIRouter:
     routes = APIRouter(prefix="/warnings", tags=["warnings"])
 
-    @routes.get("")
+    @routes.get("", response_model=Sequence[WarningView])
     async def list_warnings(
         severity: Annotated[SeverityName | None, BLANK_IS_NONE] = None,
-        code: Annotated[str | None, BLANK_IS_NONE] = None,
+        code: Name = None,
         acknowledged: Annotated[bool | None, BLANK_IS_NONE] = None,
-    ) -> Sequence[WarningView]:
-        """Newest first."""
-        found = router.warnings.list(
+    ) -> Sequence[Notice]:
+        """List warnings, newest first."""
+        return router.warnings.list(
             now=router.now(),
             severity=Severity[severity] if severity else None,
             code=code,
             acknowledged=acknowledged,
         )
-        return [WarningView.of(notice) for notice in found]
 
     @routes.post("/{warning_id}/acknowledge")
     async def acknowledge(warning_id: str) -> Acknowledged:
+        """Mark one as known: it no longer counts, and repetitions stay silent."""
         if not router.warnings.acknowledge(warning_id):
-            raise Problem(HTTPStatus.NOT_FOUND, "there is no such warning")
+            raise ApiProblem(HTTPStatus.NOT_FOUND, "there is no such warning")
         return Acknowledged(acknowledged=1)
 
     @routes.post("/acknowledge-all")
@@ -51,7 +72,7 @@ def warning_routes(router: RouterApi) -> APIRouter:
 
     @routes.delete("/old")
     async def clear_old(hours: Hours = 24) -> Cleared:
-        """Those that were not raised within the last `hours`."""
+        """Clear those that were not raised within the last `hours`."""
         return Cleared(cleared=router.warnings.clear_older(hours, router.now()))
 
     return routes

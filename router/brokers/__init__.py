@@ -1,4 +1,4 @@
-"""One module per broker, the only place its client is imported. Only this file knows which."""
+"""Brokers: one package each, and here the registry that opens a queue by its URI. See README.md."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -8,24 +8,24 @@ from typing import Final, Protocol, Self
 
 from msgspec.structs import replace
 
+from router.brokers.consumer_identity import BrokerSettings, ConsumerIdentity
 from router.brokers.machine import THIS_MACHINE, Machine
-from router.brokers.worker import BrokerSettings, Worker
 from router.brokers.worker_locks import Liveness, WorkerLocks
 from router.core.config import QueueConfig
-from router.ports import Broker, Brokers, Publisher, QueueRefused
+from router.ports import Broker, Brokers, MessageStore, MessageStores, Publisher, QueueRefused
 
 DEFAULT_SETTINGS: Final = BrokerSettings()
-PLANNED: Final = frozenset({"pgmq"})
+DEFAULT_RESULT_RETENTION_SECONDS: Final = 86_400.0
 
 
 class Adapter(Brokers, Protocol):
-    """All queues of one kind of broker, and what their connections share."""
+    """All queues of one kind of broker, and what outlives their connections."""
 
     async def close(self) -> None: ...
 
 
-class BrokerDoor:
-    """Opens a queue by its URI. Fits the port `Brokers`; an `async with` owns what it opened."""
+class BrokerRegistry:
+    """Opens a queue by its URI. Fits the port `Brokers`; leaving the `async with` closes all."""
 
     def __init__(
         self,
@@ -36,10 +36,13 @@ class BrokerDoor:
         liveness: Callable[[Path], Liveness] = WorkerLocks,
         state_dir: Path | None = None,
         settings: BrokerSettings = DEFAULT_SETTINGS,
+        result_retention: float = DEFAULT_RESULT_RETENTION_SECONDS,
         warn: Callable[[str, str], None] | None = None,
     ) -> None:
-        worker = Worker(worker_id, dedup_window, machine, liveness, state_dir, settings)
-        self._worker = worker if warn is None else replace(worker, warn=warn)
+        who = ConsumerIdentity(
+            worker_id, dedup_window, result_retention, machine, liveness, state_dir, settings
+        )
+        self._identity = who if warn is None else replace(who, warn=warn)
         self._adapters: dict[str, Adapter] = {}
 
     async def __aenter__(self) -> Self:
@@ -63,48 +66,54 @@ class BrokerDoor:
     def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
         return self._adapter(queue).open_publisher(queue)
 
+    def open_store(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageStore] | None:
+        adapter = self._adapter(queue)
+        return adapter.open_store(queue) if isinstance(adapter, MessageStores) else None
+
     def _adapter(self, queue: QueueConfig) -> Adapter:
         scheme = queue.uri.partition(":")[0].lower()
         if scheme not in self._adapters:
             try:
-                self._adapters[scheme] = _make_adapter(scheme, self._worker)
+                self._adapters[scheme] = _make_adapter(scheme, self._identity)
             except ModuleNotFoundError as error:
                 text = f"a queue of type {scheme} needs the package {error.name}"
                 raise QueueRefused(f"{text}: pip install 'message-router[all]'") from error
         return self._adapters[scheme]
 
 
-def _make_adapter(scheme: str, worker: Worker) -> Adapter:  # noqa: PLR0911  one per broker
-    """Imported on use: nobody needs the clients of all brokers."""
+def _make_adapter(scheme: str, identity: ConsumerIdentity) -> Adapter:  # noqa: PLR0911  one each
+    """Import the adapter on use: nobody needs the clients of all brokers."""
     match scheme:
         case "sqlite":
             from router.brokers.sqlite import SqliteQueues  # noqa: PLC0415 on use
 
-            return SqliteQueues(worker)
+            return SqliteQueues(identity)
         case "memory":
             from router.brokers.memory import MemoryQueues  # noqa: PLC0415 on use
 
-            return MemoryQueues(worker)
+            return MemoryQueues(identity)
         case "sqs" | "http" | "https":
-            from router.brokers.sqs import SqsQueues  # noqa: PLC0415 on use
+            from router.brokers.sqs.broker import SqsQueues  # noqa: PLC0415 on use
 
-            return SqsQueues(worker)
+            return SqsQueues(identity)
         case "nats":
-            from router.brokers.nats import NatsQueues  # noqa: PLC0415 on use
+            from router.brokers.nats.broker import NatsQueues  # noqa: PLC0415 on use
 
-            return NatsQueues(worker)
+            return NatsQueues(identity)
         case "amqp" | "amqps":
-            from router.brokers.rabbitmq import RabbitQueues  # noqa: PLC0415 on use
+            from router.brokers.rabbitmq.broker import RabbitQueues  # noqa: PLC0415 on use
 
-            return RabbitQueues(worker)
+            return RabbitQueues(identity)
         case "postgresql":
             from router.brokers.postgres import PostgresQueues  # noqa: PLC0415 on use
 
-            return PostgresQueues(worker)
-        case "activemq" | "stomp":
-            from router.brokers.activemq import ActiveMqQueues  # noqa: PLC0415 on use
+            return PostgresQueues(identity)
+        case "pgmq":
+            from router.brokers.pgmq.broker import PgmqQueues  # noqa: PLC0415 on use
 
-            return ActiveMqQueues(worker)
-    if scheme in PLANNED:
-        raise QueueRefused(f"a queue of type {scheme} is not supported yet")
+            return PgmqQueues(identity)
+        case "activemq" | "stomp":
+            from router.brokers.activemq.broker import ActiveMqQueues  # noqa: PLC0415 on use
+
+            return ActiveMqQueues(identity)
     raise QueueRefused(f"there is no queue of type {scheme!r}")

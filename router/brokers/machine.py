@@ -10,12 +10,13 @@ from typing import Final
 from msgspec import Struct
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+# On macOS, it is the monotonic clock that goes on while the machine sleeps.
+_UPTIME: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def _uptime() -> float:
     """Seconds since the boot, sleep included. Nobody can set this clock."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)
+    return time.clock_gettime(_UPTIME)
 
 
 def _boot_id() -> str:

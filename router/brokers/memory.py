@@ -1,7 +1,7 @@
 """Queues that live in this process and are lost with it: for tests, benchmarks and trying out.
 
-The table is the work queue's own, in a database in memory, on the event loop's clock. So what holds
-here holds on disk, and on virtual time every instant is exact.
+The tables are the work queue's own, in a database in memory, on the event loop's clock. So what
+holds here holds on disk, and on virtual time every instant is exact.
 """
 
 import asyncio
@@ -10,21 +10,21 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec.structs import replace
 
-from router.brokers.bell import Bell, wait_for_ring
-from router.brokers.queue_schema import prepare, transaction
-from router.brokers.queue_table import QueueTable
-from router.brokers.stored_table import StoredTable, Work
-from router.brokers.uri import QueueUri, read_uri, refusal
-from router.brokers.work_queue import DEFAULT_LEASE, WorkQueueBroker, WorkQueuePublisher
-from router.brokers.worker import Worker
+from router.brokers.consumer_identity import ConsumerIdentity
+from router.brokers.kit.uri import QueueUri, read_uri, refusal
+from router.brokers.machine import THIS_MACHINE
+from router.brokers.sqlite.connection import QUERIES, T, Work, create_schema, transaction
+from router.brokers.sqlite.operations import QueueOperations
+from router.brokers.sqlite.store import SqliteStore
+from router.brokers.sqlite.work_queue import WorkQueue
+from router.brokers.work_queue import DEFAULT_LEASE_SECONDS
 from router.core.config import QueueConfig
 from router.ports import Disconnected
-
-T = TypeVar("T")
+from router.signal import Signal, wait_for_signal
 
 OPTIONS: Final = frozenset({"groups", "lease"})
 GROUPS: Final = {"hold": True, "free": False}
@@ -37,63 +37,75 @@ class MemoryQueues:
     good until its connection closes, and not a moment longer.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: ConsumerIdentity) -> None:
         self._worker = worker
-        self._store = MemoryStore()
+        self._database = MemoryDatabase()
         self._connections = itertools.count(1)
 
     async def close(self) -> None:
-        self._store.close()
+        self._database.close()
 
     @asynccontextmanager
-    async def open_queue(self, queue: QueueConfig) -> AsyncIterator[WorkQueueBroker]:
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator[WorkQueue]:
         uri = read_uri(queue, OPTIONS)
         lease = _lease(queue, uri)
-        table = self._table(queue, uri)
+        operations = self._operations(queue, uri)
         if lease is None:
-            table = replace(table, worker_id=f"{self._worker.id}#{next(self._connections)}")
-        broker = WorkQueueBroker(StoredTable(self._store, table), lease)
+            own_id = f"{self._worker.id}#{next(self._connections)}"
+            operations = replace(operations, worker_id=own_id)
+        work_queue = WorkQueue(self._database, operations, lease, sinks=self._sink)
         try:
-            yield broker
+            yield work_queue
         finally:
-            broker.interrupt()
+            work_queue.interrupt()
             if lease is None:
-                await self._store.run(table.let_go)
-                self._store.bell(table.name).ring()
+                await work_queue.end_leases([operations.worker_id])
 
     @asynccontextmanager
-    async def open_publisher(self, queue: QueueConfig) -> AsyncIterator[WorkQueuePublisher]:
-        table = self._table(queue, read_uri(queue, OPTIONS))
-        yield WorkQueuePublisher(StoredTable(self._store, table))
+    async def open_publisher(self, queue: QueueConfig) -> AsyncIterator[WorkQueue]:
+        yield WorkQueue(self._database, self._operations(queue, read_uri(queue, OPTIONS)))
 
-    def _table(self, queue: QueueConfig, uri: QueueUri) -> QueueTable:
+    @asynccontextmanager
+    async def open_store(self, queue: QueueConfig) -> AsyncIterator[SqliteStore]:
+        operations = self._operations(queue, read_uri(queue, OPTIONS))
+        yield SqliteStore(self._database, operations, self._sink)
+
+    def _sink(self, queue: QueueConfig) -> QueueOperations | None:
+        if not queue.uri.startswith("memory:"):
+            return None
+        return self._operations(queue, read_uri(queue, OPTIONS))
+
+    def _operations(self, queue: QueueConfig, uri: QueueUri) -> QueueOperations:
         groups = uri.options.get("groups", "hold")
         if groups not in GROUPS:
             raise refusal(queue, "has an option groups that is neither hold nor free")
-        return QueueTable(
-            name=uri.address + uri.path,
+        return QueueOperations(
+            queue=uri.address + uri.path,
             worker_id=self._worker.id,
             dedup_window=self._worker.dedup_window,
             clock=asyncio.get_running_loop().time,
+            wall=self._worker.machine.wall,
+            result_retention=self._worker.result_retention,
             holds_groups=GROUPS[groups],
         )
 
 
-class MemoryStore:
+class MemoryDatabase:
     """A database without a file. No threads, no waiting: the event loop does the work."""
 
     def __init__(self) -> None:
-        self._db = sqlite3.connect(":memory:", isolation_level=None)
-        self._bells: defaultdict[str, Bell] = defaultdict(Bell)
+        self.db: Final = sqlite3.connect(":memory:", isolation_level=None)
+        self._signals: defaultdict[str, Signal] = defaultdict(Signal)
         self._open = True
-        prepare(self._db)
-        (self.incarnation,) = self._db.execute("SELECT incarnation FROM queue_file").fetchone()
+        with transaction(self.db):
+            create_schema(self.db, THIS_MACHINE)
+        self.incarnation, _, _ = self.db.execute(QUERIES["file"]).fetchone()
 
     async def run(self, work: Work[T], *, is_large: bool = False) -> T:  # noqa: ARG002  nothing waits here
         if not self._open:
             raise Disconnected("the memory queues are closed")
-        with transaction(self._db):
-            return work(self._db)
+        with transaction(self.db):
+            return work(self.db)
 
     async def sync(self) -> None:
         """Nothing lasts here."""
@@ -101,20 +113,20 @@ class MemoryStore:
     async def look(self, work: Work[T]) -> T:
         return await self.run(work)
 
-    def bell(self, queue: str) -> Bell:
-        return self._bells[queue]
+    def signal(self, queue: str) -> Signal:
+        return self._signals[queue]
 
     async def wait(self, rung: asyncio.Event, seconds: float) -> None:
-        await wait_for_ring(rung, seconds)
+        await wait_for_signal(rung, seconds)
 
     def close(self) -> None:
         self._open = False
-        self._db.close()
+        self.db.close()
 
 
 def _lease(queue: QueueConfig, uri: QueueUri) -> float | None:
     """The queue's visibility timeout wins over the URI, as with every other broker."""
-    said = uri.options.get("lease", str(DEFAULT_LEASE))
+    said = uri.options.get("lease", str(DEFAULT_LEASE_SECONDS))
     if said == "none":
         return None
     try:

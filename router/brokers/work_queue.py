@@ -1,167 +1,144 @@
-"""Both ends of a work queue: a queue table, whichever database keeps it (SPEC §12)."""
+"""What the work queues share, whichever database keeps them (WQ-1 to WQ-11)."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final, Protocol, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
+import msgspec
 from msgspec import Struct
 
-from router.brokers.bell import Bell
-from router.core.message import Delivery, Handle, Tally
-from router.ports import Depth, Publication, StaleLease, Traits, Unsettled
+from router.brokers.kit.uri import QueueUri, refusal
+from router.core.config import QueueConfig
+from router.core.ending import Ending, Failure
+from router.core.message import Message, ReceivedMessage
+from router.ports import BatchConflict, MessageStatus, Unsettled
+from router.signal import Signal
 
-LONG_POLL: Final = 20.0
-DEFAULT_LEASE: Final = 30.0
-MAX_ERROR: Final = 1024
-SHORTEST_WAIT: Final = 0.001  # two clocks never agree to the last bit: no spinning in between
+LONG_POLL_SECONDS: Final = 20.0
+DEFAULT_LEASE_SECONDS: Final = 30.0
+DEFAULT_AUDIT_SECONDS: Final = 3600.0
+BATCH_RETENTION_SECONDS: Final = 7 * 86_400.0  # after its completion (CMD-4)
+MAX_ERROR_CHARACTERS: Final = 1024
+# Two clocks never agree to the last bit: wait at least this long instead of asking again at once.
+SHORTEST_WAIT_SECONDS: Final = 0.001
+
+_STATUSES: Final = {
+    "ready": MessageStatus.READY,
+    "in-flight": MessageStatus.IN_FLIGHT,
+    "succeeded": MessageStatus.SUCCEEDED,
+    "failed": MessageStatus.FAILED,
+    "cancelled": MessageStatus.CANCELLED,
+}
 
 
 class Lease(Struct, frozen=True, array_like=True, gc=False):
-    """The claim to settle one hand-over. The table knows it by the first two."""
+    """The right to settle one message. The database knows it by its first two fields."""
 
-    id: int
+    id: int  # of the row
     token: int
-    lane: int  # of its group, whose next one its end may let go; 0: none
+    is_grouped: bool  # settling it may make the next message of its group claimable
+    size: int = 0  # of the body, in bytes
+    in_batch: bool = False  # settling it may complete the batch
 
 
-class Claimed(Struct, frozen=True, gc=False):
-    lease: Lease
-    count: int
-    tally: Tally
-    body: bytes
+class ClaimedBatch(Struct, frozen=True):
+    messages: Sequence[ReceivedMessage]  # in claim order
+    wait: float  # if nothing was found: seconds until a delay or a lease ends
 
 
-class Claim(Struct, frozen=True):
-    messages: Sequence[Claimed]  # in claim order
-    wait: float  # nothing found: seconds until time alone may change that
+class ClaimPoll:
+    """Repeats a claim until it finds messages, for 20 seconds at most."""
 
-
-class Table(Protocol):
-    """One queue of a database, as one worker sees it.
-
-    Whatever is done is there to stay, unless the power is cut. `keep` sees to that for what is
-    published; the rest is only done again.
-    """
-
-    @property
-    def bell(self) -> Bell:
-        """Rung by everything here that lets a claim find more than before."""
-
-    @property
-    def holds_groups(self) -> bool: ...
-
-    @property
-    def incarnation(self) -> str:
-        """Names the database among all that ever were: row ids are unique within it (ID-1)."""
-
-    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
-        """Put them in; False for one that is in, or succeeded within the dedup window (WQ-1)."""
-
-    async def keep(self) -> None:
-        """On return, no power cut can undo what was published before."""
-
-    async def claim(self, limit: int, lease: float) -> Claim:
-        """Take the next messages (WQ-2), after ending what is due to end."""
-
-    async def finish(self, leases: Sequence[Lease], error: str) -> Sequence[int]:
-        """Remove them; answer the positions of those that are not ours to remove."""
-
-    async def give_back(self, lease: Lease, delay: float, tally: Tally, error: str) -> bool:
-        """Make it claimable again after `delay`; False: it is not ours any more."""
-
-    async def extend(self, leases: Sequence[Lease], seconds: float) -> Sequence[int]:
-        """Keep them for longer; answer the positions of those that are lost."""
-
-    async def depth(self) -> Depth: ...
-
-    async def wait(self, rung: asyncio.Event, seconds: float) -> None:
-        """Until the bell rings, at most `seconds`; other processes' changes ring it too."""
-
-
-class WorkQueuePublisher:
-    def __init__(self, table: Table) -> None:
-        self._table = table
-
-    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
-        """They are kept for good on return; the first may be delivered by then."""
-        added = await self._table.publish(items)
-        await self._table.keep()
-        return added
-
-
-class WorkQueueBroker:
-    """One connection. Its leases are good on any other one as well."""
-
-    def __init__(self, table: Table, lease: float | None) -> None:
-        self._table = table
-        self._lease = lease
+    def __init__(
+        self,
+        claim: Callable[[int], Awaitable[ClaimedBatch]],
+        signal: Signal,
+        wait: Callable[[asyncio.Event, float], Awaitable[None]],
+    ) -> None:
+        """`signal` rings when a claim may find more. `wait` waits for it, at most so long."""
+        self._claim = claim
+        self._signal = signal
+        self._wait = wait
         self._interrupted = False
 
-    @property
-    def holds_groups(self) -> bool:
-        return self._table.holds_groups
-
-    @property
-    def lease_seconds(self) -> float | None:
-        return self._lease
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(ordered_here=not self._table.holds_groups)
-
-    async def receive(self, limit: int) -> Sequence[Delivery]:
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         now = asyncio.get_running_loop().time
-        give_up = now() + LONG_POLL
+        give_up = now() + LONG_POLL_SECONDS
         while not self._interrupted:
-            rung = self._table.bell.listen()
-            lease_until = None if self._lease is None else now() + self._lease
-            claim = await self._table.claim(limit, self._lease or float("inf"))
+            rung = self._signal.listen()
+            claim = await self._claim(limit)
             if claim.messages:
-                return self._deliveries(claim.messages, lease_until)
+                return claim.messages
             patience = give_up - now()
             if patience <= 0:
                 break
-            await self._table.wait(rung, max(min(claim.wait, patience), SHORTEST_WAIT))
+            await self._wait(rung, max(min(claim.wait, patience), SHORTEST_WAIT_SECONDS))
         return ()
 
-    def _deliveries(
-        self, messages: Sequence[Claimed], lease_until: float | None
-    ) -> Sequence[Delivery]:
-        incarnation = self._table.incarnation
-        return [
-            Delivery(
-                claimed.body,
-                claimed.lease,
-                f"{incarnation}-{claimed.lease.id}",
-                claimed.count,
-                lease_until,
-                claimed.tally,
-            )
-            for claimed in messages
-        ]
-
     def interrupt(self) -> None:
+        """Let a receive under way, and every later one, return at once."""
         self._interrupted = True
-        self._table.bell.ring()
-
-    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
-        leases = cast("Sequence[Lease]", handles)
-        lost = await self._table.finish(leases, error)
-        return [_stale(leases[position]) for position in lost]
-
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        lease = cast("Lease", handle)
-        if not await self._table.give_back(lease, delay, tally, error):
-            raise StaleLease(f"message {lease.id} is not ours any more")
-
-    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
-        leases = cast("Sequence[Lease]", handles)
-        lost = await self._table.extend(leases, seconds)
-        return [_stale(leases[position]) for position in lost]
-
-    async def depth(self) -> Depth | None:
-        return await self._table.depth()
+        self._signal.ring()
 
 
-def _stale(lease: Lease) -> Unsettled:
-    return Unsettled(lease, "the lease was lost", stale=True)
+def stale(leases: Sequence[Lease], lost: Sequence[int]) -> Sequence[Unsettled]:
+    """Return the answer for those leases, by their positions, that were lost (WQ-3)."""
+    return [Unsettled(leases[position], "the lease was lost", stale=True) for position in lost]
+
+
+def is_kept(message: Message) -> bool:
+    """Return whether its row stays for the retention of results, and not just for a while."""
+    return message.has_payload or message.reply_to is not None
+
+
+def callback_prefix(body: bytes) -> bytes:
+    """Return the body of a batch's callback up to the value of its payload (CMD-4)."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    fields.pop("payload", None)
+    return msgspec.json.encode(fields)[:-1] + b',"payload":'
+
+
+def status_of(state: str, *, is_scheduled: bool) -> MessageStatus:
+    """Return the status for a row's state. `is_scheduled`: it waits for its first delivery."""
+    return MessageStatus.SCHEDULED if is_scheduled else _STATUSES[state]
+
+
+def ending_of(
+    state: str,
+    *,
+    result: bytes | None,
+    result_omitted: bool,
+    failure: tuple[str | None, str | None, int | None],
+) -> Ending | None:
+    """Return how a message ended, from its row. `failure`: code, text and HTTP status."""
+    if state == "succeeded":
+        return Ending(result=result, result_omitted=result_omitted)
+    if state == "failed":
+        code, text, status = failure
+        return Ending(Failure(code or "FAILED", text or "FAILED", status))
+    return None
+
+
+def batch_conflict(
+    problem: str, batch_id: str, size: int = 0, total: int = 0, added: int = 0
+) -> BatchConflict:
+    match problem:
+        case "callback":
+            return BatchConflict(f"batch {batch_id!r} exists with another callback")
+        case "size":
+            return BatchConflict(f"batch {batch_id!r} exists with the size {size}")
+        case "room":
+            text = f"batch {batch_id!r} has {total} of {size} messages"
+            return BatchConflict(f"{text}, there is no room for {added} more")
+    return BatchConflict(f"there is no batch {batch_id!r}")
+
+
+def seconds_option(queue: QueueConfig, uri: QueueUri, option: str, default: float) -> float:
+    """Return an option of the queue's URI that is a number of seconds."""
+    try:
+        seconds = float(uri.options.get(option, default))
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise refusal(queue, f"has an option {option} that is not a number of seconds")
+    return seconds

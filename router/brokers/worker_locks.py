@@ -1,4 +1,4 @@
-"""Which workers are dead, and what they held, so that nobody has to wait for a lease (WQ-10)."""
+"""Finding dead workers and ending their leases, so that nobody has to wait for a lease (WQ-10)."""
 
 import asyncio
 import fcntl
@@ -18,7 +18,7 @@ from router.ports import Disconnected
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY: Final = 0.5  # seconds between two looks for dead workers
+LOOK_EVERY_SECONDS: Final = 0.5  # between two looks for dead workers
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
@@ -30,16 +30,16 @@ _REMOTE: Final = (
 
 
 class Liveness(Protocol):
-    """Tells which workers of one place, such as a queue file, are dead."""
+    """Knows which workers of one place, such as a queue file, are dead."""
 
     def claim_own(self, worker_id: str) -> AbstractContextManager[None]:
         """Count as alive within."""
 
     def others(self) -> Collection[str]:
-        """The workers of other processes, dead or alive, as far as they are known here."""
+        """Return the workers of other processes, dead or alive, as far as they are known here."""
 
     def dead_among(self, worker_ids: Collection[str]) -> AbstractContextManager[Collection[str]]:
-        """Those that are certainly dead. Nobody else gets them within.
+        """Return those that are certainly dead. No other process gets them within.
 
         They are forgotten at the end, unless there was an error.
         """
@@ -55,7 +55,7 @@ class WorkerLocks:
     def __init__(self, prefix: Path, boot_id: str = THIS_MACHINE.boot_id) -> None:
         self._folder, self._name = prefix.parent, prefix.name
         self._boot_id = boot_id
-        self._is_reliable: bool | None = None  # None: not found out yet
+        self._is_reliable: bool | None = None  # None: not known yet
 
     @contextmanager
     def claim_own(self, worker_id: str) -> Iterator[None]:
@@ -65,7 +65,7 @@ class WorkerLocks:
             _hold(path, self._content(worker_id))
         except OSError as error:
             log.warning(
-                "without a lock file, what this worker holds stays held for a lease if it dies: %s",
+                "without a lock file, the messages of this worker wait for a lease if it dies: %s",
                 error.strerror,
             )
             yield
@@ -108,8 +108,8 @@ class WorkerLocks:
         if path in _held:
             return None
         with suppress(OSError):
-            # It is written under the lock. So there is no instant at which a living worker's file
-            # says so much and is not locked.
+            # The content is written under the lock. So a living worker's file never has its content
+            # without its lock.
             if path.read_text() == self._content(worker_id):
                 return _lock(path, os.O_RDWR)
         return None
@@ -130,21 +130,21 @@ class Recovery:
         self._last_look = -inf
 
     async def run(self, end_leases: Callable[[Collection[str]], Awaitable[None]]) -> bool:
-        """Have what dead workers hold given back, unless we looked just now. Did any hold any?"""
+        """End the leases of dead workers, unless we looked just now. Return whether any died."""
         now = asyncio.get_running_loop().time()
-        if now < self._last_look + LOOK_EVERY:
+        if now < self._last_look + LOOK_EVERY_SECONDS:
             return False
         self._last_look = now
         self._others = self._liveness.others()
         with self._liveness.dead_among(self._others) as dead:
             if dead:
                 await end_leases(dead)
-                log.info("dead workers hold nothing any more", extra={"workers": sorted(dead)})
+                log.info("ended the leases of dead workers", extra={"workers": sorted(dead)})
         return bool(dead)
 
     def patience(self, seconds: float) -> float:
-        """How long to wait before the next look, if something is held or delayed for `seconds`."""
-        return min(seconds, LOOK_EVERY) if self._others and seconds < inf else seconds
+        """Return how long to wait before the next look, if something ends in `seconds`."""
+        return min(seconds, LOOK_EVERY_SECONDS) if self._others and seconds < inf else seconds
 
 
 class _Own(Struct):
@@ -183,7 +183,7 @@ def _let_go(path: Path) -> None:
 
 
 def _lock(path: Path, flags: int) -> int | None:
-    """Open and lock the file of that name; None if another has the lock, or has removed it."""
+    """Open and lock the file. Return None if another has the lock, or has removed the file."""
     file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with suppress(BlockingIOError, FileNotFoundError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,7 +194,7 @@ def _lock(path: Path, flags: int) -> int | None:
 
 
 def _is_remote(folder: Path) -> bool:
-    """Whether a server keeps its files, or we cannot tell."""
+    """Return whether a server keeps its files; also if we cannot tell."""
     try:
         mounts = _MOUNTS.read_text().splitlines()
     except OSError:

@@ -1,26 +1,60 @@
-"""The command line. A command's module is imported when it is run, so that `--help` is quick."""
+"""The command line. A command's module is imported when it is run, so that `--help` is fast."""
+
+from importlib import import_module
+from typing import NamedTuple
 
 import click
 
 from router import __version__
-from router.cli.lazy import LazyCommand, LazyGroup
+
+
+class LazyCommand(NamedTuple):
+    name: str
+    place: str  # "module:attribute"
+    summary: str  # shown in the list of commands without importing the module
+
 
 COMMANDS = (
-    LazyCommand("run", "router.cli.run:run", "Run the router."),
-    LazyCommand("demo", "router.cli.demo:demo", "Show messages going through, on this machine."),
-    LazyCommand("send", "router.cli.send:send", "Put messages into a queue."),
-    LazyCommand("status", "router.cli.status:status", "Show on one screen how the router does."),
-    LazyCommand("explain", "router.cli.explain:explain", "Tell why something is not delivered."),
-    LazyCommand("warnings", "router.cli.warnings:warnings", "List, acknowledge, clear warnings."),
-    LazyCommand("pools", "router.cli.pools:pools", "Change the pools of the running router."),
-    LazyCommand("config", "router.cli.config:config", "Check a routing configuration."),
-    LazyCommand("dead-letters", "router.cli.dead_letters:dead_letters", "Look after dead letters."),
-    LazyCommand("sample-target", "router.cli.sample_target:sample_target", "A target to try with."),
+    LazyCommand("run", "run:run", "Run the router."),
+    LazyCommand("demo", "demo:demo", "Watch a router deliver messages on this machine."),
+    LazyCommand("send", "send:send", "Publish messages to a queue."),
+    LazyCommand("message", "message:message", "Show what became of a message."),
+    LazyCommand("batch", "batch:batch", "Publish a batch with a callback, or watch one."),
+    LazyCommand("schedules", "schedules:schedules", "List schedules and their next runs."),
+    LazyCommand("status", "status:status", "Show the router's state on one screen."),
+    LazyCommand("explain", "explain:explain", "Explain why a message, group or target waits."),
+    LazyCommand("warnings", "warnings:warnings", "List, acknowledge and clear warnings."),
+    LazyCommand("pools", "pools:pools", "Change a pool of the running router."),
+    LazyCommand("config", "config:config", "Check a routing configuration."),
+    LazyCommand("dead-letters", "dead_letters:dead_letters", "List, replay, discard dead letters."),
+    LazyCommand("sample-target", "sample_target:sample_target", "Run an HTTP target for trials."),
 )
 
-main = LazyGroup(
-    COMMANDS,
-    summary="One service between message brokers and HTTP endpoints.",
-    epilog="\b\nExit codes: 0 ok, 1 failed, 2 wrong usage.\nExample:    message-router demo",
+
+class LazyGroup(click.Group):
+    """Inherits because that is how click is extended."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        return [command.name for command in COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  click's signature
+        for command in COMMANDS:
+            if command.name == cmd_name:
+                module, attribute = command.place.split(":")
+                found: click.Command = getattr(import_module(f"router.cli.{module}"), attribute)
+                return found
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's signature
+        with formatter.section("Commands"):
+            formatter.write_dl([(command.name, command.summary) for command in COMMANDS])
+
+
+main = click.version_option(__version__, prog_name="message-router")(
+    LazyGroup(
+        help="Deliver messages from brokers to HTTP endpoints.",
+        epilog="\b\nExit codes: 0 success, 1 failure, 2 wrong usage.\n"
+        "Example:    message-router demo",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 )
-main = click.version_option(__version__, prog_name="message-router")(main)

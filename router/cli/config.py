@@ -1,8 +1,7 @@
-"""`config check`: what is wrong with a routing configuration, and what it would change (CFG-8)."""
+"""`config check`: errors of a routing configuration, and what it would change (CFG-8)."""
 
 import asyncio
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -10,22 +9,20 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from router.cli.connection import Refused, Unreachable, connect, router_options
-from router.cli.environment import settings_here
+from router.cli.connection import RouterRefused, Unreachable, connect, router_options, settings_here
 from router.cli.output import json_option, plain, show_json
 from router.core.config import QueueNaming, RoutingConfig
 from router.core.config_document import read_document
-from router.core.config_plan import CheckReport, check_document
+from router.core.config_plan import check_document
 from router.outbound.config_source import config_sources
 from router.ports import ConfigUnavailable
-from router.settings import Settings
 
 _SCHEMES: Final = ("http", "https", "file")
 
 
 @click.group(epilog="\b\nExample:  message-router config check routing.json")
 def config() -> None:
-    """Work with routing configurations."""
+    """Check a routing configuration."""
 
 
 @config.command(
@@ -39,18 +36,34 @@ def config() -> None:
 def check(source: str, as_json: bool) -> None:
     """Check a routing configuration and print what applying it would change.
 
-    It is compared with the running router if one answers, else with nothing. Queue names are read
-    by the settings of the environment, as the router itself would. Exit code 1: something is wrong
-    with it.
+    It is compared with the running router, if one answers. Queue names are interpreted by the
+    settings in the environment, as the router does. The exit code is 1 if the document has errors.
     """
-    settings = _with_source(settings_here(), _as_url(source))
-    body = _fetch(settings)
+    url = _as_url(source)
+    settings = settings_here()
+    # As the router would do it: the token goes only to the origin of the first URL.
+    urls = (*settings.config_urls, url)
+    *_, fetched = config_sources(urls, settings.config_token, settings.naming)
+    try:
+        body = asyncio.run(fetched.fetch())
+    except ConfigUnavailable as error:
+        raise click.ClickException(f"{fetched.name}: {error}") from None
     running = _running(settings.naming)
     report = check_document(body, settings.naming, running)
     if as_json:
-        show_json(_for_programs(report, compared=running is not None))
+        show_json(
+            {
+                "ok": report.ok,
+                "comparedWithRunningRouter": running is not None,
+                "problems": [msgspec.to_builtins(problem) for problem in report.problems],
+                "changes": list(report.lines),
+            }
+        )
     else:
-        _show(report)
+        for problem in report.problems:
+            click.echo(plain(str(problem)), err=True)
+        for line in report.lines or ("Nothing would change.",):
+            click.echo(plain(line))
     sys.exit(0 if report.ok else 1)
 
 
@@ -62,46 +75,15 @@ def _as_url(source: str) -> str:
     return source
 
 
-def _with_source(settings: Settings, url: str) -> Settings:
-    """As the router would be set. The token goes where it goes there: to the first URL's origin."""
-    return replace(settings, config_urls=(*settings.config_urls, url))
-
-
-def _fetch(settings: Settings) -> bytes:
-    *_, source = config_sources(settings.config_urls, settings.config_token, settings.naming)
-    try:
-        return asyncio.run(source.fetch())
-    except ConfigUnavailable as error:
-        raise click.ClickException(f"{source.name}: {error}") from None
-
-
 def _running(naming: QueueNaming) -> RoutingConfig | None:
-    """What the running router has applied; None, and a word on why, if it cannot be asked."""
+    """Return what the running router has applied, or print why it cannot be asked."""
     try:
         with connect() as router:
             applied = router.get("/config")
-    except (Unreachable, Refused) as error:
+    except (Unreachable, RouterRefused) as error:
         click.echo(f"Compared with nothing: {error.message}.", err=True)
         return None
     if not isinstance(applied, dict) or "queues" not in applied:
         raise click.ClickException("what answers /config there is not a message-router")
     document = read_document(msgspec.json.encode(applied), naming)
-    return RoutingConfig(document.queues, document.pools)
-
-
-def _show(report: CheckReport) -> None:
-    for problem in report.problems:
-        click.echo(plain(str(problem)), err=True)
-    for line in report.lines:
-        click.echo(plain(line))
-    if not report.lines:
-        click.echo("Nothing would change.")
-
-
-def _for_programs(report: CheckReport, *, compared: bool) -> dict[str, object]:
-    return {
-        "ok": report.ok,
-        "comparedWithRunningRouter": compared,
-        "problems": [msgspec.to_builtins(problem) for problem in report.problems],
-        "changes": list(report.lines),
-    }
+    return RoutingConfig(document.queues, document.pools, document.reply_queues)

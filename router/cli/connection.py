@@ -9,90 +9,88 @@ from urllib.parse import quote
 import click
 import httpx
 
+from router.core.redact import public_uri
+from router.settings import BadSetting, Settings
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+TIMEOUT_SECONDS: Final = 30.0
 _WILDCARDS: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  read, not bound
-_TIMEOUT: Final = 30.0
-_ACCESS: Final = f"{__name__}.access"  # where the options are kept in click's context
+_ACCESS: Final = f"{__name__}.access"  # where click's context keeps the options
 
 
 class Unreachable(click.ClickException):
     """Nothing answers there. Shown as one line, exit code 1."""
 
 
-class Refused(click.ClickException):
-    """The router answered, and the answer is no. Shown as one line, exit code 1."""
+class RouterRefused(click.ClickException):
+    """The router answered with an error. Shown as one line, exit code 1."""
 
     def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
         self.status = status
         self.problem = problem
-        super().__init__(_in_words(status, problem))
-
-
-def router_options(command: Command) -> Command:
-    """The options that `connect` reads. A command need not know them."""
-    for option in (_USER, _TOKEN, _URL):
-        command = option(command)
-    return command
+        reason = problem.get("detail") or problem.get("title") or "no reason given"
+        text = f"the router refused ({status}): {reason}"
+        if status == httpx.codes.UNAUTHORIZED:
+            text = (
+                "the router wants credentials: set MESSAGE_ROUTER_API_TOKEN, or AUTH_BASIC_USERNAME"
+                " and AUTH_BASIC_PASSWORD"
+            )
+        super().__init__(text)
 
 
 @contextmanager
-def connect() -> Iterator["Router"]:
-    """A connection for a few calls. What goes wrong on it ends the command in one line."""
+def connect() -> Iterator["RouterClient"]:
+    """Open a connection for a few calls. An error on it ends the command in one line."""
     access = click.get_current_context().meta[_ACCESS]
     url, token, user = access["url"], access["token"], access["user"]
+    name, colon, password = (user or "").partition(":")
+    if user and not token and not colon:
+        raise click.UsageError("--user must be NAME:PASSWORD")
     try:
         with httpx.Client(
             base_url=url,
             headers={"Authorization": f"Bearer {token}"} if token else None,
-            auth=_login(user) if user and not token else None,
-            timeout=_TIMEOUT,
+            auth=(name, password) if user and not token else None,
+            timeout=TIMEOUT_SECONDS,
             trust_env=False,  # proxies are for the internet, not for a router next door
         ) as client:
-            yield Router(client)
+            yield RouterClient(client)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
         raise click.UsageError("--url must be such as http://127.0.0.1:8080") from None
     except httpx.HTTPError as error:
-        place = httpx.URL(url).copy_with(userinfo=b"")
-        raise Unreachable(f"no router answers at {place}: {str(error) or 'timeout'}") from None
+        why = str(error) or "timeout"
+        raise Unreachable(f"no router answers at {public_uri(url)}: {why}") from None
 
 
-class Router:
+class RouterClient:
     """The running router, as far as the command line asks."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
-        return self._answer(self._client.get(path, params=_given(query)))
+        return _answer(self._client.get(path, params=_given(query)))
 
     def post(
         self, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None
     ) -> Any:
         headers = {"Content-Type": "application/json"} if body is not None else None
-        return self._answer(
-            self._client.post(path, params=_given(query), content=body, headers=headers)
-        )
+        reply = self._client.post(path, params=_given(query), content=body, headers=headers)
+        return _answer(reply)
 
     def put(self, path: str, body: bytes) -> Any:
         headers = {"Content-Type": "application/json"}
-        return self._answer(self._client.put(path, content=body, headers=headers))
+        return _answer(self._client.put(path, content=body, headers=headers))
 
     def delete(self, path: str) -> Any:
-        return self._answer(self._client.delete(path))
+        return _answer(self._client.delete(path))
 
     def health(self) -> Any:
-        """The one call whose 503 is an answer."""
+        """The only call for which 503 is an answer."""
         reply = self._client.get("/health")
-        if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            return _json(reply)
-        return self._answer(reply)
-
-    def _answer(self, reply: httpx.Response) -> Any:
-        if reply.is_success:
-            return _json(reply) if reply.content else {}
-        problem = _json(reply) if reply.headers.get("content-type", "").endswith("json") else {}
-        raise Refused(reply.status_code, problem if isinstance(problem, dict) else {})
+        is_down = reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
+        return _json(reply) if is_down else _answer(reply)
 
 
 def in_path(name: str) -> str:
@@ -100,12 +98,12 @@ def in_path(name: str) -> str:
 
 
 def do_each(names: Sequence[str], act: Callable[[str], object]) -> int:
-    """Do it to each of them, as a part of a path: one that is refused does not stop the others."""
+    """Call `act` with each name, as a part of a path. A refusal does not stop the others."""
     refused = 0
     for name in names:
         try:
             act(in_path(name))
-        except Refused as error:
+        except RouterRefused as error:
             refused += 1
             click.echo(f"{name}: {error.message}", err=True)
     if refused:
@@ -113,39 +111,36 @@ def do_each(names: Sequence[str], act: Callable[[str], object]) -> int:
     return len(names)
 
 
+def settings_here() -> Settings:
+    """Read the router's settings from the environment. A wrong variable is wrong usage."""
+    try:
+        return Settings.from_env(os.environ)
+    except BadSetting as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _answer(reply: httpx.Response) -> Any:
+    if reply.is_success:
+        return _json(reply) if reply.content else {}
+    problem = _json(reply) if reply.headers.get("content-type", "").endswith("json") else {}
+    raise RouterRefused(reply.status_code, problem if isinstance(problem, dict) else {})
+
+
 def _json(reply: httpx.Response) -> Any:
     try:
         return reply.json()
     except ValueError:
-        raise click.ClickException(
-            f"what answers at {reply.url.copy_with(query=None)} is not a message-router"
-        ) from None
-
-
-def _in_words(status: int, problem: Mapping[str, Any]) -> str:
-    if status == httpx.codes.UNAUTHORIZED:
-        return (
-            "the router wants credentials: set MESSAGE_ROUTER_API_TOKEN, or AUTH_BASIC_USERNAME"
-            " and AUTH_BASIC_PASSWORD"
-        )
-    said = problem.get("detail") or problem.get("title") or "no reason given"
-    return f"the router refused ({status}): {said}"
+        place = reply.url.copy_with(query=None)
+        raise click.ClickException(f"what answers at {place} is not a message-router") from None
 
 
 def _given(query: Mapping[str, object] | None) -> dict[str, str]:
-    """Without what was not asked for; booleans as JSON spells them."""
+    """Drop what was not asked for, and spell booleans as JSON does."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in (query or {}).items()
         if value is not None
     }
-
-
-def _login(user: str) -> tuple[str, str]:
-    name, colon, password = user.partition(":")
-    if not colon:
-        raise click.UsageError("--user must be NAME:PASSWORD")
-    return name, password
 
 
 def _default_url() -> str:
@@ -164,27 +159,34 @@ def _remember(ctx: click.Context, option: click.Parameter, value: str | None) ->
     ctx.meta.setdefault(_ACCESS, {})[option.name] = value
 
 
-_URL: Final = click.option(
-    "--url",
-    metavar="URL",
-    default=_default_url,
-    expose_value=False,
-    callback=_remember,
-    help="The router. Default: MESSAGE_ROUTER_HOST and _PORT, else http://127.0.0.1:8080.",
-)
-_TOKEN: Final = click.option(
-    "--token",
-    metavar="TOKEN",
-    envvar="MESSAGE_ROUTER_API_TOKEN",
-    expose_value=False,
-    callback=_remember,
-    help="For auth mode TOKEN. Better in MESSAGE_ROUTER_API_TOKEN: others can see arguments.",
-)
-_USER: Final = click.option(
-    "--user",
-    metavar="NAME:PASSWORD",
-    default=_default_user,
-    expose_value=False,
-    callback=_remember,
-    help="For auth mode BASIC. Better in AUTH_BASIC_USERNAME and AUTH_BASIC_PASSWORD.",
-)
+def router_options(command: Command) -> Command:
+    """Add the options that `connect` reads. The command itself does not see them."""
+    for option in (
+        click.option(
+            "--user",
+            metavar="NAME:PASSWORD",
+            default=_default_user,
+            expose_value=False,
+            callback=_remember,
+            help="For auth mode BASIC. Safer: AUTH_BASIC_USERNAME and AUTH_BASIC_PASSWORD.",
+        ),
+        click.option(
+            "--token",
+            metavar="TOKEN",
+            envvar="MESSAGE_ROUTER_API_TOKEN",
+            expose_value=False,
+            callback=_remember,
+            help="For auth mode TOKEN. Safer: MESSAGE_ROUTER_API_TOKEN, which `ps` does not show.",
+        ),
+        click.option(
+            "--url",
+            metavar="URL",
+            default=_default_url,
+            expose_value=False,
+            callback=_remember,
+            help="The router's API. Default: MESSAGE_ROUTER_HOST and MESSAGE_ROUTER_PORT,"
+            " else http://127.0.0.1:8080.",
+        ),
+    ):
+        command = option(command)
+    return command

@@ -1,4 +1,4 @@
-"""`demo`: the whole thing on one machine, in one process, to be looked at."""
+"""`demo`: a router, a target and traffic in one process, to watch."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ import random
 import secrets
 import signal
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,11 +17,10 @@ from typing import Final
 import click
 
 from router.api.server import CannotListen
-from router.brokers import BrokerDoor
-from router.cli.demo_meter import Meter
+from router.brokers import BrokerRegistry
 from router.cli.demo_traffic import QUEUE, Traffic, demo_env
-from router.cli.demo_view import Figures, as_summary, open_view
-from router.cli.sample_target import Manners, SampleTarget
+from router.cli.demo_view import DemoCounts, DemoFrame, as_summary, open_view
+from router.cli.sample_target import Behaviour, Manners, SampleTarget
 from router.core.config import QueueConfig
 from router.core.dead_letter import LetterFilter
 from router.core.tsid import Tsids
@@ -30,13 +30,15 @@ from router.storage.dead_letters import open_store
 
 _HOST: Final = "127.0.0.1"
 _MANNERS: Final = Manners(seconds=0.03, slow=0.03, failing=0.02, deferring=0.02, rejecting=0.005)
-_FINISHING: Final = 20.0  # seconds for what is on its way when the demo ends
+_FINISH_SECONDS: Final = 20.0  # for what is on its way when the demo ends
+_RATE_SECONDS: Final = 1.0  # that a rate is measured over
+_WARNINGS_SHOWN: Final = 3
 _PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """Ctrl-C once: no new messages, finish the others. Twice: stop at once."""
+class DemoEnding:
+    """Ctrl-C once: publish no more and finish. Twice: stop at once."""
 
     enough: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,26 +52,33 @@ class Ending:
 @click.command(epilog="\b\nExample:  message-router demo --rate 200 --seconds 60")
 @click.option(
     "--rate",
+    metavar="N",
     type=click.FloatRange(1, 2000),
     default=100,
     show_default=True,
     help="Messages per second.",
 )
-@click.option("--seconds", type=click.FloatRange(0.1), help="End after so long; else at Ctrl-C.")
+@click.option(
+    "--seconds",
+    metavar="N",
+    type=click.FloatRange(0.1),
+    help="Stop after this time. Default: at Ctrl-C.",
+)
 @click.option(
     "--port",
+    metavar="N",
     type=click.IntRange(0, 65535),
     default=8080,
     show_default=True,
-    help="Of the router's API; 0: any that is free.",
+    help="Port of the router's API; 0 picks a free one.",
 )
 def demo(rate: float, seconds: float | None, port: int) -> None:
-    """Show messages going through, on this machine and with nothing else needed.
+    """Watch a router deliver messages on this machine. Nothing else is needed.
 
-    A router on an embedded queue, a target that is now and then slow or fails, and a stream of
+    Runs a router on an embedded queue, a target that is sometimes slow or fails, and a stream of
     messages. All of it listens on this machine only and leaves nothing behind.
     """
-    logging.getLogger().addHandler(logging.NullHandler())  # the picture is to be looked at
+    logging.getLogger().addHandler(logging.NullHandler())  # log lines would disturb the screen
     taken = ""
     with TemporaryDirectory(prefix="message-router-demo-") as folder:
         settings = Settings.from_env(demo_env(Path(folder), port))
@@ -82,7 +91,7 @@ def demo(rate: float, seconds: float | None, port: int) -> None:
 
 
 async def _demo(settings: Settings, rate: float, seconds: float | None) -> str:
-    ending = Ending()
+    ending = DemoEnding()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ending.press)
@@ -93,14 +102,50 @@ async def _demo(settings: Settings, rate: float, seconds: float | None) -> str:
         async with _running(settings) as router:
             if seconds is not None:
                 loop.call_later(seconds, ending.enough.set)
-            await _watch(router, traffic, Meter(router, traffic, target), ending)
-    figures = Figures(
+            await _watch(router, traffic, DemoMeter(router, traffic, target), ending)
+    counts = _counts(traffic, target)._replace(dead_letters=await _dead_letters(settings))
+    return as_summary(counts, await _left_in_the_queue(settings))
+
+
+def _counts(traffic: Traffic, target: SampleTarget) -> DemoCounts:
+    return DemoCounts(
         published=traffic.published,
         delivered=target.seen.accepted,
         retried=target.seen.retried,
-        dead_letters=await _dead_letters(settings),
+        dead_letters=target.seen.fates[Behaviour.REJECTED],
     )
-    return as_summary(figures, await _left_in_the_queue(settings))
+
+
+class DemoMeter:
+    """Makes frames of a running router, its traffic and its target."""
+
+    def __init__(self, router: Router, traffic: Traffic, target: SampleTarget) -> None:
+        self._router = router
+        self._traffic = traffic
+        self._target = target
+        self._started = asyncio.get_running_loop().time()
+        self._past = deque([(self._started, DemoCounts())])
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether each published message was accepted or became a dead letter."""
+        counts = _counts(self._traffic, self._target)
+        return counts.delivered + counts.dead_letters >= counts.published
+
+    def frame(self) -> DemoFrame:
+        now, counts = asyncio.get_running_loop().time(), _counts(self._traffic, self._target)
+        notices = self._router.warnings.list(now=self._router.now(), acknowledged=False)
+        self._past.append((now, counts))
+        while len(self._past) > 2 and self._past[1][0] <= now - _RATE_SECONDS:  # noqa: PLR2004  two ends
+            self._past.popleft()
+        then, before = self._past[0]
+        return DemoFrame(
+            seconds=now - self._started,
+            counts=counts,
+            per_second=counts.per_second_since(before, now - then),
+            pools=tuple(self._router.state().pools),
+            warnings=tuple(f"{each.code}: {each.message}" for each in notices[:_WARNINGS_SHOWN]),
+        )
 
 
 @asynccontextmanager
@@ -113,14 +158,14 @@ async def _running(settings: Settings) -> AsyncIterator[Router]:
         stop.set()
 
 
-async def _watch(router: Router, traffic: Traffic, meter: Meter, ending: Ending) -> None:
-    """Show what happens until there is enough, and then until all of it has arrived."""
+async def _watch(router: Router, traffic: Traffic, meter: DemoMeter, ending: DemoEnding) -> None:
+    """Show frames until told to end, and then until everything has arrived."""
     with open_view(f"http://{_HOST}:{router.port}") as view:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(traffic.flow(router.publishing, ending.enough), name="traffic")
             while not await _happens(ending.enough, within=view.interval):
                 view.show(meter.frame())
-        finish_by = asyncio.get_running_loop().time() + _FINISHING
+        finish_by = asyncio.get_running_loop().time() + _FINISH_SECONDS
         while not meter.has_arrived and asyncio.get_running_loop().time() < finish_by:
             view.show(meter.frame())
             if await _happens(ending.at_once, within=view.interval):
@@ -136,7 +181,7 @@ async def _happens(event: asyncio.Event, *, within: float) -> bool:
 
 
 async def _dead_letters(settings: Settings) -> int:
-    """Counted in the store, after the router has ended."""
+    """Count in the store, after the router has ended."""
     found, before = 0, None
     async with open_store(f"sqlite:///{settings.dead_letter_path}") as letters:
         while page := await letters.find(LetterFilter(), limit=_PAGE, before=before):
@@ -146,10 +191,10 @@ async def _dead_letters(settings: Settings) -> int:
 
 
 async def _left_in_the_queue(settings: Settings) -> int:
-    """Counted in the queue, after the router has ended."""
+    """Count in the queue, after the router has ended."""
     queue = QueueConfig(name=QUEUE, uri=settings.naming.uri(QUEUE))
     async with (
-        BrokerDoor(worker_id="demo", dedup_window=settings.dedup_window) as brokers,
+        BrokerRegistry(worker_id="demo", dedup_window=settings.dedup_window) as brokers,
         brokers.open_queue(queue) as broker,
     ):
         depth = await broker.depth()

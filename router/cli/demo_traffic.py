@@ -1,4 +1,4 @@
-"""What goes through the router in the demo: its configuration, and a stream of messages."""
+"""The demo's configuration, and its stream of messages."""
 
 import asyncio
 import itertools
@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from router.engine.publishing import MAX_MESSAGES, BrokeOff, Publishing
+from router.engine.publishing import MAX_MESSAGES, BrokeOff, QueuePublisher
 
 QUEUE: Final = "demo"
-_TICK: Final = 0.05  # seconds between two publications
+_TICK_SECONDS: Final = 0.05  # between two publications
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ POOLS: Final = (
 
 
 def demo_env(folder: Path, port: int) -> dict[str, str]:
-    """The settings of the demo's router. Nothing of the real environment gets in."""
+    """Return the settings of the demo's router. The real environment does not matter."""
     routing = folder / "routing.json"
     routing.write_bytes(msgspec.json.encode(_document()))
     return {
@@ -47,24 +47,24 @@ def demo_env(folder: Path, port: int) -> dict[str, str]:
 
 
 class Traffic:
-    """Publishes at a steady rate until told to stop, and counts what the queue took."""
+    """Publishes at a steady rate until told to stop, and counts what the queue accepted."""
 
     def __init__(self, target: str, rate: float, new_id: Callable[[], str]) -> None:
         self.published = 0
         self._rate = rate
         self._bodies = _bodies(target, new_id)
 
-    async def flow(self, publishing: Publishing, stop: asyncio.Event) -> None:
+    async def flow(self, publishing: QueuePublisher, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         started, done = loop.time(), 0
         while not stop.is_set():
-            await asyncio.sleep(_TICK)
+            await asyncio.sleep(_TICK_SECONDS)
             due = int((loop.time() - started) * self._rate)
-            # After a pause of the machine it goes on, and does not make up for all of it.
+            # After a pause of the machine it continues without making up for all of it.
             await self._publish(publishing, min(due - done, MAX_MESSAGES))
             done = due
 
-    async def _publish(self, publishing: Publishing, count: int) -> None:
+    async def _publish(self, publishing: QueuePublisher, count: int) -> None:
         try:
             done = await publishing.publish(QUEUE, list(itertools.islice(self._bodies, count)))
         except BrokeOff as error:

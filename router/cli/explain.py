@@ -1,8 +1,5 @@
 """`explain`: why is it not delivered now?"""
 
-from collections.abc import Mapping
-from typing import Any
-
 import click
 
 from router.cli.connection import connect, router_options
@@ -15,15 +12,15 @@ from router.cli.output import json_option, plain, show_json
     "           message-router explain --target https://svc/api/process"
 )
 @click.argument("message", required=False)
-@click.option("--group", metavar="GROUP", help="A message group.")
-@click.option("--pool", metavar="CODE", help="The pool of that group. Default: DEFAULT-POOL.")
-@click.option("--target", metavar="URL", help="A target; all that goes to the same origin.")
+@click.option("--group", metavar="GROUP", help="Explain a message group.")
+@click.option("--pool", metavar="CODE", help="The group's pool. Default: DEFAULT-POOL.")
+@click.option("--target", metavar="URL", help="Explain everything sent to this URL's origin.")
 @router_options
 @json_option
 def explain(
     message: str | None, group: str | None, pool: str | None, target: str | None, as_json: bool
 ) -> None:
-    """Tell why a message, a group or a target is not being delivered to now."""
+    """Explain why a message, a group or a target is waiting."""
     if sum(map(bool, (message, group, target))) != 1:
         raise click.UsageError("ask about one thing: a MESSAGE, --group (with --pool) or --target")
     if pool and not group:
@@ -33,11 +30,7 @@ def explain(
         found = router.get("/monitoring/explain", query)
     if as_json:
         show_json(found)
-    else:
-        _show(found)
-
-
-def _show(found: Mapping[str, Any]) -> None:
+        return
     click.secho(plain(found.get("state")), bold=True, nl=False)
     click.echo(f"  {plain(found.get('text'))}")
     for note in found.get("notes", []):

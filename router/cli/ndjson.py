@@ -1,4 +1,4 @@
-"""Reading messages from NDJSON: one JSON object per line, each judged on its own."""
+"""Reading messages from NDJSON: one JSON object per line, each checked on its own."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -9,8 +9,8 @@ import msgspec
 
 from router.core.message import MAX_BODY, Malformed, Message, parse
 
-MAX_MESSAGES: Final = 500  # half of what the API takes at once
-MAX_BYTES: Final = 8 * 1024 * 1024  # all that it takes
+MAX_MESSAGES: Final = 500  # half of what the API accepts at once
+MAX_BYTES: Final = 8 * 1024 * 1024  # what the API accepts
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"  # some editors put one in front
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -32,18 +32,18 @@ class BadLine:
 
 
 def read_items(stream: BinaryIO, new_id: Callable[[], str]) -> Iterator[Item | BadLine]:
-    """Each line that is not blank, with an id of ours where it brings none."""
+    """Read each line that is not blank. A message without an id gets a new one."""
     for number, line in _lines(stream):
         if text := line.strip():
             yield _read(number, text, new_id)
 
 
-def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Cut into what one call may carry."""
+def batches(items: Iterable[Item], most: int = MAX_MESSAGES) -> Iterator[list[Item]]:
+    """Split into what one call may carry."""
     batch: list[Item] = []
     size = len("[]")
     for item in items:
-        if batch and (len(batch) == MAX_MESSAGES or size + len(item.body) + 1 > MAX_BYTES):
+        if batch and (len(batch) == most or size + len(item.body) + 1 > MAX_BYTES):
             yield batch
             batch, size = [], len("[]")
         batch.append(item)
@@ -53,7 +53,7 @@ def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines; of one that is too long only as much as shows that it is."""
+    """Number the lines. Of a line that is too long, keep just enough to show that it is."""
     for number in itertools.count(1):
         line = stream.readline(MAX_BODY + 2)
         if not line:
@@ -76,7 +76,7 @@ def _read(number: int, text: bytes, new_id: Callable[[], str]) -> Item | BadLine
 
 
 def _add_id(text: bytes, new_id: Callable[[], str]) -> bytes | None:
-    """The message with a new id; None: it has one, or is no JSON object at all."""
+    """Return the message with a new id, or None if it has one or is not a JSON object."""
     try:
         fields = _fields.decode(text)
     except (msgspec.DecodeError, RecursionError):

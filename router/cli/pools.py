@@ -9,7 +9,7 @@ from router.cli.output import json_option, show_fields, show_json
 
 @click.group(epilog="\b\nExample:  message-router pools set POOL-A --concurrency 5")
 def pools() -> None:
-    """Change the pools of the running router."""
+    """Change a pool of the running router."""
 
 
 @pools.command(
@@ -22,29 +22,25 @@ def pools() -> None:
     "--concurrency", type=click.IntRange(min=1), metavar="N", help="Deliveries at the same time."
 )
 @click.option(
-    "--rate", type=click.IntRange(min=0), metavar="N", help="Deliveries a minute; 0: no limit."
+    "--rate", type=click.IntRange(min=0), metavar="N", help="Deliveries per minute; 0 for no limit."
 )
 @router_options
 @json_option
 def set_pool(code: str, concurrency: int | None, rate: int | None, as_json: bool) -> None:
-    """Change a pool at once. The next configuration sync sets it back.
+    """Change a pool at once. The next configuration sync reverts it.
 
-    Deliveries under way finish; what waits for the rate limit is told of the new one.
+    Open deliveries finish. Messages that wait for the rate limit follow the new one.
     """
     if concurrency is None and rate is None:
-        raise click.UsageError("say what to change: --concurrency, --rate or both")
-    with connect() as router:
-        stats = router.put(f"/monitoring/pools/{in_path(code)}", _order(concurrency, rate))
-    if as_json:
-        show_json(stats)
-    else:
-        show_fields(stats)
-
-
-def _order(concurrency: int | None, rate: int | None) -> bytes:
+        raise click.UsageError("give --concurrency, --rate or both")
     order: dict[str, int | None] = {}
     if concurrency is not None:
         order["concurrency"] = concurrency
     if rate is not None:
         order["rateLimitPerMinute"] = rate or None
-    return msgspec.json.encode(order)
+    with connect() as router:
+        stats = router.put(f"/monitoring/pools/{in_path(code)}", msgspec.json.encode(order))
+    if as_json:
+        show_json(stats)
+    else:
+        show_fields(stats)

@@ -1,4 +1,4 @@
-"""`run`: the service itself."""
+"""`run`: the service."""
 
 import os
 import sys
@@ -16,12 +16,12 @@ _WRONG_SETTING = 2
 def run() -> None:
     """Run the router until SIGTERM or Ctrl-C.
 
-    Settings come from the environment. With none at all it runs on an embedded queue named
-    `default`; `message-router send` puts messages into it.
+    Settings come from the environment. Without any, the router consumes an embedded queue named
+    `default`; publish to it with `message-router send`.
     """
     interpreter.set_for_start()
-    from router.main import run as run_router  # noqa: PLC0415  all of the router: not for --help
-    from router.settings import BadSetting  # noqa: PLC0415  ditto
+    from router.main import run as run_router  # noqa: PLC0415  slow to import
+    from router.settings import BadSetting  # noqa: PLC0415  slow to import
 
     try:
         sys.exit(run_router(os.environ))

@@ -4,31 +4,35 @@ How often it does can be changed while it runs: `PUT /faults`.
 """
 
 import asyncio
-import contextlib
 import random
-import re
 import signal
+import socket
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Annotated, Final
 
 import click
 import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-_MAX_HEAD: Final = 64 * 1024
+from router.api.server import serve
+
+_MAX_CONNECTIONS: Final = 10_000
 _MAX_BODY: Final = 1024 * 1024
 _REMEMBERED: Final = (
     100_000  # messages: who is delivered twice is so soon, and targets run for days
 )
-_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d{1,9})\r\n", re.IGNORECASE)
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
-class Fate(Enum):
+class Behaviour(Enum):
     """What a request meets."""
 
     ACCEPTED = auto()
@@ -38,11 +42,11 @@ class Fate(Enum):
     DROPPED = auto()  # the connection ends without an answer: what opens a circuit breaker
 
 
-_ANSWERS: Final[Mapping[Fate, tuple[bytes, bytes]]] = {
-    Fate.ACCEPTED: (b"200 OK", b'{"ack":true}'),
-    Fate.FAILED: (b"500 Internal Server Error", b'{"error":"try again"}'),
-    Fate.DEFERRED: (b"200 OK", b'{"ack":false,"delaySeconds":1}'),
-    Fate.REJECTED: (b"400 Bad Request", b'{"error":"this will never do"}'),
+_ANSWERS: Final[Mapping[Behaviour, tuple[int, bytes]]] = {
+    Behaviour.ACCEPTED: (200, b'{"ack":true}'),
+    Behaviour.FAILED: (500, b'{"error":"try again"}'),
+    Behaviour.DEFERRED: (200, b'{"ack":false,"delaySeconds":1}'),
+    Behaviour.REJECTED: (400, b'{"error":"this will never do"}'),
 }
 
 
@@ -56,27 +60,27 @@ class Manners(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rejecting: Share = 0.0
     dropping: Share = 0.0
 
-    def choose(self, chance: Callable[[], float]) -> tuple[Fate, float]:
+    def choose(self, chance: Callable[[], float]) -> tuple[Behaviour, float]:
         """Throw the dice for one request: what it meets, and after how many seconds."""
         seconds = self.seconds * (10 if chance() < self.slow else 1)
         throw = chance()
         for share, fate in (
-            (self.failing, Fate.FAILED),
-            (self.deferring, Fate.DEFERRED),
-            (self.rejecting, Fate.REJECTED),
-            (self.dropping, Fate.DROPPED),
+            (self.failing, Behaviour.FAILED),
+            (self.deferring, Behaviour.DEFERRED),
+            (self.rejecting, Behaviour.REJECTED),
+            (self.dropping, Behaviour.DROPPED),
         ):
             if throw < share:
                 return fate, seconds
             throw -= share
-        return Fate.ACCEPTED, seconds
+        return Behaviour.ACCEPTED, seconds
 
 
 @dataclass(slots=True)
 class Seen:
     """What has come in so far."""
 
-    fates: Counter[Fate] = field(default_factory=Counter)
+    fates: Counter[Behaviour] = field(default_factory=Counter)
     accepted: int = 0  # messages, each counted once
     _latest: OrderedDict[str, None] = field(default_factory=OrderedDict)  # ids of those accepted
 
@@ -87,19 +91,19 @@ class Seen:
     @property
     def retried(self) -> int:
         """Requests that another one follows."""
-        return self.fates[Fate.FAILED] + self.fates[Fate.DEFERRED] + self.fates[Fate.DROPPED]
+        return (
+            self.fates[Behaviour.FAILED]
+            + self.fates[Behaviour.DEFERRED]
+            + self.fates[Behaviour.DROPPED]
+        )
 
-    def add(self, message_id: str, fate: Fate) -> None:
+    def add(self, message_id: str, fate: Behaviour) -> None:
         self.fates[fate] += 1
-        if fate is Fate.ACCEPTED and message_id not in self._latest:
+        if fate is Behaviour.ACCEPTED and message_id not in self._latest:
             self.accepted += 1
             self._latest[message_id] = None
             if len(self._latest) > _REMEMBERED:
                 self._latest.popitem(last=False)
-
-
-class NotHttp(Exception):
-    """The other side does not speak HTTP as we need it. Its connection is closed."""
 
 
 class _Call(msgspec.Struct):
@@ -110,108 +114,79 @@ _calls: Final = msgspec.json.Decoder(_Call)
 _manners: Final = msgspec.json.Decoder(Manners)
 
 
+class _CutOff(Exception):
+    """The connection is to end without an answer."""
+
+
 class SampleTarget:
-    """Answers every request by its manners, and counts."""
+    """Answers every request by its manners, and counts. An ASGI application."""
 
     def __init__(self, manners: Manners, chance: Callable[[], float]) -> None:
         self.seen = Seen()
         self._manners = manners
         self._chance = chance
-        self._callers: set[asyncio.StreamWriter] = set()
 
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
         """Serve while the block runs; gives the port (0: one that is free)."""
-        server = await asyncio.start_server(self._meet, host, port, limit=_MAX_HEAD)
+        with socket.create_server((host, port)) as listener:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # of each connection
+            async with serve(self, listener, _MAX_CONNECTIONS) as actual:
+                yield actual
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
         try:
-            yield int(server.sockets[0].getsockname()[1])
-        finally:
-            server.close()
-            for caller in self._callers:
-                caller.transport.abort()
-            await server.wait_closed()
-
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # All are cancelled at the end, which Python 3.11 would report as an error of each.
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._serve(reader, writer)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._callers.add(writer)
-        try:
-            while True:
-                await self._serve_one(*await _read(reader), writer)
-        except (ConnectionError, asyncio.IncompleteReadError, NotHttp):
-            writer.close()
-        finally:
-            self._callers.discard(writer)
-
-    async def _serve_one(self, head: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
-        if head.startswith(b"POST "):
-            writer.write(await self._deliver(body))
+            response = await self._answer(request)
+        except (_CutOff, ClientDisconnect):
+            request.state.connection.drop()
+            while (await receive())["type"] != "http.disconnect":
+                pass
         else:
-            writer.write(self._adjust(head, body))
-        await writer.drain()
+            await response(scope, receive, send)
 
-    async def _deliver(self, body: bytes) -> bytes:
+    async def _answer(self, request: Request) -> Response:
+        if int(request.headers.get("content-length", 0)) > _MAX_BODY:
+            raise _CutOff
+        body = await request.body()
+        match request.method, request.scope["path"]:
+            case "POST", _:
+                return await self._deliver(body)
+            case "PUT", "/faults":
+                return self._change_manners(body)
+            case "GET", "/faults":
+                return _json(200, self._in_words())
+            case _:
+                raise _CutOff
+
+    async def _deliver(self, body: bytes) -> Response:
         fate, seconds = self._manners.choose(self._chance)
-        message_id = _message_id(body)
+        try:
+            message_id = _calls.decode(body).id
+        except msgspec.MsgspecError:
+            raise _CutOff from None
         await asyncio.sleep(seconds)
         self.seen.add(message_id, fate)
-        if fate is Fate.DROPPED:
-            raise ConnectionAbortedError
-        return _on_the_wire(*_ANSWERS[fate])
+        if fate is Behaviour.DROPPED:
+            raise _CutOff
+        return _json(*_ANSWERS[fate])
 
-    def _adjust(self, head: bytes, body: bytes) -> bytes:
-        """What the target is asked and told by those who try things out."""
-        match head.split(b" ", 2):
-            case [b"GET", b"/faults", _]:
-                return _on_the_wire(b"200 OK", self._in_words())
-            case [b"PUT", b"/faults", _]:
-                return self._change_manners(body)
-            case _:
-                raise NotHttp
-
-    def _change_manners(self, body: bytes) -> bytes:
+    def _change_manners(self, body: bytes) -> Response:
         try:
             self._manners = _manners.decode(body)
         except msgspec.MsgspecError as error:
-            problem = msgspec.json.encode({"error": str(error)})
-            return _on_the_wire(b"400 Bad Request", problem)
-        return _on_the_wire(b"200 OK", self._in_words())
+            return _json(400, msgspec.json.encode({"error": str(error)}))
+        return _json(200, self._in_words())
 
     def _in_words(self) -> bytes:
-        fates = {fate.name: self.seen.fates[fate] for fate in Fate}
+        fates = {fate.name: self.seen.fates[fate] for fate in Behaviour}
         accepted = self.seen.accepted
         told = {"faults": self._manners, "requests": fates, "messagesAccepted": accepted}
         return msgspec.json.encode(told)
 
 
-async def _read(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Head and body of the next request."""
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.LimitOverrunError:
-        raise NotHttp from None
-    length = _LENGTH.search(head)
-    size = int(length[1]) if length else 0
-    if size > _MAX_BODY:
-        raise NotHttp
-    return head, await reader.readexactly(size)
-
-
-def _message_id(body: bytes) -> str:
-    try:
-        return _calls.decode(body).id
-    except msgspec.MsgspecError:
-        raise NotHttp from None
-
-
-def _on_the_wire(status: bytes, body: bytes) -> bytes:
-    return (
-        b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-        % (status, len(body), body)
-    )  # fmt: skip
+def _json(status: int, body: bytes) -> Response:
+    return Response(body, status, media_type="application/json")
 
 
 _share: Final = click.FloatRange(0, 1)

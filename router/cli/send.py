@@ -1,4 +1,4 @@
-"""`send`: put messages into a queue, from NDJSON or made up on the spot."""
+"""`send`: publish messages to a queue, read from NDJSON or generated."""
 
 import itertools
 import secrets
@@ -15,20 +15,20 @@ import msgspec
 from router.cli.connection import router_options
 from router.cli.ndjson import BadLine, Item, batches, read_items
 from router.cli.output import json_option, show_json
-from router.cli.sinks import Sent, Sink, open_sink
+from router.cli.sinks import SendResult, Sink, open_sink
 from router.core.message import Malformed, parse
 from router.core.tsid import Tsids
 
 
 @dataclass(slots=True)
-class Tally:
-    """What was sent so far, and what was not."""
+class SendSummary:
+    """What was sent so far, and what was refused."""
 
     sent: int = 0
     duplicates: int = 0
     refused: list[BadLine] = field(default_factory=list)
 
-    def add(self, result: Sent) -> None:
+    def add(self, result: SendResult) -> None:
         self.sent += result.accepted
         self.duplicates += result.duplicates
         for bad in result.refused:
@@ -37,7 +37,7 @@ class Tally:
     def in_words(self, seconds: float) -> str:
         words = f"sent {self.sent} in {seconds:.2f} s ({self.sent / max(seconds, 0.001):,.0f}/s)"
         if self.duplicates:
-            words += f", {self.duplicates} not sent again: the queue had them already"
+            words += f", {self.duplicates} not sent again: the queue already had them"
         if self.refused:
             words += f", refused {len(self.refused)}"
         return words
@@ -53,12 +53,14 @@ class Tally:
     "           message-router send --target http://127.0.0.1:9000/ --count 1000"
 )
 @click.argument("file", type=click.File("rb"), required=False)
-@click.option("--queue", metavar="NAME", help="A queue of the running router. Default: its only.")
-@click.option("--uri", metavar="URI", help="A queue itself, with no router needed.")
-@click.option("--target", metavar="URL", help="Make messages for this target instead of reading.")
-@click.option("--count", type=click.IntRange(min=1), default=1, help="How many to make.")
-@click.option("--pool", metavar="CODE", help="The pool of the messages made.")
-@click.option("--group", metavar="ID", help="The group of the messages made.")
+@click.option(
+    "--queue", metavar="NAME", help="A queue of the running router. Default: its only queue."
+)
+@click.option("--uri", metavar="URI", help="Publish to this queue directly, without a router.")
+@click.option("--target", metavar="URL", help="Generate messages for this target.")
+@click.option("--count", type=click.IntRange(min=1), default=1, help="How many to generate.")
+@click.option("--pool", metavar="CODE", help="Pool of generated messages.")
+@click.option("--group", metavar="ID", help="Group of generated messages.")
 @click.option("--strict", is_flag=True, help="Stop at the first bad line.")
 @router_options
 @json_option
@@ -74,37 +76,30 @@ def send(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Put messages into a queue.
+    """Publish messages to a queue.
 
-    FILE (or standard input) holds one JSON message per line; one without an id is given a new one.
-    A bad line is named and left out; the others are sent, and the exit code is 1.
+    FILE (or standard input) holds one JSON message per line. Messages without an id get a new one.
+    Bad lines are reported and skipped, and make the exit code 1.
     """
     if queue and uri:
         raise click.UsageError("--queue is of the running router, --uri a queue itself: choose one")
     new_id = Tsids(time.time, secrets.randbits).new
+    source: Iterator[Item | BadLine]
     if target:
-        items = _made(
-            {"mediationTarget": target, "poolCode": pool, "messageGroupId": group}, new_id
-        )
-        source: Iterator[Item | BadLine] = itertools.islice(items, count)
+        fields = {"mediationTarget": target, "poolCode": pool, "messageGroupId": group}
+        source = itertools.islice(_generated(fields, new_id), count)
+    elif file is None and sys.stdin.isatty():
+        raise click.UsageError("nothing to send: name a FILE, pipe NDJSON in, or give --target")
     else:
-        source = read_items(_opened(file), new_id)
-    tally = Tally()
-    with _reported(tally, as_json=as_json), open_sink(queue, uri) as sink:
-        _send_all(_good(source, tally, strict=strict), sink, tally, strict=strict)
-    if tally.refused:
+        source = read_items(file or sys.stdin.buffer, new_id)
+    summary = SendSummary()
+    with _reported(summary, as_json=as_json), open_sink(queue, uri) as sink:
+        _send_all(_good(source, summary, strict=strict), sink, summary, strict=strict)
+    if summary.refused:
         sys.exit(1)
 
 
-def _opened(file: BinaryIO | None) -> BinaryIO:
-    if file is not None:
-        return file
-    if sys.stdin.isatty():
-        raise click.UsageError("nothing to send: name a FILE, pipe NDJSON in, or give --target")
-    return sys.stdin.buffer
-
-
-def _made(fields: dict[str, str | None], new_id: Callable[[], str]) -> Iterator[Item]:
+def _generated(fields: dict[str, str | None], new_id: Callable[[], str]) -> Iterator[Item]:
     given = {name: value for name, value in fields.items() if value is not None}
     for line in itertools.count(1):
         body = msgspec.json.encode({"id": new_id(), **given})
@@ -114,36 +109,36 @@ def _made(fields: dict[str, str | None], new_id: Callable[[], str]) -> Iterator[
             raise click.UsageError(str(error)) from None
 
 
-def _good(items: Iterable[Item | BadLine], tally: Tally, *, strict: bool) -> Iterator[Item]:
+def _good(items: Iterable[Item | BadLine], summary: SendSummary, *, strict: bool) -> Iterator[Item]:
     for item in items:
         if isinstance(item, Item):
             yield item
             continue
-        tally.refuse(item)
+        summary.refuse(item)
         if strict:
             return
 
 
-def _send_all(items: Iterator[Item], sink: Sink, tally: Tally, *, strict: bool) -> None:
+def _send_all(items: Iterator[Item], sink: Sink, summary: SendSummary, *, strict: bool) -> None:
     with _progress_bar() as advance:
         for batch in batches(items):
             result = sink.send(batch)
-            tally.add(result)
+            summary.add(result)
             advance(result.accepted)
             if result.broke_off:
                 raise click.ClickException(result.broke_off)
-            if strict and tally.refused:
+            if strict and summary.refused:
                 return
 
 
 @contextmanager
 def _progress_bar() -> Iterator[Callable[[int], None]]:
-    """Count and rate on a terminal; nothing elsewhere."""
+    """Show count and rate on a terminal, and nothing elsewhere."""
     if not sys.stderr.isatty():
         yield lambda _sent: None
         return
-    from rich import progress  # noqa: PLC0415  slow to import, of use on a terminal only
-    from rich.console import Console  # noqa: PLC0415  ditto
+    from rich import progress  # noqa: PLC0415  slow to import
+    from rich.console import Console  # noqa: PLC0415  slow to import
 
     with progress.Progress(
         progress.SpinnerColumn(),
@@ -162,14 +157,14 @@ def _progress_bar() -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def _reported(tally: Tally, *, as_json: bool) -> Iterator[None]:
-    """Say at the end what was sent, also when the end comes early."""
+def _reported(summary: SendSummary, *, as_json: bool) -> Iterator[None]:
+    """Report at the end what was sent, also after an error."""
     started = time.monotonic()
     try:
         yield
     finally:
         seconds = time.monotonic() - started
         if as_json:
-            show_json({**msgspec.to_builtins(tally), "seconds": round(seconds, 3)})
+            show_json({**msgspec.to_builtins(summary), "seconds": round(seconds, 3)})
         else:
-            click.echo(tally.in_words(seconds))
+            click.echo(summary.in_words(seconds))

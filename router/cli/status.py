@@ -1,12 +1,11 @@
-"""`status`: is it up, what is stuck, and what does it warn about, on one screen."""
+"""`status`: is it up, what is stuck and what does it warn about, on one screen."""
 
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event
-from typing import Protocol
 
 import click
 import msgspec
@@ -15,57 +14,50 @@ from router.cli.connection import Unreachable, connect, router_options
 from router.cli.output import json_option, show_json
 from router.cli.status_report import StatusReport, ask
 
+Show = Callable[[StatusReport | str], None]  # a report, or why the router does not answer
+
 
 @click.command(
     epilog="\b\nExamples:  message-router status --url http://10.0.0.7:8080\n"
     "           message-router status --watch"
 )
-@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --watch: how often.",
+    help="How often to refresh, with --watch.",
 )
 @router_options
 @json_option
 def status(watch: bool, interval: float, as_json: bool) -> None:
-    """Show on one screen how the router does.
+    """Show the router's state on one screen.
 
-    In a pipe each line begins with what it is about: queue, pool, breaker, in-flight, warning.
-    Exit code 1: the router is not well, or does not answer.
+    In a pipe, each line begins with its subject: queue, pool, breaker, in-flight or warning. The
+    exit code is 1 if the router is unhealthy or does not answer.
     """
     if watch:
-        with (
-            suppress(KeyboardInterrupt),
-            _ctrl_c() as pressed,
-            _watching(as_json=as_json) as screen,
-        ):
-            _follow(screen, interval, pressed)
+        with suppress(KeyboardInterrupt), _ctrl_c() as pressed, _open_screen(as_json) as show:
+            _follow(show, interval, pressed)
         return
     with connect() as router:
         report = ask(router)
     if as_json:
         show_json(report.for_programs())
+    elif sys.stdout.isatty():
+        from router.cli.status_screen import draw  # noqa: PLC0415  slow to import
+
+        draw(report)
     else:
-        _show(report)
+        _print_lines(report)
     sys.exit(0 if report.is_healthy else 1)
-
-
-class Screen(Protocol):
-    """Where a report is shown, and the next one after it."""
-
-    def show(self, report: StatusReport) -> None: ...
-
-    def show_loss(self, reason: str) -> None:
-        """The router does not answer; it may again."""
 
 
 @contextmanager
 def _ctrl_c() -> Iterator[Event]:
-    """Tells of it, too: where Python has to ignore exceptions, it would go unheard."""
+    """Set an event, too: where Python has to ignore exceptions, Ctrl-C would be lost."""
     pressed = Event()
 
     def press(*_: object) -> None:
@@ -79,62 +71,48 @@ def _ctrl_c() -> Iterator[Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _follow(screen: Screen, interval: float, over: Event) -> None:
+def _follow(show: Show, interval: float, over: Event) -> None:
     while not over.is_set():
         try:
             with connect() as router:
                 while not over.is_set():
-                    screen.show(ask(router))
+                    show(ask(router))
                     time.sleep(interval)
         except Unreachable as error:
-            screen.show_loss(error.message)
+            show(error.message)
             time.sleep(interval)
 
 
 @contextmanager
-def _watching(*, as_json: bool) -> Iterator[Screen]:
+def _open_screen(as_json: bool) -> Iterator[Show]:
     if as_json:
-        yield _JsonLines()
+        yield _print_json
     elif not sys.stdout.isatty():
-        yield _Pipe()
+        yield _print_lines
     else:
-        from rich.live import Live  # noqa: PLC0415  slow to import, of use on a terminal only
+        from rich.live import Live  # noqa: PLC0415  slow to import
 
-        from router.cli.status_screen import LiveScreen  # noqa: PLC0415  ditto
+        from router.cli.status_screen import drawn  # noqa: PLC0415  slow to import
 
         with Live(screen=True, auto_refresh=False) as live:
-            yield LiveScreen(live)
+            yield lambda seen: live.update(drawn(seen), refresh=True)
 
 
-class _JsonLines:
-    def show(self, report: StatusReport) -> None:
-        click.echo(msgspec.json.encode(report.for_programs()))
-
-    def show_loss(self, reason: str) -> None:
-        click.echo(msgspec.json.encode({"healthy": False, "status": None, "message": reason}))
+def _print_json(seen: StatusReport | str) -> None:
+    lost = {"healthy": False, "status": None, "message": seen}
+    click.echo(msgspec.json.encode(lost if isinstance(seen, str) else seen.for_programs()))
 
 
-class _Pipe:
-    """Lines, each with what it is about as its first word, so that `grep` and `cut` just work."""
-
-    def show(self, report: StatusReport) -> None:
-        click.echo(f"{report.state}\t{report.headline}")
-        for issue in report.issues:
-            click.echo(f"issue\t{issue}")
-        for section in report.sections:
-            for row in section.rows:
-                click.echo("\t".join((section.kind, *row)))
-        if report.refused:
-            click.echo(f"No details: {report.refused}", err=True)
-
-    def show_loss(self, reason: str) -> None:
-        click.echo(reason, err=True)
-
-
-def _show(report: StatusReport) -> None:
-    if not sys.stdout.isatty():
-        _Pipe().show(report)
+def _print_lines(seen: StatusReport | str) -> None:
+    """Print lines that begin with their subject, for `grep` and `cut`."""
+    if isinstance(seen, str):
+        click.echo(seen, err=True)
         return
-    from router.cli.status_screen import draw  # noqa: PLC0415  ditto
-
-    draw(report)
+    click.echo(f"{seen.state}\t{seen.headline}")
+    for issue in seen.issues:
+        click.echo(f"issue\t{issue}")
+    for section in seen.sections:
+        for row in section.rows:
+            click.echo("\t".join((section.kind, *row)))
+    if seen.refused:
+        click.echo(f"No details: {seen.refused}", err=True)

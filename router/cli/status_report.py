@@ -1,10 +1,10 @@
-"""How a router is, gathered from a few calls, and cut to what fits on one screen."""
+"""The router's state, collected with a few calls and cut to what fits on one screen."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from router.cli.connection import Refused, Router
+from router.cli.connection import RouterClient, RouterRefused
 from router.cli.output import plain
 
 MOST_ROWS: Final = 10  # of queues and pools: the busiest
@@ -47,7 +47,7 @@ class StatusReport:
 
     @property
     def issues(self) -> Sequence[str]:
-        """What the headline does not say already."""
+        """Return what the headline does not say."""
         issues = map(plain, self.health.get("issues", []))
         return [issue for issue in issues if issue != plain(self.health.get("message"))]
 
@@ -59,7 +59,7 @@ class StatusReport:
         return {**self.health, **self.details}
 
 
-def ask(router: Router) -> StatusReport:
+def ask(router: RouterClient) -> StatusReport:
     """Health is open to everyone; the rest may need credentials."""
     health = router.health()
     try:
@@ -70,7 +70,7 @@ def ask(router: Router) -> StatusReport:
             "inFlight": router.get("/monitoring/in-flight-messages", {"limit": FEW_ROWS}),
             "warnings": router.get("/warnings", {"acknowledged": False}),
         }
-    except Refused as error:
+    except RouterRefused as error:
         return StatusReport(health=health, details={}, refused=error.message)
     return StatusReport(health=health, details=details)
 

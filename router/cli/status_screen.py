@@ -1,38 +1,29 @@
 """A status report, drawn for a terminal."""
 
+from typing import Final
+
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from router.cli.status_report import Section, StatusReport
 
-_COLOURS = {"HEALTHY": "green", "WARNING": "yellow", "DEGRADED": "red"}
+_COLOURS: Final = {"HEALTHY": "green", "WARNING": "yellow", "DEGRADED": "red"}
 
 
 def draw(report: StatusReport) -> None:
-    Console().print(_drawn(report))
+    Console().print(drawn(report))
 
 
-class LiveScreen:
-    """All of the terminal, drawn anew by each report."""
-
-    def __init__(self, live: Live) -> None:
-        self._live = live
-
-    def show(self, report: StatusReport) -> None:
-        self._live.update(_drawn(report), refresh=True)
-
-    def show_loss(self, reason: str) -> None:
-        self._live.update(Text(reason, style="bold red"), refresh=True)
-
-
-def _drawn(report: StatusReport) -> RenderableType:
-    colour = _COLOURS.get(report.state, "red")
-    head = Text.assemble((f"● {report.state}", f"bold {colour}"), f"  {report.headline}")
-    issues = [Text(f"  {issue}", style=colour) for issue in report.issues]
-    refused = [Text(f"No details: {report.refused}", style="dim")] if report.refused else []
-    return Group(head, *issues, *(_table(section) for section in report.sections), *refused)
+def drawn(seen: StatusReport | str) -> RenderableType:
+    """Draw a report, or why the router does not answer."""
+    if isinstance(seen, str):
+        return Text(seen, style="bold red")
+    colour = _COLOURS.get(seen.state, "red")
+    head = Text.assemble((f"● {seen.state}", f"bold {colour}"), f"  {seen.headline}")
+    issues = [Text(f"  {issue}", style=colour) for issue in seen.issues]
+    refused = [Text(f"No details: {seen.refused}", style="dim")] if seen.refused else []
+    return Group(head, *issues, *(_table(section) for section in seen.sections), *refused)
 
 
 def _table(section: Section) -> Table:

@@ -1,4 +1,4 @@
-"""`warnings`: what the router would like someone to look at, and saying that someone has."""
+"""`warnings`: list what needs attention, acknowledge it, clear it."""
 
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -18,8 +18,10 @@ def _list_options(command: Command) -> Command:
     for option in (
         json_option,
         router_options,
-        click.option("--all", "everything", is_flag=True, help="Acknowledged ones as well."),
-        click.option("--code", metavar="CODE", help="Only those of this code, such as QUEUE_FULL."),
+        click.option("--all", "everything", is_flag=True, help="Include acknowledged ones."),
+        click.option(
+            "--code", metavar="CODE", help="Only those with this code, such as QUEUE_FULL."
+        ),
         click.option("--severity", type=_SEVERITIES, help="Only those of this severity."),
     ):
         command = option(command)
@@ -37,7 +39,7 @@ def _list_options(command: Command) -> Command:
 def warnings(
     ctx: click.Context, severity: str | None, code: str | None, everything: bool, as_json: bool
 ) -> None:
-    """List what the router warns about, newest first; acknowledge it; clear it."""
+    """List warnings, newest first; acknowledge or clear them."""
     if ctx.invoked_subcommand is None:
         _list(severity, code, everything=everything, as_json=as_json)
 
@@ -45,7 +47,7 @@ def warnings(
 @warnings.command("list", epilog="\b\nExample:  message-router warnings list --code QUEUE_FULL")
 @_list_options
 def list_warnings(severity: str | None, code: str | None, everything: bool, as_json: bool) -> None:
-    """List them, newest first. The same as without a word."""
+    """List warnings, newest first. The same as `warnings` alone."""
     _list(severity, code, everything=everything, as_json=as_json)
 
 
@@ -55,12 +57,12 @@ def list_warnings(severity: str | None, code: str | None, everything: bool, as_j
     "           message-router warnings ack --all",
 )
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All there are.")
+@click.option("--all", "everything", is_flag=True, help="Acknowledge all.")
 @router_options
 def acknowledge(ids: tuple[str, ...], everything: bool) -> None:
-    """Say that somebody knows: they count no more, and repetitions stay silent."""
+    """Mark warnings as known: they no longer count, and repetitions stay silent."""
     if bool(ids) == everything:
-        raise click.UsageError("name the ids to acknowledge, or say --all")
+        raise click.UsageError("name the ids to acknowledge, or give --all")
     with connect() as router:
         if everything:
             done = router.post("/warnings/acknowledge-all")["acknowledged"]
@@ -74,14 +76,14 @@ def acknowledge(ids: tuple[str, ...], everything: bool) -> None:
     "--older-than",
     type=click.FloatRange(min=0),
     metavar="HOURS",
-    help="Only those that were not raised within so many hours.",
+    help="Only those not raised within this time.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @router_options
 def clear(older_than: float | None, yes: bool) -> None:
-    """Forget warnings."""
+    """Delete warnings."""
     if older_than is None and not yes:
-        click.confirm("Forget all warnings?", abort=True, err=True)
+        click.confirm("Delete all warnings?", abort=True, err=True)
     path = "/warnings" if older_than is None else f"/warnings/old?hours={older_than:g}"
     with connect() as router:
         cleared = router.delete(path)["cleared"]

@@ -9,8 +9,8 @@ from router.core.job import Job
 
 BLOCKED_SECONDS: Final = 15 * 60.0
 BLOCKED_FAILURES: Final = 20
-MOST_NAMED: Final = 20  # of a pool; a dead target can block thousands, and warnings are few
-CAPACITY: Final = 10_000
+MOST_NAMED: Final = 20  # groups of a pool; a dead target can block thousands, and warnings are few
+CAPACITY: Final = 10_000  # groups
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
 
 
@@ -28,22 +28,26 @@ class FailingGroups(OrderedDict[str, _Note]):
         self.reported: set[str] = set()
 
     def fail(self, job: Job, *, counted: bool, now: float, delay: float) -> bool:
-        """Note that the first message of a group goes back. True: report the group, now.
+        """Note that the first message of a group goes back. Return True to report the group now.
 
         The failures that its broker has counted outlive this process. A message without a group
         blocks others only as long as none gets through, so there our own count decides.
         """
         group = job.group
-        self._forget_old(now)
+        while self:
+            oldest, old = next(iter(self.items()))
+            if len(self) < CAPACITY and old.due + FORGOTTEN_SECONDS > now:
+                break
+            self.progress(oldest)
         note = self.get(group)
-        # One that came back much later than it was due was in other hands meanwhile.
+        # A message that came back much later than it was due was held by another consumer.
         if note is None or job.tracked_at > note.due + BLOCKED_SECONDS:
             self.progress(group)
             note = self[group] = _Note(now)
         self.move_to_end(group)
         note.due = now + delay
         note.failures += counted
-        failures = note.failures if job.message.group is None else job.attempts
+        failures = note.failures if job.message.group is None else job.failures
         if failures < BLOCKED_FAILURES and now - note.since < BLOCKED_SECONDS:
             return False
         is_news = group not in self.reported
@@ -51,13 +55,6 @@ class FailingGroups(OrderedDict[str, _Note]):
         return is_news
 
     def progress(self, group: str) -> None:
-        """One of the group was accepted, or given up."""
+        """Forget the failures of a group: one of it was accepted, or given up."""
         self.pop(group, None)
         self.reported.discard(group)
-
-    def _forget_old(self, now: float) -> None:
-        while self:
-            group, note = next(iter(self.items()))
-            if len(self) < CAPACITY and note.due + FORGOTTEN_SECONDS > now:
-                return
-            self.progress(group)

@@ -1,19 +1,22 @@
-"""The routing configuration: the values that the engine runs by, and how queues are named.
+"""The routing configuration, and how queues are named.
 
 Documents are read in `config_document`; what a new configuration changes is in `config_plan`.
 """
 
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.core.message import DEFAULT_POOL
-from router.core.redact import public_uri
+from router.core.redact import MASK, mask_urls, public_uri
+from router.core.schedule import Schedule
 
-MAX_BATCH: Final = 50  # BRK-1: a batch always fits the smallest pool
-MAX_CONCURRENCY: Final = 10_000  # a pool's memory grows with it (POOL-1)
+MAX_BATCH: Final = 50  # messages: a batch always fits the smallest pool (BRK-1)
+MAX_CONCURRENCY: Final = 10_000  # workers; a pool's memory grows with it (POOL-1)
 EMBEDDED_QUEUE: Final = "default"
 EMBEDDED_FILE: Final = "queue.db"
 
@@ -26,6 +29,23 @@ class RetryPolicy(Struct, frozen=True):
     statuses: frozenset[int] = frozenset()  # 4xx that are retried instead of dead-lettered
 
 
+class Route(Struct, frozen=True, kw_only=True):
+    """Where the commands of one type go (CMD-7)."""
+
+    target: str
+    pool: str | None = None
+    group_field: str | None = None  # the field of the command's data that names its group
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        """Without secrets."""
+        return f"Route({mask_urls(self.target)!r})"
+
+    def without_secrets(self) -> "Route":
+        token = None if self.token is None else MASK
+        return replace(self, target=mask_urls(self.target), token=token)
+
+
 class QueueConfig(Struct, frozen=True, kw_only=True):
     name: str  # the identity shown everywhere
     uri: str  # always with a scheme; may hold credentials
@@ -33,6 +53,11 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     visibility_timeout: float | None = None  # None: the broker queue's own, else 30 s
     max_messages: int | None = None
     retry: RetryPolicy | None = None
+    envelope: str | None = None  # PGMQ: how bodies are wrapped; None: they are messages (CMD-7)
+    routes: tuple[tuple[str, Route], ...] = ()  # PGMQ: where commands go, by their type
+    # PGMQ: reply queues of the same database, by their PGMQ name in lower case: how commands name
+    # them, and what they are called here.
+    reply_names: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
         """Without credentials: it may end up in a log or a traceback."""
@@ -52,6 +77,8 @@ class PoolConfig(Struct, frozen=True, kw_only=True):
 class RoutingConfig(Struct, frozen=True):
     queues: tuple[QueueConfig, ...] = ()
     pools: tuple[PoolConfig, ...] = ()
+    reply_queues: tuple[QueueConfig, ...] = ()  # published to, never consumed (CMD-3)
+    schedules: tuple[Schedule, ...] = ()  # CMD-10
 
 
 DEFAULT_POOL_CONFIG: Final = PoolConfig(code=DEFAULT_POOL, concurrency=20)  # unless named
@@ -93,17 +120,44 @@ class QueueNaming(Struct, frozen=True):
         return f"{_SCHEMES[self.queue_type]}://{quote(name, safe='')}"
 
     def embedded_uri(self, name: str) -> str:
-        """All embedded queues share one file. Four slashes: the path is absolute."""
+        """Return the URI of an embedded queue. All share one file; its path is absolute."""
         return f"sqlite:///{quote(self.state_dir)}/{EMBEDDED_FILE}?queue={quote(name, safe='')}"
 
 
 def effective_concurrency(concurrency: int | None, rate_per_minute: int | None) -> int:
-    """POOL-6. Zero and less mean: not given."""
+    """Return the workers of a pool (POOL-6). Zero and less mean: not given."""
     if concurrency is not None and concurrency > 0:
         return concurrency
     return min(max((rate_per_minute or 0) // 60, 1), MAX_CONCURRENCY)
 
 
 def sqlite_path(uri: str) -> str:
-    """The file that a `sqlite:` URI names: always absolute, after three slashes as after four."""
+    """Return the file of a `sqlite:` URI: absolute, after three slashes as after four."""
     return "/" + unquote(urlsplit(uri).path).lstrip("/")
+
+
+def with_reply_names(
+    queues: Sequence[QueueConfig], reply_queues: Sequence[QueueConfig]
+) -> tuple[QueueConfig, ...]:
+    """Tell the queues with commands which reply queues are in their database (CMD-7)."""
+    places = [(_pgmq_place(each), each.name) for each in reply_queues if _is_pgmq(each)]
+    named = []
+    for queue in queues:
+        known = queue
+        if queue.envelope is not None:
+            database, _ = _pgmq_place(queue)
+            names = tuple((name, to) for (place, name), to in places if place == database)
+            known = replace(queue, reply_names=names)
+        named.append(known)
+    return tuple(named)
+
+
+def _is_pgmq(queue: QueueConfig) -> bool:
+    return queue.uri.lower().startswith("pgmq:")
+
+
+def _pgmq_place(queue: QueueConfig) -> tuple[str, str]:
+    """Return the database of a PGMQ queue, without credentials, and the queue's name there."""
+    parts = urlsplit(queue.uri)
+    database = parts.netloc.rpartition("@")[2] + parts.path
+    return database, (dict(parse_qsl(parts.query)).get("queue") or queue.name).lower()

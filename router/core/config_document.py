@@ -1,7 +1,7 @@
-"""Reading a routing configuration document (CONTRACTS §3), and writing one.
+"""Reads and writes routing configuration documents (CONTRACTS §3).
 
 A document that is not of the right shape is refused as a whole. One bad entry is skipped and
-reported, and the rest is applied (CFG-5): what a queue or pool says of itself never hurts another.
+reported, and the rest is applied (CFG-5): an error in one queue or pool never affects another.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,9 +34,13 @@ from router.core.config_entry import (
     queue_identity,
     read_pool,
     read_queue,
+    read_reply_queue,
+    reply_entry,
 )
+from router.core.config_schedules import read_schedule, schedule_entry, schedule_identity
+from router.core.schedule import MAX_SCHEDULES, Schedule
 
-MAX_DOCUMENT: Final = 10 * 1024 * 1024
+MAX_DOCUMENT: Final = 10 * 1024 * 1024  # bytes
 MAX_ENTRIES: Final = 100_000  # of one kind
 MAX_PROBLEMS: Final = 100  # reported of one kind; a document can hold millions
 
@@ -58,6 +62,10 @@ class Document(Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...] = ()
     skipped_queues: tuple[str, ...] = ()  # by name: what runs under it stays as it was
     skipped_pools: tuple[str, ...] = ()
+    reply_queues: tuple[QueueConfig, ...] = ()
+    skipped_reply_queues: tuple[str, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
+    skipped_schedules: tuple[str, ...] = ()
 
 
 def read_document(body: bytes, naming: QueueNaming) -> Document:
@@ -73,25 +81,44 @@ def read_document(body: bytes, naming: QueueNaming) -> Document:
     queues.read(queue_entries or [])
     pools = _Section("processingPools", CONFIGURATION, pool_identity, read_pool)
     pools.read(pool_entries or [])
+    read_reply = partial(read_reply_queue, naming=naming)
+    replies = _Section("replyQueues", QUEUE_VALIDATION, queue_identity, read_reply)
+    replies.read(_entries(top, "replyQueues") or [])
+    schedules = _Section("schedules", CONFIGURATION, schedule_identity, read_schedule)
+    schedules.read(_entries(top, "schedules", MAX_SCHEDULES) or [])
     return Document(
         queues=tuple(queues.accepted),
         pools=tuple(pools.accepted),
-        problems=(*whole.problems, *queues.reported(), *pools.reported()),
+        problems=(
+            *whole.problems,
+            *queues.reported(),
+            *pools.reported(),
+            *replies.reported(),
+            *schedules.reported(),
+        ),
         skipped_queues=tuple(queues.skipped),
         skipped_pools=tuple(pools.skipped),
+        reply_queues=tuple(replies.accepted),
+        skipped_reply_queues=tuple(replies.skipped),
+        schedules=tuple(schedules.accepted),
+        skipped_schedules=tuple(schedules.skipped),
     )
 
 
 def as_document(config: RoutingConfig) -> Mapping[str, object]:
-    """The configuration as a document for people to read: without credentials."""
+    """Return the configuration as a document for people to read, without credentials."""
     return {
         "queues": [msgspec.to_builtins(queue_entry(queue)) for queue in config.queues],
         "processingPools": [msgspec.to_builtins(pool_entry(pool)) for pool in config.pools],
+        **(
+            {"replyQueues": [*map(reply_entry, config.reply_queues)]} if config.reply_queues else {}
+        ),
+        **({"schedules": [*map(schedule_entry, config.schedules)]} if config.schedules else {}),
     }
 
 
 def embedded_document(naming: QueueNaming) -> bytes:
-    """The configuration of a router that was given none."""
+    """Return the document of a router that was given none."""
     uri = naming.embedded_uri(EMBEDDED_QUEUE)
     queue = QueueConfig(name=EMBEDDED_QUEUE, uri=uri)
     config = RoutingConfig((queue,), (DEFAULT_POOL_CONFIG,))
@@ -119,14 +146,14 @@ def _decode(body: bytes) -> dict[str, object]:
     return top
 
 
-def _entries(top: Mapping[str, object], name: str) -> list[object] | None:
+def _entries(top: Mapping[str, object], name: str, most: int = MAX_ENTRIES) -> list[object] | None:
     entries = top.get(name)
     if entries is None:
         return None
     if not isinstance(entries, list):
         raise BadDocument(f"$.{name}", "not a list")
-    if len(entries) > MAX_ENTRIES:
-        raise BadDocument(f"$.{name}", f"more than {MAX_ENTRIES} entries")
+    if len(entries) > most:
+        raise BadDocument(f"$.{name}", f"more than {most} entries")
     return entries
 
 
@@ -159,15 +186,12 @@ class _Section(Generic[T]):
             if first != notes.path:
                 notes.add("", f"named twice: {first} counts", skipped=True)
                 continue
-            self._read_one(raw, identity, notes)
-
-    def _read_one(self, raw: object, identity: str | None, notes: Notes) -> None:
-        try:
-            self.accepted.append(self.read_entry(raw, notes))
-        except BadEntry as bad:
-            notes.add(bad.where, bad.text, skipped=True)
-            if identity is not None:
-                self.skipped.append(identity)
+            try:
+                self.accepted.append(self.read_entry(raw, notes))
+            except BadEntry as bad:
+                notes.add(bad.where, bad.text, skipped=True)
+                if identity is not None:
+                    self.skipped.append(identity)
 
     def reported(self) -> list[Problem]:
         if len(self.problems) <= MAX_PROBLEMS:

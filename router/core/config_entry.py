@@ -1,9 +1,10 @@
-"""One entry of a routing configuration document: a queue or a pool, read and written.
+"""Reads and writes one entry of a configuration document: a queue or a pool.
 
-Too large a number is cut and noted; anything else that is wrong makes the entry a bad one.
+A number that is too large is cut and noted; any other error makes the entry a bad one.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -17,18 +18,21 @@ from router.core.config import (
     QueueConfig,
     QueueNaming,
     RetryPolicy,
+    Route,
     effective_concurrency,
 )
+from router.core.message import Malformed, parse
 from router.core.outcome import MAX_DELAY
 from router.core.redact import public_uri
 
-MAX_NAME: Final = 512
-MAX_URI: Final = 4096
+MAX_NAME: Final = 512  # characters
+MAX_URI: Final = 4096  # characters
 MAX_CONNECTIONS: Final = 100
-MAX_RATE: Final = 60_000_000  # a million a second
+MAX_RATE: Final = 60_000_000  # per minute
 MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
 MAX_COUNT: Final = 1_000_000
-MAX_SCHEDULE: Final = 1000
+MAX_SCHEDULE: Final = 1000  # delays
+MAX_ROUTES: Final = 1000  # of one queue
 
 SUPPORTED_SCHEMES: Final = frozenset(
     {
@@ -37,6 +41,7 @@ SUPPORTED_SCHEMES: Final = frozenset(
         "amqp",
         "amqps",
         "nats",
+        "pgmq",
         "postgresql",
         "sqlite",
         "memory",
@@ -45,7 +50,6 @@ SUPPORTED_SCHEMES: Final = frozenset(
         "https",
     }
 )
-PLANNED_SCHEMES: Final = frozenset({"pgmq"})
 
 QUEUE_VALIDATION: Final = "QUEUE_VALIDATION"
 CONFIGURATION: Final = "CONFIGURATION"
@@ -58,7 +62,7 @@ T = TypeVar("T")
 
 
 class Problem(Struct, frozen=True):
-    """What is wrong with one entry."""
+    """A problem of one entry."""
 
     path: str  # in the JSON document
     code: str  # of the warning to raise
@@ -80,7 +84,7 @@ class BadEntry(ValueError):
 
 @dataclass(slots=True)
 class Notes:
-    """What is found wrong in one place of the document."""
+    """The problems of one place in the document."""
 
     path: str
     code: str
@@ -91,7 +95,7 @@ class Notes:
         self.problems.append(Problem(path, self.code, text, skipped))
 
     def whole(self, where: str, value: Number | None, most: int) -> int | None:
-        """A count of at least 1; one that is too large is cut."""
+        """Return a count of at least 1; one that is too large is cut."""
         if value is None:
             return None
         if value != value // 1:
@@ -124,6 +128,13 @@ class _RetryEntry(Struct, rename="camel", omit_defaults=True):
     statuses: list[int] | None = None
 
 
+class _RouteEntry(Struct, rename="camel", omit_defaults=True):
+    mediation_target: str
+    pool_code: str | None = None
+    message_group_id: str | None = None  # the name of a field in the command's data
+    auth_token: str | None = None
+
+
 class _QueueEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     queue_name: str | None = None
     queue_uri: str | None = None
@@ -131,6 +142,8 @@ class _QueueEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     visibility_timeout: Number | None = None
     max_messages: Number | None = None
     retry: _RetryEntry | None = None
+    envelope: Literal["command-bus"] | None = None
+    routes: dict[str, object] | None = None
 
 
 class _PoolEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -144,7 +157,8 @@ class _PoolEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     timeout_ms: Number | None = None
 
 
-def _convert(raw: object, entry_type: type[T]) -> T:
+def convert_entry(raw: object, entry_type: type[T]) -> T:
+    """Check the types of an entry. Raises BadEntry with the field that is wrong."""
     try:
         return msgspec.convert(raw, entry_type)
     except msgspec.ValidationError as error:
@@ -155,32 +169,88 @@ def _convert(raw: object, entry_type: type[T]) -> T:
 
 
 def queue_identity(raw: object) -> str | None:
-    """The queue's name, as far as even a bad entry tells it."""
+    """Return the queue's name without credentials, if the entry has one: even a bad one may."""
     if not isinstance(raw, dict):
         return None
-    name, uri = raw.get("queueName"), raw.get("queueUri")
-    if isinstance(name, str) and name.strip():
-        return name
-    return public_uri(uri) if isinstance(uri, str) and uri.strip() else None
+    given = (raw.get("queueName"), raw.get("queueUri"))
+    names = (public_uri(text) for text in given if isinstance(text, str) and text.strip())
+    return next(names, None)
 
 
 def read_queue(raw: object, notes: Notes, *, naming: QueueNaming, connections: int) -> QueueConfig:
-    entry = _convert(raw, _QueueEntry)
+    entry = convert_entry(raw, _QueueEntry)
     name = _text("queueName", queue_identity(raw), MAX_NAME)
-    if name is None:
+    given = _text("queueUri", entry.queue_uri, MAX_URI)
+    given = given or _text("queueName", entry.queue_name, MAX_URI)
+    if name is None or given is None:
         raise BadEntry("", "needs `queueUri` or `queueName`")
+    uri = _resolve(given, naming)
     return QueueConfig(
         name=name,
-        uri=_resolve(_text("queueUri", entry.queue_uri, MAX_URI) or name, naming),
+        uri=uri,
         connections=notes.whole("connections", entry.connections, MAX_CONNECTIONS) or connections,
         visibility_timeout=notes.seconds("visibilityTimeout", entry.visibility_timeout),
         max_messages=notes.whole("maxMessages", entry.max_messages, MAX_COUNT),
         retry=_read_retry(entry.retry, notes),
+        envelope=entry.envelope,
+        routes=_read_routes(entry, uri),
     )
 
 
+def _read_routes(entry: _QueueEntry, uri: str) -> tuple[tuple[str, Route], ...]:
+    """Return where the commands of a queue go (CMD-7)."""
+    if entry.envelope is None:
+        if entry.routes is not None:
+            raise BadEntry("routes", "needs `envelope`")
+        return ()
+    if not uri.lower().startswith("pgmq:"):
+        raise BadEntry("envelope", "is for pgmq queues")
+    if not entry.routes:
+        raise BadEntry("routes", "must say where commands go")
+    if len(entry.routes) > MAX_ROUTES:
+        raise BadEntry("routes", f"more than {MAX_ROUTES} routes")
+    return tuple((kind, _read_route(kind, raw)) for kind, raw in entry.routes.items())
+
+
+def _read_route(kind: str, raw: object) -> Route:
+    if not kind.strip() or len(kind) > MAX_NAME or _CONTROL.search(kind):
+        raise BadEntry("routes", "a command type is blank, too long or has a control character")
+    where = f"routes.{kind}"
+    try:
+        entry = convert_entry(raw, _RouteEntry)
+    except BadEntry as bad:
+        raise BadEntry(f"{where}.{bad.where}".rstrip("."), bad.text) from None
+    sample = {
+        "id": "any",
+        "mediationTarget": entry.mediation_target,
+        "poolCode": entry.pool_code,
+        "authToken": entry.auth_token,
+    }
+    try:
+        message = parse(msgspec.json.encode(sample))  # what no message may have, no route may
+    except Malformed as error:
+        raise BadEntry(where, str(error)) from None
+    return Route(
+        target=message.target,
+        pool=message.pool,
+        group_field=_text(f"{where}.messageGroupId", entry.message_group_id, MAX_NAME),
+        token=message.token,
+    )
+
+
+def read_reply_queue(raw: object, notes: Notes, *, naming: QueueNaming) -> QueueConfig:
+    """Read a queue that is only published to, so that nothing but its place counts (CMD-3)."""
+    if isinstance(raw, dict):
+        raw = {name: raw[name] for name in ("queueName", "queueUri") if name in raw}
+    return read_queue(raw, notes, naming=naming, connections=1)
+
+
+def reply_entry(queue: QueueConfig) -> Mapping[str, object]:
+    return {"queueName": queue.name, "queueUri": public_uri(queue.uri)}
+
+
 def _text(where: str, value: str | None, longest: int) -> str | None:
-    """None for what is absent or blank."""
+    """Return None for what is absent or blank."""
     if value is None or not value.strip():
         return None
     if len(value) > longest:
@@ -191,11 +261,9 @@ def _text(where: str, value: str | None, longest: int) -> str | None:
 
 
 def _resolve(given: str, naming: QueueNaming) -> str:
-    """A URI of a broker that we can consume. Error texts name no more of it than its scheme."""
+    """Return the URI of a queue that can be consumed. Error texts show only its scheme."""
     uri = given if _SCHEME.match(given) else naming.uri(given)
     scheme = uri.partition("://")[0].lower()
-    if scheme in PLANNED_SCHEMES:
-        raise BadEntry("queueUri", f"{scheme} queues are not supported yet")
     if scheme not in SUPPORTED_SCHEMES:
         raise BadEntry("queueUri", f"unknown scheme {scheme[:20]!r}")
     try:
@@ -219,7 +287,7 @@ def pool_identity(raw: object) -> str | None:
 
 
 def read_pool(raw: object, notes: Notes) -> PoolConfig:
-    entry = _convert(raw, _PoolEntry)
+    entry = convert_entry(raw, _PoolEntry)
     code = _text("code", entry.code, MAX_NAME)
     if code is None:
         raise BadEntry("code", "must not be blank")
@@ -241,9 +309,9 @@ def read_pool(raw: object, notes: Notes) -> PoolConfig:
 
 
 def read_retry(raw: object) -> RetryPolicy:
-    """Read a policy that is written by itself. BadEntry: it would not be used as it is written."""
+    """Read a policy of its own. Raises BadEntry if it would not be used as it is written."""
     notes = Notes("", CONFIGURATION)
-    policy = _read_policy(_convert(raw, _RetryEntry), notes)
+    policy = _read_policy(convert_entry(raw, _RetryEntry), notes)
     for problem in notes.problems:
         raise BadEntry(problem.path.strip("."), problem.text.partition(",")[0])
     return policy
@@ -278,7 +346,14 @@ def queue_entry(queue: QueueConfig) -> _QueueEntry:
         visibility_timeout=queue.visibility_timeout,
         max_messages=queue.max_messages,
         retry=_retry_entry(queue.retry),
+        envelope="command-bus" if queue.envelope else None,
+        routes={kind: _route_entry(route.without_secrets()) for kind, route in queue.routes}
+        or None,
     )
+
+
+def _route_entry(route: Route) -> _RouteEntry:
+    return _RouteEntry(route.target, route.pool, route.group_field, route.token)
 
 
 def pool_entry(pool: PoolConfig) -> _PoolEntry:

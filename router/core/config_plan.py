@@ -1,4 +1,4 @@
-"""From documents to a configuration, and from one configuration to the next."""
+"""Unites documents to a configuration, and plans the way from one configuration to the next."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,6 +6,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.core.config import (
     DEFAULT_POOL_CONFIG,
@@ -14,12 +15,14 @@ from router.core.config import (
     QueueConfig,
     QueueNaming,
     RetryPolicy,
+    Route,
     RoutingConfig,
+    with_reply_names,
 )
 from router.core.config_document import BadDocument, Document, read_document
 from router.core.config_entry import CONFIGURATION, Problem
 from router.core.message import DEFAULT_POOL
-from router.core.redact import public_uri
+from router.core.redact import mask_urls, public_uri
 
 CONFIG_CONFLICT: Final = "CONFIG_CONFLICT"
 EMPTYING: Final = "it would remove every queue of a running router"
@@ -27,57 +30,49 @@ EMPTYING: Final = "it would remove every queue of a running router"
 T = TypeVar("T")
 
 
-class QueueChange(Struct, frozen=True):
-    before: QueueConfig
-    after: QueueConfig
-
-
-class PoolChange(Struct, frozen=True):
-    before: PoolConfig
-    after: PoolConfig
-
-
 class Plan(Struct, frozen=True, kw_only=True):
-    """What a new configuration changes (CFG-6, CFG-7)."""
+    """What a new configuration changes (CFG-6, CFG-7). Pairs are what was, and what will be."""
 
     start: tuple[QueueConfig, ...] = ()
     stop: tuple[QueueConfig, ...] = ()
-    replace: tuple[QueueChange, ...] = ()
+    replace: tuple[tuple[QueueConfig, QueueConfig], ...] = ()
     keep: tuple[QueueConfig, ...] = ()
     create: tuple[PoolConfig, ...] = ()
     drain: tuple[PoolConfig, ...] = ()
-    change: tuple[PoolChange, ...] = ()
+    change: tuple[tuple[PoolConfig, PoolConfig], ...] = ()
+    replies: tuple[str, ...] = ()  # lines about reply queues: nothing is started or stopped
 
     def lines(self) -> list[str]:
-        """For people, one per change; none when nothing changes."""
+        """Return one line per change, for people."""
         return [
             *(f"queue {queue.name}: start ({_started(queue)})" for queue in self.start),
-            *(f"queue {pair.after.name}: replace ({_differences(pair)})" for pair in self.replace),
+            *(f"queue {new.name}: replace ({_differences(old, new)})" for old, new in self.replace),
             *(f"queue {queue.name}: stop" for queue in self.stop),
             *(f"pool {pool.code}: create ({_described(pool)})" for pool in self.create),
-            *(f"pool {pair.after.code}: change ({_differences(pair)})" for pair in self.change),
+            *(f"pool {new.code}: change ({_differences(old, new)})" for old, new in self.change),
             *(f"pool {pool.code}: drain" for pool in self.drain),
+            *self.replies,
         ]
 
     def as_json(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
-        """For programs: names by what becomes of them."""
+        """Return names by what becomes of them, for programs."""
         return {
             "queues": {
                 "started": [queue.name for queue in self.start],
-                "replaced": [pair.after.name for pair in self.replace],
+                "replaced": [new.name for _, new in self.replace],
                 "stopped": [queue.name for queue in self.stop],
                 "kept": [queue.name for queue in self.keep],
             },
             "pools": {
                 "created": [pool.code for pool in self.create],
-                "changed": [pair.after.code for pair in self.change],
+                "changed": [new.code for _, new in self.change],
                 "drained": [pool.code for pool in self.drain],
             },
         }
 
 
 class CheckReport(Struct, frozen=True):
-    """What `config check` tells."""
+    """What `config check` reports."""
 
     problems: tuple[Problem, ...]
     lines: tuple[str, ...]
@@ -91,48 +86,74 @@ class CheckReport(Struct, frozen=True):
 def unite(
     documents: Sequence[tuple[str, Document]], running: RoutingConfig = NOTHING
 ) -> tuple[RoutingConfig, list[str]]:
-    """One configuration of several documents, by source; the first wins a conflict (CFG-4).
+    """Return one configuration of several documents; the first wins a conflict (CFG-4).
 
     An entry that was skipped in its document leaves what runs under its name as it was (CFG-5).
     """
     queues = _Union("queue", {queue.name: queue for queue in running.queues})
     pools = _Union("pool", {pool.code: pool for pool in running.pools})
+    replies = _Union("reply queue", {queue.name: queue for queue in running.reply_queues})
+    schedules = _Union("schedule", {each.name: each for each in running.schedules})
     for source, document in documents:
         queues.add(source, {queue.name: queue for queue in document.queues})
         queues.keep_running(source, document.skipped_queues)
         pools.add(source, {pool.code: pool for pool in document.pools})
         pools.keep_running(source, document.skipped_pools)
+        replies.add(source, {queue.name: queue for queue in document.reply_queues})
+        replies.keep_running(source, document.skipped_reply_queues)
+        schedules.add(source, {each.name: each for each in document.schedules})
+        schedules.keep_running(source, document.skipped_schedules)
     apart, same = _one_consumer_each(queues.entries())
-    config = RoutingConfig(tuple(apart), tuple(pools.entries()))
-    return config, [*queues.conflicts, *same, *pools.conflicts]
+    config = RoutingConfig(
+        with_reply_names(apart, replies.entries()),
+        tuple(pools.entries()),
+        tuple(replies.entries()),
+        tuple(schedules.entries()),
+    )
+    unions = (pools, replies, schedules)
+    conflicts = [text for union in unions for text in union.conflicts]
+    return config, [*queues.conflicts, *same, *conflicts]
 
 
 def plan(old: RoutingConfig, new: RoutingConfig) -> Plan:
+    """Return what has to be done to get from what runs to what is wanted."""
     queues = {queue.name: queue for queue in old.queues}
     pools = {pool.code: pool for pool in old.pools}
     wanted_pools = {pool.code: pool for pool in new.pools}
     if DEFAULT_POOL in pools:
-        # It is never drained: once named and then dropped, it goes back to what it is unnamed.
+        # It is never drained: once named and then dropped, it gets its default values again.
         wanted_pools.setdefault(DEFAULT_POOL, DEFAULT_POOL_CONFIG)
     wanted_queues = {queue.name: queue for queue in new.queues}
     return Plan(
         start=_only_in(wanted_queues, queues),
         stop=_only_in(queues, wanted_queues),
-        replace=tuple(QueueChange(*pair) for pair in _changed(queues, wanted_queues)),
+        replace=tuple(_changed(queues, wanted_queues)),
         keep=tuple(queue for queue in new.queues if queues.get(queue.name) == queue),
         create=_only_in(wanted_pools, pools),
         drain=_only_in(pools, wanted_pools),
-        change=tuple(PoolChange(*pair) for pair in _changed(pools, wanted_pools)),
+        change=tuple(_changed(pools, wanted_pools)),
+        replies=tuple(_reply_lines(old, new)),
     )
 
 
+def _reply_lines(old: RoutingConfig, new: RoutingConfig) -> Iterator[str]:
+    before = {queue.name: queue for queue in old.reply_queues}
+    after = {queue.name: queue for queue in new.reply_queues}
+    for queue in _only_in(after, before):
+        yield f"reply queue {queue.name}: add ({_started(queue)})"
+    for was, will in _changed(before, after):
+        yield f"reply queue {will.name}: change ({_differences(was, will)})"
+    for queue in _only_in(before, after):
+        yield f"reply queue {queue.name}: remove"
+
+
 def empties(old: RoutingConfig, new: RoutingConfig) -> bool:
-    """Whether a running router would be left without a queue (CFG-5)."""
+    """Return whether a running router would be left without a queue (CFG-5)."""
     return bool(old.queues) and not new.queues
 
 
 def check_document(body: bytes, naming: QueueNaming, running: RoutingConfig | None) -> CheckReport:
-    """What applying the document would change; against nothing when no router runs.
+    """Return what applying the document would change; against nothing if no router runs.
 
     Credentials are left out of the comparison: a running router does not show them.
     """
@@ -201,14 +222,24 @@ def _changed(before: Mapping[str, T], after: Mapping[str, T]) -> Iterator[tuple[
 
 
 def _without_credentials(config: RoutingConfig) -> RoutingConfig:
-    queues = (msgspec.structs.replace(q, uri=public_uri(q.uri)) for q in config.queues)
-    return RoutingConfig(tuple(queues), config.pools)
+    queues, replies = (
+        tuple(
+            replace(
+                queue,
+                uri=public_uri(queue.uri),
+                routes=tuple((kind, route.without_secrets()) for kind, route in queue.routes),
+            )
+            for queue in some
+        )
+        for some in (config.queues, config.reply_queues)
+    )
+    return replace(config, queues=with_reply_names(queues, replies), reply_queues=replies)
 
 
-def _differences(pair: QueueChange | PoolChange) -> str:
-    before, after = _facts(pair.before), _facts(pair.after)
+def _differences(old: QueueConfig | PoolConfig, new: QueueConfig | PoolConfig) -> str:
+    before, after = _facts(old), _facts(new)
     changes = [
-        f"{name} {old} → {after[name]}" for name, old in before.items() if old != after[name]
+        f"{name} {fact} → {after[name]}" for name, fact in before.items() if fact != after[name]
     ]
     # Shown alike, they differ in what is not shown.
     return ", ".join(changes) or "credentials"
@@ -240,6 +271,9 @@ def _shown(value: object) -> str:
             return f"{value:g} s"
         case RetryPolicy():
             return _shown_policy(value)
+        case tuple():  # routes, and names of reply queues
+            places = [(name, to.target if isinstance(to, Route) else to) for name, to in value]
+            return ", ".join(f"{name} to {mask_urls(place)}" for name, place in places) or "none"
         case _:
             return str(value).lower()
 

@@ -1,4 +1,4 @@
-"""How long things took, in buckets that people can read: six to a decade, 1 ms to 1000 s."""
+"""Durations in buckets: six per decade, from 1 ms to 1000 s."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ bucket_of: Final[Callable[[float], int]] = partial(bisect_left, BOUNDS)  # by se
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
-    """The seconds within which this share of all ended; 0 when there were none.
+    """Return the seconds within which this share of all ended, or 0 if there were none.
 
-    Exact up to the bucket, in which they are taken to be spread evenly. What is beyond the last
-    bound counts as the last bound.
+    Exact up to the bucket, within which they are assumed to be spread evenly. Durations beyond the
+    last bound count as the last bound.
     """
     wanted = sum(counts) * share
     below = 0
@@ -34,7 +34,7 @@ def quantile(counts: Sequence[int], share: float) -> float:
 
 
 def cumulative(counts: Sequence[int]) -> Sequence[tuple[float, int]]:
-    """For each bound that metrics show: how many took no longer."""
+    """Return how many took no longer, for each bound that metrics show."""
     sums = list(accumulate(counts))
     return [(bound, sums[place]) for bound, place in _SHOWN_PLACES]
 

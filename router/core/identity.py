@@ -1,4 +1,4 @@
-"""When two deliveries are the same message: the one definition (ID-1 to ID-3).
+"""Defines when two deliveries are the same message (ID-1 to ID-3).
 
 An id is proof only if the broker made it and guarantees that it is unique. Everything else that
 looks like an id was chosen by a publisher, and publishers repeat themselves: there, the body
@@ -10,13 +10,13 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.core.message import Delivery
+from router.core.message import ReceivedMessage
 
 _DIGEST_BYTES: Final = 16
 
 
 class MessageKey(Struct, frozen=True, gc=False):
-    """Names one message among all that the router may hold (ID-1).
+    """Identifies one message among all that the router may hold (ID-1).
 
     Equal keys with different bodies are two messages (ID-2): whoever finds a key compares bodies.
     """
@@ -36,21 +36,21 @@ def shown_id(key: MessageKey, message_id: str) -> str | None:
     return None if key.digest and key.id == message_id else key.id
 
 
-def key_of(queue: str, delivery: Delivery, message_id: str = "") -> MessageKey:
+def key_of(queue: str, received: ReceivedMessage, message_id: str = "") -> MessageKey:
     """Return the key of a delivery. `message_id` is the application's, if the body has one."""
-    if delivery.broker_id is not None:
-        return MessageKey(queue, delivery.broker_id)
-    return MessageKey(queue, delivery.claimed_id or message_id, digest_of(delivery.body))
+    if received.broker_id is not None:
+        return MessageKey(queue, received.broker_id)
+    return MessageKey(queue, received.claimed_id or message_id, digest_of(received.body))
 
 
-def proof_of_copy(queue: str, delivery: Delivery) -> MessageKey | None:
+def proof_of_copy(queue: str, received: ReceivedMessage) -> MessageKey | None:
     """Return what proves that a later delivery is this very copy (BRK-3).
 
     None if nothing does: the broker makes no ids, and what looks the same may be a new message.
     """
-    if delivery.broker_id is None:
+    if received.broker_id is None:
         return None
-    return MessageKey(queue, delivery.broker_id, digest_of(delivery.body))
+    return MessageKey(queue, received.broker_id, digest_of(received.body))
 
 
 def dedup_key_of(explicit: str | None, message_id: str, body: bytes) -> str:

@@ -1,4 +1,4 @@
-"""A message that the router holds: what it is, how far it got, and its way home."""
+"""A message that the router holds: what it is, how far it got, and who settles it."""
 
 from collections.abc import Sequence
 from enum import Enum, StrEnum, auto
@@ -6,11 +6,13 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from router.core.config import RetryPolicy
+from router.core.config import QueueConfig, RetryPolicy
 from router.core.dead_letter import Reason
+from router.core.ending import Ending, Failure
 from router.core.identity import MessageKey
-from router.core.message import DEFAULT_GROUP, Delivery, Handle, Message, Mode, Tally
+from router.core.message import DEFAULT_GROUP, Handle, Message, Mode, ReceivedMessage, Tally
 from router.core.outcome import Metric
+from router.core.stats import Deliveries
 
 NEVER: Final = float("inf")
 EXPIRED: Final = float("-inf")
@@ -33,17 +35,18 @@ class Fate(StrEnum):
     FORFEITED = "forfeited"  # its lease or its connection was lost
 
 
-class Death(Struct, frozen=True):
-    """Why a message is given up; with its job, all of a dead letter."""
+class GiveUp(Struct, frozen=True):
+    """Why a message becomes a dead letter."""
 
     reason: Reason
     error: str
     http_status: int | None = None
     reply: bytes = b""
+    failure: Failure | None = None  # what the target's reply says of it, unmasked
 
 
 class Try(Struct, frozen=True, gc=False):
-    """One attempt at delivering it, as it is told later."""
+    """One attempt at delivering a message, as its history shows it."""
 
     started_at: float
     seconds: float | None  # None: the request is still open
@@ -55,8 +58,11 @@ class Try(Struct, frozen=True, gc=False):
         return self.started_at + (self.seconds or 0.0)
 
 
-class Home(Protocol):
-    """Where a job came from and reports to. A pool never sees a broker."""
+class Settler(Protocol):
+    """Settles the messages of one connection. A pool never sees a broker."""
+
+    @property
+    def queue(self) -> QueueConfig: ...
 
     @property
     def queue_name(self) -> str:
@@ -75,73 +81,80 @@ class Home(Protocol):
         """The queue's retry policy, where the pool has none."""
 
     def ack(self, job: "Job") -> None:
-        """It was accepted. Sent with others in a moment; ends the job."""
+        """Remove it from its queue. Sent with others in a moment; ends the job."""
 
-    async def bury(self, job: "Job", death: Death) -> bool:
-        """Keep it as a dead letter, then remove it. False: it was not kept, nothing was done."""
+    async def dead_letter(self, job: "Job", why: GiveUp) -> bool:
+        """Store it, then remove it. Return False if it could not be stored: nothing was done."""
 
-    async def give_back(self, job: "Job", delay: float, error: str = "") -> None:
-        """NACK it and end the job. Never fails: what cannot be returned comes back by itself."""
+    async def nack(self, job: "Job", delay: float, error: str = "") -> None:
+        """Give it back and end the job. Never fails: what cannot be returned comes back later."""
+
+    async def extend(self, job: "Job") -> bool:
+        """Extend its lease now, not only when it is due. Return False if the lease was lost."""
 
     def forfeit(self, job: "Job") -> None:
-        """Let it go without a word: the broker has taken it back already."""
+        """Let it go: its lease was lost, so the broker hands it out again."""
 
     def hold(self, jobs: Sequence["Job"]) -> None:
-        """They are settled through here from now on; their leases are kept alive."""
+        """Settle these jobs from now on, and keep their leases alive."""
 
     def release(self, job: "Job") -> None:
-        """It is settled through another one from now on."""
+        """Stop holding it: another settler does."""
 
-    def discard(self, delivery: Delivery, error: str = "") -> None:
-        """ACK away a copy that is not needed. `error`: why its message became a dead letter."""
+    def discard(self, received: ReceivedMessage, error: str = "") -> None:
+        """ACK a superfluous copy. `error`: why its message became a dead letter."""
 
-    def readmit(self, delivery: Delivery) -> None:
-        """Route it as if it had just arrived."""
+    def readmit(self, received: ReceivedMessage) -> None:
+        """Dispatch it as if it had just arrived."""
 
 
-class Keeper(Protocol):
-    """Who counts a job against a capacity, until it has ended: its pool."""
+class JobPool(Protocol):
+    """The pool that a job counts against until it has ended."""
 
     @property
     def code(self) -> str: ...
 
-    def let_go(self, job: "Job") -> None: ...
+    @property
+    def deliveries(self) -> Deliveries: ...
+
+    def release(self, job: "Job") -> None: ...
 
 
 class Batch:
     """One receive. Knows whether any of it led to a request (ROUTE-5)."""
 
-    __slots__ = ("at", "home", "left", "requests", "run")
+    __slots__ = ("at", "failure_scope", "left", "requests", "settler")
 
-    def __init__(self, home: Home, at: float, run: str | None = None) -> None:
-        self.home = home
+    def __init__(self, settler: Settler, at: float, failure_scope: str | None = None) -> None:
+        self.settler = settler
         self.at = at
-        self.run = run  # what of its group goes back together; None: what this batch brought
+        # What of a group goes back when one of it fails; None: what this batch brought (FIFO-1).
+        self.failure_scope = failure_scope
         self.left = 0
         self.requests = 0
 
     def end_one(self) -> bool:
-        """One of it has ended undelivered. True: so have all, and none led to a request."""
+        """One of it has ended undelivered. Return True if so have all, without a request."""
         self.left -= 1
         return not self.left and not self.requests
 
 
 class Job(Struct, eq=False):
-    """One hand-over of one message, from routing until its ACK or NACK went through."""
+    """One message in the router, from its hand-over until its ACK or NACK went through."""
 
     key: MessageKey
     message: Message
     group: str
-    delivery: Delivery  # as it came first; of a later one, handle and lease are adopted (ROUTE-2)
+    received: ReceivedMessage  # the first one; of later ones, handle and lease are adopted
     handle: Handle
     lease_until: float
-    home: Home
+    settler: Settler
     batch: Batch
     tracked_at: float
     started_at: float  # of its latest try
-    attempts: int
-    posts: int
-    keeper: Keeper | None = None
+    failures: int
+    requests: int
+    pool: JobPool | None = None
     state: State = State.QUEUED
     hold_until: float = NEVER  # how long it may wait here; its broker gives up on it later
     resume_at: float = NEVER  # while it waits between two tries
@@ -149,49 +162,46 @@ class Job(Struct, eq=False):
     returned_for: float | None = None  # seconds, once it is given back
     metric: Metric | None = None  # how its delivery is counted; None: it had none
     error: str = ""  # set when it is removed without having been accepted: a dead letter
-    followers: tuple[tuple[Home, Delivery], ...] = ()  # arrivals that wait for this to settle
-    extending: bool = False
+    ending: Ending | None = None  # set when it ends in a way that a plain ACK cannot tell
+    followers: tuple[tuple[Settler, ReceivedMessage], ...] = ()  # copies that wait for its end
+    extending: bool = False  # its lease, right now
 
-    def adopt(self, home: Home, delivery: Delivery) -> None:
+    def adopt(self, settler: Settler, received: ReceivedMessage) -> None:
         """Settle by this hand-over from now on: it is the newest (ROUTE-2)."""
-        self.home = home
-        self.handle = delivery.handle
-        self.lease_until = NEVER if delivery.lease_until is None else delivery.lease_until
-
-    def recall(self, tally: Tally) -> None:
-        """Its broker could not keep what was tried so far; the engine did."""
-        self.attempts, self.posts = tally.attempts, tally.posts
+        self.settler = settler
+        self.handle = received.handle
+        self.lease_until = NEVER if received.lease_until is None else received.lease_until
 
     @property
     def tally(self) -> Tally:
-        return Tally(self.attempts, self.posts)
+        return Tally(self.failures, self.requests)
 
     @property
-    def run(self) -> Batch | str:
-        """What of its group is of the same run goes back with it (FIFO-1)."""
-        return self.batch.run or self.batch
+    def failure_scope(self) -> Batch | str:
+        """What of its group has the same scope goes back with it (FIFO-1)."""
+        return self.batch.failure_scope or self.batch
 
     @property
     def blocks_on_error(self) -> bool:
         return self.message.mode is Mode.BLOCK_ON_ERROR
 
     def __repr__(self) -> str:
-        return f"<Job {self.message.id} {self.state.name.lower()} posts={self.posts}>"
+        return f"<Job {self.message.id} {self.state.name.lower()} posts={self.requests}>"
 
 
-def new_job(message: Message, delivery: Delivery, batch: Batch, key: MessageKey) -> Job:
-    tally, lease_until, at = delivery.tally, delivery.lease_until, batch.at
+def new_job(message: Message, received: ReceivedMessage, batch: Batch, key: MessageKey) -> Job:
+    tally, lease_until, at = received.tally, received.lease_until, batch.at
     return Job(
         key,
         message,
         message.group or DEFAULT_GROUP,
-        delivery,
-        delivery.handle,
+        received,
+        received.handle,
         NEVER if lease_until is None else lease_until,
-        batch.home,
+        batch.settler,
         batch,
         at,
         at,
-        tally.attempts,
-        tally.posts,
+        tally.failures,
+        tally.requests,
     )

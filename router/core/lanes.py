@@ -6,9 +6,22 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.core.config import PoolConfig
 from router.core.job import Batch, Job, State
+from router.core.message import Mode
 
-_UNUSED: Final[deque[Job]] = deque(maxlen=0)  # a tier of its own is made on demand: most never are
+# Shared: an empty deque takes 760 bytes, and most lanes need none of the three.
+_UNUSED: Final[deque[Job]] = deque(maxlen=0)
+
+
+def ordering_group(job: Job, pool: PoolConfig) -> str | None:
+    """Return the group in whose order a job is served; None: it has no order (POOL-7)."""
+    message = job.message
+    if message.group is None and pool.parallel_ungrouped:
+        return None
+    if message.dispatch is not None and message.mode is Mode.IMMEDIATE:
+        return None
+    return job.group
 
 
 class Lane(Struct, eq=False):
@@ -18,9 +31,9 @@ class Lane(Struct, eq=False):
     current: Job | None = None  # being served; not in the tiers
     high: deque[Job] = _UNUSED
     regular: deque[Job] = _UNUSED
-    tried: int = 0  # of the regular ones, those with posts: no high-priority one may pass them
-    is_returning: bool = False  # its messages are on their way back to their broker
-    latecomers: deque[Job] = _UNUSED  # arrived meanwhile; they wait until the group is free
+    tried: int = 0  # of the regular ones, those with requests: no high-priority one may pass them
+    is_returning: bool = False  # its messages are being returned to their broker
+    blocked: deque[Job] = _UNUSED  # arrived meanwhile; they wait until the group is free
 
     def put(self, job: Job) -> None:
         if job.message.high_priority:
@@ -31,16 +44,16 @@ class Lane(Struct, eq=False):
         if self.regular is _UNUSED:
             self.regular = deque()
         self.regular.append(job)
-        if job.posts:
+        if job.requests:
             self.tried += 1
 
     def take(self) -> Job:
-        """The next one to serve."""
+        """Take out the next one to serve; it is the current one then."""
         if self.high and not self.tried:
             job = self.high.popleft()
         else:
             job = self.regular.popleft()
-            if job.posts:
+            if job.requests:
                 self.tried -= 1
         self.current = job
         return job
@@ -50,29 +63,29 @@ class Lane(Struct, eq=False):
         """Whether the next one to serve waits for nobody in its group."""
         return self.current is None and bool(self)
 
-    def put_off(self, job: Job) -> None:
-        """It arrived while the group is being given back, or may be soon."""
+    def hold_back(self, job: Job) -> None:
+        """Keep apart what arrives while the group is returned, or may be soon."""
         job.state = State.WAITING
-        if self.latecomers is _UNUSED:
-            self.latecomers = deque()
-        self.latecomers.append(job)
+        if self.blocked is _UNUSED:
+            self.blocked = deque()
+        self.blocked.append(job)
 
-    def let_latecomers_in(self) -> None:
-        """The group stays after all: they queue up behind those that came before them."""
-        for job in self.latecomers:
+    def release_blocked(self) -> None:
+        """Queue what was held back behind those that came before: the group stays after all."""
+        for job in self.blocked:
             job.state = State.QUEUED
             self.put(job)
-        self.latecomers = _UNUSED
+        self.blocked = _UNUSED
 
-    def take_run(self, run: Batch | str) -> list[Job]:
+    def take_scope(self, scope: Batch | str) -> list[Job]:
         """Take out what goes back together with one that failed, in group order."""
-        taken = [job for job in self if job.run == run]
+        taken = [job for job in self if job.failure_scope == scope]
         if taken:
-            self._keep([job for job in self if job.run != run])
+            self._keep([job for job in self if job.failure_scope != scope])
         return taken
 
     def take_from(self, first: Job) -> list[Job]:
-        """Take out this one and all behind it."""
+        """Take out a job and all behind it."""
         jobs = list(self)
         place = jobs.index(first)
         self._keep(jobs[:place])
@@ -90,11 +103,11 @@ class Lane(Struct, eq=False):
             self.put(job)
 
     def __iter__(self) -> Iterator[Job]:
-        """In the order of service."""
+        """Yield the jobs in the order of service."""
         regular, tried = iter(self.regular), self.tried
         while tried:
             job = next(regular)
-            tried -= job.posts > 0
+            tried -= job.requests > 0
             yield job
         yield from self.high
         yield from regular
@@ -104,3 +117,37 @@ class Lane(Struct, eq=False):
 
     def __bool__(self) -> bool:
         return bool(self.high or self.regular)
+
+
+class Lanes(dict[str | None, Lane]):
+    """The lanes of one pool by group, and those that can go on, in order.
+
+    A message without order is a lane of its own, which is not found by a group.
+    """
+
+    __slots__ = ("ready",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready: deque[Lane] = deque()
+
+    @property
+    def behind(self) -> int:
+        """How many messages wait for others of their group."""
+        return sum(len(lane) + len(lane.blocked) - lane.has_head for lane in self.values())
+
+    def ahead_of(self, lane: Lane | None, job: Job) -> int:
+        """Return how many lanes go on before the one in which the job is first."""
+        for place, ready in enumerate(self.ready):
+            if ready is lane or (ready.group is None and job in ready):
+                return place
+        return 0
+
+    def overdue(self, now: float) -> list[tuple[Lane, Job]]:
+        """Return the first job of each lane that has waited for longer than its broker allows."""
+        overdue: list[tuple[Lane, Job]] = []
+        for lane in (*self.values(), *(lane for lane in self.ready if lane.group is None)):
+            first = next((job for job in lane if job.hold_until <= now), None)
+            if first is not None:
+                overdue.append((lane, first))
+        return overdue

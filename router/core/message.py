@@ -1,24 +1,27 @@
-"""What we carry: a message, and the broker's hand-over of it."""
+"""A message, and the broker's hand-over of it."""
 
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
+from datetime import datetime
 from enum import Enum
 from itertools import accumulate
 from operator import add
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from router.core.target import BadTarget, read_target
+from router.core.target import PROCESS, BadTarget, Target, read_target
 from router.core.trace import Span
 
 DEFAULT_POOL: Final = "DEFAULT-POOL"
 DEFAULT_GROUP: Final = "__DEFAULT__"
-MAX_BODY: Final = 1024 * 1024
+MAX_BODY: Final = 1024 * 1024  # bytes
 MAX_DEPTH: Final = 64
+MAX_STEPS: Final = 16  # in one list, and one after the other (CMD-11)
 MODE_KEPT: Final = 64  # characters of a dispatch mode that we do not know
 
+_NO_CONTROL: Final = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NOT_IN_A_HEADER: Final = re.compile(r"[^\x20-\x7e\t]")
 
@@ -39,31 +42,35 @@ class Mode(Enum):
 
 
 _MODES: Final = {mode.value: mode for mode in Mode}
-_USUAL: Final = Mode.BLOCK_ON_ERROR  # by name it costs a look-up, for every message
 
 
 class Tally(Struct, frozen=True, gc=False):
     """What has been tried so far, as far as anyone remembers."""
 
-    attempts: int = 0  # deliveries that ended in a real failure (WQ-5)
-    posts: int = 0  # requests sent, of whatever outcome (X-Message-Attempt)
+    failures: int = 0  # deliveries that ended in a real failure (WQ-5)
+    requests: int = 0  # requests sent, of whatever outcome (X-Message-Attempt)
 
 
 UNTRIED: Final = Tally()
 
 
-class Delivery(Struct, frozen=True):
+class ReceivedMessage(Struct, frozen=True):
     """One hand-over by a broker: the bytes, and the claim to settle them."""
 
     body: bytes
     handle: Handle  # new at every hand-over
     broker_id: str | None  # made by the broker for this very copy; None: it makes none (ID-1)
-    count: int | None = None  # how often the broker has handed it out, if it tells
+    count: int | None = None  # how often the broker has handed it out, if it reports that
     lease_until: float | None = None  # loop time; None: ours as long as the connection
     tally: Tally = UNTRIED
     is_last: bool = False  # the broker will not hand it out again: given back, it is lost
     parent: Span | None = None  # what published it, if it says so
     claimed_id: str | None = None  # what its publisher calls it: no proof of sameness (ID-1)
+    flaw: str | None = None  # why the adapter could make no message of it; None: not known yet
+
+    def has_ended(self, now: float) -> bool:
+        """Return whether its lease is over. Without a lease, it ends with its connection."""
+        return self.lease_until is not None and self.lease_until <= now
 
 
 _NOTHING: Final = Raw(b"")
@@ -83,8 +90,12 @@ class Message(
         "high_priority": "highPriority",
         "dispatch": "dispatchMode",
         "secret": "signingSecret",
+        "correlation_id": "correlationId",
         "reply_to": "replyTo",
+        "not_before": "notBefore",
+        "delay_seconds": "delaySeconds",
         "dedup_key": "dedupKey",
+        "pass_result": "passResult",
     },
 ):
     """The content of a queue message, as `parse` has checked it. Nothing changes it then."""
@@ -98,9 +109,16 @@ class Message(
     high_priority: bool | None = None
     dispatch: str | None = None
     secret: Annotated[str, Meta(max_length=16 * 1024)] | None = None
+    payload: Raw = _NOTHING  # sent as it was published, so never decoded (CMD-1)
+    correlation_id: Annotated[str, Meta(max_length=512, pattern=_NO_CONTROL)] | None = None
+    reply_to: Name | None = None  # the name of a reply queue (CMD-3)
+    not_before: Annotated[datetime, Meta(tz=True)] | None = None  # CMD-5
+    delay_seconds: Annotated[float, Meta(ge=0)] | None = None  # for publishing alone
+    priority: Annotated[int, Meta(ge=0, le=9)] | None = None  # CMD-6
     dedup_key: Name | None = None  # for publishing alone (WQ-1)
-    reply_to: Raw = _NOTHING  # WQ-7, planned: noticed, not used, so not decoded
-    batch: Raw = _NOTHING  # likewise
+    dedup: Literal["id", "content"] | None = None  # likewise
+    then: Raw = _NOTHING  # what follows a success: a message or a list of them (CMD-11)
+    pass_result: bool | None = None  # of a step: its payload gets the result as `previous`
 
     def __repr__(self) -> str:
         """Without token and secret: a message may end up in a log or a traceback."""
@@ -108,7 +126,7 @@ class Message(
 
     @property
     def mode(self) -> Mode:
-        return _USUAL if self.dispatch is None else _MODES.get(self.dispatch, _USUAL)
+        return _MODES.get(self.dispatch or "", Mode.BLOCK_ON_ERROR)
 
     @property
     def explicit_dedup_key(self) -> str | None:
@@ -121,26 +139,42 @@ class Message(
         return self.dispatch is not None and self.dispatch not in _MODES
 
     @property
-    def has_planned_fields(self) -> bool:
-        """Whether it has a `replyTo` or a `batch`, which we ignore so far."""
-        return _is_given(self.reply_to) or _is_given(self.batch)
+    def is_process(self) -> bool:
+        """Whether a process on this machine does it, not an HTTP target (CMD-8)."""
+        return self.type is not None and self.type.upper() == "PROCESS"
+
+    @property
+    def has_payload(self) -> bool:
+        return is_given(self.payload)
+
+    @property
+    def level(self) -> int:
+        """Return its priority, from 0 to 9. High priority is 9 (CMD-6)."""
+        return 9 if self.high_priority else self.priority or 0
 
 
-def _is_given(value: Raw) -> bool:
+def is_given(value: Raw) -> bool:
+    """Return whether a value that is not decoded is there. null counts as absent."""
     return len(value) > len(_NULL) or (len(value) > 0 and bytes(value) != _NULL)
 
 
 _decoder: Final = msgspec.json.Decoder(Message)
+_steps: Final = msgspec.json.Decoder(list[Raw])
+_fields: Final = msgspec.json.Decoder(dict[str, Raw])
+_NO_ID: Final = f"then-{'0' * 32}-00"  # as long as the one that a step will have
 
 
-def parse(body: bytes) -> Message:
-    """Read a message from the wire, or raise Malformed with the field in its text."""
+def parse(body: bytes, steps_before: int = 0) -> Message:
+    """Read a message from the wire, or raise Malformed with the field in its text.
+
+    `steps_before`: it is a step of a chain, behind so many others (CMD-11).
+    """
     if len(body) > MAX_BODY:
         raise Malformed(f"the body is larger than {MAX_BODY} bytes")
     try:
         if not body.isascii():
             body.decode()  # parts that the decoder skips are checked too
-        if (body.find(b"{", 1) > 0 or b"[" in body) and _is_too_deep(body):  # most are flat
+        if (body.find(b"{", 1) > 0 or b"[" in body) and is_too_deep(body):  # most are flat
             raise Malformed(_TOO_DEEP)
         message = _decoder.decode(body)
     except UnicodeDecodeError:
@@ -148,7 +182,46 @@ def parse(body: bytes) -> Message:
     except msgspec.MsgspecError as error:
         raise Malformed(str(error)) from None
     _check(message)
+    if message.then:
+        _check_steps(message, steps_before)
     return message
+
+
+def steps_of(message: Message, steps_before: int = 1) -> Iterator[tuple[str, Message]]:
+    """Yield the steps that follow its success, each with its place (CMD-11).
+
+    One without an id has a made-up one here. Raises Malformed with the place.
+    """
+    for place, body in step_bodies(message):
+        try:
+            step = parse(with_id(body, lambda: _NO_ID), steps_before)
+        except Malformed as error:
+            raise Malformed(f"`{place}`: {error}") from None
+        yield place, step
+
+
+def step_bodies(message: Message) -> list[tuple[str, bytes]]:
+    """Return the steps as they were published, each with its place."""
+    then = bytes(message.then)
+    if not is_given(message.then):
+        return []
+    if not then.startswith(b"["):
+        return [("then", then)]
+    steps = _steps.decode(then)
+    if len(steps) > MAX_STEPS:
+        raise Malformed(f"`then` has more than {MAX_STEPS} steps")
+    return [(f"then[{n}]", bytes(step)) for n, step in enumerate(steps)]
+
+
+def with_id(body: bytes, new_id: Callable[[], str]) -> bytes:
+    """Return the message with an id, if it has none. Malformed ones are left to the parser."""
+    try:
+        fields = _fields.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return body
+    if is_given(fields.get("id", _NOTHING)):
+        return body
+    return msgspec.json.encode({**fields, "id": new_id()})
 
 
 def _check(message: Message) -> None:
@@ -163,14 +236,35 @@ def _check(message: Message) -> None:
         message.group = None
     if token and not (token.isascii() and token.isprintable()) and _NOT_IN_A_HEADER.search(token):
         raise Malformed("`authToken` contains a character not allowed in a header")
+    if message.correlation_id is not None and not message.correlation_id.strip():
+        message.correlation_id = None
     if message.dispatch is not None and len(message.dispatch) > MODE_KEPT:
         message.dispatch = message.dispatch[:MODE_KEPT]  # of any length; unknown, cut or not
-    if message.type is not None and message.type.upper() != "HTTP":
-        raise Malformed("`mediationType` must be HTTP")
     try:
-        read_target(message.target)
+        target = read_target(message.target)
     except BadTarget as error:
         raise Malformed(f"`mediationTarget` {error}") from None
+    kind = message.type
+    if (kind is not None and kind.upper() != "HTTP") or target.scheme == PROCESS:
+        _check_type(message, target)
+
+
+def _check_type(message: Message, target: Target) -> None:
+    """PROCESS and process: go together."""
+    if not message.is_process and target.scheme == PROCESS:
+        raise Malformed("`mediationType` must be PROCESS if `mediationTarget` is process:<name>")
+    if not message.is_process:
+        raise Malformed("`mediationType` must be HTTP or PROCESS")
+    if target.scheme != PROCESS:
+        must = "must be process:<name> if `mediationType` is PROCESS"
+        raise Malformed(f"`mediationTarget` {must}")
+
+
+def _check_steps(message: Message, steps_before: int) -> None:
+    if is_given(message.then) and steps_before == MAX_STEPS:
+        raise Malformed(f"`then` is more than {MAX_STEPS} deep")
+    for _ in steps_of(message, steps_before + 1):
+        pass
 
 
 _TOO_DEEP: Final = f"the body is nested more than {MAX_DEPTH} deep"
@@ -181,8 +275,8 @@ _QUOTES: Final = bytes.maketrans(b'01"', b"001")
 _MASKS: Final = bytes.maketrans(b"01", b"\xff\x00")
 
 
-def _is_too_deep(body: bytes) -> bool:
-    """Tell whether brackets outside of strings are nested too deep. Needs no valid JSON.
+def is_too_deep(body: bytes) -> bool:
+    """Return whether brackets outside of strings are nested too deep. Needs no valid JSON.
 
     A loop over the bytes would take a second for a hostile body. This takes milliseconds: all of
     it is done by C, on eight brackets at a time.

@@ -1,7 +1,7 @@
-"""What is told to people who do not watch: new warnings, and states that came and went.
+"""Notifications for people who do not watch: new warnings, and states that began or ended.
 
-A warning is told once, however often it is raised; a state once when it begins and once when it is
-over. What comes and goes between two notifications is told in one line.
+A warning is reported once, however often it is raised; a state once when it begins and once when it
+ends. What begins and ends between two notifications is reported in one line.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ MOST_TROUBLES: Final = 10_000  # as many as there are circuit breakers
 
 
 class Subject(Struct, frozen=True):
-    """Something that can be in trouble, and the words for it."""
+    """Something that can be in trouble, and how to say so."""
 
     name: str  # "circuit breaker of http://svc:80"
     begins: str  # "opened"
@@ -28,7 +28,7 @@ class Subject(Struct, frozen=True):
     severity: Severity
 
 
-class Change(Struct, frozen=True):
+class StateChange(Struct, frozen=True):
     """What happened to a subject since the last notification. Times are Unix seconds."""
 
     subject: Subject
@@ -45,17 +45,17 @@ class Change(Struct, frozen=True):
         return f"{self.subject.name} {words}{times}"
 
 
-Item = Notice | Change
+Item = Notice | StateChange
 
 
 class Digest(Struct, frozen=True, kw_only=True):
     """One notification."""
 
-    instance: str  # which router speaks
+    instance: str  # the router that reports
     at: float
     notices: Sequence[Notice] = ()
-    changes: Sequence[Change] = ()
-    dropped: int = 0  # there was more than could be kept
+    changes: Sequence[StateChange] = ()
+    dropped: int = 0  # items that could not be kept
 
     @property
     def worst(self) -> Severity:
@@ -64,22 +64,22 @@ class Digest(Struct, frozen=True, kw_only=True):
         return max(found, default=Severity.INFO)
 
 
-class Gathering:
-    """What there is to tell next time. Bounded, and every method is cheap: routing calls them."""
+class PendingDigest:
+    """What the next notification will report. Bounded, and cheap to call: routing does."""
 
     def __init__(self, least: Severity) -> None:
         self.dropped = 0
         self._least = least
         self._items: dict[str, Item] = {}  # by the warning's id or the subject's name
-        self._told: OrderedDict[str, Severity] = OrderedDict()  # warnings, by id
+        self._reported: OrderedDict[str, Severity] = OrderedDict()  # warnings, by id
         self._troubled: OrderedDict[str, None] = OrderedDict()  # subjects, by name
 
     def warned(self, notice: Notice) -> None:
         """A warning was raised, or raised again."""
         if notice.id in self._items:
             self._items[notice.id] = notice
-        elif notice.severity >= max(self._least, self._told.get(notice.id, 0) + 1):
-            _remember(self._told, notice.id, notice.severity, CAPACITY)
+        elif notice.severity >= max(self._least, self._reported.get(notice.id, 0) + 1):
+            _remember(self._reported, notice.id, notice.severity, CAPACITY)
             self._put(notice.id, notice)
 
     def began(self, subject: Subject, at: float) -> None:
@@ -97,14 +97,14 @@ class Gathering:
         self._put(subject.name, replace(change, at=at, is_over=True))
 
     def take(self) -> Sequence[Item]:
-        """All of it; from now on there is nothing to tell."""
+        """Return and forget all items."""
         items = list(self._items.values())
         self._items.clear()
         return items
 
-    def _change(self, subject: Subject, at: float) -> Change:
+    def _change(self, subject: Subject, at: float) -> StateChange:
         item = self._items.get(subject.name)
-        return item if isinstance(item, Change) else Change(subject, at)
+        return item if isinstance(item, StateChange) else StateChange(subject, at)
 
     def _put(self, key: str, item: Item) -> None:
         if key in self._items or len(self._items) < MOST_ITEMS:
@@ -114,10 +114,10 @@ class Gathering:
 
 
 def digest(items: Sequence[Item], *, instance: str, at: float, dropped: int) -> Digest:
-    """The worst warnings first; state changes in the order in which they came."""
+    """Put the worst warnings first, and state changes in the order in which they came."""
     notices = [item for item in items if isinstance(item, Notice)]
     notices.sort(key=lambda notice: notice.severity, reverse=True)
-    changes = [item for item in items if isinstance(item, Change)]
+    changes = [item for item in items if isinstance(item, StateChange)]
     return Digest(instance=instance, at=at, notices=notices, changes=changes, dropped=dropped)
 
 

@@ -1,13 +1,15 @@
 """How a delivery ended, and what follows from it.
 
-Every rule that turns an HTTP answer into ACK, NACK, retry or alarm lives in this file.
+`judge` turns an answer into an Outcome; `RULES` says what follows from its cause. Every rule that
+leads from an HTTP answer to ACK, retry, dead letter or warning is in this file, and the engine
+reads every column of the table: to change a cell is to change what the router does.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from enum import Enum, IntEnum, StrEnum, auto
+from enum import Enum, StrEnum, auto
 from http import HTTPStatus
 from typing import Final
 
@@ -15,250 +17,302 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.core.config import RetryPolicy
+from router.core.dead_letter import Reason
+from router.core.ending import MAX_CODE_CHARACTERS, MAX_RESULT_BYTES, Ending, Failure
+from router.core.message import is_given, is_too_deep
+from router.core.warnings import Code, Severity
 
-DEFAULT_DELAY: Final = 30.0  # BRK-4
-FAST_FAIL_DELAY: Final = 10.0
-MIN_DELAY: Final = 1.0
-MAX_DELAY: Final = 43_200.0  # SQS allows no more; the same everywhere
-REPLY_CAP: Final = 1024 * 1024
-REPLY_KEPT: Final = 1024  # of a reply in a dead letter
+DEFAULT_DELAY: Final = 30.0  # seconds (BRK-4)
+FAST_FAIL_DELAY: Final = 10.0  # seconds
+MIN_DELAY: Final = 1.0  # seconds
+MAX_DELAY: Final = 43_200.0  # seconds; SQS allows no more, so it is the limit everywhere
+REPLY_CAP: Final = 1024 * 1024  # bytes
+REPLY_KEPT: Final = 1024  # bytes of a reply in a dead letter
 _LONGEST_DATE: Final = 64  # characters; an HTTP date has at most 33
 
 
-class Result(IntEnum):  # hashed for every message: a plain Enum does that in Python
-    """SPEC §11."""
+class Cause(Enum):
+    """Why a delivery ended as it did."""
 
-    SUCCESS = auto()
-    ERROR_CONFIG = auto()  # our request is wrong: no retry can help
-    ERROR_PROCESS = auto()  # the target could not, or would not, now
-    ERROR_CONNECTION = auto()  # no answer at all
+    ACCEPTED = auto()
+    CLIENT_ERROR = auto()  # 4xx: our request is wrong, no retry can help
+    NOT_IMPLEMENTED = auto()  # 501
+    SERVER_ERROR = auto()  # 5xx
+    OTHER_STATUS = auto()  # 1xx, 3xx, and 4xx that the retry policy lists
+    RATE_LIMITED = auto()  # 429
+    DEFERRED = auto()  # `ack: false`
+    PERMANENT = auto()  # `permanent: true`
+    NETWORK = auto()  # refused, reset, cut off, DNS, TLS, connect timeout, protocol error
+    TIMEOUT = auto()  # sent, no complete reply in time
+    TARGET_REFUSED = auto()  # MED-5
+    BAD_REQUEST = auto()  # it could not be built
+    OVERLOADED = auto()  # the router lacks what a request needs, such as a file descriptor
+    CIRCUIT_OPEN = auto()  # MED-4
+    UNFORESEEN = auto()
+    NO_OUTCOME = auto()  # a bug: the mediator returned nothing
+    TASK_FAILED = auto()  # a process or a handler on this machine (CMD-8, CMD-9)
+    TASK_TIMEOUT = auto()  # likewise: it was ended
+    NOT_STARTED = auto()  # there is no process for it
+    NO_HANDLER = auto()  # this worker has none of that type
+
+
+class Disposition(Enum):
+    """What is done with a message."""
+
+    ACK = auto()  # remove it from its queue
+    RETRY = auto()  # NACK it: its broker hands it out again later
+    DEAD_LETTER = auto()  # store it, then remove it
 
 
 class Metric(StrEnum):
+    """How a delivery is counted."""
+
     SUCCESS = "success"
     FAILURE = "failure"
     TRANSIENT = "transient"
 
 
-class Consequence(Struct, frozen=True):
-    ack: bool  # gone from the broker, or back to it
-    dead_letter: bool
-    metric: Metric
-    fails_group: bool
+class Rule(Struct, frozen=True):
+    """One row of the table. The defaults are those of a target that cannot take it now."""
+
+    word: str | None  # what logs and histories call it; None: it is no error
+    disposition: Disposition = Disposition.RETRY
+    metric: Metric = Metric.TRANSIENT
+    reason: Reason = Reason.CONFIG_ERROR  # of the dead letter
+    try_again: bool = False  # at once, up to three tries, unless the target asked for a delay
+    counts: bool = False  # a real failure: uses up an attempt of the retry policy (WQ-5)
+    was_sent: bool = True  # False: the target had no part in it, and the retry policy has no say
+    breaker: bool | None = True  # good or bad for the target's circuit; None: neither (MED-4)
+    delay: float = DEFAULT_DELAY  # seconds until a retry, if neither target nor policy says more
+    warning: tuple[Code, Severity] | None = None
+    about_target: bool = True  # whether the warning names the target
 
 
-CONSEQUENCES: Final[Mapping[Result, Consequence]] = {
-    Result.SUCCESS: Consequence(
-        ack=True, dead_letter=False, metric=Metric.SUCCESS, fails_group=False
-    ),
-    Result.ERROR_CONFIG: Consequence(
-        ack=True, dead_letter=True, metric=Metric.FAILURE, fails_group=False
-    ),
-    Result.ERROR_PROCESS: Consequence(
-        ack=False, dead_letter=False, metric=Metric.TRANSIENT, fails_group=True
-    ),
-    Result.ERROR_CONNECTION: Consequence(
-        ack=False, dead_letter=False, metric=Metric.FAILURE, fails_group=True
-    ),
+_DEAD, _FAILED = Disposition.DEAD_LETTER, Metric.FAILURE
+_WRONG: Final = (Code.CONFIGURATION, Severity.ERROR)
+_VERY_WRONG: Final = (Code.CONFIGURATION, Severity.CRITICAL)
+_NO_RESOURCES: Final = (Code.CONFIGURATION, Severity.WARN)
+_STRANGE: Final = (Code.PROCESSING, Severity.WARN)
+_NO_RESULT: Final = (Code.MEDIATOR_NULL_RESULT, Severity.CRITICAL)
+
+# SPEC §11, CONTRACTS §5.
+# fmt: off
+RULES: Final[Mapping[Cause, Rule]] = {
+    Cause.ACCEPTED: Rule(None, Disposition.ACK, Metric.SUCCESS),
+    Cause.CLIENT_ERROR: Rule("HttpError", _DEAD, _FAILED, warning=_WRONG),
+    Cause.NOT_IMPLEMENTED: Rule("HttpError", _DEAD, _FAILED, warning=_VERY_WRONG),
+    Cause.SERVER_ERROR: Rule("HttpError", try_again=True, counts=True),
+    Cause.OTHER_STATUS: Rule("HttpError", counts=True),
+    Cause.RATE_LIMITED: Rule("RateLimited"),
+    Cause.DEFERRED: Rule("Deferred"),
+    Cause.PERMANENT: Rule("Permanent", _DEAD, _FAILED, Reason.PERMANENT),
+    Cause.NETWORK: Rule(
+        "NetworkError", metric=_FAILED, try_again=True, counts=True, breaker=False),
+    Cause.TIMEOUT: Rule("Timeout", try_again=True, counts=True, breaker=False),
+    Cause.TARGET_REFUSED: Rule(
+        "TargetRefused", _DEAD, _FAILED, Reason.TARGET_REFUSED,
+        was_sent=False, breaker=None, warning=_WRONG),
+    Cause.BAD_REQUEST: Rule(
+        "BadRequest", _DEAD, _FAILED, was_sent=False, breaker=None, warning=_WRONG),
+    Cause.OVERLOADED: Rule(
+        "RouterOverloaded", try_again=True, was_sent=False, breaker=None,
+        delay=FAST_FAIL_DELAY, warning=_NO_RESOURCES, about_target=False),
+    Cause.CIRCUIT_OPEN: Rule("CircuitOpen", was_sent=False, breaker=None),
+    Cause.UNFORESEEN: Rule(
+        "Unforeseen", try_again=True, counts=True, breaker=None, warning=_STRANGE),
+    Cause.NO_OUTCOME: Rule(
+        "Unforeseen", counts=True, breaker=None, warning=_NO_RESULT, about_target=False),
+    Cause.TASK_FAILED: Rule("TaskFailed", counts=True, breaker=None),
+    Cause.TASK_TIMEOUT: Rule("Timeout", counts=True, breaker=None),
+    Cause.NOT_STARTED: Rule(
+        "NotStarted", was_sent=False, breaker=None, warning=_NO_RESOURCES),
+    Cause.NO_HANDLER: Rule("NoHandler", was_sent=False, breaker=None, warning=_NO_RESOURCES),
 }
-
-
-class Error(Enum):
-    """What went wrong, in the operators' words."""
-
-    TIMEOUT = "Timeout"
-    CIRCUIT_OPEN = "CircuitOpen"
-    HTTP = "HttpError"
-    NETWORK = "NetworkError"
-    RATE_LIMITED = "RateLimited"
-    DEFERRED = "Deferred"  # `ack: false`
-    PERMANENT = "Permanent"  # `permanent: true`
-    TARGET_REFUSED = "TargetRefused"
-    BAD_REQUEST = "BadRequest"  # it could not even be built
-    OVERLOADED = "RouterOverloaded"
-    UNFORESEEN = "Unforeseen"
-
-
-class Alarm(Enum):
-    """Which warning an outcome raises, by the table of CONTRACTS §5."""
-
-    NONE = auto()
-    CONFIGURATION_ERROR = auto()
-    CONFIGURATION_CRITICAL = auto()
-    PROCESSING_WARN = auto()
-    OVERLOADED_WARN = auto()
-
-
-class Fault(Enum):
-    """Why there is no HTTP answer."""
-
-    NETWORK = auto()  # refused, reset, cut off, DNS, TLS, connect timeout, protocol error
-    TIMEOUT = auto()  # sent, no complete reply in time
-    TARGET_REFUSED = auto()  # MED-5
-    BAD_REQUEST = auto()  # cannot be built
-    OVERLOADED = auto()  # the router lacks what a request needs, such as a file descriptor
-    UNFORESEEN = auto()
+# fmt: on
 
 
 class Reply(Struct, frozen=True):
-    """An HTTP answer, cut down to what the rules below look at."""
+    """An HTTP answer, cut down to what `judge` looks at."""
 
     status: int
     body: bytes = b""  # at most REPLY_CAP
     retry_after: str | None = None
-    too_long: bool = False  # the body went past REPLY_CAP and was cut
+    too_long: bool = False  # the body exceeded REPLY_CAP and was cut
 
 
 class NoReply(Struct, frozen=True):
-    fault: Fault
+    """Why there is no HTTP answer."""
+
+    cause: Cause
     detail: str = ""
+    error: str = ""  # what a task on this machine said itself: kept, never logged
+    code: str | None = None  # its own error code
 
 
 Answer = Reply | NoReply
 
 
 class Outcome(Struct, frozen=True):
-    result: Result
-    error: Error | None = None
-    asked_delay: float | None = None  # by the target, clamped
+    cause: Cause
+    rule: Rule
+    detail: str = ""  # for people and logs: what the target or the network said
+    asked_delay: float | None = None  # seconds, by the target or its circuit, clamped
     status: int | None = None
-    detail: str = ""  # for people: what the target or the network said
-    reply: bytes = b""  # the first of it, for the dead letter
-    alarm: Alarm = Alarm.NONE
-    retryable: bool = False  # may be tried again at once (MED-2)
-    counts: bool = False  # a real failure: uses up an attempt (WQ-5)
+    reply: bytes = b""  # the first bytes of it, for the dead letter
+    ending: Ending | None = None  # what is said of a result or an error, if anything is (CMD-2)
+    error: str = ""  # as in NoReply
 
     @property
-    def consequence(self) -> Consequence:
-        return CONSEQUENCES[self.result]
+    def kept_error(self) -> str:
+        """Return what its queue or a dead letter keeps of it. Must not be logged."""
+        return f"{self.detail}: {self.error}" if self.error else self.detail
 
     @property
     def delay(self) -> float:
-        """Seconds before the broker hands it out again, where no retry policy says more."""
-        return DEFAULT_DELAY if self.asked_delay is None else self.asked_delay
+        """Return the seconds before a retry, where no retry policy says more."""
+        return self.rule.delay if self.asked_delay is None else self.asked_delay
+
+    @property
+    def may_try_again(self) -> bool:
+        """Whether it may be tried again at once: not before the time that a target asked for."""
+        return self.rule.try_again and self.asked_delay is None
 
 
 # Made once: nearly every message ends in one of them.
-_ACCEPTED: Final = {status: Outcome(Result.SUCCESS, status=status) for status in range(200, 300)}
+_ACCEPTED: Final = {
+    status: Outcome(Cause.ACCEPTED, RULES[Cause.ACCEPTED], status=status)
+    for status in range(200, 300)
+}
 DELIVERED: Final = _ACCEPTED[200]
 NO_OUTCOME: Final = Outcome(
-    Result.ERROR_PROCESS, Error.UNFORESEEN, detail="the mediator gave no outcome", counts=True
+    Cause.NO_OUTCOME, RULES[Cause.NO_OUTCOME], "the mediator gave no outcome"
 )
 
 
 def circuit_open(delay: float) -> Outcome:
-    return Outcome(
-        Result.ERROR_PROCESS, Error.CIRCUIT_OPEN, asked_delay=delay, detail="circuit open"
-    )
+    cause = Cause.CIRCUIT_OPEN
+    return Outcome(cause, RULES[cause], "circuit open", asked_delay=delay)
 
 
 def judge(answer: Answer, wall: Callable[[], float], policy: RetryPolicy | None = None) -> Outcome:
-    """Return the outcome by the table of CONTRACTS §5.
+    """Return the outcome of one request (MED-3).
 
     The wall clock is asked for `Retry-After` dates only, the policy for its statuses.
     """
     if isinstance(answer, NoReply):
-        return _FAULTS[answer.fault](answer.detail)
+        cause, said, code = answer.cause, answer.error, answer.code
+        ending = Ending(Failure(code or "", said)) if said or code else None
+        return Outcome(cause, RULES[cause], answer.detail, ending=ending, error=said)
     if answer.status // 100 != 2:  # noqa: PLR2004 - 2xx
-        return _judge_refused(answer, wall, policy)
-    if answer.too_long or b"false" not in answer.body:  # most replies, by far
+        return _judge_refusal(answer, wall, policy)
+    if b"false" not in answer.body and b'"result"' not in answer.body:  # most replies, by far
         return _ACCEPTED[answer.status]
-    return _judge_words(answer)
+    return _judge_acceptance(answer)
 
 
 def clamp_delay(seconds: float) -> float:
-    """Into what every broker can do, rounded up: a target is never called early."""
+    """Return a delay that every broker can do, rounded up: a target is never called early."""
     return float(math.ceil(min(max(seconds, MIN_DELAY), MAX_DELAY)))
 
 
-def _judge_refused(reply: Reply, wall: Callable[[], float], policy: RetryPolicy | None) -> Outcome:
-    retried = () if policy is None else policy.statuses
+def _judge_acceptance(answer: Reply) -> Outcome:
+    body = answer.body
+    if b"false" in body and not answer.too_long:
+        said = _read(body)
+        if bytes(said.ack) == b"false":
+            if bytes(said.permanent) == b"true":
+                return _of_reply(answer, Cause.PERMANENT)
+            return _of_reply(answer, Cause.DEFERRED, _usable_delay(bytes(said.delay_seconds)))
+    ending = _result(answer) if b'"result"' in body else None
+    if ending is None:
+        return _ACCEPTED[answer.status]
+    cause = Cause.ACCEPTED
+    return Outcome(cause, RULES[cause], status=answer.status, ending=ending)
+
+
+def _judge_refusal(reply: Reply, wall: Callable[[], float], policy: RetryPolicy | None) -> Outcome:
     status, is_rate_limit = reply.status, reply.status == HTTPStatus.TOO_MANY_REQUESTS
     if status == HTTPStatus.NOT_IMPLEMENTED:
-        return _http(reply, Result.ERROR_CONFIG, alarm=Alarm.CONFIGURATION_CRITICAL)
-    if status // 100 == 4 and not is_rate_limit and status not in retried:  # noqa: PLR2004 - 4xx
-        return _http(reply, Result.ERROR_CONFIG, alarm=Alarm.CONFIGURATION_ERROR)
-    if b"true" in reply.body and not reply.too_long:  # few say anything
-        said = _read(reply.body)
-        if bytes(said.permanent) == b"true":
-            return _permanent(reply)
+        return _of_reply(reply, Cause.NOT_IMPLEMENTED)
+    is_listed = policy is not None and status in policy.statuses
+    if status // 100 == 4 and not is_rate_limit and not is_listed:  # noqa: PLR2004 - 4xx
+        return _of_reply(reply, Cause.CLIENT_ERROR)
+    may_be_permanent = b"true" in reply.body and not reply.too_long  # few say anything
+    if may_be_permanent and bytes(_read(reply.body).permanent) == b"true":
+        return _of_reply(reply, Cause.PERMANENT)
     delay = _retry_after(reply.retry_after, wall)
     if is_rate_limit:
-        asked = DEFAULT_DELAY if delay is None else delay
-        return _http(reply, Result.ERROR_PROCESS, error=Error.RATE_LIMITED, asked_delay=asked)
-    # A target that says when to come back is not asked again before.
-    retryable = status // 100 == 5 and delay is None  # noqa: PLR2004 - 5xx
-    return _http(reply, Result.ERROR_PROCESS, asked_delay=delay, retryable=retryable, counts=True)
+        return _of_reply(reply, Cause.RATE_LIMITED, DEFAULT_DELAY if delay is None else delay)
+    is_server_error = status // 100 == 5  # noqa: PLR2004 - 5xx
+    return _of_reply(reply, Cause.SERVER_ERROR if is_server_error else Cause.OTHER_STATUS, delay)
 
 
-def _http(
-    reply: Reply,
-    result: Result,
-    *,
-    error: Error = Error.HTTP,
-    alarm: Alarm = Alarm.NONE,
-    asked_delay: float | None = None,
-    retryable: bool = False,
-    counts: bool = False,
-) -> Outcome:
-    return Outcome(
-        result,
-        error,
-        asked_delay=asked_delay,
-        status=reply.status,
-        detail=f"HTTP {reply.status}",
-        reply=reply.body[:REPLY_KEPT],
-        alarm=alarm,
-        retryable=retryable,
-        counts=counts,
-    )
+_DETAILS: Final = {
+    Cause.PERMANENT: "the target answered permanent: true",
+    Cause.DEFERRED: "the target answered ack: false",
+}
+
+
+def _of_reply(reply: Reply, cause: Cause, asked_delay: float | None = None) -> Outcome:
+    is_refusal = reply.status // 100 != 2  # noqa: PLR2004 - 2xx
+    before = f"HTTP {reply.status}, and " if is_refusal else ""
+    detail = f"{before}{_DETAILS[cause]}" if cause in _DETAILS else f"HTTP {reply.status}"
+    kept = reply.body[:REPLY_KEPT]
+    failure = None if reply.too_long or b'"error"' not in reply.body else _error(reply)
+    ending = None if failure is None else Ending(failure)
+    return Outcome(cause, RULES[cause], detail, asked_delay, reply.status, kept, ending)
 
 
 class _Said(Struct, rename="camel"):
-    """What we look for in a reply. Nothing else in it is read."""
+    """The fields of a reply that count. Nothing else in it is read."""
 
     # As written: a JSON number may be larger than any float, and a list may fill the memory.
     ack: Raw = Raw(b"")
     permanent: Raw = Raw(b"")
     delay_seconds: Raw = Raw(b"")
+    result: Raw = Raw(b"")
+    error: Raw = Raw(b"")
+
+
+class _SaidError(Struct):
+    code: str | int | None = None
+    message: str | None = None
 
 
 _said: Final = msgspec.json.Decoder(_Said)
-_NOTHING_SAID: Final = _Said()
+_said_error: Final = msgspec.json.Decoder(_SaidError)
 
 
 def _read(body: bytes) -> _Said:
     try:
         return _said.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _NOTHING_SAID
+        return _Said()
 
 
-def _judge_words(reply: Reply) -> Outcome:
-    """A 2xx may still mean: not now."""
-    said = _read(reply.body)
-    if bytes(said.ack) != b"false":
-        return _ACCEPTED[reply.status]
-    if bytes(said.permanent) == b"true":
-        return _permanent(reply)
-    return Outcome(
-        Result.ERROR_PROCESS,
-        Error.DEFERRED,
-        asked_delay=_usable_delay(bytes(said.delay_seconds)),
-        status=reply.status,
-        detail="the target answered ack: false",
-        reply=reply.body[:REPLY_KEPT],
-    )
+def _result(reply: Reply) -> Ending | None:
+    """Return the result that a reply gives, or that it gave one which is too long to keep."""
+    if reply.too_long:
+        return Ending(result_omitted=True)
+    result = bytes(_read(reply.body).result)
+    if not is_given(Raw(result)):
+        return None
+    try:
+        result.decode()
+    except UnicodeDecodeError:
+        return None  # no JSON
+    if len(result) > MAX_RESULT_BYTES or is_too_deep(result):
+        return Ending(result_omitted=True)
+    return Ending(result=result)
 
 
-def _permanent(reply: Reply) -> Outcome:
-    return Outcome(
-        Result.ERROR_CONFIG,
-        Error.PERMANENT,
-        status=reply.status,
-        detail=f"HTTP {reply.status}, and the target answered permanent: true",
-        reply=reply.body[:REPLY_KEPT],
-    )
+def _error(reply: Reply) -> Failure | None:
+    try:
+        said = _said_error.decode(_read(reply.body).error)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    code = "" if said.code is None else str(said.code).strip()[:MAX_CODE_CHARACTERS]
+    return Failure(code, said.message or "", reply.status)
 
 
 def _usable_delay(said: bytes) -> float | None:
@@ -283,41 +337,3 @@ def _retry_after(header: str | None, wall: Callable[[], float]) -> float | None:
         return clamp_delay(date.timestamp() - wall())
     except (ValueError, OverflowError, TypeError, IndexError):  # the parser is not strict
         return None
-
-
-_FAULTS: Final = {
-    Fault.NETWORK: lambda detail: Outcome(
-        Result.ERROR_CONNECTION, Error.NETWORK, detail=detail, retryable=True, counts=True
-    ),
-    Fault.TIMEOUT: lambda detail: Outcome(
-        Result.ERROR_PROCESS, Error.TIMEOUT, detail=detail, retryable=True, counts=True
-    ),
-    Fault.TARGET_REFUSED: lambda detail: Outcome(
-        Result.ERROR_CONFIG,
-        Error.TARGET_REFUSED,
-        detail=detail,
-        alarm=Alarm.CONFIGURATION_ERROR,
-    ),
-    Fault.BAD_REQUEST: lambda detail: Outcome(
-        Result.ERROR_CONFIG,
-        Error.BAD_REQUEST,
-        detail=detail,
-        alarm=Alarm.CONFIGURATION_ERROR,
-    ),
-    Fault.OVERLOADED: lambda detail: Outcome(  # nothing was sent, and the target is not to blame
-        Result.ERROR_PROCESS,
-        Error.OVERLOADED,
-        asked_delay=FAST_FAIL_DELAY,
-        detail=detail,
-        alarm=Alarm.OVERLOADED_WARN,
-        retryable=True,
-    ),
-    Fault.UNFORESEEN: lambda detail: Outcome(
-        Result.ERROR_PROCESS,
-        Error.UNFORESEEN,
-        detail=detail,
-        alarm=Alarm.PROCESSING_WARN,
-        retryable=True,
-        counts=True,
-    ),
-}

@@ -6,7 +6,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from router.core.dead_letter import DeadLetter
-from router.core.message import Malformed, parse
+from router.core.message import Malformed, Message, parse
 
 MASK: Final = "***"
 
@@ -27,11 +27,13 @@ _PUBLIC_PARAMETERS: Final = frozenset(
         "cafile",
         "certfile",
         "consumer",
+        "fifo",
         "groups",
         "heartbeat",
         "keep",
         "keyfile",
         "lease",
+        "notify",
         "passfile",
         "prefetch",
         "queue",
@@ -46,6 +48,7 @@ _PUBLIC_PARAMETERS: Final = frozenset(
         "type",
     }
 )
+_MOST_PARAMETERS: Final = 64  # no queue has more options; the rest is not shown
 _TELLING: Final = 4  # so many characters of a cut-off secret are too many
 
 
@@ -65,10 +68,17 @@ def public_uri(uri: str) -> str:
         return uri
     # By the last @, whatever comes before it: rather a host too few than a password too many.
     host = parts["authority"].rpartition("@")[2]
-    given = parts["query"].removeprefix("?").split("&")
+    given = parts["query"].removeprefix("?").split("&", _MOST_PARAMETERS)[:_MOST_PARAMETERS]
     public = [text for text in given if text.partition("=")[0] in _PUBLIC_PARAMETERS]
     query = f"?{'&'.join(public)}" if public else ""
     return f"{parts['scheme']}://{host}{parts['path']}{query}"
+
+
+def mask_malformed(text: str) -> str:
+    """Mask or drop what may be a credential in a text that should have been a URL."""
+    before, at, after = text.rpartition("@")
+    public = f"{MASK}{at}{after}" if before else text
+    return public.partition("?")[0].partition("#")[0]
 
 
 def without_secrets(letter: DeadLetter) -> DeadLetter:
@@ -77,11 +87,16 @@ def without_secrets(letter: DeadLetter) -> DeadLetter:
         message = parse(letter.body)
     except Malformed:
         return letter
-    reply = letter.reply
-    for secret in (message.token, message.secret):
+    return replace(letter, reply=mask_sent_secrets(letter.reply, message))
+
+
+def mask_sent_secrets(content: bytes, message: Message) -> bytes:
+    """Mask what was sent to a target and nobody else may see, in what it answered."""
+    query = message.target.partition("#")[0].partition("?")[2]
+    for secret in (message.token, message.secret, query if len(query) >= _TELLING else None):
         if secret:
-            reply = _mask(reply, secret.encode())
-    return replace(letter, reply=reply)
+            content = _mask(content, secret.encode())
+    return content
 
 
 def _mask(content: bytes, secret: bytes) -> bytes:

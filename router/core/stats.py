@@ -1,6 +1,6 @@
-"""Counting how deliveries went, for operators: plain integers, read when somebody asks.
+"""Counting outcomes for operators: plain integers, read when somebody asks.
 
-Three stretches of time: since the start, the last 5 minutes, the last 30.
+Three periods: since the start, the last 5 minutes, the last 30.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from router.core.outcome import Metric
 from router.core.rolling import Rolling
 
 SHORT: Final = 5  # minutes
-LONG: Final = 30
+LONG: Final = 30  # minutes
 _MICROSECONDS: Final = 1_000_000
 
 # The places of the totals; outcomes come first for both pools and queues.
@@ -30,7 +30,7 @@ _POOL_TOTALS: Final = _FIRST_BUCKET + BUCKETS
 
 
 class Latency(Struct, frozen=True, kw_only=True):
-    """Seconds that a request took. All 0: there was none."""
+    """Seconds that a request took, or 0 if there was none."""
 
     mean: float = 0.0
     p50: float = 0.0
@@ -39,7 +39,7 @@ class Latency(Struct, frozen=True, kw_only=True):
 
 
 class PoolPeriod(Struct, frozen=True, kw_only=True):
-    """What a pool did in some stretch of time."""
+    """What a pool did in a period."""
 
     succeeded: int = 0
     failed: int = 0
@@ -57,39 +57,41 @@ class PoolPeriod(Struct, frozen=True, kw_only=True):
 
 
 class QueuePeriod(Struct, frozen=True, kw_only=True):
-    """What became of a queue's messages in some stretch of time."""
+    """How messages of a queue ended in a period."""
 
     received: int = 0  # hand-overs by the broker
     consumed: int = 0  # accepted by their targets, and acknowledged
     failed: int = 0
-    deferred: int = 0  # given back for later: asked for by the target, or never sent
+    deferred: int = 0  # returned for later: the target asked for it, or it was never sent
 
     @property
     def success_rate(self) -> float:
         return _rate(self.consumed, self.failed)
 
 
-class Calling:
-    """As long as a call of a broker takes."""
+class Outcomes(Rolling):
+    """Totals that begin with one for each outcome."""
 
-    __slots__ = ("_calls", "_verb")
+    __slots__ = ()
 
-    def __init__(self, calls: Counter[tuple[str, str]], verb: str) -> None:
-        self._calls = calls
-        self._verb = verb
+    @property
+    def by_metric(self) -> Mapping[Metric, int]:
+        return {metric: self.totals[place] for metric, place in _PLACES.items()}
 
-    def __enter__(self) -> None:
-        pass
+    def success_rate(self, now: float) -> float:
+        """Of the last 30 minutes. Every health check asks every pool, and most never failed."""
+        totals = self.totals
+        if not totals[_FAILED]:
+            return 1.0
+        before = self.as_of(LONG, now)
+        return _rate(
+            totals[_SUCCEEDED] - before[_SUCCEEDED],
+            totals[_FAILED] - before[_FAILED],
+        )
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._calls[self._verb, "ok"] += 1
-        elif issubclass(kind, Exception):
-            self._calls[self._verb, "error"] += 1
 
-
-class Counts(Rolling):
-    """What became of the messages of one queue, and how its broker answered."""
+class Counts(Outcomes):
+    """How the messages of one queue ended, and how its broker answered."""
 
     __slots__ = ("calls",)
 
@@ -101,16 +103,12 @@ class Counts(Rolling):
         self.at(now)[_RECEIVED] += hand_overs
 
     def record(self, metric: Metric | None, now: float, hand_overs: int = 1) -> None:
-        """So many have ended. None: they were never sent."""
+        """Count messages that have ended. None: they were never sent."""
         self.at(now)[_UNSENT if metric is None else _PLACES[metric]] += hand_overs
 
-    def calling(self, verb: str) -> "Calling":
-        """Count one call of the broker. One that is cancelled says nothing about it."""
-        return Calling(self.calls, verb)
-
-    @property
-    def by_metric(self) -> Mapping[Metric, int]:
-        return {metric: self.totals[place] for metric, place in _PLACES.items()}
+    def call(self, verb: str, result: str) -> None:
+        """Count one call of the broker."""
+        self.calls[verb, result] += 1
 
     @property
     def unsent(self) -> int:
@@ -122,12 +120,9 @@ class Counts(Rolling):
     def last(self, minutes: int, now: float) -> QueuePeriod:
         return _queue_period(self.growth(minutes, now))
 
-    def success_rate(self, now: float) -> float:
-        return _recent_rate(self, now)
 
-
-class Deliveries(Rolling):
-    """How the deliveries of one pool went, and how long its requests took."""
+class Deliveries(Outcomes):
+    """How the deliveries of one pool ended, and how long its requests took."""
 
     __slots__ = ()
 
@@ -137,27 +132,15 @@ class Deliveries(Rolling):
     def record(self, metric: Metric, now: float) -> None:
         self.at(now)[_PLACES[metric]] += 1
 
-    def succeed(self, seconds: float, now: float) -> None:
-        """One, by a request that took so long."""
-        totals = self.at(now)
-        totals[_SUCCEEDED] += 1
-        _add_time(totals, seconds)
-
     def time(self, seconds: float, now: float) -> None:
-        """One request that did not end well."""
-        _add_time(self.at(now), seconds)
+        """Count one request that took so long."""
+        totals = self.at(now)
+        totals[_TIME] += int(seconds * _MICROSECONDS)
+        totals[_FIRST_BUCKET + bucket_of(seconds)] += 1
 
     def limit(self, now: float) -> None:
-        """One message has to wait for the rate limit."""
+        """Count a message that has to wait for the rate limit."""
         self.at(now)[_LIMITED] += 1
-
-    @property
-    def by_metric(self) -> Mapping[Metric, int]:
-        return {metric: self.totals[place] for metric, place in _PLACES.items()}
-
-    @property
-    def limited(self) -> int:
-        return self.totals[_LIMITED]
 
     @property
     def seconds(self) -> float:
@@ -175,35 +158,23 @@ class Deliveries(Rolling):
     def last(self, minutes: int, now: float) -> PoolPeriod:
         return _pool_period(self.growth(minutes, now))
 
-    def success_rate(self, now: float) -> float:
-        return _recent_rate(self, now)
-
-
-def _add_time(totals: list[int], seconds: float) -> None:
-    totals[_TIME] += int(seconds * _MICROSECONDS)
-    totals[_FIRST_BUCKET + bucket_of(seconds)] += 1
-
 
 def _pool_period(totals: Sequence[int]) -> PoolPeriod:
-    succeeded, failed, transient, limited, time = totals[:_FIRST_BUCKET]
+    succeeded, failed, transient, limited, microseconds = totals[:_FIRST_BUCKET]
+    buckets, latency = totals[_FIRST_BUCKET:], Latency()
+    if requests := sum(buckets):
+        latency = Latency(
+            mean=microseconds / _MICROSECONDS / requests,
+            p50=quantile(buckets, 0.5),
+            p95=quantile(buckets, 0.95),
+            p99=quantile(buckets, 0.99),
+        )
     return PoolPeriod(
         succeeded=succeeded,
         failed=failed,
         transient=transient,
         rate_limited=limited,
-        latency=_latency(time / _MICROSECONDS, totals[_FIRST_BUCKET:]),
-    )
-
-
-def _latency(seconds: float, buckets: Sequence[int]) -> Latency:
-    requests = sum(buckets)
-    if not requests:
-        return Latency()
-    return Latency(
-        mean=seconds / requests,
-        p50=quantile(buckets, 0.5),
-        p95=quantile(buckets, 0.95),
-        p99=quantile(buckets, 0.99),
+        latency=latency,
     )
 
 
@@ -214,18 +185,6 @@ def _queue_period(totals: Sequence[int]) -> QueuePeriod:
     )
 
 
-def _recent_rate(rolling: Rolling, now: float) -> float:
-    """Of the last 30 minutes. Asked for every pool whenever health is, and most never failed."""
-    totals = rolling.totals
-    if not totals[_FAILED]:
-        return 1.0
-    before = rolling.as_of(LONG, now)
-    return _rate(
-        totals[_SUCCEEDED] - before[_SUCCEEDED],
-        totals[_FAILED] - before[_FAILED],
-    )
-
-
 def _rate(successes: int, failures: int) -> float:
-    """0…1; without traffic 1; transient outcomes do not count in it (CONTRACTS §6)."""
+    """Return 0…1, and 1 without traffic. Transient outcomes do not count."""
     return successes / (successes + failures) if successes + failures else 1.0

@@ -15,9 +15,13 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.core.target import Target
+from router.core.target import HANDLER, PROCESS, Target
 
 _SCHEMES: Final = frozenset({"http", "https"})
+_LOCAL: Final = {
+    PROCESS: "processes are run only if MEDIATOR_EXECUTORS_FILE is set",
+    HANDLER: "handlers are run by router.worker, not by the service",
+}
 _HOST_NAME: Final = re.compile(r"[a-z0-9._~-]+")
 # What resolvers read as an IPv4 address, such as 0xa9fea9fe or 169.16689662.
 _ENDS_IN_A_NUMBER: Final = re.compile(r"(?:^|\.)(?:0x[0-9a-f]*|[0-9]+)\.?$")
@@ -50,6 +54,8 @@ class TargetPolicy(Struct, frozen=True):
     def refuse_url(self, target: Target) -> str | None:
         """Why this URL is refused, as far as it shows without a look-up; None: it is not."""
         if target.scheme not in _SCHEMES:
+            if target.is_local:
+                return _LOCAL[target.scheme]
             return f"the target's scheme is {target.scheme}, not http or https"
         if target.has_credentials:
             return "the target has credentials in its URL"

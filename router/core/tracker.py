@@ -1,15 +1,14 @@
-"""Which messages the router holds: one structure, two indexes, changed together (SPEC §5)."""
+"""What the router holds, and how what came in has ended (SPEC §5, OPS-6)."""
 
 import itertools
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
-from typing import Final
 
 from router.core.identity import MessageKey
-from router.core.job import EXPIRED, Job
+from router.core.job import EXPIRED, Fate, Job
 
 
-class Claim(Enum):
+class ArrivalKind(Enum):
     """What an arrival is to the router (ROUTE-2, ROUTE-3)."""
 
     NEW = auto()
@@ -17,11 +16,8 @@ class Claim(Enum):
     REQUEUED = auto()  # a copy of one that it holds: the POST would be identical
 
 
-_NEW: Final = Claim.NEW  # by its name it costs a look-up, for every message
-
-
 class Tracker:
-    """Both indexes change in the same methods, so that neither can point to what is gone."""
+    """Two indexes that change in the same methods, so that neither points to what is gone."""
 
     def __init__(self) -> None:
         self._by_key: dict[MessageKey, Job] = {}
@@ -29,26 +25,26 @@ class Tracker:
         self._by_body: dict[bytes, Job] = {}
         self._forfeited = itertools.count(1)
 
-    def track(self, job: Job) -> tuple[Claim, Job]:
-        """Take in what is new. Return what the arrival is, and the job that is held now."""
-        body = job.delivery.body
+    def track(self, job: Job) -> tuple[ArrivalKind, Job]:
+        """Take in a job if it is new. Return what it is, and the job that is held now."""
+        body = job.received.body
         held = self._by_key.setdefault(job.key, job)
         if held is not job:
-            if held.delivery.body == body:
-                return Claim.REDELIVERED, held
+            if held.received.body == body:
+                return ArrivalKind.REDELIVERED, held
             self._forfeit(held)
             self._by_key[job.key] = job
         twin = self._by_body.setdefault(body, job)
         if twin is job:
-            return _NEW, job
+            return ArrivalKind.NEW, job
         del self._by_key[job.key]
-        return Claim.REQUEUED, twin
+        return ArrivalKind.REQUEUED, twin
 
     def untrack(self, jobs: Iterable[Job]) -> None:
         by_key, by_body = self._by_key, self._by_body
         for job in jobs:
             del by_key[job.key]
-            body = job.delivery.body
+            body = job.received.body
             if by_body.get(body) is job:  # else it was forfeited
                 del by_body[body]
 
@@ -62,10 +58,25 @@ class Tracker:
         held.key = MessageKey(held.key.queue, held.key.id, f"forfeited-{next(self._forfeited)}")
         held.lease_until = EXPIRED
         self._by_key[held.key] = held
-        del self._by_body[held.delivery.body]
+        del self._by_body[held.received.body]
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self._by_key.values())
+
+
+class Ledger:
+    """Counts hand-overs in, and how each of them ended: what came in went somewhere, or is here."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.ended: dict[Fate, int] = dict.fromkeys(Fate, 0)
+
+    def end(self, fate: Fate, hand_overs: int = 1) -> None:
+        self.ended[fate] += hand_overs
+
+    def unaccounted(self, held: int) -> int:
+        """Return 0, always: `held` is counted where they are held, not here."""
+        return self.received - sum(self.ended.values()) - held

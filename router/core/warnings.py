@@ -1,4 +1,4 @@
-"""What operators are told: warnings, counted instead of repeated, bounded, aging (OPS-2)."""
+"""Warnings: repetitions are counted, their number is bounded, old ones expire (OPS-2)."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 CAPACITY: Final = 1000
-LIFETIME: Final = 8 * 3600.0
-REPEAT_WINDOW: Final = 5 * 60.0
-FRESH: Final = 30 * 60.0  # how long a critical warning degrades the router's health
+LIFETIME_SECONDS: Final = 8 * 3600.0
+REPEAT_SECONDS: Final = 5 * 60.0
+FRESH_SECONDS: Final = 30 * 60.0  # how long a critical warning degrades the router's health
 
 
 class Severity(IntEnum):
@@ -22,7 +22,7 @@ class Severity(IntEnum):
 
 
 class Code(StrEnum):
-    """Everything that can be wrong, in the operators' words."""
+    """Everything that can be wrong."""
 
     BROKER_LIMIT = "BROKER_LIMIT"
     CONFIG_CONFLICT = "CONFIG_CONFLICT"
@@ -44,6 +44,7 @@ class Code(StrEnum):
     QUEUE_GROWING = "QUEUE_GROWING"
     QUEUE_UNREACHABLE = "QUEUE_UNREACHABLE"
     QUEUE_VALIDATION = "QUEUE_VALIDATION"
+    REPLY_FAILED = "REPLY_FAILED"
     ROUTING = "ROUTING"
     SHUTDOWN_CLEANUP_ERRORS = "SHUTDOWN_CLEANUP_ERRORS"
     STANDBY_LOCK = "STANDBY_LOCK"
@@ -64,10 +65,11 @@ class Notice(Struct, frozen=True, kw_only=True):
 
 
 class WarningSummary(Struct, frozen=True):
-    """What health is judged from; acknowledged warnings do not count."""
+    """What health is judged from. Acknowledged warnings do not count."""
 
     active: Mapping[Severity, int]
     fresh_critical: int  # raised within the last 30 minutes
+    mark: str = ""  # changes whenever the list of warnings does
 
     @property
     def total(self) -> int:
@@ -75,7 +77,7 @@ class WarningSummary(Struct, frozen=True):
 
 
 class WarningBook:
-    """The latest warnings. Adding is O(1); whoever reads pays for the cleaning up."""
+    """The latest warnings. Adding is O(1); expired ones are removed when somebody reads."""
 
     def __init__(self) -> None:
         self._notices: OrderedDict[str, Notice] = OrderedDict()  # least recently raised first
@@ -84,13 +86,13 @@ class WarningBook:
         self._added = 0
 
     def add(self, code: str, severity: Severity, source: str, message: str, now: float) -> Notice:
-        """Enter it, or count it if it was raised within the last five minutes already."""
+        """Add a warning, or count it if it was raised within the last five minutes."""
         last = self._notices.get(self._latest.get((code, source, message), ""))
-        if last is not None and now - last.last_at <= REPEAT_WINDOW:
+        if last is not None and now - last.last_at <= REPEAT_SECONDS:
             return self._repeat(last, severity, now)
         self._added += 1
         notice = Notice(
-            id=f"{int(now)}-{self._added}",  # a stale id of an earlier process hits nothing
+            id=f"{int(now)}-{self._added}",  # ids of an earlier process match nothing
             code=code,
             severity=severity,
             source=source,
@@ -99,7 +101,8 @@ class WarningBook:
             last_at=now,
         )
         if len(self._notices) == CAPACITY:
-            self._remove(self._least_valuable())
+            # Somebody has seen the acknowledged ones; among equals the oldest goes.
+            self._remove(next(iter(self._acknowledged or self._notices)))
         self._notices[notice.id] = notice
         self._latest[code, source, message] = notice.id
         return notice
@@ -112,8 +115,8 @@ class WarningBook:
         code: str | None = None,
         acknowledged: bool | None = None,
     ) -> Sequence[Notice]:
-        """Those that fit, the most recently raised first."""
-        self._expire(now)
+        """Return the matching warnings, the most recently raised first."""
+        self.clear_older(LIFETIME_SECONDS / 3600, now)
         return [
             notice
             for notice in reversed(self._notices.values())
@@ -123,17 +126,21 @@ class WarningBook:
         ]
 
     def summary(self, now: float) -> WarningSummary:
-        active = self.list(now=now, acknowledged=False)
+        notices = self.list(now=now)
+        active = [notice for notice in notices if not notice.acknowledged]
+        newest = notices[0].id if notices else ""
+        raised = sum(notice.count for notice in notices)
         return WarningSummary(
             active=Counter(notice.severity for notice in active),
             fresh_critical=sum(
-                notice.severity is Severity.CRITICAL and now - notice.last_at < FRESH
+                notice.severity is Severity.CRITICAL and now - notice.last_at < FRESH_SECONDS
                 for notice in active
             ),
+            mark=f"{newest} {len(notices)} {raised} {len(notices) - len(active)}",
         )
 
     def acknowledge(self, notice_id: str) -> bool:
-        """An operator knows of it; repetitions stay silent. False: there is no such warning."""
+        """Mark it as known to an operator. Return False if there is no such warning."""
         notice = self._notices.get(notice_id)
         if notice is None:
             return False
@@ -142,7 +149,7 @@ class WarningBook:
         return True
 
     def acknowledge_all(self) -> int:
-        """How many were new to the operator."""
+        """Return how many were not acknowledged before."""
         waiting = [notice.id for notice in self._notices.values() if not notice.acknowledged]
         return sum(self.acknowledge(notice_id) for notice_id in waiting)
 
@@ -150,7 +157,7 @@ class WarningBook:
         return self._remove_all(tuple(self._notices))
 
     def clear_older(self, hours: float, now: float) -> int:
-        """Remove what was not raised within the last `hours`."""
+        """Remove warnings that were not raised within the last `hours`."""
         oldest_kept = now - hours * 3600
         return self._remove_all(
             tuple(key for key, notice in self._notices.items() if notice.last_at < oldest_kept)
@@ -165,18 +172,11 @@ class WarningBook:
             count=last.count + 1,
             acknowledged=last.acknowledged and not worse,
         )
-        if worse:  # what was acknowledged was something milder
+        if worse:  # the operator acknowledged something milder
             self._acknowledged.pop(last.id, None)
         self._notices[last.id] = notice
         self._notices.move_to_end(last.id)
         return notice
-
-    def _least_valuable(self) -> str:
-        """Somebody has seen the acknowledged ones; among equals the oldest goes."""
-        return next(iter(self._acknowledged or self._notices))
-
-    def _expire(self, now: float) -> None:
-        self.clear_older(LIFETIME / 3600, now)
 
     def _remove_all(self, ids: Sequence[str]) -> int:
         for notice_id in ids:
@@ -187,5 +187,5 @@ class WarningBook:
         notice = self._notices.pop(notice_id)
         self._acknowledged.pop(notice_id, None)
         text = (notice.code, notice.source, notice.message)
-        if self._latest[text] == notice_id:  # else a newer one has taken its place
+        if self._latest[text] == notice_id:  # otherwise a newer one has replaced it
             del self._latest[text]

@@ -1,4 +1,4 @@
-"""Raising a warning: one place that keeps it, and logs it once."""
+"""Raises warnings: keeps each, and logs it once."""
 
 import logging
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Alerts:
         self._on_warning = on_warning
 
     def raise_warning(self, code: str, severity: Severity, source: str, message: str) -> None:
-        """Keep it for the operators. A repeated one is counted and not logged again."""
+        """Keep a warning for the operators. A repeated one is counted and not logged again."""
         notice = self._book.add(code, severity, source, message, self._wall())
         self._on_warning(notice)
         if notice.count == 1:

@@ -1,8 +1,8 @@
 """The circuit breaker of one target origin (MED-4).
 
-pybreaker makes the transitions and counts the probes; the rolling window, the limit of concurrent
-probes and the clock are ours, because it has none of the three, and its way of wrapping a call
-costs more than the call.
+pybreaker makes the transitions and counts the probes. The rolling window, the limit of concurrent
+probes and the clock are ours: it has none of the three, and its way of wrapping a call costs more
+than the call.
 """
 
 from collections import OrderedDict, deque
@@ -13,7 +13,7 @@ from typing import Final
 
 import pybreaker
 
-WINDOW: Final = 10
+WINDOW: Final = 10  # calls
 FAILURES_TO_OPEN: Final = 5
 OPEN_SECONDS: Final = 5.0
 PROBES: Final = 3
@@ -28,19 +28,15 @@ class BreakerState(Enum):
     HALF_OPEN = pybreaker.STATE_HALF_OPEN
 
 
-_CLOSED: Final = BreakerState.CLOSED  # by their names they cost a look-up, for every message
-_HALF_OPEN: Final = BreakerState.HALF_OPEN
-
-
 class _ProbeFailed(Exception):
-    """Tells pybreaker that a probe failed."""
+    """Reports to pybreaker that a probe failed."""
 
 
 class Breaker:
-    """Ask `enter` before each call, and report by `leave` on every path.
+    """Call `enter` before each request, and `leave` after it on every path.
 
-    `enter` answers a ticket, or None while no call may go through. The ticket names the state that
-    the call began in: its result is ignored when the breaker has moved on since.
+    `enter` returns a ticket, or None while no request may go through. The ticket names the state
+    in which the request began: its result is ignored if the breaker has moved on since.
     """
 
     def __init__(self, name: str, on_change: Callable[["Breaker"], None]) -> None:
@@ -54,11 +50,15 @@ class Breaker:
         self._epoch = 0
         self._probing = 0
         self._half_open_at = 0.0
-        self._machine = self._new_machine()
+        # Its own reset time-out would ask the wall clock; `call` is used while half open only, so
+        # that it never does.
+        self._machine = pybreaker.CircuitBreaker(
+            fail_max=1, success_threshold=PROBES, name=name, throw_new_error_on_trip=False
+        )
 
     def enter(self, now: float) -> int | None:
         self.last_used = now
-        if self.state is _CLOSED:
+        if self.state is BreakerState.CLOSED:
             return self._epoch
         if self.state is BreakerState.OPEN and now >= self._half_open_at:
             self._machine.half_open()
@@ -70,8 +70,13 @@ class Breaker:
         return None
 
     def leave(self, ticket: int, now: float, ok: bool | None) -> None:
-        """Report a call. None: it tells nothing about the target (cancelled, never sent)."""
-        if ok and not self._recent_failures and ticket == self._epoch and self.state is _CLOSED:
+        """Report a request. None: it says nothing about the target (cancelled, never sent)."""
+        if (
+            ok
+            and not self._recent_failures
+            and ticket == self._epoch
+            and self.state is BreakerState.CLOSED
+        ):
             self.successes += 1  # as nearly every call ends: one more good one among good ones
             self._recent.append(True)
             return
@@ -80,21 +85,21 @@ class Breaker:
             self.failures += not ok
         if ticket != self._epoch:
             return
-        if self.state is _HALF_OPEN:
+        if self.state is BreakerState.HALF_OPEN:
             self._probing -= 1
             if ok is not None:
-                self._probed(ok=ok, now=now)
+                self._note_probe(ok=ok, now=now)
         elif ok is not None:
-            self._recorded(ok=ok, now=now)
+            self._note_call(ok=ok, now=now)
 
     def reset(self) -> None:
-        """Close it, whatever it has seen."""
+        """Close it, whatever has failed."""
         self._machine.close()
         self._moved(BreakerState.CLOSED)
 
     @property
     def retry_at(self) -> float:
-        """When an open breaker will let a probe through."""
+        """When an open breaker lets a probe through."""
         return self._half_open_at
 
     @property
@@ -102,7 +107,7 @@ class Breaker:
         """Calls in the window, and how many of them failed."""
         return len(self._recent), self._recent_failures
 
-    def _recorded(self, *, ok: bool, now: float) -> None:
+    def _note_call(self, *, ok: bool, now: float) -> None:
         recent = self._recent
         if len(recent) == WINDOW:
             self._recent_failures -= not recent[0]
@@ -112,7 +117,7 @@ class Breaker:
             self._machine.open()
             self._opened(now)
 
-    def _probed(self, *, ok: bool, now: float) -> None:
+    def _note_probe(self, *, ok: bool, now: float) -> None:
         with suppress(_ProbeFailed):
             self._machine.call(_succeed if ok else _fail)
         if self._machine.current_state == pybreaker.STATE_OPEN:
@@ -131,13 +136,6 @@ class Breaker:
         self._recent.clear()
         self._recent_failures = 0
         self._on_change(self)
-
-    def _new_machine(self) -> pybreaker.CircuitBreaker:
-        # Its own reset time-out would ask the wall clock; `call` is used while half open only, so
-        # that it never does.
-        return pybreaker.CircuitBreaker(
-            fail_max=1, success_threshold=PROBES, name=self.name, throw_new_error_on_trip=False
-        )
 
 
 def _succeed() -> None:
@@ -168,11 +166,11 @@ class Breakers:
         return breaker
 
     def find(self, origin: str) -> Breaker | None:
-        """The one that its calls go through, if there were any lately; asking is no use of it."""
+        """Return the breaker of an origin, if it was used lately. This does not count as a use."""
         return self._by_name.get(GLOBAL if self._one_for_all else origin)
 
     def drop_idle(self, now: float) -> None:
-        """Called by a chore; the least recently used stand in front."""
+        """Drop breakers that were not used for an hour; the least recently used come first."""
         while self._by_name:
             oldest = next(iter(self._by_name.values()))
             if now - oldest.last_used < IDLE_SECONDS:

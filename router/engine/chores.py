@@ -9,15 +9,15 @@ from router.core.config import MAX_BATCH
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
-from router.engine.intake import Intake
+from router.engine.delivery import nack_in_order
 from router.engine.periodic import every
 from router.engine.queue_manager import SOURCE, QueueManager
 from router.ports import BrokerError, Depth
 
-BACKLOG: Final = 1000
-GROWTH: Final = 100
+BACKLOG: Final = 1000  # messages
+GROWTH: Final = 100  # messages between two measurements
 GROWTHS_IN_A_ROW: Final = 3
-NEARLY_ALL: Final = 0.8
+NEARLY_ALL: Final = 0.8  # of a limit
 
 
 class Chores:
@@ -31,10 +31,10 @@ class Chores:
     def start(self, tasks: asyncio.TaskGroup) -> Sequence[asyncio.Task[None]]:
         schedule = (
             (60.0, self.restart_silent_consumers),
-            (10.0, self.let_go_finished),
+            (10.0, self.forget_finished),
             (30.0, self.look_for_leaks),
             (30.0, self.measure_queues),
-            (60.0, self.give_back_overdue),
+            (60.0, self.nack_overdue),
         )
         return [
             tasks.create_task(every(seconds, chore), name=chore.__name__)
@@ -43,69 +43,63 @@ class Chores:
 
     async def restart_silent_consumers(self) -> None:
         now = asyncio.get_running_loop().time()
-        for intake in list(self._manager.intakes.values()):
-            if not intake.is_healthy(now):
-                self._warn_of_silence(intake)
-                self._manager.restart(intake)
+        for consumer in list(self._manager.consumers.values()):
+            if consumer.is_healthy(now):
+                continue
+            name = consumer.queue.name
+            if consumer.restarts and not consumer.has_polled:
+                text = f"consumer of {name} is silent although it was restarted"
+                self._warn(Code.CONSUMER_RESTART_FAILED, text, Severity.CRITICAL)
+            else:
+                self._warn(Code.CONSUMER_RESTART, f"consumer of {name} is silent and is restarted")
+            self._manager.restart(consumer)
 
-    async def let_go_finished(self) -> None:
+    async def forget_finished(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._manager.let_go_finished(now)
+        self._manager.forget_finished(now)
         self._breakers.drop_idle(now)
 
     async def look_for_leaks(self) -> None:
-        """TRK-1. An intake may hold one batch per connection on top of what is in the pools."""
+        """Warn of a leak (TRK-1). A receiver may hold one batch on top of what is in the pools."""
         manager = self._manager
         pools = (*manager.pools.values(), *manager.draining_pools.values())
-        intakes = (*manager.intakes.values(), *manager.stopping_intakes)
+        consumers = (*manager.consumers.values(), *manager.stopping_consumers)
         bound = sum(pool.capacity + pool.config.concurrency for pool in pools)
-        bound += sum(MAX_BATCH * len(intake.connections) for intake in intakes)
-        if len(manager.routing.tracker) > bound:
+        bound += sum(MAX_BATCH * len(consumer.connections) for consumer in consumers)
+        if len(manager.registry.tracker) > bound:
             self._warn(Code.PIPELINE_MAP_LEAK, "more messages are tracked than the pools can hold")
 
-    async def give_back_overdue(self) -> None:
-        """BRK-5: what waits for longer than its broker allows goes back before it is taken away."""
+    async def nack_overdue(self) -> None:
+        """Return what waits for longer than its broker allows, before it is taken away (BRK-5)."""
         now = asyncio.get_running_loop().time()
         for pool in list(self._manager.pools.values()):
-            for job in pool.take_overdue(now):
-                await job.home.give_back(job, 0.0)
+            await nack_in_order(pool.take_overdue(now), 0.0)
 
     async def measure_queues(self) -> None:
-        for name, intake in list(self._manager.intakes.items()):
+        for name, consumer in list(self._manager.consumers.items()):
             try:
-                depth = await intake.depth()
+                depth = await consumer.depth()
             except BrokerError:
-                continue  # the connection itself tells of that
+                continue  # its receiver reports that
             if depth is not None:
                 self.depths[name] = depth.waiting
-                self._judge_depth(name, depth.waiting)
-                self._judge_deferred(name, depth)
-        for name in self.depths.keys() - self._manager.intakes.keys():
+                self._warn_of_depth(name, depth)
+        for name in self.depths.keys() - self._manager.consumers.keys():
             del self.depths[name], self._waiting[name]
 
-    def _warn_of_silence(self, intake: Intake) -> None:
-        name = intake.queue.name
-        if intake.restarts and not intake.has_polled:
-            text = f"consumer of {name} is silent although it was restarted"
-            self._warn(Code.CONSUMER_RESTART_FAILED, text, Severity.CRITICAL)
-        else:
-            self._warn(Code.CONSUMER_RESTART, f"consumer of {name} is silent and is restarted")
-
-    def _judge_deferred(self, name: str, depth: Depth) -> None:
-        limit = depth.deferred_limit
-        if limit is not None and depth.deferred >= limit * NEARLY_ALL:
-            text = f"messages of {name} that wait for a retry use up its limit of unsettled ones"
-            self._warn(Code.BROKER_LIMIT, text)
-
-    def _judge_depth(self, name: str, waiting: int) -> None:
-        if waiting > BACKLOG:
+    def _warn_of_depth(self, name: str, depth: Depth) -> None:
+        if depth.waiting > BACKLOG:
             self._warn(Code.QUEUE_BACKLOG, f"more than {BACKLOG} messages wait in {name}")
         seen = self._waiting.setdefault(name, [])
-        seen.append(waiting)
+        seen.append(depth.waiting)
         del seen[: -(GROWTHS_IN_A_ROW + 1)]
         steps = [after - before for before, after in pairwise(seen)]
         if len(steps) == GROWTHS_IN_A_ROW and min(steps) >= GROWTH:
             self._warn(Code.QUEUE_GROWING, f"{name} grows faster than it is delivered")
+        limit = depth.deferred_limit
+        if limit is not None and depth.deferred >= limit * NEARLY_ALL:
+            text = f"messages of {name} that wait for a retry use up its limit of unsettled ones"
+            self._warn(Code.BROKER_LIMIT, text)
 
     def _warn(self, code: Code, text: str, severity: Severity = Severity.WARN) -> None:
         self._alerts.raise_warning(code, severity, SOURCE, text)

@@ -1,4 +1,4 @@
-"""Keeping the router on its configuration: fetch, check, unite, apply; again and again.
+"""Keeps the router on its configuration: fetch, check, unite, apply; again and again.
 
 What is applied changes only here, one sync at a time, and only after it was checked as a whole.
 """
@@ -7,14 +7,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
-from router.core.backoff import Jitter
 from router.core.config import NOTHING, QueueNaming, RoutingConfig
 from router.core.config_document import BadDocument, Document, as_document, read_document
-from router.core.config_plan import CONFIG_CONFLICT, EMPTYING, Plan, empties, plan, unite
+from router.core.config_plan import CONFIG_CONFLICT, EMPTYING, Plan, empties, unite
+from router.core.retry import Jitter
+from router.core.state import SyncCounts
 from router.core.warnings import Severity
 from router.engine.periodic import every, give_or_take
 from router.ports import ConfigSource, ConfigUnavailable
@@ -23,17 +24,14 @@ log = logging.getLogger(__name__)
 
 CONFIG_SYNC_FAILED: Final = "CONFIG_SYNC_FAILED"
 SOURCE: Final = "ConfigSync"
-_SPREAD: Final = 0.1  # CFG-2
+_SPREAD: Final = 0.1  # of the interval (CFG-2)
 
-Apply = Callable[[RoutingConfig], Awaitable[None]]
-
-
-class Alerts(Protocol):
-    def raise_warning(self, code: str, severity: Severity, source: str, message: str) -> None: ...
+Apply = Callable[[RoutingConfig], Awaitable[Plan]]
+RaiseWarning = Callable[[str, Severity, str, str], None]  # code, severity, source, text
 
 
 class SyncFailed(Exception):
-    """Nothing was applied, and its text says why. What runs goes on as it was."""
+    """Nothing was applied; the text says why. What runs goes on as it was."""
 
 
 class SyncRules(Struct, frozen=True, kw_only=True):
@@ -68,19 +66,11 @@ class SyncStatus(Struct, frozen=True, kw_only=True):
     failed: int
 
 
-class SyncCounts(Struct, frozen=True):
-    """What costs nothing to tell, however large the configuration is."""
-
-    succeeded: int
-    failed: int
-    last_success: float | None  # Unix seconds; None: nothing was applied yet
-
-
 @dataclass(slots=True)
 class _Source:
     """One source, and what is known of it."""
 
-    door: ConfigSource
+    origin: ConfigSource
     fresh: Document | None = None  # of the attempt under way
     good: Document | None = None  # the last one that was applied
     last_success: float | None = None
@@ -89,14 +79,14 @@ class _Source:
     async def fetch(self, naming: QueueNaming) -> None:
         self.fresh = None
         try:
-            self.fresh = read_document(await self.door.fetch(), naming)
+            self.fresh = read_document(await self.origin.fetch(), naming)
             self.error = ""
         except (ConfigUnavailable, BadDocument) as error:
-            self.error = f"{self.door.name}: {error}"
+            self.error = f"{self.origin.name}: {error}"
 
     @property
     def document(self) -> Document | None:
-        """What it counts with: a source that fails keeps its say (CFG-4)."""
+        """The document that counts: a source that fails keeps its last good one (CFG-4)."""
         return self.good if self.fresh is None else self.fresh
 
     def applied(self, now: float) -> None:
@@ -109,13 +99,13 @@ class ConfigSync:
         self,
         sources: Sequence[ConfigSource],
         apply: Apply,
-        alerts: Alerts,
+        raise_warning: RaiseWarning,
         rules: SyncRules,
         wall: Callable[[], float],
     ) -> None:
-        self._sources = [_Source(door) for door in sources]
+        self._sources = [_Source(source) for source in sources]
         self._apply = apply
-        self._alerts = alerts
+        self._raise_warning = raise_warning
         self._rules = rules
         self._wall = wall
         self._one_at_a_time = asyncio.Lock()
@@ -125,7 +115,7 @@ class ConfigSync:
         self._failed = 0
 
     async def run(self, interval: float, jitter: Jitter) -> None:
-        """Sync again and again, until cancelled. The first sync is the caller's."""
+        """Sync again and again, until cancelled. The caller makes the first sync."""
         await every(interval, self._sync_later, jitter=give_or_take(_SPREAD, jitter))
 
     async def sync(self, *, first: bool) -> SyncResult:
@@ -149,7 +139,7 @@ class ConfigSync:
             last_success=self._last_success,
             document=as_document(self._applied),
             sources=tuple(
-                SourceStatus(source.door.name, source.last_success, source.error)
+                SourceStatus(source.origin.name, source.last_success, source.error)
                 for source in self._sources
             ),
             succeeded=self._succeeded,
@@ -161,68 +151,48 @@ class ConfigSync:
 
     async def _sync(self, attempts: int, severity: Severity) -> Plan:
         async with self._one_at_a_time:
-            try:
-                return await self._try(attempts)
-            except SyncFailed as failure:
-                self._failed += 1
-                text = f"the configuration was not synced: {failure}"
-                self._alerts.raise_warning(CONFIG_SYNC_FAILED, severity, SOURCE, text)
-                raise
-
-    async def _try(self, attempts: int) -> Plan:
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return await self._attempt()
-            except SyncFailed as failure:
-                facts = {"attempt": attempt, "attempts": attempts}
-                log.warning("configuration sync attempt failed: %s", failure, extra=facts)
-                if attempt >= attempts:
-                    raise
-            await asyncio.sleep(self._rules.retry_delay)
+            attempt = 1
+            while True:
+                try:
+                    return await self._attempt()
+                except SyncFailed as failure:
+                    facts = {"attempt": attempt, "attempts": attempts}
+                    log.warning("configuration sync attempt failed: %s", failure, extra=facts)
+                    if attempt >= attempts:
+                        self._failed += 1
+                        text = f"the configuration was not synced: {failure}"
+                        self._raise_warning(CONFIG_SYNC_FAILED, severity, SOURCE, text)
+                        raise
+                attempt += 1
+                await asyncio.sleep(self._rules.retry_delay)
 
     async def _attempt(self) -> Plan:
-        await self._fetch_all()
-        documents = self._documents()
-        config, conflicts = unite(documents, self._applied)
-        if empties(self._applied, config) and not self._rules.allow_empty:
-            raise SyncFailed(EMPTYING)
-        changes = plan(self._applied, config)
-        # Called even if nothing changes: what operators changed by hand goes back (CONTRACTS §6).
-        await self._apply(config)
-        self._remember(config)
-        self._report(documents, conflicts)
-        return changes
-
-    async def _fetch_all(self) -> None:
         async with asyncio.TaskGroup() as fetches:
             for source in self._sources:
-                name = f"fetch {source.door.name}"
-                fetches.create_task(source.fetch(self._rules.naming), name=name)
-
-    def _documents(self) -> list[tuple[str, Document]]:
-        """What each source counts with, by its name. Raises SyncFailed if none has answered."""
+                fetch = source.fetch(self._rules.naming)
+                fetches.create_task(fetch, name=f"fetch {source.origin.name}")
         errors = [source.error for source in self._sources if source.fresh is None]
         if len(errors) == len(self._sources):
             raise SyncFailed("; ".join(errors))
         for error in errors:
             log.warning("a configuration source failed, its last good document counts: %s", error)
-        return [(s.door.name, s.document) for s in self._sources if s.document is not None]
-
-    def _remember(self, config: RoutingConfig) -> None:
+        documents = [(s.origin.name, s.document) for s in self._sources if s.document is not None]
+        config, conflicts = unite(documents, self._applied)
+        if empties(self._applied, config) and not self._rules.allow_empty:
+            raise SyncFailed(EMPTYING)
+        # Called even if nothing changes: what operators changed by hand goes back (CONTRACTS §6).
+        changes = await self._apply(config)
         now = self._wall()
         for source in self._sources:
             source.applied(now)
         self._applied, self._last_success = config, now
         self._succeeded += 1
-
-    def _report(self, documents: Sequence[tuple[str, Document]], conflicts: Sequence[str]) -> None:
         for name, document in documents:
             for problem in document.problems:
                 self._warn(problem.code, f"{name}: {problem}")
         for conflict in conflicts:
             self._warn(CONFIG_CONFLICT, conflict)
+        return changes
 
     def _warn(self, code: str, text: str) -> None:
-        self._alerts.raise_warning(code, Severity.WARN, SOURCE, text)
+        self._raise_warning(code, Severity.WARN, SOURCE, text)

@@ -1,12 +1,14 @@
-"""What operators may turn while the router runs."""
+"""What operators may change while the router runs."""
+
+import asyncio
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from router.core.figures import PoolFigures
-from router.engine.breaker import Breaker, Breakers
+from router.core.state import PoolState
+from router.engine.breaker import Breakers
 from router.engine.queue_manager import QueueManager
-from router.engine.statistics import pool_figures
+from router.engine.state import pool_state
 
 
 class UnknownPool(Exception):
@@ -17,7 +19,7 @@ class UnknownBreaker(Exception):
     """Nothing was sent to such an origin lately."""
 
 
-class PoolChange(Struct, frozen=True, kw_only=True):
+class PoolSetting(Struct, frozen=True, kw_only=True):
     """What is left out stays as it is."""
 
     concurrency: int | None = None
@@ -29,30 +31,27 @@ class Controls:
         self._manager = manager
         self._breakers = breakers
 
-    def change_pool(self, code: str, change: PoolChange) -> PoolFigures:
-        """At once, and until the next sync. Raises UnknownPool."""
+    def change_pool(self, code: str, change: PoolSetting) -> PoolState:
+        """Change it at once, until the next sync. Raises UnknownPool."""
         pool = self._manager.pools.get(code)
         if pool is None:
             raise UnknownPool("there is no such pool")
         config = replace(pool.config, concurrency=change.concurrency or pool.config.concurrency)
         if change.rate_per_minute is not UNSET:
             config = replace(config, rate_per_minute=change.rate_per_minute)
-        self._manager.change_pool(config)
-        return pool_figures(pool)
+        pool.change(config)
+        return pool_state(pool, asyncio.get_running_loop().time())
 
     def reset_breaker(self, name: str) -> None:
         """Let calls through to this origin again. Raises UnknownBreaker."""
-        self._breaker(name).reset()
+        breaker = next((each for each in self._breakers.all() if each.name == name), None)
+        if breaker is None:
+            raise UnknownBreaker("there is no such circuit breaker")
+        breaker.reset()
 
     def reset_breakers(self) -> int:
-        """How many there are."""
+        """Let calls through to all origins again. Return how many there are."""
         breakers = self._breakers.all()
         for breaker in breakers:
             breaker.reset()
         return len(breakers)
-
-    def _breaker(self, name: str) -> Breaker:
-        for breaker in self._breakers.all():
-            if breaker.name == name:
-                return breaker
-        raise UnknownBreaker("there is no such circuit breaker")

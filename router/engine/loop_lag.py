@@ -1,16 +1,16 @@
-"""How late the event loop is: a timer now and then, and how long after its time it went off."""
+"""Measures how late the event loop is: how long after its time a timer goes off."""
 
 import asyncio
 from typing import Final
 
-PAUSE: Final = 0.25
+PAUSE_SECONDS: Final = 0.25
 PROBES: Final = 120  # in a period of half a minute
 
 
 class LoopLag:
-    """Remembers the worst of the period under way and of the one before.
+    """Keeps the worst of the period under way and of the one before.
 
-    So a scrape every half minute misses nothing, and reading needs to reset nothing.
+    So a scrape every half minute misses nothing, and reading resets nothing.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class LoopLag:
         return max(self._worst, self._worst_before)
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + PAUSE
-            await asyncio.sleep(PAUSE)
+            due = loop.time() + PAUSE_SECONDS
+            await asyncio.sleep(PAUSE_SECONDS)
             self.note(loop.time() - due)
 
     def note(self, late: float) -> None:

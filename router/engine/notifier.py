@@ -1,4 +1,4 @@
-"""Telling people what they do not watch for: gathered, sent in batches, and never in the way.
+"""Sends notifications, in batches.
 
 A channel that fails costs nothing but its own backlog: it is logged once, keeps what it could not
 send within bounds, and tries again with the next batch.
@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from router.core.notification import MOST_ITEMS, Gathering, Item, Subject, digest
+from router.core.notification import MOST_ITEMS, Item, PendingDigest, Subject, digest
 from router.core.warnings import Code, Notice, Severity
 from router.engine.breaker import Breaker, BreakerState
-from router.engine.intake import Intake
+from router.engine.consumer import QueueConsumer
 from router.ports import Channel, NotSent
 
 log = logging.getLogger(__name__)
@@ -32,10 +32,10 @@ class Notifier:
         wall: Callable[[], float],
     ) -> None:
         self.mailboxes = [Mailbox(channel) for channel in channels]
-        self._gathering = Gathering(least)
+        self._gathering = PendingDigest(least)
         self._instance = instance
         self._wall = wall
-        self._restarts: dict[str, int] = {}  # of each consumer, as far as they were looked at
+        self._restarts: dict[str, int] = {}  # of each consumer, when it was last checked
 
     def warned(self, notice: Notice) -> None:
         if self.mailboxes and notice.code not in _TOLD_AS_CHANGES:
@@ -64,9 +64,17 @@ class Notifier:
         change = self._gathering.began if primary else self._gathering.ended
         change(subject, self._wall())
 
-    async def tell(self, intakes: Mapping[str, Intake]) -> None:
+    async def tell(self, consumers: Mapping[str, QueueConsumer]) -> None:
         """Send what has gathered, and what could not be sent before."""
-        self._look_at(intakes)
+        for name, consumer in consumers.items():
+            subject = Subject(
+                f"consumer of {name}", "was restarted", "receives again", Severity.WARN
+            )
+            if consumer.restarts > self._restarts.get(name, 0):
+                self._gathering.began(subject, self._wall())
+            if consumer.has_polled:  # until then, a restarted consumer is in trouble
+                self._gathering.ended(subject, self._wall())
+        self._restarts = {name: consumer.restarts for name, consumer in consumers.items()}
         items, dropped = self._gathering.take(), self._gathering.dropped
         self._gathering.dropped = 0
         async with asyncio.TaskGroup() as tasks:
@@ -75,21 +83,9 @@ class Notifier:
                 sending = mailbox.send(self._instance, self._wall())
                 tasks.create_task(sending, name=f"notify {mailbox.name}")
 
-    def _look_at(self, intakes: Mapping[str, Intake]) -> None:
-        """Restarted consumers are in trouble until they have received again."""
-        for name, intake in intakes.items():
-            subject = Subject(
-                f"consumer of {name}", "was restarted", "receives again", Severity.WARN
-            )
-            if intake.restarts > self._restarts.get(name, 0):
-                self._gathering.began(subject, self._wall())
-            if intake.has_polled:
-                self._gathering.ended(subject, self._wall())
-        self._restarts = {name: intake.restarts for name, intake in intakes.items()}
-
 
 class Mailbox:
-    """One channel, and what it has still to send."""
+    """One channel, and what it still has to send."""
 
     def __init__(self, channel: Channel) -> None:
         self.sent = 0  # notifications
@@ -125,15 +121,12 @@ class Mailbox:
             log.exception("a notification channel failed unexpectedly")
             self._failed(type(error).__name__)
         else:
-            self._succeeded()
-
-    def _succeeded(self) -> None:
-        self.sent += 1
-        self._items.clear()
-        self._dropped = 0
-        if self._is_failing:
-            log.info("notifications are sent again", extra={"channel": self.name})
-        self._is_failing = False
+            self.sent += 1
+            self._items.clear()
+            self._dropped = 0
+            if self._is_failing:
+                log.info("notifications are sent again", extra={"channel": self.name})
+            self._is_failing = False
 
     def _failed(self, reason: str) -> None:
         self.failures += 1

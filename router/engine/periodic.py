@@ -1,10 +1,10 @@
-"""Scheduled work: one helper, so that every scheduled job looks the same."""
+"""Work that is done at intervals."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from router.core.backoff import Jitter
+from router.core.retry import Jitter
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""How many deliveries of a pool may run at once; lent back between two tries (MED-2)."""
+"""How many deliveries of a pool may run at once; a permit is free between two tries (MED-2)."""
 
 import asyncio
 from collections import deque
@@ -6,22 +6,22 @@ from collections.abc import Callable
 
 
 class Permits:
-    __slots__ = ("_on_free", "limit", "out", "returning")
+    __slots__ = ("limit", "on_free", "out", "returning")
 
-    def __init__(self, limit: int, on_free: Callable[[], None]) -> None:
+    def __init__(self, limit: int, on_free: Callable[[], None] = lambda: None) -> None:
         self.limit = limit
         self.out = 0
-        self.returning: deque[asyncio.Future[None]] = deque()  # gave one back and want it again
-        self._on_free = on_free
+        self.returning: deque[asyncio.Future[None]] = deque()  # lent one and want it again
+        self.on_free = on_free
 
     @property
     def free(self) -> int:
-        """None while more are out than a lowered limit allows."""
+        """How many can be had now: 0 while more are out than a lowered limit allows."""
         return max(self.limit - self.out, 0)
 
     @property
     def is_free(self) -> bool:
-        """Whether one can be had now. Then nobody waits for one: they are handed out at once."""
+        """Whether one can be had now. Then nobody waits for one."""
         return self.out < self.limit
 
     def may_be_kept(self) -> bool:
@@ -31,15 +31,15 @@ class Permits:
     def take(self) -> None:
         self.out += 1
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self.out -= 1
         if self.returning:
             self._admit_some()
 
     def lend(self) -> None:
-        """Give it back for a while: whoever has use for it is told."""
-        self.give_back()
-        self._on_free()
+        """Release it for a while, and tell whoever has use for it."""
+        self.release()
+        self.on_free()
 
     async def take_again(self) -> None:
         """Wait for a permit ahead of all who never had one."""
@@ -54,10 +54,10 @@ class Permits:
         """More: at once. Less: for new work at once, running deliveries finish (POOL-6)."""
         self.limit = limit
         self._admit_some()
-        self._on_free()
+        self.on_free()
 
-    def let_all_in(self) -> None:
-        """Nobody will send anything any more: no reason to wait for a permit."""
+    def admit_all(self) -> None:
+        """Let everybody go on who waits: nothing will be sent any more."""
         while self.returning:
             self._admit()
 

@@ -1,26 +1,45 @@
-"""Putting messages into queues: for the API, and for replays of dead letters."""
+"""Puts messages into queues, for the API and for replays of dead letters."""
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
+from router.core.commands import (
+    content_key,
+    longest_wait,
+    not_before_of,
+    outcome_of,
+    reply_body,
+)
 from router.core.config import QueueConfig, RoutingConfig
-from router.core.message import Malformed, parse
+from router.core.ending import Ending, Failure
+from router.core.identity import MessageKey
+from router.core.message import Malformed, Message, is_given, parse, steps_of, with_id
 from router.core.target import Target, read_target
-from router.ports import BrokerError, Brokers, Disconnected, Publication, Publisher
+from router.ports import (
+    BrokerError,
+    Brokers,
+    Disconnected,
+    Outgoing,
+    Publication,
+    Publisher,
+    Receipt,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_MESSAGES: Final = 1000  # in one call
-CHUNK: Final = 100  # a queue takes these all or none
-PUBLISH_TIMEOUT: Final = 30.0
-IDLE_TIMEOUT: Final = 60.0  # a connection that nobody used for so long is closed
+CHUNK_MESSAGES: Final = 100  # a queue takes these all or none
+PUBLISH_TIMEOUT_SECONDS: Final = 30.0
+IDLE_TIMEOUT_SECONDS: Final = 60.0  # a connection that nobody used for so long is closed
 
 
 class Rejected(Exception):
@@ -28,6 +47,7 @@ class Rejected(Exception):
 
     def __init__(self, reason: str, index: int | None = None) -> None:
         super().__init__(reason if index is None else f"message {index}: {reason}")
+        self.reason = reason
         self.index = index  # None: it is not about one of them
 
 
@@ -63,36 +83,43 @@ async def open_publishing(
     brokers: Brokers,
     config: Callable[[], RoutingConfig],
     *,
-    refuse_url: Callable[[Target], str | None],
+    refuse_url: Callable[[Target, QueueConfig], str | None],
     new_id: Callable[[], str],
-) -> AsyncIterator["Publishing"]:
+    wall: Callable[[], float] = time.time,
+) -> AsyncIterator["QueuePublisher"]:
     """Connections are opened when they are needed, and closed with the context.
 
-    `refuse_url` tells why a target may not be called, as far as it can be seen (MED-5).
+    `refuse_url` returns why messages of that queue may not go to a target, as far as its URL shows
+    (MED-5).
     """
     async with asyncio.TaskGroup() as tasks:
-        publishing = Publishing(brokers, config, refuse_url, new_id, tasks)
+        publishing = QueuePublisher(brokers, config, refuse_url, new_id, tasks=tasks, wall=wall)
         try:
             yield publishing
         finally:
             publishing.close()
 
 
-class Publishing:
+class QueuePublisher:
     def __init__(
         self,
         brokers: Brokers,
         config: Callable[[], RoutingConfig],
-        refuse_url: Callable[[Target], str | None],
+        refuse_url: Callable[[Target, QueueConfig], str | None],
         new_id: Callable[[], str],
+        *,
         tasks: asyncio.TaskGroup,
+        wall: Callable[[], float],
     ) -> None:
         self._brokers = brokers
         self._config = config
         self._refuse_url = refuse_url
         self._new_id = new_id
         self._tasks = tasks
-        self._lines: dict[QueueConfig, _Line] = {}
+        self.wall = wall
+        self._links: dict[QueueConfig, _Link] = {}
+        self._indexed: RoutingConfig | None = None
+        self._reply_queues: dict[str, QueueConfig] = {}
 
     async def publish(self, queue: str | None, bodies: Sequence[bytes]) -> Published:
         """Check all of them, then put all into the queue.
@@ -100,19 +127,33 @@ class Publishing:
         No queue named: the only one that can publish. Raises Rejected, UnknownQueue,
         NotPublishable or BrokeOff.
         """
-        if len(bodies) > MAX_MESSAGES:
-            raise Rejected(f"at most {MAX_MESSAGES} messages at once, not {len(bodies)}")
-        chosen = self._only_queue() if queue is None else self.queue_named(queue)
-        items = [self._check(index, body) for index, body in enumerate(bodies)]
+        if queue is None:
+            candidates = [each for each in self._config().queues if self._can_publish(each)]
+            if len(candidates) != 1:
+                raise NotPublishable(f"name a queue: {len(candidates)} can be published to")
+            (chosen,) = candidates
+        else:
+            chosen = self.queue_named(queue)
+        items = self.check_all(chosen, bodies)
         ids = [item.message.id for item in items]
         duplicates = 0
-        for start in range(0, len(items), CHUNK):
+        for start in range(0, len(items), CHUNK_MESSAGES):
             try:
-                added = await self.put(chosen, items[start : start + CHUNK])
+                added = await self.put(chosen, items[start : start + CHUNK_MESSAGES])
             except BrokerError as error:
                 raise BrokeOff(str(error), accepted=ids[:start]) from error
-            duplicates += added.count(False)
+            for index, receipt in enumerate(added, start):
+                duplicates += receipt is not True
+                if isinstance(receipt, str):
+                    ids[index] = receipt
         return Published(ids, duplicates)
+
+    def check_all(self, queue: QueueConfig, bodies: Sequence[bytes]) -> Sequence[Publication]:
+        """Return them ready to be published to a queue, with ids. Raises Rejected."""
+        if len(bodies) > MAX_MESSAGES:
+            raise Rejected(f"at most {MAX_MESSAGES} messages at once, not {len(bodies)}")
+        now = self.wall()  # read once: what comes in one call is due at one time
+        return [self._check(index, body, queue, now) for index, body in enumerate(bodies)]
 
     def queue_named(self, name: str) -> QueueConfig:
         """A queue that can be published to. Raises UnknownQueue or NotPublishable."""
@@ -123,26 +164,59 @@ class Publishing:
                 return queue
         raise UnknownQueue(f"there is no queue {name!r} in the configuration")
 
-    async def put(self, queue: QueueConfig, items: Sequence[Publication]) -> Sequence[bool]:
-        """As Publisher.publish, over the queue's one connection. Raises BrokerError."""
-        line = self._lines.get(queue) or self._start(queue)
+    def reply_queue(self, name: str) -> QueueConfig | None:
+        """Return the reply queue of this name, if there is one (CMD-3)."""
+        config = self._config()
+        if config is not self._indexed:
+            self._indexed = config
+            self._reply_queues = {queue.name: queue for queue in config.reply_queues}
+        return self._reply_queues.get(name)
+
+    def replies(self, message: Message, fingerprint: str, ending: Ending) -> list[Outgoing]:
+        """Return the reply to a message that ended so, if it wants one (CMD-3).
+
+        `fingerprint` is that of its publication: the same end is told once where that can be.
+        """
+        queue = None if message.reply_to is None else self.reply_queue(message.reply_to)
+        if queue is None:
+            return []
+        key = f"reply-{fingerprint}-{outcome_of(ending)}"
+        reply = Message(id=key, target="")  # it has no target: nobody delivers it
+        return [Outgoing(queue, Publication(reply, reply_body(message, ending), key))]
+
+    def replies_to_cancelled(
+        self, queue: QueueConfig, broker_id: str, body: bytes
+    ) -> Sequence[Outgoing]:
+        """Return the reply to a message of this queue that is cancelled, if it wants one."""
+        fingerprint = MessageKey(queue.uri, broker_id).fingerprint(body)
         try:
-            async with asyncio.timeout(PUBLISH_TIMEOUT):
-                return await line.send(items)
+            return self.replies(parse(body), fingerprint, _CANCELLED)
+        except Malformed:
+            return ()
+
+    def schedule(self, item: Publication) -> Publication:
+        """Return it with the time that it asks for, if it does (CMD-5)."""
+        not_before = not_before_of(item.message, self.wall())
+        return item if not_before is None else replace(item, not_before=not_before)
+
+    async def put(self, queue: QueueConfig, items: Sequence[Publication]) -> Sequence[Receipt]:
+        """As Publisher.publish, over the queue's one connection. Raises BrokerError."""
+        link = self._links.get(queue)
+        if link is None:
+            link = self._links[queue] = _Link(lambda: self._open(queue))
+            attending = self._attend(queue, link)
+            link.owner = self._tasks.create_task(attending, name=f"publisher of {queue.name}")
+        try:
+            async with asyncio.timeout(PUBLISH_TIMEOUT_SECONDS):
+                return await link.send(items)
         except TimeoutError:
-            self._hang_up(queue, line)
-            raise Disconnected(f"no answer within {PUBLISH_TIMEOUT:.0f} s") from None
+            self._close(queue, link)
+            raise Disconnected(f"no answer within {PUBLISH_TIMEOUT_SECONDS:.0f} s") from None
 
     def close(self) -> None:
-        """Hang up. What is under way ends as Disconnected."""
-        for queue, line in tuple(self._lines.items()):
-            self._hang_up(queue, line)
-
-    def _only_queue(self) -> QueueConfig:
-        candidates = [queue for queue in self._config().queues if self._can_publish(queue)]
-        if len(candidates) != 1:
-            raise NotPublishable(f"name a queue: {len(candidates)} can be published to")
-        return candidates[0]
+        """Close all connections. What is under way ends as Disconnected."""
+        for queue, link in tuple(self._links.items()):
+            self._close(queue, link)
 
     def _can_publish(self, queue: QueueConfig) -> bool:
         try:
@@ -156,47 +230,57 @@ class Publishing:
             raise Disconnected(f"queue {queue.name!r} can only be consumed")
         return publisher
 
-    def _start(self, queue: QueueConfig) -> "_Line":
-        line = self._lines[queue] = _Line(lambda: self._open(queue))
-        line.owner = self._tasks.create_task(
-            self._attend(queue, line), name=f"publisher of {queue.name}"
-        )
-        return line
+    async def _attend(self, queue: QueueConfig, link: "_Link") -> None:
+        await link.run()
+        self._forget(queue, link)
 
-    async def _attend(self, queue: QueueConfig, line: "_Line") -> None:
-        await line.run()
-        self._forget(queue, line)
+    def _close(self, queue: QueueConfig, link: "_Link") -> None:
+        if self._forget(queue, link):
+            link.close()
 
-    def _hang_up(self, queue: QueueConfig, line: "_Line") -> None:
-        if self._forget(queue, line):
-            line.hang_up()
-
-    def _forget(self, queue: QueueConfig, line: "_Line") -> bool:
-        """False: it was forgotten before, and another may have its place."""
-        if self._lines.get(queue) is not line:
+    def _forget(self, queue: QueueConfig, link: "_Link") -> bool:
+        """Return False if it was forgotten before: another may have its place."""
+        if self._links.get(queue) is not link:
             return False
-        del self._lines[queue]
+        del self._links[queue]
         return True
 
-    def _check(self, index: int, body: bytes) -> Publication:
-        body = _with_id(body, self._new_id)
+    def _check(self, index: int, body: bytes, queue: QueueConfig, now: float) -> Publication:
+        body = with_id(body, self._new_id)
         try:
             message = parse(body)
+            self._refuse("", message, queue, now)
         except Malformed as error:
             raise Rejected(str(error), index) from None
-        if reason := self._refuse_url(read_target(message.target)):
-            raise Rejected(f"`mediationTarget`: {reason}", index)
-        return Publication(message, body, dedup_key=message.explicit_dedup_key)
+        if b'"batchId"' in body and is_given(_batch_field.decode(body).batch_id):
+            raise Rejected("`batchId` must be absent: use POST /batches", index)
+        key = message.explicit_dedup_key
+        if key is None and message.dedup == "content":
+            key = content_key(message)
+        return Publication(message, body, key, not_before_of(message, now))
+
+    def _refuse(self, place: str, message: Message, queue: QueueConfig, now: float) -> None:
+        """Raise Malformed if it, or a step behind it, asks for what this router cannot do."""
+        if reason := self._refuse_url(read_target(message.target), queue):
+            raise Malformed(f"`{place}mediationTarget`: {reason}")
+        if message.reply_to is not None and self.reply_queue(message.reply_to) is None:
+            raise Malformed(f"`{place}replyTo`: there is no reply queue of this name")
+        not_before, longest = not_before_of(message, now), longest_wait(queue.uri)
+        if not_before is not None and not_before - now > longest:
+            field = "notBefore" if message.delay_seconds is None else "delaySeconds"
+            raise Malformed(f"`{place}{field}` is more than {longest / 3600:g} h ahead")
+        for step_place, step in steps_of(message):
+            self._refuse(f"{place}{step_place}.", step, queue, now)
 
 
 class _Parcel:
-    """Some messages on their way into a queue, and who waits for them."""
+    """Some messages on their way into a queue, and the future of whoever waits for them."""
 
     def __init__(self, items: Sequence[Publication]) -> None:
         self.items = items
-        self.confirmation: asyncio.Future[Sequence[bool]] = _future()
+        self.confirmation: asyncio.Future[Sequence[Receipt]] = _future()
 
-    def confirm(self, results: Sequence[bool]) -> None:
+    def confirm(self, results: Sequence[Receipt]) -> None:
         if not self.confirmation.done():  # else nobody waits any more
             self.confirmation.set_result(results)
 
@@ -205,8 +289,8 @@ class _Parcel:
             self.confirmation.set_exception(error)
 
 
-class _Line:
-    """The connection to one queue, owned by one task: opened when needed, anew when it broke."""
+class _Link:
+    """The connection to one queue, owned by one task: opened on demand, again after it broke."""
 
     owner: asyncio.Task[None]
 
@@ -214,9 +298,9 @@ class _Line:
         self._connect = connect
         self._waiting: deque[_Parcel] = deque()
         self._arrival = _future()
-        self._hung_up = False
+        self._is_closed = False
 
-    async def send(self, items: Sequence[Publication]) -> Sequence[bool]:
+    async def send(self, items: Sequence[Publication]) -> Sequence[Receipt]:
         parcel = _Parcel(items)
         self._waiting.append(parcel)
         if not self._arrival.done():
@@ -224,13 +308,13 @@ class _Line:
         return await parcel.confirmation
 
     async def run(self) -> None:
-        """Carry parcels until none came for a while."""
+        """Publish parcels until none came for a while."""
         # A publisher that fails to close hides that this task was cancelled.
-        while not self._hung_up and (parcel := await self._next()):
+        while not self._is_closed and (parcel := await self._next()):
             await self._carry(parcel)
 
-    def hang_up(self) -> None:
-        self._hung_up = True
+    def close(self) -> None:
+        self._is_closed = True
         self.owner.cancel()
         while self._waiting:
             self._waiting.popleft().fail(Disconnected(_CLOSED))
@@ -252,10 +336,10 @@ class _Line:
                 parcel.fail(Disconnected(_CLOSED))
 
     async def _next(self) -> _Parcel | None:
-        """None: nothing came for a while."""
+        """Return None if nothing came for a while."""
         if not self._waiting:
             self._arrival = _future()
-            await asyncio.wait([self._arrival], timeout=IDLE_TIMEOUT)
+            await asyncio.wait([self._arrival], timeout=IDLE_TIMEOUT_SECONDS)
         return self._waiting.popleft() if self._waiting else None
 
 
@@ -263,16 +347,10 @@ def _future() -> asyncio.Future[Any]:
     return asyncio.get_running_loop().create_future()
 
 
-def _with_id(body: bytes, new_id: Callable[[], str]) -> bytes:
-    """The message as it is, or with an id where it has none. Wrong ones are left to the parser."""
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return body
-    if bytes(fields.get("id", _NULL)) != b"null":
-        return body
-    return msgspec.json.encode({**fields, "id": new_id()})
+class _Batch(Struct, rename="camel"):
+    batch_id: Raw = Raw(b"")
 
 
+_batch_field: Final = msgspec.json.Decoder(_Batch)
+_CANCELLED: Final = Ending(Failure("CANCELLED", "the message was cancelled"))
 _CLOSED: Final = "the connection was closed"
-_NULL: Final = msgspec.Raw(b"null")

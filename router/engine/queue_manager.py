@@ -1,279 +1,226 @@
-"""The owner of pools and intakes: brings what runs in line with the configuration (CFG-6, -7)."""
+"""The owner of pools and consumers: it executes the plan of a configuration (CFG-6, CFG-7)."""
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from router.core.backoff import Jitter
-from router.core.config import (
-    DEFAULT_POOL_CONFIG,
-    PoolConfig,
-    QueueConfig,
-    RetryPolicy,
-    RoutingConfig,
-)
+from msgspec.structs import replace
+
+from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, RoutingConfig
+from router.core.config_plan import Plan, plan
 from router.core.job import Job, State
-from router.core.mandate import Mandate, unlimited
 from router.core.message import DEFAULT_POOL
 from router.core.outcome import FAST_FAIL_DELAY
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
-from router.engine.alerts import Alerts
-from router.engine.bell import Bell
-from router.engine.context import Context
-from router.engine.courier import Deliverer
-from router.engine.crew import Crew
-from router.engine.intake import Intake
-from router.engine.journal import Journal
-from router.engine.letters import Letters
-from router.engine.process_pool import ProcessPool
-from router.engine.routing import Routing
-from router.ports import Brokers
+from router.engine.consumer import QueueConsumer
+from router.engine.delivery import DeliveryRunner, nack_in_order
+from router.engine.deps import EngineDeps
+from router.engine.dispatch import SOURCE, Dispatcher
+from router.engine.permits import Permits
+from router.engine.pool import ProcessPool, Workers
+
+__all__ = ["SOURCE", "QueueManager"]
 
 log = logging.getLogger(__name__)
 
-SOURCE = "QueueManager"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What the queue manager is given."""
-
-    brokers: Brokers
-    mediator: Deliverer
-    letters: Letters
-    alerts: Alerts
-    tasks: asyncio.TaskGroup
-    jitter: Jitter
-    journal: Journal = field(default_factory=Journal)
-    mandate: Mandate = field(default_factory=unlimited)
-    longest_delivery: float = 0.0  # seconds, with all its tries
-    default_retry: RetryPolicy | None = None  # for pools and queues without one
-    max_pools: int = 10_000
-    pool_warning_threshold: int = 5_000
-
 
 class QueueManager:
-    def __init__(self, given: Surroundings) -> None:
+    def __init__(self, deps: EngineDeps) -> None:
         self.pools: dict[str, ProcessPool] = {}
         self.draining_pools: dict[str, ProcessPool] = {}
-        self.intakes: dict[str, Intake] = {}
-        self.stopping_intakes: list[Intake] = []
-        self.routing = Routing(self, given.alerts, given.journal)
+        self.consumers: dict[str, QueueConsumer] = {}
+        self.stopping_consumers: list[QueueConsumer] = []
+        self.registry = deps.registry
         self.unknown_pools: Counter[str] = (
             Counter()
-        )  # messages for a pool that is not there, by queue
+        )  # messages for a pool that is missing, by queue
         self.applied = RoutingConfig()
-        self.mandate = given.mandate
-        self._given = given
-        self._full: set[ProcessPool] = set()
-        self._bell = Bell()
-        self._crew = Crew(given.tasks)
-        self._is_stopped = False
-        self._context = Context(
-            brokers=given.brokers,
-            routing=self.routing,
-            letters=given.letters,
-            alerts=given.alerts,
-            tasks=given.tasks,
-            bell=self._bell,
-            extended=Bell(),
-            jitter=given.jitter,
-            mandate=given.mandate,
-            longest_delivery=given.longest_delivery,
-            default_retry=given.default_retry,
+        self.leadership = deps.leadership
+        self.deps = deps
+        publishing = deps.publishing
+        self._dispatcher = Dispatcher(
+            deps.registry, self, deps.alerts, publishing.reply_queue, wall=publishing.wall
         )
-
-    async def apply(self, config: RoutingConfig) -> None:
-        """Make it so. What is as it should be is left untouched."""
-        self.applied = config
+        self._full: set[ProcessPool] = set()
+        self._workers = Workers(deps.tasks)
         self._is_stopped = False
-        self._crew.recall()
-        self._apply_pools({pool.code: pool for pool in config.pools})
-        self._apply_queues({queue.name: queue for queue in config.queues})
 
-    def keep(self, config: RoutingConfig) -> None:
-        """Know it without running it: a standby publishes by it, and may have to run it soon."""
+    async def apply(self, config: RoutingConfig) -> Plan:
+        """Run this configuration. Return what was changed; all else is left untouched."""
+        self._is_stopped = False
+        self._workers.resume()
+        changes = plan(self.running, config)
         self.applied = config
+        for dropped in changes.drain:
+            self._drain(dropped.code)
+        for _, changed in changes.change:
+            self.pools[changed.code].change(changed)
+        for created in changes.create:
+            if self._has_place_for(created.code):
+                self._create(created)
+        for stopped in changes.stop:
+            self._stop(self.consumers[stopped.name])
+        for before, after in changes.replace:
+            replaced = self.consumers[before.name]
+            self._stop(replaced)
+            self._start(after, replaced.counts)
+        for started in changes.start:
+            self._start(started, Counts())
+        return changes
 
-    # What routing asks.
+    def keep(self, config: RoutingConfig) -> Plan:
+        """Take note of a configuration without running it: a standby publishes by it."""
+        changes = plan(self.applied, config)
+        self.applied = config
+        return changes
+
+    @property
+    def running(self) -> RoutingConfig:
+        """What runs now: after a change by hand, or a stop, not what was applied."""
+        queues = tuple(consumer.queue for consumer in self.consumers.values())
+        pools = tuple(pool.config for pool in self.pools.values())
+        return replace(self.applied, queues=queues, pools=pools)
 
     @property
     def have_room(self) -> bool:
         return not self.pools or len(self._full) < len(self.pools)
 
     def pool_for(self, job: Job) -> ProcessPool:
-        """By its code; a draining one of that code if it still holds its group (§7)."""
+        """Return the pool of its code; a draining one of that code if it holds its group (§7).
+
+        A message for a pool that is missing goes to the default pool (ROUTE-4). These are counted
+        by queue, because producers can make up any number of pool codes.
+        """
         code = job.message.pool or DEFAULT_POOL
         if self.draining_pools:
             drained = self.draining_pools.get(code)
-            if drained is not None and drained.holds_group_of(job):
+            if drained is not None and drained.lane_of(job) is not None:
                 return drained
-        return self.pools.get(code) or self._pool_instead_of(code, job)
+        pool = self.pools.get(code)
+        if pool is not None:
+            return pool
+        if code != DEFAULT_POOL:
+            # One that waited for room was counted when it came.
+            self.unknown_pools[job.settler.queue_name] += job.state is State.QUEUED
+            self._warn(Code.ROUTING, f"no pool {code!r}: its messages go to {DEFAULT_POOL}")
+        return self.pools.get(DEFAULT_POOL) or self._create(DEFAULT_POOL_CONFIG)
 
-    # What operators and chores ask.
-
-    def change_pool(self, config: PoolConfig) -> None:
-        """Change a running pool by hand, until the next sync. KeyError: there is none."""
-        self.pools[config.code].change(config)
-
-    def let_go_finished(self, now: float) -> None:
-        """Forget drained pools and stopped intakes (OPS-1)."""
+    def forget_finished(self, now: float) -> None:
+        """Forget drained pools and stopped consumers (OPS-1)."""
         for code in [code for code, pool in self.draining_pools.items() if pool.is_drained]:
             del self.draining_pools[code]
             log.info("pool drained", extra={"pool": code})
-        for intake in self.stopping_intakes:
-            intake.cut_off(now)
-        self.stopping_intakes = [each for each in self.stopping_intakes if not each.is_stopped]
+        for consumer in self.stopping_consumers:
+            consumer.abort_overdue(now)
+        self.stopping_consumers = [each for each in self.stopping_consumers if not each.is_stopped]
 
-    def restart(self, intake: Intake) -> None:
-        """Replace an intake that has fallen silent."""
-        self._stop(intake)
-        self._start(intake.queue, intake.counts, restarts=intake.restarts + 1)
+    def restart(self, consumer: QueueConsumer) -> None:
+        """Replace a consumer that has fallen silent."""
+        self._stop(consumer)
+        self._start(consumer.queue, consumer.counts, restarts=consumer.restarts + 1)
 
     def stop(self) -> None:
-        """Receive no more and send no more; what is held goes back, open POSTs finish.
+        """Receive no more and send no more; what is held goes back, open requests finish.
 
         Not for good: `apply` starts it again, as when this router becomes the primary (CFG-9).
         """
         self._is_stopped = True
-        for intake in list(self.intakes.values()):
-            self._stop(intake)
+        for consumer in list(self.consumers.values()):
+            self._stop(consumer)
         for code in list(self.pools):
             self._drain(code)
-        self._crew.dismiss()
+        self._workers.stop()
 
     async def until_settled(self) -> None:
-        """Once stopped: until nothing is held any more."""
-        for intake in self.stopping_intakes:
-            await intake.until_settled()
+        """Once stopped: wait until nothing is held any more."""
+        for consumer in self.stopping_consumers:
+            await consumer.until_settled()
 
-    def abort(self) -> None:
-        """Once stopped: end the POSTs that are still open; their messages go back."""
+    def abort(self, *, settling: bool = False) -> None:
+        """Once stopped: cut open requests; their messages go back.
+
+        With `settling`, cut open calls to brokers as well: this router may not settle any more
+        (CFG-9).
+        """
         for pool in self.draining_pools.values():
-            pool.abort()
+            pool.runner.abort()
+        if settling:
+            for consumer in self.stopping_consumers:
+                consumer.abort()
 
-    def overrule(self) -> None:
-        """Once stopped: this router may neither send nor settle any more (CFG-9)."""
-        self.abort()
-        for intake in self.stopping_intakes:
-            intake.overrule()
-
-    # Pools.
-
-    def _apply_pools(self, wanted: dict[str, PoolConfig]) -> None:
-        for code in [code for code in self.pools if code not in wanted]:
-            if code == DEFAULT_POOL:  # made on demand, it is never drained (CFG-6)
-                self.pools[code].change(DEFAULT_POOL_CONFIG)
-            else:
-                self._drain(code)
-        for code, config in wanted.items():
-            if code in self.pools:
-                self.pools[code].change(config)
-            elif code in self.draining_pools:
-                self._revive(config)
-            else:
-                self._create_within_limits(config)
-
-    def _create_within_limits(self, config: PoolConfig) -> None:
-        if len(self.pools) >= self._given.max_pools:
-            text = f"pool {config.code} was not created: MESSAGE_ROUTER_MAX_POOLS is reached"
-            self._given.alerts.raise_warning(Code.POOL_LIMIT, Severity.CRITICAL, SOURCE, text)
-            return
-        if len(self.pools) >= self._given.pool_warning_threshold:
+    def _has_place_for(self, code: str) -> bool:
+        """Whether one more pool is within the limits; a draining one may always come back."""
+        if code in self.draining_pools:
+            return True
+        if len(self.pools) >= self.deps.max_pools:
+            text = f"pool {code} was not created: MESSAGE_ROUTER_MAX_POOLS is reached"
+            self._warn(Code.POOL_LIMIT, text, Severity.CRITICAL)
+            return False
+        if len(self.pools) >= self.deps.pool_warning_threshold:
             self._warn(Code.POOL_LIMIT, "the number of pools comes close to its limit")
-        self._create(config)
+        return True
 
     def _create(self, config: PoolConfig) -> ProcessPool:
-        given = self._given
-        pool = ProcessPool(
+        """Create a pool, or revive a draining one of the same code."""
+        deps, pool = self.deps, self.draining_pools.pop(config.code, None)
+        if pool is not None:
+            self.pools[config.code] = pool
+            pool.revive(config)
+            self._room_changed(pool)
+            log.info("draining pool revived", extra={"pool": config.code})
+            return pool
+        permits = Permits(config.concurrency)
+        runner = DeliveryRunner(
             config,
-            given.mediator,
-            self._crew,
-            given.alerts,
-            jitter=given.jitter,
-            mandate=given.mandate,
-            on_room=self._room_changed,
-            on_group_free=self._group_is_free,
+            deps.mediator,
+            permits,
+            deps.alerts,
+            jitter=deps.jitter,
+            leadership=deps.leadership,
         )
-        self.pools[config.code] = pool
-        self._bell.ring()
-        return pool
-
-    def _pool_instead_of(self, code: str, job: Job) -> ProcessPool:
-        """Return the default pool, made on demand (ROUTE-4).
-
-        By queue, because producers can make up any number of pool codes.
-        """
-        if code != DEFAULT_POOL:
-            # One that waited for room was counted when it came.
-            self.unknown_pools[job.home.queue_name] += job.state is State.QUEUED
-            text = f"no pool {code!r}: its messages go to {DEFAULT_POOL}"
-            self._warn(Code.ROUTING, text)
-        return self.pools.get(DEFAULT_POOL) or self._default_pool()
-
-    def _default_pool(self) -> ProcessPool:
-        if DEFAULT_POOL in self.draining_pools:
-            return self._revive(DEFAULT_POOL_CONFIG)
-        return self._create(DEFAULT_POOL_CONFIG)
-
-    def _revive(self, config: PoolConfig) -> ProcessPool:
-        pool = self.pools[config.code] = self.draining_pools.pop(config.code)
-        pool.revive(config)
-        self._room_changed(pool)
-        log.info("draining pool revived", extra={"pool": config.code})
+        pool = self.pools[config.code] = ProcessPool(
+            runner,
+            permits,
+            self._workers,
+            on_room=self._room_changed,
+            on_group_free=self._place_blocked,
+        )
+        deps.room.ring()
         return pool
 
     def _drain(self, code: str) -> None:
         pool = self.draining_pools[code] = self.pools.pop(code)
         self._full.discard(pool)
-        self._bell.ring()  # fewer pools that must have room
+        self.deps.room.ring()  # fewer pools that must have room
         pool.drain()
         log.info("pool draining", extra={"pool": code})
 
     def _room_changed(self, pool: ProcessPool) -> None:
         if pool.has_room:
             self._full.discard(pool)
-            self._bell.ring()
+            self.deps.room.ring()
         elif not pool.draining:
             self._full.add(pool)
 
-    def _group_is_free(self, waiting: Sequence[Job]) -> None:
-        """Jobs that waited for a draining pool's group can be placed now (§7)."""
-        refused = waiting if self._is_stopped else self.routing.resubmit(waiting)
+    def _place_blocked(self, blocked: Sequence[Job]) -> None:
+        """Place jobs that waited for a draining pool to finish with their group (§7)."""
+        refused = blocked if self._is_stopped else self._dispatcher.place(blocked)
         if refused:
             delay = 0.0 if self._is_stopped else FAST_FAIL_DELAY
-            self._context.tasks.create_task(_give_back(refused, delay), name="return")
-
-    # Queues.
-
-    def _apply_queues(self, wanted: dict[str, QueueConfig]) -> None:
-        replaced: dict[str, Counts] = {}
-        for name, intake in list(self.intakes.items()):
-            if wanted.get(name) != intake.queue:
-                replaced[name] = intake.counts
-                self._stop(intake)
-        for name, queue in wanted.items():
-            if name not in self.intakes:
-                self._start(queue, replaced.get(name) or Counts())
+            self.deps.tasks.create_task(nack_in_order(refused, delay), name="return")
 
     def _start(self, queue: QueueConfig, counts: Counts, restarts: int = 0) -> None:
-        intake = self.intakes[queue.name] = Intake(queue, self._context, counts, restarts)
-        intake.start()
+        consumer = QueueConsumer(queue, self.deps, self._dispatcher, counts, restarts)
+        self.consumers[queue.name] = consumer
+        consumer.start()
         log.info("consumer started", extra={"queue": queue.name})
 
-    def _stop(self, intake: Intake) -> None:
-        del self.intakes[intake.queue.name]
-        intake.stop()
-        self.stopping_intakes.append(intake)
-        log.info("consumer stopping", extra={"queue": intake.queue.name})
+    def _stop(self, consumer: QueueConsumer) -> None:
+        del self.consumers[consumer.queue.name]
+        consumer.stop()
+        self.stopping_consumers.append(consumer)
+        log.info("consumer stopping", extra={"queue": consumer.queue.name})
 
-    def _warn(self, code: Code, text: str) -> None:
-        self._given.alerts.raise_warning(code, Severity.WARN, SOURCE, text)
-
-
-async def _give_back(jobs: Sequence[Job], delay: float) -> None:
-    for job in jobs:
-        await job.home.give_back(job, delay)
+    def _warn(self, code: Code, text: str, severity: Severity = Severity.WARN) -> None:
+        self.deps.alerts.raise_warning(code, severity, SOURCE, text)

@@ -1,7 +1,7 @@
 """One of several routers works at a time: the one that holds the leader lock (CFG-9).
 
-All times are read before the lock server is asked, so that this router believes in its lock for
-no longer than the server does. Once it cannot be refreshed, work is ended while it is still held:
+All times are read before the lock server is asked, so that this router trusts its lock for no
+longer than the server does. If the lock cannot be refreshed, work ends while it is still held:
 
     0 ─────────── 1/3 ─────────────── 2/3 ───────────────────── TTL
     refreshed     refresh it          receive and send no more, nothing is sent or
@@ -16,19 +16,20 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 
 from router.core.config import RoutingConfig
-from router.core.figures import StandbyStatus
-from router.core.mandate import NEVER
+from router.core.config_plan import Plan
+from router.core.leadership import NEVER
+from router.core.state import StandbyStatus
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.queue_manager import QueueManager
-from router.engine.shutdown import LAST_WORDS, settled
-from router.ports import Lock, LockUnavailable, Tenure
+from router.engine.shutdown import ABORT_GRACE_SECONDS, settled
+from router.ports import Lock, LockUnavailable
 
 log = logging.getLogger(__name__)
 
 REFRESH: Final = 1 / 3  # of the TTL: when to refresh the lock
 SURRENDER: Final = 2 / 3  # of the TTL: when to stop working with a lock that was not refreshed
-LOOK_SECONDS: Final = 1.0  # between two looks at a lock that another one holds
+LOOK_SECONDS: Final = 1.0  # between two attempts at a lock that another router holds
 CALL_SECONDS: Final = 5.0
 SOURCE: Final = "Standby"
 
@@ -36,14 +37,14 @@ T = TypeVar("T")
 
 
 class Candidate(Struct, frozen=True):
-    """This router, to those that compete with it for the lock."""
+    """This router, among those that compete for the lock."""
 
     instance: str
     ttl: float  # seconds
 
 
 class Alone:
-    """No other router to share with: this one works from its start to its end."""
+    """The election of a router without a standby: it works from its start to its end."""
 
     def __init__(self, manager: QueueManager, instance: str) -> None:
         self._manager = manager
@@ -52,14 +53,14 @@ class Alone:
     def status(self) -> StandbyStatus:
         return StandbyStatus(enabled=False, instance=self._instance, primary=True)
 
-    async def apply(self, config: RoutingConfig) -> None:
-        await self._manager.apply(config)
+    async def apply(self, config: RoutingConfig) -> Plan:
+        return await self._manager.apply(config)
 
     def start(self, tasks: asyncio.TaskGroup) -> None: ...
 
-    def retire(self) -> None: ...
+    def stop(self) -> None: ...
 
-    async def leave(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class Standby:
@@ -79,16 +80,16 @@ class Standby:
         self._alerts = alerts
         self._wall = wall
         self._on_change = on_change
-        self._mandate = manager.mandate
-        self._mandate.until = NEVER
+        self._leadership = manager.leadership
+        self._leadership.until = NEVER
         self._is_primary = False
         self._holder: str | None = None
         self._refreshed_at: float | None = None  # the lock, by whoever holds it
-        self._is_retiring = False
+        self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 
     def status(self) -> StandbyStatus:
-        age = None if self._refreshed_at is None else self._mandate.now() - self._refreshed_at
+        age = None if self._refreshed_at is None else self._leadership.now() - self._refreshed_at
         return StandbyStatus(
             enabled=True,
             instance=self._candidate.instance,
@@ -97,101 +98,91 @@ class Standby:
             last_refresh=None if age is None else self._wall() - age,
         )
 
-    async def apply(self, config: RoutingConfig) -> None:
-        """Run it, or keep it for the moment in which this router becomes the primary."""
+    async def apply(self, config: RoutingConfig) -> Plan:
+        """Run it, or keep it until this router becomes the primary."""
         if self._is_primary:
-            await self._manager.apply(config)
-        else:
-            self._manager.keep(config)
+            return await self._manager.apply(config)
+        return self._manager.keep(config)
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         self._task = tasks.create_task(self.run(), name="standby")
 
-    def retire(self) -> None:
-        """The router is about to end: it keeps the lock, if it has it, but takes it no more."""
-        self._is_retiring = True
+    def stop(self) -> None:
+        """Take the lock no more; keep it, if this router has it: it is about to end."""
+        self._is_stopping = True
         if self._task is not None and not self._is_primary:
             self._task.cancel()
 
-    async def leave(self) -> None:
-        """Nothing is held any more: let another one take over at once."""
+    async def close(self) -> None:
+        """Release the lock, so that another router can take over at once."""
         if self._task is None:
             return
         self._task.cancel()
         await asyncio.wait((self._task,))
-        self._mandate.until = NEVER  # before another one can have the lock
+        self._leadership.until = NEVER  # before another one can have the lock
         await self._ask(self._lock.release())
 
     async def run(self) -> None:
-        """Wait for the lock, work while it is ours, again and again, until cancelled."""
-        while not self._is_retiring:
+        """Wait for the lock, work while this router has it, again and again, until cancelled."""
+        while not self._is_stopping:
             fence = await self._take_lock()
-            await self._take_over(fence)
+            log.info("this router is the primary now", extra={"fence": fence})
+            self._leadership.until = self._refreshed + self._candidate.ttl
+            self._change_role(primary=True)
+            await self._manager.apply(self._manager.applied)
             while await self._is_kept(fence):
                 pass
             await self._step_down()
 
     async def _take_lock(self) -> int:
-        """Ask for the lock until it is ours. Answers its fence."""
+        """Ask for the lock until this router has it. Return its fence."""
         while True:
-            asked_at = self._mandate.now()
-            tenure = await self._ask(self._lock.acquire())
-            if tenure is not None:
-                self._note(tenure, asked_at)
-                if tenure.is_ours and self._mandate.now() < asked_at + self._share(SURRENDER):
-                    return tenure.fence
+            asked_at = self._leadership.now()
+            lock = await self._ask(self._lock.acquire())
+            if lock is not None:
+                self._holder = lock.holder
+                if lock.holder is not None:
+                    self._refreshed_at = asked_at - lock.age
+                if lock.is_ours and self._leadership.now() < asked_at + self._share(SURRENDER):
+                    return lock.fence
             await asyncio.sleep(min(LOOK_SECONDS, self._share(REFRESH)))
 
-    def _note(self, tenure: Tenure, asked_at: float) -> None:
-        self._holder = tenure.holder
-        if tenure.holder is not None:
-            self._refreshed_at = asked_at - tenure.age
-
-    async def _take_over(self, fence: int) -> None:
-        log.info("this router is the primary now", extra={"fence": fence})
-        self._mandate.until = self._refreshed + self._candidate.ttl
-        self._change_role(primary=True)
-        await self._manager.apply(self._manager.applied)
-
     async def _is_kept(self, fence: int) -> bool:
-        """Refresh the lock once it is due. False: it is lost, or there is no time to try longer."""
+        """Refresh the lock once it is due. Return False if it is lost, or cannot be refreshed."""
         give_up = self._refreshed + self._share(SURRENDER)
-        await asyncio.sleep(self._refreshed + self._share(REFRESH) - self._mandate.now())
-        while (asked_at := self._mandate.now()) < give_up:
+        await asyncio.sleep(self._refreshed + self._share(REFRESH) - self._leadership.now())
+        while (asked_at := self._leadership.now()) < give_up:
             renewed = await self._ask(self._lock.renew(fence), within=give_up - asked_at)
             if renewed is None:
                 pause = self._share(REFRESH) / 10
-                await asyncio.sleep(min(pause, max(give_up - self._mandate.now(), 0.0)))
+                await asyncio.sleep(min(pause, max(give_up - self._leadership.now(), 0.0)))
                 continue
             if renewed:
                 self._refreshed_at = asked_at
-                self._mandate.until = asked_at + self._candidate.ttl
-            else:
-                self._lose()
+                self._leadership.until = asked_at + self._candidate.ttl
+            else:  # somebody took it, or the server forgot it: there may be another primary already
+                self._leadership.until = NEVER
+                self._warn("the leader lock was lost although it was refreshed in time")
             return renewed
         return False
 
-    def _lose(self) -> None:
-        """Somebody took it, or the server forgot it: there may be another primary already."""
-        self._mandate.until = NEVER
-        self._warn("the leader lock was lost although it was refreshed in time")
-
     async def _step_down(self) -> None:
-        """End all work while the lock is ours; what does not end by then is left to the brokers."""
+        """End all work while this router has the lock; leave the rest to the brokers."""
         log.warning("this router is not the primary any more")
         self._change_role(primary=False)
         self._manager.stop()
-        if not await settled(self._manager, max(self._mandate.until - self._mandate.now(), 0.0)):
-            self._manager.overrule()
-            await settled(self._manager, LAST_WORDS)
-        self._mandate.until = NEVER
+        left = max(self._leadership.until - self._leadership.now(), 0.0)
+        if not await settled(self._manager, left):
+            self._manager.abort(settling=True)
+            await settled(self._manager, ABORT_GRACE_SECONDS)
+        self._leadership.until = NEVER
 
     def _change_role(self, *, primary: bool) -> None:
         self._is_primary = primary
         self._on_change(primary)
 
     async def _ask(self, call: Coroutine[Any, Any, T], within: float = CALL_SECONDS) -> T | None:
-        """None: there was no answer."""
+        """Return the answer, or None if there was none."""
         try:
             async with asyncio.timeout(min(within, CALL_SECONDS, self._share(REFRESH))):
                 return await call
@@ -217,4 +208,4 @@ class Standby:
         self._alerts.raise_warning(Code.STANDBY_LOCK, Severity.WARN, SOURCE, text)
 
 
-Leadership = Alone | Standby
+Election = Alone | Standby

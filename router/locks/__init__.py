@@ -1,24 +1,39 @@
-"""Where the leader lock can be: one module per kind of server. Only this file knows which."""
+"""The leader lock: one module per kind of server. Only this file knows which."""
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
 
-from router.brokers.nats_settings import NatsSettings
-from router.locks.claim import Claim
+from router.brokers.nats.address import NatsSettings
+from router.locks.request import LockRequest
 from router.ports import Lock
 
 
-def open_lock(url: str, claim: Claim, nats: NatsSettings) -> AbstractAsyncContextManager[Lock]:
-    """Nothing is connected yet. Raises ModuleNotFoundError; ValueError: the URL cannot be used."""
+class ClosableLock(Lock, Protocol):
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def open_lock(url: str, request: LockRequest, nats: NatsSettings) -> AsyncIterator[Lock]:
+    """Connect on first use. Raises ModuleNotFoundError, or ValueError if the URL is unusable."""
+    lock = _make_lock(url, request, nats)
+    try:
+        yield lock
+    finally:
+        await lock.close()
+
+
+def _make_lock(url: str, request: LockRequest, nats: NatsSettings) -> ClosableLock:
     match url.partition(":")[0].lower():
         case "postgresql":
-            from router.locks.postgres_lock import open_postgres_lock  # noqa: PLC0415  on use
+            from router.locks.postgres_lock import PostgresLock  # noqa: PLC0415  on use
 
-            return open_postgres_lock(url, claim)
+            return PostgresLock(url, request)
         case "nats":
-            from router.locks.nats_lock import open_nats_lock  # noqa: PLC0415  on use
+            from router.locks.nats_lock import NatsLock  # noqa: PLC0415  on use
 
-            return open_nats_lock(url, claim, nats)
+            return NatsLock(url, request, nats)
         case _:
-            from router.locks.redis_lock import open_redis_lock  # noqa: PLC0415  on use
+            from router.locks.redis_lock import RedisLock  # noqa: PLC0415  on use
 
-            return open_redis_lock(url, claim)
+            return RedisLock(url, request)

@@ -1,34 +1,30 @@
 """A leader lock in NATS: a key of a key-value bucket, written only over the revision last seen.
 
-No clock but one's own is needed: who holds the lock writes it again and again, and it is free when
-its revision has not changed for a TTL. A bucket without the key is no better than one that does not
-change: the server may have lost it.
+Each router needs only its own clock: the holder writes the key again and again, and the lock is
+free once its revision has not changed for a TTL. A bucket without the key is treated likewise: the
+server may have lost the key.
 """
 
-import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from router.brokers.nats_address import NatsAddress, read_address
-from router.brokers.nats_link import ApiError, NatsLink, Request, read_answer
-from router.brokers.nats_settings import NatsSettings
+from router.brokers.kit import loop_time
+from router.brokers.nats.address import NatsSettings, read_address
+from router.brokers.nats.connection import ApiError, NatsConnection, Request, read_answer
 from router.core.config import QueueConfig
-from router.locks.claim import Claim, instance_of
-from router.locks.errors import lock_errors
-from router.ports import Disconnected, LockUnavailable, Tenure
+from router.locks.request import LockRequest, instance_of, lock_errors
+from router.ports import Disconnected, LockState, LockUnavailable
 
 BUCKET: Final = "message-router-locks"
 _STREAM: Final = f"KV_{BUCKET}"
 _EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_REVISION: Final = 10071
 _KEY: Final = re.compile(r"[-/_=.a-zA-Z0-9]+")
-_CONFIG: Final = {  # as NATS itself makes buckets; one that is there already is used as it is
+_CONFIG: Final = {  # as NATS itself makes buckets; an existing one is used as it is
     "name": _STREAM,
     "subjects": [f"$KV.{BUCKET}.>"],
     "max_msgs_per_subject": 1,
@@ -39,8 +35,8 @@ _CONFIG: Final = {  # as NATS itself makes buckets; one that is there already is
 }
 
 
-class Record(Struct, frozen=True):
-    """What is written under the key."""
+class LockRecord(Struct, frozen=True):
+    """What is stored under the key."""
 
     owner: str = ""  # "": released
     fence: int = 0
@@ -48,7 +44,7 @@ class Record(Struct, frozen=True):
 
 
 class _Stored(Struct, frozen=True):
-    seq: int = 0
+    seq: int = 0  # 0: there is no record
     data: bytes = b"{}"
 
 
@@ -60,152 +56,117 @@ class _Written(Struct, frozen=True):
     seq: int
 
 
-class _Done(Struct, frozen=True):
-    """An answer of which nothing is needed."""
-
-
-class _Found(Struct, frozen=True):
-    revision: int  # 0: there is none
-    record: Record
-
-    @property
-    def is_released(self) -> bool:
-        return self.revision > 0 and not self.record.owner
-
-
-@asynccontextmanager
-async def open_nats_lock(
-    url: str, claim: Claim, settings: NatsSettings
-) -> AsyncIterator["NatsLock"]:
-    """Without credentials in the URL, those of the settings go to the settings' own servers."""
-    address = read_address(QueueConfig(name=claim.key, uri=url), settings)
-    lock = NatsLock(address, claim)
-    try:
-        yield lock
-    finally:
-        await lock.close()
-
-
 class NatsLock:
-    def __init__(self, address: NatsAddress, claim: Claim) -> None:
-        self._address = address
-        self._claim = claim
-        self._subject = f"$KV.{BUCKET}.{_key(claim.key)}"
-        self._link: NatsLink | None = None
-        self._written = _Found(0, Record())  # by us, the last time
+    """Without credentials in the URL, those of the settings go to the settings' own servers."""
+
+    def __init__(self, url: str, request: LockRequest, settings: NatsSettings) -> None:
+        self._address = read_address(QueueConfig(name=request.key, uri=url), settings)
+        self._request = request
+        allowed = _KEY.fullmatch(request.key)
+        key = request.key if allowed else hashlib.sha256(request.key.encode()).hexdigest()
+        self._subject = f"$KV.{BUCKET}.{key}"
+        self._connection: NatsConnection | None = None
+        self._written = (0, LockRecord())  # revision and record, by us, the last time
         self._seen_revision = -1
         self._seen_at = 0.0  # since when it has not changed
 
     async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
 
-    async def acquire(self) -> Tenure:
-        claim = self._claim
+    async def acquire(self) -> LockState:
+        request = self._request
         with lock_errors():
-            link = await self._connected()
-            found = await self._read(link)
-            record = found.record
-            if self._may_be_taken(found):
-                fence = record.fence + (record.owner != claim.owner)
-                if await self._write(link, self._ours(fence), found.revision):
-                    return Tenure(holder=claim.instance, is_ours=True, fence=fence)
-        return Tenure(
-            holder=instance_of(record.owner) or None,
+            connection = await self._connect()
+            revision, record = await self._read(connection)
+            if self._may_be_taken(revision, record):
+                fence = record.fence + (record.owner != request.owner)
+                ours = LockRecord(request.owner, fence, request.ttl)
+                if await self._write(connection, ours, revision):
+                    return LockState(holder=request.instance, is_ours=True, fence=fence)
+        return LockState(
+            holder=instance_of(record.owner),
             is_ours=False,
             fence=record.fence,
-            age=_now() - self._seen_at,
+            age=loop_time() - self._seen_at,
         )
 
     async def renew(self, fence: int) -> bool:
+        ours = LockRecord(self._request.owner, fence, self._request.ttl)
         with lock_errors():
-            link = await self._connected()
-            if await self._write_over(link, self._written, fence):
+            connection = await self._connect()
+            revision, record = self._written
+            if record == ours and await self._write(connection, ours, revision):
                 return True
-            # Our last one may have got through without an answer.
-            return await self._write_over(link, await self._read(link), fence)
+            # Our last write may have got through without an answer.
+            revision, record = await self._read(connection)
+            if (record.owner, record.fence) != (ours.owner, fence):
+                return False
+            return await self._write(connection, ours, revision)
 
     async def release(self) -> None:
         with lock_errors():
-            link = await self._connected()
-            found = await self._read(link)
-            if found.record.owner == self._claim.owner:
-                await self._write(link, Record(fence=found.record.fence), found.revision)
+            connection = await self._connect()
+            revision, record = await self._read(connection)
+            if record.owner == self._request.owner:
+                await self._write(connection, LockRecord(fence=record.fence), revision)
 
-    async def _write_over(self, link: NatsLink, found: _Found, fence: int) -> bool:
-        if (found.record.owner, found.record.fence) != (self._claim.owner, fence):
-            return False
-        return await self._write(link, self._ours(fence), found.revision)
-
-    def _ours(self, fence: int) -> Record:
-        return Record(self._claim.owner, fence, self._claim.ttl)
-
-    def _may_be_taken(self, found: _Found) -> bool:
-        """Seen once it was read, so never earlier than its holder wrote it."""
-        if found.revision != self._seen_revision:
-            self._seen_revision, self._seen_at = found.revision, _now()
-        if found.is_released or found.record.owner == self._claim.owner:
+    def _may_be_taken(self, revision: int, record: LockRecord) -> bool:
+        now = loop_time()
+        if revision != self._seen_revision:
+            # Noted after reading, so never earlier than its holder wrote it.
+            self._seen_revision, self._seen_at = revision, now
+        is_released = revision > 0 and not record.owner
+        if is_released or record.owner == self._request.owner:
             return True
-        return _now() - self._seen_at >= max(found.record.ttl, self._claim.ttl)
+        return now - self._seen_at >= max(record.ttl, self._request.ttl)
 
-    async def _connected(self) -> NatsLink:
-        if self._link is not None and self._link.is_open:
-            return self._link
+    async def _connect(self) -> NatsConnection:
+        if self._connection is not None and self._connection.is_open:
+            return self._connection
         await self.close()
-        link = NatsLink()
+        connection = NatsConnection()
         try:
-            await link.connect(self._address)
-            await _make_bucket(link)
+            await connection.connect(self._address)
+            await _make_bucket(connection)
         except BaseException:
-            await link.close()
+            await connection.close()
             raise
-        self._link = link
-        return link
+        self._connection = connection
+        return connection
 
-    async def _read(self, link: NatsLink) -> _Found:
-        got = await link.api(f"STREAM.MSG.GET.{_STREAM}", {"last_by_subj": self._subject}, _Got)
+    async def _read(self, connection: NatsConnection) -> tuple[int, LockRecord]:
+        wanted = {"last_by_subj": self._subject}
+        got = await connection.api(f"STREAM.MSG.GET.{_STREAM}", wanted, _Got)
         if isinstance(got, ApiError):
             if not got.is_not_found:
                 raise got.raised()
             got = _Got()
         try:
-            record = msgspec.json.decode(got.message.data, type=Record)
+            return got.message.seq, msgspec.json.decode(got.message.data, type=LockRecord)
         except msgspec.MsgspecError:
-            raise LockUnavailable("NATS keeps something else under this key") from None
-        return _Found(got.message.seq, record)
+            raise LockUnavailable("NATS holds something else under this key") from None
 
-    async def _write(self, link: NatsLink, record: Record, revision: int) -> bool:
-        """False: it was written by somebody else in between."""
+    async def _write(self, connection: NatsConnection, record: LockRecord, revision: int) -> bool:
+        """Return False if somebody else has written it in between."""
         request = Request(msgspec.json.encode(record), {_EXPECTED: str(revision)})
-        (answer,) = await link.ask_all(self._subject, [request])
+        (answer,) = await connection.ask_all(self._subject, [request])
         if answer is None:
-            await self.close()  # the bucket is gone: it is made anew with the next connection
+            await self.close()  # the bucket is gone: the next connection makes it again
             raise Disconnected("nobody answers there")
         written = read_answer(answer, _Written)
         if isinstance(written, ApiError):
             if written.err_code != _WRONG_REVISION:
                 raise written.raised()
             return False
-        self._written = _Found(written.seq, record)
+        self._written = written.seq, record
         return True
 
 
-async def _make_bucket(link: NatsLink) -> None:
-    there = await link.api(f"STREAM.INFO.{_STREAM}", {}, _Done)
-    if not isinstance(there, ApiError):
-        return
-    if not there.is_not_found:
-        raise there.raised()
-    made = await link.api(f"STREAM.CREATE.{_STREAM}", _CONFIG, _Done)
-    if isinstance(made, ApiError):
-        raise made.raised()
-
-
-def _key(name: str) -> str:
-    """As NATS allows it."""
-    return name if _KEY.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+async def _make_bucket(connection: NatsConnection) -> None:
+    bucket = await connection.api(f"STREAM.INFO.{_STREAM}", {}, object)
+    if isinstance(bucket, ApiError) and bucket.is_not_found:
+        bucket = await connection.api(f"STREAM.CREATE.{_STREAM}", _CONFIG, object)
+    if isinstance(bucket, ApiError):
+        raise bucket.raised()

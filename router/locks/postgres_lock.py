@@ -1,16 +1,13 @@
-"""A leader lock in PostgreSQL: a row, and the database's clock. It needs no session of its own."""
+"""A leader lock in PostgreSQL: a row and the database's clock. It needs no session of its own."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final
 
-from router.brokers.postgres_database import PostgresDatabase
-from router.locks.claim import Claim, instance_of
-from router.locks.errors import lock_errors
-from router.ports import Tenure
+from router.brokers.postgres.database import PostgresDatabase
+from router.locks.request import LockRequest, instance_of, lock_errors
+from router.ports import LockState
 
 _IS_THERE: Final = "SELECT to_regclass('message_router.leader_locks') IS NOT NULL AS is_there"
-# Asked for first: to create what is there already needs rights that a router may not have.
+# Looked for first: to create what exists needs rights that a router may not have.
 _CREATE: Final = """
 DO $$ BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('message_router schema', 0));
@@ -24,8 +21,8 @@ DO $$ BEGIN
     );
 END $$
 """
-# Whoever is told that the lock is theirs must find it after a crash of the server, however the
-# database is set up: hence the last column.
+# Whoever was given the lock must still have it after a crash of the server, however the database
+# is set up: hence the last column.
 _DURABLY: Final = "set_config('synchronous_commit', 'on', true)"
 _ACQUIRE: Final = f"""
 INSERT INTO message_router.leader_locks AS held (key, owner, fence, refreshed_at, expires_at)
@@ -55,45 +52,35 @@ WHERE key = $1 AND owner = $2
 """
 
 
-@asynccontextmanager
-async def open_postgres_lock(url: str, claim: Claim) -> AsyncIterator["PostgresLock"]:
-    database = PostgresDatabase(url)
-    try:
-        yield PostgresLock(database, claim)
-    finally:
-        await database.close()
-
-
 class PostgresLock:
-    def __init__(self, database: PostgresDatabase, claim: Claim) -> None:
-        self._database = database
-        self._claim = claim
+    def __init__(self, url: str, request: LockRequest) -> None:
+        self._database = PostgresDatabase(url)
+        self._request = request
         self._is_prepared = False
 
-    async def acquire(self) -> Tenure:
-        claim = self._claim
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def acquire(self) -> LockState:
+        request = self._request
         with lock_errors():
             await self._prepare()
-            taken = await self._database.call(_ACQUIRE, claim.key, claim.owner, claim.ttl)
+            taken = await self._database.call(_ACQUIRE, request.key, request.owner, request.ttl)
             if taken:
-                return Tenure(holder=claim.instance, is_ours=True, fence=taken[0]["fence"])
-            (row,) = await self._database.call(_LOOK, claim.key)
-        return Tenure(
-            holder=instance_of(row["owner"]) or None,
-            is_ours=False,
-            fence=row["fence"],
-            age=row["age"],
-        )
+                return LockState(holder=request.instance, is_ours=True, fence=taken[0]["fence"])
+            (row,) = await self._database.call(_LOOK, request.key)
+        holder = instance_of(row["owner"])
+        return LockState(holder=holder, is_ours=False, fence=row["fence"], age=row["age"])
 
     async def renew(self, fence: int) -> bool:
-        claim = self._claim
+        key, owner, ttl = self._request.key, self._request.owner, self._request.ttl
         with lock_errors():
-            return bool(await self._database.call(_RENEW, claim.key, claim.owner, claim.ttl, fence))
+            return bool(await self._database.call(_RENEW, key, owner, ttl, fence))
 
     async def release(self) -> None:
         if self._is_prepared:
             with lock_errors():
-                await self._database.call(_RELEASE, self._claim.key, self._claim.owner)
+                await self._database.call(_RELEASE, self._request.key, self._request.owner)
 
     async def _prepare(self) -> None:
         if self._is_prepared:

@@ -1,7 +1,5 @@
-"""A leader lock in Redis: a key that expires. The only place where its client is imported."""
+"""A leader lock in Redis: a key that expires. The only module that imports its client."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 from redis.asyncio import Redis
@@ -9,14 +7,14 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
-from router.locks.claim import Claim, instance_of
-from router.ports import LockUnavailable, Tenure
+from router.locks.request import LockRequest, instance_of
+from router.ports import LockState, LockUnavailable
 
 CALL_SECONDS: Final = 5.0
 
 # KEYS: the lock, its fence. ARGV: owner, TTL in milliseconds.
-# A server that has just started may have forgotten a lock that somebody still relies on: nobody is
-# given it before the longest time for which such a lock can be good (whole seconds, rounded up).
+# A server that has just started may have forgotten a lock that somebody relies on: nobody gets one
+# before the longest time for which such a lock can be good (whole seconds, rounded up).
 _ACQUIRE: Final = """
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
@@ -48,59 +46,45 @@ end
 """
 
 
-@asynccontextmanager
-async def open_redis_lock(url: str, claim: Claim) -> AsyncIterator["RedisLock"]:
-    client = Redis.from_url(
-        url,
-        decode_responses=True,
-        socket_timeout=CALL_SECONDS,
-        socket_connect_timeout=CALL_SECONDS,
-        retry=Retry(NoBackoff(), 1),  # on a new connection: the old one may have died while idle
-        client_name="message-router",
-    )
-    try:
-        yield RedisLock(client, claim)
-    finally:
-        await client.aclose()
-
-
 class RedisLock:
-    def __init__(self, client: Redis, claim: Claim) -> None:
-        self._client = client
-        self._claim = claim
+    def __init__(self, url: str, request: LockRequest) -> None:
+        self._client = Redis.from_url(
+            url,
+            decode_responses=True,
+            socket_timeout=CALL_SECONDS,
+            socket_connect_timeout=CALL_SECONDS,
+            retry=Retry(NoBackoff(), 1),  # on a new connection: the old one may have died idle
+            client_name="message-router",
+        )
+        self._request = request
+        self._ttl_ms = round(request.ttl * 1000)
         # The braces keep both on one node of a cluster.
-        self._keys = (claim.key, f"{{{claim.key}}}:fence")
+        self._keys = (request.key, f"{{{request.key}}}:fence")
 
-    async def acquire(self) -> Tenure:
-        claim = self._claim
-        owner, fence, left_ms = await self._run(_ACQUIRE, claim.owner, claim.ttl_ms)
-        return Tenure(
-            holder=instance_of(owner) if owner else None,
-            is_ours=owner == claim.owner,
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def acquire(self) -> LockState:
+        owner, fence, left_ms = await self._run(_ACQUIRE, self._ttl_ms)
+        return LockState(
+            holder=instance_of(owner),
+            is_ours=owner == self._request.owner,
             fence=int(fence or 0),
-            age=max(claim.ttl - left_ms / 1000, 0.0),
+            age=max((self._ttl_ms - left_ms) / 1000, 0.0),
         )
 
     async def renew(self, fence: int) -> bool:
-        claim = self._claim
-        return bool(await self._run(_RENEW, claim.owner, claim.ttl_ms, fence))
+        return bool(await self._run(_RENEW, self._ttl_ms, fence))
 
     async def release(self) -> None:
-        await self._run(_RELEASE, self._claim.owner)
+        await self._run(_RELEASE)
 
-    async def _run(self, script: str, *arguments: str | int) -> Any:
-        with _our_errors():
-            return await self._client.eval(
-                script, len(self._keys), *self._keys, *map(str, arguments)
-            )
-
-
-@contextmanager
-def _our_errors() -> Iterator[None]:
-    """Without the client's texts, which may name hosts and users; what the server says is kept."""
-    try:
-        yield
-    except ResponseError as error:
-        raise LockUnavailable(f"Redis says: {error}") from None
-    except (RedisError, OSError) as error:
-        raise LockUnavailable(f"no answer from Redis: {type(error).__name__}") from None
+    async def _run(self, script: str, *arguments: int) -> Any:
+        given = [*self._keys, self._request.owner, *map(str, arguments)]
+        try:
+            return await self._client.eval(script, len(self._keys), *given)
+        except ResponseError as error:
+            raise LockUnavailable(f"Redis says: {error}") from None
+        except (RedisError, OSError) as error:
+            # Only its type: the client's texts may name hosts and users.
+            raise LockUnavailable(f"no answer from Redis: {type(error).__name__}") from None

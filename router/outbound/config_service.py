@@ -1,4 +1,4 @@
-"""Fetching a configuration document over HTTP. The only user of httpx inside the service."""
+"""Fetching a configuration document over HTTP. Deliveries use libcurl instead."""
 
 import asyncio
 import zlib

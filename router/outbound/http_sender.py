@@ -9,13 +9,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from router.core.mandate import Mandate
+from router.core.leadership import Leadership
 from router.core.message import Message
-from router.core.outcome import Answer, Fault, NoReply
+from router.core.outcome import Answer, Cause, NoReply
 from router.core.target import read_target
 from router.core.target_safety import TargetPolicy
 from router.core.trace import Span
-from router.curl_loop import CurlLoop, CurlOptions, Headers
+from router.curl_loop import CurlLoop, CurlOptions
 from router.outbound.signing import signature_headers
 
 log = logging.getLogger(__name__)
@@ -33,12 +33,12 @@ class HttpSender:
         policy: TargetPolicy,
         options: CurlOptions = _DEFAULTS,
         wall: Callable[[], float] = time.time,
-        mandate: Mandate | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         self._policy = policy
         self._wall = wall
         self._address = lru_cache(maxsize=10_000)(self._check_target)  # targets repeat
-        self._curl = CurlLoop(options, policy.refuse_address, mandate)
+        self._curl = CurlLoop(options, policy.refuse_address, leadership)
 
     def __repr__(self) -> str:
         return f"HttpSender({self._curl!r})"
@@ -51,28 +51,42 @@ class HttpSender:
         await self._curl.__aexit__(*exc_info)
 
     async def send(
-        self, message: Message, post: int, timeout: float, span: Span | None = None
+        self,
+        message: Message,
+        post: int,
+        timeout: float,
+        span: Span | None = None,
+        max_attempts: int | None = None,
     ) -> Answer:
         """POST it, as the `post`-th request for it, within `timeout` seconds."""
         try:
             address = self._address(message.target)
             if not isinstance(address, str):
                 return address
-            body = b'{"messageId":%b}' % _encode(message.id)
+            if message.payload and message.has_payload:
+                body = b'{"messageId":%b,"payload":%b}' % (_encode(message.id), message.payload)
+            else:
+                body = b'{"messageId":%b}' % _encode(message.id)
             headers = self._headers(message, post, body, span)
+            if message.correlation_id:
+                headers.append(f"X-Correlation-Id: {_header_value(message.correlation_id)}")
+            if max_attempts is not None:
+                headers.append(f"X-Message-Max-Attempts: {max_attempts}")
             return await self._curl.post(address, headers, body, timeout)
         except ValueError as error:
-            return NoReply(Fault.BAD_REQUEST, str(error))
+            return NoReply(Cause.BAD_REQUEST, str(error))
         except Exception as error:
             # The bulkhead of a delivery: whatever it is, it is no answer, and the router goes on.
             log.exception("sending %s failed in an unforeseen way", message.id)
-            return NoReply(Fault.UNFORESEEN, repr(error))
+            return NoReply(Cause.UNFORESEEN, repr(error))
 
     def _check_target(self, url: str) -> str | NoReply:
         refusal = self._policy.refuse_url(read_target(url))
-        return _ascii_url(url) if refusal is None else NoReply(Fault.TARGET_REFUSED, refusal)
+        return _ascii_url(url) if refusal is None else NoReply(Cause.TARGET_REFUSED, refusal)
 
-    def _headers(self, message: Message, post: int, body: bytes, span: Span | None) -> Headers:
+    def _headers(
+        self, message: Message, post: int, body: bytes, span: Span | None
+    ) -> list[str | bytes]:
         """Raises BadSecret."""
         message_id = message.id if message.id.isascii() else quote(message.id, safe=_ASCII)
         lines: list[str | bytes] = [
@@ -90,6 +104,14 @@ class HttpSender:
         if message.secret:
             lines += signature_headers(message.secret, message_id, body, self._wall())
         return lines
+
+
+def _header_value(text: str) -> str:
+    """Return a text that unquoting gives back: blanks at its ends would be lost."""
+    quoted = quote(text, safe=_ASCII.replace("%", ""))
+    left = len(quoted) - len(quoted.lstrip(" "))
+    inner = quoted.strip(" ")
+    return f"{'%20' * left}{inner}{'%20' * (len(quoted) - len(inner) - left)}"
 
 
 def _ascii_url(url: str) -> str:

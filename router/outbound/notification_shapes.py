@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from router.core.notification import Change, Digest
+from router.core.notification import Digest, StateChange
 from router.core.redact import mask_urls
 from router.core.warnings import Notice, Severity
 
@@ -107,7 +107,7 @@ def _warning(notice: Notice) -> dict[str, object]:
     }
 
 
-def _change(change: Change) -> dict[str, object]:
+def _change(change: StateChange) -> dict[str, object]:
     return {
         "subject": mask_urls(change.subject.name),
         "text": mask_urls(change.text),

@@ -23,10 +23,11 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
 from router import __version__
+from router.core.history import HandOver
 from router.core.job import Try
-from router.core.outcome import Error
+from router.core.outcome import RULES, Cause
 from router.core.redact import mask_urls
-from router.core.story import Visit
+from router.core.target import HANDLER, PROCESS
 from router.core.trace import Sampling, Span, post_span, visit_span
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,14 @@ _LONGEST_REASON: Final = 300
 _SCOPE: Final = InstrumentationScope(SERVICE, __version__)
 _FINE: Final = Status(StatusCode.UNSET)
 _UNSENT: Final = {
-    each.value for each in (Error.CIRCUIT_OPEN, Error.TARGET_REFUSED, Error.BAD_REQUEST)
+    RULES[each].word
+    for each in (
+        Cause.CIRCUIT_OPEN,
+        Cause.TARGET_REFUSED,
+        Cause.BAD_REQUEST,
+        Cause.NOT_STARTED,
+        Cause.NO_HANDLER,
+    )
 }
 
 Attributes = dict[str, str | int | float]
@@ -94,7 +102,7 @@ class Traces:
             "dropped": self._dropped,
         }
 
-    def ended(self, visit: Visit) -> None:
+    def ended(self, visit: HandOver) -> None:
         try:
             span = visit_span(visit.message_id, visit.received_at, visit.parent, self._rule)
             if span.sampled:
@@ -103,7 +111,7 @@ class Traces:
             # A bulkhead: a message that cannot be told must still be settled.
             log.exception("no trace of %s", visit.message_id)
 
-    def _tell(self, visit: Visit, span: Span) -> None:
+    def _tell(self, visit: HandOver, span: Span) -> None:
         on_their_way = self._given - self._outbox.exported - self._outbox.failed
         if on_their_way + 1 + len(visit.tries) > QUEUED:
             self._dropped += 1 + len(visit.tries)
@@ -118,7 +126,7 @@ class _Telling:
     """One visit, as it is told."""
 
     def __init__(
-        self, visit: Visit, span: Span, rule: Sampling, resource: Resource, clock: float
+        self, visit: HandOver, span: Span, rule: Sampling, resource: Resource, clock: float
     ) -> None:
         self._visit = visit
         self._rule = rule
@@ -129,9 +137,11 @@ class _Telling:
     def spans(self) -> Iterator[ReadableSpan]:
         visit = self._visit
         sent = [each for each in visit.tries if each.error not in _UNSENT]
-        for number, each in enumerate(sent, visit.posts - len(sent) + 1):
+        for number, each in enumerate(sent, visit.requests - len(sent) + 1):
             yield self._post(each, number)
-        error = visit.error or (visit.tries[-1].error if visit.tries else None)
+        error = visit.tries[-1].error if visit.tries else None
+        if visit.error and not _is_local(visit.target):  # a task's own words stay here
+            error = visit.error
         yield ReadableSpan(
             name=f"process {visit.queue}",
             context=self._context,
@@ -150,10 +160,10 @@ class _Telling:
         visit = self._visit
         span = post_span(visit.message_id, each.started_at, visit.parent, self._rule)
         return ReadableSpan(
-            name="POST",
+            name="run" if _is_local(visit.target) else "POST",
             context=_context(span),
             parent=self._context,
-            kind=SpanKind.CLIENT,
+            kind=SpanKind.INTERNAL if _is_local(visit.target) else SpanKind.CLIENT,
             start_time=self._nanoseconds(each.started_at),
             end_time=self._nanoseconds(each.ended_at),
             attributes=_facts_of_post(visit.target, each, number),
@@ -170,7 +180,7 @@ class _Telling:
         return int((at + self._clock) * 1e9)
 
 
-def _facts_of_visit(visit: Visit) -> Attributes:
+def _facts_of_visit(visit: HandOver) -> Attributes:
     facts: Attributes = {
         "messaging.operation.type": "process",
         "messaging.destination.name": visit.queue,
@@ -188,17 +198,25 @@ def _facts_of_visit(visit: Visit) -> Attributes:
 
 def _facts_of_post(target: str, each: Try, number: int) -> Attributes:
     public = target.partition("?")[0]  # a query may hold anything
-    facts: Attributes = {
-        "http.request.method": "POST",
-        "url.full": public,
-        "server.address": urlsplit(public).hostname or "",
-        "message_router.attempt": number,
-    }
+    facts: Attributes = {"message_router.attempt": number}
+    if _is_local(target):
+        facts["message_router.target"] = target
+    else:
+        facts |= {
+            "http.request.method": "POST",
+            "url.full": public,
+            "server.address": urlsplit(public).hostname or "",
+        }
     if each.status is not None:
         facts["http.response.status_code"] = each.status
     if each.error is not None:
         facts["error.type"] = each.error
     return facts
+
+
+def _is_local(target: str) -> bool:
+    """Return whether it was run on this machine (CMD-8)."""
+    return target.startswith((f"{PROCESS}:", f"{HANDLER}:"))
 
 
 def _status(error: str | None) -> Status:

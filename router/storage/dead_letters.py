@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 GIBIBYTE: Final = 1024**3
 VERSION: Final = 2
 NO_STORE: Final = "none"
-EXPIRY_INTERVAL: Final = 60.0
-CLOCK_STEP: Final = 3600.0  # a wall clock set forward by more than this expires nothing
+EXPIRY_INTERVAL_SECONDS: Final = 60.0
+CLOCK_STEP_SECONDS: Final = 3600.0  # a wall clock set forward by more than this expires nothing
 
 _BUSY_SECONDS: Final = 5.0
 _SPARE_PAGES: Final = 8  # that a letter may need beside its body: table and indexes grow
@@ -99,7 +99,7 @@ async def _expiring(
 async def _expire(store: "SqliteStore", retention: float, wall: Callable[[], float]) -> None:
     """Run until cancelled. In doubt about the time, letters are kept."""
     loop = asyncio.get_running_loop()
-    ahead = wall() - loop.time() + CLOCK_STEP
+    ahead = wall() - loop.time() + CLOCK_STEP_SECONDS
     while True:
         oldest = min(wall(), ahead + loop.time()) - retention
         try:
@@ -107,7 +107,7 @@ async def _expire(store: "SqliteStore", retention: float, wall: Callable[[], flo
                 log.info("removed %d dead letters that are older than the retention", removed)
         except StoreError as error:
             log.warning("dead letters older than the retention are still there: %s", error)
-        await asyncio.sleep(EXPIRY_INTERVAL)
+        await asyncio.sleep(EXPIRY_INTERVAL_SECONDS)
 
 
 class SqliteStore:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 from router.core.message import parse
 from router.ports import Publication
@@ -58,19 +58,24 @@ class Site:
             "retry": {"backoff": [1]},
         }
 
-    def configure(self, *pools: dict[str, object], queues: Sequence[str] = ("orders",)) -> None:
-        """Run by a document in a file."""
-        self._write_document([self.queue(name) for name in queues], pools)
+    def configure(
+        self, *pools: dict[str, object], queues: Sequence[str] = ("orders",), **more: object
+    ) -> None:
+        """Run by a document in a file. `more`: what else is in it."""
+        self._write_document([self.queue(name) for name in queues], pools, more)
 
     def configure_queue(self, uri: str, *pools: dict[str, object], **options: object) -> None:
         """Likewise, with the queue `orders` somewhere else."""
         self._write_document([{"queueName": "orders", "queueUri": uri, **options}], pools)
 
     def _write_document(
-        self, queues: Sequence[dict[str, object]], pools: Sequence[dict[str, object]]
+        self,
+        queues: Sequence[dict[str, object]],
+        pools: Sequence[dict[str, object]],
+        more: Mapping[str, object] = {},
     ) -> None:
         document = self.folder / "routing.json"
-        document.write_text(json.dumps({"queues": queues, "processingPools": pools}))
+        document.write_text(json.dumps({"queues": queues, "processingPools": pools, **more}))
         self.settings["MESSAGE_ROUTER_CONFIG_URL"] = document.as_uri()
 
     @asynccontextmanager
@@ -107,7 +112,7 @@ class Site:
 
     async def _put(self, queue: str, items: Sequence[Publication]) -> None:
         config = QueueConfig(name=queue, uri=str(self.queue(queue)["queueUri"]))
-        async with BrokerDoor(worker_id="test", dedup_window=300.0) as door:
+        async with BrokerRegistry(worker_id="test", dedup_window=300.0) as door:
             publisher = door.open_publisher(config)
             assert publisher is not None
             async with publisher as line:

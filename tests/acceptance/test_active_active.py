@@ -138,6 +138,21 @@ async def test_three_routers_share_a_postgresql_queue(site: Site, postgres: Post
     assert int(workers) >= 3
 
 
+@pytest.mark.rule("CMD-7")
+async def test_three_routers_share_a_pgmq_queue(site: Site, postgres: PostgresServer) -> None:
+    postgres.install_pgmq()
+    postgres.add_pgmq_queue("orders")
+    uri = f"{postgres.pgmq_url}?queue=orders&fifo=true"
+    site.configure_queue(uri, POOL, visibilityTimeout=3)
+    recorder = Recorder()
+
+    codes = await run_and_kill(
+        site, recorder, lambda: postgres.sql("SELECT count(*) FROM pgmq.q_orders") == "0"
+    )
+
+    judge(recorder, codes)
+
+
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Iterator[SqsServer]:
     with sqs.running(sqs.ministack(tmp_path)) as server:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 from router.core.message import parse
 from router.ports import Publication
@@ -83,7 +83,7 @@ async def publish(server: NatsServer, messages: Sequence[dict[str, object]]) -> 
     """Before a router is there, so that it finds them all at once."""
     queue = QueueConfig(name="orders", uri=f"nats://{server.address}/?stream={STREAM}")
     bodies = [json.dumps(each).encode() for each in messages]
-    async with BrokerDoor(worker_id="test", dedup_window=300.0) as door:
+    async with BrokerRegistry(worker_id="test", dedup_window=300.0) as door:
         publishing = door.open_publisher(queue)
         assert publishing is not None
         async with publishing as publisher:

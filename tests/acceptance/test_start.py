@@ -40,6 +40,7 @@ async def refusal(site: Site) -> str:
         ("MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES", "much"),
         ("MEDIATOR_PROXY", "hunter2"),
         ("MESSAGE_ROUTER_DEFAULT_RETRY", '{"maxAttempts": "many"}'),
+        ("MEDIATOR_EXECUTORS_FILE", "/no/such/file"),
     ],
 )
 async def test_a_wrong_setting_ends_it_with_one_line_that_names_it(

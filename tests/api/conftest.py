@@ -9,7 +9,7 @@ import pytest
 from router.engine.publishing import open_publishing
 from router.storage.dead_letters import open_store
 from tests.support.api import HandMadeRouter, calling
-from tests.support.queues import ONE_QUEUE, FakeQueues
+from tests.support.queues import FakeQueues
 
 
 @pytest.fixture
@@ -20,16 +20,18 @@ def anyio_backend() -> tuple[str, Mapping[str, Any]]:
 @pytest.fixture
 async def router(tmp_path: Path) -> AsyncIterator[HandMadeRouter]:
     queues, numbers = FakeQueues(), count(1)
+    router: HandMadeRouter  # what it publishes by is set by each test
     async with (
         open_store(f"sqlite://{tmp_path}/letters.db") as letters,
         open_publishing(
             queues,
-            lambda: ONE_QUEUE,
-            refuse_url=lambda target: "forbidden" if target.host == "forbidden" else None,
+            lambda: router.config,
+            refuse_url=lambda target, _: "forbidden" if target.host == "forbidden" else None,
             new_id=lambda: f"NEW{next(numbers)}",
         ) as publishing,
     ):
-        yield HandMadeRouter(queues, publishing, letters)
+        router = HandMadeRouter(queues, publishing, letters)
+        yield router
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@ from base64 import b64encode
 import httpx
 import pytest
 
-from router.api.access import Access, AuthMode, is_loopback
+from router.api.access import Access, is_loopback
+from router.setting_values import AuthMode
 from tests.support.api import LOCAL, HandMadeRouter, assert_problem, calling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("CFG-1")]
@@ -56,6 +57,11 @@ PROTECTED = [
     ("GET", "/no/such/path"),
     ("POST", "/health"),
     ("POST", "/messages"),
+    ("GET", "/messages/a"),
+    ("DELETE", "/messages/a"),
+    ("POST", "/batches"),
+    ("GET", "/batches/b"),
+    ("GET", "/schedules"),
     ("POST", "/config/reload"),
     ("POST", "/warnings/acknowledge-all"),
     ("DELETE", "/warnings"),
@@ -101,6 +107,41 @@ async def test_wrong_credentials_are_refused(
     answer = await call(router, access, "GET", "/warnings", headers)
 
     assert_problem(answer, 401)
+
+
+@pytest.mark.rule("CMD-2")
+@pytest.mark.rule("CMD-4")
+@pytest.mark.rule("CMD-10")
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/messages/a",
+        "/batches/b",
+        "/schedules",
+        "/dead-letters",
+        "/dead-letters/1",
+        "/dead-letters?queue=a",
+    ],
+)
+async def test_beyond_loopback_messages_are_shown_to_nobody_without_credentials(
+    router: HandMadeRouter, method: str, path: str
+) -> None:
+    exposed = await call(router, EXPOSED, method, path, {"host": "10.0.0.7"})
+    with_token = await call(router, EXPOSED_TOKEN, "GET", path, RIGHT[EXPOSED_TOKEN])
+    local = await call(router, LOCAL, "GET", path)
+
+    assert exposed.status_code == 403
+    assert with_token.status_code not in (401, 403)
+    assert local.status_code not in (401, 403)
+
+
+async def test_beyond_loopback_without_credentials_the_rest_can_be_read(
+    router: HandMadeRouter,
+) -> None:
+    for path in ("/warnings", "/config", "/monitoring/health", "/dead-letters-of-others"):
+        answer = await call(router, EXPOSED, "GET", path, {"host": "10.0.0.7"})
+        assert answer.status_code != 403
 
 
 async def test_the_scheme_may_be_written_in_any_case(router: HandMadeRouter) -> None:

@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from router.api import connections
-from router.api.connections import Wait
+from router.api.connections import ClientWait
 from router.api.server import listen, serve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("P5")]
@@ -102,7 +102,7 @@ async def until(holds: Callable[[], bool], within: float = 5.0) -> float:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "CHECK_SECONDS", 0.05)
-    limits = {Wait.HEAD: 0.3, Wait.BODY: 0.5, Wait.READING: 0.4}
+    limits = {ClientWait.HEAD: 0.3, ClientWait.BODY: 0.5, ClientWait.READING: 0.4}
     monkeypatch.setattr(connections, "LIMITS", limits)
 
 

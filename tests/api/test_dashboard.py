@@ -3,8 +3,9 @@ import re
 import httpx
 import pytest
 
-from router.api.access import Access, AuthMode
+from router.api.access import Access
 from router.api.dashboard import Dashboard
+from router.setting_values import AuthMode
 from tests.support.api import HandMadeRouter, assert_problem, calling
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]

@@ -9,11 +9,11 @@ from fastapi import FastAPI
 
 from router.api.access import Access
 from router.api.app import create_app
-from router.api.events import BEAT, LONGEST, MAX_WATCHERS, RETRY, Feed, event_routes
+from router.api.events import BEAT, LONGEST_SECONDS, MAX_WATCHERS, RETRY, Feed, event_routes
 from router.api.server import listen, serve
-from router.engine.snapshot import Snapshot
+from router.core.state import RouterState
 from tests.support.api import HandMadeRouter, assert_problem
-from tests.support.snapshots import make_snapshot
+from tests.support.states import fresh_state
 from tests.support.virtual_time import VirtualTimeLoop
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
@@ -32,9 +32,9 @@ class Counting:
         self._still_after = still_after
         self._ends_after = ends_after
 
-    def snapshot(self) -> Snapshot:
+    def state(self) -> RouterState:
         self.taken += 1
-        return make_snapshot(
+        return fresh_state(
             delivered=min(self.taken, self._still_after),
             shutting_down=self.taken >= self._ends_after,
         )
@@ -59,7 +59,7 @@ async def watch(feed: Feed, events: int) -> list[tuple[float, bytes]]:
 async def test_there_is_one_snapshot_a_second() -> None:
     router = Counting()
 
-    seen = await watch(Feed(router.snapshot), events=3)
+    seen = await watch(Feed(router.state), events=3)
 
     assert [(at, delivered(event)) for at, event in seen] == [(0, 1), (1, 2), (2, 3)]
 
@@ -67,7 +67,7 @@ async def test_there_is_one_snapshot_a_second() -> None:
 async def test_a_snapshot_that_says_nothing_new_is_a_beat() -> None:
     router = Counting(still_after=2)
 
-    seen = await watch(Feed(router.snapshot), events=4)
+    seen = await watch(Feed(router.state), events=4)
 
     assert [event == BEAT for _, event in seen] == [False, False, True, True]
 
@@ -75,7 +75,7 @@ async def test_a_snapshot_that_says_nothing_new_is_a_beat() -> None:
 @pytest.mark.rule("P4")
 async def test_many_watchers_cost_no_more_than_one() -> None:
     router = Counting()
-    feed = Feed(router.snapshot)
+    feed = Feed(router.state)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(MAX_WATCHERS):
@@ -86,7 +86,7 @@ async def test_many_watchers_cost_no_more_than_one() -> None:
 
 async def test_while_nobody_watches_nothing_is_taken() -> None:
     router = Counting()
-    Feed(router.snapshot)
+    Feed(router.state)
 
     await asyncio.sleep(3600)
 
@@ -95,18 +95,18 @@ async def test_while_nobody_watches_nothing_is_taken() -> None:
 
 async def test_a_stream_ends_after_a_while_so_that_credentials_are_looked_at_again() -> None:
     router = Counting()
-    feed = Feed(router.snapshot)
+    feed = Feed(router.state)
 
     events = [event async for event in feed.events()]
 
-    assert asyncio.get_running_loop().time() == LONGEST
-    assert len(events) == LONGEST + 1
+    assert asyncio.get_running_loop().time() == LONGEST_SECONDS
+    assert len(events) == LONGEST_SECONDS + 1
 
 
 @pytest.mark.rule("OPS-4")
 async def test_a_stream_ends_when_the_router_does() -> None:
     router = Counting(ends_after=3)
-    feed = Feed(router.snapshot)
+    feed = Feed(router.state)
 
     events = [event async for event in feed.events()]
 

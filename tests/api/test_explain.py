@@ -3,17 +3,17 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.dead_letter import KeptLetter
-from router.core.explain import Explanation, Held, Situation
+from router.core.explain import Explanation, Situation
+from router.core.history import HandOver, MessageHistory
 from router.core.identity import MessageKey
 from router.core.job import Fate, State, Try
-from router.core.story import Visit
-from router.engine.explaining import Story
+from router.core.waiting import Held
 from tests.support.api import NOW, HandMadeRouter, assert_problem
 from tests.support.letters import LETTER
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
 
-VISIT = Visit(
+ENDED = HandOver(
     message_id="a/b",
     key=MessageKey("q", "7"),
     queue="q",
@@ -40,19 +40,19 @@ HELD = Held(
 )
 
 
-async def test_the_story_of_a_message_is_told_visit_by_visit(
+async def test_the_history_of_a_message_is_shown_by_hand_over(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
     kept = KeptLetter(3, replace(LETTER, message_id="a/b"))
-    router.explaining.stories["a/b"] = Story(
-        message_id="a/b", visits=[VISIT], held=[HELD], letter=kept
+    router.lookup.histories["a/b"] = MessageHistory(
+        message_id="a/b", ended=[ENDED], held=[HELD], letter=kept
     )
 
-    story = (await api.get("/monitoring/messages/a%2Fb")).json()
+    history = (await api.get("/monitoring/messages/a%2Fb")).json()
 
-    assert story["messageId"] == "a/b"
-    assert story["deadLetter"]["id"] == 3
-    assert story["visits"][0] == {
+    assert history["messageId"] == "a/b"
+    assert history["deadLetter"]["id"] == 3
+    assert history["visits"][0] == {
         "queueId": "q",
         "poolCode": "P",
         "messageGroup": "g",
@@ -84,7 +84,7 @@ async def test_the_story_of_a_message_is_told_visit_by_visit(
         "returnedUntil": "2027-01-15T08:00:32.250Z",
         "error": None,
     }
-    held = story["visits"][1]
+    held = history["visits"][1]
     assert (held["state"], held["outcome"], held["endedAt"]) == ("DELIVERING", None, None)
     assert held["attempts"][0]["durationMs"] is None
 
@@ -109,14 +109,14 @@ async def test_each_question_reaches_who_knows(
     answer = await api.get(f"/monitoring/explain?{query}")
 
     assert answer.status_code == 200
-    assert router.explaining.asked == [asked]
+    assert router.lookup.asked == [asked]
 
 
 @pytest.mark.rule("OPS-5")
 async def test_an_explanation_is_told_without_secrets(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    router.explaining.answer = Explanation(
+    router.lookup.answer = Explanation(
         situation=Situation.WAITING_FOR_RATE,
         text="for http://u:hidden@t/",
         target="http://u:hidden@t/",

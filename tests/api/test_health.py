@@ -3,13 +3,14 @@ import pytest
 from msgspec.structs import replace
 
 from router import __version__
-from router.core.health import ConsumerVitals, Vitals
+from router.core.state import ConsumerState, RouterState
 from router.core.warnings import Code, Severity
 from tests.support.api import NOW, HandMadeRouter, assert_problem
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
 
-DEAD = ConsumerVitals(queue="q", connection=0, running=True, healthy=False)
+STARTED = RouterState(initialized=True)
+DEAD = ConsumerState(queue="q", healthy=False)
 TIMESTAMP = "2027-01-15T08:00:00.250Z"
 
 
@@ -31,7 +32,7 @@ async def test_a_healthy_router_tells_everything_about_itself(api: httpx.AsyncCl
 async def test_a_router_that_cannot_do_its_work_answers_503(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    router.state = Vitals(initialized=False)
+    router.made = RouterState(initialized=False)
 
     answer = await api.get("/health")
 
@@ -43,7 +44,7 @@ async def test_a_router_that_cannot_do_its_work_answers_503(
 async def test_a_standby_says_that_it_is_one(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    router.state = replace(router.state, primary=False)
+    router.made = replace(router.made, primary=False)
 
     answer = await api.get("/health")
 
@@ -64,7 +65,7 @@ async def test_a_critical_warning_degrades_without_failing(
 
 
 async def test_live_always_answers(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
-    router.state = Vitals(initialized=False, shutting_down=True)
+    router.made = RouterState(initialized=False, shutting_down=True)
 
     answer = await api.get("/health/live")
 
@@ -73,19 +74,19 @@ async def test_live_always_answers(api: httpx.AsyncClient, router: HandMadeRoute
 
 
 @pytest.mark.parametrize(
-    ("path", "vitals", "issues"),
+    ("path", "state", "issues"),
     [
-        ("ready", Vitals(initialized=True), []),
-        ("ready", Vitals(initialized=True, shutting_down=True), ["shutting down"]),
-        ("ready", Vitals(initialized=True, consumers=(DEAD,)), ["every consumer is unhealthy"]),
-        ("startup", Vitals(initialized=True, consumers=(DEAD,)), []),
-        ("startup", Vitals(initialized=False), ["not initialized yet"]),
+        ("ready", STARTED, []),
+        ("ready", replace(STARTED, shutting_down=True), ["shutting down"]),
+        ("ready", replace(STARTED, consumers=(DEAD,)), ["every consumer is unhealthy"]),
+        ("startup", replace(STARTED, consumers=(DEAD,)), []),
+        ("startup", RouterState(initialized=False), ["not initialized yet"]),
     ],
 )
 async def test_probes_tell_whether_and_why_not(
-    api: httpx.AsyncClient, router: HandMadeRouter, path: str, vitals: Vitals, issues: list[str]
+    api: httpx.AsyncClient, router: HandMadeRouter, path: str, state: RouterState, issues: list[str]
 ) -> None:
-    router.state = vitals
+    router.made = state
 
     answer = await api.get(f"/health/{path}")
 
@@ -105,10 +106,10 @@ async def test_head_answers_like_get_without_a_body(api: httpx.AsyncClient) -> N
 async def test_a_failure_inside_is_a_problem_that_tells_no_secrets(
     api: httpx.AsyncClient, router: HandMadeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> Vitals:
+    def fail() -> RouterState:
         raise RuntimeError("password=hidden")
 
-    monkeypatch.setattr(router, "vitals", fail)
+    monkeypatch.setattr(router, "state", fail)
 
     answer = await api.get("/health")
 

@@ -4,7 +4,7 @@ import httpx
 import msgspec
 import pytest
 
-from router.api.body import MAX_BODY
+from router.api.requests import MAX_BODY
 from router.ports import Disconnected
 from tests.support.api import HandMadeRouter, assert_problem
 

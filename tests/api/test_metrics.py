@@ -6,14 +6,15 @@ from itertools import pairwise
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.api.metrics import METRICS
-from router.api.slices import SLICE
-from router.engine.config_sync import SyncCounts
+from router.api.models import SLICE
+from router.core.state import SyncCounts
 from tests.support.api import NOW, HandMadeRouter
-from tests.support.figures import ORIGIN
+from tests.support.states import ORIGIN
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
 
@@ -75,7 +76,7 @@ message_router_spans_total{result="exported"} 4.0
 async def test_every_figure_is_shown_under_its_name(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    router.syncs = SyncCounts(3, 1, NOW)
+    router.made = replace(router.made, syncs=SyncCounts(3, 1, NOW))
 
     answer = await api.get("/metrics")
 
@@ -97,8 +98,8 @@ async def test_the_names_and_labels_are_those_that_others_rely_on(api: httpx.Asy
 
 
 async def test_what_is_unknown_is_left_out(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
-    router.statistics.depth = None
-    router.syncs = SyncCounts(0, 0, None)
+    router.depth = None
+    router.made = replace(router.made, syncs=SyncCounts(0, 0, None))
 
     page = (await api.get("/metrics")).text
 
@@ -115,8 +116,8 @@ async def test_a_reason_that_nobody_waits_for_is_left_out(api: httpx.AsyncClient
 async def test_each_metric_has_one_heading_however_many_pools_there_are(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    router.statistics.pool_codes = [f"POOL-{n}" for n in range(120)]
-    router.statistics.queue_names = [f"queue-{n}" for n in range(120)]
+    router.pool_codes = [f"POOL-{n}" for n in range(120)]
+    router.queue_names = [f"queue-{n}" for n in range(120)]
 
     page = (await api.get("/metrics")).text
 
@@ -130,7 +131,7 @@ async def test_each_metric_has_one_heading_however_many_pools_there_are(
 async def test_names_that_need_escaping_are_escaped(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    router.statistics.pool_codes = ['a"b\\c\nd}']
+    router.pool_codes = ['a"b\\c\nd}']
 
     page = (await api.get("/metrics")).text
 
@@ -148,7 +149,7 @@ async def test_deliveries_go_on_while_a_thousand_pools_are_written_down(
 ) -> None:
     read: list[str] = []
     seen: list[int] = []  # how many pools were read, whenever others get their turn
-    router.statistics.pool_codes = _noting(read)
+    router.pool_codes = _noting(read)
 
     async with asyncio.TaskGroup() as tasks:
         scrape = tasks.create_task(api.get("/metrics"))

@@ -7,12 +7,13 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from router.core.figures import StandbyStatus
-from router.core.health import ConsumerVitals, PoolVitals, QueueVitals, Vitals
+from router.core.outcome import Metric
+from router.core.state import ConsumerState, PoolState, QueueState, StandbyStatus
+from router.core.stats import Counts, Deliveries
 from router.core.warnings import Code, Severity
-from router.engine.controls import PoolChange
+from router.engine.controls import PoolSetting
 from tests.support.api import NOW, HandMadeRouter, assert_problem
-from tests.support.figures import ORIGIN
+from tests.support.states import ORIGIN
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
 
@@ -30,12 +31,20 @@ POOL_TOTALS = (
 async def test_the_overall_state_is_told_in_figures(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    router.state = Vitals(
-        initialized=True,
-        uptime=12.3456,
-        queues=(QueueVitals(name="a"), QueueVitals(name="b", success_rate_30min=0.89)),
-        pools=(PoolVitals(code="A", success_rate_30min=0.89), PoolVitals(code="B")),
-        idle_pools=3,
+    failing, failed = Deliveries(), Counts()
+    failing.record(Metric.FAILURE, now=0.0)
+    failed.record(Metric.FAILURE, now=0.0)
+    router.made = replace(
+        router.made,
+        queues=(
+            QueueState(name="a", counts=Counts(), now=0.0),
+            QueueState(name="b", counts=failed, now=0.0),
+        ),
+        active_pools=(
+            PoolState(code="A", deliveries=failing, now=0.0),
+            PoolState(code="B", deliveries=Deliveries(), now=0.0),
+        ),
+        pool_count=5,
         open_breakers=1,
     )
     router.warnings.add(Code.ROUTING, Severity.WARN, "s", "m", NOW)
@@ -87,7 +96,7 @@ async def test_queues_are_told_by_name_with_their_windows(api: httpx.AsyncClient
 async def test_what_a_broker_does_not_tell_is_unknown_rather_than_zero(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    router.statistics.depth = None
+    router.depth = None
 
     told = (await api.get("/monitoring/queue-stats")).json()["orders"]
 
@@ -117,30 +126,30 @@ async def test_pools_are_told_by_code_with_their_windows_and_percentiles(
 async def test_a_thousand_pools_are_told_in_steps(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    router.statistics.pool_codes = [f'"{n}' for n in range(1000)]
+    router.pool_codes = [f'"{n}' for n in range(1000)]
 
     told = (await api.get("/monitoring/pool-stats")).json()
 
-    assert list(told) == router.statistics.pool_codes
+    assert list(told) == router.pool_codes
 
 
 @pytest.mark.parametrize(
     ("body", "change"),
     [
-        ({"concurrency": 20}, PoolChange(concurrency=20)),
-        ({"rateLimitPerMinute": 60}, PoolChange(rate_per_minute=60)),
+        ({"concurrency": 20}, PoolSetting(concurrency=20)),
+        ({"rateLimitPerMinute": 60}, PoolSetting(rate_per_minute=60)),
         (
             {"concurrency": 1, "rateLimitPerMinute": None, "comment": "ignored"},
-            PoolChange(concurrency=1, rate_per_minute=None),
+            PoolSetting(concurrency=1, rate_per_minute=None),
         ),
-        ({"rateLimitPerMinute": 0}, PoolChange(rate_per_minute=None)),
-        ({"rateLimitPerMinute": -1}, PoolChange(rate_per_minute=None)),
-        ({"concurrency": None, "rateLimitPerMinute": 5}, PoolChange(rate_per_minute=5)),
+        ({"rateLimitPerMinute": 0}, PoolSetting(rate_per_minute=None)),
+        ({"rateLimitPerMinute": -1}, PoolSetting(rate_per_minute=None)),
+        ({"concurrency": None, "rateLimitPerMinute": 5}, PoolSetting(rate_per_minute=5)),
     ],
 )
 @pytest.mark.rule("POOL-6")
 async def test_a_pool_is_changed_as_asked(
-    api: httpx.AsyncClient, router: HandMadeRouter, body: object, change: PoolChange
+    api: httpx.AsyncClient, router: HandMadeRouter, body: object, change: PoolSetting
 ) -> None:
     answer = await api.put("/monitoring/pools/POOL-A", json=body)
 
@@ -149,7 +158,7 @@ async def test_a_pool_is_changed_as_asked(
 
 
 def test_a_change_says_what_it_leaves_alone() -> None:
-    assert PoolChange(concurrency=3).rate_per_minute is UNSET
+    assert PoolSetting(concurrency=3).rate_per_minute is UNSET
 
 
 async def test_a_pools_code_in_a_path_is_percent_encoded(
@@ -160,7 +169,7 @@ async def test_a_pools_code_in_a_path_is_percent_encoded(
     answer = await api.put(path, json={"concurrency": 2})
 
     assert answer.status_code == 200
-    assert router.controls.changes == [("EU/ä", PoolChange(concurrency=2))]
+    assert router.controls.changes == [("EU/ä", PoolSetting(concurrency=2))]
 
 
 async def test_an_unknown_pool_is_not_found(api: httpx.AsyncClient) -> None:
@@ -246,13 +255,12 @@ async def test_all_breakers_are_reset_at_once(
 async def test_each_connection_of_a_queue_is_told_on_its_own(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    one = ConsumerVitals(
-        queue="one", connection=0, running=True, healthy=False, restarts=2, last_poll=61.5
+    one = ConsumerState(
+        queue="one", healthy=False, restarts=2, since_poll=61.5, last_poll=NOW - 61.5
     )
-    silent = ConsumerVitals(queue="two", connection=0, running=True, healthy=True)
-    router.state = replace(
-        router.state, consumers=(one, silent, replace(silent, connection=1, last_poll=0.25))
-    )
+    silent = ConsumerState(queue="two", healthy=True)
+    polled = replace(silent, connection=2, since_poll=0.25, last_poll=NOW - 0.25)
+    router.made = replace(router.made, consumers=(one, silent, polled))
 
     told = (await api.get("/monitoring/consumer-health")).json()
 
@@ -287,9 +295,10 @@ async def test_a_router_without_a_standby_is_the_primary(api: httpx.AsyncClient)
 async def test_a_standby_tells_who_holds_the_lock(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    router.standby = StandbyStatus(
+    standby = StandbyStatus(
         enabled=True, instance="b", primary=False, lock_holder="a", last_refresh=NOW
     )
+    router.made = replace(router.made, standby=standby)
 
     told = (await api.get("/monitoring/standby-status")).json()
 

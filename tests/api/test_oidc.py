@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.api import oidc
-from router.api.access import Access, AuthMode
+from router.api.access import Access
 from router.api.oidc import EXPIRE_AFTER, LEAST_INTERVAL, MAX_TOKEN, REFRESH_AFTER, Provider
 from router.parts import access_of
+from router.setting_values import AuthMode
 from router.settings import BadSetting, Settings
 from tests.api.issuer import AUDIENCE, Issuer, Key, ec_key, ed_key, issuing, rsa_key
 from tests.support.api import HandMadeRouter, assert_problem, calling

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from router.api.app import create_app
-from router.api.body import MAX_BODY
+from router.api.requests import MAX_BODY
 from router.api.server import CannotListen, listen, serve
 from tests.support.api import LOCAL, HandMadeRouter
 

@@ -56,7 +56,7 @@ class SqliteQueue:
     def _bodies(self, condition: str) -> list[Body]:
         return bodies_in(
             self.site.queue_file,
-            f"SELECT body FROM queue_messages WHERE {condition}",  # noqa: S608  ours
+            f"SELECT body FROM queue_messages JOIN queue_bodies USING (id) WHERE {condition}",  # noqa: S608  ours
         )
 
 

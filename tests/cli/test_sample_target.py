@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.cli import sample_target
-from router.cli.sample_target import Fate, Manners, SampleTarget, Seen
+from router.cli.sample_target import Behaviour, Manners, SampleTarget, Seen
 from tests.cli.conftest import Run
 
 pytestmark = pytest.mark.rule("MED-3")
@@ -22,7 +22,10 @@ CALL = b'POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 17\r\n\r\n{"messageId":"a
 
 
 def faults(content: bytes) -> bytes:
-    return b"PUT /faults HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(content), content)
+    return b"PUT /faults HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%b" % (
+        len(content),
+        content,
+    )
 
 
 async def talk(port: int, *requests: bytes) -> list[bytes]:
@@ -42,14 +45,14 @@ async def talk(port: int, *requests: bytes) -> list[bytes]:
 @pytest.mark.parametrize(
     ("throw", "fate"),
     [
-        (0.0, Fate.FAILED),
-        (0.15, Fate.DEFERRED),
-        (0.25, Fate.REJECTED),
-        (0.35, Fate.DROPPED),
-        (0.45, Fate.ACCEPTED),
+        (0.0, Behaviour.FAILED),
+        (0.15, Behaviour.DEFERRED),
+        (0.25, Behaviour.REJECTED),
+        (0.35, Behaviour.DROPPED),
+        (0.45, Behaviour.ACCEPTED),
     ],
 )
-def test_shares_decide_what_a_request_meets(throw: float, fate: Fate) -> None:
+def test_shares_decide_what_a_request_meets(throw: float, fate: Behaviour) -> None:
     manners = Manners(failing=0.1, deferring=0.1, rejecting=0.1, dropping=0.1)
 
     met, _ = manners.choose(lambda: throw)
@@ -60,13 +63,13 @@ def test_shares_decide_what_a_request_meets(throw: float, fate: Fate) -> None:
 def test_a_slow_request_takes_ten_times_as_long() -> None:
     manners = Manners(seconds=0.5, slow=0.2)
 
-    assert manners.choose(lambda: 0.1) == (Fate.ACCEPTED, 5.0)
-    assert manners.choose(lambda: 0.3) == (Fate.ACCEPTED, 0.5)
+    assert manners.choose(lambda: 0.1) == (Behaviour.ACCEPTED, 5.0)
+    assert manners.choose(lambda: 0.3) == (Behaviour.ACCEPTED, 0.5)
 
 
 @given(st.floats(0, 1, exclude_max=True))
 def test_a_target_without_faults_accepts_everything(throw: float) -> None:
-    assert Manners().choose(lambda: throw)[0] is Fate.ACCEPTED
+    assert Manners().choose(lambda: throw)[0] is Behaviour.ACCEPTED
 
 
 @pytest.mark.anyio
@@ -122,7 +125,7 @@ async def test_it_tells_what_came_in_and_what_became_of_it() -> None:
     target = SampleTarget(Manners(seconds=0), lambda: 0.0)
 
     async with target.listening("127.0.0.1", 0) as port:
-        *_, told = await talk(port, CALL, CALL, b"GET /faults HTTP/1.1\r\n\r\n")
+        *_, told = await talk(port, CALL, CALL, b"GET /faults HTTP/1.1\r\nHost: t\r\n\r\n")
 
     assert b'"requests":{"ACCEPTED":2,"FAILED":0,' in told
     assert b'"messagesAccepted":1' in told
@@ -133,7 +136,7 @@ def test_it_remembers_the_latest_messages_only(monkeypatch: pytest.MonkeyPatch) 
     seen = Seen()
 
     for message_id in ("a", "b", "c", "c", "b", "a"):
-        seen.add(message_id, Fate.ACCEPTED)
+        seen.add(message_id, Behaviour.ACCEPTED)
 
     assert (seen.requests, seen.accepted) == (6, 4)
     assert len(seen._latest) == 2
@@ -150,20 +153,21 @@ async def test_a_dropped_request_gets_no_answer() -> None:
         writer.close()
 
     assert answer == b""
-    assert target.seen.fates[Fate.DROPPED] == 1
+    assert target.seen.fates[Behaviour.DROPPED] == 1
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "noise",
+    ("noise", "answer"),
     [
-        b"\x00" * 70_000,
-        b"GET / HTTP/1.1\r\n\r\n",
-        CALL[:-1] + b"!",
-        CALL.replace(b"17", b"9999999"),
+        (b"\x00" * 70_000, b"HTTP/1.1 400 Bad Request"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 400 Bad Request"),  # without its host it is no HTTP
+        (b"GET / HTTP/1.1\r\nHost: t\r\n\r\n", b""),
+        (CALL[:-1] + b"!", b""),
+        (CALL.replace(b"17", b"9999999"), b""),
     ],
 )
-async def test_noise_closes_its_own_connection_only(noise: bytes) -> None:
+async def test_noise_closes_its_own_connection_only(noise: bytes, answer: bytes) -> None:
     target = SampleTarget(Manners(seconds=0), lambda: 0.9)
 
     async with target.listening("127.0.0.1", 0) as port:
@@ -173,7 +177,7 @@ async def test_noise_closes_its_own_connection_only(noise: bytes) -> None:
         writer.close()
         answers = await talk(port, CALL)
 
-    assert left == b""
+    assert left.partition(b"\r\n")[0] == answer
     assert answers == [b'HTTP/1.1 200 OK {"ack":true}']
 
 

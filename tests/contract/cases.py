@@ -9,11 +9,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from router.brokers import BrokerDoor
-from router.brokers.sqs_settings import SqsSettings
-from router.brokers.worker import BrokerSettings
+from router.brokers import BrokerRegistry
+from router.brokers.consumer_identity import BrokerSettings
+from router.brokers.sqs.address import SqsSettings
 from router.core.config import QueueConfig
-from router.core.message import Delivery, Message
+from router.core.message import Message, ReceivedMessage
 from router.core.trace import Span
 from router.ports import Broker, Publication, Publisher
 from tests.simulation.models import uri_of
@@ -149,6 +149,30 @@ CASES = [
     Case(name="postgres", uri="made for each test", server="postgres"),
     Case(name="postgres-behind-a-pooler", uri="made for each test", server="pooled_postgres"),
     Case(
+        name="pgmq",
+        uri="",  # options of the one that is made for each test
+        server="pgmq",
+        short=1.0,
+        drops_duplicates=False,
+        any_body=False,
+    ),
+    Case(
+        name="pgmq-fifo",
+        uri="&fifo=true",
+        server="pgmq",
+        short=1.0,
+        drops_duplicates=False,
+        any_body=False,
+    ),
+    Case(
+        name="pgmq-behind-a-pooler",
+        uri="",
+        server="pooled_pgmq",
+        short=1.0,
+        drops_duplicates=False,
+        any_body=False,
+    ),
+    Case(
         name="activemq",
         uri="{url}/{queue}?heartbeat=1",
         server="activemq",
@@ -224,22 +248,22 @@ class Ends(Struct, frozen=True):
     """Both ends of one queue."""
 
     queue: QueueConfig
-    door: BrokerDoor
+    door: BrokerRegistry
     broker: Broker
     publisher: Publisher
 
 
 @asynccontextmanager
-async def both_ends(door: BrokerDoor, queue: QueueConfig) -> AsyncIterator[Ends]:
+async def both_ends(door: BrokerRegistry, queue: QueueConfig) -> AsyncIterator[Ends]:
     publishing = door.open_publisher(queue)
     assert publishing is not None
     async with door.open_queue(queue) as broker, publishing as publisher:
         yield Ends(queue, door, broker, publisher)
 
 
-def name_of(delivery: Delivery) -> str | None:
+def name_of(received: ReceivedMessage) -> str | None:
     """What a message and its retry copies are called alike; no broker needs to make such a name."""
-    return delivery.claimed_id or delivery.broker_id
+    return received.claimed_id or received.broker_id
 
 
 def publication(
@@ -251,13 +275,13 @@ def publication(
     return Publication(message, message_id.encode() if body is None else body, message_id)
 
 
-def bodies(deliveries: Sequence[Delivery]) -> list[str]:
-    return [delivery.body.decode() for delivery in deliveries]
+def bodies(deliveries: Sequence[ReceivedMessage]) -> list[str]:
+    return [received.body.decode() for received in deliveries]
 
 
-async def several(broker: Broker, count: int) -> list[Delivery]:
+async def several(broker: Broker, count: int) -> list[ReceivedMessage]:
     """They come one by one, and not always as one batch."""
-    received: list[Delivery] = []
+    received: list[ReceivedMessage] = []
     while len(received) < count:
         received += await broker.receive(count - len(received))
     return received

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.brokers.machine import Machine
 from tests.contract.activemq_place import ActiveMqPlace
 from tests.contract.cases import CASES, Case, Ends, Place, both_ends
 from tests.contract.nats_place import NatsPlace
+from tests.contract.pgmq_place import PgmqPlace
 from tests.contract.postgres_place import PostgresPlace
 from tests.contract.rabbitmq_place import RabbitPlace
 from tests.contract.sqs_place import SqsPlace
@@ -46,18 +47,20 @@ def anyio_backend(case: Case) -> tuple[str, Mapping[str, Any]]:
 
 
 @pytest.fixture
-async def door(anyio_backend: object, case: Case, tmp_path: Path) -> AsyncIterator[BrokerDoor]:
+async def door(anyio_backend: object, case: Case, tmp_path: Path) -> AsyncIterator[BrokerRegistry]:
     del anyio_backend  # asked for only to run on its loop
     if case.model is not None:
         async with modelled_door(case, tmp_path) as door:
             yield door
         return
-    async with BrokerDoor(worker_id="worker-1", dedup_window=300.0, settings=case.settings) as door:
+    async with BrokerRegistry(
+        worker_id="worker-1", dedup_window=300.0, settings=case.settings
+    ) as door:
         yield door
 
 
 @asynccontextmanager
-async def modelled_door(case: Case, directory: Path) -> AsyncIterator[BrokerDoor]:
+async def modelled_door(case: Case, directory: Path) -> AsyncIterator[BrokerRegistry]:
     """The real adapter, with the simulation's model of its server behind it (SIM-3)."""
     assert case.model is not None
     weather = Weather(random.Random(1))  # noqa: S311  repeatable, not secret
@@ -67,21 +70,21 @@ async def modelled_door(case: Case, directory: Path) -> AsyncIterator[BrokerDoor
     clock = asyncio.get_running_loop().time
     machine = Machine(wall=clock, uptime=clock, boot_id="boot")
     with installed(server):
-        async with BrokerDoor(
+        async with BrokerRegistry(
             worker_id="worker-1", dedup_window=300.0, settings=case.settings, machine=machine
         ) as door:
             yield door
 
 
 @pytest.fixture
-async def ends(case: Case, door: BrokerDoor, tmp_path: Path) -> AsyncIterator[Ends]:
+async def ends(case: Case, door: BrokerRegistry, tmp_path: Path) -> AsyncIterator[Ends]:
     """A queue with leases that last longer than any test."""
     async with both_ends(door, case.queue(tmp_path)) as ends:
         yield ends
 
 
 @pytest.fixture
-async def brief(case: Case, door: BrokerDoor, tmp_path: Path) -> AsyncIterator[Ends]:
+async def brief(case: Case, door: BrokerRegistry, tmp_path: Path) -> AsyncIterator[Ends]:
     """A queue whose leases end while the test watches."""
     if not case.leases:
         pytest.skip("its leases end with the connection")
@@ -131,6 +134,18 @@ def postgres() -> Iterator[PostgresPlace]:
 def pooled_postgres(postgres: PostgresPlace) -> Iterator[PostgresPlace]:
     with transaction_pooler(postgres.server) as pooler:
         yield PostgresPlace(postgres.server, pooler.url)
+
+
+@pytest.fixture(scope="session")
+def pgmq(postgres: PostgresPlace) -> PgmqPlace:
+    postgres.server.install_pgmq()
+    return PgmqPlace(postgres.server)
+
+
+@pytest.fixture(scope="session")
+def pooled_pgmq(pgmq: PgmqPlace) -> Iterator[PgmqPlace]:
+    with transaction_pooler(pgmq.server) as pooler:
+        yield PgmqPlace(pgmq.server, pooler.url)
 
 
 @pytest.fixture(scope="session")

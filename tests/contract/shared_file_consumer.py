@@ -10,22 +10,22 @@ import sys
 import time
 from collections.abc import Sequence
 
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
-from router.core.message import Delivery
+from router.core.message import ReceivedMessage
 from router.ports import Broker
 
 
-def write(verb: str, worker: str, batch: Sequence[Delivery]) -> None:
-    for delivery in batch:
-        sys.stdout.write(f"{time.monotonic()} {verb} {worker} {delivery.body.decode()}\n")
+def write(verb: str, worker: str, batch: Sequence[ReceivedMessage]) -> None:
+    for received in batch:
+        sys.stdout.write(f"{time.monotonic()} {verb} {worker} {received.body.decode()}\n")
     sys.stdout.flush()
 
 
 async def consume(uri: str, worker: str, limit: int, lease: float) -> None:
     queue = QueueConfig(name="orders", uri=uri, visibility_timeout=lease)
     async with (
-        BrokerDoor(worker_id=worker, dedup_window=300.0) as door,
+        BrokerRegistry(worker_id=worker, dedup_window=300.0) as door,
         door.open_queue(queue) as broker,
     ):
         while batch := await receive(broker, limit or 10):
@@ -34,10 +34,10 @@ async def consume(uri: str, worker: str, limit: int, lease: float) -> None:
                 await asyncio.sleep(600)
             await asyncio.sleep(random.uniform(0, 0.004))  # noqa: S311 only to vary the race
             write("settled", worker, batch)
-            await broker.ack([delivery.handle for delivery in batch])
+            await broker.ack([received.handle for received in batch])
 
 
-async def receive(broker: Broker, limit: int) -> Sequence[Delivery]:
+async def receive(broker: Broker, limit: int) -> Sequence[ReceivedMessage]:
     """Nothing for a second: there is nothing left."""
     end = asyncio.get_running_loop().call_later(1.0, broker.interrupt)
     batch = await broker.receive(limit)

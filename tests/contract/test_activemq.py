@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from router.brokers import BrokerDoor
-from router.brokers.activemq_settings import ActiveMqSettings
-from router.brokers.worker import BrokerSettings
+from router.brokers import BrokerRegistry
+from router.brokers.activemq.address import ActiveMqSettings
+from router.brokers.consumer_identity import BrokerSettings
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, Delivery, Tally
+from router.core.message import UNTRIED, ReceivedMessage, Tally
 from router.ports import Broker, BrokerError, Disconnected, QueueRefused, StaleLease
 from tests.contract.activemq_place import ActiveMqPlace
 from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication, several
@@ -25,7 +25,7 @@ from tests.support.stomp import bare_stomp, waiting
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("BRK-3")]
 
-TRIED = Tally(attempts=1, posts=3)
+TRIED = Tally(failures=1, requests=3)
 USER = ("router", "hunter2")
 
 
@@ -53,14 +53,14 @@ def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActiveMqS
 
 
 @pytest.fixture
-async def door(anyio_backend: object, server: ActiveMqServer) -> AsyncIterator[BrokerDoor]:
+async def door(anyio_backend: object, server: ActiveMqServer) -> AsyncIterator[BrokerRegistry]:
     del anyio_backend  # asked for only to run on its loop
     async with door_with(ActiveMqSettings(url=f"stomp://{server.address}")) as door:
         yield door
 
 
 @pytest.fixture
-async def ends(server: ActiveMqServer, name: str, door: BrokerDoor) -> AsyncIterator[Ends]:
+async def ends(server: ActiveMqServer, name: str, door: BrokerRegistry) -> AsyncIterator[Ends]:
     async with both_ends(door, queue_at(server.port, name)) as ends:
         yield ends
 
@@ -72,8 +72,8 @@ async def wire(anyio_backend: object, server: ActiveMqServer) -> AsyncIterator[P
         yield proxy
 
 
-def door_with(settings: ActiveMqSettings) -> BrokerDoor:
-    return BrokerDoor(
+def door_with(settings: ActiveMqSettings) -> BrokerRegistry:
+    return BrokerRegistry(
         worker_id="worker-1", dedup_window=300.0, settings=BrokerSettings(activemq=settings)
     )
 
@@ -95,9 +95,9 @@ async def reopened(ends: Ends) -> AsyncIterator[Broker]:
             await asyncio.sleep(0.2)
 
 
-async def one(broker: Broker) -> Delivery:
-    (delivery,) = await broker.receive(1)
-    return delivery
+async def one(broker: Broker) -> ReceivedMessage:
+    (received,) = await broker.receive(1)
+    return received
 
 
 def body(group: str) -> bytes:
@@ -110,7 +110,7 @@ def body(group: str) -> bytes:
 
 @pytest.mark.rule("BRK-4", "WQ-5")
 async def test_a_copy_keeps_headers_and_group_and_the_first_id(
-    server: ActiveMqServer, name: str, door: BrokerDoor
+    server: ActiveMqServer, name: str, door: BrokerRegistry
 ) -> None:
     told = {"JMSXGroupID": "g", "colour": "blue\\cgreen\\n", "correlation-id": "7", "priority": "8"}
     async with bare_stomp(server.port) as others:
@@ -119,7 +119,7 @@ async def test_a_copy_keeps_headers_and_group_and_the_first_id(
         first = await one(broker)
         await broker.nack(first.handle, 0.5, TRIED)
         second = await one(broker)
-        await broker.nack(second.handle, 0.5, Tally(attempts=2, posts=6))
+        await broker.nack(second.handle, 0.5, Tally(failures=2, requests=6))
     async with bare_stomp(server.port) as others:
         await others.subscribe(name, selector="JMSXGroupID = 'g'")
         copy = await others.hear()
@@ -148,8 +148,8 @@ async def test_what_is_put_off_one_after_the_other_comes_back_together(ends: End
 
     await ends.broker.nack(first.handle, 1.0, UNTRIED)
     await asyncio.sleep(0.3)
-    for delivery in mates:
-        await ends.broker.nack(delivery.handle, 1.0, UNTRIED)
+    for received in mates:
+        await ends.broker.nack(received.handle, 1.0, UNTRIED)
 
     # In one batch: if the first one fails again, none of the others may have gone before it.
     assert bodies(await ends.broker.receive(50)) == numbers
@@ -176,12 +176,12 @@ async def test_what_is_given_back_at_once_takes_its_old_place(ends: Ends) -> Non
     await ends.publisher.publish([publication(str(number)) for number in range(6)])
     held = await several(ends.broker, 4)
 
-    for delivery in (held[2], held[0]):
-        await ends.broker.nack(delivery.handle, 0, TRIED)
+    for received in (held[2], held[0]):
+        await ends.broker.nack(received.handle, 0, TRIED)
     again = await several(ends.broker, 4)
 
     assert bodies(again) == ["0", "2", "4", "5"]
-    assert [delivery.tally for delivery in again[:2]] == [TRIED, TRIED]
+    assert [received.tally for received in again[:2]] == [TRIED, TRIED]
 
 
 @pytest.mark.rule("OPS-4", "P1")
@@ -192,8 +192,8 @@ async def test_what_is_given_back_at_the_end_is_returned_by_closing(
     async with ends.door.open_queue(ends.queue) as leaving:
         held = await several(leaving, 2)
         leaving.interrupt()
-        for delivery in held:
-            await leaving.nack(delivery.handle, 0, UNTRIED)
+        for received in held:
+            await leaving.nack(received.handle, 0, UNTRIED)
 
     assert await waiting(server.port, name) == [b"0", b"1", b"2", b"3"]
 
@@ -242,16 +242,16 @@ async def test_a_copy_that_comes_early_is_held_until_its_time(
     async with bare_stomp(server.port) as others:
         await others.send(name, b"a", headers)
 
-    delivery = await one(ends.broker)
+    received = await one(ends.broker)
 
     assert due_at - 0.01 <= time.time() < due_at + 0.5
-    assert delivery.claimed_id == "first"
+    assert received.claimed_id == "first"
     assert "came back too early" in caplog.text
 
 
 @pytest.mark.rule("P1", "BRK-4")
 async def test_a_broker_that_does_not_take_copies_loses_nothing(
-    wire: Proxy, name: str, door: BrokerDoor, caplog: pytest.LogCaptureFixture
+    wire: Proxy, name: str, door: BrokerRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with both_ends(door, queue_at(wire.port, name)) as ends:
         await ends.publisher.publish([publication("a")])
@@ -269,7 +269,7 @@ async def test_a_connection_cut_in_the_middle_of_a_copy_is_no_reason_to_alarm_an
     wire: Proxy,
     server: ActiveMqServer,
     name: str,
-    door: BrokerDoor,
+    door: BrokerRegistry,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with both_ends(door, queue_at(wire.port, name)) as ends:
@@ -331,22 +331,22 @@ async def test_a_handle_of_another_connection_settles_nothing(ends: Ends) -> Non
 
 @pytest.mark.rule("BRK-6", "P1")
 async def test_a_connection_cut_in_the_middle_of_an_ack_loses_nothing(
-    wire: Proxy, server: ActiveMqServer, name: str, door: BrokerDoor
+    wire: Proxy, server: ActiveMqServer, name: str, door: BrokerRegistry
 ) -> None:
     async with both_ends(door, queue_at(wire.port, name)) as ends:
         await ends.publisher.publish([publication("a")])
-        delivery = await one(ends.broker)
+        received = await one(ends.broker)
         wire.to_server = lambda data: None if b"ACK\n" in data else data
 
         with pytest.raises(Disconnected):
-            await ends.broker.ack([delivery.handle])
+            await ends.broker.ack([received.handle])
 
     assert await waiting(server.port, name) == [b"a"]
 
 
 @pytest.mark.rule("P1")
 async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
-    wire: Proxy, server: ActiveMqServer, name: str, door: BrokerDoor
+    wire: Proxy, server: ActiveMqServer, name: str, door: BrokerRegistry
 ) -> None:
     async with both_ends(door, queue_at(wire.port, name)) as ends:
         await ends.publisher.publish([publication("a")])
@@ -390,7 +390,7 @@ async def test_an_idle_connection_stays_open(ends: Ends) -> None:
 
 @pytest.mark.rule("BRK-6")
 async def test_the_second_broker_is_used_when_the_first_does_not_answer(
-    server: ActiveMqServer, name: str, door: BrokerDoor
+    server: ActiveMqServer, name: str, door: BrokerRegistry
 ) -> None:
     uri = f"stomp://127.0.0.1:{free_port()},127.0.0.1:{server.port}/{name}"
     async with both_ends(door, QueueConfig(name="orders", uri=uri)) as ends:
@@ -400,7 +400,7 @@ async def test_the_second_broker_is_used_when_the_first_does_not_answer(
 
 
 async def test_it_neither_nacks_nor_unsubscribes_nor_sends_what_a_restart_would_lose(
-    wire: Proxy, name: str, door: BrokerDoor
+    wire: Proxy, name: str, door: BrokerRegistry
 ) -> None:
     said = bytearray()
 
@@ -426,7 +426,7 @@ async def test_it_neither_nacks_nor_unsubscribes_nor_sends_what_a_restart_would_
 
 @pytest.mark.rule("P4")
 async def test_no_more_than_the_prefetch_is_out_at_once(
-    server: ActiveMqServer, name: str, door: BrokerDoor
+    server: ActiveMqServer, name: str, door: BrokerRegistry
 ) -> None:
     async with both_ends(door, queue_at(server.port, name, "prefetch=3")) as ends:
         await ends.publisher.publish([publication(str(number)) for number in range(10)])
@@ -445,7 +445,7 @@ async def test_no_more_than_the_prefetch_is_out_at_once(
 
 @pytest.mark.rule("CFG-7")
 async def test_a_wrong_password_is_refused_and_not_told(
-    plain_server: ActiveMqServer, name: str, door: BrokerDoor
+    plain_server: ActiveMqServer, name: str, door: BrokerRegistry
 ) -> None:
     queue = queue_at(plain_server.port, name, user="someone:s3cret@")
 
@@ -471,7 +471,7 @@ async def test_a_queue_given_by_its_name_is_at_the_broker_of_the_settings(
 
 @pytest.mark.rule("BRK-6")
 async def test_who_does_not_speak_stomp_is_told_apart_from_a_broker(
-    anyio_backend: object, door: BrokerDoor
+    anyio_backend: object, door: BrokerRegistry
 ) -> None:
     del anyio_backend
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from router.brokers import BrokerDoor
-from router.core.message import UNTRIED, Delivery, Tally
+from router.brokers import BrokerRegistry
+from router.core.message import UNTRIED, ReceivedMessage, Tally
 from router.ports import Broker, Disconnected, StaleLease
 from tests.contract.cases import CASES, Case, Ends, bodies, both_ends, name_of, publication
 from tests.simulation.plan import Kind
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-1", "BRK-3")]
 
-TRIED = Tally(attempts=1, posts=3)
+TRIED = Tally(failures=1, requests=3)
 MALFORMED = b"\x00\xff{not json"
 
 
@@ -25,9 +25,9 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def receive_one(broker: Broker) -> Delivery:
-    (delivery,) = await broker.receive(1)
-    return delivery
+async def receive_one(broker: Broker) -> ReceivedMessage:
+    (received,) = await broker.receive(1)
+    return received
 
 
 async def is_empty(broker: Broker) -> bool:
@@ -74,8 +74,8 @@ async def test_what_is_published_is_received_in_order(ends: Ends) -> None:
 
     assert added == [True, True, True]
     assert bodies(batch) == ["a", "b", "c"]
-    assert [(delivery.count, delivery.tally) for delivery in batch] == [(1, UNTRIED)] * 3
-    assert len({name_of(delivery) for delivery in batch}) == 3
+    assert [(received.count, received.tally) for received in batch] == [(1, UNTRIED)] * 3
+    assert len({name_of(received) for received in batch}) == 3
 
 
 async def test_no_more_than_the_limit_is_handed_over(ends: Ends) -> None:
@@ -95,9 +95,9 @@ async def test_a_receive_waits_for_what_comes(ends: Ends) -> None:
 
 async def test_an_acked_message_is_gone(ends: Ends) -> None:
     await ends.publisher.publish([publication("a")])
-    delivery = await receive_one(ends.broker)
+    received = await receive_one(ends.broker)
 
-    unsettled = await ends.broker.ack([delivery.handle])
+    unsettled = await ends.broker.ack([received.handle])
 
     assert not unsettled
     assert await depth_of(ends.broker) in {None, (0, 0)}
@@ -169,15 +169,15 @@ async def test_a_message_whose_lease_ended_is_handed_out_again(case: Case, brief
 @pytest.mark.rule("BRK-5", "WQ-4")
 async def test_an_extended_lease_keeps_the_message_ours(case: Case, brief: Ends) -> None:
     await brief.publisher.publish([publication("a")])
-    delivery = await receive_one(brief.broker)
+    received = await receive_one(brief.broker)
 
-    lost = [*await brief.broker.extend([delivery.handle], 3 * case.short)]
+    lost = [*await brief.broker.extend([received.handle], 3 * case.short)]
     await asyncio.sleep(0.5 * case.short)
-    lost += await brief.broker.extend([delivery.handle], 3 * case.short)
+    lost += await brief.broker.extend([received.handle], 3 * case.short)
     await asyncio.sleep(0.75 * case.short)  # no more: some brokers extend by one lease only
 
     assert not lost
-    assert not await brief.broker.ack([delivery.handle])
+    assert not await brief.broker.ack([received.handle])
 
 
 @pytest.mark.rule("WQ-3")
@@ -199,18 +199,18 @@ async def test_a_stale_handle_settles_nothing(brief: Ends) -> None:
 @pytest.mark.rule("WQ-3")
 async def test_a_settled_handle_cannot_give_the_message_back(ends: Ends) -> None:
     await ends.publisher.publish([publication("a")])
-    delivery = await receive_one(ends.broker)
-    await ends.broker.ack([delivery.handle], error="HTTP 400")
+    received = await receive_one(ends.broker)
+    await ends.broker.ack([received.handle], error="HTTP 400")
 
     with pytest.raises(StaleLease):
-        await ends.broker.nack(delivery.handle, 0, UNTRIED)
+        await ends.broker.nack(received.handle, 0, UNTRIED)
 
     assert await is_empty(ends.broker)
 
 
 @pytest.mark.rule("P1")
 async def test_what_a_closed_connection_held_is_handed_out_again(
-    case: Case, door: BrokerDoor, tmp_path: Path
+    case: Case, door: BrokerRegistry, tmp_path: Path
 ) -> None:
     queue = case.queue(tmp_path, lease=case.short)
     async with both_ends(door, queue) as closed:
@@ -218,9 +218,9 @@ async def test_what_a_closed_connection_held_is_handed_out_again(
         await receive_one(closed.broker)
 
     async with door.open_queue(queue) as broker:
-        delivery = await receive_one(broker)
+        received = await receive_one(broker)
 
-    assert (delivery.body, delivery.count) == (b"a", 2)
+    assert (received.body, received.count) == (b"a", 2)
 
 
 @pytest.mark.rule("P3", "FIFO-1", "WQ-2")
@@ -247,10 +247,13 @@ async def test_a_group_waits_for_its_first_message(case: Case, ends: Ends) -> No
     given_back = now()
 
     await ends.broker.nack(first.handle, case.short, UNTRIED)
-    batch = await ends.broker.receive(10)
+    batch = [*await ends.broker.receive(10)]
 
-    assert bodies(batch) == ["a", "b"]
     assert now() >= given_back + case.short - 0.01
+    if len(batch) == 1:  # it hands out no more than one of a group
+        await ends.broker.ack([batch[0].handle])
+        batch += await ends.broker.receive(10)
+    assert bodies(batch) == ["a", "b"]
 
 
 @pytest.mark.rule("P3")
@@ -262,7 +265,7 @@ async def test_a_group_comes_in_the_order_of_publication(ends: Ends) -> None:
     while len(received) < len(numbers):
         batch = await ends.broker.receive(7)
         received += bodies(batch)
-        await ends.broker.ack([delivery.handle for delivery in batch])
+        await ends.broker.ack([received.handle for received in batch])
 
     assert received == numbers
 
@@ -272,9 +275,9 @@ async def test_a_message_published_twice_is_there_once(case: Case, ends: Ends) -
     if not case.drops_duplicates:
         pytest.skip("it knows no duplicates")
     first = await ends.publisher.publish([publication("a"), publication("a")])
-    delivery = await receive_one(ends.broker)
+    received = await receive_one(ends.broker)
     while_out = await ends.publisher.publish([publication("a")])
-    await ends.broker.ack([delivery.handle])
+    await ends.broker.ack([received.handle])
     when_done = await ends.publisher.publish([publication("a"), publication("b")])
 
     assert (first, while_out, when_done) == ([True, False], [False], [False, True])
@@ -303,15 +306,15 @@ async def test_what_died_may_be_published_again(case: Case, ends: Ends, key: str
         pytest.skip("the broker itself remembers explicit keys, whatever became of their message")
     item = replace(publication("a"), dedup_key=key)
     await ends.publisher.publish([item])
-    delivery = await receive_one(ends.broker)
-    await ends.broker.ack([delivery.handle], error="HTTP 404")
+    received = await receive_one(ends.broker)
+    await ends.broker.ack([received.handle], error="HTTP 404")
 
     assert await ends.publisher.publish([item]) == [True]
     assert bodies([await receive_one(ends.broker)]) == ["a"]
 
 
-async def several(broker: Broker, number: int) -> list[Delivery]:
-    received: list[Delivery] = []
+async def several(broker: Broker, number: int) -> list[ReceivedMessage]:
+    received: list[ReceivedMessage] = []
     while len(received) < number:
         received += await broker.receive(number - len(received))
     return received
@@ -347,7 +350,7 @@ async def test_a_thousand_messages_over_four_connections_arrive_once_each(
         while received.total() < len(numbers):
             batch = await broker.receive(20)
             received.update(bodies(batch))
-            await broker.ack([delivery.handle for delivery in batch])
+            await broker.ack([received.handle for received in batch])
         for other in connections:
             other.interrupt()  # they wait for a message that never comes
 
@@ -385,7 +388,7 @@ async def test_an_outage_loses_nothing(case: Case, ends: Ends) -> None:
     if case.outage is None:
         pytest.skip("nothing can make it unreachable")
     await ends.publisher.publish([publication("a")])
-    delivery = await receive_one(ends.broker)
+    received = await receive_one(ends.broker)
 
     async def publish_in_the_end() -> None:
         while True:
@@ -399,7 +402,7 @@ async def test_an_outage_loses_nothing(case: Case, ends: Ends) -> None:
     async with asyncio.TaskGroup() as tasks, case.outage(ends.queue):
         tasks.create_task(publish_in_the_end(), name="publish")
         await asyncio.sleep(0.5)
-    unsettled = await ends.broker.ack([delivery.handle])
+    unsettled = await ends.broker.ack([received.handle])
 
     assert not unsettled
     assert bodies(await ends.broker.receive(10)) == ["b"]
@@ -407,7 +410,7 @@ async def test_an_outage_loses_nothing(case: Case, ends: Ends) -> None:
 
 @pytest.mark.rule("BRK-6")
 async def test_fifty_openings_leave_nothing_behind(
-    case: Case, door: BrokerDoor, tmp_path: Path
+    case: Case, door: BrokerRegistry, tmp_path: Path
 ) -> None:
     queue = case.queue(tmp_path)
 

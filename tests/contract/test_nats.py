@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from router.brokers import BrokerDoor, nats_pull
+from router.brokers import BrokerRegistry
+from router.brokers.nats import pull
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, Delivery
+from router.core.message import UNTRIED, ReceivedMessage
 from router.ports import Broker, Depth, Disconnected, QueueRefused, StaleLease, Unsettled
 from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication
 from tests.support.proxy import proxy_to
@@ -49,13 +50,13 @@ async def stream(server: NatsServer) -> None:
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[BrokerDoor]:
-    async with BrokerDoor(worker_id="worker-1", dedup_window=300.0) as door:
+async def door() -> AsyncIterator[BrokerRegistry]:
+    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as door:
         yield door
 
 
 @pytest.fixture
-async def ends(stream: None, server: NatsServer, door: BrokerDoor) -> AsyncIterator[Ends]:
+async def ends(stream: None, server: NatsServer, door: BrokerRegistry) -> AsyncIterator[Ends]:
     del stream  # asked for only to be there
     async with both_ends(door, queue_at(server.port)) as ends:
         yield ends
@@ -82,9 +83,9 @@ async def kept(port: int) -> int:
     return messages
 
 
-async def receive_one(broker: Broker) -> Delivery:
-    (delivery,) = await broker.receive(1)
-    return delivery
+async def receive_one(broker: Broker) -> ReceivedMessage:
+    (received,) = await broker.receive(1)
+    return received
 
 
 async def receive_for_ever(broker: Broker) -> None:
@@ -102,8 +103,8 @@ def handles_of(unsettled: Sequence[Unsettled]) -> list[Any]:
     return [each.handle for each in unsettled]
 
 
-def handles(deliveries: Sequence[Delivery]) -> list[Any]:
-    return [delivery.handle for delivery in deliveries]
+def handles(deliveries: Sequence[ReceivedMessage]) -> list[Any]:
+    return [received.handle for received in deliveries]
 
 
 # When the server fails.
@@ -172,7 +173,7 @@ async def test_an_ack_whose_connection_is_cut_is_good_on_the_next_one(
 
 async def test_a_server_that_falls_silent_is_noticed(ends: Ends, server: NatsServer) -> None:
     await ends.publisher.publish([publication("a")])
-    delivery = await receive_one(ends.broker)
+    received = await receive_one(ends.broker)
     waiting = asyncio.ensure_future(ends.broker.receive(1))
     await asyncio.sleep(0.05)
 
@@ -181,7 +182,7 @@ async def test_a_server_that_falls_silent_is_noticed(ends: Ends, server: NatsSer
     await asyncio.sleep(0.1)  # until all of its threads stand still
     try:
         with pytest.raises(Disconnected):
-            await ends.broker.ack([delivery.handle])
+            await ends.broker.ack([received.handle])
         with pytest.raises(Disconnected):
             await waiting
         noticed_after = time.monotonic() - frozen_at
@@ -193,10 +194,10 @@ async def test_a_server_that_falls_silent_is_noticed(ends: Ends, server: NatsSer
 
 @pytest.mark.rule("OPS-3")
 async def test_a_request_that_the_server_has_lost_is_noticed(
-    stream: None, server: NatsServer, door: BrokerDoor, monkeypatch: pytest.MonkeyPatch
+    stream: None, server: NatsServer, door: BrokerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del stream
-    monkeypatch.setattr(nats_pull, "SILENCE", 0.5)
+    monkeypatch.setattr(pull, "SILENCE_SECONDS", 0.5)
     async with proxy_to(server.port) as proxy, door.open_queue(queue_at(proxy.port)) as broker:
         proxy.to_server = lambda data: b"" if b"CONSUMER.MSG.NEXT" in data else data
 
@@ -207,8 +208,8 @@ async def test_a_request_that_the_server_has_lost_is_noticed(
 async def test_heart_beats_keep_a_long_wait_alive(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nats_pull, "HEARTBEAT", 0.2)
-    monkeypatch.setattr(nats_pull, "SILENCE", 0.5)
+    monkeypatch.setattr(pull, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(pull, "SILENCE_SECONDS", 0.5)
     waiting = asyncio.ensure_future(ends.broker.receive(1))
     await asyncio.sleep(1.2)
 
@@ -246,7 +247,7 @@ async def test_a_stream_that_is_made_anew_gives_new_ids_and_takes_no_old_handles
     await ends.publisher.publish([publication("b")])
 
     async with (
-        BrokerDoor(worker_id="worker-2", dedup_window=300.0) as other,
+        BrokerRegistry(worker_id="worker-2", dedup_window=300.0) as other,
         other.open_queue(ends.queue) as its_broker,
     ):
         new = await receive_one(its_broker)
@@ -258,7 +259,7 @@ async def test_a_stream_that_is_made_anew_gives_new_ids_and_takes_no_old_handles
     assert await kept(server.port) == 1
 
 
-async def test_no_server_at_all_is_a_lost_connection(door: BrokerDoor) -> None:
+async def test_no_server_at_all_is_a_lost_connection(door: BrokerRegistry) -> None:
     queue = QueueConfig(name="orders", uri=f"nats://ada:secret@127.0.0.1:{free_port()}/")
 
     with pytest.raises(Disconnected, match="no connection to NATS") as lost:
@@ -290,7 +291,7 @@ async def test_an_interrupted_receive_takes_nothing_from_the_next_one(ends: Ends
 @pytest.mark.rule("OPS-4", "FIFO-1")
 @pytest.mark.parametrize("program", [nats.current, nats.old])
 async def test_what_is_given_back_in_the_end_keeps_its_place(
-    tmp_path: Path, door: BrokerDoor, program: Callable[[], str]
+    tmp_path: Path, door: BrokerRegistry, program: Callable[[], str]
 ) -> None:
     names = [str(number) for number in range(10)]
     with nats.running(NatsServer(program(), tmp_path)) as server:
@@ -303,8 +304,8 @@ async def test_what_is_given_back_in_the_end_keeps_its_place(
 
             ends.broker.interrupt()
             acking = asyncio.ensure_future(ends.broker.ack([first.handle]))
-            for delivery in others:
-                await ends.broker.nack(delivery.handle, 0, UNTRIED)
+            for received in others:
+                await ends.broker.nack(received.handle, 0, UNTRIED)
             await acking
             interrupted = await waiting
         async with door.open_queue(queue_at(server.port)) as broker:
@@ -322,15 +323,15 @@ async def test_what_was_given_back_one_after_the_other_comes_back_together(ends:
 
     await ends.broker.nack(first.handle, 0.6, UNTRIED)
     await asyncio.sleep(0.4)
-    for delivery in mates:
-        await ends.broker.nack(delivery.handle, 0.6, UNTRIED)
+    for received in mates:
+        await ends.broker.nack(received.handle, 0.6, UNTRIED)
 
     assert bodies(await ends.broker.receive(50)) == names
 
 
 @pytest.mark.rule("BRK-1")
 async def test_a_batch_that_its_consumer_cuts_short_is_handed_over_at_once(
-    stream: None, server: NatsServer, door: BrokerDoor
+    stream: None, server: NatsServer, door: BrokerRegistry
 ) -> None:
     del stream
     await make_consumer(server.port, {"max_ack_pending": 3})
@@ -348,7 +349,7 @@ async def test_a_batch_that_its_consumer_cuts_short_is_handed_over_at_once(
 
 
 async def test_a_consumer_may_allow_less_than_is_asked_for(
-    stream: None, server: NatsServer, door: BrokerDoor
+    stream: None, server: NatsServer, door: BrokerRegistry
 ) -> None:
     del stream
     await make_consumer(server.port, {"max_batch": 2, "max_expires": SECOND})
@@ -365,7 +366,7 @@ async def test_a_consumer_may_allow_less_than_is_asked_for(
 
 @pytest.mark.rule("CFG-7")
 async def test_a_consumer_is_made_without_limits(
-    stream: None, server: NatsServer, door: BrokerDoor
+    stream: None, server: NatsServer, door: BrokerRegistry
 ) -> None:
     del stream
     async with door.open_queue(queue_at(server.port, options=f"&subject={STREAM}.a.>")) as broker:
@@ -380,7 +381,7 @@ async def test_a_consumer_is_made_without_limits(
 
 @pytest.mark.rule("CFG-7")
 async def test_a_consumer_that_is_there_keeps_what_the_document_does_not_name(
-    stream: None, server: NatsServer, door: BrokerDoor
+    stream: None, server: NatsServer, door: BrokerRegistry
 ) -> None:
     del stream
     await make_consumer(server.port, {"ack_wait": 7 * SECOND, "max_ack_pending": 9})
@@ -407,7 +408,7 @@ async def test_a_consumer_that_is_there_keeps_what_the_document_does_not_name(
     ],
 )
 async def test_a_consumer_that_is_not_fit_is_refused(
-    server: NatsServer, door: BrokerDoor, terms: dict[str, object], why: str
+    server: NatsServer, door: BrokerRegistry, terms: dict[str, object], why: str
 ) -> None:
     log = {"name": STREAM, "subjects": ["LOG.>"]}  # a work queue would not have such consumers
     await call(server.port, f"STREAM.CREATE.{STREAM}", log)
@@ -419,7 +420,9 @@ async def test_a_consumer_that_is_not_fit_is_refused(
 
 
 @pytest.mark.rule("CFG-7")
-async def test_a_stream_that_is_not_there_is_refused(server: NatsServer, door: BrokerDoor) -> None:
+async def test_a_stream_that_is_not_there_is_refused(
+    server: NatsServer, door: BrokerRegistry
+) -> None:
     with pytest.raises(QueueRefused, match="no stream 'ORDERS'"):
         async with door.open_queue(queue_at(server.port)):
             pass
@@ -437,7 +440,7 @@ async def test_what_jetstream_forbids_is_refused(ends: Ends, server: NatsServer)
 @pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize("credentials", ["", "ada:wrong-secret@"])
 async def test_wrong_credentials_are_refused_and_right_ones_are_not(
-    tmp_path: Path, door: BrokerDoor, credentials: str
+    tmp_path: Path, door: BrokerRegistry, credentials: str
 ) -> None:
     guarded = NatsServer(nats.current(), tmp_path, user=("ada", "right-secret"))
     with nats.running(guarded):
@@ -449,7 +452,7 @@ async def test_wrong_credentials_are_refused_and_right_ones_are_not(
     assert said == ["NATS refuses the credentials", "there is no stream 'MESSAGES'"]
 
 
-async def refusal(door: BrokerDoor, queue: QueueConfig) -> str:
+async def refusal(door: BrokerRegistry, queue: QueueConfig) -> str:
     with pytest.raises(QueueRefused) as refused:
         async with door.open_queue(queue):
             pass
@@ -464,12 +467,12 @@ async def test_a_dead_letter_is_terminated_and_leaves_the_stream(
     ends: Ends, server: NatsServer
 ) -> None:
     await ends.publisher.publish([publication("a")])
-    delivery = await receive_one(ends.broker)
+    received = await receive_one(ends.broker)
 
     async with stranger(server) as client:
         watched = await client.subscribe(f"$JS.EVENT.ADVISORY.CONSUMER.*.{STREAM}.{CONSUMER}")
         await client.flush()
-        unsettled = await ends.broker.ack([delivery.handle], error="HTTP 404")
+        unsettled = await ends.broker.ack([received.handle], error="HTTP 404")
         advisory = await watched.next_msg(5)
 
     assert not unsettled
@@ -479,7 +482,7 @@ async def test_a_dead_letter_is_terminated_and_leaves_the_stream(
 
 @pytest.mark.rule("DLQ-1")
 async def test_the_last_delivery_that_a_consumer_allows_is_known_as_such(
-    stream: None, server: NatsServer, door: BrokerDoor
+    stream: None, server: NatsServer, door: BrokerRegistry
 ) -> None:
     del stream
     await make_consumer(server.port, {"max_deliver": 2})
@@ -495,7 +498,7 @@ async def test_the_last_delivery_that_a_consumer_allows_is_known_as_such(
 
 @pytest.mark.rule("OPS-1", "OPS-3")
 async def test_deferred_messages_are_counted_against_the_limit(
-    stream: None, server: NatsServer, door: BrokerDoor
+    stream: None, server: NatsServer, door: BrokerRegistry
 ) -> None:
     del stream
     await make_consumer(server.port, {"max_ack_pending": 3})
@@ -539,7 +542,7 @@ async def test_a_message_that_the_server_cannot_take_is_refused_with_all_others(
 
 
 async def test_a_subject_that_no_stream_takes_is_refused(
-    server: NatsServer, door: BrokerDoor
+    server: NatsServer, door: BrokerRegistry
 ) -> None:
     publishing = door.open_publisher(queue_at(server.port, options="&subject=elsewhere"))
     assert publishing is not None
@@ -582,6 +585,6 @@ async def test_a_publishers_trace_comes_with_its_message_however_it_is_spelt(
     async with stranger(server) as client:
         await client.jetstream().publish(f"{STREAM}.a", b"a", headers=headers)
 
-    delivery = await receive_one(ends.broker)
+    received = await receive_one(ends.broker)
 
-    assert delivery.parent == PARENT
+    assert received.parent == PARENT

@@ -1,6 +1,8 @@
 """The work queue in PostgreSQL against the same model as the one in SQLite."""
 
 import asyncio
+import time
+from contextlib import nullcontext
 from typing import Final
 
 import pytest
@@ -15,12 +17,15 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
-from router.brokers.postgres_database import PostgresDatabase
-from router.brokers.postgres_table import PostgresTable
+from router.brokers.postgres.database import PostgresDatabase
+from router.brokers.postgres.store import PostgresStore
+from router.brokers.postgres.work_queue import PostgresQueue
 from router.brokers.work_queue import Lease
 from router.core.message import Tally
+from router.ports import Cancellation, Publication, StaleLease
 from tests.contract.postgres_place import PostgresPlace
-from tests.unit.test_queue_table import LEASE, PUBLISHED, WINDOW, Model, publication
+from tests.support.work_queues import LEASE, WINDOW, lease_of, publication
+from tests.unit.test_queue_table import PUBLISHED, Model
 
 pytestmark = [
     pytest.mark.slow,
@@ -42,29 +47,25 @@ WHERE queue = $1
 _IDS: Final = "SELECT body, id FROM message_router.queue_messages WHERE queue = $1"
 
 
-class StricterModel(Model):
-    """A lease that has ended is lost as soon as a claim has noticed it."""
-
-    def _end_leases(self) -> None:
-        for row in self.rows:
-            if row.state == "in-flight" and row.lease_until <= self.now:
-                row.state, row.lease = "ready", None
-
-
 class PostgresComparison(RuleBasedStateMachine):
     """Two workers on one queue do as they please; table and model agree on everything."""
 
     def __init__(self, place: PostgresPlace) -> None:
         super().__init__()
         self.loop = asyncio.Runner()
-        self.model = StricterModel()
+        self.model = Model()
         self.queue = place.new_uri().rpartition("=")[2]
         self.database = self.loop.run(_open(place.server.url))
         self.tables = {
-            worker: PostgresTable(self.database, self.queue, worker_id=worker, dedup_window=WINDOW)
+            worker: PostgresQueue(
+                self.database, self.queue, worker_id=worker, dedup_window=WINDOW, lease=LEASE
+            )
             for worker in WORKERS
         }
         self.loop.run(self.tables["anna"].configure(keep=0.0, audit=0.0))
+        self.store = PostgresStore(
+            self.database, self.queue, dedup_window=WINDOW, sinks=lambda _: None
+        )
         self.leases: list[Lease] = []
 
     def teardown(self) -> None:
@@ -75,16 +76,39 @@ class PostgresComparison(RuleBasedStateMachine):
         bodies=PUBLISHED,
         pool=st.sampled_from([None, None, "P"]),
         group=st.sampled_from(["g", "g", "h", None]),
-        high=st.booleans(),
+        priority=st.sampled_from([0, 0, 0, 3, 8, 9]),
+        delay=st.sampled_from([None, None, None, 5.0, 400.0]),
     )
-    def publish(self, bodies: list[str], pool: str | None, group: str | None, high: bool) -> None:
+    def publish(
+        self,
+        bodies: list[str],
+        pool: str | None,
+        group: str | None,
+        priority: int,
+        delay: float | None,
+    ) -> None:
         items = [
-            publication(body.rstrip("'"), pool=pool, group=group, high=high, body=body)
+            publication(
+                body.rstrip("'"),
+                pool=pool,
+                group=group,
+                priority=priority,
+                body=body,
+                not_before=delay,
+            )
             for body in bodies
         ]
-        expected = [self.model.publish(item) for item in items]
+        expected = [
+            self.model.publish(_moved(item, None if delay is None else self.model.now + delay))
+            for item in items
+        ]
+        now = time.time()
 
-        added = self.loop.run(self.tables["anna"].publish(items))
+        added = self.loop.run(
+            self.tables["anna"].publish(
+                [_moved(item, None if delay is None else now + delay) for item in items]
+            )
+        )
 
         assert list(added) == expected
         self._learn_ids()
@@ -93,13 +117,14 @@ class PostgresComparison(RuleBasedStateMachine):
     def claim(self, worker: str, limit: int) -> None:
         expected = self.model.claimable(worker, limit)
 
-        claim = self.loop.run(self.tables[worker].claim(limit, LEASE))
+        messages = self.loop.run(self.tables[worker].claim(limit)).messages
 
-        for row, claimed in zip(expected, claim.messages, strict=True):
+        for row, received in zip(expected, messages, strict=True):
+            lease = lease_of(received.handle)
             row.state, row.worker, row.deliveries = "in-flight", worker, row.deliveries + 1
-            row.lease, row.lease_until = claimed.lease, self.model.now + LEASE
-            self.leases.append(claimed.lease)
-        assert [(one.lease.id, one.count, one.tally) for one in claim.messages] == [
+            row.lease, row.lease_until = lease, self.model.now + LEASE
+            self.leases.append(lease)
+        assert [(lease_of(one.handle).id, one.count, one.tally) for one in messages] == [
             (row.id, row.deliveries, row.tally) for row in expected
         ]
 
@@ -117,21 +142,24 @@ class PostgresComparison(RuleBasedStateMachine):
             elif not self.model.has_finished(lease):
                 lost.append(position)
 
-        assert list(self.loop.run(self.tables["anna"].finish(leases, error))) == lost
+        unsettled = self.loop.run(self.tables["anna"].ack(leases, error=error))
+
+        assert [one.handle for one in unsettled] == [leases[position] for position in lost]
 
     @precondition(lambda self: self.leases)
-    @rule(pick=st.integers(0, 99), delay=st.sampled_from([0.0, 5.0, 60.0]), posts=st.integers(1, 3))
-    def nack(self, pick: int, delay: float, posts: int) -> None:
+    @rule(
+        pick=st.integers(0, 99), delay=st.sampled_from([0.0, 5.0, 60.0]), requests=st.integers(1, 3)
+    )
+    def nack(self, pick: int, delay: float, requests: int) -> None:
         lease = self._pick(pick)
-        tally = Tally(attempts=1, posts=posts)
+        tally = Tally(failures=1, requests=requests)
         row = self.model.holder_of(lease)
         if row:
             row.state, row.lease, row.tally = "ready", None, tally
             row.due = self.model.now + delay
 
-        ours = self.loop.run(self.tables["bert"].give_back(lease, delay, tally, ""))
-
-        assert ours == (row is not None)
+        with nullcontext() if row else pytest.raises(StaleLease):
+            self.loop.run(self.tables["bert"].nack(lease, delay, tally))
 
     @precondition(lambda self: self.leases)
     @rule(pick=st.integers(0, 99), seconds=st.sampled_from([10.0, 90.0]))
@@ -144,7 +172,17 @@ class PostgresComparison(RuleBasedStateMachine):
 
         lost = self.loop.run(self.tables["anna"].extend([lease], seconds))
 
-        assert list(lost) == ([] if alive else [0])
+        assert [one.handle for one in lost] == ([] if alive else [lease])
+
+    @rule(number=st.integers(0, 40))
+    def cancel(self, number: int) -> None:
+        message_id = f"m{number}"
+        is_sure = not self.model.may_have_forgotten_id(message_id)
+        expected = self.model.cancel(message_id)
+
+        answer = self.loop.run(self.store.cancel(message_id))
+
+        assert answer is expected or (not is_sure and answer is Cancellation.UNKNOWN)
 
     @rule(seconds=st.sampled_from([1.0, 1.0, 5.0, 29.0, 30.0, 400.0]))
     def time_passes(self, seconds: float) -> None:
@@ -166,6 +204,10 @@ class PostgresComparison(RuleBasedStateMachine):
         depth = self.loop.run(self.tables["anna"].depth())
 
         assert replace(depth, due=None) == self.model.depth()
+
+
+def _moved(item: Publication, not_before: float | None) -> Publication:
+    return replace(item, not_before=not_before)
 
 
 async def _open(url: str) -> PostgresDatabase:

@@ -9,11 +9,12 @@ from typing import Any
 import aio_pika
 import pytest
 
-from router.brokers import BrokerDoor, rabbitmq_consumer
-from router.brokers.rabbitmq_settings import RabbitSettings
-from router.brokers.worker import BrokerSettings
+from router.brokers import BrokerRegistry
+from router.brokers.consumer_identity import BrokerSettings
+from router.brokers.rabbitmq import broker as rabbitmq_broker
+from router.brokers.rabbitmq.address import RabbitSettings
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, Delivery, Tally
+from router.core.message import UNTRIED, ReceivedMessage, Tally
 from router.ports import Broker, BrokerError, Depth, Disconnected, QueueRefused, StaleLease
 from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication, several
 from tests.contract.rabbitmq_place import RabbitPlace
@@ -24,7 +25,7 @@ from tests.support.servers.rabbitmq import RabbitServer
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("BRK-3")]
 
 KINDS = ("classic", "quorum")
-TRIED = Tally(attempts=1, posts=1)
+TRIED = Tally(failures=1, requests=1)
 BASIC_ACK = b"\x00\x3c\x00\x50"  # class and method, as they go over the wire
 FLOW_OK = b"\x00\x14\x00\x15"  # tells that an ACK before it was heard
 UNTIL_A_QUORUM_STANDS = 2.0  # killed earlier, a new quorum queue never elects a leader again
@@ -46,10 +47,10 @@ def name(rabbitmq: RabbitPlace) -> str:
 
 
 @pytest.fixture
-async def door(anyio_backend: object, server: RabbitServer) -> AsyncIterator[BrokerDoor]:
+async def door(anyio_backend: object, server: RabbitServer) -> AsyncIterator[BrokerRegistry]:
     del anyio_backend  # asked for only to run on its loop
     settings = BrokerSettings(rabbitmq=RabbitSettings(server.url))
-    async with BrokerDoor(worker_id="worker-1", dedup_window=300.0, settings=settings) as door:
+    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0, settings=settings) as door:
         yield door
 
 
@@ -60,14 +61,14 @@ def queue(server: RabbitServer, name: str, *options: str) -> QueueConfig:
 
 @pytest.fixture(params=KINDS)
 async def ends(
-    request: pytest.FixtureRequest, server: RabbitServer, name: str, door: BrokerDoor
+    request: pytest.FixtureRequest, server: RabbitServer, name: str, door: BrokerRegistry
 ) -> AsyncIterator[Ends]:
     async with both_ends(door, queue(server, name, f"type={request.param}")) as ends:
         yield ends
 
 
 @pytest.fixture
-async def classic(server: RabbitServer, name: str, door: BrokerDoor) -> AsyncIterator[Ends]:
+async def classic(server: RabbitServer, name: str, door: BrokerRegistry) -> AsyncIterator[Ends]:
     async with both_ends(door, queue(server, name, "type=classic")) as ends:
         yield ends
 
@@ -91,7 +92,7 @@ async def bare_channel(server: RabbitServer) -> AsyncIterator[aio_pika.abc.Abstr
         yield channel
 
 
-async def one(broker: Broker) -> Delivery:
+async def one(broker: Broker) -> ReceivedMessage:
     (delivery,) = await broker.receive(1)
     return delivery
 
@@ -109,7 +110,7 @@ async def test_a_delay_between_two_steps_is_waited_for_in_hops(ends: Ends) -> No
     first = await one(ends.broker)
     given_back = time.monotonic()
 
-    await ends.broker.nack(first.handle, 3.0, Tally(attempts=1, posts=3))
+    await ends.broker.nack(first.handle, 3.0, Tally(failures=1, requests=3))
     second = await one(ends.broker)
 
     assert 3.0 <= time.monotonic() - given_back < 5
@@ -181,7 +182,7 @@ async def test_a_delayed_message_survives_the_death_of_the_broker(
 ) -> None:
     await ends.publisher.publish([publication("a")])
     first = await one(ends.broker)
-    await ends.broker.nack(first.handle, 5.0, Tally(attempts=1, posts=1))
+    await ends.broker.nack(first.handle, 5.0, Tally(failures=1, requests=1))
     await asyncio.sleep(UNTIL_A_QUORUM_STANDS)
 
     await asyncio.to_thread(server.kill)
@@ -193,7 +194,7 @@ async def test_a_delayed_message_survives_the_death_of_the_broker(
 
 
 async def test_retry_queues_are_of_the_kind_of_their_queue(
-    server: RabbitServer, name: str, door: BrokerDoor
+    server: RabbitServer, name: str, door: BrokerRegistry
 ) -> None:
     async with bare_channel(server) as channel:
         for kind in KINDS:
@@ -246,7 +247,7 @@ async def test_an_ack_removes_these_and_no_others(classic: Ends, acked: tuple[in
 
 @pytest.mark.rule("P4")
 async def test_no_more_is_held_than_the_window_allows(
-    server: RabbitServer, name: str, door: BrokerDoor
+    server: RabbitServer, name: str, door: BrokerRegistry
 ) -> None:
     async with both_ends(door, queue(server, name, "type=classic", "prefetch=3")) as ends:
         await ends.publisher.publish([publication(str(number)) for number in range(5)])
@@ -282,8 +283,8 @@ async def test_what_nobody_asks_for_goes_back_before_the_broker_loses_patience(
     classic: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await classic.publisher.publish([publication("a"), publication("b"), publication("c")])
-    monkeypatch.setattr(rabbitmq_consumer, "LONGEST_STAY", 0.2)
-    monkeypatch.setattr(rabbitmq_consumer, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(rabbitmq_broker, "MAX_STAY_SECONDS", 0.2)
+    monkeypatch.setattr(rabbitmq_broker, "STAY_CHECK_SECONDS", 0.1)
     async with reopened(classic) as broker:
         held = await one(broker)
         await asyncio.sleep(0.6)
@@ -346,7 +347,7 @@ async def test_a_broker_that_stops_and_starts_hands_out_again_what_was_not_settl
 
 @pytest.mark.rule("BRK-6", "P1")
 async def test_an_ack_that_got_lost_on_the_way_is_reported(
-    ends: Ends, server: RabbitServer, door: BrokerDoor
+    ends: Ends, server: RabbitServer, door: BrokerRegistry
 ) -> None:
     await ends.publisher.publish([publication("a")])
     async with cable_to(server.port) as cable:
@@ -363,7 +364,7 @@ async def test_an_ack_that_got_lost_on_the_way_is_reported(
 
 @pytest.mark.rule("BRK-6", "P1")
 async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
-    ends: Ends, server: RabbitServer, door: BrokerDoor
+    ends: Ends, server: RabbitServer, door: BrokerRegistry
 ) -> None:
     await ends.publisher.publish([publication("a"), publication("b")])
     async with proxy_to(server.port) as wire:
@@ -384,7 +385,7 @@ async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
 
 @pytest.mark.rule("BRK-6", "P1")
 async def test_what_is_published_again_is_not_taken_for_an_original_that_is_gone(
-    ends: Ends, server: RabbitServer, door: BrokerDoor
+    ends: Ends, server: RabbitServer, door: BrokerRegistry
 ) -> None:
     await ends.publisher.publish([publication("a")])
     async with proxy_to(server.port) as wire:
@@ -415,7 +416,7 @@ def by_way_of(wire: Proxy, queue: QueueConfig, server: RabbitServer) -> QueueCon
 
 @pytest.mark.rule("BRK-6", "BRK-1")
 async def test_a_broker_that_falls_silent_is_noticed(
-    server: RabbitServer, name: str, door: BrokerDoor
+    server: RabbitServer, name: str, door: BrokerRegistry
 ) -> None:
     started = 0.0
     async with both_ends(door, queue(server, name, "type=classic", "heartbeat=1")) as ends:
@@ -435,7 +436,7 @@ async def test_a_broker_that_falls_silent_is_noticed(
 
 @pytest.mark.rule("BRK-6", "CFG-7")
 async def test_a_consumer_that_the_broker_ends_is_a_lost_connection(
-    classic: Ends, server: RabbitServer, name: str, door: BrokerDoor
+    classic: Ends, server: RabbitServer, name: str, door: BrokerRegistry
 ) -> None:
     waiting = asyncio.ensure_future(classic.broker.receive(1))
     await asyncio.sleep(0.2)
@@ -454,7 +455,7 @@ async def test_a_consumer_that_the_broker_ends_is_a_lost_connection(
 
 @pytest.mark.rule("BRK-6", "P1")
 async def test_a_channel_closed_for_a_message_held_too_long_gives_everything_back(
-    server: RabbitServer, name: str, door: BrokerDoor
+    server: RabbitServer, name: str, door: BrokerRegistry
 ) -> None:
     await impatient(server, consumer_timeout=1000, channel_tick_interval=200)
     try:
@@ -504,7 +505,7 @@ async def test_a_broker_short_of_memory_still_takes_acknowledgements(
 
 @pytest.mark.rule("CFG-7")
 async def test_a_queue_given_by_its_name_is_at_the_broker_of_the_settings(
-    server: RabbitServer, name: str, door: BrokerDoor
+    server: RabbitServer, name: str, door: BrokerRegistry
 ) -> None:
     given = QueueConfig(name=name, uri=f"amqp://{name}?type=classic")
 
@@ -527,7 +528,7 @@ async def test_a_queue_given_by_its_name_is_at_the_broker_of_the_settings(
     ids=["password", "vhost", "queue"],
 )
 async def test_what_the_broker_refuses_is_refused_with_a_reason_and_without_credentials(
-    server: RabbitServer, name: str, door: BrokerDoor, change: tuple[str, str], why: str
+    server: RabbitServer, name: str, door: BrokerRegistry, change: tuple[str, str], why: str
 ) -> None:
     uri = queue(server, name, "type=classic").uri.replace(*change)
 
@@ -540,7 +541,7 @@ async def test_what_the_broker_refuses_is_refused_with_a_reason_and_without_cred
 
 
 @pytest.mark.rule("CFG-7")
-async def test_a_stream_is_refused(server: RabbitServer, name: str, door: BrokerDoor) -> None:
+async def test_a_stream_is_refused(server: RabbitServer, name: str, door: BrokerRegistry) -> None:
     async with bare_channel(server) as channel:
         await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "stream"})
 
@@ -550,7 +551,7 @@ async def test_a_stream_is_refused(server: RabbitServer, name: str, door: Broker
 
 
 @pytest.mark.rule("BRK-6")
-async def test_a_broker_that_is_not_there_is_a_lost_connection(door: BrokerDoor) -> None:
+async def test_a_broker_that_is_not_there_is_a_lost_connection(door: BrokerRegistry) -> None:
     nowhere = QueueConfig(name="orders", uri="amqp://me:hunter2@127.0.0.1:1/?queue=q")
 
     with pytest.raises(Disconnected) as lost:

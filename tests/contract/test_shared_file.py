@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from router.brokers import BrokerDoor, sqlite_connection, sqlite_file
-from router.brokers.queue_table import QueueTable
-from router.brokers.sqlite_file import SqliteFile
-from router.brokers.stored_table import StoredTable
-from router.brokers.work_queue import WorkQueueBroker, WorkQueuePublisher
+from router.brokers import BrokerRegistry
+from router.brokers.sqlite import connection, database
+from router.brokers.sqlite.database import FileDatabase
+from router.brokers.sqlite.operations import QueueOperations
+from router.brokers.sqlite.work_queue import WorkQueue
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, Delivery
+from router.core.message import UNTRIED, ReceivedMessage
 from router.ports import Broker, Disconnected, QueueRefused
 from tests.contract.cases import (
     Ends,
@@ -54,7 +54,7 @@ def queue(tmp_path: Path) -> QueueConfig:
 @asynccontextmanager
 async def opened(queue: QueueConfig) -> AsyncIterator[Ends]:
     async with (
-        BrokerDoor(worker_id="worker-1", dedup_window=300.0) as door,
+        BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as door,
         both_ends(door, queue) as ends,
     ):
         yield ends
@@ -141,7 +141,7 @@ async def handed_out_again(broker: Broker) -> float:
     began = time.monotonic()
     batch = await broker.receive(10)
     assert bodies(batch) == ["g:0", "g:1", "g:2"]
-    assert {delivery.count for delivery in batch} == {2}
+    assert {received.count for received in batch} == {2}
     return time.monotonic() - began
 
 
@@ -208,8 +208,8 @@ async def test_two_that_recover_the_same_worker_hand_out_what_it_held_once(
         consumer.kill()
         consumer.communicate()
         async with (
-            BrokerDoor(worker_id="bert", dedup_window=300.0) as bert,
-            BrokerDoor(worker_id="carl", dedup_window=300.0) as carl,
+            BrokerRegistry(worker_id="bert", dedup_window=300.0) as bert,
+            BrokerRegistry(worker_id="carl", dedup_window=300.0) as carl,
             bert.open_queue(queue) as first,
             carl.open_queue(queue) as second,
         ):
@@ -232,9 +232,9 @@ async def test_a_message_keeps_its_broker_id_and_one_of_a_new_file_has_another(
             await ends.publisher.publish([publication("a")])
         for _ in range(2):
             async with opened(queue) as ends:
-                (delivery,) = await ends.broker.receive(1)
-                ids.append(delivery.broker_id)
-                await ends.broker.nack(delivery.handle, 0, UNTRIED)
+                (received,) = await ends.broker.receive(1)
+                ids.append(received.broker_id)
+                await ends.broker.nack(received.handle, 0, UNTRIED)
         (tmp_path / "queue.db").unlink()
 
     first, first_again, second, second_again = ids
@@ -274,7 +274,7 @@ async def test_all_queues_of_a_file_share_its_threads(tmp_path: Path) -> None:
     orders = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db")
     bills = QueueConfig(name="bills", uri=f"sqlite:///{tmp_path}/./queue.db?queue=invoices")
     async with (
-        BrokerDoor(worker_id="worker-1", dedup_window=300.0) as door,
+        BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as door,
         both_ends(door, orders) as one,
         both_ends(door, bills) as other,
     ):
@@ -290,7 +290,7 @@ async def test_all_queues_of_a_file_share_its_threads(tmp_path: Path) -> None:
 class Desk:
     """Someone who has work done at a file, and asks who did it."""
 
-    def __init__(self, file: SqliteFile) -> None:
+    def __init__(self, file: FileDatabase) -> None:
         self.file = file
 
     async def worker(self, *, seconds: float = 0.0, is_large: bool = False) -> str:
@@ -305,7 +305,7 @@ class Desk:
 
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    file = SqliteFile(tmp_path / "queue.db")
+    file = FileDatabase(tmp_path / "queue.db")
     yield Desk(file)
     await file.close()
 
@@ -318,7 +318,7 @@ async def test_the_event_loop_does_what_is_quick_and_a_thread_what_may_wait(desk
     opening = await desk.worker()
     quick = await desk.worker()
     large = await desk.worker(is_large=True)
-    many = await asyncio.gather(*(desk.worker() for _ in range(sqlite_file.QUICK_JOBS + 1)))
+    many = await asyncio.gather(*(desk.worker() for _ in range(database.QUICK_JOBS + 1)))
 
     assert (opening, quick, large, set(many)) == (THREAD, LOOP, THREAD, {THREAD})
 
@@ -327,10 +327,10 @@ async def test_the_event_loop_does_what_is_quick_and_a_thread_what_may_wait(desk
 async def test_a_turn_that_held_the_loop_up_is_the_last_for_a_while(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "CAUTION", 0.3)
+    monkeypatch.setattr(database, "CAUTION_SECONDS", 0.3)
     await desk.file.prepare()
 
-    slow = await desk.worker(seconds=2 * sqlite_file.QUICK)
+    slow = await desk.worker(seconds=2 * database.QUICK_SECONDS)
     soon_after = await desk.worker()
     await asyncio.sleep(0.4)
     later = await desk.worker()
@@ -357,7 +357,7 @@ async def test_another_process_with_the_lock_holds_up_no_one_else(
 
 async def test_the_log_is_written_back_to_the_file_now_and_then(desk: Desk, tmp_path: Path) -> None:
     await desk.file.run(lambda db: db.execute("CREATE TABLE kept (number)").close())
-    for _ in range(sqlite_file.WRITTEN_BACK_EVERY):
+    for _ in range(database.CHECKPOINT_TURNS):
         await desk.worker()
 
     with closing(sqlite3.connect(f"file:{tmp_path}/queue.db?immutable=1", uri=True)) as db:
@@ -377,7 +377,7 @@ async def test_closing_a_file_finishes_what_was_asked_for(desk: Desk) -> None:
 
 async def test_a_new_log_is_begun_by_the_thread_as_the_disk_is_waited_for(desk: Desk) -> None:
     await desk.file.run(lambda db: db.execute("CREATE TABLE kept (number)").close())
-    for _ in range(sqlite_file.WRITTEN_BACK_EVERY):
+    for _ in range(database.CHECKPOINT_TURNS):
         await desk.worker()
 
     def write(db: sqlite3.Connection) -> str:
@@ -415,59 +415,56 @@ async def test_no_body_stays_behind_when_a_queue_is_closed(
 ) -> None:
     async with opened(queue) as ends:
         await ends.publisher.publish([publication("a", body=b"with a token")])
-        (delivery,) = await ends.broker.receive(1)
-        await ends.broker.ack([delivery.handle])
+        (received,) = await ends.broker.receive(1)
+        await ends.broker.ack([received.handle])
 
     with closing(sqlite3.connect(tmp_path / "queue.db")) as db:
-        bodies_left = db.execute("SELECT body FROM queue_messages").fetchall()
-    assert bodies_left == [(b"",)]
+        bodies_left = db.execute("SELECT body FROM queue_bodies").fetchall()
+    assert bodies_left == []
 
 
 @pytest.mark.rule("P5")
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [
-        (1_000, [LOOP, LOOP, LOOP]),
-        # The loop finds that it is too much. What failed is tried once more alone, then claimed.
-        (100_000, [THREAD, LOOP, THREAD, THREAD, THREAD]),
-    ],
-)
-async def test_large_bodies_are_published_and_claimed_by_the_thread(
-    desk: Desk, size: int, expected: list[str]
+@pytest.mark.parametrize(("size", "publisher"), [(1_000, LOOP), (100_000, THREAD)])
+async def test_large_bodies_are_published_by_the_thread_and_read_beside_the_loop(
+    desk: Desk, size: int, publisher: str
 ) -> None:
     workers: list[str] = []
 
     def clock() -> float:
-        """Asked once by each of them."""
         workers.append(threading.current_thread().name)
         return time.time()
 
-    table = StoredTable(desk.file, QueueTable("orders", "worker-1", 300.0, clock))
+    queue = WorkQueue(desk.file, QueueOperations("orders", "worker-1", 300.0, clock, clock), 30.0)
     await desk.file.prepare()
+    published = [publication(f"m{number}", body=bytes(size)) for number in range(9)]
 
-    await table.publish([publication(f"m{number}", body=bytes(size)) for number in range(9)])
-    await table.claim(8, 30.0)
-    await table.claim(1, 30.0)
+    await queue.publish(published)
+    publishers, workers = set(workers), []
+    batch = await queue.receive(8)
+    claimers, workers = set(workers), []
+    await queue.ack([received.handle for received in batch])
 
-    assert workers == expected
+    assert [received.body for received in batch] == [bytes(size)] * 8
+    assert (publishers, claimers, set(workers)) == ({publisher}, {LOOP}, {publisher})
 
 
 @pytest.mark.rule("WQ-2")
 async def test_what_a_receiver_waits_for_is_claimed_in_the_same_transaction(desk: Desk) -> None:
-    table = StoredTable(desk.file, QueueTable("orders", "worker-1", 300.0, time.time))
-    broker, publisher = WorkQueueBroker(table, 30.0), WorkQueuePublisher(table)
+    queue = WorkQueue(
+        desk.file, QueueOperations("orders", "worker-1", 300.0, time.time, time.time), 30.0
+    )
     statements: list[str] = []
     await desk.file.run(lambda db: db.set_trace_callback(statements.append))
 
-    waiting = await waits_at(broker)
+    waiting = await waits_at(queue)
     statements.clear()
-    await publisher.publish([publication(f"g:{number}", group="g") for number in range(2)])
+    await queue.publish([publication(f"g:{number}", group="g") for number in range(2)])
     (first,) = await waiting
     published_and_claimed = statements.count("COMMIT")
 
-    waiting = await waits_at(broker)
+    waiting = await waits_at(queue)
     statements.clear()
-    await broker.ack([first.handle])
+    await queue.ack([first.handle])
     (second,) = await waiting
     settled_and_claimed = statements.count("COMMIT")
 
@@ -475,7 +472,7 @@ async def test_what_a_receiver_waits_for_is_claimed_in_the_same_transaction(desk
     assert (published_and_claimed, settled_and_claimed) == (1, 1)
 
 
-async def waits_at(broker: WorkQueueBroker) -> "asyncio.Future[Sequence[Delivery]]":
+async def waits_at(broker: WorkQueue) -> "asyncio.Future[Sequence[ReceivedMessage]]":
     waiting = asyncio.ensure_future(broker.receive(1))
     await asyncio.sleep(0.1)
     return waiting
@@ -500,8 +497,8 @@ async def test_a_publication_is_answered_when_the_disk_has_kept_it_and_delivered
 ) -> None:
     async with opened(queue) as ends:
         publishing = asyncio.ensure_future(ends.publisher.publish([publication("a")]))
-        (delivery,) = await ends.broker.receive(1)
-        await ends.broker.ack([delivery.handle])
+        (received,) = await ends.broker.receive(1)
+        await ends.broker.ack([received.handle])
         answered_before = publishing.done()
         disk.may_go_on.set()
         added = await publishing
@@ -605,7 +602,7 @@ class SlowDisk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
     slow = SlowDisk()
-    monkeypatch.setattr(sqlite_connection, "_flush", slow.flush)
+    monkeypatch.setattr(connection, "_flush", slow.flush)
     return slow
 
 
@@ -617,8 +614,8 @@ async def test_the_story_of_a_message_can_be_read_in_the_file(
     queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db{option}")
     async with opened(queue) as ends:
         await ends.publisher.publish([publication("a", group="g")])
-        (delivery,) = await ends.broker.receive(1)
-        await ends.broker.ack([delivery.handle])
+        (received,) = await ends.broker.receive(1)
+        await ends.broker.ack([received.handle])
     with closing(sqlite3.connect(tmp_path / "queue.db")) as db:
         states = [state for (state,) in db.execute("SELECT state FROM queue_audit ORDER BY at")]
 
@@ -639,7 +636,7 @@ async def test_a_wrong_time_for_the_story_is_refused(tmp_path: Path, audit: str)
 async def test_a_file_that_stays_locked_is_a_lost_connection(
     queue: QueueConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_connection, "BUSY_TIMEOUT", 0.1)
+    monkeypatch.setattr(connection, "BUSY_TIMEOUT_SECONDS", 0.1)
     async with opened(queue) as ends:
         async with locked_by_another_process(queue):
             with pytest.raises(Disconnected, match="locked"):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from router.brokers import BrokerDoor
-from router.brokers.sqs_queue import Receipt
-from router.brokers.sqs_settings import SqsSettings
-from router.brokers.worker import BrokerSettings
+from router.brokers import BrokerRegistry
+from router.brokers.consumer_identity import BrokerSettings
+from router.brokers.sqs.address import SqsSettings
+from router.brokers.sqs.broker import Receipt
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, Delivery
+from router.core.message import UNTRIED, ReceivedMessage
 from router.ports import Broker, Disconnected, QueueRefused
 from tests.contract.cases import (
     PARENT,
@@ -48,8 +48,8 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def open_door(
     settings: BrokerSettings = SQS_IN_A_HURRY,
-) -> AbstractAsyncContextManager[BrokerDoor]:
-    return BrokerDoor(worker_id="worker-1", dedup_window=300.0, settings=settings)
+) -> AbstractAsyncContextManager[BrokerRegistry]:
+    return BrokerRegistry(worker_id="worker-1", dedup_window=300.0, settings=settings)
 
 
 def queue_at(url: str, lease: float | None = 30.0) -> QueueConfig:
@@ -64,15 +64,15 @@ def standard(place: SqsPlace) -> QueueConfig:
     return queue_at(place.server.new_queue(fifo=False))
 
 
-async def publish(door: BrokerDoor, queue: QueueConfig, *ids: str, group: str = "g") -> None:
+async def publish(door: BrokerRegistry, queue: QueueConfig, *ids: str, group: str = "g") -> None:
     publishing = door.open_publisher(queue)
     assert publishing is not None
     async with publishing as publisher:
         await publisher.publish([publication(each, group=group) for each in ids])
 
 
-async def receive_all(broker: Broker, count: int) -> Sequence[Delivery]:
-    received: list[Delivery] = []
+async def receive_all(broker: Broker, count: int) -> Sequence[ReceivedMessage]:
+    received: list[ReceivedMessage] = []
     while len(received) < count:
         received += await broker.receive(10)
     return received

@@ -9,9 +9,9 @@ from typing import Any, Final, Protocol
 
 import pytest
 
-from router.brokers.nats_settings import NatsSettings
+from router.brokers.nats.address import NatsSettings
 from router.locks import open_lock
-from router.locks.claim import Claim
+from router.locks.request import LockRequest
 from router.ports import Lock
 from tests.support.servers import nats
 from tests.support.servers.postgres import postgres_server, transaction_pooler
@@ -45,8 +45,8 @@ class Place:
     def lock(
         self, instance: str, *, process: str = "", ttl: float = TTL
     ) -> AbstractAsyncContextManager[Lock]:
-        claim = Claim(self.key, instance, process or f"process-of-{instance}", ttl)
-        return open_lock(self.url, claim, NatsSettings())
+        request = LockRequest(self.key, instance, process or f"process-of-{instance}", ttl)
+        return open_lock(self.url, request, NatsSettings())
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from router.ports import Lock, LockUnavailable, Tenure
+from router.ports import Lock, LockState, LockUnavailable
 from tests.contract_locks.conftest import TTL, Place
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("CFG-9")]
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("CFG-9")]
 PATIENCE = 20.0
 
 
-async def taken(lock: Lock, within: float = PATIENCE) -> Tenure:
+async def taken(lock: Lock, within: float = PATIENCE) -> LockState:
     """Ask until it is ours: a server that is new makes everybody wait for a TTL."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:

@@ -15,6 +15,7 @@ expect.set_options(timeout=PATIENCE)
 class Screen:
     page: Page
     errors: list[str] = field(default_factory=list)  # of its scripts, and of its security policy
+    foreseen: list[str] = field(default_factory=list)  # what the test makes the browser tell of
     hosts: set[str] = field(default_factory=set)  # that it has asked for something
 
     def __post_init__(self) -> None:
@@ -50,7 +51,8 @@ class Screen:
         await expect(self.page.get_by_text(text)).to_have_count(0)
 
     def _note_console(self, message: ConsoleMessage) -> None:
-        if message.type == "error" and not any(word in message.text for word in _EXPECTED):
+        expected = (*_EXPECTED, *self.foreseen)
+        if message.type == "error" and not any(word in message.text for word in expected):
             self.errors.append(message.text)
 
     def _note_request(self, request: Request) -> None:

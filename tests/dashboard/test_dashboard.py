@@ -13,7 +13,7 @@ from tests.outbound.servers import Target, answering, listening, writing
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 NOT_FOUND = b'HTTP/1.1 404 Not Found\r\nContent-Length: 21\r\n\r\n{"error":"forgotten"}'
-VIEWS = ("overview", "messages", "warnings", "dead-letters", "configuration")
+VIEWS = ("overview", "messages", "tasks", "warnings", "dead-letters", "configuration")
 HOSTILE = "<img src=x onerror=document.title='broken-in'>"
 
 
@@ -113,6 +113,113 @@ async def test_why_a_message_is_not_delivered_yet_is_one_press_away(
         await expect(screen.dialog()).to_have_count(0)
         await expect(screen.button("Why is tail not delivered yet?")).to_be_focused()
         gate.open()
+
+
+@pytest.mark.rule("CMD-2")
+async def test_a_message_that_ended_is_looked_up_with_its_result_and_no_secret(
+    site: Site, screen: Screen
+) -> None:
+    result = b'{"ack":true,"result":{"total":3,"note":"' + HOSTILE.encode() + b'"}}'
+    async with listening(answering(200, result)) as target, site.router() as router:
+        asked = {**message("order/1", target), "payload": {"card": "hidden"}, "authToken": "hidden"}
+        await router.publish([asked])
+        await screen.visit(router.url, "messages")
+        await screen.shows("Nothing is in flight.")
+
+        await screen.page.get_by_label("Message id").fill("order/1")
+        await screen.button("Look up this message").click()
+
+        await expect(screen.dialog()).to_contain_text("SUCCEEDED")
+        await expect(screen.dialog()).to_contain_text('"total": 3')
+        await expect(screen.dialog()).to_contain_text("17 bytes")
+        await expect(screen.dialog()).not_to_contain_text("hidden")
+        assert await screen.page.locator("img[src=x]").count() == 0
+
+
+@pytest.mark.rule("CMD-2")
+async def test_a_message_that_failed_is_looked_up_with_its_error(
+    site: Site, screen: Screen
+) -> None:
+    async with listening(answering(404)) as wrong, site.router() as router:
+        await bury_one(router, wrong, "lost")
+        await screen.visit(router.url, "messages")
+
+        await screen.page.get_by_label("Message id").fill("lost")
+        await screen.page.keyboard.press("Enter")
+
+        await expect(screen.dialog()).to_contain_text("FAILED")
+        await expect(screen.dialog()).to_contain_text("HTTP_404")
+        await screen.page.keyboard.press("Escape")
+        screen.foreseen.append("404 (Not Found)")
+        await screen.page.get_by_label("Message id").fill("never seen")
+        await screen.page.keyboard.press("Enter")
+        await screen.shows("nothing is known of it")
+
+
+@pytest.mark.rule("CMD-2")
+async def test_the_details_of_a_message_in_flight_are_one_press_away(
+    site: Site, screen: Screen
+) -> None:
+    gate = Gate()
+    async with listening(gate.script) as closed, site.router() as router:
+        await router.publish([message("head", closed)])
+        await screen.visit(router.url, "messages")
+
+        await screen.button("Details of head").click()
+
+        await expect(screen.dialog()).to_contain_text("IN_FLIGHT")
+        gate.open()
+
+
+@pytest.mark.rule("CMD-10")
+async def test_schedules_are_shown_with_their_next_run(
+    site: Site, screen: Screen, target: Target
+) -> None:
+    nightly = {"name": "nightly", "cron": "30 2 * * *", "timezone": "Europe/Berlin"}
+    often = {"name": "often", "everySeconds": 2}
+    shared = {"queue": "orders", "message": {"mediationTarget": target.url, "authToken": "hidden"}}
+    site.configure(schedules=[{**nightly, **shared}, {**often, **shared}])
+    async with site.router() as router:
+        await screen.visit(router.url, "tasks")
+
+        await expect(screen.row("nightly")).to_contain_text("30 2 * * *")
+        await expect(screen.row("nightly")).to_contain_text("Europe/Berlin")
+        await expect(screen.row("nightly")).to_contain_text("in ")
+        await expect(screen.row("often")).to_contain_text("every 2 s")
+        await eventually(lambda: any(each.startswith("often-") for each in ids(target)))
+        await expect(screen.row("often")).to_contain_text("ago")
+        await screen.hides("hidden")
+
+
+@pytest.mark.rule("CMD-4")
+async def test_a_batch_is_watched_until_it_is_complete(
+    site: Site, screen: Screen, target: Target
+) -> None:
+    gate = Gate()
+    async with listening(gate.script) as closed, site.router() as router:
+        batch = {
+            "id": "import/7",
+            "size": 3,
+            "messages": [message("a", target), message("b", closed)],
+            "callback": {"mediationTarget": target.url},
+        }
+        assert (await router.post("/batches", batch)).status_code == 202
+        await screen.visit(router.url, "tasks")
+
+        await screen.page.get_by_label("Batch id").fill("import/7")
+        await screen.page.keyboard.press("Enter")
+
+        await expect(screen.item("import/7")).to_contain_text("open")
+        await expect(screen.item("import/7")).to_contain_text("2 of 3 published")
+        await expect(screen.item("import/7")).to_contain_text("1 succeeded")
+        await router.post("/batches/import%2F7/messages", [message("c", target)])
+        gate.open()
+        await expect(screen.item("import/7")).to_contain_text("complete")
+        await expect(screen.item("import/7")).to_contain_text("callback published")
+        screen.foreseen.append("404 (Not Found)")
+        await screen.page.get_by_label("Batch id").fill("nowhere")
+        await screen.page.keyboard.press("Enter")
+        await screen.shows("there is no such batch")
 
 
 @pytest.mark.rule("OPS-2")
@@ -315,7 +422,8 @@ async def test_what_comes_from_outside_is_text_and_never_markup(site: Site, scre
         await router.publish([odd, {**odd, "id": "behind"}])
         for view in VIEWS:
             await screen.visit(router.url, view)
-            await screen.shows("onerror" if view != "configuration" else "POOL-A")
+            quiet = {"configuration": "POOL-A", "tasks": "The configuration has no schedules."}
+            await screen.shows(quiet.get(view, "onerror"))
 
         assert await screen.page.locator("img[src=x]").count() == 0
         assert "broken" not in await screen.page.title()

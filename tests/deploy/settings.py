@@ -1,11 +1,10 @@
 """Which variables of an environment the router reads."""
 
-from dataclasses import fields
 from typing import Final
 
-from router.settings import Settings
+from router.settings import variables
 
-NAMES: Final = frozenset(field.metadata["variable"].name for field in fields(Settings))
+NAMES: Final = frozenset(variable.name for variable in variables())
 OF_CLIENTS: Final = ("AWS_", "PG", "OTEL_")  # read by the libraries that the router uses
 
 

@@ -11,6 +11,7 @@ import yaml
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
+from router.settings import variables
 from tests.deploy_helm.rendering import EXAMPLES, helm
 from tests.support.chart import (
     CHART,
@@ -20,7 +21,6 @@ from tests.support.chart import (
     SCHEMA,
     VALUES,
     described_values,
-    variables,
     with_settings,
     with_values,
     with_version,

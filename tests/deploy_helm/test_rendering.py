@@ -11,12 +11,12 @@ import yaml
 
 from router.api.metrics import METRICS
 from router.core.config_document import read_document
-from router.engine.intake import RECEIVE_GRACE
-from router.engine.shutdown import LAST_WORDS
+from router.engine.consumer import RECEIVE_GRACE_SECONDS
+from router.engine.shutdown import ABORT_GRACE_SECONDS
 from router.outbound.config_source import ATTEMPT_SECONDS
-from router.settings import Settings
+from router.settings import Settings, variables
 from tests.deploy_helm.rendering import EXAMPLES, NAMESPACE, POD, Refused, example, notes, render
-from tests.support.chart import CHART, variables
+from tests.support.chart import CHART
 
 ROOT: Final = CHART.parents[2]
 OLDEST: Final = "1.27"  # as Chart.yaml says
@@ -221,7 +221,7 @@ def test_kubernetes_waits_longer_than_a_shutdown_may_take(seconds: int) -> None:
     release = render({"shutdown": {"timeoutSeconds": seconds}})
 
     grace = Settings.from_env(release.environment()).shutdown_timeout
-    longest = max(grace + LAST_WORDS, RECEIVE_GRACE) + LAST_WORDS
+    longest = max(grace + ABORT_GRACE_SECONDS, RECEIVE_GRACE_SECONDS) + ABORT_GRACE_SECONDS
     assert grace == seconds
     assert release.pod["terminationGracePeriodSeconds"] >= longest + 5
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.outcome import Answer, Fault, NoReply, Reply
+from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.engine.breaker import GLOBAL, MAX_BREAKERS, Breaker, Breakers, BreakerState
 from tests.support.fakes import OK, REFUSED, TIMED_OUT, FakeSender
 from tests.support.rig import Rig, body, grouped, pool, running
@@ -326,7 +326,7 @@ async def test_a_circuit_that_opens_between_two_tries_ends_the_message_by_its_la
         assert len(rig.sender.sent) == 10
         assert {delay for _, _, delay in rig.witness.nacks} == {30}
         assert set(rig.witness.errors.values()) == {"connection refused"}
-        assert {tally.attempts for tally in rig.witness.tallies.values()} == {1}
+        assert {tally.failures for tally in rig.witness.tallies.values()} == {1}
 
 
 @pytest.mark.anyio
@@ -339,7 +339,7 @@ async def test_an_open_circuit_returns_the_message_unsent_for_about_thirty_secon
 
         assert rig.sender.sent == []
         assert rig.witness.nacks == [(0, "a", 30)]  # jitter of 0.9 … 1.1, its middle
-        assert rig.witness.tallies["a"].attempts == 0
+        assert rig.witness.tallies["a"].failures == 0
         assert rig.witness.errors["a"] == ""
 
 
@@ -365,9 +365,9 @@ async def test_a_dead_target_does_not_cut_off_the_others() -> None:
         (Reply(404), (1, 0)),
         (REFUSED, (1, 1)),
         (TIMED_OUT, (1, 1)),
-        (NoReply(Fault.UNFORESEEN), (0, 0)),
-        (NoReply(Fault.TARGET_REFUSED), (0, 0)),
-        (NoReply(Fault.BAD_REQUEST), (0, 0)),
+        (NoReply(Cause.UNFORESEEN), (0, 0)),
+        (NoReply(Cause.TARGET_REFUSED), (0, 0)),
+        (NoReply(Cause.BAD_REQUEST), (0, 0)),
     ],
 )
 async def test_only_timeouts_and_connection_errors_count_against_the_target(
@@ -424,7 +424,7 @@ async def test_an_aborted_probe_frees_its_place_and_counts_for_nothing() -> None
         await rig.publish(*one_by_one(3))
         await asyncio.sleep(2)
         rig.pool().drain()
-        rig.pool().abort()
+        rig.pool().runner.abort()
         await asyncio.sleep(1)
 
         assert breaker.state is BreakerState.HALF_OPEN

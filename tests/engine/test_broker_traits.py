@@ -13,7 +13,7 @@ from router.core.job import Fate
 from router.core.outcome import Reply
 from router.core.warnings import Severity
 from router.engine.chores import Chores
-from router.engine.settler import LINGER
+from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Depth, Traits
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
@@ -55,7 +55,7 @@ async def test_what_was_remembered_of_a_message_goes_with_it() -> None:
             await asyncio.sleep(1)
 
         assert [post for _, post in sender.posts] == [1, 2, 1]
-        assert not rig.manager.routing.tallies
+        assert not rig.manager.registry.tallies
 
 
 @pytest.mark.rule("DLQ-1")
@@ -100,7 +100,7 @@ async def test_a_last_delivery_that_comes_while_stopping_is_kept_too(*, broken: 
         await asyncio.sleep(1)
 
         assert len(rig.letters.letters) == (not broken)
-        assert rig.manager.routing.ledger.ended[Fate.RETURNED] == broken
+        assert rig.manager.registry.ledger.ended[Fate.RETURNED] == broken
         assert rig.sender.ids == []
 
 
@@ -117,12 +117,12 @@ async def test_what_waits_for_longer_than_its_broker_allows_goes_back_with_all_b
         await asyncio.sleep(600)
         queue.hand_over(*(handed(each, each, f"x{each!r}") for each in grouped("e")))
         await asyncio.sleep(598)
-        await chores.give_back_overdue()
+        await chores.nack_overdue()
 
         assert queue.nacked == []
 
         await asyncio.sleep(5)
-        await chores.give_back_overdue()
+        await chores.nack_overdue()
 
         assert [handle for _, handle, _ in queue.nacked] == [1, 2, grouped("e")[0], 3]
         assert {delay for _, _, delay in queue.nacked} == {0.0}
@@ -146,7 +146,7 @@ async def overdue_behind_another() -> AsyncIterator[tuple[Rig, ScriptedQueue]]:
 @pytest.mark.rule("BRK-5")
 async def test_a_group_that_went_back_overdue_can_be_served_again() -> None:
     async with overdue_behind_another() as (rig, queue):
-        await Chores(rig.manager, rig.breakers, rig.alerts).give_back_overdue()
+        await Chores(rig.manager, rig.breakers, rig.alerts).nack_overdue()
         (again,) = grouped("b")
         queue.hand_over(handed(again, 2, "1"))
         await asyncio.sleep(100)
@@ -159,7 +159,7 @@ async def test_a_group_that_went_back_overdue_can_be_served_again() -> None:
 async def test_what_is_overdue_at_the_moment_it_is_started_is_sent() -> None:
     async with overdue_behind_another() as (rig, queue):
         rig.pool().change(pool("P", 2))
-        await Chores(rig.manager, rig.breakers, rig.alerts).give_back_overdue()
+        await Chores(rig.manager, rig.breakers, rig.alerts).nack_overdue()
         await asyncio.sleep(100)
 
         assert queue.nacked == []
@@ -228,7 +228,7 @@ async def test_deliveries_that_may_outlast_the_brokers_patience_are_told(
 
 
 @pytest.mark.rule("BRK-3")
-@pytest.mark.parametrize(("messages", "waited"), [(2, LINGER), (3, 0.0), (4, 0.0)])
+@pytest.mark.parametrize(("messages", "waited"), [(2, ACK_LINGER_SECONDS), (3, 0.0), (4, 0.0)])
 async def test_acks_that_fill_a_call_of_their_broker_wait_for_no_others(
     messages: int, waited: float
 ) -> None:

@@ -37,7 +37,7 @@ async def test_a_silent_consumer_is_replaced_and_messages_flow_again() -> None:
             task.cancel()
 
         assert codes(rig) == [("CONSUMER_RESTART", Severity.WARN)]
-        assert rig.manager.intakes["q"].restarts == 1
+        assert rig.manager.consumers["q"].restarts == 1
         assert rig.sender.ids == ["a"]
 
 
@@ -65,7 +65,7 @@ async def test_receives_that_never_return_do_not_pile_up() -> None:
         await asyncio.sleep(3600)
         for task in scheduled:
             task.cancel()
-        stopping = len(rig.manager.stopping_intakes)
+        stopping = len(rig.manager.stopping_consumers)
         queue.is_deaf = False
         queue.changed.set()
 
@@ -97,7 +97,7 @@ async def test_a_consumer_in_reconnect_backoff_is_not_restarted() -> None:
         for task in scheduled:
             task.cancel()
 
-        assert rig.manager.intakes["q"].restarts == 0
+        assert rig.manager.consumers["q"].restarts == 0
 
 
 async def test_drained_pools_stopped_consumers_and_idle_breakers_are_let_go_every_ten_seconds() -> (
@@ -109,9 +109,9 @@ async def test_drained_pools_stopped_consumers_and_idle_breakers_are_let_go_ever
         await asyncio.sleep(5)
         await rig.apply(pool("Q"), queues=())
         await asyncio.sleep(1)
-        before = (len(rig.manager.draining_pools), len(rig.manager.stopping_intakes))
+        before = (len(rig.manager.draining_pools), len(rig.manager.stopping_consumers))
         await asyncio.sleep(5)
-        after = (len(rig.manager.draining_pools), len(rig.manager.stopping_intakes))
+        after = (len(rig.manager.draining_pools), len(rig.manager.stopping_consumers))
         await asyncio.sleep(3700)
         for task in scheduled:
             task.cancel()
@@ -131,7 +131,7 @@ async def test_more_messages_than_the_pools_can_hold_are_reported_as_a_leak() ->
         rig.manager.draining_pools.clear()  # as if they were forgotten, and their messages not
         await chores_of(rig).look_for_leaks()
         within_a_batch = list(rig.warnings)
-        rig.manager.stopping_intakes.clear()
+        rig.manager.stopping_consumers.clear()
         await chores_of(rig).look_for_leaks()
 
         assert (with_full_pools, within_a_batch) == ([], [])
@@ -144,10 +144,10 @@ async def test_draining_pools_count_in_the_search_for_leaks() -> None:
         await rig.publish(*(body(str(n), poolCode="P", messageGroupId=str(n)) for n in range(10)))
         await asyncio.sleep(1)
         await rig.apply(queues=())
-        rig.manager.stopping_intakes.clear()
+        rig.manager.stopping_consumers.clear()
         await chores_of(rig).look_for_leaks()
 
-        assert len(rig.manager.routing.tracker) == 10
+        assert len(rig.manager.registry.tracker) == 10
         assert rig.warnings == []
 
 

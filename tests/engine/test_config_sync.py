@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from router.core.config import PoolConfig, QueueConfig, QueueNaming, QueueType, RoutingConfig
+from router.core.config_plan import Plan, plan
+from router.core.state import SyncCounts
 from router.core.warnings import Severity
-from router.engine.config_sync import ConfigSync, SyncCounts, SyncFailed, SyncRules
+from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules
 from router.ports import ConfigUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -53,11 +55,13 @@ class Router:
     warnings: list[tuple[str, Severity, str, str]] = field(default_factory=list)
     fails: bool = False
 
-    async def apply(self, config: RoutingConfig) -> None:
+    async def apply(self, config: RoutingConfig) -> Plan:
         await asyncio.sleep(0)
         if self.fails:
             raise RuntimeError("a bug")
+        before = self.applied[-1][1] if self.applied else RoutingConfig()
         self.applied.append((now(), config))
+        return plan(before, config)
 
     def raise_warning(self, code: str, severity: Severity, source: str, message: str) -> None:
         self.warnings.append((code, severity, source, message))
@@ -73,7 +77,7 @@ class Router:
 
 def syncing(router: Router, *sources: Source, allow_empty: bool = False) -> ConfigSync:
     rules = SyncRules(naming=NAMING, allow_empty=allow_empty)
-    return ConfigSync(sources, router.apply, router, rules, lambda: 1000 + now())
+    return ConfigSync(sources, router.apply, router.raise_warning, rules, lambda: 1000 + now())
 
 
 @pytest.mark.rule("CFG-2", "CFG-3")

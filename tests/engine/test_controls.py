@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from router.engine.breaker import BreakerState
-from router.engine.controls import Controls, PoolChange, UnknownBreaker, UnknownPool
+from router.engine.controls import Controls, PoolSetting, UnknownBreaker, UnknownPool
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.rig import body, pool, running
 
@@ -19,10 +19,10 @@ async def test_more_concurrency_lets_waiting_messages_go_at_once() -> None:
         await rig.publish(*(body(str(n), poolCode="P", dispatchMode="IMMEDIATE") for n in range(3)))
         await asyncio.sleep(1)
 
-        figures = controls.change_pool("P", PoolChange(concurrency=3))
+        state = controls.change_pool("P", PoolSetting(concurrency=3))
         await asyncio.sleep(1)
 
-        assert (figures.load.code, figures.load.concurrency) == ("P", 3)
+        assert (state.code, state.concurrency) == ("P", 3)
         assert [at for at, _ in rig.sender.sent] == [0.0, 1.0, 1.0]
 
 
@@ -31,9 +31,9 @@ async def test_what_is_left_out_stays_as_it_is() -> None:
     async with running(pool("P", concurrency=4, rate_per_minute=60, timeout=5.0)) as rig:
         controls = Controls(rig.manager, rig.breakers)
 
-        controls.change_pool("P", PoolChange(concurrency=2))
+        controls.change_pool("P", PoolSetting(concurrency=2))
         concurrency_changed = rig.pool().config
-        controls.change_pool("P", PoolChange(rate_per_minute=None))
+        controls.change_pool("P", PoolSetting(rate_per_minute=None))
 
         assert concurrency_changed == pool("P", concurrency=2, rate_per_minute=60, timeout=5.0)
         assert rig.pool().config == pool("P", concurrency=2, timeout=5.0)
@@ -42,7 +42,7 @@ async def test_what_is_left_out_stays_as_it_is() -> None:
 @pytest.mark.rule("CFG-6")
 async def test_the_next_sync_takes_it_back() -> None:
     async with running(pool("P", concurrency=4)) as rig:
-        Controls(rig.manager, rig.breakers).change_pool("P", PoolChange(concurrency=9))
+        Controls(rig.manager, rig.breakers).change_pool("P", PoolSetting(concurrency=9))
 
         await rig.manager.apply(rig.config)
 
@@ -55,7 +55,7 @@ async def test_a_pool_that_is_not_there_cannot_be_changed() -> None:
         controls = Controls(rig.manager, rig.breakers)
 
         with pytest.raises(UnknownPool):
-            controls.change_pool("Q", PoolChange(concurrency=9))
+            controls.change_pool("Q", PoolSetting(concurrency=9))
 
 
 @pytest.mark.rule("MED-4")

@@ -19,7 +19,7 @@ async def test_a_message_goes_from_its_queue_to_its_target_and_is_gone() -> None
 
         assert rig.sender.sent == [(0, "a")]
         assert rig.is_empty
-        assert rig.manager.routing.ledger.ended[Fate.DELIVERED] == 1
+        assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 1
 
 
 @pytest.mark.rule("P3", "POOL-2")

@@ -31,7 +31,7 @@ async def test_what_has_no_open_post_goes_back_at_once_and_is_routed_anew() -> N
 
         assert nacked(rig) == [(3, "x", 0)]
         assert rig.sender.sent == [(0, "a"), (3, "x")]
-        assert rig.manager.routing.ledger.ended[Fate.DELIVERED] == 2
+        assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 2
 
 
 @pytest.mark.rule("P3", "ROUTE-7")
@@ -73,8 +73,8 @@ async def test_a_pause_between_two_tries_ends_at_once() -> None:
         await asyncio.sleep(0.1)
 
         assert nacked(rig) == [(1.5, "a", 0), (1.5, "b", 0)]
-        assert rig.witness.tallies["a"].attempts == 0
-        assert rig.witness.tallies["a"].posts == 1
+        assert rig.witness.tallies["a"].failures == 0
+        assert rig.witness.tallies["a"].requests == 1
 
 
 @pytest.mark.rule("MED-2")
@@ -89,7 +89,7 @@ async def test_what_waits_for_a_permit_for_its_next_try_goes_back() -> None:
         await asyncio.sleep(0.1)
 
         assert nacked(rig) == [(5, "a", 0)]
-        assert p._permits.out == 1
+        assert p.permits.out == 1
 
 
 @pytest.mark.rule("MED-2")
@@ -104,7 +104,7 @@ async def test_an_open_post_that_fails_is_not_tried_again() -> None:
 
         assert rig.sender.sent == [(0, "a")]
         assert nacked(rig) == [(10, "a", 30)]
-        assert rig.witness.tallies["a"].attempts == 1
+        assert rig.witness.tallies["a"].failures == 1
 
 
 async def test_no_try_starts_even_of_a_message_that_was_about_to() -> None:
@@ -189,7 +189,7 @@ async def test_no_more_arrivals_wait_than_the_pool_has_room_for() -> None:
 
         assert p.queued == 50
         assert rig.sender.sent == [(0, "a")]
-        assert len(rig.manager.routing.tracker) <= 50 + 1 + 50  # one batch may wait at its intake
+        assert len(rig.manager.registry.tracker) <= 50 + 1 + 50  # one batch may wait at its intake
 
 
 class TestRevival:
@@ -207,7 +207,7 @@ class TestRevival:
             assert p.config.concurrency == 7
             assert rig.sender.sent == [(0, "a"), (10, "b")]
             assert nacked(rig) == []
-            assert rig.pool()._permits.out == 0
+            assert rig.pool().permits.out == 0
 
     @pytest.mark.rule("P3")
     async def test_arrivals_that_waited_keep_their_place(self) -> None:
@@ -234,8 +234,8 @@ class TestRevival:
 
             assert nacked(rig) == [(3, "x", 0), (3, "y", 0)]
             assert rig.sender.sent == [(0, "a"), (10, "x"), (20, "y")]
-            assert rig.pool().groups == 0
-            assert rig.pool()._permits.out == 0
+            assert len(rig.pool().lanes) == 0
+            assert rig.pool().permits.out == 0
 
     @pytest.mark.rule("P3")
     async def test_an_arrival_waits_while_mates_of_a_finished_post_are_on_their_way(self) -> None:
@@ -300,7 +300,7 @@ class TestRevival:
             assert rig.sender.sent[0] == (0, "a")
             assert len(rig.sender.sent) == 2
             assert rig.is_empty
-            assert rig.pool()._permits.out == 0
+            assert rig.pool().permits.out == 0
 
     async def test_a_revived_pool_works_as_before(self) -> None:
         async with running(pool(concurrency=2), sender=FakeSender(takes=1)) as rig:
@@ -325,7 +325,7 @@ class TestAbort:
             rig.manager.stop()
             await asyncio.sleep(3)
             for each in rig.manager.draining_pools.values():
-                each.abort()
+                each.runner.abort()
             await asyncio.sleep(0.1)
 
             assert nacked(rig) == [(6, "a", 0), (6, "b", 0)]
@@ -338,10 +338,10 @@ class TestAbort:
             await asyncio.sleep(10.001)
             rig.manager.stop()
             for each in rig.manager.draining_pools.values():
-                each.abort()
+                each.runner.abort()
             await asyncio.sleep(1)
 
-            assert rig.manager.routing.ledger.ended[Fate.DELIVERED] == 1
+            assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 1
 
 
 @pytest.mark.rule("P4")
@@ -351,7 +351,7 @@ async def test_ten_thousand_pools_come_and_go_cheaply() -> None:
         await rig.publish(body("a", poolCode="p9999"))
         await asyncio.sleep(3)
         await rig.apply()
-        rig.manager.let_go_finished(3.0)
+        rig.manager.forget_finished(3.0)
 
         assert len(asyncio.all_tasks()) < 10
         assert rig.sender.ids == ["a"]
@@ -372,4 +372,4 @@ async def test_a_task_that_is_cancelled_by_its_owner_is_not_swallowed() -> None:
         await die()
 
     assert sender.open == 0
-    assert rigs[0].manager.routing.held == 1  # left to its broker
+    assert rigs[0].manager.registry.held == 1  # left to its broker

@@ -5,11 +5,12 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from router.core.job import Fate
+from router.core.job import Fate, State
 from router.core.outcome import Reply
 from router.core.trace import UNRECORDED, Span, post_span
-from router.engine.in_flight import InFlight, InFlightFilter
 from router.engine.journal import REMEMBERED, Journal, pool_code
+from router.engine.registry import InFlightRegistry
+from router.engine.state import InFlightFilter, MessageLookup
 from tests.support.fakes import FakeSender, FakeTracer
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.jobs import make_job
@@ -44,12 +45,12 @@ async def test_long_texts_are_cut() -> None:
 async def test_every_visit_is_told_to_the_tracer_as_it_ends() -> None:
     tracer = FakeTracer()
 
-    async with running(pool("P"), journal=Journal(tracer)) as rig:
+    async with running(pool("P"), registry=InFlightRegistry(Journal(tracer))) as rig:
         await rig.publish(body("a"), body("b"))
         await asyncio.sleep(5)
 
-        assert tracer.told == [*rig.manager.routing.journal.latest_first()][::-1]
-        assert {visit.posts for visit in tracer.told} == {1}
+        assert tracer.told == [*rig.manager.registry.journal.latest_first()][::-1]
+        assert {visit.requests for visit in tracer.told} == {1}
 
 
 @pytest.mark.rule("MED-1")
@@ -61,10 +62,10 @@ async def test_a_requests_span_can_be_found_from_what_is_remembered() -> None:
         queue.hand_over(replace(handed(body("a"), "h", "1"), parent=parent))
         await asyncio.sleep(5)
 
-        (visit,) = rig.manager.routing.journal.of_message("a")
+        (visit,) = rig.manager.registry.journal.of_message("a")
 
     found = [post_span("a", each.started_at, visit.parent, UNRECORDED) for each in visit.tries]
-    assert (visit.parent, visit.posts) == (parent, 2)
+    assert (visit.parent, visit.requests) == (parent, 2)
     assert sender.spans == found
     assert {span.trace_id for span in found} == {parent.trace_id}
 
@@ -77,7 +78,7 @@ async def test_every_end_of_a_message_is_noted_with_its_attempts() -> None:
         await rig.publish(body("ok"), body("dead"), body("back"))
         await asyncio.sleep(10)
 
-        journal = rig.manager.routing.journal
+        journal = rig.manager.registry.journal
         seen = {visit.message_id: visit for visit in journal.latest_first()}
         assert {each: visit.fate for each, visit in seen.items()} == {
             "ok": Fate.DELIVERED,
@@ -101,7 +102,7 @@ async def test_an_aborted_attempt_is_noted_too() -> None:
         rig.manager.abort()
         await asyncio.sleep(1)
 
-        (visit,) = rig.manager.routing.journal.of_message("a")
+        (visit,) = rig.manager.registry.journal.of_message("a")
         assert [each.error for each in visit.tries] == ["Aborted"]
         assert visit.fate is Fate.RETURNED
 
@@ -119,16 +120,16 @@ async def test_what_is_held_is_listed_longest_first_and_cut_after_sorting() -> N
             await rig.publish(*grouped(each, group=each))
             await asyncio.sleep(2)
         # A redelivery puts an old message behind newer ones.
-        tracker = rig.manager.routing.tracker
+        tracker = rig.manager.registry.tracker
         first = next(iter(tracker))
         tracker.untrack([first])
         tracker.track(first)
-        in_flight = InFlight(tracker, wall=lambda: 1000.0)
+        lookup = MessageLookup(rig.manager, rig.breakers, rig.letters, wall=lambda: 1000.0)
 
-        found = in_flight.list(InFlightFilter(), limit=2)
+        found = lookup.in_flight(InFlightFilter(), limit=2)
 
         assert [each.message_id for each in found] == ["a", "b"]
-        assert (found[0].state, found[0].attempt, found[0].seconds) == ("DELIVERING", 1, 6.0)
+        assert (found[0].state, found[0].attempt, found[0].seconds) == (State.DELIVERING, 1, 6.0)
         assert found[0].since == 994.0
 
 
@@ -147,7 +148,7 @@ async def test_what_is_held_can_be_chosen(wanted: InFlightFilter, ids: list[str]
     async with running(pool("P"), sender=FakeSender(takes=99)) as rig:
         await rig.publish(*grouped("a", "b"), body("c", poolCode="unknown"))
         await asyncio.sleep(1)
-        in_flight = InFlight(rig.manager.routing.tracker, wall=lambda: 0.0)
+        lookup = MessageLookup(rig.manager, rig.breakers, rig.letters, wall=lambda: 0.0)
 
-        assert [each.message_id for each in in_flight.list(wanted, limit=10)] == ids
-        assert in_flight.check(["a", "x"]) == {"a": True, "x": False}
+        assert [each.message_id for each in lookup.in_flight(wanted, limit=10)] == ids
+        assert lookup.are_in_flight(["a", "x"]) == {"a": True, "x": False}

@@ -23,8 +23,8 @@ async def test_a_delivery_of_fifteen_minutes_on_a_lease_of_thirty_seconds_is_mad
         await asyncio.sleep(2000)
 
         assert rig.sender.sent == [(0, "a"), (899, "b")]
-        assert rig.manager.routing.ledger.ended[Fate.DELIVERED] == 2
-        assert rig.manager.routing.ledger.received == 2
+        assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 2
+        assert rig.manager.registry.ledger.received == 2
 
 
 async def test_leases_are_extended_together_after_a_third_of_their_length() -> None:
@@ -82,7 +82,7 @@ async def test_an_extension_does_not_touch_the_lease_of_a_newer_hand_over() -> N
         await asyncio.sleep(11)
         queue.hand_over(handed(body("a"), "new", "1", lease=30))
         await asyncio.sleep(10)
-        (job,) = rig.manager.routing.tracker
+        (job,) = rig.manager.registry.tracker
         queue.takes.clear()
         lease_until = job.lease_until
         await asyncio.sleep(30)
@@ -107,7 +107,7 @@ async def test_no_delivery_starts_on_a_lost_lease_and_later_mates_are_let_go() -
         assert rig.sender.ids == ["a"]
         assert queue.nacked == [(20, "c", 0)]  # its lease lives: the broker must hear of it
         assert rig.is_empty
-        ended = rig.manager.routing.ledger.ended
+        ended = rig.manager.registry.ledger.ended
         assert (ended[Fate.FORFEITED], ended[Fate.RETURNED]) == (1, 1)
 
 
@@ -120,7 +120,7 @@ async def test_an_extension_that_fails_is_tried_again_while_the_lease_lasts() ->
         await asyncio.sleep(60)
 
         assert queue.extended[0][0] == pytest.approx(15.25)  # five seconds after the reconnection
-        assert rig.manager.routing.ledger.ended[Fate.DELIVERED] == 1
+        assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 1
 
 
 async def test_an_extension_refused_for_now_leaves_the_lease_as_it_is() -> None:
@@ -128,7 +128,7 @@ async def test_an_extension_refused_for_now_leaves_the_lease_as_it_is() -> None:
     async with running(pool("P"), sender=FakeSender(takes=60), brokers=Scripted(q=queue)) as rig:
         queue.hand_over(handed(body("a"), "h", "1", lease=30))
         await asyncio.sleep(12)
-        (job,) = rig.manager.routing.tracker
+        (job,) = rig.manager.registry.tracker
 
         assert job.lease_until == 30
 
@@ -142,4 +142,4 @@ async def test_what_has_lost_its_lease_is_not_given_back() -> None:
         await asyncio.sleep(20)
 
         assert queue.nacked == []
-        assert rig.manager.routing.ledger.ended[Fate.FORFEITED] == 1
+        assert rig.manager.registry.ledger.ended[Fate.FORFEITED] == 1

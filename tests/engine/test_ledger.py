@@ -30,11 +30,11 @@ async def test_each_hand_over_ends_in_exactly_one_state_and_none_is_unaccounted_
         seen = []
         for _ in range(30):
             await asyncio.sleep(0.1)
-            routing = rig.manager.routing
-            seen.append((routing.ledger.received, routing.unaccounted))
+            registry = rig.manager.registry
+            seen.append((registry.ledger.received, registry.unaccounted))
 
         assert set(seen) == {(6, 0)}
-        assert rig.manager.routing.ledger.ended == {
+        assert rig.manager.registry.ledger.ended == {
             Fate.DELIVERED: 1,
             Fate.DEAD_LETTERED: 2,
             Fate.RETURNED: 1,

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router.engine.loop_lag import PAUSE, PROBES, LoopLag
+from router.engine.loop_lag import PAUSE_SECONDS, PROBES, LoopLag
 from tests.support.virtual_time import VirtualTimeLoop
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
 
-PERIOD = PAUSE * PROBES
+PERIOD = PAUSE_SECONDS * PROBES
 
 
 @asynccontextmanager

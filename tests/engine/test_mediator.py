@@ -8,19 +8,19 @@ import pytest
 
 from router.core.config import PoolConfig, RetryPolicy
 from router.core.job import Fate, Job, State
-from router.core.outcome import Answer, Error, Fault, Metric, NoReply, Outcome, Reply, Result
+from router.core.outcome import Answer, Cause, Metric, NoReply, Outcome, Reply
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
-from router.engine.mediator import Mediator
+from router.engine.delivery import Mediator
 from tests.support.fakes import OK, REFUSED, TIMED_OUT, FakeSender
 from tests.support.jobs import make_job
 from tests.support.rig import FREE_QUEUE, body, grouped, pool, running
 
 pytestmark = pytest.mark.anyio
 
-COURIER = "router.engine.courier"
+COURIER = "router.engine.delivery"
 UNAVAILABLE = Reply(503)
-UNFORESEEN = NoReply(Fault.UNFORESEEN, "who knows")
+UNFORESEEN = NoReply(Cause.UNFORESEEN, "who knows")
 
 
 def answering(*answers: Answer) -> FakeSender:
@@ -50,8 +50,8 @@ class TestTries:
             Reply(429),
             Reply(302),
             Reply(200, b'{"ack": false}'),
-            NoReply(Fault.TARGET_REFUSED),
-            NoReply(Fault.BAD_REQUEST),
+            NoReply(Cause.TARGET_REFUSED),
+            NoReply(Cause.BAD_REQUEST),
         ],
     )
     async def test_everything_else_is_final(self, answer: Answer) -> None:
@@ -68,7 +68,7 @@ class TestTries:
             await asyncio.sleep(20)
 
             assert rig.sender.ids == ["a"] * tries + ["b"]
-            assert rig.manager.routing.ledger.ended[Fate.DELIVERED] == 2
+            assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 2
 
     @pytest.mark.rule("POOL-4", "P5")
     async def test_between_two_tries_the_permit_is_free_and_the_group_waits(self) -> None:
@@ -88,7 +88,7 @@ class TestTries:
                 *grouped("a"), *grouped("x", group="other"), *grouped("y", group="third")
             )
             await asyncio.sleep(4)
-            waiting = [job.state for job in rig.manager.routing.tracker if job.message.id == "a"]
+            waiting = [job.state for job in rig.manager.registry.tracker if job.message.id == "a"]
             await asyncio.sleep(16)
 
             assert waiting == [State.WAITING]
@@ -120,7 +120,7 @@ async def test_what_the_router_lacks_itself_is_blamed_on_no_target_and_is_no_att
     sender = FakeSender(takes=1)
     retry = RetryPolicy(max_attempts=1, schedule=(5.0,))
     for number in range(12):
-        sender.script(str(number), *[NoReply(Fault.OVERLOADED, "nothing left")] * 3)
+        sender.script(str(number), *[NoReply(Cause.OVERLOADED, "nothing left")] * 3)
     async with running(pool(concurrency=20, retry=retry), sender=sender) as rig:
         for number in range(12):
             target = f"http://svc{number % 2}.test/"
@@ -135,7 +135,7 @@ async def test_what_the_router_lacks_itself_is_blamed_on_no_target_and_is_no_att
         assert (warning.code, warning.message) == ("CONFIGURATION", "nothing left")
         assert {breaker.failures for breaker in rig.breakers.all()} == {0}
         assert Counter(rig.sender.posts) == {(str(n), 1): 4 for n in range(12)}
-        assert rig.manager.routing.ledger.ended[Fate.DELIVERED] == 12
+        assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 12
 
 
 class TestOutcomes:
@@ -163,15 +163,15 @@ class TestOutcomes:
             await asyncio.sleep(20)
 
             expected = dict.fromkeys(Metric, 0) | {metric: 1}
-            assert rig.pool().courier.deliveries.by_metric == expected
-            assert rig.manager.intakes["q"].counts.by_metric == expected
-            assert rig.manager.routing.ledger.ended[fate] == 1
+            assert rig.pool().runner.deliveries.by_metric == expected
+            assert rig.manager.consumers["q"].counts.by_metric == expected
+            assert rig.manager.registry.ledger.ended[fate] == 1
             assert rig.codes == warned
 
     @pytest.mark.rule("MED-3", "POOL-5")
     async def test_a_mediator_without_an_outcome_is_an_alarm_and_a_passing_failure(self) -> None:
         async with running(pool(), queues=[FREE_QUEUE]) as rig:
-            rig.pool().courier._mediator = Speechless()
+            rig.pool().runner._mediator = Speechless()
             await rig.publish(*grouped("a", "b"), queue=FREE_QUEUE)
             await asyncio.sleep(20)
 
@@ -179,7 +179,7 @@ class TestOutcomes:
             assert [(n.code, n.severity.name) for n in rig.warnings] == [
                 ("MEDIATOR_NULL_RESULT", "CRITICAL")
             ]
-            assert rig.pool().courier.deliveries.by_metric[Metric.TRANSIENT] == 1
+            assert rig.pool().runner.deliveries.by_metric[Metric.TRANSIENT] == 1
 
     @pytest.mark.rule("MED-3")
     async def test_a_reply_too_long_is_a_success_with_a_warning(self) -> None:
@@ -187,12 +187,12 @@ class TestOutcomes:
             await rig.publish(*grouped("a"))
             await asyncio.sleep(20)
 
-            assert rig.manager.routing.ledger.ended[Fate.DELIVERED] == 1
+            assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 1
             assert [(n.code, n.source) for n in rig.warnings] == [("PROCESSING", "HttpMediator")]
 
     @pytest.mark.rule("DLQ-1", "MED-5")
     async def test_a_refused_target_was_never_called(self) -> None:
-        refusal = NoReply(Fault.TARGET_REFUSED, "link-local")
+        refusal = NoReply(Cause.TARGET_REFUSED, "link-local")
         async with running(pool(), sender=answering(refusal)) as rig:
             await rig.publish(*grouped("a"))
             await asyncio.sleep(20)
@@ -239,7 +239,7 @@ async def test_the_delay_of_an_open_circuit_is_spread() -> None:
         outcome = await mediator.attempt(make_job(), pool())
 
     assert asked == [(0.9, 1.1)]
-    assert (outcome.result, outcome.error) == (Result.ERROR_PROCESS, Error.CIRCUIT_OPEN)
+    assert (outcome.rule.metric, outcome.cause) == (Metric.TRANSIENT, Cause.CIRCUIT_OPEN)
     assert outcome.delay == pytest.approx(33)
 
 
@@ -290,7 +290,7 @@ class TestLogs:
     ) -> None:
         caplog.set_level(logging.DEBUG)
         sender = FakeSender(takes=1)
-        sender.script("a", NoReply(Fault.TARGET_REFUSED, "credentials in the URL"))
+        sender.script("a", NoReply(Cause.TARGET_REFUSED, "credentials in the URL"))
         sender.script("b", UNAVAILABLE, RuntimeError("a bug"))
         secrets = {"authToken": "s3cret-token", "signingSecret": "s3cret-key"}
         async with running(pool(), sender=sender) as rig:
@@ -320,3 +320,23 @@ async def test_a_warning_is_logged_once_with_its_severity(caplog: pytest.LogCapt
     assert [(record.levelname, vars(record)["code"]) for record in raised] == [
         ("CRITICAL", "CONFIGURATION")
     ]
+
+
+@pytest.mark.rule("CMD-1")
+@pytest.mark.parametrize(
+    ("of_pool", "of_router", "told"),
+    [
+        (None, None, None),
+        (RetryPolicy(3), None, 3),
+        (None, RetryPolicy(5), 5),
+        (RetryPolicy(), RetryPolicy(5), None),
+    ],
+)
+async def test_the_sender_is_told_the_limit_of_attempts(
+    of_pool: RetryPolicy | None, of_router: RetryPolicy | None, told: int | None
+) -> None:
+    async with running(pool(retry=of_pool), default_retry=of_router) as rig:
+        await rig.publish(*grouped("a"))
+        await asyncio.sleep(5)
+
+        assert rig.sender.limits == [told]

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.core.notification import MOST_ITEMS, Digest
 from router.core.warnings import Code, Severity, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breaker, Breakers
-from router.engine.intake import Intake
+from router.engine.consumer import QueueConsumer
 from router.engine.notifier import SEND_SECONDS, Notifier
 from router.engine.periodic import every
 from router.ports import NotSent
@@ -19,7 +19,7 @@ from tests.support.rig import running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-2")]
 
-NOBODY: dict[str, Intake] = {}
+NOBODY: dict[str, QueueConsumer] = {}
 
 
 @dataclass
@@ -163,19 +163,19 @@ async def test_without_a_channel_nothing_is_gathered() -> None:
 async def test_a_consumer_is_told_of_when_it_is_restarted_and_when_it_receives_again() -> None:
     channel = FakeChannel()
     telling = notifier(channel)
-    async with BrokerDoor(worker_id="test", dedup_window=300) as door:
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as door:
         brokers = Unpluggable(door)
         async with running(brokers=brokers) as rig:
-            intakes = rig.manager.intakes
+            consumers = rig.manager.consumers
             await asyncio.sleep(1)
-            await telling.tell(intakes)
+            await telling.tell(consumers)
             brokers.unplug()
-            rig.manager.restart(intakes["q"])
+            rig.manager.restart(consumers["q"])
             warn(alerts(telling), "consumer of q is silent and is restarted", Code.CONSUMER_RESTART)
-            await telling.tell(intakes)
+            await telling.tell(consumers)
             brokers.plug_in()
             await asyncio.sleep(60)
-            await telling.tell(intakes)
+            await telling.tell(consumers)
 
     assert channel.lines == [["consumer of q was restarted"], ["consumer of q receives again"]]
 

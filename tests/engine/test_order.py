@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.config import QueueConfig, RetryPolicy
-from router.core.outcome import Answer, Fault, NoReply, Reply
+from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.ports import Traits
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
@@ -36,7 +36,7 @@ def failing(*answers: Answer) -> FakeSender:
         ([Reply(302)], 1, 30),
         ([Reply(503)] * 3, 6, 30),
         ([REFUSED] * 3, 6, 30),
-        ([NoReply(Fault.TIMEOUT)] * 3, 6, 30),
+        ([NoReply(Cause.TIMEOUT)] * 3, 6, 30),
     ],
 )
 @pytest.mark.rule("BRK-4", "P3")
@@ -147,6 +147,25 @@ async def test_another_batch_of_the_group_is_not_held_back_where_no_order_is_pro
         assert rig.sender.sent == [(0, "a"), (1, "c")]
 
 
+@pytest.mark.rule("FIFO-1", "ROUTE-2")
+async def test_what_comes_behind_a_redelivered_message_of_its_group_goes_back_with_it() -> None:
+    queue = ScriptedQueue(lease_seconds=60)
+    first, second = grouped("a", "b")
+    (other,) = grouped("x", group="other")
+    async with running(pool(), sender=failing(SOON), brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(first, "old", "1", lease=60))
+        await asyncio.sleep(0.5)  # its lease has ended at the broker
+        queue.hand_over(
+            handed(first, "new", "1", lease=60),
+            handed(second, "b", "2", lease=60),
+            handed(other, "x", "3", lease=60),
+        )
+        await asyncio.sleep(10)
+
+        assert queue.nacked == [(1, "new", 4), (1, "b", 4)]
+        assert rig.sender.sent == [(0, "a"), (0.5, "x")]
+
+
 @pytest.mark.rule("POOL-7")
 async def test_the_same_group_id_in_another_pool_is_another_group() -> None:
     async with running(pool("P"), pool("Q"), sender=failing(DEFERRED)) as rig:
@@ -170,11 +189,11 @@ async def test_nothing_is_kept_of_a_batch_once_it_is_settled() -> None:
     async with running(pool(), sender=failing(DEFERRED)) as rig:
         await rig.publish(*grouped("a", "b"))
         await asyncio.sleep(0.5)
-        (run,) = {job.run for job in rig.manager.routing.tracker}
+        (run,) = {job.failure_scope for job in rig.manager.registry.tracker}
         await asyncio.sleep(100)
 
         assert sys.getrefcount(run) == 2  # ours, and the argument
-        assert rig.pool().groups == 0
+        assert len(rig.pool().lanes) == 0
 
 
 @pytest.mark.rule("WQ-5")
@@ -208,7 +227,7 @@ class TestRetryPolicy:
 
             assert sender.posts == [("a", n) for n in range(1, 7)]
             assert [(each.failures, each.requests) for each in rig.letters.letters] == [(2, 6)]
-            assert rig.witness.tallies["a"].attempts == 1
+            assert rig.witness.tallies["a"].failures == 1
 
     async def test_deferring_for_ever_uses_up_no_attempt(self) -> None:
         sender = failing(*[SOON, RATE_LIMITED] * 10)

@@ -35,7 +35,7 @@ async def test_what_has_an_open_post_does_not_count_and_all_else_does() -> None:
         await asyncio.sleep(60)
 
         p = rig.pool()
-        assert (p.queued, p.courier.open_posts, p.held) == (48, 2, 50)
+        assert (p.queued, p.runner.open_requests, p.held) == (48, 2, 50)
         assert (p.capacity - p.queued, p.lasting_room, p.has_room) == (2, 0, False)
 
 
@@ -51,7 +51,7 @@ async def test_what_waits_for_its_next_try_counts() -> None:
             queued.append(rig.pool().queued)
 
         assert queued == [0, 1, 1]
-        assert rig.pool().courier.pausing == 1
+        assert rig.pool().runner.pausing == 1
 
 
 @pytest.mark.rule("POOL-1")
@@ -76,7 +76,7 @@ async def test_the_capacity_follows_the_concurrency() -> None:
         await asyncio.sleep(60)
 
         assert (was_full, has_room) == (True, True)
-        assert (rig.pool().queued, rig.pool().courier.open_posts) == (190, 10)
+        assert (rig.pool().queued, rig.pool().runner.open_requests) == (190, 10)
 
 
 @pytest.mark.rule("POOL-1")
@@ -112,12 +112,12 @@ async def test_a_group_is_served_by_one_task_at_a_time_and_an_idle_one_costs_not
         await asyncio.sleep(1)
         await rig.publish(*grouped("a", "b", "c"))
         await asyncio.sleep(3)
-        while_serving = (workers(), rig.pool().groups)
+        while_serving = (workers(), len(rig.pool().lanes))
         await asyncio.sleep(10)
 
         assert rig.sender.sent == [(1, "a"), (3, "b"), (5, "c")]
         assert while_serving == (1, 1)
-        assert (workers(), rig.pool().groups) == (1, 0)  # it waits for the work of any group
+        assert (workers(), len(rig.pool().lanes)) == (1, 0)  # it waits for the work of any group
 
 
 @pytest.mark.rule("POOL-2")
@@ -201,7 +201,7 @@ async def test_a_message_that_waits_for_the_rate_holds_no_permit() -> None:
 
         assert rig.sender.sent == [(0, "a")]
         assert rig.pool().waits_for_rate
-        assert rig.pool()._permits.out == 0
+        assert rig.pool().permits.out == 0
 
 
 @pytest.mark.rule("POOL-4", "P5")
@@ -212,7 +212,7 @@ async def test_no_more_at_once_than_the_concurrency() -> None:
 
         assert [at for at, _ in rig.sender.sent] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
         assert rig.sender.most_open == 3
-        assert rig.pool()._permits.out == 0
+        assert rig.pool().permits.out == 0
 
 
 @pytest.mark.rule("POOL-5", "P5", "BRK-4")
@@ -235,7 +235,7 @@ async def test_a_bug_met_by_one_message_returns_it_and_its_batch_and_the_group_g
             "GROUP_THREAD_RESTART",
         }
         assert {notice.source for notice in rig.warnings} == {"ProcessPool:P"}
-        assert rig.pool()._permits.out == 0
+        assert rig.pool().permits.out == 0
 
 
 @pytest.mark.rule("POOL-5")
@@ -270,7 +270,7 @@ async def test_less_concurrency_holds_for_new_work_and_lets_running_deliveries_f
         await asyncio.sleep(60)
 
         assert [at for at, _ in rig.sender.sent] == [0, 0, 0, 10, 20]
-        assert rig.manager.routing.ledger.ended[Fate.DELIVERED] == 5
+        assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 5
 
 
 @pytest.mark.rule("POOL-7")
@@ -293,7 +293,7 @@ async def test_immediate_messages_have_no_order_and_share_the_concurrency() -> N
         await asyncio.sleep(30)
 
         assert rig.sender.sent == [(0, "a"), (0, "b"), (1, "c")]
-        assert rig.pool().groups == 0
+        assert len(rig.pool().lanes) == 0
 
 
 @pytest.mark.rule("POOL-7", "FIFO-1")
@@ -332,11 +332,11 @@ async def test_nothing_is_sent_on_a_lost_lease_and_what_is_behind_it_goes_back()
     async with running(pool(), sender=sender, queues=[FREE_QUEUE]) as rig:
         await rig.publish(*grouped("a", "b", "c", "d"), queue=FREE_QUEUE)
         await asyncio.sleep(29)
-        for job in rig.manager.routing.tracker:
+        for job in rig.manager.registry.tracker:
             if job.message.id in "bc":
                 job.lease_until = 29.0
         await asyncio.sleep(2)
 
         assert rig.sender.sent == [(0, "a"), (30, "d")]
         assert rig.witness.nacks == [(30, "d", 0)]
-        assert rig.manager.routing.ledger.ended[Fate.FORFEITED] == 2
+        assert rig.manager.registry.ledger.ended[Fate.FORFEITED] == 2

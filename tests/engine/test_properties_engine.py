@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 from router.core.message import Message
 from router.core.outcome import Answer, Reply
@@ -47,8 +47,15 @@ class WatchfulSender(FakeSender):
     marks: Counter[tuple[str, ...]] = field(default_factory=Counter)
     twice_at_once: set[tuple[str, ...]] = field(default_factory=set)
 
-    async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
-        _ = post, timeout, span
+    async def send(
+        self,
+        message: Message,
+        post: int,
+        timeout: float,
+        span: Span,
+        max_attempts: int | None = None,
+    ) -> Answer:
+        _ = post, timeout, span, max_attempts
         script = self.drawn.get(message.id)
         what, takes = script.pop(0) if script else ("ok", 0.5)
         marks: list[tuple[str, ...]] = [("message", message.id)]
@@ -79,16 +86,16 @@ class CheckingLoop(VirtualTimeLoop):
 
 def check_books(rig: Rig) -> None:
     manager = rig.manager
-    intakes = (*manager.intakes.values(), *manager.stopping_intakes)
-    settlers = [each.settler for intake in intakes for each in intake.connections]
+    consumers = (*manager.consumers.values(), *manager.stopping_consumers)
+    settlers = [each.settler for consumer in consumers for each in consumer.connections]
     held = [job for settler in settlers for job in settler.held]
-    tracked = set(manager.routing.tracker)
+    tracked = set(manager.registry.tracker)
 
-    assert manager.routing.unaccounted == 0
+    assert manager.registry.unaccounted == 0
     assert len(held) == len(set(held)), "held by two connections"
     assert set(held) == tracked
     for each in (*manager.pools.values(), *manager.draining_pools.values()):
-        assert each.held == sum(job.keeper is each for job in tracked)
+        assert each.held == sum(job.pool is each for job in tracked)
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ async def happen(rig: Rig, plug: Unpluggable, event: str, story: Story) -> None:
         case "chores":
             chores = Chores(rig.manager, rig.breakers, rig.alerts)
             await chores.restart_silent_consumers()
-            await chores.let_go_finished()
+            await chores.forget_finished()
             await chores.look_for_leaks()
             await chores.measure_queues()
 
@@ -226,7 +233,7 @@ def test_whatever_happens_every_message_is_delivered_in_the_end(story: Story) ->
     sender = WatchfulSender(drawn={key: list(value) for key, value in story.answers.items()})
 
     async def run() -> None:
-        async with BrokerDoor(worker_id="test", dedup_window=0.001) as door:
+        async with BrokerRegistry(worker_id="test", dedup_window=0.001) as door:
             plug = Unpluggable(door)
             async with checked(plug, sender, story) as rig:
                 await tell(story, rig, plug)
@@ -255,7 +262,7 @@ def test_what_a_router_leaves_behind_when_it_ends_the_next_one_delivers(
     sender = WatchfulSender(drawn={key: list(value) for key, value in story.answers.items()})
 
     async def run() -> None:
-        async with BrokerDoor(worker_id="test", dedup_window=0.001) as door:
+        async with BrokerRegistry(worker_id="test", dedup_window=0.001) as door:
             plug = Unpluggable(door)
             async with checked(plug, sender, story) as rig:
                 await tell(story, rig, plug)

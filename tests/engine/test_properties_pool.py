@@ -82,10 +82,17 @@ class Observer(FakeSender):
     finished: list[str] = field(default_factory=list)  # accepted, or given up for good
     overfull: int = 0
 
-    async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
+    async def send(
+        self,
+        message: Message,
+        post: int,
+        timeout: float,
+        span: Span,
+        max_attempts: int | None = None,
+    ) -> Answer:
         if self.rig is not None and "P" in self.rig.manager.pools:
             self.overfull = max(self.overfull, self.rig.pool().queued - self.rig.pool().capacity)
-        answer = await super().send(message, post, timeout, span)
+        answer = await super().send(message, post, timeout, span, max_attempts)
         if answer in (OK, Reply(404)):
             self.finished.append(message.id)
         return answer
@@ -158,7 +165,7 @@ def test_everything_is_delivered_in_the_end_and_nothing_is_left_behind(
             await tell(rig, story)
             await until_settled(rig, sender, len(story))
             p = rig.pool()
-            left = (p.held, p.groups, p._permits.out, p.courier.pausing, len(p._ready))
+            left = (p.held, len(p.lanes), p.permits.out, p.runner.pausing, len(p.lanes.ready))
             assert left == (0, 0, 0, 0, 0)
             assert rig.is_empty
 
@@ -191,7 +198,7 @@ def test_neither_capacity_nor_concurrency_is_ever_exceeded_while_they_change(
             )
             for pause, concurrency in changes:
                 await asyncio.sleep(pause)
-                before = rig.pool().courier.open_posts
+                before = rig.pool().runner.open_requests
                 await rig.apply(pool(concurrency=concurrency))
                 sender.most_open = before
                 await asyncio.sleep(pause)
@@ -266,7 +273,7 @@ def test_a_pool_that_comes_and_goes_loses_nothing_and_keeps_groups_apart(
             await coming
             await until_settled(rig, sender, len(story))
             p = rig.pool()
-            left = (p.held, p.groups, p._permits.out, p.courier.pausing, len(p._ready))
+            left = (p.held, len(p.lanes), p.permits.out, p.runner.pausing, len(p.lanes.ready))
             assert left == (0, 0, 0, 0, 0)
             assert rig.is_empty
 
@@ -291,12 +298,12 @@ def test_a_stop_at_any_instant_settles_everything(
             rig.manager.stop()
             posts = len(sender.sent)
             await asyncio.sleep(grace)
-            p.abort()
+            p.runner.abort()
             await telling
             await asyncio.sleep(1)
             assert rig.is_empty
             assert p.is_drained
-            assert (p._permits.out, p.groups, sender.open) == (0, 0, 0)
+            assert (p.permits.out, len(p.lanes), sender.open) == (0, 0, 0)
             assert len(sender.sent) == posts
 
     on_virtual_time(run)

@@ -7,14 +7,14 @@ from itertools import count
 import msgspec
 import pytest
 
-from router.core.config import RoutingConfig
+from router.core.config import QueueConfig, RoutingConfig
 from router.core.target import Target
 from router.engine.publishing import (
-    IDLE_TIMEOUT,
-    PUBLISH_TIMEOUT,
+    IDLE_TIMEOUT_SECONDS,
+    PUBLISH_TIMEOUT_SECONDS,
     BrokeOff,
     NotPublishable,
-    Publishing,
+    QueuePublisher,
     Rejected,
     UnknownQueue,
     open_publishing,
@@ -24,6 +24,7 @@ from tests.support.queues import BROKEN, CONSUMED_ONLY, ONE_QUEUE, ORDERS, OTHER
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-1")]
 
+NOW = 1_700_000_000.0  # Unix time
 TWO_QUEUES = RoutingConfig((ORDERS, OTHER))
 
 
@@ -32,17 +33,21 @@ def body(message_id: str | None, target: str = "https://svc/api") -> bytes:
     return msgspec.json.encode(fields)
 
 
-def refuse_url(target: Target) -> str | None:
+def refuse_url(target: Target, _: QueueConfig) -> str | None:
     return "the host is forbidden" if target.host == "forbidden" else None
 
 
 @asynccontextmanager
 async def publishing_to(
     queues: FakeQueues, config: RoutingConfig = ONE_QUEUE
-) -> AsyncIterator[Publishing]:
+) -> AsyncIterator[QueuePublisher]:
     numbers = count(1)
     async with open_publishing(
-        queues, lambda: config, refuse_url=refuse_url, new_id=lambda: f"NEW{next(numbers)}"
+        queues,
+        lambda: config,
+        refuse_url=refuse_url,
+        new_id=lambda: f"NEW{next(numbers)}",
+        wall=lambda: NOW,
     ) as publishing:
         yield publishing
 
@@ -223,10 +228,10 @@ async def test_a_connection_that_nobody_uses_is_closed_and_opened_anew() -> None
 
     async with publishing_to(queues) as publishing:
         await publishing.publish("orders", [body("a")])
-        await asyncio.sleep(IDLE_TIMEOUT + 1)
+        await asyncio.sleep(IDLE_TIMEOUT_SECONDS + 1)
         closed = queues.closed
         await publishing.publish("orders", [body("b")])
-        await asyncio.sleep(3 * IDLE_TIMEOUT)
+        await asyncio.sleep(3 * IDLE_TIMEOUT_SECONDS)
         tasks = {task.get_name() for task in asyncio.all_tasks()}
         await publishing.publish("orders", [body("c")])
 
@@ -277,7 +282,7 @@ async def test_a_queue_that_hangs_is_given_up_and_opened_anew() -> None:
         queues.takes = 0.0
         await publishing.publish("orders", [body("b")])
 
-    assert given_up_at == PUBLISH_TIMEOUT
+    assert given_up_at == PUBLISH_TIMEOUT_SECONDS
     assert queues.ids("orders") == ["b"]
     assert queues.opened == queues.closed == 2
 
@@ -307,7 +312,7 @@ async def test_those_who_give_up_at_the_same_moment_hang_up_once() -> None:
     assert queues.opened == queues.closed == 1
 
 
-async def broken_off(publishing: Publishing, name: str) -> str:
+async def broken_off(publishing: QueuePublisher, name: str) -> str:
     with pytest.raises(BrokeOff) as broken:
         await publishing.publish("orders", [body(name)])
     return str(broken.value)
@@ -358,7 +363,7 @@ async def test_a_connection_that_fails_to_close_is_logged_and_replaced(
 
     async with publishing_to(queues) as publishing:
         await publishing.publish("orders", [body("a")])
-        await asyncio.sleep(IDLE_TIMEOUT + 1)
+        await asyncio.sleep(IDLE_TIMEOUT_SECONDS + 1)
         queues.fails_to_close = False
         await publishing.publish("orders", [body("b")])
 
@@ -399,3 +404,92 @@ async def test_a_queue_that_lost_its_publisher_breaks_off() -> None:
 
         with pytest.raises(Disconnected, match="consumed"):
             await publishing.put(CONSUMED_ONLY, [item])
+
+
+def command(**fields: object) -> bytes:
+    return msgspec.json.encode({"id": "a", "mediationTarget": "https://svc/api", **fields})
+
+
+REPLIES = QueueConfig(name="replies", uri="memory://replies")
+WITH_REPLIES = RoutingConfig((ORDERS,), (), (REPLIES,))
+ON_NATS = RoutingConfig((QueueConfig(name="orders", uri="nats://h/?subject=s"),))
+
+
+STEP = {"mediationTarget": "https://svc/api"}
+
+
+@pytest.mark.rule("CMD-3", "CMD-5", "CMD-11")
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (command(replyTo="nowhere"), "`replyTo`"),
+        (command(replyTo="orders"), "`replyTo`"),
+        (command(then=[STEP, {**STEP, "replyTo": "no"}]), r"`then\[1\].replyTo`"),
+        (
+            command(then={**STEP, "then": {"mediationTarget": "https://forbidden/"}}),
+            "`then.then.med",
+        ),
+        (command(then=[STEP] * 17), "`then`"),
+        (command(then={**STEP, "delaySeconds": 4e7}), "`then.delaySeconds` is more than 8784 h"),
+        (command(delaySeconds=367 * 86400), "`delaySeconds` is more than 8784 h"),
+        (command(notBefore="2099-01-01T00:00:00Z"), "`notBefore` is more than 8784 h"),
+    ],
+)
+async def test_what_a_command_or_its_steps_cannot_have_is_refused(given: bytes, text: str) -> None:
+    queues = FakeQueues()
+
+    async with publishing_to(queues, WITH_REPLIES) as publishing:
+        with pytest.raises(Rejected, match=f"message 1: {text}"):
+            await publishing.publish("orders", [command(replyTo="replies", then=STEP), given])
+
+    assert not queues.published["orders"]
+
+
+@pytest.mark.rule("CMD-5")
+async def test_a_delay_becomes_a_time_once_for_all_messages_of_a_call() -> None:
+    queues, given = FakeQueues(), command(delaySeconds=60)
+    bodies = [given, command(id="b", delaySeconds=60), command(id="c")]
+
+    async with publishing_to(queues) as publishing:
+        await publishing.publish("orders", bodies)
+
+    items = queues.published["orders"]
+    assert [item.not_before for item in items] == [NOW + 60, NOW + 60, None]
+    assert [item.body for item in items] == bodies
+
+
+@pytest.mark.rule("CMD-5")
+async def test_on_sqs_and_nats_nothing_waits_longer_than_half_a_day() -> None:
+    async with publishing_to(FakeQueues(), ON_NATS) as publishing:
+        await publishing.publish("orders", [command(delaySeconds=43_200)])
+        with pytest.raises(Rejected, match="12 h"):
+            await publishing.publish("orders", [command(delaySeconds=43_201)])
+
+
+@pytest.mark.rule("CMD-6")
+async def test_the_content_or_an_explicit_key_makes_a_duplicate() -> None:
+    queues = FakeQueues()
+    bodies = [
+        command(dedup="content", payload=1),
+        command(id="b", dedup="content", payload=1),
+        command(id="c", dedup="content", payload=2),
+        command(id="d", dedup="content", payload=2, dedupKey="own"),
+        command(id="e", dedup="id", payload=2),
+    ]
+
+    async with publishing_to(queues) as publishing:
+        done = await publishing.publish("orders", bodies)
+
+    assert queues.ids("orders") == ["a", "c", "d", "e"]
+    assert (done.accepted, done.duplicates) == (4, 1)
+
+
+@pytest.mark.rule("CMD-6")
+async def test_the_answer_names_the_message_that_was_kept() -> None:
+    queues = FakeQueues(names_kept=True)
+    bodies = [command(dedup="content"), command(id="b", dedup="content"), command(id="c")]
+
+    async with publishing_to(queues) as publishing:
+        done = await publishing.publish("orders", bodies)
+
+    assert (done.ids, done.duplicates) == (["a", "a", "c"], 1)

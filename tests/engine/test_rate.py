@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from router.engine.rate_gate import RateGate
+from router.engine.rate_limiter import RateLimiter
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.rig import Rig, body, grouped, pool, running
 
@@ -94,7 +94,7 @@ async def test_each_message_that_waits_is_counted_once() -> None:
         counted = []
         for _ in range(3):
             await asyncio.sleep(59)
-            counted.append(rig.pool().courier.deliveries.limited)
+            counted.append(rig.pool().runner.deliveries.total().rate_limited)
 
         assert counted == [1, 2, 2]
 
@@ -108,7 +108,7 @@ async def test_a_change_during_a_wait_is_not_another_wait() -> None:
         await asyncio.sleep(100)
 
         assert len(rig.sender.sent) == 2
-        assert rig.pool().courier.deliveries.limited == 1
+        assert rig.pool().runner.deliveries.total().rate_limited == 1
 
 
 @pytest.mark.rule("CFG-6")
@@ -184,13 +184,13 @@ async def test_what_was_used_before_a_change_drips_away_as_ever() -> None:
         assert starts(rig) == [0] * 3 + [100] * 6
 
 
-async def test_a_gate_without_a_limit_lets_everything_pass() -> None:
-    gate = RateGate(pool())
+async def test_a_limiter_without_a_limit_lets_everything_pass() -> None:
+    limiter = RateLimiter(pool())
 
     for _ in range(1000):
-        await gate.pass_one()
+        await limiter.pass_one()
 
-    assert (gate.is_limited, gate.must_wait) == (False, False)
+    assert (limiter.is_limited, limiter.must_wait) == (False, False)
 
 
 @pytest.mark.rule("CFG-6")
@@ -217,5 +217,5 @@ async def test_who_stops_waiting_for_the_rate_takes_nothing_along(seconds: float
         await asyncio.sleep(400)
 
         assert sorted(rig.sender.ids) == ["0", "1", "2"]
-        assert rig.pool()._permits.out == 0
+        assert rig.pool().permits.out == 0
         assert all(later - sooner >= 59.99 for sooner, later in pairwise(starts(rig)))

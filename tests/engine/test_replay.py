@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from router.core.config import RoutingConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.message import parse
-from router.engine.dead_letters import NotReplayable, ReplayBrokeOff, Replays, UnknownLetter
 from router.engine.publishing import BrokeOff, NotPublishable, UnknownQueue, open_publishing
+from router.engine.replay import DeadLetterReplay, NotReplayable, ReplayBrokeOff, UnknownLetter
 from router.ports import DeadLetterStore, Disconnected, Publication, StoreError
 from router.storage.dead_letters import open_store
 from tests.support.inline import InlineExecutor
@@ -28,7 +28,9 @@ ALL = LetterFilter()
 class Desk:
     """A real store and queues in memory, with replays between them."""
 
-    def __init__(self, store: DeadLetterStore, queues: FakeQueues, replays: Replays) -> None:
+    def __init__(
+        self, store: DeadLetterStore, queues: FakeQueues, replays: DeadLetterReplay
+    ) -> None:
         self.store = store
         self.queues = queues
         self.replays = replays
@@ -55,10 +57,12 @@ async def desk(tmp_path: Path, queues: FakeQueues) -> AsyncIterator[Desk]:
     async with (
         open_store(f"sqlite://{tmp_path}/letters.db", executor=InlineExecutor()) as store,
         open_publishing(
-            queues, lambda: CONFIG, refuse_url=lambda _: None, new_id=new_id
+            queues, lambda: CONFIG, refuse_url=lambda *_: None, new_id=new_id
         ) as publishing,
     ):
-        yield Desk(store, queues, Replays(store, publishing, wall=lambda: NOW, new_id=new_id))
+        yield Desk(
+            store, queues, DeadLetterReplay(store, publishing, wall=lambda: NOW, new_id=new_id)
+        )
 
 
 async def test_a_replay_is_a_new_publication_of_the_same_body(tmp_path: Path) -> None:
@@ -191,7 +195,7 @@ async def test_two_replays_of_one_letter_at_once_publish_it_once(tmp_path: Path)
 async def test_many_are_replayed_oldest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.engine.dead_letters.PAGE", 2)
+    monkeypatch.setattr("router.engine.replay.PAGE", 2)
     async with desk(tmp_path, FakeQueues()) as at:
         await at.keep(*(letter(number) for number in range(5)), letter(9, queue="other"))
 

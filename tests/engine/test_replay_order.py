@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.dead_letter import DeadLetter, LetterFilter
-from router.engine import dead_letters
-from router.engine.dead_letters import ReplayBrokeOff, Replays
+from router.engine import replay
 from router.engine.publishing import open_publishing
+from router.engine.replay import DeadLetterReplay, ReplayBrokeOff
 from router.ports import Broker, DeadLetterStore, Disconnected, Publication, Publisher
 from router.storage.dead_letters import open_store
 from tests.support.inline import InlineExecutor
@@ -111,16 +111,16 @@ async def replay_until_done(story: Story, folder: Path, page: int) -> None:
     numbers = count(1)
     queues = MoodyQueues(list(story.moods))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dead_letters, "PAGE", page)
+        patch.setattr(replay, "PAGE", page)
         async with (
             open_store(f"sqlite://{folder}/l.db", executor=InlineExecutor()) as store,
             open_publishing(
-                queues, lambda: CONFIG, refuse_url=lambda _: None, new_id=lambda: ""
+                queues, lambda: CONFIG, refuse_url=lambda *_: None, new_id=lambda: ""
             ) as publishing,
         ):
             for each in story.letters:
                 await store.put(each)
-            replays = Replays(
+            replays = DeadLetterReplay(
                 store, publishing, wall=lambda: 9.0, new_id=lambda: str(next(numbers))
             )
             for _ in range(len(story.moods) + 1):
@@ -129,7 +129,7 @@ async def replay_until_done(story: Story, folder: Path, page: int) -> None:
     assert queues.confirmed == {each.message_id for each in story.letters}
 
 
-async def replay_once(replays: Replays, story: Story, queues: MoodyQueues) -> None:
+async def replay_once(replays: DeadLetterReplay, story: Story, queues: MoodyQueues) -> None:
     before = len(queues.confirmed)
     try:
         replayed = (await replays.replay_all(ALL, to=story.to)).replayed

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.config import QueueConfig, RetryPolicy
-from router.core.outcome import Answer, Fault, NoReply, Reply
+from router.core.outcome import Answer, Cause, NoReply, Reply
 from tests.support.fakes import REFUSED, TIMED_OUT, FakeSender
 from tests.support.rig import QUEUE, grouped, pool, running
 
@@ -47,7 +47,7 @@ def deferred(**said: object) -> Reply:
         ([UNAVAILABLE] * 3, 3, 30),
         ([REFUSED] * 3, 3, 30),
         ([TIMED_OUT] * 3, 3, 30),
-        ([NoReply(Fault.UNFORESEEN)] * 3, 3, 30),
+        ([NoReply(Cause.UNFORESEEN)] * 3, 3, 30),
     ],
 )
 async def test_without_a_policy_the_reply_says_when_it_comes_back(
@@ -88,7 +88,7 @@ async def test_the_longer_of_the_policys_and_the_targets_delay_counts(
 
         assert len(rig.sender.sent) == tries + 1
         assert [nack[1:] for nack in rig.witness.nacks] == [("a", delay)]
-        assert rig.witness.tallies["a"].attempts == failures
+        assert rig.witness.tallies["a"].failures == failures
 
 
 @pytest.mark.rule("WQ-5")

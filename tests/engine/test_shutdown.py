@@ -6,7 +6,7 @@ import pytest
 
 from router.core.job import Fate
 from router.core.warnings import Severity
-from router.engine.settler import LINGER
+from router.engine.settle import ACK_LINGER_SECONDS
 from router.engine.shutdown import shut_down
 from router.ports import Disconnected, StaleLease
 from tests.support.fakes import REFUSED, FakeSender
@@ -21,7 +21,7 @@ def now() -> float:
 
 
 def ended(rig: Rig) -> dict[Fate, int]:
-    return {fate: n for fate, n in rig.manager.routing.ledger.ended.items() if n}
+    return {fate: n for fate, n in rig.manager.registry.ledger.ended.items() if n}
 
 
 async def end(rig: Rig, grace: float = 30.0) -> float:
@@ -53,7 +53,7 @@ async def test_an_open_post_finishes_and_everything_else_goes_back_at_once() -> 
 
         assert took == pytest.approx(9.002)
         assert rig.sender.ids == ["a1"]
-        assert rig.witness.acks == [(10 + LINGER, "a1")]
+        assert rig.witness.acks == [(10 + ACK_LINGER_SECONDS, "a1")]
         # Group mates of the open one after it.
         assert rig.witness.nacks == [(1, "b1", 0), (1, "b2", 0), (10, "a2", 0)]
         assert rig.warnings == []
@@ -105,18 +105,34 @@ async def test_the_return_of_what_a_last_receive_brought_is_not_cut_off() -> Non
     queue = ScriptedQueue(lease_seconds=90, is_deaf=True, takes={"nack": 10})
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
         await asyncio.sleep(1)
-        intake = rig.manager.intakes["q"]
+        consumer = rig.manager.consumers["q"]
         await rig.apply(pool("P"), queues=())
         await asyncio.sleep(20)
         queue.is_deaf = False
         queue.hand_over(handed(body("a"), "h", "1", lease=90))
         await asyncio.sleep(6)
-        intake.cut_off(asyncio.get_running_loop().time())  # a receive that does not return
+        consumer.abort_overdue(asyncio.get_running_loop().time())  # a receive that does not return
         await asyncio.sleep(10)
 
         assert queue.nacked == [(31, "h", 0)]
         assert ended(rig) == {Fate.RETURNED: 1}
-        assert intake.is_stopped
+        assert consumer.is_stopped
+
+
+@pytest.mark.rule("BRK-6", "OPS-6")
+async def test_what_waits_to_be_returned_is_lost_with_its_connection() -> None:
+    queue = ScriptedQueue(is_deaf=True, takes={"nack": 3})
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        await asyncio.sleep(1)
+        await rig.apply(pool("P"), queues=())
+        queue.is_deaf = False
+        queue.hand_over(*[handed(body(each), each, each) for each in "abc"])
+        await asyncio.sleep(1)
+        queue.failing["nack"] = Disconnected("gone")
+        await asyncio.sleep(10)
+
+        assert queue.nacked == []
+        assert ended(rig) == {Fate.FORFEITED: 3}
 
 
 @pytest.mark.parametrize("grace", [5, 30])

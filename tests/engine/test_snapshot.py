@@ -4,22 +4,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from router.api.events import MOST_BREAKERS, MOST_GROUPS, snapshot
 from router.core.config import QueueConfig
-from router.core.health import Vitals
 from router.core.outcome import Reply
 from router.core.warnings import Code, Severity
-from router.engine.chores import Chores
-from router.engine.snapshot import (
-    MOST_BREAKERS,
-    MOST_GROUPS,
-    MOST_POOLS,
-    PoolRow,
-    Snapshot,
-    Snapshots,
-)
-from router.engine.view import View
+from router.engine.state import MOST_BUSIEST_POOLS
+from router.ports import Depth
 from tests.support.fakes import FakeSender
 from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
+from tests.support.states import RigReader
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
 
@@ -27,24 +20,21 @@ STARTED = 1_800_000_000.0  # on the wall, as the loop's clock shows 0
 
 
 class Camera:
-    """Takes snapshots of a rig as the router would."""
+    """Takes snapshots of a rig as the router does, and reads them as the dashboard does."""
 
     def __init__(self, rig: Rig) -> None:
-        self.chores = Chores(rig.manager, rig.breakers, rig.alerts)
-        self._view = View(rig.manager, rig.breakers)
-        self._view.initialized = True
-        self._snapshots = Snapshots(rig.manager, rig.breakers, self.chores, rig.book, wall=_wall)
+        self.reader = RigReader(rig, wall=_wall)
 
-    def take(self) -> Snapshot:
-        return self._snapshots.take(self._view.vitals(), synced_at=STARTED)
+    def take(self) -> Any:
+        return msgspec.json.decode(msgspec.json.encode(snapshot(self.reader.state())))
 
 
 def _wall() -> float:
     return STARTED + asyncio.get_running_loop().time()
 
 
-def row(snapshot: Snapshot, code: str = "P") -> PoolRow:
-    return next(each for each in snapshot.pools if each.code == code)
+def row(seen: Any, code: str = "P") -> Any:
+    return next(each for each in seen["pools"] if each["code"] == code)
 
 
 async def test_an_idle_router_looks_the_same_every_second() -> None:
@@ -55,9 +45,9 @@ async def test_an_idle_router_looks_the_same_every_second() -> None:
         await asyncio.sleep(1)
         second = camera.take()
 
-    assert msgspec.json.encode(first) == msgspec.json.encode(second)
-    assert first.started_at == STARTED
-    assert (first.status, first.healthy, first.role) == ("HEALTHY", True, "PRIMARY")
+    assert first == second
+    assert first["startedAt"] == STARTED
+    assert (first["status"], first["healthy"], first["role"]) == ("HEALTHY", True, "PRIMARY")
 
 
 async def test_what_was_delivered_is_told_by_pool_queue_and_in_all() -> None:
@@ -66,15 +56,15 @@ async def test_what_was_delivered_is_told_by_pool_queue_and_in_all() -> None:
         await rig.publish(*(body(f"m{number}", poolCode="P") for number in range(3)))
 
         await asyncio.sleep(10)
-        snapshot = camera.take()
+        seen = camera.take()
 
-    shown = row(snapshot)
-    assert (shown.succeeded, shown.failed, shown.success_rate) == (3, 0, 1.0)
-    assert (shown.requests, shown.request_seconds) == (3, 3.0)
-    assert (shown.limit, shown.capacity) == (4, 80)
-    assert shown.p50_ms > 0
-    assert (snapshot.queues[0].name, snapshot.queues[0].succeeded) == ("q", 3)
-    assert (snapshot.totals.received, snapshot.totals.delivered) == (3, 3)
+    shown = row(seen)
+    assert (shown["succeeded"], shown["failed"], shown["successRate"]) == (3, 0, 1.0)
+    assert (shown["requests"], shown["requestSeconds"]) == (3, 3.0)
+    assert (shown["limit"], shown["capacity"]) == (4, 80)
+    assert shown["p50Ms"] > 0
+    assert (seen["queues"][0]["name"], seen["queues"][0]["succeeded"]) == ("q", 3)
+    assert (seen["totals"]["received"], seen["totals"]["delivered"]) == (3, 3)
 
 
 @pytest.mark.rule("P3")
@@ -84,15 +74,15 @@ async def test_a_group_waits_behind_its_own_delivery_and_others_for_a_worker() -
         await rig.publish(*grouped("a1", "a2", "a3", group="a"), *grouped("b1", group="b"))
 
         await asyncio.sleep(5)
-        snapshot = camera.take()
+        seen = camera.take()
 
-    assert [(each.group, each.message_id, each.waiting) for each in snapshot.groups] == [
+    assert [(each["group"], each["messageId"], each["waiting"]) for each in seen["groups"]] == [
         ("a", "a2", 2),
         ("b", "b1", 1),
     ]
-    assert [each.reason for each in snapshot.groups] == ["GROUP", "PERMIT"]
-    assert {each.since for each in snapshot.groups} == {STARTED}
-    assert (row(snapshot).workers, row(snapshot).queued, row(snapshot).groups) == (1, 3, 2)
+    assert [each["reason"] for each in seen["groups"]] == ["GROUP", "PERMIT"]
+    assert {each["since"] for each in seen["groups"]} == {STARTED}
+    assert (row(seen)["workers"], row(seen)["queued"], row(seen)["groups"]) == (1, 3, 2)
 
 
 @pytest.mark.rule("MED-2")
@@ -103,10 +93,10 @@ async def test_a_group_waits_for_the_next_try_of_its_head() -> None:
         await rig.publish(*grouped("a1"))
 
         await asyncio.sleep(1.5)
-        snapshot = camera.take()
+        seen = camera.take()
 
-    assert [(each.reason, each.waiting) for each in snapshot.groups] == [("RETRY", 1)]
-    assert row(snapshot).retrying == 1
+    assert [(each["reason"], each["waiting"]) for each in seen["groups"]] == [("RETRY", 1)]
+    assert row(seen)["retrying"] == 1
 
 
 @pytest.mark.rule("POOL-4")
@@ -116,10 +106,10 @@ async def test_a_group_waits_for_the_rate_limit() -> None:
         await rig.publish(*grouped("a1", group="a"), *grouped("b1", group="b"))
 
         await asyncio.sleep(0.5)
-        snapshot = camera.take()
+        seen = camera.take()
 
-    assert [each.reason for each in snapshot.groups] == ["RATE"]
-    assert row(snapshot).waits_for_rate
+    assert [each["reason"] for each in seen["groups"]] == ["RATE"]
+    assert row(seen)["waitsForRate"]
 
 
 @pytest.mark.rule("CFG-6")
@@ -132,10 +122,10 @@ async def test_a_pool_that_drains_is_shown_until_it_is_gone() -> None:
         await rig.publish(*grouped("a2"), queue=FREE_QUEUE)
 
         await asyncio.sleep(1)
-        snapshot = camera.take()
+        seen = camera.take()
 
-    assert row(snapshot).draining
-    assert [each.reason for each in snapshot.groups] == ["DRAINING"]
+    assert row(seen)["draining"]
+    assert [each["reason"] for each in seen["groups"]] == ["DRAINING"]
 
 
 @pytest.mark.rule("POOL-7")
@@ -145,10 +135,10 @@ async def test_messages_without_order_are_no_group() -> None:
         await rig.publish(*grouped("a1", "a2", dispatchMode="IMMEDIATE"))
 
         await asyncio.sleep(1)
-        snapshot = camera.take()
+        seen = camera.take()
 
-    assert snapshot.groups == ()
-    assert snapshot.totals.held == 2
+    assert seen["groups"] == []
+    assert seen["totals"]["held"] == 2
 
 
 @pytest.mark.rule("MED-4")
@@ -166,19 +156,19 @@ async def test_breakers_in_trouble_come_first() -> None:
         assert ticket is not None
         shaky.leave(ticket, 0.0, ok=False)
 
-        snapshot = Camera(rig).take()
+        seen = Camera(rig).take()
 
-    first, second = snapshot.breakers[:2]
-    assert (first.name, first.state, first.failures) == ("http://0", "OPEN", 10)
-    assert (second.name, second.failure_rate) == ("http://1", 1.0)
-    assert len(snapshot.breakers) == MOST_BREAKERS
-    assert snapshot.totals.breakers == MOST_BREAKERS + 5
-    assert snapshot.status == "DEGRADED"
+    first, second = seen["breakers"][:2]
+    assert (first["name"], first["state"], first["failures"]) == ("http://0", "OPEN", 10)
+    assert (second["name"], second["failureRate"]) == ("http://1", 1.0)
+    assert len(seen["breakers"]) == MOST_BREAKERS
+    assert seen["totals"]["breakers"] == MOST_BREAKERS + 5
+    assert seen["status"] == "DEGRADED"
 
 
 @pytest.mark.rule("P4")
 async def test_of_many_pools_and_groups_the_busiest_are_shown() -> None:
-    many = [pool(f"P{number:03}") for number in range(MOST_POOLS + 20)]
+    many = [pool(f"P{number:03}") for number in range(MOST_BUSIEST_POOLS + 20)]
     busy = pool("Z", concurrency=1)
     async with running(*many, busy, sender=FakeSender(takes=60)) as rig:
         camera = Camera(rig)
@@ -186,12 +176,12 @@ async def test_of_many_pools_and_groups_the_busiest_are_shown() -> None:
         await rig.publish(*groups)
 
         await asyncio.sleep(1)
-        snapshot = camera.take()
+        seen = camera.take()
 
-    assert len(snapshot.pools) == MOST_POOLS
-    assert snapshot.totals.pools == MOST_POOLS + 21
-    assert row(snapshot, "Z").workers == 1
-    assert len(snapshot.groups) == MOST_GROUPS
+    assert len(seen["pools"]) == MOST_BUSIEST_POOLS
+    assert seen["totals"]["pools"] == MOST_BUSIEST_POOLS + 21
+    assert row(seen, "Z")["workers"] == 1
+    assert len(seen["groups"]) == MOST_GROUPS
 
 
 async def test_depths_are_told_where_they_are_known() -> None:
@@ -199,12 +189,15 @@ async def test_depths_are_told_where_they_are_known() -> None:
     known = QueueConfig(name="q", uri="memory://q")
     async with running(pool(), queues=(known, unknown)) as rig:
         camera = Camera(rig)
-        camera.chores.depths["q"] = 7
+        rig.manager.consumers["q"].last_depth = Depth(waiting=7, in_flight=0)
 
-        snapshot = camera.take()
+        seen = camera.take()
 
-    assert [(each.name, each.waiting) for each in snapshot.queues] == [("other", None), ("q", 7)]
-    assert all(each.healthy for each in snapshot.queues)
+    assert [(each["name"], each["waiting"]) for each in seen["queues"]] == [
+        ("other", None),
+        ("q", 7),
+    ]
+    assert all(each["healthy"] for each in seen["queues"])
 
 
 @pytest.mark.rule("OPS-2")
@@ -226,17 +219,16 @@ async def test_the_mark_of_the_warnings_changes_with_them(change: str) -> None:
         }[change]()
         after = camera.take()
 
-    assert before.warnings == {"WARN": 1}
-    assert after.marks.warnings != before.marks.warnings
+    assert before["warnings"] == {"WARN": 1}
+    assert after["marks"]["warnings"] != before["marks"]["warnings"]
 
 
 @pytest.mark.rule("OPS-4", "CFG-9")
 async def test_a_standby_and_a_router_that_stops_say_so() -> None:
-    vitals = Vitals(initialized=True, primary=False, shutting_down=True)
     async with running(pool()) as rig:
-        chores = Chores(rig.manager, rig.breakers, rig.alerts)
-        snapshots = Snapshots(rig.manager, rig.breakers, chores, rig.book, wall=_wall)
+        camera = Camera(rig)
+        camera.reader.primary, camera.reader.shutting_down = False, True
 
-        snapshot = snapshots.take(vitals, synced_at=None)
+        seen = camera.take()
 
-    assert (snapshot.role, snapshot.shutting_down) == ("STANDBY", True)
+    assert (seen["role"], seen["shuttingDown"]) == ("STANDBY", True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.job import Fate
-from router.core.mandate import Mandate
-from router.engine.settler import LINGER
+from router.core.leadership import Leadership
+from router.engine.settle import ACK_LINGER_SECONDS
 from router.engine.shutdown import shut_down
 from router.engine.standby import Alone, Candidate, Standby
 from router.ports import Brokers
@@ -53,7 +53,7 @@ class Router:
 
     @property
     def ended(self) -> dict[Fate, int]:
-        return {fate: n for fate, n in self.rig.manager.routing.ledger.ended.items() if n}
+        return {fate: n for fate, n in self.rig.manager.registry.ledger.ended.items() if n}
 
 
 def now() -> float:
@@ -70,8 +70,8 @@ async def router(
     queue: QueueConfig = QUEUE,
 ) -> AsyncIterator[Router]:
     clock = Clock()
-    mandate = Mandate(clock.now)
-    async with running(sender=sender, brokers=brokers, queues=(), mandate=mandate) as rig:
+    leadership = Leadership(clock.now)
+    async with running(sender=sender, brokers=brokers, queues=(), leadership=leadership) as rig:
         roles: list[tuple[float, bool]] = []
         standby = Standby(
             FakeLock(server, name),
@@ -84,7 +84,7 @@ async def router(
         await standby.apply(RoutingConfig((queue,), pools or (pool("P"),)))
         standby.start(rig.tasks)
         yield Router(rig, standby, server, clock, roles)
-        await standby.leave()
+        await standby.close()
 
 
 def held_by_another(ttl: float = TTL) -> LockServer:
@@ -112,8 +112,8 @@ async def test_a_standby_consumes_nothing_and_knows_who_works() -> None:
         assert (status.enabled, status.instance, status.primary) == (True, "one", False)
         assert (status.lock_holder, status.last_refresh) == ("other", WALL)
         assert one.rig.sender.ids == []
-        assert one.rig.manager.intakes == {}
-        assert one.rig.manager.mandate.is_over
+        assert one.rig.manager.consumers == {}
+        assert one.rig.manager.leadership.is_over
         assert one.rig.manager.applied.queues == (QUEUE,)  # publishing goes by it
 
 
@@ -161,7 +161,7 @@ async def test_it_counts_from_before_the_server_was_asked() -> None:
         await asyncio.sleep(15)
 
         assert one.server.refreshes == [0, 10]
-        assert one.rig.manager.mandate.until == 10 + TTL
+        assert one.rig.manager.leadership.until == 10 + TTL
 
 
 async def test_a_lock_that_was_told_of_too_late_is_not_used() -> None:
@@ -193,7 +193,10 @@ async def test_at_two_thirds_of_the_ttl_it_gives_back_what_is_queued_and_settles
 
         assert one.roles == [(0, True), (20, False)]
         assert sender.sent == [(16, "a1"), (16, "b")]
-        assert sorted(one.rig.witness.acks) == [(24 + LINGER, "a1"), (24 + LINGER, "b")]
+        assert sorted(one.rig.witness.acks) == [
+            (24 + ACK_LINGER_SECONDS, "a1"),
+            (24 + ACK_LINGER_SECONDS, "b"),
+        ]
         # Group mates of an open POST after it, the others at once.
         assert one.rig.witness.nacks == [(20, "c", 0), (24, "a2", 0)]
         assert one.ended == {Fate.DELIVERED: 2, Fate.RETURNED: 2}
@@ -293,7 +296,7 @@ async def test_a_pool_that_was_cut_off_can_be_cut_off_again() -> None:
 
         assert [primary for _, primary in one.roles] == [True, False, True, False, True]
         assert one.ended[Fate.FORFEITED] >= 2
-        assert one.rig.pool().courier._aborted == set()
+        assert one.rig.pool().runner._aborted == set()
 
 
 async def test_a_bug_in_the_lock_is_survived() -> None:
@@ -402,15 +405,15 @@ async def test_what_waits_for_room_when_the_process_is_stopped_is_let_go() -> No
 async def test_a_router_that_ends_lets_the_next_one_work_within_a_second() -> None:
     server = LockServer(TTL)
     async with (
-        BrokerDoor(worker_id="shared", dedup_window=300) as door,
+        BrokerRegistry(worker_id="shared", dedup_window=300) as door,
         router(server, "one", sender=FakeSender(takes=5), brokers=door) as one,
         router(server, "two", brokers=door) as two,
     ):
         await one.rig.publish(*grouped("a", "b"))
         await asyncio.sleep(1)
-        one.standby.retire()
+        one.standby.stop()
         await shut_down(one.rig.manager, one.rig.alerts, 30)
-        await one.standby.leave()
+        await one.standby.close()
         left_at = now()
         await asyncio.sleep(3)
 
@@ -425,7 +428,7 @@ async def test_the_lock_is_kept_while_open_posts_finish() -> None:
     async with router(server, sender=sender) as one:
         await one.rig.publish(*grouped("a"))
         await asyncio.sleep(1)
-        one.standby.retire()
+        one.standby.stop()
         await shut_down(one.rig.manager, one.rig.alerts, 200)
 
         assert one.ended == {Fate.DELIVERED: 1}
@@ -437,7 +440,7 @@ async def test_a_router_that_ends_does_not_take_the_lock_again() -> None:
     async with router(LockServer(TTL), sender=sender) as one:
         await one.rig.publish(*grouped("a"))
         await asyncio.sleep(1)
-        one.standby.retire()
+        one.standby.stop()
         one.server.owner = "other"
         await shut_down(one.rig.manager, one.rig.alerts, 200)
         one.server.owner = None
@@ -450,9 +453,9 @@ async def test_a_router_that_ends_does_not_take_the_lock_again() -> None:
 async def test_a_standby_that_ends_asks_no_more() -> None:
     async with router(held_by_another(ttl=10.0)) as one:
         await asyncio.sleep(1)
-        one.standby.retire()
+        one.standby.stop()
         await asyncio.sleep(20)
-        await one.standby.leave()
+        await one.standby.close()
 
         assert one.roles == []
         assert one.server.owner == "other"
@@ -461,7 +464,7 @@ async def test_a_standby_that_ends_asks_no_more() -> None:
 async def test_a_router_that_ends_before_it_began_has_nothing_to_leave() -> None:
     server = LockServer(TTL)
     server.fail()
-    async with running(queues=(), mandate=Mandate(now)) as rig:
+    async with running(queues=(), leadership=Leadership(now)) as rig:
         standby = Standby(
             FakeLock(server, "one"),
             Candidate("one", TTL),
@@ -470,8 +473,8 @@ async def test_a_router_that_ends_before_it_began_has_nothing_to_leave() -> None
             wall=now,
             on_change=lambda _: None,
         )
-        standby.retire()
-        await standby.leave()
+        standby.stop()
+        await standby.close()
 
         assert rig.warnings == []
 
@@ -499,8 +502,8 @@ async def test_a_router_without_others_is_the_primary_for_as_long_as_it_runs() -
         await alone.apply(RoutingConfig((QUEUE,), (pool("P"),)))
         await rig.publish(*grouped("a"))
         await asyncio.sleep(1000)
-        alone.retire()
-        await alone.leave()
+        alone.stop()
+        await alone.close()
         status = alone.status()
 
         assert (status.enabled, status.instance, status.primary) == (False, "one", True)

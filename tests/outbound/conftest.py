@@ -1,9 +1,11 @@
-"""Real sockets on loopback, real time, on both event loops that the router may run on."""
+"""Real sockets on loopback, real time, on each event loop that the router may run on."""
 
 import asyncio
+import select
+import selectors
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,29 @@ import uvloop
 
 from tests.outbound.servers import Certificate, skip_or_fail
 
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {"loop_factory": request.param}
+
+def select_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.SelectorEventLoop(selectors.SelectSelector())
+
+
+LOOPS: Mapping[str, tuple[LoopFactory, bool]] = {  # whether there is epoll
+    "asyncio": (asyncio.new_event_loop, True),
+    "uvloop": (uvloop.new_event_loop, True),
+    "select": (select_loop, False),
+    "uvloop-no-epoll": (uvloop.new_event_loop, False),
+}
+
+
+@pytest.fixture(params=LOOPS)
+def anyio_backend(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, Mapping[str, Any]]:
+    loop_factory, has_epoll = LOOPS[request.param]
+    if not has_epoll:  # as on macOS
+        monkeypatch.delattr(select, "epoll")
+    return "asyncio", {"loop_factory": loop_factory}
 
 
 @pytest.fixture(scope="session")

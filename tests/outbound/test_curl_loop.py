@@ -8,9 +8,10 @@ import pycurl
 import pytest
 
 from router import curl_loop
-from router.core.mandate import FOREVER, NEVER, Mandate
-from router.core.outcome import Answer, Fault, NoReply, Reply
+from router.core.leadership import FOREVER, NEVER, Leadership
+from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.curl_loop import NO_DESCRIPTORS, OVERRULED, CurlLoop, CurlOptions
+from router.curl_sockets import EpollSockets, LoopSockets
 from tests.outbound.servers import Connection, listening, nobody_accepts, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("MED-1")]
@@ -22,9 +23,9 @@ def refuse_nothing(_ip: str, _port: int) -> None:
 
 @asynccontextmanager
 async def curl(
-    mandate: Mandate | None = None, options: CurlOptions | None = None
+    leadership: Leadership | None = None, options: CurlOptions | None = None
 ) -> AsyncIterator[CurlLoop]:
-    async with CurlLoop(options or CurlOptions(), refuse_nothing, mandate) as loop:
+    async with CurlLoop(options or CurlOptions(), refuse_nothing, leadership) as loop:
         yield loop
 
 
@@ -45,7 +46,7 @@ async def test_a_url_that_libcurl_cannot_read_is_a_bad_request() -> None:
         answer = await loop.post("http://", [], b"", 5)
 
     assert isinstance(answer, NoReply)
-    assert answer.fault is Fault.BAD_REQUEST
+    assert answer.cause is Cause.BAD_REQUEST
 
 
 @pytest.mark.parametrize(("url", "header"), [("http://ü/", "X: 1"), ("http://localhost/", "X: ü")])
@@ -63,17 +64,17 @@ async def test_a_request_that_libcurl_does_not_take_raises_and_leaves_nothing_be
 @pytest.mark.parametrize(
     ("code", "fault"),
     [
-        (pycurl.E_COULDNT_RESOLVE_HOST, Fault.NETWORK),
-        (pycurl.E_COULDNT_CONNECT, Fault.NETWORK),
-        (pycurl.E_SSL_CONNECT_ERROR, Fault.NETWORK),
-        (pycurl.E_PEER_FAILED_VERIFICATION, Fault.NETWORK),
-        (pycurl.E_HTTP2, Fault.NETWORK),
-        (pycurl.E_URL_MALFORMAT, Fault.BAD_REQUEST),
-        (pycurl.E_OUT_OF_MEMORY, Fault.UNFORESEEN),
-        (9999, Fault.UNFORESEEN),
+        (pycurl.E_COULDNT_RESOLVE_HOST, Cause.NETWORK),
+        (pycurl.E_COULDNT_CONNECT, Cause.NETWORK),
+        (pycurl.E_SSL_CONNECT_ERROR, Cause.NETWORK),
+        (pycurl.E_PEER_FAILED_VERIFICATION, Cause.NETWORK),
+        (pycurl.E_HTTP2, Cause.NETWORK),
+        (pycurl.E_URL_MALFORMAT, Cause.BAD_REQUEST),
+        (pycurl.E_OUT_OF_MEMORY, Cause.UNFORESEEN),
+        (9999, Cause.UNFORESEEN),
     ],
 )
-async def test_the_result_code_names_the_fault(code: int, fault: Fault) -> None:
+async def test_the_result_code_names_the_fault(code: int, fault: Cause) -> None:
     transfer = curl_loop._Transfer(CurlOptions(), refuse_nothing, on_open=lambda: None)
     transfer.prepare("http://localhost/", [], b"", 1)
 
@@ -89,7 +90,7 @@ async def test_running_out_of_descriptors_fails_the_request_and_no_more(
             failed = await loop.post(target.url, [], b"", 5)
         answer = await loop.post(target.url, [], b"", 5)
 
-    assert failed == NoReply(Fault.OVERLOADED, NO_DESCRIPTORS)
+    assert failed == NoReply(Cause.OVERLOADED, NO_DESCRIPTORS)
     assert answer == Reply(200)
     assert capfd.readouterr().err == ""  # where pycurl shows what its callbacks raise
 
@@ -101,7 +102,10 @@ async def test_an_idle_connection_that_ends_wakes_nobody_again_and_again() -> No
         target.hang_up()
         await until(lambda: target.open_connections == 0)
 
-        await until(lambda: loop._epoll.poll(0) == [])
+        sockets = loop._sockets
+        assert len(sockets) == 0
+        if isinstance(sockets, EpollSockets):  # else no idle connection is watched at all
+            await until(lambda: sockets._epoll.poll(0) == [])
 
 
 @pytest.mark.rule("P5")
@@ -128,17 +132,41 @@ async def test_a_descriptor_that_libcurl_closed_is_free_for_others() -> None:
     assert answer == Reply(200)
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "uvloop"], indirect=True)
 @pytest.mark.rule("P5")
 async def test_what_is_opened_to_look_a_name_up_is_taken_for_no_socket_that_was_watched() -> None:
     async with listening() as target, curl() as loop:
         await loop.post(f"http://127.0.0.1:{target.port}/", [], b"", 5)
-        before = set(loop._watched)
+        assert isinstance(loop._sockets, EpollSockets)
+        before = set(loop._sockets._watched)
         answer = await loop.post("http://a.localhost:1/", [], b"", 5)  # libcurl knows this name
-        after = set(loop._watched)
+        after = set(loop._sockets._watched)
 
     assert isinstance(answer, NoReply)
     assert before
     assert not before & after
+
+
+@pytest.mark.parametrize("anyio_backend", ["select", "uvloop-no-epoll"], indirect=True)
+async def test_without_epoll_the_event_loop_watches_the_sockets_while_requests_are_under_way() -> (
+    None
+):
+    may_answer = asyncio.Event()
+
+    async def hesitate(connection: Connection) -> None:
+        await connection.read()
+        await may_answer.wait()
+        await connection.reply(200, b"")
+
+    async with listening(hesitate) as target, curl() as loop, asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(loop.post(target.url, [], b"", 5), name="request")
+        await until(lambda: len(loop._sockets) > 0)
+        may_answer.set()
+        answer = await asked
+
+        assert isinstance(loop._sockets, LoopSockets)
+        assert len(loop._sockets) == 0
+        assert answer == Reply(200)
 
 
 async def test_requests_of_different_timeouts_each_end_by_their_own() -> None:
@@ -232,32 +260,32 @@ async def test_requests_that_wait_for_a_connection_follow_one_another() -> None:
 async def test_what_is_not_written_when_the_router_stops_being_the_primary_is_never_written() -> (
     None
 ):
-    mandate = Mandate(lambda: 0.0)
-    async with listening() as target, curl(mandate) as loop:
+    leadership = Leadership(lambda: 0.0)
+    async with listening() as target, curl(leadership) as loop:
         await loop.post(target.url, [], b"before", 5)
         on_the_same_connection = asyncio.ensure_future(loop.post(target.url, [], b"", 5))
         on_a_new_one = asyncio.ensure_future(loop.post(target.url, [], b"", 5))
         await asyncio.sleep(0)  # both are libcurl's now, and not on their way yet
-        mandate.until = NEVER
+        leadership.until = NEVER
         answers = [await on_the_same_connection, await on_a_new_one]
-        mandate.until = FOREVER
+        leadership.until = FOREVER
         again = await loop.post(target.url, [], b"after", 5)
 
-    assert answers == [NoReply(Fault.UNFORESEEN, OVERRULED)] * 2
+    assert answers == [NoReply(Cause.UNFORESEEN, OVERRULED)] * 2
     assert again == Reply(200)
     assert [request.body for request in target.requests] == [b"before", b"after"]
 
 
 @pytest.mark.rule("CFG-9")
 async def test_what_was_written_before_may_still_be_answered() -> None:
-    mandate = Mandate(lambda: 0.0)
+    leadership = Leadership(lambda: 0.0)
 
     async def late(connection: Connection) -> None:
         await connection.read()
-        mandate.until = NEVER
+        leadership.until = NEVER
         await connection.reply()
 
-    async with listening(late) as target, curl(mandate) as loop:
+    async with listening(late) as target, curl(leadership) as loop:
         answer = await loop.post(target.url, [], b"", 5)
 
     assert answer == Reply(200)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from router.core.message import Message
-from router.core.outcome import REPLY_CAP, Answer, Fault, NoReply, Reply
+from router.core.message import Message, parse
+from router.core.outcome import REPLY_CAP, Answer, Cause, NoReply, Reply
 from router.core.target_safety import TargetPolicy
 from router.core.trace import Span
 from router.curl_loop import CurlOptions
@@ -56,8 +56,8 @@ async def answer_of(script: Script, timeout: float = 5.0) -> Answer:
         return await sender.send(message(target.url), 1, timeout)
 
 
-def fault_of(answer: Answer) -> Fault | None:
-    return answer.fault if isinstance(answer, NoReply) else None
+def fault_of(answer: Answer) -> Cause | None:
+    return answer.cause if isinstance(answer, NoReply) else None
 
 
 def open_descriptors() -> int:
@@ -141,7 +141,7 @@ async def test_a_secret_that_is_no_key_is_a_bad_request_and_stays_secret() -> No
     async with listening() as target, sending() as sender:
         answer = await sender.send(message(target.url, secret="whsec_not!base64"), 1, 5)
 
-    assert fault_of(answer) is Fault.BAD_REQUEST
+    assert fault_of(answer) is Cause.BAD_REQUEST
     assert "base64" in repr(answer)
     assert "not!" not in repr(answer)
     assert target.requests == []
@@ -272,7 +272,7 @@ async def _reset(connection: Connection) -> None:
 async def test_a_connection_that_breaks_is_a_network_fault(script: Script) -> None:
     answer = await answer_of(script)
 
-    assert fault_of(answer) is Fault.NETWORK, answer
+    assert fault_of(answer) is Cause.NETWORK, answer
 
 
 @pytest.mark.rule("MED-3")
@@ -283,7 +283,7 @@ async def test_a_refused_connection_and_an_unknown_name_are_network_faults() -> 
         refused = await sender.send(message(NOBODY), 1, 5)
         unknown = await sender.send(message(no_such_name), 1, 5)
 
-    assert (fault_of(refused), fault_of(unknown)) == (Fault.NETWORK, Fault.NETWORK)
+    assert (fault_of(refused), fault_of(unknown)) == (Cause.NETWORK, Cause.NETWORK)
 
 
 @pytest.mark.rule("MED-3")
@@ -297,7 +297,7 @@ async def test_no_reply_in_time_is_a_timeout_also_on_a_used_connection() -> None
         first = await sender.send(message(target.url), 1, 5)
         second = await sender.send(message(target.url), 1, 0.1)
 
-    assert (first, fault_of(second)) == (Reply(200), Fault.TIMEOUT)
+    assert (first, fault_of(second)) == (Reply(200), Cause.TIMEOUT)
     assert target.connections == 1
 
 
@@ -312,7 +312,7 @@ async def test_a_reply_that_drips_ends_by_the_timeout() -> None:
 
     answer = await answer_of(script, timeout=0.2)
 
-    assert fault_of(answer) is Fault.TIMEOUT
+    assert fault_of(answer) is Cause.TIMEOUT
 
 
 @pytest.mark.rule("MED-3")
@@ -324,7 +324,7 @@ async def test_a_handshake_that_hangs_is_a_network_fault() -> None:
         target.scheme = "https"
         answer = await sender.send(message(target.url), 1, 0.2)
 
-    assert fault_of(answer) is Fault.NETWORK
+    assert fault_of(answer) is Cause.NETWORK
 
 
 @pytest.mark.rule("MED-3", "P5")
@@ -336,7 +336,7 @@ async def test_a_host_that_lets_nobody_in_costs_each_request_the_connect_timeout
             answers = await asyncio.gather(*(sender.send(message(url), 1, 9) for _ in range(20)))
             took = loop.time() - began
 
-    assert {fault_of(answer) for answer in answers} == {Fault.NETWORK}
+    assert {fault_of(answer) for answer in answers} == {Cause.NETWORK}
     assert took < 1.5
 
 
@@ -347,7 +347,7 @@ async def test_what_nobody_foresaw_is_an_answer_too() -> None:
     async with HttpSender(ANYONE, CurlOptions(), broken_clock) as sender:
         answer = await sender.send(message(NOBODY, secret="to be signed now"), 1, 5)
 
-    assert fault_of(answer) is Fault.UNFORESEEN
+    assert fault_of(answer) is Cause.UNFORESEEN
 
 
 # --- the connection pool
@@ -464,7 +464,7 @@ async def test_closing_ends_what_is_under_way() -> None:
         task = tasks.create_task(sender.send(message(target.url), 1, 60))
         await until(lambda: len(target.requests) == 1)
 
-    assert fault_of(task.result()) is Fault.NETWORK
+    assert fault_of(task.result()) is Cause.NETWORK
 
 
 async def test_closing_right_after_a_cancellation_is_fine() -> None:
@@ -525,7 +525,7 @@ async def test_through_a_proxy_only_the_url_is_checked_and_the_proxy_may_be_priv
         named = await sender.send(message("http://svc.example/"), 1, 5)
         literal = await sender.send(message("http://10.0.0.1/"), 1, 5)
 
-    assert (named, fault_of(literal)) == (Reply(200), Fault.TARGET_REFUSED)
+    assert (named, fault_of(literal)) == (Reply(200), Cause.TARGET_REFUSED)
 
 
 async def test_a_proxy_that_fails_does_not_give_its_password_away() -> None:
@@ -535,7 +535,7 @@ async def test_a_proxy_that_fails_does_not_give_its_password_away() -> None:
     async with sending(options=gone) as sender:
         answer = await sender.send(message("http://svc.example/"), 1, 5)
 
-    assert fault_of(answer) is Fault.NETWORK
+    assert fault_of(answer) is Cause.NETWORK
     assert "hunter2" not in repr(answer) + repr(sender)
 
 
@@ -561,7 +561,7 @@ async def test_a_forbidden_url_is_refused_and_its_password_not_repeated(
         answer = await sender.send(message(url), 1, 5)
 
     assert isinstance(answer, NoReply)
-    assert answer.fault is Fault.TARGET_REFUSED
+    assert answer.cause is Cause.TARGET_REFUSED
     assert reason in answer.detail
     assert "hunter2" not in answer.detail
 
@@ -572,7 +572,7 @@ async def test_a_name_is_refused_by_the_addresses_that_it_resolves_to() -> None:
         answer = await sender.send(message(target.url), 1, 5)
 
     assert isinstance(answer, NoReply)
-    assert answer.fault is Fault.TARGET_REFUSED
+    assert answer.cause is Cause.TARGET_REFUSED
     assert "is private" in answer.detail
     assert target.connections == 0
 
@@ -585,14 +585,14 @@ def owning(target: Target, *ips: str) -> TargetPolicy:
 @pytest.mark.parametrize(
     ("own", "expected"),
     [
-        (("0.0.0.0",), Fault.TARGET_REFUSED),  # noqa: S104 - what the API is bound to
-        (("127.0.0.1", "::1"), Fault.TARGET_REFUSED),
+        (("0.0.0.0",), Cause.TARGET_REFUSED),  # noqa: S104 - what the API is bound to
+        (("127.0.0.1", "::1"), Cause.TARGET_REFUSED),
         (("::1",), None),  # localhost has another address that is not refused
-        (("127.0.0.1",), Fault.NETWORK),  # … and that other one may just be down
+        (("127.0.0.1",), Cause.NETWORK),  # … and that other one may just be down
     ],
 )
 async def test_of_several_addresses_only_the_allowed_ones_are_tried(
-    own: tuple[str, ...], expected: Fault | None
+    own: tuple[str, ...], expected: Cause | None
 ) -> None:
     async with listening() as target, sending(owning(target, *own)) as sender:
         answer = await sender.send(message(target.url), 1, 5)
@@ -606,7 +606,7 @@ async def test_a_refusal_is_forgotten_by_the_next_request() -> None:
         refused = await sender.send(message(own.url), 1, 5)
         accepted = await sender.send(message(other.url), 1, 5)
 
-    assert (fault_of(refused), accepted) == (Fault.TARGET_REFUSED, Reply(200))
+    assert (fault_of(refused), accepted) == (Cause.TARGET_REFUSED, Reply(200))
 
 
 # --- TLS
@@ -623,4 +623,52 @@ async def test_a_target_over_tls_is_served_when_its_certificate_is_trusted(
         async with sending() as sender:
             untrusted = await sender.send(message(target.url), 1, 5)
 
-    assert (trusted, fault_of(untrusted)) == (Reply(200), Fault.NETWORK)
+    assert (trusted, fault_of(untrusted)) == (Reply(200), Cause.NETWORK)
+
+
+# --- payload and correlation id
+
+
+@pytest.mark.rule("CMD-1")
+@pytest.mark.parametrize(
+    "payload", [b'{"b" : 1.50, "a":[ ]}', b'"text"', b"0", b"false", '"grün"'.encode(), b"[]"]
+)
+async def test_the_payload_is_sent_byte_for_byte_and_signed(payload: bytes) -> None:
+    async with listening() as target, sending() as sender:
+        body = b'{"id":"m-1","mediationTarget":"%b","signingSecret":"s","payload": %b }'
+        await sender.send(parse(body % (target.url.encode(), payload)), 1, 5)
+
+    (request,) = target.requests
+    assert request.body == b'{"messageId":"m-1","payload":%b}' % payload
+    timestamp = request.headers["x-flowcatalyst-timestamp"].encode()
+    signature = hmac.new(b"s", timestamp + request.body, hashlib.sha256).hexdigest()
+    assert request.headers["x-flowcatalyst-signature"] == signature
+    assert "x-correlation-id" not in request.headers
+    assert "x-message-max-attempts" not in request.headers
+
+
+@pytest.mark.rule("CMD-1")
+async def test_a_payload_of_null_is_none() -> None:
+    async with listening() as target, sending() as sender:
+        body = b'{"id":"m-1","mediationTarget":"%b","payload":null,"correlationId":""}'
+        await sender.send(parse(body % target.url.encode()), 1, 5)
+
+    assert target.requests[0].body == b'{"messageId":"m-1"}'
+    assert "x-correlation-id" not in target.requests[0].headers
+
+
+@pytest.mark.rule("CMD-1")
+@pytest.mark.parametrize(
+    ("correlation_id", "sent"),
+    [("c-1", "c-1"), ("a b/=?", "a b/=?"), ("50%", "50%25"), (" ü ", "%20%C3%BC%20"), (" ", "%20")],
+)
+async def test_the_correlation_id_and_the_limit_of_attempts_are_headers(
+    correlation_id: str, sent: str
+) -> None:
+    async with listening() as target, sending() as sender:
+        command = Message(id="m-1", target=target.url, correlation_id=correlation_id)
+        await sender.send(command, 1, 5, max_attempts=4)
+
+    headers = target.requests[0].headers
+    assert headers["x-correlation-id"] == sent
+    assert headers["x-message-max-attempts"] == "4"

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from router import resolver as module
-from router.core.outcome import Answer, Fault, NoReply, Reply
+from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.core.target_safety import TargetPolicy
 from router.curl_loop import NO_DESCRIPTORS, CurlLoop, CurlOptions, RefuseAddress
 from router.resolver import AHEAD, FRESH, Addresses, Resolver, TooManyLookUps, Unresolved
@@ -83,7 +83,7 @@ async def test_slow_names_delay_nobody_else() -> None:
     assert literal == Reply(200)
     assert took < 0.5
     assert answers == [
-        NoReply(Fault.NETWORK, f"Resolving {n}.slow.test timed out after 2 s") for n in range(100)
+        NoReply(Cause.NETWORK, f"Resolving {n}.slow.test timed out after 2 s") for n in range(100)
     ]
 
 
@@ -167,7 +167,7 @@ async def test_when_all_threads_wait_names_found_before_are_still_looked_up(
             known = await post("good.test")
             await asyncio.gather(*slow)
 
-    assert new == NoReply(Fault.OVERLOADED, "not sent: too many host names are being looked up")
+    assert new == NoReply(Cause.OVERLOADED, "not sent: too many host names are being looked up")
     assert known == Reply(200)
 
 
@@ -222,7 +222,7 @@ async def test_who_waits_for_a_name_is_let_go_at_the_end() -> None:
         answer = await posting
         names.gate.set()
 
-    assert answer == NoReply(Fault.NETWORK, "closed")
+    assert answer == NoReply(Cause.NETWORK, "closed")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ async def test_an_address_is_checked_whenever_a_connection_is_made() -> None:
 
     assert (harmless, reused) == (Reply(200), Reply(200))
     assert isinstance(refused, NoReply)
-    assert refused.fault is Fault.TARGET_REFUSED
+    assert refused.cause is Cause.TARGET_REFUSED
 
 
 @pytest.mark.rule("MED-5")
@@ -299,9 +299,9 @@ async def test_a_look_up_that_fails_for_lack_of_descriptors_is_our_fault() -> No
             ours = await loop.post("http://a.test/", [], b"", 5)
         theirs = await loop.post("http://a.test/", [], b"", 5)
 
-    assert ours == NoReply(Fault.OVERLOADED, NO_DESCRIPTORS)
+    assert ours == NoReply(Cause.OVERLOADED, NO_DESCRIPTORS)
     assert isinstance(theirs, NoReply)
-    assert theirs.fault is Fault.NETWORK
+    assert theirs.cause is Cause.NETWORK
 
 
 async def test_names_of_this_machine_are_found_by_the_system() -> None:

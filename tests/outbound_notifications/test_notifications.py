@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.notification import Change, Digest, Subject
+from router.core.notification import Digest, StateChange, Subject
 from router.core.warnings import Notice, Severity
 from router.outbound.notification_shapes import MOST_LINES, for_slack, for_teams, lines
 from router.outbound.notifications import Addresses, Mail, open_channels
@@ -29,8 +29,8 @@ DIGEST = Digest(
     at=1_800_000_100.0,
     notices=[NOTICE],
     changes=[
-        Change(BREAKER, 1_800_000_000.0, began=1),
-        Change(BREAKER, 1_800_000_090.0, is_over=True),
+        StateChange(BREAKER, 1_800_000_000.0, began=1),
+        StateChange(BREAKER, 1_800_000_090.0, is_over=True),
     ],
 )
 WARNING_LINE = (

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
+from router.core.history import HandOver
 from router.core.identity import MessageKey
 from router.core.job import Fate, Try
-from router.core.story import Visit
 from router.core.trace import Sampling, Span, post_span, visit_span
 from router.outbound import traces
 from router.outbound.traces import Traces
@@ -22,7 +22,7 @@ ALL = Sampling(1.0)
 WALL = 1_800_000_000.0
 PARENT = Span("ab" * 16, "cd" * 8, sampled=True, state="vendor=1")
 LOGGER = "router.outbound.traces"
-VISIT = Visit(
+VISIT = HandOver(
     "m-1",
     MessageKey("orders", "7"),
     "orders",
@@ -33,7 +33,7 @@ VISIT = Visit(
     (Try(10.5, 0.25, 503, "HttpError"), Try(11.75, 0.5, 200)),
     12.5,
     Fate.DELIVERED,
-    posts=5,
+    requests=5,
 )
 
 
@@ -47,7 +47,7 @@ async def tracing(collector: Target, rule: Sampling = ALL) -> AsyncIterator[Trac
         yield opened
 
 
-async def told(*visits: Visit, rule: Sampling = ALL) -> list[Seen]:
+async def told(*visits: HandOver, rule: Sampling = ALL) -> list[Seen]:
     """What a collector has been sent when all is over."""
     async with listening() as collector:
         async with tracing(collector, rule) as opened:
@@ -63,20 +63,22 @@ def by_name(spans: list[Seen]) -> dict[str, list[Seen]]:
 async def test_a_visit_is_one_span_with_one_inside_for_each_request() -> None:
     spans = by_name(await told(VISIT))
 
-    (visit,), posts = spans["process orders"], spans["POST"]
+    (visit,), requests = spans["process orders"], spans["POST"]
     expected = visit_span("m-1", 10.0, None, ALL)
     assert (visit.trace_id, visit.span_id) == (expected.trace_id, expected.span_id)
     assert visit.parent_id == ""
     assert visit.seconds == pytest.approx(2.5)
-    assert {(each.trace_id, each.parent_id) for each in posts} == {(visit.trace_id, visit.span_id)}
-    assert [each.seconds for each in posts] == pytest.approx([0.25, 0.5])
+    assert {(each.trace_id, each.parent_id) for each in requests} == {
+        (visit.trace_id, visit.span_id)
+    }
+    assert [each.seconds for each in requests] == pytest.approx([0.25, 0.5])
 
 
 async def test_a_requests_span_is_the_one_that_its_target_was_told() -> None:
-    posts = by_name(await told(VISIT))["POST"]
+    requests = by_name(await told(VISIT))["POST"]
 
     announced = [post_span("m-1", each.started_at, None, ALL) for each in VISIT.tries]
-    assert [each.span_id for each in posts] == [each.span_id for each in announced]
+    assert [each.span_id for each in requests] == [each.span_id for each in announced]
 
 
 async def test_a_visit_tells_where_the_message_came_from_and_what_became_of_it() -> None:
@@ -118,7 +120,7 @@ async def test_what_was_given_back_says_so() -> None:
         tries=(Try(10.5, 0.25, None, "NetworkError"),),
         fate=Fate.RETURNED,
         returned_for=30.0,
-        posts=1,
+        requests=1,
     )
 
     (visit,) = by_name(await told(failed))["process orders"]
@@ -131,7 +133,7 @@ async def test_what_was_given_back_says_so() -> None:
 
 @pytest.mark.parametrize("error", ["CircuitOpen", "TargetRefused", "BadRequest"])
 async def test_what_was_never_sent_is_no_request(error: str) -> None:
-    unsent = replace(VISIT, tries=(Try(10.5, 0.0, None, error),), error="no way", posts=0)
+    unsent = replace(VISIT, tries=(Try(10.5, 0.0, None, error),), error="no way", requests=0)
 
     (visit,) = await told(unsent)
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from router.core.config import QueueConfig
-from router.core.message import Delivery, Handle, Tally
+from router.core.message import Handle, ReceivedMessage, Tally
 from router.ports import Broker, Brokers, Depth, Publisher, Traits, Unsettled
 from tests.simulation.loop import Process
 from tests.simulation.oracle import Oracle
@@ -25,12 +25,12 @@ class Fence:
     def around(self, brokers: Brokers, process: Process) -> Brokers:
         return _Watched(self, brokers, process)
 
-    def handed_over(self, deliveries: Sequence[Delivery], process: Process) -> None:
-        for delivery in deliveries:
-            key = f"{delivery.broker_id}"
-            self._newest[key] = delivery.handle
-            self._ids[delivery.handle] = key
-            self._oracle.handed_over(delivery.body, process)
+    def handed_over(self, deliveries: Sequence[ReceivedMessage], process: Process) -> None:
+        for received in deliveries:
+            key = f"{received.broker_id}"
+            self._newest[key] = received.handle
+            self._ids[received.handle] = key
+            self._oracle.handed_over(received.body, process)
 
     def settling(self, process: Process) -> None:
         """What is decided by now is carried out when the process goes on."""
@@ -81,7 +81,7 @@ class _WatchedBroker:
     def interrupt(self) -> None:
         self._broker.interrupt()
 
-    async def receive(self, limit: int) -> Sequence[Delivery]:
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         deliveries = await self._broker.receive(limit)
         self._fence.handed_over(deliveries, self._process)
         return deliveries

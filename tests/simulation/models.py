@@ -7,7 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
-from router.brokers import nats, rabbitmq, sqlite_file, sqs
+from router.brokers.nats import broker as nats
+from router.brokers.rabbitmq import broker as rabbitmq
+from router.brokers.sqlite import database as sqlite_database
+from router.brokers.sqs import broker as sqs
 from router.core.config import QueueConfig
 from router.core.message import Message
 from tests.simulation import activemq as activemq_model
@@ -73,16 +76,16 @@ def installed(server: Server) -> Iterator[None]:
     """Where the adapters open their connections, the model answers."""
     changes: list[tuple[Any, str, Any]] = [
         # A turn that takes the loop long is noticed by a clock of the machine: there is none here.
-        (sqlite_file, "time", SimpleNamespace(perf_counter=lambda: 0.0)),
-        (sqlite_file, "LAST_POLL", IDLE_POLL),
+        (sqlite_database, "time", SimpleNamespace(perf_counter=lambda: 0.0)),
+        (sqlite_database, "LAST_POLL_SECONDS", IDLE_POLL),
     ]
     if isinstance(server, rabbit_model.RabbitServer):
-        changes.append((rabbitmq, "open_link", server.open_link))
+        changes.append((rabbitmq, "open_connection", server.open_connection))
     elif isinstance(server, sqs_model.SqsServer):
         client = type("SimClient", (sqs_model.SimClient,), {"server": server})
         changes += [(sqs, "SqsClient", client), (sqs, "Account", sqs_model.SimAccount)]
     elif isinstance(server, nats_model.NatsServer):
-        changes.append((nats, "open_link", server.open_link))
+        changes.append((nats, "open_connection", server.open_connection))
     elif isinstance(server, activemq_model.ActiveMqServer):
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)

@@ -15,8 +15,8 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from router.brokers.nats_address import NatsAddress
-from router.brokers.nats_link import Callback, NatsLink, Request
+from router.brokers.nats.address import NatsAddress
+from router.brokers.nats.connection import Callback, NatsConnection, Request
 from router.core.message import Message
 from router.ports import Disconnected
 from tests.simulation.loop import OWNER, Process
@@ -40,7 +40,7 @@ class Arriving(Struct):
 class Pull(Struct, eq=False):
     """A request for messages that waits."""
 
-    link: "SimNatsLink"
+    link: "SimNatsConnection"
     inbox: str
     most: int
     expires: float
@@ -79,7 +79,7 @@ class NatsServer:
     def __init__(self, weather: Weather) -> None:
         self.weather = weather
         self.streams: dict[str, Stream] = {}
-        self.links: list[SimNatsLink] = []
+        self.links: list[SimNatsConnection] = []
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()  # nobody's: its timers outlive the processes it serves
 
@@ -113,9 +113,9 @@ class NatsServer:
     # What links do.
 
     @asynccontextmanager
-    async def open_link(self, address: NatsAddress) -> AsyncIterator["SimNatsLink"]:
+    async def open_connection(self, address: NatsAddress) -> AsyncIterator["SimNatsConnection"]:
         del address
-        link = SimNatsLink(self)
+        link = SimNatsConnection(self)
         await link.wire.open()
         self.links.append(link)
         try:
@@ -123,11 +123,11 @@ class NatsServer:
         finally:
             link.wire.lose("the connection was closed")
 
-    def gone(self, link: "SimNatsLink") -> None:
+    def gone(self, link: "SimNatsConnection") -> None:
         self.links.remove(link)
         self.withdraw(link, None)
 
-    def withdraw(self, link: "SimNatsLink", inbox: str | None) -> None:
+    def withdraw(self, link: "SimNatsConnection", inbox: str | None) -> None:
         for stream in self.streams.values():
             for consumer in stream.consumers.values():
                 consumer.pulls = [
@@ -150,7 +150,7 @@ class NatsServer:
         told: dict[str, object] = {"stream": subject, "seq": sequence or 1}
         return json.dumps(told | ({} if sequence else {"duplicate": True})).encode()
 
-    def tell(self, link: "SimNatsLink", subject: str, payload: bytes, reply: str) -> None:
+    def tell(self, link: "SimNatsConnection", subject: str, payload: bytes, reply: str) -> None:
         """What wants no answer."""
         if subject.startswith("$JS.ACK."):
             self.settle(subject, payload)
@@ -284,7 +284,7 @@ class NatsServer:
         self._loop.call_later(seconds, what, *values, context=self._context)
 
 
-class SimNatsLink(NatsLink):
+class SimNatsConnection(NatsConnection):
     """The real one's questions and answers, over a wire of ours."""
 
     def __init__(self, server: NatsServer) -> None:
@@ -358,7 +358,7 @@ class SimNatsLink(NatsLink):
 
 
 class SimInbox:
-    def __init__(self, link: SimNatsLink, subject: str) -> None:
+    def __init__(self, link: SimNatsConnection, subject: str) -> None:
         self.subject = subject
         self._link = link
 

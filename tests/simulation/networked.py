@@ -5,8 +5,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 from router.core.config import QueueConfig
-from router.core.message import Delivery, Handle, Message, Tally
-from router.ports import Broker, Brokers, Depth, Publication, Publisher, Traits, Unsettled
+from router.core.message import Handle, Message, ReceivedMessage, Tally
+from router.ports import (
+    Broker,
+    Brokers,
+    Depth,
+    Publication,
+    Publisher,
+    Receipt,
+    Traits,
+    Unsettled,
+)
 from tests.simulation.loop import Process
 from tests.simulation.network import Weather, Wire
 
@@ -85,7 +94,7 @@ class _RemotePublisher:
         self._publisher = publisher
         self._wire = wire
 
-    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+    async def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]:
         return await self._wire.carry(lambda: self._publisher.publish(items))
 
 
@@ -109,7 +118,7 @@ class _Remote:
     def interrupt(self) -> None:
         self._broker.interrupt()
 
-    async def receive(self, limit: int) -> Sequence[Delivery]:
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         return await self._wire.carry(lambda: self._broker.receive(limit))
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:

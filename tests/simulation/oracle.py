@@ -9,14 +9,14 @@ from typing import Final
 from msgspec import Struct
 
 from router.core.message import Message, Mode
-from router.core.outcome import Answer, Fault, NoReply, Reply
+from router.core.outcome import Answer, Cause, NoReply, Reply
 from tests.simulation.loop import Process
 from tests.simulation.plan import DROPPED_POOL, POOLS, SETTLED_WITHIN, Act, Body, Kind, Plan
 
 HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
 BREAKER_FORGOTTEN: Final = 3600.0
 EPSILON: Final = 0.001
-_BLAMES: Final = frozenset({Fault.NETWORK, Fault.TIMEOUT})
+_BLAMES: Final = frozenset({Cause.NETWORK, Cause.TIMEOUT})
 
 
 class Answered(StrEnum):
@@ -162,7 +162,7 @@ class Oracle:
             self._open[mark] -= 1
         self._open[post.process.name, "pool", post.message.pool or ""] -= 1
         ok = None if answer is None else not isinstance(answer, NoReply)
-        if isinstance(answer, NoReply) and answer.fault not in _BLAMES:
+        if isinstance(answer, NoReply) and answer.cause not in _BLAMES:
             ok = None
         self._circuits[post.process.name, body.host].end(post.epoch, self._now(), ok=ok)
 
@@ -246,7 +246,11 @@ class Oracle:
         )
 
     def _has_living_twin(self, sent: Sent) -> bool:
-        """Whether the same body was published within the window and is not dead."""
+        """Whether the same body was published within the window and is not dead.
+
+        A router that ends between a dead letter and its ACK leaves the message in its queue, where
+        the next delivery may be accepted after all.
+        """
         number = sent.body.number
         earlier = [
             each.at
@@ -257,7 +261,8 @@ class Oracle:
             and each.at <= sent.answered_at
         ]
         died = max((at for at in self.kept[number] if at < sent.at - SETTLED_WITHIN), default=-1e9)
-        return any(at > died for at in earlier)
+        accepted = [at for at in self.acceptances[number] if at <= sent.answered_at]
+        return bool(earlier) and any(at > died for at in earlier + accepted)
 
     def _judge_order(self) -> None:
         count = Counter(sent.body.number for sent in self.sent)

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.brokers.machine import Machine
 from router.brokers.sqlite import SqliteQueues
 from router.brokers.worker_locks import Liveness
@@ -16,11 +16,12 @@ from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.chores import Chores
-from router.engine.dead_letters import Replays
-from router.engine.letters import Letters
-from router.engine.mediator import Mediator
-from router.engine.publishing import Publishing, open_publishing
-from router.engine.queue_manager import QueueManager, Surroundings
+from router.engine.dead_letter_writer import DeadLetterWriter
+from router.engine.delivery import Mediator
+from router.engine.deps import EngineDeps
+from router.engine.publishing import QueuePublisher, open_publishing
+from router.engine.queue_manager import QueueManager
+from router.engine.replay import DeadLetterReplay
 from router.ports import Brokers, DeadLetterStore, Sender, StoreError
 from router.storage.dead_letters import open_store
 from tests.simulation.loop import Process, SimLoop
@@ -42,7 +43,7 @@ class Surrounding(Protocol):
     def liveness(self, prefix: Path) -> Liveness: ...
     def jitter(self, low: float, high: float) -> float: ...
     def new_id(self) -> str: ...
-    def brokers(self, door: BrokerDoor, process: Process) -> Brokers: ...
+    def brokers(self, door: BrokerRegistry, process: Process) -> Brokers: ...
     def sender(self, process: Process) -> Sender: ...
     def letter_kept(self, content: bytes) -> None: ...
 
@@ -87,8 +88,8 @@ class SimRouter:
     """One incarnation: from its start until it is killed."""
 
     manager: QueueManager
-    publishing: Publishing
-    replays: Replays
+    publishing: QueuePublisher
+    replays: DeadLetterReplay
     store: SimStore
 
     def __init__(self, name: str, world: Surrounding, directory: Path) -> None:
@@ -96,7 +97,7 @@ class SimRouter:
         self.is_ready = False
         self._world = world
         self._directory = directory
-        self._door: BrokerDoor | None = None
+        self._door: BrokerRegistry | None = None
         self._file: Any = None  # the store under its port
 
     def start(self) -> None:
@@ -135,7 +136,7 @@ class SimRouter:
 
     @property
     def held(self) -> int:
-        return self.manager.routing.held if self.is_ready else 0
+        return self.manager.registry.held if self.is_ready else 0
 
     async def _run(self) -> None:
         world = self._world
@@ -149,7 +150,7 @@ class SimRouter:
             )
             self._file = file
             self.store = SimStore(file, world)
-            door = self._door = BrokerDoor(
+            door = self._door = BrokerRegistry(
                 worker_id=self.process.name,
                 dedup_window=DEDUP_WINDOW,
                 machine=world.machine,
@@ -166,25 +167,27 @@ class SimRouter:
                 jitter=world.jitter,
                 wall=world.wall,
             )
-            self.manager = QueueManager(
-                Surroundings(
-                    brokers=brokers,
-                    mediator=mediator,
-                    letters=Letters(self.store, alerts, world.wall),
-                    alerts=alerts,
-                    tasks=tasks,
-                    jitter=world.jitter,
-                )
-            )
             self.publishing = await stack.enter_async_context(
                 open_publishing(
                     brokers,
                     lambda: self.manager.applied,
-                    refuse_url=lambda _: None,
+                    refuse_url=lambda *_: None,
                     new_id=world.new_id,
+                    wall=world.wall,
                 )
             )
-            self.replays = Replays(
+            self.manager = QueueManager(
+                EngineDeps(
+                    brokers=brokers,
+                    mediator=mediator,
+                    letters=DeadLetterWriter(self.store, alerts, world.wall),
+                    alerts=alerts,
+                    publishing=self.publishing,
+                    tasks=tasks,
+                    jitter=world.jitter,
+                )
+            )
+            self.replays = DeadLetterReplay(
                 self.store, self.publishing, wall=world.wall, new_id=world.new_id
             )
             await self.manager.apply(world.config)

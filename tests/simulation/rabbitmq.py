@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.brokers.rabbitmq_link import Arrival, Properties, Table, Unroutable
+from router.brokers.rabbitmq.connection import NoSuchQueue, Properties, RabbitMessage, Table
 from router.core.message import Message
 from tests.simulation.loop import OWNER, Process
 from tests.simulation.network import Pipe, Weather, Wire
@@ -43,7 +43,7 @@ class Consuming(Struct, eq=False):
     link: "SimLink"
     tag: str
     prefetch: int
-    take: Callable[[Arrival], None]
+    take: Callable[[RabbitMessage], None]
 
 
 class RabbitServer:
@@ -79,7 +79,7 @@ class RabbitServer:
     # What links do.
 
     @asynccontextmanager
-    async def open_link(self, url: str, name: str) -> AsyncIterator["SimLink"]:
+    async def open_connection(self, url: str, name: str) -> AsyncIterator["SimLink"]:
         del url, name
         link = SimLink(self)
         await link.wire.open()
@@ -92,7 +92,7 @@ class RabbitServer:
     def put(self, queue: str, body: bytes, properties: Properties) -> None:
         found = self.queues.get(queue)
         if found is None:
-            raise Unroutable(queue)
+            raise NoSuchQueue(queue)
         stored = Stored(next(self._places), body, properties)
         found.ready.append(stored)
         if found.ttl is not None:
@@ -122,7 +122,7 @@ class RabbitServer:
 
 
 class SimLink:
-    """Fits what the adapter uses of `rabbitmq_link.Link`."""
+    """Fits what the adapter uses of `rabbitmq.connection.RabbitConnection`."""
 
     def __init__(self, server: RabbitServer) -> None:
         self.on_change: Callable[[], None] = lambda: None
@@ -136,10 +136,6 @@ class SimLink:
         self._pushed = Pipe(server.weather)
         self._context = None if (owner := OWNER.get()) is None else owner.context
         self._flagged = True
-
-    @property
-    def is_lost(self) -> bool:
-        return self.wire.lost is not None
 
     def check(self) -> None:
         self.wire.check()
@@ -163,7 +159,9 @@ class SimLink:
     async def kind_of(self, queue: str) -> str | None:
         return await self.wire.call(lambda: "classic" if queue in self._server.queues else None)
 
-    async def consume(self, queue: str, prefetch: int, take: Callable[[Arrival], None]) -> str:
+    async def consume(
+        self, queue: str, prefetch: int, take: Callable[[RabbitMessage], None]
+    ) -> str:
         name = f"consumer-{next(self._names)}"
 
         def begin() -> None:
@@ -218,7 +216,9 @@ class SimLink:
     def has_room(self, prefetch: int) -> bool:
         return len(self.unsettled) < prefetch
 
-    def deliver(self, queue: RabbitQueue, stored: Stored, take: Callable[[Arrival], None]) -> None:
+    def deliver(
+        self, queue: RabbitQueue, stored: Stored, take: Callable[[RabbitMessage], None]
+    ) -> None:
         tag = next(self._tags)
         self.unsettled[tag] = queue, stored
         self._loop.call_at(
@@ -232,11 +232,11 @@ class SimLink:
         )
 
     def _arrive(
-        self, tag: int, stored: Stored, redelivered: bool, take: Callable[[Arrival], None]
+        self, tag: int, stored: Stored, redelivered: bool, take: Callable[[RabbitMessage], None]
     ) -> None:
         if self.wire.lost is None:
             at = self._loop.time()
-            take(Arrival(tag, stored.body, stored.properties, redelivered, at))
+            take(RabbitMessage(tag, stored.body, stored.properties, redelivered, at))
 
     async def _until_arrived(self) -> None:
         await self._pushed.drained()

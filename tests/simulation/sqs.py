@@ -13,22 +13,22 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
-from router.brokers.sqs_wire import (
+from router.brokers.sqs.wire import (
     Action,
     AttributesReply,
-    Batch,
     BatchReply,
+    BatchRequest,
     DeleteEntry,
-    Failed,
+    FailedEntry,
     GetQueueAttributes,
     GetQueueUrl,
     QueueUrlReply,
-    ReceivedMessage,
     ReceiveMessage,
     ReceiveReply,
     SendEntry,
     SendReply,
-    Sent,
+    SentEntry,
+    SqsMessage,
     SystemAttributes,
     VisibilityEntry,
 )
@@ -139,7 +139,7 @@ class SqsServer:
         out = sum(each.is_out(now) for each in messages)
         return len(messages) - out, 0, out
 
-    def _hand_out(self, request: ReceiveMessage) -> list[ReceivedMessage]:
+    def _hand_out(self, request: ReceiveMessage) -> list[SqsMessage]:
         queue, now = self.queues[request.queue_url], self._now()
         candidates = queue.messages
         is_shuffled = (
@@ -161,13 +161,13 @@ class SqsServer:
             found.append(stored)
         return [self._hand_over(each, request.visibility_timeout) for each in found]
 
-    def _hand_over(self, stored: Stored, seconds: float) -> ReceivedMessage:
+    def _hand_over(self, stored: Stored, seconds: float) -> SqsMessage:
         receipt = f"{stored.id}/{next(self._numbers)}"
         stored.receipts.append(receipt)
         stored.received += 1
         stored.visible_at = self._now() + seconds
         attributes = SystemAttributes(str(stored.received))
-        return ReceivedMessage(stored.id, receipt, stored.body, attributes)
+        return SqsMessage(stored.id, receipt, stored.body, attributes)
 
     def _find(self, queue: SqsQueue, receipt: str) -> Stored | None:
         for stored in queue.messages:
@@ -197,7 +197,7 @@ class SqsServer:
 
 
 class SimClient:
-    """Fits what the adapter uses of `sqs_client.SqsClient`."""
+    """Fits what the adapter uses of `sqs.client.SqsClient`."""
 
     server: SqsServer  # set for each world
 
@@ -241,19 +241,19 @@ def _answer(server: SqsServer, action: str, request: object) -> object:
             counts = map(str, server.counts(request.queue_url))
             names = request.attribute_names
             return AttributesReply(dict(zip(names, counts, strict=False)) if len(names) > 1 else {})
-        case Batch():
+        case BatchRequest():
             return _change(server, action, request)
     raise Disconnected(f"unknown: {action}")
 
 
-def _change(server: SqsServer, action: str, batch: Batch) -> object:
+def _change(server: SqsServer, action: str, batch: BatchRequest) -> object:
     deletes = [each for each in batch.entries if isinstance(each, DeleteEntry)]
     changes = [each for each in batch.entries if isinstance(each, VisibilityEntry)]
     sends = [each for each in batch.entries if isinstance(each, SendEntry)]
     if action == "SendMessageBatch":
         return SendReply(
             [
-                Sent(
+                SentEntry(
                     each.id,
                     server.send(
                         batch.queue_url,
@@ -270,5 +270,5 @@ def _change(server: SqsServer, action: str, batch: Batch) -> object:
     return server.change(batch.queue_url, changes)
 
 
-def _bad_receipt(entry_id: str) -> Failed:
-    return Failed(entry_id, "ReceiptHandleIsInvalid", sender_fault=True)
+def _bad_receipt(entry_id: str) -> FailedEntry:
+    return FailedEntry(entry_id, "ReceiptHandleIsInvalid", sender_fault=True)

@@ -11,13 +11,13 @@ from typing import Final
 from msgspec import Struct
 
 from router.core.message import Message
-from router.core.outcome import Answer, Fault, NoReply, Reply
+from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.core.trace import Span
 from tests.simulation.loop import Process
 from tests.simulation.oracle import Oracle, Post
 from tests.simulation.plan import Mood, Phase
 
-TIMED_OUT: Final = NoReply(Fault.TIMEOUT, "timed out")
+TIMED_OUT: Final = NoReply(Cause.TIMEOUT, "timed out")
 QUICK: Final = (0.002, 0.02, 0.2, 1.0)
 
 
@@ -46,9 +46,9 @@ class Targets:
 _ANSWERS: Final[dict[Mood, Answer]] = {
     Mood.OK: Reply(200),
     Mood.SLOW: Reply(200),
-    Mood.REFUSES: NoReply(Fault.NETWORK, "connection refused"),
+    Mood.REFUSES: NoReply(Cause.NETWORK, "connection refused"),
     Mood.HANGS: TIMED_OUT,
-    Mood.CUTS: NoReply(Fault.NETWORK, "connection reset"),
+    Mood.CUTS: NoReply(Cause.NETWORK, "connection reset"),
     Mood.DENIES: Reply(404),
     Mood.UNAUTHORIZED: Reply(401),
     Mood.FAILS: Reply(500),
@@ -72,8 +72,15 @@ class SimSender:
         self._oracle = oracle
         self._process = process
 
-    async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
-        del post, span
+    async def send(
+        self,
+        message: Message,
+        post: int,
+        timeout: float,
+        span: Span,
+        max_attempts: int | None = None,
+    ) -> Answer:
+        del post, span, max_attempts
         loop = asyncio.get_running_loop()
         script = self._targets.script(_host_of(message.target), loop.time())
         current = Post(self._process, message, loop.time())

@@ -17,14 +17,14 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.brokers.machine import Machine
 from router.brokers.worker_locks import Liveness
 from router.core.config import PoolConfig, QueueConfig, RetryPolicy, RoutingConfig
 from router.core.dead_letter import LetterFilter, Reason
 from router.core.message import parse
-from router.engine.dead_letters import NotReplayable
 from router.engine.publishing import BrokeOff, Published, Rejected
+from router.engine.replay import NotReplayable
 from router.ports import Brokers, Sender
 from tests.simulation.fence import Fence
 from tests.simulation.liveness import NOBODY, Workers
@@ -61,8 +61,8 @@ class Result(Struct, frozen=True):
 
 def run(plan: Plan) -> Result:
     """Run a world to its end."""
-    home = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108  no secrets are in it
-    directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=home))
+    settler = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108  no secrets are in it
+    directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=settler))
     loop = SimLoop()
     with _quiet():
         try:
@@ -167,7 +167,7 @@ class World:
         self._ids += 1
         return f"new-{self._ids}"
 
-    def brokers(self, door: BrokerDoor, process: Process) -> Brokers:
+    def brokers(self, door: BrokerRegistry, process: Process) -> Brokers:
         if isinstance(self._server, NetworkedServer):
             return self._server.brokers(self._fence.around(door, process))
         if self.plan.kind is Kind.SQLITE:
@@ -236,9 +236,9 @@ class World:
 
     def _check_book(self, router: SimRouter) -> None:
         manager = router.manager
-        if manager.routing.unaccounted:
+        if manager.registry.unaccounted:
             self.oracle.violate(
-                "OPS-6", f"{manager.routing.unaccounted} hand-overs unaccounted for"
+                "OPS-6", f"{manager.registry.unaccounted} hand-overs unaccounted for"
             )
         for pool in manager.pools.values():
             if pool.queued > pool.capacity + pool.config.concurrency:  # whose POSTs just ended
@@ -249,7 +249,7 @@ class World:
         for router in self._living():
             if router.held:
                 held.append(f"{router.process.name} holds {router.held} messages")
-            if router.manager.routing.unaccounted:
+            if router.manager.registry.unaccounted:
                 held.append(f"{router.process.name}: the ledger does not add up")
         return held + self._rows()
 
@@ -462,7 +462,7 @@ class World:
 
 
 def answered(told: Published, count: int) -> list[Answered]:
-    """What a call of `Publishing.publish` says about each message. It counts duplicates only."""
+    """What `QueuePublisher.publish` says about each message. It counts duplicates only."""
     match told.duplicates:
         case 0:
             return [Answered.ACCEPTED] * count

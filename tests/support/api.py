@@ -1,27 +1,36 @@
 """A hand-made router behind the real API."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import httpx
+from msgspec.structs import replace
 
 from router.api.access import Access
 from router.api.app import create_app
 from router.core.config_plan import Plan
-from router.core.figures import StandbyStatus
-from router.core.health import Vitals
+from router.core.state import RouterState, StandbyStatus, SyncCounts
 from router.core.tracker import Tracker
 from router.core.warnings import WarningBook
-from router.engine.config_sync import SourceStatus, SyncCounts, SyncFailed, SyncStatus
-from router.engine.dead_letters import Replays
-from router.engine.in_flight import InFlight
-from router.engine.publishing import Publishing
-from router.engine.snapshot import Snapshot
+from router.engine.batches import Batches
+from router.engine.beat import ScheduleState
+from router.engine.config_sync import SourceStatus, SyncFailed, SyncStatus
+from router.engine.message_states import MessageStates
+from router.engine.publishing import QueuePublisher
+from router.engine.replay import DeadLetterReplay
+from router.engine.stores import QueueStores
 from router.ports import DeadLetterStore
-from tests.support.explaining import HandMadeExplaining
-from tests.support.figures import HandMadeStatistics, NotingControls
-from tests.support.queues import ORDERS, FakeQueues
-from tests.support.snapshots import make_snapshot
+from tests.support.queues import ONE_QUEUE, ORDERS, FakeQueues
+from tests.support.states import (
+    ORIGIN,
+    FixedLookup,
+    NotingControls,
+    circuit,
+    fresh_state,
+    pool_state,
+    queue_state,
+)
+from tests.support.stores import FakeStores
 
 NOW = 1_800_000_000.25
 LOCAL = Access()
@@ -31,50 +40,68 @@ class HandMadeRouter:
     """What the API asks for, each part real or set by the test."""
 
     def __init__(
-        self, queues: FakeQueues, publishing: Publishing, letters: DeadLetterStore
+        self, queues: FakeQueues, publishing: QueuePublisher, letters: DeadLetterStore
     ) -> None:
         self.queues = queues
         self.warnings = WarningBook()
         self.publishing = publishing
         self.letters = letters
-        self.replays = Replays(letters, publishing, wall=self.now, new_id=lambda: "NEW")
-        self.state = Vitals(initialized=True, uptime=12.3456)
+        self.replays = DeadLetterReplay(letters, publishing, wall=self.now, new_id=lambda: "NEW")
+        self.made = replace(
+            fresh_state(),
+            uptime=12.3456,
+            ledger={"received": 10, "delivered": 6, "dead_lettered": 2},
+            dead_letters={"CONFIG_ERROR": 2, "MALFORMED": 0},
+            loop_lag=0.002,
+            spans={"exported": 4, "failed": 0, "dropped": 1},
+            syncs=SyncCounts(succeeded=3, failed=1, last_success=NOW - 60),
+            standby=StandbyStatus(enabled=False, instance="router-1", primary=True),
+        )
+        self.pool_codes: Iterable[str] = ("POOL-A",)
+        self.queue_names: Iterable[str] = ("orders",)
+        self.depth: int | None = 25
+        self.document: Mapping[str, object] = {
+            "queues": [{"queueName": "orders", "queueUri": "memory://orders"}],
+            "processingPools": [{"code": "POOL-A", "concurrency": 10}],
+        }
         self.plan = Plan(start=(ORDERS,))
         self.sync_failure = ""
         self.tracker = Tracker()
-        self.in_flight = InFlight(self.tracker, wall=self.now)
-        self.explaining = HandMadeExplaining()
-        self.statistics = HandMadeStatistics()
+        self.lookup = FixedLookup(self.tracker, wall=self.now)
         self.controls = NotingControls()
-        self.syncs = SyncCounts(succeeded=3, failed=1, last_success=NOW - 60)
-        self.standby = StandbyStatus(enabled=False, instance="router-1", primary=True)
+        self.stores = FakeStores()
+        self.config = ONE_QUEUE
+        stores = QueueStores(self.stores, lambda: self.config)
+        self.messages = MessageStates(stores, self.lookup, publishing)
+        self.batches = Batches(stores, publishing, new_id=lambda: "NEW-BATCH")
+        self.scheduled: Sequence[ScheduleState] = ()
 
     def now(self) -> float:
         return NOW
 
-    def vitals(self) -> Vitals:
-        return self.state
+    def state(self) -> RouterState:
+        """What the test has made, with queues and pools unless it made some."""
+        made = self.made
+        return replace(
+            made,
+            now=NOW,
+            queues=made.queues or [queue_state(name, self.depth) for name in self.queue_names],
+            pools=map(pool_state, self.pool_codes),
+            breakers=[circuit(ORIGIN)],
+            warnings=self.warnings.summary(NOW),
+        )
+
+    def schedules(self) -> Sequence[ScheduleState]:
+        return self.scheduled
 
     def config_status(self) -> SyncStatus:
         return SyncStatus(
             last_success=NOW - 60,
-            document={
-                "queues": [{"queueName": "orders", "queueUri": "memory://orders"}],
-                "processingPools": [{"code": "POOL-A", "concurrency": 10}],
-            },
+            document=self.document,
             sources=(SourceStatus("https://user:hidden@config/", NOW - 60, ""),),
             succeeded=1,
             failed=0,
         )
-
-    def snapshot(self) -> Snapshot:
-        return make_snapshot(synced_at=self.syncs.last_success)
-
-    def sync_counts(self) -> SyncCounts:
-        return self.syncs
-
-    def standby_status(self) -> StandbyStatus:
-        return self.standby
 
     async def reload(self) -> Plan:
         if self.sync_failure:

@@ -8,14 +8,15 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from router import __version__
-from router.settings import Settings, Variable
+from router.setting_values import Variable
+from router.settings import variables
 
 CHART: Final = Path(__file__).parents[2] / "deploy/helm/message-router"
 DESCRIPTION: Final = CHART / "Chart.yaml"
@@ -51,10 +52,6 @@ class Value:
     @property
     def name(self) -> str:
         return ".".join(self.path)
-
-
-def variables() -> list[Variable]:
-    return [spec.metadata["variable"] for spec in fields(Settings)]
 
 
 def with_settings(schema: str) -> str:

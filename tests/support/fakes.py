@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
+from router.core.history import HandOver
 from router.core.message import Message, Mode
-from router.core.outcome import Answer, Fault, NoReply, Reply
-from router.core.story import Visit
+from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.core.trace import Span
 from router.ports import StoreError
 
 OK = Reply(200)
-REFUSED = NoReply(Fault.NETWORK, "connection refused")
-TIMED_OUT = NoReply(Fault.TIMEOUT, "timed out")
+REFUSED = NoReply(Cause.NETWORK, "connection refused")
+TIMED_OUT = NoReply(Cause.TIMEOUT, "timed out")
 
 Script = Callable[[Message], Answer]
 
@@ -33,6 +33,7 @@ class FakeSender:
     sent: list[tuple[float, str]] = field(default_factory=list)
     posts: list[tuple[str, int]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    limits: list[int | None] = field(default_factory=list)  # of attempts
     open: int = 0
     most_open: int = 0
     open_groups: Counter[tuple[str | None, str]] = field(default_factory=Counter)
@@ -42,10 +43,18 @@ class FakeSender:
     def script(self, message_id: str, *answers: Answer | Exception) -> None:
         self.answers[message_id].extend(answers)
 
-    async def send(self, message: Message, post: int, timeout: float, span: Span) -> Answer:
+    async def send(
+        self,
+        message: Message,
+        post: int,
+        timeout: float,
+        span: Span,
+        max_attempts: int | None = None,
+    ) -> Answer:
         self.sent.append((asyncio.get_running_loop().time(), message.id))
         self.posts.append((message.id, post))
         self.spans.append(span)
+        self.limits.append(max_attempts)
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         group = message.pool, message.group or message.id
@@ -76,9 +85,9 @@ class FakeSender:
 class FakeTracer:
     """Keeps what it is told."""
 
-    told: list[Visit] = field(default_factory=list)
+    told: list[HandOver] = field(default_factory=list)
 
-    def ended(self, visit: Visit) -> None:
+    def ended(self, visit: HandOver) -> None:
         self.told.append(visit)
 
     @property

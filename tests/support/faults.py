@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig
-from router.core.message import Delivery, Handle, Tally
+from router.core.message import Handle, ReceivedMessage, Tally
 from router.ports import Broker, Brokers, Depth, Disconnected, Publisher, Traits, Unsettled
 
 
@@ -67,7 +67,7 @@ class _Plugged:
     def traits(self) -> Traits:
         return self._broker.traits
 
-    async def receive(self, limit: int) -> Sequence[Delivery]:
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         self._check()
         deliveries = await self._broker.receive(limit)
         self._check()
@@ -114,10 +114,10 @@ class ScriptedQueue:
     extended: list[tuple[float, Handle]] = field(default_factory=list)
     calls: list[tuple[float, str, int]] = field(default_factory=list)  # when, verb, how many
     limits: list[int] = field(default_factory=list)
-    ready: list[Delivery] = field(default_factory=list)
+    ready: list[ReceivedMessage] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def hand_over(self, *deliveries: Delivery) -> None:
+    def hand_over(self, *deliveries: ReceivedMessage) -> None:
         self.ready += deliveries
         self.changed.set()
 
@@ -169,7 +169,7 @@ class _Connection:
         if verb in queue.failing:
             raise queue.failing[verb]
 
-    async def receive(self, limit: int) -> Sequence[Delivery]:
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         queue = self._queue
         queue.limits.append(limit)
         await self.do("receive", limit)
@@ -219,10 +219,10 @@ class _Connection:
 
 def handed(
     body: bytes, handle: Handle, broker_id: str | None = None, *, lease: float | None = None
-) -> Delivery:
+) -> ReceivedMessage:
     """One hand-over, its lease counted from now."""
     lease_until = None if lease is None else _now() + lease
-    return Delivery(body, handle, broker_id, lease_until=lease_until)
+    return ReceivedMessage(body, handle, broker_id, lease_until=lease_until)
 
 
 def lost(handle: Handle) -> Unsettled:

@@ -1,18 +1,21 @@
-"""Jobs made by hand, and a home for them that only takes notes."""
+"""Jobs made by hand, and a settler for them that only takes notes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.core.config import RetryPolicy
+from router.core.config import QueueConfig, RetryPolicy
 from router.core.identity import MessageKey
-from router.core.job import Batch, Death, Job, new_job
-from router.core.message import Delivery, Message, Tally
+from router.core.job import Batch, GiveUp, Job, new_job
+from router.core.message import Message, ReceivedMessage, Tally
+
+QUEUE = QueueConfig(name="q", uri="memory://q")
 
 
 @dataclass
-class FakeHome:
+class FakeSettler:
     """Settles at once, and keeps a list of what it was told."""
 
+    queue: QueueConfig = QUEUE
     queue_name: str = "q"
     holds_groups: bool = True
     is_ordered_here: bool = False
@@ -22,12 +25,16 @@ class FakeHome:
     def ack(self, job: Job) -> None:
         self.told.append(("ack", job.message.id))
 
-    async def bury(self, job: Job, death: Death) -> bool:
-        self.told.append((death.reason.value, job.message.id))
+    async def dead_letter(self, job: Job, why: GiveUp) -> bool:
+        self.told.append((why.reason.value, job.message.id))
         return True
 
-    async def give_back(self, job: Job, delay: float, error: str = "") -> None:
+    async def nack(self, job: Job, delay: float, error: str = "") -> None:
         self.told.append((f"nack {delay:g} {error}".rstrip(), job.message.id))
+
+    async def extend(self, job: Job) -> bool:
+        self.told.append(("extend", job.message.id))
+        return True
 
     def forfeit(self, job: Job) -> None:
         self.told.append(("forfeit", job.message.id))
@@ -38,12 +45,12 @@ class FakeHome:
     def release(self, job: Job) -> None:
         self.told.append(("release", job.message.id))
 
-    def discard(self, delivery: Delivery, error: str = "") -> None:
+    def discard(self, received: ReceivedMessage, error: str = "") -> None:
         _ = error
-        self.told.append(("discard", str(delivery.broker_id)))
+        self.told.append(("discard", str(received.broker_id)))
 
-    def readmit(self, delivery: Delivery) -> None:
-        self.told.append(("readmit", str(delivery.broker_id)))
+    def readmit(self, received: ReceivedMessage) -> None:
+        self.told.append(("readmit", str(received.broker_id)))
 
 
 def make_job(
@@ -52,7 +59,7 @@ def make_job(
     high: bool = False,
     tally: Tally | None = None,
     dispatch: str | None = None,
-    run: Batch | str = "q",
+    scope: Batch | str = "q",
     target: str = "http://target.test/hook",
 ) -> Job:
     message = Message(
@@ -64,16 +71,16 @@ def make_job(
         high_priority=high,
         dispatch=dispatch,
     )
-    delivery = Delivery(
+    received = ReceivedMessage(
         f'{{"id":"{message_id}"}}'.encode(),
         message_id,
         broker_id=message_id,
         tally=tally or Tally(),
     )
     key = MessageKey("q", message_id)
-    batch = run if isinstance(run, Batch) else make_batch(run)
-    return new_job(message, delivery, batch, key)
+    batch = scope if isinstance(scope, Batch) else make_batch(scope)
+    return new_job(message, received, batch, key)
 
 
-def make_batch(run: str | None = None) -> Batch:
-    return Batch(FakeHome(), 0.0, run)
+def make_batch(scope: str | None = None) -> Batch:
+    return Batch(FakeSettler(), 0.0, scope)

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from router.ports import LockUnavailable, Tenure
+from router.ports import LockState, LockUnavailable
 
 
 @dataclass
@@ -41,14 +41,14 @@ class FakeLock:
     server: LockServer
     name: str
 
-    async def acquire(self) -> Tenure:
+    async def acquire(self) -> LockState:
         server = self.server
         self._fail()
         if server.is_free:
             server.owner, server.fence = self.name, server.fence + 1
         if server.owner == self.name:
             server.refresh()
-        tenure = Tenure(
+        tenure = LockState(
             holder=server.owner,
             is_ours=server.owner == self.name,
             fence=server.fence,

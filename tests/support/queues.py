@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.identity import dedup_key_of
-from router.ports import Broker, Disconnected, Publication, Publisher, QueueRefused
+from router.ports import Broker, Disconnected, Publication, Publisher, QueueRefused, Receipt
 
 ORDERS = QueueConfig(name="orders", uri="memory://orders")
 OTHER = QueueConfig(name="other", uri="memory://other")
@@ -26,6 +26,7 @@ class FakeQueues:
     takes: float = 0.0
     unreachable: bool = False
     fails_to_close: bool = False
+    names_kept: bool = False  # of duplicates
     opened: int = 0
     closed: int = 0
 
@@ -58,16 +59,17 @@ class FakePublisher:
     queues: FakeQueues
     items: list[Publication]
 
-    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+    async def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]:
         await asyncio.sleep(self.queues.takes)
         failure = self.queues.failures.pop(0) if self.queues.failures else None
         if failure is not None:
             raise failure
         return [self._put(item) for item in items]
 
-    def _put(self, item: Publication) -> bool:
-        if any(_key(item) == _key(other) for other in self.items):
-            return False
+    def _put(self, item: Publication) -> Receipt:
+        for other in self.items:
+            if _key(item) == _key(other):
+                return other.message.id if self.queues.names_kept else False
         self.items.append(item)
         return True
 

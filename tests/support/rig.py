@@ -2,33 +2,41 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.message import parse
 from router.core.warnings import Notice, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
-from router.engine.letters import Letters
-from router.engine.mediator import Mediator
-from router.engine.process_pool import ProcessPool
-from router.engine.queue_manager import QueueManager, Surroundings
-from router.ports import Brokers, Publication
+from router.engine.dead_letter_writer import DeadLetterWriter
+from router.engine.delivery import Mediator
+from router.engine.deps import EngineDeps
+from router.engine.pool import ProcessPool
+from router.engine.publishing import open_publishing
+from router.engine.queue_manager import QueueManager
+from router.engine.tasks import TaskMediator
+from router.ports import Brokers, Publication, TaskRunner
 from tests.support.fakes import FakeLetters, FakeSender
 from tests.support.witness import Witness
 
 QUEUE = QueueConfig(name="q", uri="memory://q")
 FREE_QUEUE = QueueConfig(name="q", uri="memory://q?groups=free")  # its broker holds no group back
 TARGET = "http://target.test/hook"
+WALL_AT_START = 1_700_000_000.0  # Unix time when the virtual clock starts
 
 
 def middle(low: float, high: float) -> float:
     """Jitter without chance."""
     return (low + high) / 2
+
+
+def _virtual_wall() -> float:
+    return WALL_AT_START + asyncio.get_running_loop().time()
 
 
 def body(message_id: str, **fields: Any) -> bytes:
@@ -42,6 +50,10 @@ def grouped(*ids: str, group: str = "g", **fields: Any) -> list[bytes]:
 
 def pool(code: str = "P", concurrency: int = 10, **settings: Any) -> PoolConfig:
     return PoolConfig(code=code, concurrency=concurrency, **settings)
+
+
+def _zero() -> float:
+    return 0.0
 
 
 @dataclass
@@ -59,8 +71,13 @@ class Rig:
     witness: Witness
     config: RoutingConfig = field(default_factory=RoutingConfig)
 
-    async def apply(self, *pools: PoolConfig, queues: Sequence[QueueConfig] = (QUEUE,)) -> None:
-        self.config = RoutingConfig(tuple(queues), pools)
+    async def apply(
+        self,
+        *pools: PoolConfig,
+        queues: Sequence[QueueConfig] = (QUEUE,),
+        reply_queues: Sequence[QueueConfig] = (),
+    ) -> None:
+        self.config = RoutingConfig(tuple(queues), pools, tuple(reply_queues))
         await self.manager.apply(self.config)
 
     async def publish(self, *bodies: bytes, queue: QueueConfig = QUEUE) -> None:
@@ -87,7 +104,7 @@ class Rig:
 
     @property
     def is_empty(self) -> bool:
-        return self.manager.routing.held == 0
+        return self.manager.registry.held == 0
 
 
 @asynccontextmanager
@@ -96,35 +113,61 @@ async def running(
     sender: FakeSender | None = None,
     brokers: Brokers | None = None,
     queues: Sequence[QueueConfig] = (QUEUE,),
+    tasks: TaskRunner | None = None,
+    handles: TaskRunner | None = None,  # everything, as in a worker
+    one_breaker: bool = False,
+    reply_queues: Sequence[QueueConfig] = (),
+    wall: Callable[[], float] | None = None,
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     """A router that runs for as long as the block does; at its end, nothing is unaccounted for."""
     sender = sender or FakeSender()
     book, letters = WarningBook(), FakeLetters()
     alerts = Alerts(book, wall=lambda: 0.0)
-    breakers = Breakers(on_change=lambda _: None)
-    async with BrokerDoor(worker_id="test", dedup_window=300) as door, asyncio.TaskGroup() as tasks:
+    breakers = Breakers(on_change=lambda _: None, one_for_all=one_breaker)
+    task_attempt = None if tasks is None else TaskMediator(tasks, alerts, lambda: 0.0).attempt
+    async with (
+        BrokerRegistry(worker_id="test", dedup_window=300) as door,
+        AsyncExitStack() as stack,
+        asyncio.TaskGroup() as group,
+    ):
         mediator = Mediator(
-            sender, breakers, alerts, timeout=900.0, jitter=middle, wall=lambda: 0.0
+            sender,
+            breakers,
+            alerts,
+            timeout=900.0,
+            jitter=middle,
+            wall=lambda: 0.0,
+            tasks=task_attempt,
         )
         witness = Witness(brokers or door)
+        publishing = await stack.enter_async_context(
+            open_publishing(
+                witness,
+                lambda: manager.applied,
+                refuse_url=lambda *_: None,
+                new_id=lambda: "NEW",
+                wall=wall or _virtual_wall,
+            )
+        )
         manager = QueueManager(
-            Surroundings(
+            EngineDeps(
                 brokers=witness,
-                mediator=mediator,
-                letters=Letters(letters, alerts, wall=lambda: 0.0),
+                publishing=publishing,
+                mediator=mediator if handles is None else TaskMediator(handles, alerts, _zero),
+                letters=DeadLetterWriter(letters, alerts, wall=lambda: 0.0),
                 alerts=alerts,
-                tasks=tasks,
+                tasks=group,
                 jitter=middle,
                 **limits,
             )
         )
-        rig = Rig(manager, sender, letters, book, breakers, witness, tasks, alerts, witness)
-        await rig.apply(*pools, queues=queues)
+        rig = Rig(manager, sender, letters, book, breakers, witness, group, alerts, witness)
+        await rig.apply(*pools, queues=queues, reply_queues=reply_queues)
         yield rig
         manager.stop()
         for pool_ in manager.draining_pools.values():
-            pool_.abort()
-        assert manager.routing.unaccounted == 0
-    assert manager.routing.held == 0
-    assert manager.routing.unaccounted == 0
+            pool_.runner.abort()
+        assert manager.registry.unaccounted == 0
+    assert manager.registry.held == 0
+    assert manager.registry.unaccounted == 0

@@ -38,3 +38,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jumping.now
+
+    def stand_still(self, seconds: float) -> None:
+        """Stop the process for so long: all that comes due meanwhile runs together afterwards."""
+        self._jumping.now += seconds

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig
-from router.core.message import Delivery, Handle, Malformed, Tally, parse
+from router.core.message import Handle, Malformed, ReceivedMessage, Tally, parse
 from router.ports import Broker, Brokers, Depth, Publisher, Traits, Unsettled
 
 
@@ -23,14 +23,14 @@ class Witness:
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
         async with self.door.open_queue(queue) as broker:
-            yield _Watched(broker, self)
+            yield Watched(broker, self)
 
     def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
         return self.door.open_publisher(queue)
 
 
 @dataclass
-class _Watched:
+class Watched:
     broker: Broker
     witness: Witness
 
@@ -46,10 +46,10 @@ class _Watched:
     def traits(self) -> Traits:
         return self.broker.traits
 
-    async def receive(self, limit: int) -> Sequence[Delivery]:
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         deliveries = await self.broker.receive(limit)
-        for delivery in deliveries:
-            self.witness.ids[delivery.handle] = _id(delivery)
+        for received in deliveries:
+            self.witness.ids[received.handle] = _id(received)
         return deliveries
 
     def interrupt(self) -> None:
@@ -75,11 +75,11 @@ class _Watched:
         return await self.broker.depth()
 
 
-def _id(delivery: Delivery) -> str:
+def _id(received: ReceivedMessage) -> str:
     try:
-        return parse(delivery.body).id
+        return parse(received.body).id
     except Malformed:
-        return delivery.broker_id or "?"
+        return received.broker_id or "?"
 
 
 def _now() -> float:

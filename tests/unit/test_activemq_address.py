@@ -2,8 +2,13 @@
 
 import pytest
 
-from router.brokers.activemq_address import Login, Place, Server, read_place
-from router.brokers.activemq_settings import ActiveMqSettings
+from router.brokers.activemq.address import (
+    ActiveMqAddress,
+    ActiveMqSettings,
+    Login,
+    Server,
+    read_address,
+)
 from router.core.config import QueueConfig, QueueNaming, QueueType
 from router.ports import QueueRefused
 
@@ -12,8 +17,8 @@ pytestmark = pytest.mark.rule("CFG-7", "ROUTE-1")
 OWN = ActiveMqSettings("stomp://mq.example:61613", "us", "hunter2")
 
 
-def place(uri: str, settings: ActiveMqSettings = OWN) -> Place:
-    return read_place(QueueConfig(name="orders", uri=uri), settings)
+def place(uri: str, settings: ActiveMqSettings = OWN) -> ActiveMqAddress:
+    return read_address(QueueConfig(name="orders", uri=uri), settings)
 
 
 def test_a_uri_names_servers_user_queue_and_options() -> None:
@@ -21,7 +26,7 @@ def test_a_uri_names_servers_user_queue_and_options() -> None:
         "activemq://me:p%40ss@a:1,b/orders.new?prefetch=7&heartbeat=2&tls=true&cafile=/ca"
     )
 
-    assert found == Place(
+    assert found == ActiveMqAddress(
         (Server("a", 1, tls=True, cafile="/ca"), Server("b", 61613, tls=True, cafile="/ca")),
         Login("me", "p@ss"),
         "orders.new",

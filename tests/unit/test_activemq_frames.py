@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.brokers.activemq_frames import MAX_HEAD, BadFrame, Frame, FrameReader, encode
+from router.brokers.activemq.frames import MAX_HEAD_BYTES, BadFrame, Frame, FrameReader, encode
 
 pytestmark = pytest.mark.rule("BRK-2")
 
@@ -78,7 +78,7 @@ def test_signs_of_life_between_frames_are_no_frames() -> None:
         (b"MESSAGE\ncontent-length:two\n\n\0", "not a number"),
         (b"MESSAGE\ncontent-length:2\n\nabc\0", "longer than it says"),
         (b"MESSAGE\na:\xff\n\n\0", "not UTF-8"),
-        (b"x" * (MAX_HEAD + 1), "do not end"),
+        (b"x" * (MAX_HEAD_BYTES + 1), "do not end"),
     ],
 )
 def test_what_is_not_stomp_is_refused(data: bytes, problem: str) -> None:

@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.brokers.activemq_address import Place
-from router.brokers.activemq_frames import Frame
-from router.brokers.activemq_retry import History, copy_of, history_of
+from router.brokers.activemq.frames import Frame
+from router.brokers.activemq.retry import copy_of, history_of
+from router.brokers.kit.retry_copies import RetryHistory
 from router.core.message import Tally
 from router.core.outcome import MAX_DELAY
 
 pytestmark = pytest.mark.rule("BRK-3", "BRK-4", "WQ-5")
 
-PLACE = Place((), None, "orders", 1000, 5)
+DESTINATION = "/queue/orders"
 counts = st.integers(0, 10**6)
 histories = st.builds(
-    History,
+    RetryHistory,
     first_id=st.text(min_size=1),
     tally=st.builds(Tally, counts, counts),
     deliveries=counts,
@@ -29,11 +29,11 @@ def handed_out(copy: Frame) -> Frame:
 
 
 @given(histories)
-def test_a_copy_tells_all_that_its_original_went_through(history: History) -> None:
+def test_a_copy_tells_all_that_its_original_went_through(history: RetryHistory) -> None:
     original = Frame("MESSAGE", {"message-id": "ID:1", "ack": "1"}, b"{}")
 
-    copy = copy_of(original, history, PLACE, 30.0)
-    second = copy_of(handed_out(copy), history, PLACE, 30.0)
+    copy = copy_of(original, history, DESTINATION, 30.0)
+    second = copy_of(handed_out(copy), history, DESTINATION, 30.0)
 
     assert history_of(handed_out(copy)) == history
     assert second == copy
@@ -43,8 +43,8 @@ def test_a_first_delivery_is_known_by_the_id_that_the_broker_gave_it() -> None:
     first = history_of(Frame("MESSAGE", {"message-id": "ID:1"}))
     returned = history_of(Frame("MESSAGE", {"message-id": "ID:1", "redelivered": "true"}))
 
-    assert first == History("ID:1")
-    assert returned == History("ID:1", deliveries=1)
+    assert first == RetryHistory("ID:1")
+    assert returned == RetryHistory("ID:1", deliveries=1)
 
 
 def test_what_the_broker_wrote_on_the_original_is_left_behind() -> None:
@@ -65,7 +65,7 @@ def test_what_the_broker_wrote_on_the_original_is_left_behind() -> None:
         b"{}",
     )
 
-    copy = copy_of(original, History("ID:1", due_at=60.0), PLACE, 30.0)
+    copy = copy_of(original, RetryHistory("ID:1", due_at=60.0), DESTINATION, 30.0)
 
     assert copy.headers == {
         "colour": "blue",
@@ -94,7 +94,7 @@ def test_what_the_broker_wrote_on_the_original_is_left_behind() -> None:
 def test_the_group_of_a_copy_is_that_of_its_message(
     body: bytes, headers: dict[str, str], group: str | None
 ) -> None:
-    copy = copy_of(Frame("MESSAGE", headers, body), History("ID:1"), PLACE, 1.0)
+    copy = copy_of(Frame("MESSAGE", headers, body), RetryHistory("ID:1"), DESTINATION, 1.0)
 
     assert copy.headers.get("JMSXGroupID") == group
 
@@ -107,7 +107,7 @@ def test_whatever_others_write_into_our_headers_is_survived(told: str) -> None:
         "x-message-router-attempts": told,
     }
 
-    assert history_of(Frame("MESSAGE", headers)) == History("ID:1")
+    assert history_of(Frame("MESSAGE", headers)) == RetryHistory("ID:1")
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_whatever_others_write_into_our_headers_is_survived(told: str) -> None:
     [(0.0, 0.0), (99.0, 0.0), (100.5, 0.5), (100.0 + MAX_DELAY, MAX_DELAY), (10**9, 0.0)],
 )
 def test_only_a_time_that_we_could_have_set_is_waited_for(due_at: float, wait: float) -> None:
-    assert History("ID:1", due_at=due_at).wait(now=100.0) == wait
+    assert RetryHistory("ID:1", due_at=due_at).wait(now=100.0) == wait

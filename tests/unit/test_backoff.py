@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.backoff import reconnect_delays, retry_delay
 from router.core.config import RetryPolicy
+from router.core.retry import reconnect_delays, retry_delay
 
 
 def longest(_low: float, high: float) -> float:

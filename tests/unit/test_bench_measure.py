@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.measure import Watched
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="it is /proc that tells")
 
 PARENT = """\
 import subprocess, sys
@@ -13,6 +17,7 @@ subprocess.run([sys.executable, "-c", "print(flush=True); input()"])
 """
 
 
+@linux
 def test_children_are_counted_with_their_parent() -> None:
     command = [sys.executable, "-c", PARENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
@@ -34,6 +39,7 @@ def test_a_process_that_has_ended_costs_nothing_more() -> None:
     assert Watched(process.pid).cpu_seconds == 0.0
 
 
+@linux
 def test_time_that_was_used_is_seen() -> None:
     before = Watched(os.getpid()).cpu_seconds
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.rule("WQ-5")
 
 
 def failed(group: str = "g", *, received_at: float = 0.0, failures: int = 1) -> Job:
-    job = make_job(tally=Tally(attempts=failures))
+    job = make_job(tally=Tally(failures=failures))
     job.group, job.tracked_at = group, received_at
     return job
 

@@ -11,8 +11,10 @@ from router.core.config import (
     QueueNaming,
     QueueType,
     RetryPolicy,
+    Route,
     RoutingConfig,
     effective_concurrency,
+    with_reply_names,
 )
 from router.core.config_document import (
     MAX_DOCUMENT,
@@ -243,14 +245,14 @@ def test_what_was_skipped_is_remembered_by_name() -> None:
         {
             "queues": [
                 {"queueName": "a", "connections": "x"},
-                {"queueUri": "pgmq://user:pw@host/v?queue=b"},
+                {"queueUri": "kafka://user:pw@host/v?queue=b"},
                 {"connections": 1},
             ],
             "processingPools": [{"code": "A", "timeoutMs": "x"}, {"timeoutMs": 1}],
         }
     )
 
-    assert document.skipped_queues == ("a", "pgmq://host/v?queue=b")
+    assert document.skipped_queues == ("a", "kafka://host/v?queue=b")
     assert document.skipped_pools == ("A",)
 
 
@@ -384,12 +386,132 @@ def test_an_sqs_queue_is_given_by_its_url_or_its_name(uri: str, problem: str | N
     assert [problem in each.text for each in document.problems if problem] == [True] * bool(problem)
 
 
-def test_a_broker_that_is_not_built_yet_is_skipped_with_a_clear_word() -> None:
-    document = read_queue({"queueUri": "pgmq://user:hunter2@host/db?queue=q"})
+def test_a_broker_that_we_do_not_know_is_skipped_with_a_clear_word() -> None:
+    document = read_queue({"queueUri": "kafka://user:hunter2@host/db?queue=q"})
 
     assert document.queues == ()
     assert told(document) == [("$.queues[0].queueUri", "QUEUE_VALIDATION")]
-    assert "not supported yet" in document.problems[0].text
+    assert "unknown scheme 'kafka'" in document.problems[0].text
+    assert "hunter2" not in repr(document)
+
+
+COMMANDS: dict[str, object] = {
+    "queueName": "payments",
+    "queueUri": "pgmq://host/db?queue=payments__commands",
+    "envelope": "command-bus",
+}
+
+
+@pytest.mark.rule("CMD-7", "CFG-7")
+def test_a_pgmq_queue_says_where_its_commands_go() -> None:
+    routes = {
+        "DebitAccount": {
+            "mediationTarget": "https://svc.example/debit",
+            "poolCode": "PAYMENTS",
+            "messageGroupId": "account_id",
+            "authToken": "hunter2",
+        },
+        "CloseAccount": {"mediationTarget": "https://svc.example/close", "poolCode": " "},
+    }
+
+    document = read_queue({**COMMANDS, "routes": routes})
+
+    assert document.problems == ()
+    assert document.queues[0].envelope == "command-bus"
+    assert document.queues[0].routes == (
+        (
+            "DebitAccount",
+            Route(
+                target="https://svc.example/debit",
+                pool="PAYMENTS",
+                group_field="account_id",
+                token="hunter2",
+            ),
+        ),
+        ("CloseAccount", Route(target="https://svc.example/close")),
+    )
+    assert "hunter2" not in repr(document) + repr(document.queues[0].routes)
+
+
+@pytest.mark.rule("CMD-7")
+def test_a_document_for_people_shows_routes_without_their_tokens() -> None:
+    route = {"mediationTarget": "https://svc.example/debit", "authToken": "hunter2"}
+    document = read_queue({**COMMANDS, "routes": {"DebitAccount": route}})
+
+    shown = as_document(RoutingConfig(document.queues))
+
+    assert shown["queues"] == [
+        {
+            **COMMANDS,
+            "connections": 1,
+            "routes": {"DebitAccount": {**route, "authToken": "***"}},
+        }
+    ]
+
+
+@pytest.mark.rule("CMD-7", "CMD-3")
+def test_a_queue_with_commands_knows_the_reply_queues_of_its_database() -> None:
+    route = {"Debit": {"mediationTarget": "https://svc.example/debit"}}
+    document = read({"queues": [{**COMMANDS, "routes": route}, {"queueName": "plain"}]})
+    replies = [
+        QueueConfig(name="replies", uri="pgmq://u:pw@host/db?queue=Payments__Replies"),
+        QueueConfig(name="Bare", uri="pgmq://host/db"),
+        QueueConfig(name="other", uri="pgmq://host/other?queue=replies"),
+        QueueConfig(name="rows", uri="postgresql://host/db?queue=rows"),
+    ]
+
+    commands, plain = with_reply_names(document.queues, replies)
+
+    assert commands.reply_names == (("payments__replies", "replies"), ("bare", "Bare"))
+    assert plain == document.queues[1]
+
+
+@pytest.mark.rule("CMD-7", "CFG-5")
+@pytest.mark.parametrize(
+    ("entry", "path", "text"),
+    [
+        ({"envelope": "soap"}, "envelope", "not one of the allowed values"),
+        ({}, "routes", "must say where commands go"),
+        ({"routes": {}}, "routes", "must say where commands go"),
+        ({"routes": []}, "routes", "Expected `object | null`, got `array`"),
+        ({"routes": {"A": 1}}, "routes.A", "Expected `object`, got `int`"),
+        ({"routes": {"A": {}}}, "routes.A", "missing required field `mediationTarget`"),
+        ({"routes": {"A": {"mediationTarget": 1}}}, "routes.A.mediationTarget", "got `int`"),
+        ({"routes": {"A": {"mediationTarget": "svc"}}}, "routes.A", "`mediationTarget`"),
+        ({"routes": {" ": {"mediationTarget": "http://s/"}}}, "routes", "blank"),
+        ({"routes": {"A\n": {"mediationTarget": "http://s/"}}}, "routes", "control character"),
+        ({"routes": {"A" * 513: {"mediationTarget": "http://s/"}}}, "routes", "too long"),
+        (
+            {"routes": {"A": {"mediationTarget": "http://s/", "authToken": "hunter2\n"}}},
+            "routes.A",
+            "`authToken` contains a character not allowed in a header",
+        ),
+        (
+            {"routes": {"A": {"mediationTarget": "http://s/", "messageGroupId": "a" * 513}}},
+            "routes.A.messageGroupId",
+            "longer than 512 characters",
+        ),
+        (
+            {"routes": {str(n): {"mediationTarget": "http://s/"} for n in range(1001)}},
+            "routes",
+            "more than 1000 routes",
+        ),
+        (
+            {"envelope": None, "routes": {"A": {"mediationTarget": "http://s/"}}},
+            "routes",
+            "needs `envelope`",
+        ),
+        ({"queueUri": "sqs://orders"}, "envelope", "is for pgmq queues"),
+    ],
+)
+def test_wrong_routes_are_told_with_their_place(
+    entry: dict[str, object], path: str, text: str
+) -> None:
+    document = read_queue({**COMMANDS, **entry})
+
+    assert document.queues == ()
+    assert told(document) == [(f"$.queues[0].{path}", "QUEUE_VALIDATION")]
+    assert text in document.problems[0].text
     assert "hunter2" not in repr(document)
 
 
@@ -452,6 +574,15 @@ def test_credentials_are_neither_in_the_name_nor_in_the_repr_of_a_queue() -> Non
     assert queue.name == "memory://q?groups=free"
     assert queue.uri == "memory://user:hunter2@q?groups=free"
     assert "hunter2" not in repr(document)
+
+
+def test_a_queue_name_that_is_a_uri_is_read_whole_and_shown_without_credentials() -> None:
+    good = read_queue({"queueName": "memory://user:hunter2@q"})
+    bad = read_queue({"queueName": "memory://user:\x01hunter2@q"})
+
+    assert good.queues == (QueueConfig(name="memory://q", uri="memory://user:hunter2@q"),)
+    assert told(bad) == [("$.queues[0].queueName", "QUEUE_VALIDATION")]
+    assert "hunter2" not in repr(bad)
 
 
 @pytest.mark.rule("P4")

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.core.config import (
     NOTHING,
@@ -12,13 +13,12 @@ from router.core.config import (
     QueueNaming,
     QueueType,
     RetryPolicy,
+    Route,
     RoutingConfig,
 )
-from router.core.config_document import Document, as_document
+from router.core.config_document import Document, as_document, read_document
 from router.core.config_plan import (
     Plan,
-    PoolChange,
-    QueueChange,
     check_document,
     empties,
     plan,
@@ -146,11 +146,11 @@ def test_a_plan_tells_everything_that_changes() -> None:
     assert made == Plan(
         start=(queue("new"),),
         stop=(queue("gone"),),
-        replace=(QueueChange(queue("other"), queue("other", connections=2)),),
+        replace=((queue("other"), queue("other", connections=2)),),
         keep=(queue("same"),),
         create=(pool("NEW"),),
         drain=(pool("GONE"),),
-        change=(PoolChange(pool("OTHER", 1), pool("OTHER", 2)),),
+        change=((pool("OTHER", 1), pool("OTHER", 2)),),
     )
     assert made.lines() == [
         "queue new: start (memory://new)",
@@ -178,7 +178,7 @@ def test_the_default_pool_is_never_drained_but_goes_back_to_twenty() -> None:
     made = plan(old, NOTHING)
 
     assert made.drain == ()
-    assert made.change == (PoolChange(pool("DEFAULT-POOL", 3), pool("DEFAULT-POOL", 20)),)
+    assert made.change == ((pool("DEFAULT-POOL", 3), pool("DEFAULT-POOL", 20)),)
 
 
 @pytest.mark.rule("CFG-6")
@@ -227,6 +227,46 @@ def test_new_credentials_replace_a_queue_and_are_not_told() -> None:
     assert "hunter2" not in repr(made)
 
 
+@pytest.mark.rule("CMD-7", "CFG-7")
+def test_changed_routes_are_told_without_secrets() -> None:
+    def routed(target: str, token: str) -> QueueConfig:
+        route = Route(target=f"https://svc.example/{target}?key=hunter2", token=token)
+        return replace(queue("a"), routes=(("Debit", route),))
+
+    none, old, new = queue("a"), routed("old", "hunter2"), routed("new", "hunter2")
+    other = routed("old", "hunter3")
+
+    assert plan(config(none), config(old)).lines() == [
+        "queue a: replace (routes none → Debit to https://svc.example/old?***)"
+    ]
+    (line,) = plan(config(old), config(new)).lines()
+    assert "old?*** → Debit to https://svc.example/new?***" in line
+    assert plan(config(old), config(other)).lines() == ["queue a: replace (credentials)"]
+    assert "hunter" not in repr(plan(config(old), config(new)))
+
+
+@pytest.mark.rule("CMD-7", "CFG-8")
+def test_a_check_against_a_running_router_ignores_the_secrets_of_routes() -> None:
+    route = {"mediationTarget": "https://svc.example/?key=hunter2", "authToken": "hunter2"}
+    entry = {
+        "queueName": "a",
+        "queueUri": "pgmq://u:hunter2@host/db",
+        "envelope": "command-bus",
+        "routes": {"Debit": route},
+    }
+    replies = {"queueName": "replies", "queueUri": "pgmq://u:hunter2@host/db?queue=r"}
+    body = msgspec.json.encode({"queues": [entry], "replyQueues": [replies]})
+    applied, _ = unite([("a", read_document(body, EMBEDDED))])
+    shown = as_document(applied)
+    running = read_document(msgspec.json.encode(shown), EMBEDDED)
+
+    report = check_document(body, EMBEDDED, RoutingConfig(running.queues, (), running.reply_queues))
+
+    assert applied.queues[0].reply_names == (("r", "replies"),)
+    assert (report.ok, report.lines) == (True, ())
+    assert "hunter2" not in repr(shown)
+
+
 queues = st.builds(queue, st.sampled_from("abc"), connections=st.integers(1, 2))
 pools = st.builds(pool, st.sampled_from(["A", "B", "DEFAULT-POOL"]), st.integers(1, 2))
 configs = st.builds(
@@ -246,9 +286,9 @@ def test_carrying_out_a_plan_leads_to_the_new_configuration(
     consumers = {entry.name: entry for entry in old.queues}
     for gone in made.stop:
         del consumers[gone.name]
-    for change in made.replace:
-        assert consumers[change.before.name] == change.before
-        consumers[change.after.name] = change.after
+    for before, after in made.replace:
+        assert consumers[before.name] == before
+        consumers[after.name] = after
     consumers |= {entry.name: entry for entry in made.start}
 
     assert consumers == {entry.name: entry for entry in new.queues}

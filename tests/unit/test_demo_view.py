@@ -5,13 +5,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from router.cli.demo_view import DemoFrame, Figures, PoolFrame, as_line, as_screen, as_summary
+from router.cli.demo_view import DemoCounts, DemoFrame, as_line, as_screen, as_summary
+from router.core.state import PoolState
+from router.core.stats import Deliveries
 
+MAIL = PoolState(
+    code="MAIL",
+    deliveries=Deliveries(),
+    now=0.0,
+    in_flight=4,
+    concurrency=4,
+    queued=9,
+    capacity=80,
+)
 FRAME = DemoFrame(
     seconds=7.2,
-    figures=Figures(published=700, delivered=650, retried=12, dead_letters=3),
-    per_second=Figures(published=100, delivered=98),
-    pools=(PoolFrame(code="MAIL", workers=4, concurrency=4, queued=9, capacity=80),),
+    counts=DemoCounts(published=700, delivered=650, retried=12, dead_letters=3),
+    per_second=DemoCounts(published=100, delivered=98),
+    pools=(MAIL,),
     warnings=("ROUTING: no pool [bold]X",),
 )
 
@@ -37,9 +48,9 @@ def test_the_screen_shows_pools_and_warnings_as_they_are() -> None:
 
 
 def test_when_all_is_accounted_for_nothing_is_lost() -> None:
-    figures = Figures(published=10, delivered=8, retried=4, dead_letters=2)
+    counts = DemoCounts(published=10, delivered=8, retried=4, dead_letters=2)
 
-    assert as_summary(figures, waiting=0) == (
+    assert as_summary(counts, waiting=0) == (
         "published 10, delivered 8, retried 4, dead letters 2, lost 0"
     )
 
@@ -48,8 +59,8 @@ def test_when_all_is_accounted_for_nothing_is_lost() -> None:
 def test_what_is_missing_is_called_lost(
     delivered: int, dead: int, waiting: int, missing: int
 ) -> None:
-    figures = Figures(
+    counts = DemoCounts(
         published=delivered + dead + waiting + missing, delivered=delivered, dead_letters=dead
     )
 
-    assert f"lost {missing}" in as_summary(figures, waiting)
+    assert f"lost {missing}" in as_summary(counts, waiting)

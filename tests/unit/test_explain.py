@@ -5,21 +5,17 @@ from msgspec.structs import replace
 
 from router.core.dead_letter import KeptLetter
 from router.core.explain import (
-    Circuit,
     Explanation,
-    GroupSnapshot,
-    Held,
-    MessageSnapshot,
     Situation,
-    Standing,
-    TargetSnapshot,
     explain_group,
     explain_message,
     explain_target,
 )
+from router.core.history import HandOver, MessageHistory
 from router.core.identity import MessageKey
 from router.core.job import Fate, State, Try
-from router.core.story import Visit
+from router.core.state import Circuit
+from router.core.waiting import Held, Standing
 from tests.support.letters import LETTER
 
 pytestmark = pytest.mark.rule("OPS-3")
@@ -36,19 +32,18 @@ HELD = Held(
     received_at=NOW - 10,
     started_at=NOW - 10,
 )
-VISIT = Visit(
+RETURNED = HandOver(
     "a", MessageKey("q", "7"), "q", "P", "g", "http://t.test/", NOW - 9, (), NOW - 5, Fate.RETURNED
 )
 
 
 def of_message(held: Held) -> Explanation:
-    return explain_message(MessageSnapshot(message_id="a", now=NOW, held=(held,)))
+    return explain_message(MessageHistory(message_id="a", held=(held,)), now=NOW)
 
 
-def after(visit: Visit, letter: KeptLetter | None = None) -> Explanation:
-    return explain_message(
-        MessageSnapshot(message_id="a", now=NOW, last_visit=visit, letter=letter)
-    )
+def after(ended: HandOver, letter: KeptLetter | None = None) -> Explanation:
+    history = MessageHistory(message_id="a", ended=(ended,), letter=letter)
+    return explain_message(history, now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +53,7 @@ def after(visit: Visit, letter: KeptLetter | None = None) -> Explanation:
         (Standing(rate_step=1.0), Situation.WAITING_FOR_RATE),
         (Standing(rate_step=1.0, has_free_permit=False), Situation.WAITING_FOR_PERMIT),
         (Standing(in_a_pool=False), Situation.WAITING_FOR_ROOM),
-        (Standing(put_off=True), Situation.WAITING_FOR_DRAIN),
+        (Standing(held_back=True), Situation.WAITING_FOR_DRAIN),
         (Standing(in_front=HELD, ahead=1), Situation.WAITING_FOR_GROUP),
     ],
 )
@@ -72,7 +67,7 @@ def test_what_a_queued_message_waits_for_follows_from_where_it_stands(
     ("standing", "situation"),
     [
         (Standing(in_a_pool=False), Situation.WAITING_FOR_ROOM),
-        (Standing(put_off=True), Situation.WAITING_FOR_DRAIN),
+        (Standing(held_back=True), Situation.WAITING_FOR_DRAIN),
         (Standing(), Situation.WAITING_FOR_PERMIT),
     ],
 )
@@ -92,13 +87,14 @@ def test_a_message_whose_ack_is_on_its_way_is_done_here() -> None:
 
 def test_the_same_id_for_another_target_is_noted() -> None:
     other = replace(HELD, target="http://other.test/")
-    seen = MessageSnapshot(message_id="a", now=NOW, held=(HELD, other))
+    history = MessageHistory(message_id="a", held=(HELD, other))
+    notes = explain_message(history, now=NOW).notes
 
-    assert explain_message(seen).notes == ("the same id is held for http://other.test/, too",)
+    assert notes == ("the same id is held for http://other.test/, too",)
 
 
 def test_a_message_that_is_due_waits_in_its_queue() -> None:
-    found = after(VISIT)
+    found = after(RETURNED)
 
     assert found.situation is Situation.RETURNED
     assert (
@@ -107,9 +103,9 @@ def test_a_message_that_is_due_waits_in_its_queue() -> None:
 
 
 def test_a_message_that_met_an_open_circuit_waits_for_the_breaker() -> None:
-    visit = replace(VISIT, tries=(Try(NOW - 5, 0.0, None, "CircuitOpen"),), returned_for=30.0)
+    ended = replace(RETURNED, tries=(Try(NOW - 5, 0.0, None, "CircuitOpen"),), returned_for=30.0)
 
-    found = after(visit)
+    found = after(ended)
 
     assert found.situation is Situation.WAITING_FOR_BREAKER
     assert found.until == NOW + 25
@@ -125,8 +121,8 @@ def test_a_message_that_met_an_open_circuit_waits_for_the_breaker() -> None:
         (Fate.DEAD_LETTERED, Situation.DEAD_LETTER),
     ],
 )
-def test_every_end_of_a_visit_is_explained(fate: Fate, situation: Situation) -> None:
-    found = after(replace(VISIT, fate=fate))
+def test_every_end_of_a_hand_over_is_explained(fate: Fate, situation: Situation) -> None:
+    found = after(replace(RETURNED, fate=fate))
 
     assert found.situation is situation
     assert (found.message_id, found.queue) == ("a", "q")
@@ -135,7 +131,7 @@ def test_every_end_of_a_visit_is_explained(fate: Fate, situation: Situation) -> 
 def test_a_dead_letter_outlives_what_is_remembered() -> None:
     kept = KeptLetter(17, LETTER, replayed_at=NOW)
 
-    found = explain_message(MessageSnapshot(message_id="m1", now=NOW, letter=kept))
+    found = explain_message(MessageHistory(message_id="m1", letter=kept), now=NOW)
 
     assert found.situation is Situation.DEAD_LETTER
     assert (found.dead_letter, found.reason) == (17, "CONFIG_ERROR")
@@ -148,23 +144,23 @@ def test_a_dead_letter_outlives_what_is_remembered() -> None:
 def test_a_dead_letter_without_words_has_no_notes() -> None:
     kept = KeptLetter(17, replace(LETTER, error=""))
 
-    assert after(replace(VISIT, fate=Fate.DEAD_LETTERED), kept).notes == ()
+    assert after(replace(RETURNED, fate=Fate.DEAD_LETTERED), kept).notes == ()
 
 
 @pytest.mark.parametrize(
     ("circuit", "notes"),
     [
-        (Circuit("http://t.test:80", is_closed=True), ()),
+        (Circuit(name="http://t.test:80"), ()),
         (
-            Circuit("http://t.test:80", is_closed=False, retry_at=NOW + 5),
+            Circuit(name="http://t.test:80", state="OPEN", retry_at=NOW + 5),
             ("the circuit of http://t.test:80 is open until 2027-01-15T08:00:05Z",),
         ),
         (
-            Circuit("http://t.test:80", is_closed=False, retry_at=NOW - 5),
+            Circuit(name="http://t.test:80", state="OPEN", retry_at=NOW - 5),
             ("the circuit of http://t.test:80 is open; the next request will probe it",),
         ),
         (
-            Circuit("http://t.test:80", is_closed=False),
+            Circuit(name="http://t.test:80", state="HALF_OPEN"),
             ("the circuit of http://t.test:80 is being probed",),
         ),
     ],
@@ -172,16 +168,16 @@ def test_a_dead_letter_without_words_has_no_notes() -> None:
 def test_an_open_circuit_is_noted_whatever_else_it_waits_for(
     circuit: Circuit, notes: tuple[str, ...]
 ) -> None:
-    group = GroupSnapshot(group="g", pool="P", now=NOW, first=HELD, waiting=1, circuit=circuit)
+    found = explain_group("g", "P", now=NOW, first=HELD, behind=1, circuit=circuit)
 
-    assert explain_group(group).notes == notes
-    assert explain_group(group).text.startswith("1 message of the group behind a: ")
+    assert found.notes == notes
+    assert found.text.startswith("1 message of the group behind a: ")
 
 
 def test_a_group_or_target_whose_last_message_is_due_again_waits_for_nothing() -> None:
-    group = GroupSnapshot(group="g", pool="P", now=NOW, last_visit=VISIT, queue_notes=("full",))
-    target = TargetSnapshot(origin="http://t.test:80", now=NOW, last_visit=VISIT)
+    group = explain_group("g", "P", now=NOW, last=RETURNED, notes=("full",))
+    target = explain_target("http://t.test:80", now=NOW, last=RETURNED)
 
-    assert explain_group(group).situation is Situation.IDLE
-    assert explain_group(group).notes == ("full",)
-    assert explain_target(target).situation is Situation.IDLE
+    assert group.situation is Situation.IDLE
+    assert group.notes == ("full",)
+    assert target.situation is Situation.IDLE

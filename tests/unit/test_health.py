@@ -6,26 +6,25 @@ from router.core.health import (
     NO_CONSUMER,
     NOT_INITIALIZED,
     SHUTTING_DOWN,
-    STUCK_AFTER,
-    ConsumerVitals,
-    PoolVitals,
-    QueueVitals,
     Status,
-    Vitals,
     assess,
     readiness,
     startup,
 )
+from router.core.outcome import Metric
+from router.core.state import STUCK_SECONDS, ConsumerState, PoolState, QueueState, RouterState
+from router.core.stats import Counts, Deliveries
 from router.core.warnings import Severity, WarningSummary
 
 pytestmark = pytest.mark.rule("OPS-3")
 
 QUIET = WarningSummary(active={}, fresh_critical=0)
-IDLE = Vitals(initialized=True)
+IDLE = RouterState(initialized=True)
+NOT_YET = RouterState(initialized=False)
 
 
-def consumer(*, healthy: bool, queue: str = "q") -> ConsumerVitals:
-    return ConsumerVitals(queue=queue, connection=0, running=True, healthy=healthy)
+def consumer(*, healthy: bool, queue: str = "q") -> ConsumerState:
+    return ConsumerState(queue=queue, healthy=healthy)
 
 
 def pool(
@@ -34,64 +33,75 @@ def pool(
     delivering: int = 0,
     waiting: int = 0,
     idle: float = 0,
-    rate: float = 1.0,
+    percent: int = 100,
     code: str = "P",
-) -> PoolVitals:
-    return PoolVitals(
+) -> PoolState:
+    deliveries = Deliveries()
+    for n in range(100):
+        deliveries.record(Metric.SUCCESS if n < percent else Metric.FAILURE, now=0.0)
+    return PoolState(
         code=code,
+        deliveries=deliveries,
+        now=0.0,
         queued=queued,
-        delivering=delivering,
-        waiting_elsewhere=waiting,
+        in_flight=delivering,
+        retrying=waiting,
         idle_seconds=idle,
-        success_rate_30min=rate,
     )
 
 
+def queue(name: str, *, percent: int = 100, stopping: bool = False) -> QueueState:
+    counts = Counts()
+    counts.record(Metric.SUCCESS, now=0.0, hand_overs=percent)
+    counts.record(Metric.FAILURE, now=0.0, hand_overs=100 - percent)
+    return QueueState(name=name, counts=counts, now=0.0, stopping=stopping)
+
+
+def with_pools(*pools: PoolState, idle: int = 0) -> RouterState:
+    return replace(IDLE, active_pools=pools, pool_count=len(pools) + idle)
+
+
 ALIVE, DEAD = consumer(healthy=True), consumer(healthy=False)
-STUCK = pool(5, idle=STUCK_AFTER)
-GOOD_QUEUE, BAD_QUEUE = QueueVitals(name="g"), QueueVitals(name="b", success_rate_30min=0.89)
+STUCK = pool(5, idle=STUCK_SECONDS)
+GOOD_QUEUE, BAD_QUEUE = queue("g"), queue("b", percent=89)
 
 
 @pytest.mark.parametrize(
-    ("vitals", "healthy"),
+    ("state", "healthy"),
     [
         pytest.param(IDLE, True, id="idle"),
         pytest.param(replace(IDLE, primary=False), True, id="standby"),
         pytest.param(replace(IDLE, shutting_down=True), True, id="shutting down"),
-        pytest.param(Vitals(initialized=False), False, id="not initialized"),
+        pytest.param(NOT_YET, False, id="not initialized"),
         pytest.param(replace(IDLE, consumers=(DEAD, ALIVE)), True, id="one consumer lives"),
         pytest.param(replace(IDLE, consumers=(DEAD, DEAD)), False, id="no consumer lives"),
-        pytest.param(replace(IDLE, pools=(STUCK,)), False, id="the only pool is stuck"),
-        pytest.param(replace(IDLE, pools=(STUCK, pool())), False, id="the other is idle"),
-        pytest.param(replace(IDLE, pools=(STUCK, pool(delivering=1))), True, id="one works"),
-        pytest.param(replace(IDLE, pools=(STUCK, pool(waiting=1))), True, id="one waits"),
-        pytest.param(replace(IDLE, pools=(pool(5, idle=119),)), True, id="not yet stuck"),
-        pytest.param(
-            replace(IDLE, pools=(pool(5, delivering=1, idle=900),)), True, id="a long delivery"
-        ),
-        pytest.param(
-            replace(IDLE, pools=(pool(5, waiting=1, idle=900),)), True, id="waits for its rate"
-        ),
-        pytest.param(replace(IDLE, pools=(pool(rate=0.0),)), True, id="its targets fail"),
+        pytest.param(with_pools(STUCK), False, id="the only pool is stuck"),
+        pytest.param(with_pools(STUCK, pool()), False, id="the other is idle"),
+        pytest.param(with_pools(STUCK, pool(delivering=1)), True, id="one works"),
+        pytest.param(with_pools(STUCK, pool(waiting=1)), True, id="one waits"),
+        pytest.param(with_pools(pool(5, idle=119)), True, id="not yet stuck"),
+        pytest.param(with_pools(pool(5, delivering=1, idle=900)), True, id="a long delivery"),
+        pytest.param(with_pools(pool(5, waiting=1, idle=900)), True, id="waits for its rate"),
+        pytest.param(with_pools(pool(percent=0)), True, id="its targets fail"),
         pytest.param(replace(IDLE, queues=(BAD_QUEUE,)), True, id="its queue fails"),
         pytest.param(replace(IDLE, open_breakers=3), True, id="breakers are open"),
     ],
 )
 def test_only_what_keeps_the_router_itself_from_its_work_makes_it_unhealthy(
-    vitals: Vitals, healthy: bool
+    state: RouterState, healthy: bool
 ) -> None:
-    health = assess(vitals, QUIET)
+    health = assess(state)
 
     assert health.healthy is healthy
 
 
 @pytest.mark.parametrize(
-    ("vitals", "warnings", "status"),
+    ("state", "warnings", "status"),
     [
         pytest.param(IDLE, QUIET, Status.HEALTHY, id="idle"),
         pytest.param(replace(IDLE, primary=False), QUIET, Status.HEALTHY, id="standby"),
-        pytest.param(Vitals(initialized=False), QUIET, Status.DEGRADED, id="not initialized"),
-        pytest.param(replace(IDLE, pools=(STUCK,)), QUIET, Status.DEGRADED, id="stuck"),
+        pytest.param(NOT_YET, QUIET, Status.DEGRADED, id="not initialized"),
+        pytest.param(with_pools(STUCK), QUIET, Status.DEGRADED, id="stuck"),
         pytest.param(
             IDLE, WarningSummary({Severity.CRITICAL: 1}, 1), Status.DEGRADED, id="fresh critical"
         ),
@@ -103,19 +113,15 @@ def test_only_what_keeps_the_router_itself_from_its_work_makes_it_unhealthy(
         pytest.param(
             replace(IDLE, queues=(BAD_QUEUE, GOOD_QUEUE)), QUIET, Status.WARNING, id="some queues"
         ),
+        pytest.param(with_pools(pool(percent=89)), QUIET, Status.DEGRADED, id="all pools"),
+        pytest.param(with_pools(pool(percent=89), pool()), QUIET, Status.WARNING, id="some pools"),
         pytest.param(
-            replace(IDLE, pools=(pool(rate=0.89),)), QUIET, Status.DEGRADED, id="all pools"
-        ),
-        pytest.param(
-            replace(IDLE, pools=(pool(rate=0.89), pool())), QUIET, Status.WARNING, id="some pools"
-        ),
-        pytest.param(
-            replace(IDLE, pools=(pool(rate=0.89),), idle_pools=1),
+            with_pools(pool(percent=89), idle=1),
             QUIET,
             Status.WARNING,
             id="some pools, the others idle",
         ),
-        pytest.param(replace(IDLE, pools=(pool(rate=0.9),)), QUIET, Status.HEALTHY, id="90 %"),
+        pytest.param(with_pools(pool(percent=90)), QUIET, Status.HEALTHY, id="90 %"),
         pytest.param(replace(IDLE, consumers=(DEAD,)), QUIET, Status.DEGRADED, id="all consumers"),
         pytest.param(
             replace(IDLE, consumers=(DEAD, ALIVE)), QUIET, Status.WARNING, id="some consumers"
@@ -130,30 +136,30 @@ def test_only_what_keeps_the_router_itself_from_its_work_makes_it_unhealthy(
     ],
 )
 def test_the_status_tells_whether_someone_should_look(
-    vitals: Vitals, warnings: WarningSummary, status: Status
+    state: RouterState, warnings: WarningSummary, status: Status
 ) -> None:
-    health = assess(vitals, warnings)
+    health = assess(replace(state, warnings=warnings))
 
     assert health.status is status
 
 
 def test_a_healthy_router_says_so_and_has_no_issues() -> None:
-    health = assess(IDLE, QUIET)
+    health = assess(IDLE)
 
     assert health.issues == ()
     assert health.message == "the router does its work"
 
 
 def test_each_issue_is_said_once_and_the_gravest_is_the_message() -> None:
-    ailing = Vitals(
-        initialized=True,
+    ailing = replace(
+        with_pools(STUCK, pool(percent=50, code="slow")),
         consumers=(DEAD, DEAD),
-        pools=(STUCK, pool(rate=0.5, code="slow")),
         queues=(BAD_QUEUE, GOOD_QUEUE),
         open_breakers=2,
+        warnings=WarningSummary({Severity.CRITICAL: 6}, 1),
     )
 
-    health = assess(ailing, WarningSummary({Severity.CRITICAL: 6}, 1))
+    health = assess(ailing)
 
     assert health.message == NO_CONSUMER
     assert health.issues == (
@@ -168,38 +174,53 @@ def test_each_issue_is_said_once_and_the_gravest_is_the_message() -> None:
 
 
 def test_every_failing_kind_is_named() -> None:
-    failing = replace(IDLE, pools=(pool(rate=0),), queues=(BAD_QUEUE,))
+    failing = replace(with_pools(pool(percent=0)), queues=(BAD_QUEUE,))
 
-    issues = assess(failing, QUIET).issues
+    issues = assess(failing).issues
 
     assert issues == ("every queue is below 90 % success", "every pool is below 90 % success")
+
+
+def test_a_queue_that_is_being_stopped_is_not_judged() -> None:
+    stopping = queue("old", percent=0, stopping=True)
+
+    assert assess(replace(IDLE, queues=(stopping, GOOD_QUEUE))).issues == ()
+
+
+@pytest.mark.parametrize(("uptime", "healthy"), [(STUCK_SECONDS - 1, True), (STUCK_SECONDS, False)])
+def test_a_pool_that_never_sent_anything_is_stuck_after_a_while(
+    uptime: float, healthy: bool
+) -> None:
+    never = replace(pool(5), idle_seconds=None)
+
+    assert assess(replace(with_pools(never), uptime=uptime)).healthy is healthy
 
 
 def test_a_long_list_of_names_is_cut() -> None:
     consumers = (ALIVE, *(consumer(healthy=False, queue=f"q{n}") for n in range(12)))
 
-    issues = assess(replace(IDLE, consumers=consumers), QUIET).issues
+    issues = assess(replace(IDLE, consumers=consumers)).issues
 
     assert issues == ("unhealthy consumers: q0, q1, q2, q3, q4, q5, q6, q7, q8, q9 and 2 more",)
 
 
 @pytest.mark.parametrize(
-    ("vitals", "issues"),
+    ("state", "issues"),
     [
         (IDLE, ()),
         (replace(IDLE, primary=False), ()),
-        (replace(IDLE, pools=(STUCK,)), ()),
+        (with_pools(STUCK), ()),
         (replace(IDLE, consumers=(DEAD, ALIVE)), ()),
         (replace(IDLE, consumers=(DEAD,)), (NO_CONSUMER,)),
-        (Vitals(initialized=False), (NOT_INITIALIZED,)),
+        (NOT_YET, (NOT_INITIALIZED,)),
         (replace(IDLE, shutting_down=True), (SHUTTING_DOWN,)),
-        (Vitals(initialized=False, shutting_down=True), (NOT_INITIALIZED, SHUTTING_DOWN)),
+        (replace(NOT_YET, shutting_down=True), (NOT_INITIALIZED, SHUTTING_DOWN)),
     ],
 )
 def test_ready_means_initialized_staying_and_able_to_consume(
-    vitals: Vitals, issues: tuple[str, ...]
+    state: RouterState, issues: tuple[str, ...]
 ) -> None:
-    probe = readiness(vitals)
+    probe = readiness(state)
 
     assert probe.issues == issues
     assert probe.passed is (not issues)
@@ -207,4 +228,4 @@ def test_ready_means_initialized_staying_and_able_to_consume(
 
 def test_started_means_initialized() -> None:
     assert startup(replace(IDLE, shutting_down=True)).passed
-    assert startup(Vitals(initialized=False)).issues == (NOT_INITIALIZED,)
+    assert startup(NOT_YET).issues == (NOT_INITIALIZED,)

@@ -12,11 +12,13 @@ from router.core.identity import (
     proof_of_copy,
     shown_id,
 )
-from router.core.message import Delivery
+from router.core.message import ReceivedMessage
 
 
-def delivered(body: bytes, broker_id: str | None = None, claimed_id: str | None = None) -> Delivery:
-    return Delivery(body, object(), broker_id, claimed_id=claimed_id)
+def delivered(
+    body: bytes, broker_id: str | None = None, claimed_id: str | None = None
+) -> ReceivedMessage:
+    return ReceivedMessage(body, object(), broker_id, claimed_id=claimed_id)
 
 
 @pytest.mark.rule("ID-1")

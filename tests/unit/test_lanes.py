@@ -12,7 +12,7 @@ from tests.support.jobs import make_batch, make_job
 
 pytestmark = pytest.mark.rule("POOL-3")
 
-TRIED = Tally(attempts=1, posts=3)
+TRIED = Tally(failures=1, requests=3)
 
 
 def lane_of(*jobs: Job) -> Lane:
@@ -64,13 +64,13 @@ def test_what_goes_back_goes_in_the_order_of_service() -> None:
 def test_only_what_came_in_the_same_batch_is_taken_out_with_a_failed_one() -> None:
     first, second = make_batch(), make_batch()
     lane = lane_of(
-        make_job("a", run=first),
-        make_job("b", run=second),
-        make_job("H", run=first, high=True),
-        make_job("c", run=first),
+        make_job("a", scope=first),
+        make_job("b", scope=second),
+        make_job("H", scope=first, high=True),
+        make_job("c", scope=first),
     )
 
-    taken = lane.take_run(first)
+    taken = lane.take_scope(first)
 
     assert ids(taken) == "Hac"
     assert served(lane) == "b"
@@ -79,18 +79,20 @@ def test_only_what_came_in_the_same_batch_is_taken_out_with_a_failed_one() -> No
 @pytest.mark.rule("FIFO-1")
 def test_a_taken_run_leaves_no_trace_in_the_order_of_the_rest() -> None:
     failed = make_batch()
-    lane = lane_of(make_job("t", run=failed, tally=TRIED), make_job("b"), make_job("H", high=True))
+    lane = lane_of(
+        make_job("t", scope=failed, tally=TRIED), make_job("b"), make_job("H", high=True)
+    )
 
-    lane.take_run(failed)
+    lane.take_scope(failed)
 
     assert served(lane) == "Hb"
 
 
 @pytest.mark.rule("FIFO-1")
 def test_a_run_that_has_nothing_left_takes_nothing_out() -> None:
-    lane = lane_of(make_job("a", run=make_batch()))
+    lane = lane_of(make_job("a", scope=make_batch()))
 
-    assert lane.take_run(make_batch()) == []
+    assert lane.take_scope(make_batch()) == []
     assert len(lane) == 1
 
 
@@ -98,15 +100,15 @@ def test_a_run_that_has_nothing_left_takes_nothing_out() -> None:
 def test_latecomers_of_a_group_that_stays_queue_up_behind_the_others() -> None:
     lane = lane_of(make_job("a"))
     late = make_job("b")
-    lane.put_off(late)
+    lane.hold_back(late)
 
     state_while_waiting = late.state
-    lane.let_latecomers_in()
+    lane.release_blocked()
 
     assert state_while_waiting is State.WAITING
     assert late.state is State.QUEUED
     assert served(lane) == "ab"
-    assert not lane.latecomers
+    assert not lane.blocked
 
 
 class LaneMachine(RuleBasedStateMachine):
@@ -116,11 +118,11 @@ class LaneMachine(RuleBasedStateMachine):
         super().__init__()
         self.lane = Lane("g")
         self.model: list[Job] = []
-        self.runs = [make_batch(), make_batch()]
+        self.scopes = [make_batch(), make_batch()]
 
-    @rule(high=st.booleans(), tried=st.booleans(), run=st.integers(0, 1))
-    def put(self, high: bool, tried: bool, run: int) -> None:
-        job = make_job(high=high, tally=TRIED if tried else None, run=self.runs[run])
+    @rule(high=st.booleans(), tried=st.booleans(), scope=st.integers(0, 1))
+    def put(self, high: bool, tried: bool, scope: int) -> None:
+        job = make_job(high=high, tally=TRIED if tried else None, scope=self.scopes[scope])
         self.lane.put(job)
         self.model.append(job)
 
@@ -133,12 +135,12 @@ class LaneMachine(RuleBasedStateMachine):
         assert self.lane.take() is expected
         assert self.lane.current is expected
 
-    @rule(run=st.integers(0, 1))
-    def take_run(self, run: int) -> None:
-        expected = [job for job in self.in_order() if job.run is self.runs[run]]
+    @rule(scope=st.integers(0, 1))
+    def take_scope(self, scope: int) -> None:
+        expected = [job for job in self.in_order() if job.failure_scope is self.scopes[scope]]
         self.model = [job for job in self.model if job not in expected]
 
-        assert self.lane.take_run(self.runs[run]) == expected
+        assert self.lane.take_scope(self.scopes[scope]) == expected
 
     @invariant()
     def the_lane_holds_what_the_model_holds(self) -> None:
@@ -149,7 +151,7 @@ class LaneMachine(RuleBasedStateMachine):
     def in_order(self) -> list[Job]:
         high = [job for job in self.model if job.message.high_priority]
         regular = [job for job in self.model if not job.message.high_priority]
-        last_tried = max((i + 1 for i, job in enumerate(regular) if job.posts), default=0)
+        last_tried = max((i + 1 for i, job in enumerate(regular) if job.requests), default=0)
         return regular[:last_tried] + high + regular[last_tried:]
 
 

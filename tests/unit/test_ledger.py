@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.job import Fate
-from router.core.ledger import Ledger
+from router.core.tracker import Ledger
 
 pytestmark = pytest.mark.rule("OPS-6")
 

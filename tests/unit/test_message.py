@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.message import MAX_BODY, MAX_DEPTH, Malformed, Message, Mode, parse
-from router.engine.courier import longest_delivery
+from router.engine.delivery import longest_delivery
 from tests.support.pace import slowdown
 
 pytestmark = pytest.mark.rule("BRK-2")
@@ -95,6 +95,34 @@ def test_what_is_no_message_is_malformed(broken: bytes) -> None:
         parse(broken)
 
 
+@pytest.mark.rule("CMD-8")
+@pytest.mark.parametrize("kind", ["PROCESS", "process"])
+def test_a_process_is_named_by_type_and_target(kind: str) -> None:
+    message = parse(body(mediationType=kind, mediationTarget="process:thumbnail"))
+
+    assert message.is_process
+    assert not parse(body(mediationType="HTTP")).is_process
+    assert not parse(body(mediationTarget="handler:paid")).is_process
+
+
+@pytest.mark.rule("CMD-8")
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"mediationType": "PROCESS"}, "mediationTarget"),
+        ({"mediationType": "PROCESS", "mediationTarget": "handler:x"}, "mediationTarget"),
+        ({"mediationType": "PROCESS", "mediationTarget": "process:/bin/sh"}, "mediationTarget"),
+        ({"mediationType": "PROCESS", "mediationTarget": "process:x -c y"}, "mediationTarget"),
+        ({"mediationTarget": "process:x"}, "mediationType"),
+        ({"mediationType": "HTTP", "mediationTarget": "process:x"}, "mediationType"),
+        ({"mediationType": "SMTP", "mediationTarget": "process:x"}, "mediationType"),
+    ],
+)
+def test_type_and_target_of_a_process_go_together(fields: dict[str, str], field: str) -> None:
+    with pytest.raises(Malformed, match=f"`{field}`"):
+        parse(body(**fields))
+
+
 @pytest.mark.rule("WQ-1")
 def test_a_key_against_duplicates_is_read_and_null_means_none() -> None:
     assert parse(body(dedupKey="order-7")).dedup_key == "order-7"
@@ -103,21 +131,34 @@ def test_a_key_against_duplicates_is_read_and_null_means_none() -> None:
     assert parse(body()).dedup_key is None
 
 
+@pytest.mark.rule("CMD-1")
 @pytest.mark.parametrize(
-    ("fields", "noticed"),
+    ("fields", "expected"),
     [
         ({}, False),
-        ({"replyTo": None, "batch": None}, False),
-        ({"replyTo": "q"}, True),
-        ({"batch": [1, {"a": []}]}, True),
-        ({"batch": 0}, True),
-        ({"batch": True}, True),
+        ({"payload": None}, False),
+        ({"payload": 0}, True),
+        ({"payload": False}, True),
+        ({"payload": [1, {"a": []}]}, True),
     ],
 )
-def test_fields_that_are_planned_are_noticed_and_not_decoded(
-    fields: dict[str, object], noticed: bool
+def test_a_payload_is_any_value_but_null_and_is_not_decoded(
+    fields: dict[str, object], expected: bool
 ) -> None:
-    assert parse(body(**fields)).has_planned_fields is noticed
+    message = parse(body(**fields))
+
+    assert message.has_payload is expected
+    if expected:
+        assert bytes(message.payload) == json.dumps(fields["payload"]).encode()
+
+
+@pytest.mark.rule("CMD-6")
+@pytest.mark.parametrize(
+    ("fields", "level"),
+    [({}, 0), ({"priority": 4}, 4), ({"highPriority": True, "priority": 4}, 9)],
+)
+def test_high_priority_is_the_highest_level(fields: dict[str, object], level: int) -> None:
+    assert parse(body(**fields)).level == level
 
 
 def test_brackets_in_strings_are_no_nesting() -> None:
@@ -311,3 +352,15 @@ def test_64_levels_are_the_limit(levels: int, opening: int) -> None:
     is_message = read(b'{"id":"a","mediationTarget":"http://svc/","x":%b}' % nested.encode())
 
     assert (is_message is not None) == (levels <= MAX_DEPTH)
+
+
+@pytest.mark.rule("CMD-1")
+def test_a_correlation_id_has_no_control_characters() -> None:
+    body = '{"id":"a","mediationTarget":"http://t/","correlationId":"%s"}'
+
+    assert parse((body % "c 1").encode()).correlation_id == "c 1"
+    for bad in ("a\\u0007", "a\\n", "\\u0085"):
+        with pytest.raises(Malformed, match="correlationId"):
+            parse((body % bad).encode())
+    with pytest.raises(Malformed, match="correlationId"):
+        parse((body % ("a" * 513)).encode())

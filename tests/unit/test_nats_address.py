@@ -2,8 +2,12 @@
 
 import pytest
 
-from router.brokers.nats_address import Credentials, NatsAddress, read_address
-from router.brokers.nats_settings import NatsSettings
+from router.brokers.nats.address import (
+    NatsAddress,
+    NatsCredentials,
+    NatsSettings,
+    read_address,
+)
 from router.core.config import QueueConfig
 from router.ports import QueueRefused
 
@@ -20,14 +24,14 @@ def address(uri: str, settings: NatsSettings = SETTINGS, name: str = "orders") -
 
 def test_a_uri_says_it_all() -> None:
     assert address("nats://h:5222/?stream=S&consumer=C&subject=x.*.>") == NatsAddress(
-        ("nats://h:5222",), Credentials(), "S", "C", "x.*.>"
+        ("nats://h:5222",), NatsCredentials(), "S", "C", "x.*.>"
     )
 
 
 def test_what_it_leaves_out_comes_from_the_settings() -> None:
     assert address("nats:///?subject=orders") == NatsAddress(
         ("nats://one:4222", "tls://two:5222"),
-        Credentials("ada", "pa:ss"),
+        NatsCredentials("ada", "pa:ss"),
         "MESSAGES",
         "message-router-orders",
         "orders",
@@ -37,17 +41,17 @@ def test_what_it_leaves_out_comes_from_the_settings() -> None:
 @pytest.mark.parametrize(
     ("uri", "servers", "credentials"),
     [
-        ("nats://h", ("nats://h:4222",), Credentials()),
-        ("nats://[::1]:5222/", ("nats://[::1]:5222",), Credentials()),
-        ("nats://[::1]/", ("nats://[::1]:4222",), Credentials()),
-        ("nats://u:p%40ss@h/", ("nats://h:4222",), Credentials("u", "p@ss")),
-        ("nats://u:p,@a:1,b:2/", ("nats://a:1", "nats://b:2"), Credentials("u", "p,")),
-        ("nats://s3cret@h/", ("nats://h:4222",), Credentials(token="s3cret")),
-        ("nats://one:4222/", ("nats://one:4222",), Credentials("ada", "pa:ss")),
+        ("nats://h", ("nats://h:4222",), NatsCredentials()),
+        ("nats://[::1]:5222/", ("nats://[::1]:5222",), NatsCredentials()),
+        ("nats://[::1]/", ("nats://[::1]:4222",), NatsCredentials()),
+        ("nats://u:p%40ss@h/", ("nats://h:4222",), NatsCredentials("u", "p@ss")),
+        ("nats://u:p,@a:1,b:2/", ("nats://a:1", "nats://b:2"), NatsCredentials("u", "p,")),
+        ("nats://s3cret@h/", ("nats://h:4222",), NatsCredentials(token="s3cret")),
+        ("nats://one:4222/", ("nats://one:4222",), NatsCredentials("ada", "pa:ss")),
     ],
 )
 def test_servers_and_credentials_are_told_apart(
-    uri: str, servers: tuple[str, ...], credentials: Credentials
+    uri: str, servers: tuple[str, ...], credentials: NatsCredentials
 ) -> None:
     read = address(uri)
 
@@ -58,10 +62,10 @@ def test_servers_and_credentials_are_told_apart(
 def test_credentials_of_the_environment_go_to_its_own_servers_only() -> None:
     in_the_list = NatsSettings(servers=("nats://u:p@one:4222",))
 
-    assert address("nats://one/", in_the_list).credentials == Credentials("u", "p")
-    assert address("nats:///", in_the_list).credentials == Credentials("u", "p")
-    assert address("nats://one,evil/", in_the_list).credentials == Credentials()
-    assert address("nats://evil/").credentials == Credentials()
+    assert address("nats://one/", in_the_list).credentials == NatsCredentials("u", "p")
+    assert address("nats:///", in_the_list).credentials == NatsCredentials("u", "p")
+    assert address("nats://one,evil/", in_the_list).credentials == NatsCredentials()
+    assert address("nats://evil/").credentials == NatsCredentials()
 
 
 def test_two_queues_never_share_a_consumer_by_accident() -> None:

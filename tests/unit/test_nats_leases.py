@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from router.brokers.nats_leases import Holdings, Lease
+from router.brokers.nats.consumer import LeaseTable, NatsLease
 
 pytestmark = pytest.mark.rule("BRK-3", "WQ-3")
 
@@ -18,14 +18,14 @@ class HoldingsMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.holdings = Holdings("one")
+        self.lease_table = LeaseTable("one")
         self.now = 0.0
-        self.last: dict[int, Lease] = {}
-        self.every: list[Lease] = []
+        self.last: dict[int, NatsLease] = {}
+        self.every: list[NatsLease] = []
 
     @rule(sequence=SEQUENCES)
     def hand_over(self, sequence: int) -> None:
-        lease = self.holdings.take(sequence, f"reply {len(self.every)}", BODY, self.now + LEASE)
+        lease = self.lease_table.take(sequence, f"reply {len(self.every)}", BODY, self.now + LEASE)
         self.last[sequence] = lease
         self.every.append(lease)
         self.look()
@@ -39,25 +39,25 @@ class HoldingsMachine(RuleBasedStateMachine):
     def settle(self, sequence: int, accepted: bool) -> None:
         lease = self.last.pop(sequence, None)
         if lease is not None and accepted:
-            self.holdings.finish(lease)
+            self.lease_table.finish(lease)
         elif lease is not None:
-            self.holdings.give_back(lease, self.now, delay=10.0)
+            self.lease_table.nack(lease, self.now, delay=10.0)
         self.look()
 
     @rule(sequence=SEQUENCES)
     def extend(self, sequence: int) -> None:
         lease = self.last.get(sequence)
-        if lease is not None and self.holdings.has(lease, self.now):
-            self.holdings.prolong(lease, self.now + LEASE)
+        if lease is not None and self.lease_table.has(lease, self.now):
+            self.lease_table.extend(lease, self.now + LEASE)
         self.look()
 
     @rule()
     def sweep(self) -> None:
-        self.holdings.sweep(self.now, 1.0)
+        self.lease_table.sweep(self.now, 1.0)
         self.look()
 
     def look(self) -> None:
-        ours = [lease for lease in self.every if self.holdings.has(lease, self.now)]
+        ours = [lease for lease in self.every if self.lease_table.has(lease, self.now)]
 
         assert ours == [
             lease
@@ -70,35 +70,35 @@ TestHoldings = HoldingsMachine.TestCase
 
 
 def test_an_old_hand_over_settles_nothing_of_the_new_one() -> None:
-    holdings = Holdings("one")
-    old = holdings.take(7, "old", BODY, 30.0)
-    new = holdings.take(7, "new", BODY, 60.0)
+    lease_table = LeaseTable("one")
+    old = lease_table.take(7, "old", BODY, 30.0)
+    new = lease_table.take(7, "new", BODY, 60.0)
 
-    holdings.finish(old)
+    lease_table.finish(old)
 
-    assert not holdings.has(old, 1.0)
-    assert holdings.has(new, 1.0)
+    assert not lease_table.has(old, 1.0)
+    assert lease_table.has(new, 1.0)
 
 
 @pytest.mark.rule("P4")
 def test_what_was_let_go_without_a_word_is_forgotten() -> None:
-    holdings = Holdings("one")
+    lease_table = LeaseTable("one")
     for sequence in range(1000):
-        holdings.take(sequence, "reply", BODY, 30.0)
+        lease_table.take(sequence, "reply", BODY, 30.0)
 
-    holdings.sweep(29.0, every=30.0)
-    before = len(holdings)
-    holdings.sweep(59.0, every=30.0)
+    lease_table.sweep(29.0, every=30.0)
+    before = len(lease_table)
+    lease_table.sweep(59.0, every=30.0)
 
-    assert (before, len(holdings)) == (1000, 0)
+    assert (before, len(lease_table)) == (1000, 0)
 
 
 @pytest.mark.rule("FIFO-1")
 def test_what_was_given_back_is_expected_until_it_is_handed_over_again() -> None:
-    holdings = Holdings("one")
-    holdings.give_back(holdings.take(7, "reply", BODY, 30.0), now=0.0, delay=1.0)
-    before = holdings.comebacks.awaits_mates_of([BODY], now=1.0)
+    lease_table = LeaseTable("one")
+    lease_table.nack(lease_table.take(7, "reply", BODY, 30.0), now=0.0, delay=1.0)
+    before = lease_table.pending_retries.awaits_mates_of([BODY], now=1.0)
 
-    holdings.take(7, "again", BODY, 30.0)
+    lease_table.take(7, "again", BODY, 30.0)
 
-    assert (before, len(holdings.comebacks)) == (True, 0)
+    assert (before, len(lease_table.pending_retries)) == (True, 0)

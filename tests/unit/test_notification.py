@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from router.core.notification import (
     MOST_ITEMS,
     MOST_TROUBLES,
-    Change,
-    Gathering,
     Item,
+    PendingDigest,
+    StateChange,
     Subject,
     digest,
 )
@@ -32,11 +32,11 @@ def notice(number: int = 1, severity: Severity = Severity.WARN, count: int = 1) 
 
 
 def texts(items: list[Item]) -> list[str]:
-    return [item.text for item in items if isinstance(item, Change)]
+    return [item.text for item in items if isinstance(item, StateChange)]
 
 
 def test_warnings_below_the_least_severity_are_not_told() -> None:
-    gathering = Gathering(Severity.ERROR)
+    gathering = PendingDigest(Severity.ERROR)
 
     gathering.warned(notice(1, Severity.WARN))
     gathering.warned(notice(2, Severity.ERROR))
@@ -45,7 +45,7 @@ def test_warnings_below_the_least_severity_are_not_told() -> None:
 
 
 def test_a_warning_is_told_once_with_its_count_so_far() -> None:
-    gathering = Gathering(Severity.WARN)
+    gathering = PendingDigest(Severity.WARN)
 
     gathering.warned(notice(count=1))
     gathering.warned(notice(count=2))
@@ -57,7 +57,7 @@ def test_a_warning_is_told_once_with_its_count_so_far() -> None:
 
 
 def test_a_warning_that_grows_worse_is_told_again() -> None:
-    gathering = Gathering(Severity.WARN)
+    gathering = PendingDigest(Severity.WARN)
     gathering.warned(notice())
     gathering.take()
 
@@ -67,7 +67,7 @@ def test_a_warning_that_grows_worse_is_told_again() -> None:
 
 
 def test_trouble_is_told_when_it_begins_and_when_it_is_over_and_not_in_between() -> None:
-    gathering = Gathering(Severity.WARN)
+    gathering = PendingDigest(Severity.WARN)
 
     gathering.began(BREAKER, 1.0)
     began = texts(list(gathering.take()))
@@ -79,7 +79,7 @@ def test_trouble_is_told_when_it_begins_and_when_it_is_over_and_not_in_between()
     assert began == ["circuit breaker of http://t:80 opened"]
     assert between == []
     assert texts(list(ended)) == ["circuit breaker of http://t:80 closed again"]
-    assert ended == [Change(BREAKER, 3.0, is_over=True)]
+    assert ended == [StateChange(BREAKER, 3.0, is_over=True)]
 
 
 @pytest.mark.parametrize(
@@ -92,20 +92,20 @@ def test_trouble_is_told_when_it_begins_and_when_it_is_over_and_not_in_between()
 def test_what_comes_and_goes_between_two_notifications_is_one_line(
     times: int, text: str, is_over: bool
 ) -> None:
-    gathering = Gathering(Severity.WARN)
+    gathering = PendingDigest(Severity.WARN)
 
     for _ in range(times):
         gathering.began(BREAKER, 1.0)
         gathering.ended(BREAKER, 2.0)
 
     (change,) = gathering.take()
-    assert isinstance(change, Change)
+    assert isinstance(change, StateChange)
     assert change.text == f"{BREAKER.name} {text}"
     assert change.is_over is is_over
 
 
 def test_what_came_back_after_its_recovery_lasts() -> None:
-    gathering = Gathering(Severity.WARN)
+    gathering = PendingDigest(Severity.WARN)
     for _ in range(2):
         gathering.began(BREAKER, 1.0)
         gathering.ended(BREAKER, 2.0)
@@ -113,13 +113,13 @@ def test_what_came_back_after_its_recovery_lasts() -> None:
 
     (change,) = gathering.take()
 
-    assert isinstance(change, Change)
+    assert isinstance(change, StateChange)
     assert not change.is_over
     assert change.text == f"{BREAKER.name} opened, 3 times"
 
 
 def test_recovery_from_a_trouble_that_was_too_small_to_tell_is_not_told() -> None:
-    gathering = Gathering(Severity.CRITICAL)
+    gathering = PendingDigest(Severity.CRITICAL)
 
     gathering.began(BREAKER, 1.0)
     gathering.ended(BREAKER, 2.0)
@@ -129,7 +129,7 @@ def test_recovery_from_a_trouble_that_was_too_small_to_tell_is_not_told() -> Non
 
 @pytest.mark.rule("P4")
 def test_there_is_never_more_to_tell_than_fits() -> None:
-    gathering = Gathering(Severity.INFO)
+    gathering = PendingDigest(Severity.INFO)
 
     for number in range(MOST_ITEMS + 7):
         gathering.warned(notice(number))
@@ -141,7 +141,7 @@ def test_there_is_never_more_to_tell_than_fits() -> None:
 
 @pytest.mark.rule("P4")
 def test_what_was_told_is_not_remembered_for_ever() -> None:
-    gathering = Gathering(Severity.INFO)
+    gathering = PendingDigest(Severity.INFO)
 
     for number in range(CAPACITY + 1):
         gathering.warned(notice(number))
@@ -149,12 +149,15 @@ def test_what_was_told_is_not_remembered_for_ever() -> None:
         subject = Subject(f"s{number}", "opened", "closed", Severity.ERROR)
         gathering.began(subject, 0.0)
 
-    assert len(gathering._told) == CAPACITY
+    assert len(gathering._reported) == CAPACITY
     assert len(gathering._troubled) == MOST_TROUBLES
 
 
 def test_a_digest_has_the_worst_warnings_first_and_tells_how_bad_it_is() -> None:
-    lasting, over = Change(BREAKER, 1.0, began=1), Change(BREAKER, 1.0, began=1, is_over=True)
+    lasting, over = (
+        StateChange(BREAKER, 1.0, began=1),
+        StateChange(BREAKER, 1.0, began=1, is_over=True),
+    )
 
     made = digest(
         [notice(1), lasting, notice(2, Severity.CRITICAL)], instance="r", at=5.0, dropped=0
@@ -169,7 +172,7 @@ def test_a_digest_has_the_worst_warnings_first_and_tells_how_bad_it_is() -> None
 
 @given(st.lists(st.sampled_from(["began", "ended", "take"]), max_size=40))
 def test_people_always_know_the_latest_state(steps: list[str]) -> None:
-    gathering, troubled, believed = Gathering(Severity.WARN), False, False
+    gathering, troubled, believed = PendingDigest(Severity.WARN), False, False
     for step in [*steps, "take"]:
         if step == "began":
             gathering.began(BREAKER, 0.0)
@@ -179,6 +182,6 @@ def test_people_always_know_the_latest_state(steps: list[str]) -> None:
             troubled = False
         else:
             for item in gathering.take():
-                believed = isinstance(item, Change) and not item.is_over
+                believed = isinstance(item, StateChange) and not item.is_over
 
             assert believed is troubled

@@ -7,24 +7,23 @@ from hypothesis import strategies as st
 
 from router.core.config import RetryPolicy
 from router.core.outcome import (
-    CONSEQUENCES,
     DEFAULT_DELAY,
     DELIVERED,
     MAX_DELAY,
     MIN_DELAY,
     REPLY_KEPT,
-    Alarm,
-    Error,
-    Fault,
+    RULES,
+    Cause,
+    Disposition,
     Metric,
     NoReply,
     Outcome,
     Reply,
-    Result,
     circuit_open,
     clamp_delay,
     judge,
 )
+from router.core.warnings import Code, Severity
 
 pytestmark = pytest.mark.rule("MED-3")
 
@@ -35,7 +34,20 @@ def now() -> float:
     return TODAY.timestamp()
 
 
-R, E, A = Result, Error, Alarm
+# What follows from an outcome: what is done with the message, and how it is counted (SPEC §11).
+ACK = (Disposition.ACK, Metric.SUCCESS)
+CONFIG = (Disposition.DEAD_LETTER, Metric.FAILURE)
+PROCESS = (Disposition.RETRY, Metric.TRANSIENT)
+CONNECTION = (Disposition.RETRY, Metric.FAILURE)
+
+# Which warning it raises (CONTRACTS §5).
+ERROR = (Code.CONFIGURATION, Severity.ERROR)
+CRITICAL = (Code.CONFIGURATION, Severity.CRITICAL)
+OVERLOADED = (Code.CONFIGURATION, Severity.WARN)
+UNFORESEEN = (Code.PROCESSING, Severity.WARN)
+
+Follows = tuple[Disposition, Metric]
+Warns = tuple[Code, Severity] | None
 
 REPLIES = st.fixed_dictionaries(
     {"ack": st.booleans()},
@@ -60,53 +72,53 @@ HEADERS = st.text() | NUMBERS | DATES
 POLICY = RetryPolicy(statuses=frozenset({404, 423, 429}))
 
 
-def verdict(outcome: Outcome) -> tuple[Result, Error | None, Alarm, bool]:
-    return outcome.result, outcome.error, outcome.alarm, outcome.retryable
+def verdict(outcome: Outcome) -> tuple[Follows, str | None, Warns, bool]:
+    rule = outcome.rule
+    return (rule.disposition, rule.metric), rule.word, rule.warning, outcome.may_try_again
 
 
 # The table of CONTRACTS §5 for HTTP statuses: result, error, warning, tried again at once?
 STATUSES = {
-    100: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
-    101: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
-    200: (R.SUCCESS, None, A.NONE, False),
-    202: (R.SUCCESS, None, A.NONE, False),
-    204: (R.SUCCESS, None, A.NONE, False),
-    299: (R.SUCCESS, None, A.NONE, False),
-    301: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
-    304: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
-    400: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
-    401: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
-    403: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
-    404: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
-    408: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
-    428: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
-    429: (R.ERROR_PROCESS, E.RATE_LIMITED, A.NONE, False),
-    430: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
-    499: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
-    500: (R.ERROR_PROCESS, E.HTTP, A.NONE, True),
-    501: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_CRITICAL, False),
-    502: (R.ERROR_PROCESS, E.HTTP, A.NONE, True),
-    503: (R.ERROR_PROCESS, E.HTTP, A.NONE, True),
-    599: (R.ERROR_PROCESS, E.HTTP, A.NONE, True),
-    600: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
+    100: (PROCESS, "HttpError", None, False),
+    101: (PROCESS, "HttpError", None, False),
+    200: (ACK, None, None, False),
+    202: (ACK, None, None, False),
+    204: (ACK, None, None, False),
+    299: (ACK, None, None, False),
+    301: (PROCESS, "HttpError", None, False),
+    304: (PROCESS, "HttpError", None, False),
+    400: (CONFIG, "HttpError", ERROR, False),
+    401: (CONFIG, "HttpError", ERROR, False),
+    403: (CONFIG, "HttpError", ERROR, False),
+    404: (CONFIG, "HttpError", ERROR, False),
+    408: (CONFIG, "HttpError", ERROR, False),
+    428: (CONFIG, "HttpError", ERROR, False),
+    429: (PROCESS, "RateLimited", None, False),
+    430: (CONFIG, "HttpError", ERROR, False),
+    499: (CONFIG, "HttpError", ERROR, False),
+    500: (PROCESS, "HttpError", None, True),
+    501: (CONFIG, "HttpError", CRITICAL, False),
+    502: (PROCESS, "HttpError", None, True),
+    503: (PROCESS, "HttpError", None, True),
+    599: (PROCESS, "HttpError", None, True),
+    600: (PROCESS, "HttpError", None, False),
 }
 
 # … and for what is no reply at all.
 FAULTS = {
-    Fault.NETWORK: (R.ERROR_CONNECTION, E.NETWORK, A.NONE, True),
-    Fault.TIMEOUT: (R.ERROR_PROCESS, E.TIMEOUT, A.NONE, True),
-    Fault.TARGET_REFUSED: (R.ERROR_CONFIG, E.TARGET_REFUSED, A.CONFIGURATION_ERROR, False),
-    Fault.BAD_REQUEST: (R.ERROR_CONFIG, E.BAD_REQUEST, A.CONFIGURATION_ERROR, False),
-    Fault.OVERLOADED: (R.ERROR_PROCESS, E.OVERLOADED, A.OVERLOADED_WARN, True),
-    Fault.UNFORESEEN: (R.ERROR_PROCESS, E.UNFORESEEN, A.PROCESSING_WARN, True),
-}
-
-# SPEC §11: acked? kept as a dead letter? metric; fails its group?
-FOLLOWS = {
-    R.SUCCESS: (True, False, Metric.SUCCESS, False),
-    R.ERROR_CONFIG: (True, True, Metric.FAILURE, False),
-    R.ERROR_PROCESS: (False, False, Metric.TRANSIENT, True),
-    R.ERROR_CONNECTION: (False, False, Metric.FAILURE, True),
+    Cause.NETWORK: (CONNECTION, "NetworkError", None, True),
+    Cause.TIMEOUT: (PROCESS, "Timeout", None, True),
+    Cause.TARGET_REFUSED: (CONFIG, "TargetRefused", ERROR, False),
+    Cause.BAD_REQUEST: (CONFIG, "BadRequest", ERROR, False),
+    Cause.OVERLOADED: (PROCESS, "RouterOverloaded", OVERLOADED, True),
+    Cause.UNFORESEEN: (PROCESS, "Unforeseen", UNFORESEEN, True),
+    # … on this machine (CMD-8, CMD-9).
+    Cause.TASK_FAILED: (PROCESS, "TaskFailed", None, False),
+    Cause.TASK_TIMEOUT: (PROCESS, "Timeout", None, False),
+    Cause.NOT_STARTED: (PROCESS, "NotStarted", OVERLOADED, False),
+    Cause.NO_HANDLER: (PROCESS, "NoHandler", OVERLOADED, False),
+    Cause.PERMANENT: (CONFIG, "Permanent", None, False),
+    Cause.DEFERRED: (PROCESS, "Deferred", None, False),
 }
 
 
@@ -117,31 +129,32 @@ def test_the_status_decides(status: int) -> None:
     assert verdict(outcome) == STATUSES[status]
 
 
-@pytest.mark.parametrize("fault", Fault)
-def test_a_missing_reply_is_judged_by_its_fault(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_missing_reply_is_judged_by_its_cause(fault: Cause) -> None:
     outcome = judge(NoReply(fault, "because"), now)
 
     assert verdict(outcome) == FAULTS[fault]
     assert outcome.detail == "because"
 
 
-@pytest.mark.parametrize("result", Result)
-def test_the_result_decides_what_follows(result: Result) -> None:
-    then = CONSEQUENCES[result]
+@pytest.mark.parametrize("cause", Cause)
+def test_every_cause_has_its_row(cause: Cause) -> None:
+    rule = RULES[cause]
 
-    assert Outcome(result).consequence is then
-    assert (then.ack, then.dead_letter, then.metric, then.fails_group) == FOLLOWS[result]
+    assert (rule.disposition, rule.metric) in {ACK, CONFIG, PROCESS, CONNECTION}
+    assert (rule.word is None) is (rule.disposition is Disposition.ACK)
+    assert not rule.counts or rule.disposition is Disposition.RETRY
 
 
 # … and with `retry.statuses` of 404, 423 and 429.
 STATUSES_BY_POLICY = {
-    400: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
-    403: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_ERROR, False),
-    404: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
-    423: (R.ERROR_PROCESS, E.HTTP, A.NONE, False),
-    429: (R.ERROR_PROCESS, E.RATE_LIMITED, A.NONE, False),
-    501: (R.ERROR_CONFIG, E.HTTP, A.CONFIGURATION_CRITICAL, False),
-    503: (R.ERROR_PROCESS, E.HTTP, A.NONE, True),
+    400: (CONFIG, "HttpError", ERROR, False),
+    403: (CONFIG, "HttpError", ERROR, False),
+    404: (PROCESS, "HttpError", None, False),
+    423: (PROCESS, "HttpError", None, False),
+    429: (PROCESS, "RateLimited", None, False),
+    501: (CONFIG, "HttpError", CRITICAL, False),
+    503: (PROCESS, "HttpError", None, True),
 }
 
 
@@ -151,7 +164,7 @@ def test_the_policy_makes_statuses_retryable(status: int) -> None:
     outcome = judge(Reply(status), now, POLICY)
 
     assert verdict(outcome) == STATUSES_BY_POLICY[status]
-    assert outcome.counts is (status in {404, 423, 503})
+    assert outcome.rule.counts is (status in {404, 423, 503})
 
 
 @pytest.mark.rule("WQ-5")
@@ -164,15 +177,15 @@ def test_the_policy_makes_statuses_retryable(status: int) -> None:
         (Reply(404), False),
         (Reply(429), False),
         (Reply(500), True),
-        (NoReply(Fault.NETWORK), True),
-        (NoReply(Fault.TIMEOUT), True),
-        (NoReply(Fault.UNFORESEEN), True),
-        (NoReply(Fault.TARGET_REFUSED), False),
-        (NoReply(Fault.OVERLOADED), False),
+        (NoReply(Cause.NETWORK), True),
+        (NoReply(Cause.TIMEOUT), True),
+        (NoReply(Cause.UNFORESEEN), True),
+        (NoReply(Cause.TARGET_REFUSED), False),
+        (NoReply(Cause.OVERLOADED), False),
     ],
 )
 def test_only_real_failures_use_up_an_attempt(answer: Reply | NoReply, *, counts: bool) -> None:
-    assert judge(answer, now).counts is counts
+    assert judge(answer, now).rule.counts is counts
 
 
 @pytest.mark.parametrize(
@@ -228,7 +241,7 @@ def test_ack_false_defers_for_the_asked_delay(
 ) -> None:
     outcome = judge(Reply(200, f'{{"ack": false, "delaySeconds": {delay}}}'.encode()), now)
 
-    assert verdict(outcome) == (R.ERROR_PROCESS, E.DEFERRED, A.NONE, False)
+    assert verdict(outcome) == (PROCESS, "Deferred", None, False)
     assert (outcome.asked_delay, outcome.delay) == (asked, delayed)
 
 
@@ -247,7 +260,7 @@ def test_ack_false_defers_for_the_asked_delay(
 def test_a_permanent_failure_is_given_up_at_once_and_without_a_warning(reply: Reply) -> None:
     outcome = judge(reply, now, POLICY)
 
-    assert verdict(outcome) == (R.ERROR_CONFIG, E.PERMANENT, A.NONE, False)
+    assert verdict(outcome) == (CONFIG, "Permanent", None, False)
     assert (outcome.status, outcome.reply) == (reply.status, reply.body)
 
 
@@ -265,12 +278,12 @@ def test_a_permanent_failure_is_given_up_at_once_and_without_a_warning(reply: Re
     ],
 )
 def test_only_true_means_permanent(body: bytes) -> None:
-    assert judge(Reply(503, body), now).error is E.HTTP
+    assert judge(Reply(503, body), now).rule.word == "HttpError"
 
 
 def test_an_accepted_message_is_accepted_whatever_else_is_said() -> None:
     assert judge(Reply(200, b'{"ack": true, "permanent": true}'), now) is DELIVERED
-    assert judge(Reply(404, b'{"permanent": true}'), now).error is E.HTTP
+    assert judge(Reply(404, b'{"permanent": true}'), now).rule.word == "HttpError"
 
 
 @pytest.mark.parametrize(
@@ -285,15 +298,15 @@ def test_an_accepted_message_is_accepted_whatever_else_is_said() -> None:
 def test_ack_false_is_understood_however_it_is_written(body: bytes) -> None:
     outcome = judge(Reply(202, body), now)
 
-    assert (outcome.error, outcome.delay, outcome.status) == (E.DEFERRED, DEFAULT_DELAY, 202)
+    assert (outcome.rule.word, outcome.delay, outcome.status) == ("Deferred", DEFAULT_DELAY, 202)
 
 
 def test_a_reply_past_the_cap_is_judged_by_its_status_alone() -> None:
     cut = b'{"ack": false}'
 
     assert judge(Reply(200, cut, too_long=True), now) is DELIVERED
-    assert judge(Reply(500, cut, too_long=True), now).error is E.HTTP
-    assert judge(Reply(500, b'{"permanent": true}', too_long=True), now).error is E.HTTP
+    assert judge(Reply(500, cut, too_long=True), now).rule.word == "HttpError"
+    assert judge(Reply(500, b'{"permanent": true}', too_long=True), now).rule.word == "HttpError"
 
 
 def http_date(after: timedelta) -> str:
@@ -344,8 +357,11 @@ def test_retry_after_counts_on_every_retried_status_and_ends_the_tries(
 ) -> None:
     outcome = judge(Reply(status, retry_after=header), now, POLICY)
 
-    assert (outcome.result, outcome.asked_delay) == (R.ERROR_PROCESS, asked)
-    assert outcome.retryable is (status >= 500 and asked is None)
+    assert ((outcome.rule.disposition, outcome.rule.metric), outcome.asked_delay) == (
+        PROCESS,
+        asked,
+    )
+    assert outcome.may_try_again is (status >= 500 and asked is None)
 
 
 @pytest.mark.rule("WQ-5")
@@ -366,8 +382,8 @@ def test_a_date_is_never_reached_early() -> None:
 def test_an_open_circuit_asks_for_its_own_delay_and_is_no_failure() -> None:
     outcome = circuit_open(27.5)
 
-    assert verdict(outcome) == (R.ERROR_PROCESS, E.CIRCUIT_OPEN, A.NONE, False)
-    assert (outcome.delay, outcome.counts) == (27.5, False)
+    assert verdict(outcome) == (PROCESS, "CircuitOpen", None, False)
+    assert (outcome.delay, outcome.rule.counts) == (27.5, False)
 
 
 @pytest.mark.rule("DLQ-1")
@@ -396,4 +412,4 @@ def test_every_reply_has_an_outcome(status: int, body: bytes, retry_after: str |
     outcome = judge(Reply(status, body, retry_after), now)
 
     assert MIN_DELAY <= outcome.delay <= MAX_DELAY
-    assert (outcome.result is R.SUCCESS) <= (200 <= status < 300)
+    assert (outcome.rule.disposition is Disposition.ACK) <= (200 <= status < 300)

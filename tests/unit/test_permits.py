@@ -57,7 +57,7 @@ async def test_below_a_lowered_limit_nothing_new_starts_until_enough_came_back()
     for _ in range(3):
         kept.append(permits.may_be_kept())
         free.append(permits.is_free)
-        permits.give_back()
+        permits.release()
 
     assert kept == [False, False, True]
     assert free == [False, False, False]
@@ -81,7 +81,7 @@ async def test_who_comes_back_goes_before_all_who_never_had_one() -> None:
         await asyncio.sleep(0)
 
         free_while_one_waits, kept = permits.is_free, permits.may_be_kept()
-        permits.give_back()
+        permits.release()
         free_after = permits.is_free
 
     assert (free_while_one_waits, kept, free_after) == (False, False, False)
@@ -105,7 +105,7 @@ async def test_those_who_come_back_are_served_in_turn_as_far_as_the_limit_goes()
         permits.resize(4)
         await asyncio.sleep(1)
         after_the_raise = list(order)
-        permits.give_back()
+        permits.release()
 
     assert after_the_raise == ["a", "b"]
     assert order == ["a", "b", "c"]
@@ -119,7 +119,7 @@ async def test_when_nobody_sends_any_more_all_are_let_in() -> None:
             tasks.create_task(permits.take_again())
         await asyncio.sleep(0)
 
-        permits.let_all_in()
+        permits.admit_all()
 
     assert permits.out == 3
 
@@ -131,6 +131,6 @@ async def test_who_gave_up_waiting_takes_no_permit() -> None:
         await asyncio.sleep(0)
         gone.cancel()
 
-    permits.give_back()
+    permits.release()
 
     assert (permits.out, permits.is_free) == (0, True)

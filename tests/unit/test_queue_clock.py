@@ -1,19 +1,17 @@
 """A queue file while somebody sets the machine's clock, or boots it with another time (WQ-11)."""
 
-import sqlite3
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
-from msgspec.structs import replace
 
 from router.brokers.machine import Machine
-from router.brokers.queue_clock import LONGEST_DELAY, anchor
-from router.brokers.queue_schema import prepare
-from router.brokers.queue_table import QueueTable
-from router.core.message import UNTRIED
-from tests.unit.test_queue_table import LEASE, WINDOW, claim_ids, publication, story
+from router.brokers.memory import MemoryDatabase
+from router.brokers.sqlite.connection import LONGEST_DELAY_SECONDS, set_clock
+from router.brokers.sqlite.operations import QueueOperations
+from tests.support.work_queues import LEASE, WINDOW, Queue, publication, story
 
 YEAR = 365 * 86_400.0
 STEPS = pytest.mark.parametrize("step", [YEAR, -YEAR], ids=["a year on", "a year back"])
@@ -23,21 +21,27 @@ STEPS = pytest.mark.parametrize("step", [YEAR, -YEAR], ids=["a year on", "a year
 class World:
     """A machine with a wrong clock, and the processes on it that share a file."""
 
-    db: sqlite3.Connection
+    memory: MemoryDatabase
+    runner: asyncio.Runner
     true_time: float = 1_700_000_000.0
     wall_error: float = 0.0
     booted_at: float = 1_699_999_000.0
     boots: int = 1
 
-    def open(self, worker: str = "anna") -> QueueTable:
+    def open(self, worker: str = "anna") -> Queue:
         """As a process that starts now sees the file."""
         machine = Machine(
             wall=lambda: self.true_time + self.wall_error,
             uptime=lambda: self.true_time - self.booted_at,
             boot_id=f"boot {self.boots}",
         )
-        offset = anchor(self.db, machine).offset
-        return QueueTable("orders", worker, WINDOW, lambda: machine.uptime() + offset, audit=3600.0)
+        _, offset = set_clock(self.memory.db, machine)
+
+        def clock() -> float:
+            return machine.uptime() + offset
+
+        operations = QueueOperations("orders", worker, WINDOW, clock, machine.wall, audit=3600.0)
+        return Queue(self.memory, operations, self.runner)
 
     def boot(self, *, wall_error: float = 0.0) -> None:
         self.true_time += 60
@@ -45,11 +49,11 @@ class World:
         self.wall_error = wall_error
         self.true_time += 10
 
-    def due_after(self, table: QueueTable, longest: float) -> float:
+    def due_after(self, table: Queue, longest: float) -> float:
         """Let time pass until a message can be had; answer how much."""
         passed = 0.0
-        while not claim_ids(self.db, table)[0]:
-            wait = table.claim(self.db, 1, LEASE).wait
+        while not (claim := table.claim()).messages:
+            wait = claim.wait
             assert passed + wait <= longest, f"nothing comes within {longest:g} s"
             self.true_time += wait + 0.001
             passed += wait
@@ -58,9 +62,8 @@ class World:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        prepare(db)
-        yield World(db)
+    with closing(MemoryDatabase()) as memory, asyncio.Runner() as runner:
+        yield World(memory, runner)
 
 
 @pytest.mark.rule("WQ-11")
@@ -69,14 +72,14 @@ def test_a_delay_lasts_as_long_as_it_was_asked_for_whoever_sets_the_clock(
     world: World, step: float
 ) -> None:
     before = world.open()
-    before.publish(world.db, [publication("a")])
-    _, (lease,) = claim_ids(world.db, before)
-    before.give_back(world.db, lease, 30, UNTRIED, "")
+    before.publish([publication("a")])
+    _, (lease,) = before.claim_ids()
+    before.nack(lease, 30)
 
     world.wall_error += step
     started_since = world.open("bert")
 
-    assert claim_ids(world.db, started_since)[0] == []
+    assert started_since.claim_ids()[0] == []
     assert world.due_after(started_since, YEAR) == pytest.approx(30, abs=0.1)
 
 
@@ -87,9 +90,9 @@ def test_a_delay_that_was_written_with_a_wrong_clock_ends_after_the_clock_is_set
 ) -> None:
     world.wall_error = written_with
     table = world.open()
-    table.publish(world.db, [publication("a")])
-    _, (lease,) = claim_ids(world.db, table)
-    table.give_back(world.db, lease, 30, UNTRIED, "")
+    table.publish([publication("a")])
+    _, (lease,) = table.claim_ids()
+    table.nack(lease, 30)
 
     world.wall_error = 0.0
 
@@ -102,8 +105,8 @@ def test_what_a_living_worker_holds_stays_its_own_whoever_sets_the_clock(
     world: World, step: float
 ) -> None:
     holder = world.open()
-    holder.publish(world.db, [publication("a", group="g")])
-    _, leases = claim_ids(world.db, holder)
+    holder.publish([publication("a", group="g")])
+    _, leases = holder.claim_ids()
     handed_out_again: list[str] = []
     lost: list[int] = []
 
@@ -111,10 +114,10 @@ def test_what_a_living_worker_holds_stays_its_own_whoever_sets_the_clock(
         if number == 3:
             world.wall_error += step
         other = world.open(f"worker {number}")
-        handed_out_again += claim_ids(world.db, other)[0]
-        lost += holder.extend(world.db, leases, LEASE)
+        handed_out_again += other.claim_ids()[0]
+        lost += holder.extend(leases, LEASE)
         world.true_time += LEASE / 2
-    lost += holder.finish(world.db, leases, "")
+    lost += holder.ack(leases)
 
     assert (handed_out_again, lost) == ([], [])
 
@@ -125,8 +128,8 @@ def test_what_a_dead_worker_held_comes_back_after_a_lease_whoever_sets_the_clock
     world: World, step: float
 ) -> None:
     dead = world.open()
-    dead.publish(world.db, [publication("a")])
-    claim_ids(world.db, dead)
+    dead.publish([publication("a")])
+    dead.claim_ids()
 
     world.wall_error += step
 
@@ -139,15 +142,15 @@ def test_the_dedup_window_stays_as_long_as_it_is_whoever_sets_the_clock(
     world: World, step: float
 ) -> None:
     table = world.open()
-    table.publish(world.db, [publication("a")])
-    _, leases = claim_ids(world.db, table)
-    table.finish(world.db, leases, "")
+    table.publish([publication("a")])
+    _, leases = table.claim_ids()
+    table.ack(leases)
 
     world.wall_error += step
     since = world.open("bert")
-    within = since.publish(world.db, [publication("a")])
+    within = since.publish([publication("a")])
     world.true_time += WINDOW
-    after = since.publish(world.db, [publication("a")])
+    after = since.publish([publication("a")])
 
     assert (within, after) == ([False], [True])
 
@@ -160,13 +163,13 @@ def test_no_delay_outlasts_a_boot_by_more_than_itself(
 ) -> None:
     world.wall_error = before
     table = world.open()
-    table.publish(world.db, [publication("a")])
-    _, (lease,) = claim_ids(world.db, table)
-    table.give_back(world.db, lease, 30, UNTRIED, "")
+    table.publish([publication("a")])
+    _, (lease,) = table.claim_ids()
+    table.nack(lease, 30)
 
     world.boot(wall_error=after)
 
-    assert world.due_after(world.open(), LONGEST_DELAY) <= 30.1
+    assert world.due_after(world.open(), LONGEST_DELAY_SECONDS) <= 30.1
 
 
 @pytest.mark.rule("WQ-11")
@@ -177,17 +180,17 @@ def test_no_lease_outlasts_a_boot_by_more_than_its_length(
 ) -> None:
     world.wall_error = before
     table = world.open()
-    table.publish(world.db, [publication(name, group="g") for name in "ab"])
-    _, leases = claim_ids(world.db, table)
+    table.publish([publication(name, group="g") for name in "ab"])
+    _, leases = table.claim_ids()
     for _ in range(9):  # held for long, and looked at meanwhile
         world.true_time += LEASE / 2
-        table.extend(world.db, leases, LEASE)
-        claim_ids(world.db, table)
+        table.extend(leases, LEASE)
+        table.claim_ids()
 
     world.boot(wall_error=after)
     table = world.open("bert")
 
-    assert world.due_after(table, LONGEST_DELAY) <= LEASE + 0.1
+    assert world.due_after(table, LONGEST_DELAY_SECONDS) <= LEASE + 0.1
 
 
 @pytest.mark.rule("WQ-11", "WQ-1", "P4")
@@ -198,40 +201,35 @@ def test_nothing_finished_is_remembered_for_longer_than_the_window_after_a_boot(
 ) -> None:
     world.wall_error = before
     table = world.open()
-    table.publish(world.db, [publication("a"), publication("b")])
-    _, leases = claim_ids(world.db, table)
-    table.finish(world.db, leases, "")
+    table.publish([publication("a"), publication("b")])
+    _, leases = table.claim_ids()
+    table.ack(leases)
 
     world.boot(wall_error=after)
     table = world.open()
     world.true_time += WINDOW
-    again = table.publish(world.db, [publication("a")])
+    again = table.publish([publication("a")])
     world.true_time += 3600
-    _, leases = claim_ids(world.db, table)
-    table.finish(world.db, leases, "")
-    claim_ids(world.db, table)
+    _, leases = table.claim_ids()
+    table.ack(leases)
+    table.claim_ids()
 
-    kept = world.db.execute("SELECT message_id FROM queue_entries").fetchall()
+    kept = world.memory.db.execute("SELECT message_id FROM queue_messages").fetchall()
     assert (again, kept) == ([True], [("a",)])
-    assert {row[0] for row in story(world.db)} == {"a"}
+    assert {row[0] for row in story(world.memory.db)} == {"a"}
 
 
 @pytest.mark.rule("WQ-11")
-def test_a_delay_that_an_old_version_wrote_with_a_wrong_clock_is_cut(world: World) -> None:
-    """It went by the wall clock, and that was set right meanwhile."""
-    machine = Machine(wall=lambda: world.true_time, uptime=lambda: 0.0, boot_id="")
-    wrong = replace(world.open(), clock=lambda: machine.wall() + YEAR)
-    wrong.publish(world.db, [publication("a")])
-    _, (lease,) = claim_ids(world.db, wrong)
-    wrong.give_back(world.db, lease, 30, UNTRIED, "")
-    right = replace(wrong, clock=machine.wall)
-    right.publish(world.db, [publication("b")])
-    _, leases = claim_ids(world.db, right)
-    right.finish(world.db, leases, "")
+def test_a_delay_of_more_than_twelve_hours_is_cut_at_the_next_boot(world: World) -> None:
+    world.wall_error = YEAR
+    table = world.open()
+    table.publish([publication("a")])
+    _, (lease,) = table.claim_ids()
+    table.nack(lease, 2 * LONGEST_DELAY_SECONDS)
 
     world.boot()
 
-    assert world.due_after(world.open(), YEAR) == pytest.approx(LONGEST_DELAY, abs=0.1)
+    assert world.due_after(world.open(), YEAR) == pytest.approx(LONGEST_DELAY_SECONDS, abs=0.1)
 
 
 @pytest.mark.rule("WQ-11")
@@ -240,7 +238,34 @@ def test_without_a_boot_id_each_process_goes_by_the_wall_clock_of_its_start(worl
 
     offsets = []
     for _ in range(2):
-        offsets.append(anchor(world.db, machine).offset)
+        offsets.append(set_clock(world.memory.db, machine)[1])
         world.true_time += 10
 
     assert offsets[1] - offsets[0] == pytest.approx(10)
+
+
+@pytest.mark.rule("WQ-11", "CMD-5")
+@pytest.mark.parametrize("before", [0.0, -YEAR])
+def test_a_scheduled_message_waits_for_its_date_whatever_the_clock_said_before(
+    world: World, before: float
+) -> None:
+    """It is not cut to twelve hours: it means the calendar."""
+    world.wall_error = before
+    table = world.open()
+    date = world.true_time + 3 * 86_400.0
+    table.publish([publication("a", not_before=date)])
+
+    world.boot()
+    table = world.open()
+
+    world.due_after(table, 4 * 86_400.0)
+    assert world.true_time == pytest.approx(date, abs=1.0)
+
+
+@pytest.mark.rule("WQ-11", "CMD-5")
+def test_a_clock_that_is_set_within_a_boot_moves_no_schedule(world: World) -> None:
+    table = world.open()
+    table.publish([publication("a", not_before=world.true_time + 3600)])
+    world.wall_error = -YEAR
+
+    assert world.due_after(table, 3601) == pytest.approx(3600, abs=1.0)

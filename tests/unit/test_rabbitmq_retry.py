@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.brokers.rabbitmq_link import Properties, Table
-from router.brokers.rabbitmq_retry import LADDER, History, copy_of, history_of, step_for
+from router.brokers.kit.retry_copies import RetryHistory
+from router.brokers.rabbitmq.connection import Properties, Table
+from router.brokers.rabbitmq.retry import LADDER_SECONDS, copy_of, history_of, step_for, wait_of
 from router.core.message import UNTRIED, Tally
 
 pytestmark = pytest.mark.rule("BRK-4")
@@ -15,12 +16,12 @@ NOW = 1_800_000_000.0
 
 def hops(delay: float, latency: float) -> list[int]:
     """The steps that a copy takes until it is due, each a little late."""
-    history, now, taken = History(due_at=NOW + delay), NOW, []
+    history, now, taken = RetryHistory(due_at=NOW + delay), NOW, []
     left = delay
     while left > 0:
         taken.append(step_for(left))
         now += taken[-1] + latency
-        left = history.wait(now)
+        left = wait_of(history, now)
     return taken
 
 
@@ -45,7 +46,7 @@ def test_a_copy_never_comes_too_early_and_hardly_too_late(delay: float, latency:
 
     waited = sum(steps) + latency * len(steps)
     assert delay - 0.1 <= waited < delay + 1 + latency
-    assert len(steps) <= 12 + 2 * len(LADDER)
+    assert len(steps) <= 12 + 2 * len(LADDER_SECONDS)
 
 
 def test_the_shortest_delay_takes_the_first_step() -> None:
@@ -54,7 +55,7 @@ def test_the_shortest_delay_takes_the_first_step() -> None:
 
 @pytest.mark.rule("WQ-5")
 def test_a_copy_carries_its_history() -> None:
-    history = History("first-id", Tally(attempts=2, posts=7), 3, NOW + 30)
+    history = RetryHistory("first-id", Tally(failures=2, requests=7), 3, NOW + 30)
 
     copy = copy_of(Properties(message_id="first-id"), history)
 
@@ -62,15 +63,15 @@ def test_a_copy_carries_its_history() -> None:
 
 
 def test_what_has_no_id_gets_none_by_being_copied() -> None:
-    copy = copy_of(Properties(), History(due_at=NOW))
+    copy = copy_of(Properties(), RetryHistory(due_at=NOW))
     copy.message_id = "made up by the client"
 
     assert history_of(copy).first_id is None
 
 
 def test_an_original_is_known_by_its_message_id_alone() -> None:
-    assert history_of(Properties(message_id="m-1")) == History("m-1")
-    assert history_of(Properties(message_id="")) == History(None)
+    assert history_of(Properties(message_id="m-1")) == RetryHistory("m-1")
+    assert history_of(Properties(message_id="")) == RetryHistory(None)
 
 
 def test_a_copy_keeps_what_the_publisher_said_and_drops_what_concerned_the_original() -> None:
@@ -91,7 +92,7 @@ def test_a_copy_keeps_what_the_publisher_said_and_drops_what_concerned_the_origi
         user_id="someone-else",
     )
 
-    copy = copy_of(original, History("m-1"))
+    copy = copy_of(original, RetryHistory("m-1"))
 
     assert (copy.content_type, copy.priority, copy.correlation_id, copy.message_id) == (
         "application/json",
@@ -113,5 +114,5 @@ def test_headers_that_we_never_wrote_do_no_harm(value: str | int | None) -> None
 
     history = history_of(Properties(headers=headers))
 
-    assert history.wait(NOW) == 0
-    assert history.tally.attempts >= UNTRIED.attempts
+    assert wait_of(history, NOW) == 0
+    assert history.tally.failures >= UNTRIED.failures

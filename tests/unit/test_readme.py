@@ -1,18 +1,47 @@
+"""The documentation keeps up with the code: settings, links, routing documents, queue URIs."""
+
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.readme import README, with_settings
+from router.core.config import QueueNaming, QueueType
+from router.core.config_document import read_document
+from router.core.config_entry import SUPPORTED_SCHEMES
+from tests.support.readme import README, ROOT, SETTINGS, with_settings
 
-pytestmark = pytest.mark.rule("CFG-1")
+CONFIGURATION = ROOT / "docs/configuration.md"
+PAGES = [
+    README,
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "tests/README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "deploy").rglob("*.md")),
+]
+NAMING = QueueNaming(QueueType.EMBEDDED, "/var/lib/router")
 
-ROOT = README.parent
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub makes of the headings, and those that are written by hand."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.*?) *$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', text))
 
 
-def test_the_settings_in_the_readme_are_those_of_the_router() -> None:
-    text = README.read_text()
+def routing_documents() -> Iterator[str]:
+    for page in PAGES:
+        for block in re.findall(r"^```json\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            if '"queues"' in block or '"processingPools"' in block:
+                yield block
+
+
+@pytest.mark.rule("CFG-1")
+def test_the_settings_page_has_the_settings_of_the_router() -> None:
+    text = SETTINGS.read_text()
 
     assert text == with_settings(text), "run: ./dev fmt"
 
@@ -22,3 +51,26 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
 
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text())
+
+    there = [(page.parent / link if link else page, anchor) for link, anchor in links]
+    assert [anchor for other, anchor in there if anchor not in anchors_of(other)] == []
+
+
+@pytest.mark.rule("CFG-5")
+@pytest.mark.parametrize("block", list(routing_documents()))
+def test_every_routing_document_that_is_shown_is_valid(block: str) -> None:
+    json.loads(block)
+
+    assert read_document(block.encode(), NAMING).problems == ()
+
+
+def test_every_scheme_and_queue_type_is_documented() -> None:
+    text = CONFIGURATION.read_text()
+
+    assert {scheme for scheme in SUPPORTED_SCHEMES if f"`{scheme}://" not in text} == set()
+    assert {kind.name for kind in QueueType if f"`{kind.name}`" not in text} == set()

@@ -1,19 +1,19 @@
 """A queue in a file on virtual time: the thread does the SQL, the loop's clock tells the time."""
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from router.brokers import BrokerDoor
+from router.brokers import BrokerRegistry
 from router.brokers.machine import Machine
-from router.brokers.memory import MemoryStore
-from router.brokers.queue_table import QueueTable
-from router.brokers.stored_table import StoredTable, Work
-from router.brokers.work_queue import WorkQueuePublisher
+from router.brokers.memory import MemoryDatabase
+from router.brokers.sqlite.connection import Work
+from router.brokers.sqlite.operations import QueueOperations
+from router.brokers.sqlite.work_queue import WorkQueue
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Message
 from router.ports import Publication
@@ -30,7 +30,7 @@ async def test_delays_and_leases_end_at_their_instant(tmp_path: Path) -> None:
     instants = []
 
     machine = Machine(wall=loop.time, uptime=loop.time, boot_id="boot")
-    async with BrokerDoor(worker_id="worker-1", dedup_window=300.0, machine=machine) as door:
+    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0, machine=machine) as door:
         publishing = door.open_publisher(queue)
         assert publishing is not None
         async with publishing as publisher, door.open_queue(queue) as broker:
@@ -56,15 +56,15 @@ async def test_a_delay_that_was_written_a_year_ahead_ends_in_time_once_the_clock
     right = Machine(wall=loop.time, uptime=lambda: loop.time() + uptime_error, boot_id=boot_id)
     queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db")
     message = Message(id="a", target="https://svc.example/")
-    async with BrokerDoor(worker_id="anna", dedup_window=300.0, machine=wrong) as door:
+    async with BrokerRegistry(worker_id="anna", dedup_window=300.0, machine=wrong) as door:
         publishing = door.open_publisher(queue)
         assert publishing is not None
         async with publishing as publisher, door.open_queue(queue) as broker:
             await publisher.publish([Publication(message, b"a", None)])
-            (delivery,) = await broker.receive(1)
-            await broker.nack(delivery.handle, 30, UNTRIED)
+            (received,) = await broker.receive(1)
+            await broker.nack(received.handle, 30, UNTRIED)
     async with (
-        BrokerDoor(worker_id="bert", dedup_window=300.0, machine=right) as door,
+        BrokerRegistry(worker_id="bert", dedup_window=300.0, machine=right) as door,
         door.open_queue(queue) as broker,
     ):
         while not await broker.receive(1):
@@ -109,7 +109,7 @@ async def test_one_that_waits_gets_what_another_held_within_half_a_second_of_its
     async with AsyncExitStack() as stack:
         doors = [
             await stack.enter_async_context(
-                BrokerDoor(
+                BrokerRegistry(
                     worker_id=worker, dedup_window=300.0, machine=machine, liveness=roll.of_file
                 )
             )
@@ -129,67 +129,95 @@ async def test_one_that_waits_gets_what_another_held_within_half_a_second_of_its
     assert 7.1 <= loop.time() <= 7.6 + 0.01
 
 
-class NotingStore(MemoryStore):
-    """Notes what was done, and when the disk had to keep it."""
+class NotingDatabase(MemoryDatabase):
+    """Notes what was done, and where."""
 
     def __init__(self) -> None:
         super().__init__()
         self.done: list[str] = []
 
     async def run(self, work: Work[T], *, is_large: bool = False) -> T:
-        self.done.append("run")
+        self.done.append("run large" if is_large else "run")
         return await super().run(work, is_large=is_large)
 
     async def sync(self) -> None:
         self.done.append("sync")
 
+    async def look(self, work: Work[T]) -> T:
+        self.done.append("look")
+        return await super().run(work)
+
+
+def queue_in(database: MemoryDatabase) -> WorkQueue:
+    clock = asyncio.get_running_loop().time
+    return WorkQueue(database, QueueOperations("orders", "anna", 300.0, clock, clock), 30.0)
+
 
 @pytest.mark.rule("P1")
 async def test_a_publication_outlasts_a_power_cut_and_the_rest_may_be_done_again() -> None:
-    store = NotingStore()
-    table = StoredTable(store, QueueTable("orders", "anna", 300.0, asyncio.get_running_loop().time))
+    database = NotingDatabase()
+    queue = queue_in(database)
     message = Message(id="a", target="https://svc.example/")
 
-    await WorkQueuePublisher(table).publish([Publication(message, b"a", "a")])
-    (claimed,) = (await table.claim(1, 30.0)).messages
-    await table.extend([claimed.lease], 30.0)
-    await table.finish([claimed.lease], "")
-    store.close()
+    await queue.publish([Publication(message, b"a", "a")])
+    (received,) = await queue.receive(1)
+    await queue.extend([received.handle], 30.0)
+    await queue.ack([received.handle])
+    database.close()
 
-    assert store.done == ["run", "sync", "run", "run", "run"]
-
-
-class SizingStore(MemoryStore):
-    """Notes what was left to where it holds up nobody."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.large: list[bool] = []
-
-    async def run(self, work: Work[T], *, is_large: bool = False) -> T:
-        self.large.append(is_large)
-        return await super().run(work, is_large=is_large)
+    assert database.done == ["run", "sync", "run", "run", "run"]
 
 
 @pytest.mark.rule("P5")
-async def test_a_claim_that_turns_out_to_be_large_is_left_to_where_it_holds_up_nobody() -> None:
-    store = SizingStore()
-    table = StoredTable(store, QueueTable("orders", "anna", 300.0, asyncio.get_running_loop().time))
+async def test_large_bodies_are_read_and_deleted_where_that_holds_up_nobody() -> None:
+    database = NotingDatabase()
+    queue = queue_in(database)
     bodies = [b"small", b"1" * 300_000, b"", b"2" * 65_536, b"3" * 65_537, b"last"]
     message = Message(id="a", target="https://svc.example/")
-    await WorkQueuePublisher(table).publish(
+    await queue.publish(
         [Publication(message, body, str(number)) for number, body in enumerate(bodies)]
     )
-    store.large.clear()
+    database.done.clear()
 
-    first = (await table.claim(1, 30.0)).messages
-    rest = (await table.claim(50, 30.0)).messages
-    await table.finish([claimed.lease for claimed in (*first, *rest)], "")
-    nothing = (await table.claim(50, 30.0)).messages
-    store.close()
+    first = await queue.receive(1)
+    rest = await queue.receive(50)
+    await queue.ack([received.handle for received in (*first, *rest)])
+    nothing = (await queue.claim(50)).messages
+    database.close()
 
-    assert [claimed.body for claimed in (*first, *rest)] == bodies
-    assert [claimed.count for claimed in (*first, *rest)] == [1] * 6
-    assert nothing == ()
-    # The second claim is found to be large, and asked for again as such.
-    assert store.large == [False, False, True, False, True]
+    assert [received.body for received in (*first, *rest)] == bodies
+    assert [received.count for received in (*first, *rest)] == [1] * 6
+    assert list(nothing) == []
+    assert database.done == ["run", "run", "look", "run large", "run"]
+
+
+class OvertakenDatabase(MemoryDatabase):
+    """Before a large body is read, its lease ends and another worker finishes the message."""
+
+    overtake: Callable[[], Awaitable[None]] | None = None
+
+    async def look(self, work: Work[T]) -> T:
+        overtake, self.overtake = self.overtake, None
+        if overtake is not None:
+            await overtake()
+        return await super().look(work)
+
+
+@pytest.mark.rule("WQ-3", "P5")
+async def test_a_large_message_that_is_finished_before_it_is_read_is_not_handed_out() -> None:
+    database = OvertakenDatabase()
+    slow, fast = queue_in(database), queue_in(database)
+    message = Message(id="a", target="https://svc.example/")
+    await slow.publish([Publication(message, body * 300_000) for body in (b"1", b"2")])
+
+    async def overtake() -> None:
+        await asyncio.sleep(31)
+        (first,) = await fast.receive(1)
+        await fast.ack([first.handle])
+
+    database.overtake = overtake
+
+    (received,) = await slow.receive(2)
+    database.close()
+
+    assert received.body == b"2" * 300_000

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from router.brokers.sqs_client import CREDENTIALS_LAST, Account
+from router.brokers.sqs.client import CREDENTIALS_LAST_SECONDS, Account
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("CFG-7")]
 
@@ -26,7 +26,7 @@ async def test_keys_that_changed_are_used_a_moment_later() -> None:
 
     first = await account.credentials()
     at_once = await account.credentials()
-    await asyncio.sleep(CREDENTIALS_LAST)
+    await asyncio.sleep(CREDENTIALS_LAST_SECONDS)
     later = await account.credentials()
 
     assert at_once is first

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.brokers.sqs_publisher import MAX_BYTES, MAX_ENTRIES, batches, plain, send_entry
-from router.brokers.sqs_queue import LONGEST_HOLD, Receipt, SqsBroker, releases
-from router.brokers.sqs_wire import ReceivedMessage, SendEntry
+from router.brokers.sqs.broker import MAX_HOLD_SECONDS, Receipt, SqsBroker, releases
+from router.brokers.sqs.publisher import MAX_BYTES, batches, plain, send_entry
+from router.brokers.sqs.wire import MAX_ENTRIES, SendEntry, SqsMessage
 from router.core.message import Message
 from router.ports import Publication
 
@@ -27,8 +27,8 @@ def test_a_delay_is_as_long_as_asked_and_never_longer_than_allowed(
 ) -> None:
     hidden = Receipt("handle", 0.0, 0.0).hidden_for(delay, age)
 
-    assert 0 <= hidden <= max(LONGEST_HOLD - age, 0)
-    assert hidden >= min(delay, LONGEST_HOLD - age - 1)
+    assert 0 <= hidden <= max(MAX_HOLD_SECONDS - age, 0)
+    assert hidden >= min(delay, MAX_HOLD_SECONDS - age - 1)
     assert hidden <= delay + 1
 
 
@@ -37,7 +37,7 @@ def test_a_delay_is_as_long_as_asked_and_never_longer_than_allowed(
 def test_an_extension_is_allowed_within_twelve_hours_of_the_receive(
     age: float, seconds: int
 ) -> None:
-    assert Receipt("handle", 0.0, 0.0).may_last(seconds, age) == (age + seconds <= LONGEST_HOLD)
+    assert Receipt("handle", 0.0, 0.0).may_last(seconds, age) == (age + seconds <= MAX_HOLD_SECONDS)
 
 
 def test_ten_acks_fill_a_call_and_wait_for_no_others() -> None:
@@ -74,7 +74,7 @@ def test_a_plain_name_stays_as_it_is() -> None:
 
 @pytest.mark.rule("OPS-4", "P3")
 def test_what_a_last_poll_brought_is_released_from_its_end() -> None:
-    entries = releases([ReceivedMessage(name, f"handle of {name}") for name in "abc"])
+    entries = releases([SqsMessage(name, f"handle of {name}") for name in "abc"])
 
     assert [entry.receipt_handle[-1] for entry in entries] == ["c", "b", "a"]
     assert {entry.visibility_timeout for entry in entries} == {0}
@@ -96,4 +96,25 @@ def test_a_message_is_sent_with_its_group_where_the_queue_has_groups(
 ) -> None:
     message = Message(id="a", target="https://svc.example/", group=group)
 
-    assert send_entry(0, Publication(message, b"text", "key"), is_fifo=is_fifo) == entry
+    assert send_entry(0, Publication(message, b"text", "key"), is_fifo=is_fifo, now=0.0) == entry
+
+
+@pytest.mark.rule("CMD-5")
+@pytest.mark.parametrize(
+    ("not_before", "is_fifo", "delay"),
+    [
+        (None, False, None),
+        (99.0, False, None),
+        (100.5, False, 1),
+        (1000.0, False, 900),
+        (9999.0, False, 900),
+        (110.0, True, None),
+    ],
+)
+def test_a_standard_queue_holds_a_new_message_back_for_15_minutes_at_most(
+    not_before: float | None, delay: int | None, *, is_fifo: bool
+) -> None:
+    message = Message(id="a", target="https://svc.example/")
+    item = Publication(message, b"text", "key", not_before)
+
+    assert send_entry(0, item, is_fifo=is_fifo, now=100.0).delay_seconds == delay

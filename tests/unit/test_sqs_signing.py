@@ -10,11 +10,11 @@ from botocore.credentials import Credentials as TheirCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.brokers.sqs_signing import CONTENT_TYPE, TARGET, Credentials, Signer, host_header
+from router.brokers.sqs.client import CONTENT_TYPE, TARGET, AwsCredentials, Signer, host_header
 
 pytestmark = pytest.mark.rule("BRK-1")
 
-KEY = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI")
+KEY = AwsCredentials("AKIDEXAMPLE", "wJalrXUtnFEMI")
 ACTIONS = st.sampled_from(["ReceiveMessage", "DeleteMessageBatch"])
 TOKENS = st.none() | st.text("abcdef0123456789/+=", min_size=1, max_size=400)
 PATHS = st.sampled_from(["/", "/queue/orders.fifo", "/with~tilde/_"])
@@ -30,7 +30,7 @@ def test_the_signature_is_theirs(body: bytes, action: str, token: str | None, pa
     signed_at = calendar.timegm(time.strptime(theirs.headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ"))
 
     ours = Signer(url, "eu-west-1").headers(
-        action, body, Credentials(KEY.access_key, KEY.secret_key, token), signed_at
+        action, body, AwsCredentials(KEY.access_key, KEY.secret_key, token), signed_at
     )
 
     assert f"authorization:{theirs.headers['Authorization']}" in ours
@@ -38,7 +38,7 @@ def test_the_signature_is_theirs(body: bytes, action: str, token: str | None, pa
 
 def test_a_new_day_and_a_new_key_are_noticed() -> None:
     signer = Signer("https://sqs.eu-west-1.amazonaws.com/", "eu-west-1")
-    other = Credentials("AKIDEXAMPLE", "another")
+    other = AwsCredentials("AKIDEXAMPLE", "another")
     moments = [(KEY, 0.0), (KEY, 86_400.0), (other, 86_400.0), (KEY, 0.0)]
 
     kept = [signer.headers("ReceiveMessage", b"{}", key, now) for key, now in moments]

@@ -47,7 +47,7 @@ def test_a_pool_counts_outcomes_waits_and_the_time_of_its_requests() -> None:
     total = deliveries.total()
 
     assert (total.succeeded, total.failed, total.transient) == (2, 1, 1)
-    assert (total.processed, total.rate_limited, deliveries.limited) == (4, 1, 1)
+    assert (total.processed, total.rate_limited) == (4, 1)
     assert (total.latency.mean, deliveries.seconds) == (1.0, 2.0)
     assert 0.3 < total.latency.p50 <= 0.5
     assert 1.0 < total.latency.p95 <= total.latency.p99 <= 1.5
@@ -79,16 +79,3 @@ def test_a_queue_counts_hand_overs_and_what_became_of_them() -> None:
     assert counts.last(SHORT, now=0.0) == counts.total()
     assert counts.last(SHORT, now=5 * MINUTE) == QueuePeriod()
     assert counts.unsent == 1
-
-
-def test_a_call_is_counted_by_how_it_ended() -> None:
-    counts = Counts()
-
-    with counts.calling("ack"):
-        pass
-    with pytest.raises(OSError), counts.calling("ack"):
-        raise OSError
-    with pytest.raises(KeyboardInterrupt), counts.calling("ack"):  # as when it is cancelled
-        raise KeyboardInterrupt
-
-    assert counts.calls == {("ack", "ok"): 1, ("ack", "error"): 1}

@@ -2,7 +2,7 @@ import pytest
 
 from router.core.identity import MessageKey
 from router.core.message import UNTRIED, Tally
-from router.core.tallies import CAPACITY, Tallies
+from router.core.remembered import CAPACITY, Tallies
 
 pytestmark = pytest.mark.rule("WQ-5")
 

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.rule("MED-5")
             Target("http", "evil.example", 80, has_credentials=True),
         ),
         ("ftp://svc/file", Target("ftp", "svc", 0, has_credentials=False)),
+        ("process:Make-it.v2", Target("process", "Make-it.v2", 0, has_credentials=False)),
+        ("handler:order_paid", Target("handler", "order_paid", 0, has_credentials=False)),
     ],
 )
 def test_a_url_is_taken_apart(url: str, target: Target) -> None:
@@ -50,6 +52,14 @@ def test_a_url_is_taken_apart(url: str, target: Target) -> None:
         ("http://svc/\r\nX-Injected: 1", "white space"),
         ("http://svc/\x00", "control character"),
         ("http://svc/" + "x" * MAX_LENGTH, "longer"),
+        ("process:", "a name"),
+        ("process:/bin/sh", "a name"),
+        ("process:../x", "a name"),
+        ("process:a?b", "a name"),
+        ("process:" + "x" * 129, "a name"),
+        ("PROCESS://svc/api", "a name"),
+        ("handler:a b", "white space"),
+        ("handler:aé", "a name"),
     ],
 )
 def test_what_is_no_absolute_url_is_refused_with_the_reason(url: str, reason: str) -> None:
@@ -64,6 +74,8 @@ def test_what_is_no_absolute_url_is_refused_with_the_reason(url: str, reason: st
         ("https://Svc/a?b", "https://svc:443"),
         ("http://svc:8080/x", "http://svc:8080"),
         ("http://[::1]/x", "http://[::1]:80"),
+        ("process:thumbnail", "process:thumbnail"),
+        ("handler:order.paid", "handler:order.paid"),
     ],
 )
 def test_the_origin_names_scheme_host_and_port(url: str, origin: str) -> None:

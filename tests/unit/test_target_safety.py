@@ -129,6 +129,8 @@ def test_an_own_address_must_be_an_address() -> None:
         ("http://evil.example%2f.good.example/", "characters"),
         (r"http://evil.example\.good.example/", "characters"),
         ("http://bücher.example/", "characters"),
+        ("process:thumbnail", "MEDIATOR_EXECUTORS_FILE"),
+        ("handler:paid", "router.worker"),
     ],
 )
 def test_a_url_is_refused_for_what_it_shows(url: str, reason: str) -> None:

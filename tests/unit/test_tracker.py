@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router.core.identity import key_of
 from router.core.job import EXPIRED, NEVER, Job, new_job
-from router.core.message import Delivery, parse
-from router.core.tracker import Claim, Tracker
+from router.core.message import ReceivedMessage, parse
+from router.core.tracker import ArrivalKind, Tracker
 from tests.support.jobs import make_batch
 
 A, B = (
@@ -21,11 +21,11 @@ OTHER_ID = b'{"id":"y","mediationTarget":"http://a.test/"}'
 
 def job(queue: str, broker_id: str | None, body: bytes, claimed_id: str | None = None) -> Job:
     message = parse(body)
-    delivery = Delivery(body, object(), broker_id, claimed_id=claimed_id)
-    return new_job(message, delivery, make_batch("q"), key_of(queue, delivery, message.id))
+    received = ReceivedMessage(body, object(), broker_id, claimed_id=claimed_id)
+    return new_job(message, received, make_batch("q"), key_of(queue, received, message.id))
 
 
-def claim(held: Job, arrival: Job) -> Claim:
+def claim(held: Job, arrival: Job) -> ArrivalKind:
     tracker = Tracker()
     tracker.track(held)
     return tracker.track(arrival)[0]
@@ -36,27 +36,27 @@ def claim(held: Job, arrival: Job) -> Claim:
     ("held", "arrival", "expected"),
     [
         # An id that the broker made, with the same body, is the same message; else a true copy is.
-        (("q", "1", A), ("q", "1", A), Claim.REDELIVERED),
-        (("q", None, A), ("q", None, A), Claim.REDELIVERED),
-        (("q", None, A, "m"), ("q", None, A, "m"), Claim.REDELIVERED),
+        (("q", "1", A), ("q", "1", A), ArrivalKind.REDELIVERED),
+        (("q", None, A), ("q", None, A), ArrivalKind.REDELIVERED),
+        (("q", None, A, "m"), ("q", None, A, "m"), ArrivalKind.REDELIVERED),
         # The same body under another id, or in another queue, would be the same request.
-        (("q", None, A, "m"), ("q", None, A, "n"), Claim.REQUEUED),
-        (("q", None, A), ("q", "1", A), Claim.REQUEUED),
-        (("q", "1", A), ("q", None, A), Claim.REQUEUED),
-        (("q", "1", A), ("q", "2", A), Claim.REQUEUED),
-        (("q", "1", A), ("r", "1", A), Claim.REQUEUED),
-        (("q", None, A), ("r", None, A), Claim.REQUEUED),
+        (("q", None, A, "m"), ("q", None, A, "n"), ArrivalKind.REQUEUED),
+        (("q", None, A), ("q", "1", A), ArrivalKind.REQUEUED),
+        (("q", "1", A), ("q", None, A), ArrivalKind.REQUEUED),
+        (("q", "1", A), ("q", "2", A), ArrivalKind.REQUEUED),
+        (("q", "1", A), ("r", "1", A), ArrivalKind.REQUEUED),
+        (("q", None, A), ("r", None, A), ArrivalKind.REQUEUED),
         # Another body is another message, whatever it is called.
-        (("q", "1", A), ("q", "1", B), Claim.NEW),
-        (("q", "1", A), ("q", "2", B), Claim.NEW),
-        (("q", None, A), ("q", None, B), Claim.NEW),
-        (("q", None, A, "m"), ("q", None, B, "m"), Claim.NEW),
-        (("q", "1", A), ("q", "2", OTHER_ID), Claim.NEW),
-        (("q", "1", A), ("r", "1", OTHER_ID), Claim.NEW),
+        (("q", "1", A), ("q", "1", B), ArrivalKind.NEW),
+        (("q", "1", A), ("q", "2", B), ArrivalKind.NEW),
+        (("q", None, A), ("q", None, B), ArrivalKind.NEW),
+        (("q", None, A, "m"), ("q", None, B, "m"), ArrivalKind.NEW),
+        (("q", "1", A), ("q", "2", OTHER_ID), ArrivalKind.NEW),
+        (("q", "1", A), ("r", "1", OTHER_ID), ArrivalKind.NEW),
     ],
 )
 def test_an_arrival_is_known_by_its_key_and_its_body(
-    held: tuple[Any, ...], arrival: tuple[Any, ...], expected: Claim
+    held: tuple[Any, ...], arrival: tuple[Any, ...], expected: ArrivalKind
 ) -> None:
     assert claim(job(*held), job(*arrival)) is expected
 
@@ -70,7 +70,7 @@ def test_what_was_untracked_can_come_again() -> None:
 
     found = tracker.track(held)
 
-    assert found == (Claim.NEW, held)
+    assert found == (ArrivalKind.NEW, held)
     assert list(tracker) == [held]
 
 
@@ -85,12 +85,12 @@ def test_a_message_whose_broker_gave_its_id_to_another_is_forfeited() -> None:
     assert set(tracker) == {old, new}
 
     # Its own copy may be gone: another one of the same body is not superfluous.
-    assert tracker.track(copy_of_old) == (Claim.NEW, copy_of_old)
+    assert tracker.track(copy_of_old) == (ArrivalKind.NEW, copy_of_old)
 
     tracker.untrack([new, old, copy_of_old])
 
     assert len(tracker) == 0
-    assert tracker.track(old)[0] is Claim.NEW
+    assert tracker.track(old)[0] is ArrivalKind.NEW
 
 
 class TrackerMachine(RuleBasedStateMachine):
@@ -112,10 +112,10 @@ class TrackerMachine(RuleBasedStateMachine):
 
         found, held = self.tracker.track(new)
 
-        same_body = [each for each in self.jobs if each.delivery.body == body]
+        same_body = [each for each in self.jobs if each.received.body == body]
         assert held is (same_body[0] if same_body else new)
-        assert (found is Claim.NEW) == (held is new)
-        assert (found is Claim.REDELIVERED) == (held is not new and held.key == new.key)
+        assert (found is ArrivalKind.NEW) == (held is new)
+        assert (found is ArrivalKind.REDELIVERED) == (held is not new and held.key == new.key)
         robbed = [each for each in self.jobs if each.lease_until == EXPIRED]
         self.jobs = [each for each in self.jobs if each not in robbed]
         self.forfeited += robbed

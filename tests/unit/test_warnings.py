@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from router.core.warnings import (
     CAPACITY,
-    FRESH,
-    LIFETIME,
-    REPEAT_WINDOW,
+    FRESH_SECONDS,
+    LIFETIME_SECONDS,
+    REPEAT_SECONDS,
     Code,
     Notice,
     Severity,
@@ -39,19 +39,19 @@ def test_the_same_warning_within_five_minutes_raises_a_count() -> None:
     book = WarningBook()
 
     first = warn(book)
-    again = warn(book, now=NOON + REPEAT_WINDOW)
+    again = warn(book, now=NOON + REPEAT_SECONDS)
 
     assert again.id == first.id
-    assert (again.count, again.first_at, again.last_at) == (2, NOON, NOON + REPEAT_WINDOW)
-    assert book.list(now=NOON + REPEAT_WINDOW) == [again]
+    assert (again.count, again.first_at, again.last_at) == (2, NOON, NOON + REPEAT_SECONDS)
+    assert book.list(now=NOON + REPEAT_SECONDS) == [again]
 
 
 def test_the_same_warning_after_five_minutes_is_a_second_entry() -> None:
     book = WarningBook()
 
     first = warn(book)
-    second = warn(book, now=NOON + REPEAT_WINDOW + 1)
-    third = warn(book, now=NOON + REPEAT_WINDOW + 2)
+    second = warn(book, now=NOON + REPEAT_SECONDS + 1)
+    third = warn(book, now=NOON + REPEAT_SECONDS + 2)
 
     assert second.id != first.id
     assert (third.id, third.count) == (second.id, 2)
@@ -98,8 +98,8 @@ def test_a_warning_is_gone_eight_hours_after_it_was_last_raised() -> None:
     book = WarningBook()
     warn(book)
 
-    just_before = book.list(now=NOON + LIFETIME)
-    after = book.list(now=NOON + LIFETIME + 1)
+    just_before = book.list(now=NOON + LIFETIME_SECONDS)
+    after = book.list(now=NOON + LIFETIME_SECONDS + 1)
 
     assert len(just_before) == 1
     assert after == []
@@ -202,9 +202,9 @@ def test_clearing_by_age_keeps_the_younger() -> None:
 def test_removing_an_older_entry_does_not_forget_the_newer_of_the_same_text() -> None:
     book = WarningBook()
     warn(book)
-    later = NOON + REPEAT_WINDOW + 1
+    later = NOON + REPEAT_SECONDS + 1
     newer = warn(book, now=later)
-    book.clear_older(hours=REPEAT_WINDOW / 3600, now=later)
+    book.clear_older(hours=REPEAT_SECONDS / 3600, now=later)
 
     again = warn(book, now=later)
 
@@ -216,10 +216,10 @@ def test_the_summary_counts_what_is_not_acknowledged() -> None:
     book = WarningBook()
     book.acknowledge(warn(book, "known", severity=Severity.CRITICAL).id)
     warn(book, "old", severity=Severity.CRITICAL)
-    warn(book, "mild", now=NOON + FRESH)
-    warn(book, "new", severity=Severity.CRITICAL, now=NOON + FRESH)
+    warn(book, "mild", now=NOON + FRESH_SECONDS)
+    warn(book, "new", severity=Severity.CRITICAL, now=NOON + FRESH_SECONDS)
 
-    summary = book.summary(NOON + FRESH)
+    summary = book.summary(NOON + FRESH_SECONDS)
 
     assert summary.active == {Severity.CRITICAL: 2, Severity.WARN: 1}
     assert (summary.total, summary.fresh_critical) == (3, 1)

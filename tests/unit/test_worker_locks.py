@@ -19,6 +19,10 @@ from router.ports import Disconnected
 
 pytestmark = pytest.mark.rule("WQ-10")
 
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="it is /proc that tells the kind of a file system"
+)
+
 _HOLD = """
 import sys
 from pathlib import Path
@@ -62,6 +66,7 @@ def dead(locks: WorkerLocks) -> list[str]:
         return sorted(found)
 
 
+@linux
 def test_a_killed_worker_is_dead_at_once_and_forgotten_afterwards(
     locks: WorkerLocks, prefix: Path
 ) -> None:
@@ -120,6 +125,7 @@ def test_several_users_of_a_process_share_the_lock(locks: WorkerLocks, prefix: P
     assert still_there
 
 
+@linux
 def test_no_child_inherits_the_lock(locks: WorkerLocks) -> None:
     look = "from pathlib import Path; print([*map(Path.resolve, Path('/proc/self/fd').iterdir())])"
     with locks.claim_own("anna"):
@@ -217,6 +223,7 @@ def test_a_file_that_was_removed_before_it_was_locked_says_nothing(
     assert file.exists()
 
 
+@linux
 def test_a_worker_whose_leases_could_not_be_ended_stays_known(
     locks: WorkerLocks, prefix: Path
 ) -> None:

@@ -3,15 +3,16 @@
 import { Api, Gone, Problem, Refused } from "./api.js";
 import { Dialog, Login } from "./dialogs.js";
 import { History } from "./history.js";
-import { Configuration, DeadLetters, Messages, Warnings } from "./lists.js";
+import { Configuration, DeadLetters, Messages, Tasks, Warnings } from "./lists.js";
 import { Overview } from "./overview.js";
 import { Button, html } from "./parts.js";
 import { render } from "./preact.js";
-import { count } from "./words.js";
+import { bytes, clock, count } from "./words.js";
 
 const VIEWS = {
   overview: ["Overview", Overview],
   messages: ["Messages", Messages],
+  tasks: ["Tasks", Tasks],
   warnings: ["Warnings", Warnings],
   "dead-letters": ["Dead letters", DeadLetters],
   configuration: ["Configuration", Configuration],
@@ -19,6 +20,7 @@ const VIEWS = {
 const PAGE = 50; // dead letters
 const SHOWN = 200; // messages in flight
 const SEARCHED = 1000; // the longest in flight, when looked through for a part of an id
+const SCHEDULES_PAUSE = 5000; // milliseconds between two looks at the schedules
 const SEARCH_PAUSE = 200; // milliseconds after a key
 const TOAST = 6000;
 const RETRIES = [500, 1000, 2000, 4000]; // milliseconds, the last for ever
@@ -36,6 +38,8 @@ const state = {
   toast: null, // { text, bad }
   busy: false,
   messages: { search: { messageId: "", poolCode: "", queue: "" }, list: nothingYet() },
+  schedules: nothingYet(),
+  batch: { id: "", list: nothingYet() },
   warnings: nothingYet(),
   letters: { list: nothingYet(), reason: "", next: null },
   config: nothingYet(),
@@ -142,6 +146,7 @@ function refreshAll() {
   loadLetters();
   loadConfig();
   loadMessages();
+  loadTasks();
 }
 
 /** Lists are fetched when the snapshot says that they have changed, and someone looks at them. */
@@ -150,6 +155,7 @@ function refreshChanged(before, now) {
   if (now.marks.letters !== before.marks.letters) loadLetters();
   if (now.syncedAt !== before.syncedAt) loadConfig();
   if (state.view === "messages") loadMessages();
+  if (state.view === "tasks") loadTasks();
 }
 
 function meet(error) {
@@ -187,6 +193,25 @@ function loadWarnings() {
 
 function loadConfig() {
   return load(() => api.get("/config"), (list) => (state.config = list));
+}
+
+let schedulesLoadedAt = 0;
+
+function loadTasks() {
+  const now = performance.now();
+  if (schedulesLoadedAt === 0 || now - schedulesLoadedAt >= SCHEDULES_PAUSE) {
+    schedulesLoadedAt = now;
+    load(() => api.get("/schedules"), (list) => (state.schedules = list));
+  }
+  const { id, list } = state.batch;
+  if (id && list.items?.state !== "COMPLETE") loadBatch(id);
+}
+
+function loadBatch(id) {
+  return load(
+    () => api.get(`/batches/${encoded(id)}`),
+    (list) => id === state.batch.id && (state.batch.list = list), // an answer about an older one is no use
+  );
 }
 
 function loadMessages() {
@@ -271,6 +296,22 @@ const act = {
     }
   },
 
+  async showMessage(id, queue) {
+    const text = id.trim();
+    if (!text) return;
+    try {
+      const answer = await api.get(`/messages/${encoded(text)}?${new URLSearchParams({ queue })}`);
+      set({ dialog: { title: "Message", facts: messageFacts(answer) } });
+    } catch (error) {
+      meet(error);
+    }
+  },
+
+  showBatch(id) {
+    set({ batch: { id, list: nothingYet() } });
+    return loadBatch(id);
+  },
+
   filterLetters(reason) {
     Object.assign(state.letters, { reason, list: nothingYet() });
     loadLetters();
@@ -323,6 +364,18 @@ const act = {
   },
 };
 
+const TIMES = ["createdAt", "notBefore", "startedAt", "endedAt"];
+
+function messageFacts({ payloadBytes, result, resultOmitted, error, ...facts }) {
+  for (const name of TIMES) facts[name] = facts[name] && clock(facts[name]);
+  return factsOf({
+    ...facts,
+    payload: payloadBytes > 0 ? bytes(payloadBytes) : "none",
+    result: resultOmitted ? "too long to be kept" : result === null ? null : JSON.stringify(result, null, 2),
+    error: error && [error.code, error.message].filter(Boolean).join(": "),
+  });
+}
+
 function factsOf(answer) {
   return Object.entries(answer)
     .map(([name, value]) => [name, Array.isArray(value) ? value.join("\n") : value])
@@ -341,6 +394,7 @@ function applyTheme() {
 addEventListener("hashchange", () => {
   set({ view: viewOf(location.hash), dialog: null });
   if (state.view === "messages") loadMessages();
+  if (state.view === "tasks") loadTasks();
   document.title = `${VIEWS[state.view][0]} · message-router`;
   document.querySelector(`nav a[href="#${state.view}"]`)?.scrollIntoView({ inline: "center", block: "nearest" });
 });

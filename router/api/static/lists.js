@@ -1,6 +1,6 @@
-// The views that are lists: messages in flight, warnings, dead letters, the configuration.
+// The views that are lists: messages in flight, tasks, warnings, dead letters, the configuration.
 
-import { Badge, Button, Empty, html, Panel, Table, When } from "./parts.js";
+import { Badge, Button, Empty, html, Meter, Panel, Table, When } from "./parts.js";
 import { count, duration } from "./words.js";
 
 const SEVERITIES = { INFO: "", WARN: "fair", ERROR: "bad", CRITICAL: "bad" };
@@ -23,11 +23,12 @@ export function Messages({ state, act }) {
     ["Queue", (message) => message.queueId],
     ["Attempt", (message) => count(message.attempt), "number"],
     ["Here for", (message) => duration(message.elapsedTimeMs / 1000), "number"],
-    ["", (message) => html`<${Button} kind="small" label="Why is ${message.messageId} not delivered yet?" onClick=${() => act.explain(message.messageId)}>Why?<//>`, "number"],
+    ["", (message) => html`<${Button} kind="small" label="Details of ${message.messageId}" onClick=${() => act.showMessage(message.messageId, message.queueId)}>Details<//>
+      <${Button} kind="small" label="Why is ${message.messageId} not delivered yet?" onClick=${() => act.explain(message.messageId)}>Why?<//>`, "number"],
   ];
   return html`<h1>Messages in flight</h1>
     <${Panel} id="messages" title=${list.items ? `${count(list.items.length)} shown, longest first` : "In flight"}>
-      <form class="filters" role="search" onSubmit=${(event) => event.preventDefault()}>
+      <form class="filters" role="search" onSubmit=${(event) => { event.preventDefault(); act.showMessage(search.messageId, search.queue); }}>
         <label>Message id<input type="search" name="messageId" value=${search.messageId} autocomplete="off"
           placeholder="all or part of it" onInput=${(event) => act.search({ messageId: event.target.value })} /></label>
         <label>Pool<input type="search" name="poolCode" value=${search.poolCode} autocomplete="off" list="pool-codes"
@@ -36,11 +37,55 @@ export function Messages({ state, act }) {
           placeholder="any" onInput=${(event) => act.search({ queue: event.target.value })} /></label>
         <datalist id="pool-codes">${state.snapshot.pools.map((pool) => html`<option key=${pool.code} value=${pool.code} />`)}</datalist>
         <datalist id="queue-names">${state.snapshot.queues.map((queue) => html`<option key=${queue.name} value=${queue.name} />`)}</datalist>
+        <${Button} type="submit" label="Look up this message, in flight or not">Look up<//>
       </form>
       <${Loaded} list=${list} show=${(items) => items.length
         ? html`<${Table} label="Messages in flight" columns=${columns} rows=${items} keyOf=${(message) => `${message.queueId} ${message.brokerMessageId ?? message.messageId}`} />`
         : html`<${Empty}>${Object.values(search).some(Boolean) ? "No message in flight fits." : "Nothing is in flight."}<//>`} />
     <//>`;
+}
+
+/** Schedules with their next run, and one batch. */
+export function Tasks({ state, act }) {
+  const columns = [
+    ["Schedule", (each) => html`<strong class="id">${each.name}</strong>`, "name"],
+    ["When", (each) => each.cron ?? `every ${duration(each.everySeconds)}`],
+    ["Time zone", (each) => each.timezone],
+    ["Queue", (each) => each.queue],
+    ["Next run", (each) => html`<${When} at=${each.nextRun} />`, "number"],
+    ["Last run", (each) => (each.lastRun ? html`<${When} at=${each.lastRun} />` : "–"), "number"],
+  ];
+  const { id, list } = state.batch;
+  const look = (event) => {
+    event.preventDefault();
+    act.showBatch(new FormData(event.target).get("batchId").trim());
+  };
+  return html`<h1>Tasks</h1>
+    <${Panel} id="schedules" title="Schedules">
+      <${Loaded} list=${state.schedules} show=${(items) => items.length
+        ? html`<${Table} label="Schedules" columns=${columns} rows=${items} keyOf=${(each) => each.name} />`
+        : html`<${Empty}>The configuration has no schedules.<//>`} />
+    <//>
+    <${Panel} id="batch" title="Batch" note=${id || "by its id"}>
+      <form class="filters" role="search" onSubmit=${look}>
+        <label>Batch id<input type="search" name="batchId" autocomplete="off" required /></label>
+        <${Button} type="submit">Show<//>
+      </form>
+      ${id && html`<${Loaded} list=${list} show=${(batch) => html`<${Batch} batch=${batch} />`} />`}
+    <//>`;
+}
+
+const BATCH_STATES = { OPEN: "fair", RUNNING: "", COMPLETE: "good" };
+
+function Batch({ batch }) {
+  const ended = batch.succeeded + batch.failed + batch.cancelled;
+  return html`<ul class="cards wide"><li>
+    <div class="line"><span><strong class="id">${batch.id}</strong> <${Badge} tone=${BATCH_STATES[batch.state]}>${batch.state.toLowerCase()}<//></span>
+      <span class="dim">${batch.callbackPublishedAt ? html`callback published <${When} at=${batch.callbackPublishedAt} />` : "no callback yet"}</span></div>
+    <p><${Meter} label="Messages that have ended" value=${ended} most=${batch.size} tone="good" /></p>
+    <div class="line dim"><span>${batch.queue} · ${count(batch.total)} of ${count(batch.size)} published</span>
+      <span>${count(batch.succeeded)} succeeded, ${count(batch.failed)} failed, ${count(batch.cancelled)} cancelled</span></div>
+  </li></ul>`;
 }
 
 export function Warnings({ state, act }) {

@@ -21,6 +21,10 @@ export function perSecond(rate) {
   return rate < 10 ? FINE.format(rate) : count(rate);
 }
 
+export function bytes(number) {
+  return number < 1024 ? `${count(number)} bytes` : `${FINE.format(number / 1024)} KiB`;
+}
+
 export function percent(rate) {
   return `${FINE.format(Math.floor(rate * 1000) / 10)} %`; // 99.99 % is not 100 %
 }
@@ -38,9 +42,10 @@ export function duration(seconds) {
   return `${WHOLE.format(seconds / 86_400)} days`;
 }
 
-/** How long ago; takes Unix seconds or an ISO time. */
+/** How long ago, or how far ahead; takes Unix seconds or an ISO time. */
 export function ago(moment) {
   const seconds = Date.now() / 1000 - unix(moment);
+  if (seconds < -1.5) return `in ${duration(Math.round(-seconds))}`;
   return seconds < 1.5 ? "just now" : `${duration(Math.round(seconds))} ago`;
 }
 

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -73,6 +74,17 @@ class PostgresServer(Server):
         done = self._ask(query, values)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
+
+    def install_pgmq(self) -> None:
+        """PGMQ as its Python package ships it: SQL that needs no extension."""
+        self.sql(files("pgmq").joinpath("sql/pgmq.sql").read_text())
+
+    def add_pgmq_queue(self, name: str) -> None:
+        self.sql("SELECT pgmq.create(:'name')", {"name": name})
+
+    @property
+    def pgmq_url(self) -> str:
+        return self.url.replace("postgresql:", "pgmq:")
 
     def remove(self) -> None:
         self.thaw()

@@ -1,0 +1,155 @@
+"""What tasks on this machine cost: processes and handlers, from an SQLite queue to their ACK."""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import uvloop
+
+from bench.measure import TICKS, spread
+from bench.progress import say
+from bench.report import Table
+from router.core.config import PoolConfig, QueueConfig, RoutingConfig
+from router.core.job import Fate
+from router.core.message import DEFAULT_POOL, parse
+from router.core.warnings import WarningBook
+from router.engine.alerts import Alerts
+from router.engine.publishing import open_publishing
+from router.engine.shutdown import shut_down
+from router.engine.tasks import TaskMediator
+from router.outbound.process.executors import Executor, Mode
+from router.outbound.process.runner import open_processes
+from router.outbound.process.tasks import ProcessTasks
+from router.ports import Publication, TaskRunner
+from router.settings import Settings
+from router.storage.dead_letters import NO_STORE, open_store
+from router.wiring import new_leadership, new_manager, open_brokers
+from router.worker import Command, Context, Worker
+
+LOOK_EVERY: Final = 0.001  # seconds
+CHUNK: Final = 500  # messages
+PROCESSES: Final = 4
+ECHO: Final = """
+import sys
+for line in sys.stdin:
+    print(line, end="", flush=True)
+"""
+EXECUTORS: Final = {
+    "once": ["/bin/true"],
+    "serve": [sys.executable, "-I", "-S", "-c", ECHO],
+}
+
+
+def measure(messages: int, rounds: int) -> Table:
+    once = messages // 20  # a process each
+    cases = {"process, once": once, "process, serve": messages, "handler": messages}
+    found: dict[str, list[tuple[float, float]]] = {case: [] for case in cases}
+    for number in range(rounds):
+        say(f"processes, round {number + 1} of {rounds}")
+        for case, total in cases.items():
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                found[case].append(runner.run(_cost(case, total)))
+    table = Table("processes", "Tasks on this machine (SQLite queue)", ("task",))
+    for case, figures in found.items():
+        costs, rates = zip(*figures, strict=True)
+        table.add((case,), {"CPU µs": spread(costs), "tasks/s": spread(rates)})
+    bare = [_bare(once) for _ in range(rounds)]
+    table.add(("a process by itself",), {"CPU µs": spread(bare)})
+    return table
+
+
+async def _cost(case: str, total: int) -> tuple[float, float]:
+    """Return our CPU microseconds per task, without those of the tasks, and tasks per second."""
+    with tempfile.TemporaryDirectory() as folder:
+        if case == "handler":
+            worker = Worker("memory://unused", dead_letters="none")
+
+            @worker.handler("nothing")
+            async def nothing(_command: Command, _context: Context) -> None: ...
+
+            target: Mapping[str, str] = {"mediationTarget": "handler:nothing"}
+            runner = worker._tasks  # noqa: SLF001 - on a queue of ours
+            return await _drain(Path(folder), total, runner, target)
+        mode = Mode(case.partition(", ")[2])
+        executor = Executor(
+            name="x",
+            queues=["q"],
+            command=EXECUTORS[mode],
+            timeout_ms=60_000,
+            mode=mode,
+            max_processes=PROCESSES,
+        )
+        executors = {"x": executor}
+        target = {"mediationType": "PROCESS", "mediationTarget": "process:x"}
+        async with open_processes(executors) as processes:
+            tasks = ProcessTasks(executors, processes)
+            return await _drain(Path(folder), total, tasks, target, processes.spawner_pid)
+
+
+async def _drain(
+    folder: Path, total: int, runner: TaskRunner, target: Mapping[str, str], helper: int = 0
+) -> tuple[float, float]:
+    queue = QueueConfig(name="q", uri=f"sqlite:///{folder}/queue.db?queue=q")
+    settings, alerts = Settings(), Alerts(WarningBook(), time.time)
+    pool = PoolConfig(code=DEFAULT_POOL, concurrency=8 * PROCESSES, parallel_ungrouped=True)
+    async with open_brokers(settings, alerts) as brokers, open_store(NO_STORE) as store:
+        opening = brokers.open_publisher(queue)
+        assert opening is not None  # noqa: S101 - it is a work queue
+        async with opening as publisher:
+            for start in range(0, total, CHUNK):
+                bodies = [
+                    msgspec.json.encode({"id": str(n), **target})
+                    for n in range(start, min(start + CHUNK, total))
+                ]
+                await publisher.publish([Publication(parse(each), each) for each in bodies])
+        config = RoutingConfig((queue,), (pool,))
+        async with (
+            asyncio.TaskGroup() as group,
+            open_publishing(
+                brokers, lambda: config, refuse_url=lambda *_: None, new_id=lambda: "none"
+            ) as publishing,
+        ):
+            manager = new_manager(
+                settings,
+                TaskMediator(runner, alerts, time.time),
+                alerts,
+                brokers=brokers,
+                store=store,
+                publishing=publishing,
+                leadership=new_leadership(),
+                longest_delivery=0.0,
+                tasks=group,
+            )
+            ended = manager.registry.ledger.ended
+            before, began = _cpu(helper), time.perf_counter()
+            await manager.apply(config)
+            while sum(ended.values()) < total:  # noqa: ASYNC110 - an event would cost something
+                await asyncio.sleep(LOOK_EVERY)
+            spent, seconds = _cpu(helper) - before, time.perf_counter() - began
+            await shut_down(manager, alerts, 1.0)
+        if ended[Fate.DELIVERED] != total:
+            raise SystemExit("tasks have failed: the figures mean nothing")
+    return spent / total * 1e6, total / seconds
+
+
+def _cpu(helper: int) -> float:
+    """Return the seconds of this process and of the spawner, without their children."""
+    spent = time.process_time()
+    if helper:
+        fields = Path(f"/proc/{helper}/stat").read_text().rpartition(")")[2].split()
+        spent += (int(fields[11]) + int(fields[12])) / TICKS
+    return spent
+
+
+def _bare(total: int) -> float:
+    """Return what it costs to start a process and wait for it, by the standard library."""
+    before = time.process_time()
+    for _ in range(total):
+        subprocess.run(EXECUTORS["once"], check=True)
+    return (time.process_time() - before) / total * 1e6

@@ -1,0 +1,191 @@
+"""`/batches` and `/schedules` (CMD-4, CMD-10)."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Meta, Raw, Struct
+
+from router.api.messages import MESSAGE_SCHEMA
+from router.api.models import AT, EnumName, ResponseModel, Time, as_is, shown
+from router.api.requests import Name, read_body, split_messages, unprocessable
+from router.api.router_api import RouterApi
+from router.engine.batches import (
+    MAX_BATCH_ID,
+    MAX_BATCH_SIZE,
+    AcceptedMembers,
+    BatchState,
+    NewBatch,
+)
+from router.engine.beat import ScheduleState
+
+_ID: Final = "import-2026-01-31"
+_CALLBACK_SCHEMA: Final = {
+    **MESSAGE_SCHEMA,
+    "description": "A message without `id` and `payload`: the batch makes them.",
+    "properties": {
+        name: rule
+        for name, rule in MESSAGE_SCHEMA["properties"].items()
+        if name not in ("id", "payload")
+    },
+}
+_EXAMPLE: Final = {"id": "row-1", "mediationTarget": "https://svc/api/row", "payload": {"row": 1}}
+
+
+def _json_body(schema: dict[str, Any], example: object) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema, "example": example}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+# The parser of the queues reads the messages, so that both accept the same. This describes them.
+_NEW_BATCH: Final = _json_body(
+    {
+        "type": "object",
+        "required": ["callback"],
+        "properties": {
+            "id": {"type": "string", "minLength": 1, "maxLength": MAX_BATCH_ID, "nullable": True},
+            "size": {"type": "integer", "minimum": 1, "maximum": MAX_BATCH_SIZE, "nullable": True},
+            "messages": {"type": "array", "items": MESSAGE_SCHEMA, "maxItems": 1000},
+            "callback": _CALLBACK_SCHEMA,
+        },
+    },
+    {
+        "id": _ID,
+        "size": 2,
+        "messages": [_EXAMPLE],
+        "callback": {"mediationTarget": "https://svc/api/imported"},
+    },
+)
+_MORE: Final = _json_body(
+    {
+        "oneOf": [
+            {"type": "array", "items": MESSAGE_SCHEMA, "maxItems": 1000},
+            {
+                "type": "object",
+                "required": ["messages"],
+                "properties": {"messages": {"type": "array", "items": MESSAGE_SCHEMA}},
+            },
+            MESSAGE_SCHEMA,
+        ]
+    },
+    [_EXAMPLE],
+)
+
+
+class _BatchBody(Struct):
+    callback: Raw
+    id: str | None = None
+    size: Annotated[int, Meta(ge=1)] | None = None
+    messages: Raw = Raw(b"[]")
+
+
+class _MessagesBody(Struct):
+    messages: Raw = Raw(b"")
+
+
+class AcceptedMembersView(ResponseModel):
+    id: str = as_is(_ID)
+    accepted: int = as_is(1)
+    duplicates: int = as_is(0, "Messages that were members already")
+
+
+class BatchView(ResponseModel):
+    id: str = shown("record.id", _ID)
+    queue: str = as_is("orders")
+    size: int = shown("record.size", 2, "It is complete when so many have ended")
+    total: int = shown("record.total", 1, "Members so far")
+    succeeded: int = shown("record.succeeded", 0)
+    failed: int = shown("record.failed", 0)
+    cancelled: int = shown("record.cancelled", 0)
+    pending: int = as_is(1)
+    state: EnumName = shown("status", "OPEN", "OPEN, RUNNING or COMPLETE")
+    callback_published_at: Time | None = shown("record.callback_published_at", None)
+
+
+class ScheduleView(ResponseModel):
+    name: str = as_is("nightly")
+    queue: str = as_is("orders")
+    cron: str | None = as_is("30 2 * * *")
+    every_seconds: int | None = as_is(None)
+    timezone: str = as_is("Europe/Berlin")
+    next_run: Time = as_is(AT)
+    last_run: Time | None = as_is(AT)
+
+
+def batch_routes(router: RouterApi) -> APIRouter:
+    routes = APIRouter(tags=["batches"])
+
+    @routes.post(
+        "/batches",
+        status_code=HTTPStatus.ACCEPTED,
+        openapi_extra=_NEW_BATCH,
+        response_model=AcceptedMembersView,
+    )
+    async def open_batch(request: Request, queue: Name = None) -> AcceptedMembers:
+        """Publish messages as a batch; when all of them have ended, the callback is published.
+
+        With `size`, more can be added until there are so many. At most 1000 messages in one call.
+        The same call again adds nothing twice, as long as the messages have ids. The payload of
+        the callback is `{"batchId","total","succeeded","failed","cancelled"}`.
+        """
+        given = _decode(await read_body(request), _BatchBody)
+        return await router.batches.open(
+            queue,
+            NewBatch(
+                id=given.id,
+                size=given.size,
+                messages=_listed(given.messages),
+                callback=bytes(given.callback),
+            ),
+        )
+
+    @routes.post(
+        "/batches/{batch_id:path}/messages",
+        status_code=HTTPStatus.ACCEPTED,
+        openapi_extra=_MORE,
+        response_model=AcceptedMembersView,
+    )
+    async def add(request: Request, batch_id: str, queue: Name = None) -> AcceptedMembers:
+        """Add messages to an open batch: one, a list, or an object with a list as `messages`."""
+        body = await read_body(request)
+        messages = split_messages(body)
+        if not body.lstrip().startswith(b"["):
+            listed = _decode(body, _MessagesBody).messages
+            messages = _listed(listed) if listed else messages
+        return await router.batches.add(batch_id, queue, messages)
+
+    @routes.get("/batches/{batch_id:path}", response_model=BatchView)
+    async def show(batch_id: str, queue: Name = None) -> BatchState:
+        """Show how far a batch has come. Batches are kept for 7 days after their completion."""
+        return await router.batches.find(batch_id, queue)
+
+    return routes
+
+
+def schedule_routes(router: RouterApi) -> APIRouter:
+    routes = APIRouter(tags=["schedules"])
+
+    @routes.get("/schedules", response_model=Sequence[ScheduleView])
+    async def list_schedules() -> Sequence[ScheduleState]:
+        """List the schedules of the configuration, and when each runs next."""
+        return router.schedules()
+
+    return routes
+
+
+def _decode(body: bytes, shape: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise unprocessable(f"the body cannot be read: {error}") from None
+    except RecursionError:
+        raise unprocessable("the body is nested too deep") from None
+
+
+def _listed(messages: Raw) -> Sequence[bytes]:
+    text = bytes(messages)
+    if not text.startswith(b"["):
+        raise unprocessable("`messages` must be a list")
+    return split_messages(text)

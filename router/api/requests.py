@@ -1,0 +1,85 @@
+"""Reading what callers send: never more than allowed, and as JSON only where it is JSON."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from fastapi import Request
+from msgspec import Raw, Struct
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
+
+from router.api.problems import ApiProblem, in_words
+from router.engine.publishing import MAX_MESSAGES
+
+MAX_BODY: Final = 8 * 1024 * 1024  # bytes
+
+BLANK_IS_NONE: Final = BeforeValidator(lambda given: given or None)  # as in `?queue=&pool=a`
+Name = Annotated[str | None, BLANK_IS_NONE]
+Shape = TypeVar("Shape", bound="RequestBody")
+
+
+class RequestBody(BaseModel):
+    """JSON that a caller sends. Unknown fields are ignored."""
+
+    model_config = ConfigDict(alias_generator=to_camel, strict=True, frozen=True)
+
+
+class _Anything(Struct, gc=False):
+    """Some JSON object. Counting a million of them costs little."""
+
+
+_COUNT: Final = msgspec.json.Decoder(list[_Anything])
+_SPLIT: Final = msgspec.json.Decoder(list[Raw])
+
+
+async def read_body(request: Request) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY:
+            raise ApiProblem(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {MAX_BODY} bytes"
+            )
+    return bytes(body)
+
+
+async def read_json(
+    request: Request, shape: type[Shape], *, if_empty: Shape | None = None
+) -> Shape:
+    """Read a body as JSON. FastAPI would read it by itself, but without a limit."""
+    body = await read_body(request)
+    if if_empty is not None and not body.strip():
+        return if_empty
+    try:
+        return shape.model_validate_json(body)
+    except ValidationError as error:
+        raise unprocessable(f"the body cannot be read: {in_words(error.errors())}") from None
+
+
+def body_schema(shape: type[RequestBody], *, required: bool = True) -> dict[str, Any]:
+    """Describe what `read_json` reads, for `openapi_extra`."""
+    schema = shape.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)  # the answers have described them
+    content = {"schema": schema, "example": schema.pop("example")}
+    return {"requestBody": {"required": required, "content": {"application/json": content}}}
+
+
+def split_messages(body: bytes) -> Sequence[bytes]:
+    """Return the messages of one body, each as it came: a list of them, or a single one."""
+    if not body.lstrip().startswith(b"["):
+        return [body]
+    try:
+        count = len(_COUNT.decode(body))
+        if count > MAX_MESSAGES:
+            raise unprocessable(f"at most {MAX_MESSAGES} messages at once, not {count}")
+        return [bytes(message) for message in _SPLIT.decode(body)]
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise unprocessable(f"the body cannot be read: {error}") from None
+    except RecursionError:
+        raise unprocessable("the body is nested too deep") from None
+
+
+def unprocessable(detail: str) -> ApiProblem:
+    return ApiProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)

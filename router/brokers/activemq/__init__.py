@@ -1,0 +1,1 @@
+"""ActiveMQ Classic over STOMP 1.2."""

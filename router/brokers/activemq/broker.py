@@ -1,0 +1,365 @@
+"""Both ends of one ActiveMQ queue."""
+
+import asyncio
+import heapq
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.brokers.activemq.address import ActiveMqAddress, read_address
+from router.brokers.activemq.connection import StompConnection, StompRefused, open_connection
+from router.brokers.activemq.frames import Frame
+from router.brokers.activemq.retry import (
+    DELAY,
+    PERSISTENT,
+    SCHEDULED,
+    RetryPublisher,
+    group_header,
+    history_of,
+    open_retry_publisher,
+)
+from router.brokers.consumer_identity import ConsumerIdentity
+from router.brokers.kit import loop_time
+from router.brokers.kit.long_poll import NEVER, LongPoll
+from router.brokers.kit.pending_retries import PendingRetries
+from router.brokers.kit.retry_copies import RetryHistory
+from router.brokers.kit.tickets import OpenTickets
+from router.core.commands import dated_body
+from router.core.config import QueueConfig
+from router.core.identity import MessageKey, digest_of
+from router.core.message import Handle, ReceivedMessage, Tally
+from router.core.remembered import RememberedAcks
+from router.core.trace import carried_in
+from router.ports import Depth, Publication, QueueRefused, Traits, Unsettled
+from router.signal import wait_for_signal
+
+FIRST_PUSH_SECONDS: Final = 0.050  # after subscribing, until all that waits begins to come
+MAX_PUSH_SECONDS: Final = 0.010
+QUIET_SECONDS: Final = 0.002  # nothing came for this long: what comes next is another batch
+GATHER_STEP_SECONDS: Final = 0.05
+
+
+class ActiveMqQueues:
+    """All queues in ActiveMQ, and what outlives their connections."""
+
+    def __init__(self, identity: ConsumerIdentity) -> None:
+        self._identity = identity
+        self._connections = itertools.count(1)
+        self._copied = RememberedAcks()
+        self._pending_retries: defaultdict[str, PendingRetries] = defaultdict(PendingRetries)
+        self._reported: set[tuple[str, str]] = set()
+
+    async def close(self) -> None:
+        """Do nothing: connections share nothing that has to be closed."""
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator["ActiveMqBroker"]:
+        address = read_address(queue, self._identity.settings.activemq)
+        alarm = partial(self._alarm, queue.name)
+        async with (
+            open_connection(address.servers, address.login, address.heartbeat) as connection,
+            open_retry_publisher(connection, address, alarm) as retry_publisher,
+        ):
+            broker = ActiveMqBroker(
+                connection,
+                retry_publisher,
+                address,
+                number=next(self._connections),
+                copied=self._copied,
+                pending_retries=self._pending_retries[queue.uri],
+                clock=self._identity.clock,
+            )
+            try:
+                yield broker
+            finally:
+                broker.interrupt()
+
+    @asynccontextmanager
+    async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["ActiveMqPublisher"]:
+        address = read_address(queue, self._identity.settings.activemq)
+        opening = open_connection(address.servers, address.login, address.heartbeat)
+        async with opening as connection:
+            yield ActiveMqPublisher(connection, address, self._identity.clock)
+
+    def _alarm(self, queue: str, text: str) -> None:
+        """Warn once: every connection would find out the same."""
+        if (queue, text) not in self._reported:
+            self._reported.add((queue, text))
+            self._identity.warn(queue, text)
+
+
+class StompMessage(Struct, frozen=True):
+    """One message, ours as long as the connection."""
+
+    place: int  # in the order of arrival
+    frame: Frame
+    history: RetryHistory
+
+    @property
+    def id(self) -> str:
+        return self.frame.headers["message-id"]
+
+    @property
+    def key(self) -> tuple[str | None, bytes]:
+        """What a message and its copies have in common."""
+        return self.history.first_id, self.frame.body
+
+    def ack(self) -> Frame:
+        return Frame("ACK", {"id": self.frame.headers["ack"]})
+
+
+class PrefetchBuffer:
+    """What came over one connection and waits to be asked for.
+
+    Gives what is due in the order of arrival, also if it was put back.
+    """
+
+    def __init__(self) -> None:
+        self._due: list[tuple[int, StompMessage]] = []  # a heap, by place
+        self._later: list[tuple[float, int, StompMessage]] = []  # a heap, by time and place
+
+    def put(self, message: StompMessage) -> None:
+        heapq.heappush(self._due, (message.place, message))
+
+    def hold_back(self, message: StompMessage, until: float) -> None:
+        heapq.heappush(self._later, (until, message.place, message))
+
+    def take(self, limit: int, now: float) -> list[StompMessage]:
+        count = min(limit, self.count_due(now))
+        return [heapq.heappop(self._due)[1] for _ in range(count)]
+
+    def first(self, limit: int) -> list[StompMessage]:
+        """Return what the next take would give, at the time of the latest count."""
+        return [message for _, message in heapq.nsmallest(limit, self._due)]
+
+    def count_due(self, now: float) -> int:
+        while self._later and self._later[0][0] <= now:
+            self.put(heapq.heappop(self._later)[2])
+        return len(self._due)
+
+    def next_due(self) -> float:
+        """Return when the first of those held back is due."""
+        return self._later[0][0] if self._later else NEVER
+
+
+class ActiveMqBroker:
+    """One connection. The broker pushes as many messages as the prefetch window allows."""
+
+    holds_groups: Final = False
+    lease_seconds: Final = None
+    traits: Final = Traits(ordered_here=True)
+
+    def __init__(
+        self,
+        connection: StompConnection,
+        retry_publisher: RetryPublisher,
+        address: ActiveMqAddress,
+        *,
+        number: int,
+        copied: RememberedAcks,
+        pending_retries: PendingRetries,
+        clock: Callable[[], float],
+    ) -> None:
+        self._connection = connection
+        self._retry_publisher = retry_publisher
+        self._address = address
+        self._copied = copied  # originals that still have to be removed
+        self._pending_retries = pending_retries
+        self._clock = clock  # the machine's: it tells when a copy is due
+        self._numbers = itertools.count(1)
+        self._places = itertools.count(1)
+        self._prefetched = PrefetchBuffer()
+        self._tickets: OpenTickets[StompMessage] = OpenTickets(number)
+        self._is_subscribed = False
+        self._poll = LongPoll()
+        connection.on_message = self._arrive
+        connection.on_loss = self._poll.news.ring
+
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
+        return await self._poll.receive(partial(self._look, limit), self._prefetched.next_due)
+
+    def interrupt(self) -> None:
+        self._poll.interrupt()
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        del error  # nothing is kept of a message that is gone
+        self._connection.check()
+        messages, stale = self._tickets.claim_all(handles)
+        if messages:
+            await self._connection.exchange(*[message.ack() for message in messages])
+        return stale
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        """Without a delay, hand it out from here: STOMP cannot return a single message.
+
+        Whoever never asks again closes the connection, and the broker has it back.
+        """
+        del error
+        self._connection.check()
+        message = self._tickets.claim(handle)
+        history = replace(
+            message.history,
+            tally=tally,
+            deliveries=message.history.deliveries + 1,
+            due_at=self._clock() + delay,
+        )
+        asked_at = loop_time()
+        if delay > 0 and await self._retry_publisher.keep(message.frame, history, delay):
+            await self._remove_original(message, asked_at, delay)
+            return
+        self._prefetched.hold_back(replace(message, history=history), asked_at + delay)
+        self._poll.news.ring()
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        del seconds  # they are ours as long as the connection anyway
+        self._connection.check()
+        return self._tickets.stale(handles)
+
+    async def depth(self) -> Depth | None:
+        """Return None: STOMP has no way to ask."""
+        return None
+
+    async def _look(self, limit: int) -> Sequence[ReceivedMessage]:
+        self._connection.check()
+        await self._subscribe()
+        if not self._prefetched.count_due(loop_time()):
+            return ()
+        await self._gather_pushed(limit)
+        # The scheduler works in strokes: wait for those that were put off together.
+        await self._pending_retries.gather(partial(self._returned, limit), self._await_more)
+        self._connection.check()
+        return [self._received(each) for each in self._prefetched.take(limit, loop_time())]
+
+    async def _subscribe(self) -> None:
+        """At the first receive: whoever does not ask must not be sent anything."""
+        if self._is_subscribed:
+            return
+        self._is_subscribed = True
+        headers = {
+            "id": "queue",
+            "destination": self._address.destination,
+            "ack": "client-individual",
+            "activemq.prefetchSize": str(self._address.prefetch),
+        }
+        try:
+            await self._connection.exchange(Frame("SUBSCRIBE", headers))
+        except StompRefused as refused:
+            if refused.is_forbidden:
+                raise QueueRefused("this user may not read from the queue") from None
+            raise
+        await asyncio.sleep(FIRST_PUSH_SECONDS)
+
+    async def _gather_pushed(self, limit: int) -> None:
+        """Wait for what comes right behind: a failure holds back its group in its batch (FIFO-1).
+
+        The broker pushes messages one by one, also those that were published together.
+        """
+        give_up = loop_time() + MAX_PUSH_SECONDS
+        while self._prefetched.count_due(loop_time()) < limit and loop_time() < give_up:
+            rung = self._poll.news.listen()
+            await wait_for_signal(rung, QUIET_SECONDS)
+            if not rung.is_set():
+                return
+
+    def _returned(self, limit: int) -> list[bytes]:
+        if self._poll.is_interrupted or self._prefetched.count_due(loop_time()) >= limit:
+            return []
+        return [
+            each.frame.body for each in self._prefetched.first(limit) if each.history.deliveries
+        ]
+
+    async def _await_more(self) -> None:
+        self._connection.check()
+        await self._poll.news.wait(GATHER_STEP_SECONDS)
+
+    def _arrive(self, frame: Frame) -> None:
+        message = StompMessage(next(self._places), frame, history_of(frame))
+        if self._copied and self._copied.knows(self._proof(message), loop_time()):
+            self._connection.tell(message.ack())
+            return
+        self._pending_retries.came(message.key)
+        wait = message.history.wait(self._clock())
+        if not wait:
+            self._prefetched.put(message)
+        else:
+            self._prefetched.hold_back(message, loop_time() + wait)
+            if SCHEDULED not in frame.headers:
+                self._retry_publisher.give_up("a message came back too early (schedulerSupport)")
+        self._poll.news.ring()
+
+    def _received(self, message: StompMessage) -> ReceivedMessage:
+        return ReceivedMessage(
+            message.frame.body,
+            self._tickets.issue(next(self._numbers), message),
+            broker_id=message.id,
+            count=message.history.deliveries + 1,
+            tally=message.history.tally,
+            parent=carried_in(message.frame.headers),
+            claimed_id=message.history.first_id,
+        )
+
+    async def _remove_original(self, message: StompMessage, asked_at: float, delay: float) -> None:
+        """Remove a message whose copy is safe; if the connection breaks, when it comes again.
+
+        But only while the copy waits at the broker. Later, another router may have taken the copy
+        for a duplicate because it held the original: to remove that would lose the message.
+        """
+        body, now = message.frame.body, loop_time()
+        self._pending_retries.expect(message.key, body, now=now, delay=delay)
+        proof = self._proof(message)
+        self._copied.add(proof, asked_at, lifetime=delay)
+        await self._connection.exchange(message.ack())
+        self._copied.forget(proof)
+
+    def _proof(self, message: StompMessage) -> MessageKey:
+        """Return the frame's own id: the broker made it for this very copy (ID-1)."""
+        return MessageKey(self._address.destination, message.id, digest_of(message.frame.body))
+
+
+class ActiveMqPublisher:
+    def __init__(
+        self, connection: StompConnection, address: ActiveMqAddress, clock: Callable[[], float]
+    ) -> None:
+        self._connection = connection
+        self._address = address
+        self._clock = clock  # the machine's
+        self._transactions = itertools.count(1)
+
+    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+        """In one transaction, all or none; but for what the scheduler holds back (CMD-5).
+
+        That is stored only after a commit, so it must not be part of a transaction.
+        """
+        transaction = {"transaction": str(next(self._transactions))}
+        now = self._clock()
+        sends: list[Frame] = []
+        for item in items:
+            left = 0.0 if item.not_before is None else item.not_before - now
+            if left > 0:
+                delay = {DELAY: str(math.ceil(left * 1000))}
+                await self._connection.exchange(self._send(item, delay))
+            else:
+                sends.append(self._send(item, transaction))
+        if sends:
+            begin, commit = Frame("BEGIN", transaction), Frame("COMMIT", transaction)
+            await self._connection.exchange(begin, *sends, commit)
+        return [True] * len(items)
+
+    def _send(self, item: Publication, more: dict[str, str]) -> Frame:
+        body = dated_body(item.message, item.body, item.not_before)
+        headers = {
+            **PERSISTENT,
+            **group_header(item.message.group),
+            "destination": self._address.destination,
+            "content-length": str(len(body)),
+            "content-type": "application/json",
+            **more,
+        }
+        return Frame("SEND", headers, body)

@@ -1,0 +1,234 @@
+"""One STOMP connection: awaits answers and notices silence. Foreign errors stop here."""
+
+import asyncio
+import itertools
+import re
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, cast
+
+from router.brokers.activemq.address import Login, Server
+from router.brokers.activemq.frames import BEAT, BadFrame, Frame, FrameReader, encode
+from router.ports import Disconnected, QueueRefused
+
+CONNECT_SECONDS: Final = 5.0
+CALL_SECONDS: Final = 20.0  # longer than a broker may be silent, as a rule
+CLOSE_SECONDS: Final = 2.0
+CHECKS_PER_BEAT: Final = 2
+BEATS_MISSED: Final = 3  # then the broker counts as silent
+BEATS_PROMISED: Final = 2  # we beat more often than we promise: a busy moment must not cut us off
+VERSION: Final = "1.2"
+LOGIN: Final = "CONNECTED"
+
+_NOT_FOR_THIS_USER: Final = re.compile(r"password|authori[sz]|authentic", re.IGNORECASE)
+
+
+class StompRefused(Disconnected):
+    """The broker answered with an error. The connection cannot be used any more."""
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether the broker would refuse it again."""
+        return bool(_NOT_FOR_THIS_USER.search(str(self)))
+
+
+class NoAnswer(Disconnected):
+    """The broker is alive and does not answer: it may be full."""
+
+
+class StompConnection(asyncio.Protocol):
+    """Has no tasks: the event loop calls it when bytes come, and now and then by a timer."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.on_message: Callable[[Frame], None] = lambda _: None
+        self.on_loss: Callable[[], None] = lambda: None
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._reader = FrameReader()
+        self._numbers = itertools.count(1)
+        self._answers: dict[str, asyncio.Future[Frame]] = {}  # awaited, by receipt
+        self._lost: str | None = None  # why it cannot be used any more
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._silent_checks = 0  # since anything came
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost is not None
+
+    def check(self) -> None:
+        if self._lost is not None:
+            raise Disconnected(self._lost)
+
+    async def log_in(self, login: Login | None, heartbeat: int) -> None:
+        milliseconds = heartbeat * 1000
+        headers = {
+            "accept-version": VERSION,
+            "host": self.server.host,
+            "heart-beat": f"{BEATS_PROMISED * milliseconds},{milliseconds}",
+        }
+        if login is not None:
+            headers |= {"login": login.user, "passcode": login.password}
+        welcome = await self._answer_to([Frame("CONNECT", headers)], LOGIN)
+        if welcome.headers.get("version") != VERSION:
+            raise QueueRefused(f"the broker does not speak STOMP {VERSION}")
+        beats = welcome.headers.get("heart-beat", "").partition(",")[0]
+        self._tick_in(heartbeat / CHECKS_PER_BEAT, _max_silent_checks(beats, heartbeat))
+
+    async def exchange(self, *frames: Frame) -> None:
+        """Send these; the broker has handled all of them on return. Raises Disconnected."""
+        *others, last = frames
+        receipt = str(next(self._numbers))
+        asked = Frame(last.command, {**last.headers, "receipt": receipt}, last.body)
+        await self._answer_to([*others, asked], receipt)
+
+    def tell(self, frame: Frame) -> None:
+        """Send it without waiting for an answer."""
+        if self._lost is None:
+            self._transport.write(encode(frame))
+
+    async def close(self) -> None:
+        self.tell(Frame("DISCONNECT", {}))
+        self._lose(Disconnected("the connection was closed"))
+        self._transport.close()
+        await asyncio.wait([self._closed], timeout=CLOSE_SECONDS)
+        self._transport.abort()
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._silent_checks = 0
+        try:
+            frames = self._reader.feed(data)
+        except BadFrame as error:
+            self._break(Disconnected(f"the broker does not speak STOMP {VERSION}: {error}"))
+            return
+        for frame in frames:
+            match frame.command:
+                case "MESSAGE":
+                    self.on_message(frame)
+                case "RECEIPT":
+                    self._resolve(frame.headers.get("receipt-id", ""), frame)
+                case "CONNECTED":
+                    self._resolve(LOGIN, frame)
+                case "ERROR":
+                    why = frame.headers.get("message", "an error without a reason")
+                    self._break(StompRefused(why))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._break(Disconnected(str(error or "the broker closed the connection")))
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    # Helpers.
+
+    async def _answer_to(self, frames: Sequence[Frame], receipt: str) -> Frame:
+        self.check()
+        answer: asyncio.Future[Frame] = self._loop.create_future()
+        self._answers[receipt] = answer
+        self._transport.write(b"".join([encode(frame) for frame in frames]))
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                return await answer
+        except TimeoutError:
+            silence = NoAnswer("the broker does not answer")
+            self._break(silence)
+            raise silence from None
+        finally:
+            self._answers.pop(receipt, None)
+
+    def _resolve(self, receipt: str, frame: Frame) -> None:
+        answer = self._answers.get(receipt)
+        if answer is not None and not answer.done():
+            answer.set_result(frame)
+
+    def _tick_in(self, seconds: float, max_silent: int | None) -> None:
+        if self._lost is None:
+            self._ticker = self._loop.call_later(seconds, self._tick, seconds, max_silent)
+
+    def _tick(self, seconds: float, max_silent: int | None) -> None:
+        """Send a heartbeat, and check that the broker sends them.
+
+        Checks are counted, not seconds: while our own process stood still, nobody was silent.
+        """
+        self._silent_checks += 1
+        if self._silent_checks == max_silent:
+            self._break(Disconnected("the broker has fallen silent"))
+            return
+        self._transport.write(BEAT)
+        self._tick_in(seconds, max_silent)
+
+    def _break(self, error: Disconnected) -> None:
+        self._lose(error)
+        self._transport.abort()
+
+    def _lose(self, error: Disconnected) -> None:
+        """Note that the connection cannot be used, and tell whoever waits for an answer why."""
+        if self._lost is not None:
+            return
+        self._lost = str(error)
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(error)
+        self.on_loss()
+
+
+@asynccontextmanager
+async def open_connection(
+    servers: Sequence[Server], login: Login | None, heartbeat: int
+) -> AsyncIterator[StompConnection]:
+    """Connect to the first server that answers. Raises QueueRefused or Disconnected on entering."""
+    problems: list[str] = []
+    for server in servers:
+        try:
+            connection = await _connect(server, login, heartbeat)
+            break
+        except Disconnected as error:
+            problems.append(f"{server.host}:{server.port}: {error}")
+    else:
+        raise Disconnected("; ".join(problems))
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def _connect(server: Server, login: Login | None, heartbeat: int) -> StompConnection:
+    loop = asyncio.get_running_loop()
+    try:
+        trust = ssl.create_default_context(cafile=server.cafile) if server.tls else None
+    except OSError as error:
+        raise QueueRefused(f"the CA file cannot be read: {error}") from error
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, connection = await loop.create_connection(
+                lambda: StompConnection(server), server.host, server.port, ssl=trust
+            )
+    except TimeoutError:
+        raise Disconnected("the broker does not answer") from None
+    except OSError as error:
+        raise Disconnected(str(error)) from error
+    try:
+        await connection.log_in(login, heartbeat)
+    except BaseException as error:
+        await connection.close()
+        if isinstance(error, StompRefused) and error.is_forbidden:
+            # In words of our own: the broker's contain the user's name.
+            raise QueueRefused("the broker does not accept this user and password") from None
+        raise
+    return connection
+
+
+def _max_silent_checks(beats_of_broker: str, heartbeat: int) -> int | None:
+    """Return how many silent checks are too many, or None if the broker never beats."""
+    if not beats_of_broker.isdecimal() or not int(beats_of_broker):
+        return None
+    beat = max(int(beats_of_broker) / 1000, heartbeat)
+    return round(BEATS_MISSED * CHECKS_PER_BEAT * beat / heartbeat)

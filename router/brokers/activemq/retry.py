@@ -1,0 +1,158 @@
+"""Delayed redelivery on ActiveMQ: a copy that the broker's scheduler holds back.
+
+One transaction for the copy and the ACK of the original could lose the message: the broker stores
+a scheduled message only after the commit.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from msgspec.structs import replace
+
+from router.brokers.activemq.address import ActiveMqAddress
+from router.brokers.activemq.connection import (
+    CALL_SECONDS,
+    NoAnswer,
+    StompConnection,
+    StompRefused,
+    open_connection,
+)
+from router.brokers.activemq.frames import Frame
+from router.brokers.kit.pending_retries import group_of
+from router.brokers.kit.retry_copies import (
+    RetryHistory,
+    history_headers,
+    publishers_headers,
+    read_history,
+)
+from router.ports import Disconnected
+
+log = logging.getLogger(__name__)
+
+GROUP: Final = "JMSXGroupID"
+DELAY: Final = "AMQ_SCHEDULED_DELAY"  # milliseconds
+SCHEDULED: Final = "scheduledJobId"  # written on what the scheduler held back
+PERSISTENT: Final = {"persistent": "true"}  # over STOMP, not the default
+PROBE: Final = "/temp-queue/message-router-probe"
+PROBE_DELAY_MS: Final = "1000"
+
+# Written by the broker on the original, or of concern to the original only.
+# fmt: off
+_NOT_COPIED: Final = frozenset({
+    "ack", "content-length", "destination", "expires", "message-id", "receipt", "redelivered",
+    "redeliveryDelay", SCHEDULED, "subscription", "timestamp", "transaction", "transformation",
+})
+# fmt: on
+_NOT_COPIED_PREFIXES: Final = ("AMQ_SCHEDULED_",)
+
+
+def history_of(frame: Frame) -> RetryHistory:
+    headers = frame.headers
+    history = read_history(headers) or RetryHistory()
+    return replace(
+        history,
+        first_id=history.first_id or headers["message-id"],
+        deliveries=history.deliveries + int(headers.get("redelivered") == "true"),
+    )
+
+
+def copy_of(original: Frame, history: RetryHistory, destination: str, delay: float) -> Frame:
+    """Return all that the publisher said. Text stays text: a length would make it bytes.
+
+    The broker does not say a message's group, so it is read where the publisher had it from.
+    """
+    has_length = "content-length" in original.headers
+    headers = {
+        **group_header(group_of(original.body)),
+        **publishers_headers(original.headers, _NOT_COPIED, _NOT_COPIED_PREFIXES),
+        **PERSISTENT,
+        **({"content-length": str(len(original.body))} if has_length else {}),
+        "destination": destination,
+        DELAY: str(max(round(delay * 1000), 1)),
+        **{name: str(value) for name, value in history_headers(history).items()},
+    }
+    return Frame("SEND", headers, original.body)
+
+
+def group_header(group: str | None) -> Mapping[str, str]:
+    """Return the header by which the broker gives all of a group to one consumer."""
+    return {} if group is None else {GROUP: group}
+
+
+class RetryPublisher:
+    """Sends copies over a connection of its own.
+
+    A broker that is full stops reading from connections that send, and acknowledgements must still
+    get through.
+    """
+
+    def __init__(
+        self, connection: StompConnection, destination: str, alarm: Callable[[str], None]
+    ) -> None:
+        self._connection = connection
+        self._destination = destination
+        self._alarm = alarm
+        self._can_delay = True
+
+    def give_up(self, why: str) -> None:
+        """From now on, hold messages in memory instead, un-acked: nothing is lost by that."""
+        if self._can_delay:
+            self._can_delay = False
+            self._alarm(f"messages to be delayed are held in memory: {why}")
+
+    async def keep(self, original: Frame, history: RetryHistory, delay: float) -> bool:
+        """Return whether the broker has a copy now. Raises Disconnected."""
+        if not self._can_delay:
+            return False
+        try:
+            copy = copy_of(original, history, self._destination, delay)
+            await self._connection.exchange(copy)
+        except (StompRefused, NoAnswer) as error:
+            # In words of our own if it is forbidden: the broker's contain the user's name.
+            is_forbidden = isinstance(error, StompRefused) and error.is_forbidden
+            self.give_up("this user may not write to the queue" if is_forbidden else str(error))
+            return False
+        return True
+
+
+@asynccontextmanager
+async def open_retry_publisher(
+    beside: StompConnection, address: ActiveMqAddress, alarm: Callable[[str], None]
+) -> AsyncIterator[RetryPublisher]:
+    """Connect to the same server: a copy must come back to where it is waited for."""
+    async with AsyncExitStack() as stack:
+
+        async def connect() -> StompConnection:
+            opening = open_connection([beside.server], address.login, address.heartbeat)
+            return await stack.enter_async_context(opening)
+
+        connection = await connect()
+        try:
+            has_scheduler = await _has_scheduler(connection)
+        except StompRefused as error:
+            log.info("cannot find out whether the broker can delay messages: %s", error)
+            connection = await connect()
+            has_scheduler = True  # until a copy comes early
+        retry_publisher = RetryPublisher(connection, address.destination, alarm)
+        if not has_scheduler:
+            retry_publisher.give_up("its broker has no scheduler (schedulerSupport)")
+        yield retry_publisher
+
+
+async def _has_scheduler(connection: StompConnection) -> bool:
+    """Try in a queue of our own which comes first: a delayed message, or one sent after it."""
+    first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+    connection.on_message = lambda frame: None if first.done() else first.set_result(frame)
+    await connection.exchange(
+        Frame("SUBSCRIBE", {"id": "probe", "destination": PROBE, "ack": "auto"}),
+        Frame("SEND", {"destination": PROBE, DELAY: PROBE_DELAY_MS}),
+        Frame("SEND", {"destination": PROBE}),
+    )
+    try:
+        async with asyncio.timeout(CALL_SECONDS):
+            return DELAY not in (await first).headers
+    except TimeoutError:
+        raise Disconnected("the broker does not hand out messages") from None

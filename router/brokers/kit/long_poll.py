@@ -1,0 +1,44 @@
+"""The long poll of brokers that push: `receive` looks, waits for news and looks again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from router.brokers.kit import loop_time
+from router.core.message import ReceivedMessage
+from router.signal import Signal, wait_for_signal
+
+LONG_POLL_SECONDS: Final = 20.0
+NEVER: Final = float("inf")
+
+
+class LongPoll:
+    def __init__(self) -> None:
+        self.news = Signal()  # rung when a message came, and when the connection is lost
+        self.interrupted = asyncio.Event()
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self.interrupted.is_set()
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
+        self.news.ring()
+
+    async def receive(
+        self,
+        look: Callable[[], Awaitable[Sequence[ReceivedMessage]]],
+        next_due: Callable[[], float] = lambda: NEVER,
+    ) -> Sequence[ReceivedMessage]:
+        """Return what `look` finds, or nothing after 20 seconds or an interruption.
+
+        `next_due` returns the loop time at which a look may find something without any news.
+        """
+        give_up = loop_time() + LONG_POLL_SECONDS
+        while not self.is_interrupted:
+            rung = self.news.listen()
+            batch = await look()
+            if batch or loop_time() >= give_up:
+                return batch
+            await wait_for_signal(rung, min(give_up, next_due()) - loop_time())
+        return ()

@@ -1,0 +1,108 @@
+"""Messages that went back with a delay and have not returned yet.
+
+A failure takes along all that the router holds of its group (FIFO-1). A group that was given back
+message by message must therefore return together: if its first message were handed over alone and
+failed again, those behind it would overtake it.
+"""
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from typing import Final
+
+import msgspec
+from msgspec import Struct, field
+
+from router.brokers.kit import loop_time
+from router.core.message import Mode
+
+SOON_SECONDS: Final = 1.0  # between two messages that were given back one after the other, at most
+LATE_SECONDS: Final = 1.0  # a message this much overdue has gone to another router
+MAX_GATHERING_SECONDS: Final = 2.0
+CAPACITY: Final = 100_000  # messages, about 30 MB; nobody waits for more
+
+
+class _Grouped(Struct):
+    group: str | None = field(default=None, name="messageGroupId")
+    dispatch: str | None = field(default=None, name="dispatchMode")
+
+
+def group_of(body: bytes) -> str | None:
+    """Return the group as the publisher wrote it, for brokers that know no groups."""
+    return _read(body).group
+
+
+def _read(body: bytes) -> _Grouped:
+    try:
+        return msgspec.json.decode(body, type=_Grouped)
+    except msgspec.MsgspecError:
+        return _Grouped()
+
+
+class _Expected(Struct, frozen=True):
+    due: float
+    number: int
+    key: Hashable
+    group: str | None
+
+    def __lt__(self, other: "_Expected") -> bool:
+        return (self.due, self.number) < (other.due, other.number)
+
+
+class PendingRetries:
+    """The pending retries of one queue. Times are the event loop's."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._missing: dict[Hashable, _Expected] = {}
+        self._later: list[_Expected] = []  # a heap
+        self._soon: deque[_Expected] = deque()  # due soon, or overdue; by time
+
+    def __len__(self) -> int:
+        return len(self._missing)
+
+    def expect(self, key: Hashable, body: bytes, *, now: float, delay: float) -> None:
+        self._advance(now)
+        message = _read(body)
+        if message.dispatch == Mode.IMMEDIATE.value or len(self._later) >= CAPACITY:
+            return
+        expected = _Expected(now + delay, next(self._numbers), key, message.group)
+        self._missing[key] = expected
+        heapq.heappush(self._later, expected)
+
+    def came(self, key: Hashable) -> None:
+        self._missing.pop(key, None)
+
+    def awaits_mates_of(self, bodies: Iterable[bytes], now: float) -> bool:
+        """Return whether a message of the same group is missing and due about now."""
+        self._advance(now)
+        groups = {each.group for each in self._soon if self._is_missing(each)}
+        return bool(groups) and any(group_of(body) in groups for body in bodies)
+
+    async def gather(
+        self,
+        returned: Callable[[], Iterable[bytes]],
+        step: Callable[[], Awaitable[None]],
+        at_most: float = MAX_GATHERING_SECONDS,
+    ) -> None:
+        """Repeat `step` until no group mate of what has returned is missing.
+
+        `returned` gives the bodies of the retries in the batch so far, and none once nobody should
+        wait any longer: the batch is full, or the receive was interrupted.
+        """
+        give_up = loop_time() + at_most
+        while self and loop_time() < give_up and self.awaits_mates_of(returned(), loop_time()):
+            await step()
+
+    def _advance(self, now: float) -> None:
+        """Forget what will not come any more. Called by all others, so nothing piles up (P4)."""
+        while self._later and self._later[0].due <= now + SOON_SECONDS:
+            self._soon.append(heapq.heappop(self._later))
+        while self._soon and self._soon[0].due < now - LATE_SECONDS:
+            overdue = self._soon.popleft()
+            if self._is_missing(overdue):
+                del self._missing[overdue.key]
+
+    def _is_missing(self, expected: _Expected) -> bool:
+        return self._missing.get(expected.key) is expected

@@ -1,0 +1,1 @@
+"""NATS JetStream: each queue is a durable pull consumer of a stream."""

@@ -1,0 +1,285 @@
+"""Both ends of one queue in NATS JetStream."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final, cast
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from router.brokers.consumer_identity import ConsumerIdentity
+from router.brokers.kit import loop_time
+from router.brokers.kit.long_poll import LONG_POLL_SECONDS
+from router.brokers.kit.pending_retries import MAX_GATHERING_SECONDS
+from router.brokers.nats.address import NatsAddress, read_address
+from router.brokers.nats.connection import (
+    ApiError,
+    NatsConnection,
+    Request,
+    open_connection,
+    our_errors,
+    read_answer,
+)
+from router.brokers.nats.consumer import (
+    NANOSECONDS,
+    LeaseTable,
+    NatsLease,
+    PullConsumer,
+    bind_consumer,
+    consumer_info,
+    find_stream,
+)
+from router.brokers.nats.pull import PulledMessage, Puller
+from router.core.commands import dated_body
+from router.core.config import QueueConfig
+from router.core.message import Handle, ReceivedMessage, Tally
+from router.ports import (
+    Depth,
+    Disconnected,
+    Publication,
+    QueueRefused,
+    StaleLease,
+    Traits,
+    Unsettled,
+)
+
+GATHER_STEP_SECONDS: Final = 0.005
+GATHER_SHARE: Final = 1 / 3  # of the lease, at most: what is gathered is not extended yet
+CLOSING_SECONDS: Final = 3.0
+WILDCARD: Final = "message-router"  # published instead of a * or a > in a subject
+
+ACK: Final = b"+ACK"
+NAK: Final = b"-NAK"
+IN_PROGRESS: Final = b"+WPI"
+TERM: Final = b"+TERM"
+
+_LONG_REPLY: Final = 11  # tokens of a reply subject that names domain and account too
+_KEPT_IN_A_HEADER: Final = "!#$&'()*+,/:;=?@[]^`{|}~<>\""
+
+
+class NatsQueues:
+    """All queues in NATS, and the leases, which outlive their connections."""
+
+    def __init__(self, identity: ConsumerIdentity) -> None:
+        self._settings = identity.settings.nats
+        self._lease_tables: dict[tuple[tuple[str, ...], str, str], LeaseTable] = {}
+
+    async def close(self) -> None:
+        """Do nothing: connections share nothing that has to be closed."""
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator["NatsBroker"]:
+        address = read_address(queue, self._settings)
+        async with open_connection(address) as connection:
+            table = self._lease_tables.get(address.key)
+            held = () if table is None else table.leases()
+            consumer = await bind_consumer(connection, queue, address)
+            # A table outlives a connection, but not the stream.
+            table = self._lease_tables.get(address.key)
+            if table is None or table.stream_created != consumer.stream_created:
+                table = self._lease_tables[address.key] = LeaseTable(consumer.stream_created)
+            # A server that was killed may have forgotten its last hand-overs: it ignores answers
+            # to those, and hands the messages out again.
+            for lease in held:
+                if lease.sequence > consumer.last_handed_out:
+                    table.finish(lease)
+            broker = NatsBroker(connection, consumer, table)
+            try:
+                yield broker
+            finally:
+                await broker.stop()
+
+    @asynccontextmanager
+    async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["NatsPublisher"]:
+        address = read_address(queue, self._settings)
+        async with open_connection(address) as connection:
+            subject = await _publishing_subject(connection, address)
+            yield NatsPublisher(connection, queue.name, subject)
+
+
+class NatsBroker:
+    """One connection. Its leases are good on the next one too, so an outage costs none of them."""
+
+    holds_groups: Final = False
+    traits: Final = Traits(ordered_here=True, keeps_tally=False)
+
+    def __init__(
+        self, connection: NatsConnection, consumer: PullConsumer, lease_table: LeaseTable
+    ) -> None:
+        self._connection = connection
+        self._consumer = consumer
+        self._lease_table = lease_table
+        self._puller = Puller(connection, consumer)
+
+    @property
+    def lease_seconds(self) -> float:
+        return self._consumer.lease
+
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
+        self._lease_table.sweep(loop_time(), self._consumer.lease)
+        batch = await self._fetch(limit, LONG_POLL_SECONDS)
+
+        def returned() -> list[bytes]:
+            if self._puller.is_interrupted or len(batch) >= limit:
+                return []
+            return [each.body for each in batch if each.count is not None and each.count > 1]
+
+        async def fetch_more() -> None:
+            await asyncio.sleep(GATHER_STEP_SECONDS)
+            batch.extend(await self._fetch(limit - len(batch), 0))
+
+        # Each message that went back has a time of its own: wait for those of the same group.
+        at_most = min(MAX_GATHERING_SECONDS, self._consumer.lease * GATHER_SHARE)
+        with suppress(Disconnected):  # the next receive finds out; what is here is ours
+            await self._lease_table.pending_retries.gather(returned, fetch_more, at_most)
+        return batch
+
+    def interrupt(self) -> None:
+        self._puller.interrupt()
+
+    async def stop(self) -> None:
+        """Let a receive under way end before its connection is closed."""
+        self._puller.interrupt()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING_SECONDS):
+                await self._puller.until_idle()
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        live, lost = self._split(handles)
+        await self._tell(live, TERM if error else ACK)
+        for lease in live:
+            self._lease_table.finish(lease)
+        return lost
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        del tally, error  # NATS has no place for them
+        # Else it would come back to the receive that is just ending, and lose its place.
+        await self._puller.until_withdrawn()
+        live, _ = self._split([handle])
+        if not live:
+            raise StaleLease("the lease was lost")
+        wait = b' {"delay":%d}' % round(delay * NANOSECONDS) if delay > 0 else b""
+        await self._tell(live, NAK + wait)
+        self._lease_table.nack(live[0], loop_time(), delay)
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        """Extend by the consumer's own lease: the server knows no other."""
+        del seconds
+        until = loop_time() + self._consumer.lease
+        live, lost = self._split(handles)
+        await self._tell(live, IN_PROGRESS)
+        for lease in live:
+            self._lease_table.extend(lease, until)
+        return lost
+
+    async def depth(self) -> Depth | None:
+        info = await consumer_info(self._connection, self._consumer.stream, self._consumer.name)
+        if info is None:
+            raise Disconnected("the consumer is gone")
+        deferred = max(info.num_ack_pending - len(self._lease_table), 0)
+        most = self._consumer.max_unsettled
+        is_full = most is not None and info.num_ack_pending >= most
+        return Depth(
+            waiting=info.num_pending + deferred,
+            in_flight=info.num_ack_pending - deferred,
+            due=0 if is_full or info.paused else info.num_pending,
+            deferred=deferred,
+            deferred_limit=most,
+        )
+
+    async def _fetch(self, limit: int, patience: float) -> list[ReceivedMessage]:
+        with our_errors():
+            return [self._received(each) for each in await self._puller.fetch(limit, patience)]
+
+    def _received(self, message: PulledMessage) -> ReceivedMessage:
+        consumer = self._consumer
+        # `$JS.ACK.[domain.account.]stream.consumer.count.sequence.…`
+        tokens = message.reply.split(".")
+        at = 6 if len(tokens) >= _LONG_REPLY else 4
+        count, sequence = int(tokens[at]), int(tokens[at + 1])
+        until = message.at + consumer.lease
+        lease = self._lease_table.take(sequence, message.reply, message.body, until)
+        return ReceivedMessage(
+            message.body,
+            lease,
+            broker_id=f"{consumer.stream}@{consumer.stream_created}#{sequence}",
+            count=count,
+            lease_until=lease.until,
+            is_last=count == consumer.max_deliveries,
+            parent=message.parent,
+        )
+
+    def _split(self, handles: Sequence[Handle]) -> tuple[list[NatsLease], list[Unsettled]]:
+        """Return the leases that we hold, and those that we do not hold any more."""
+        now = loop_time()
+        live: list[NatsLease] = []
+        lost: list[Unsettled] = []
+        for lease in cast("Sequence[NatsLease]", handles):
+            if self._lease_table.has(lease, now):
+                live.append(lease)
+            else:
+                lost.append(Unsettled(lease, "the lease was lost", stale=True))
+        return live, lost
+
+    async def _tell(self, leases: Sequence[NatsLease], what: bytes) -> None:
+        """Send it for all; the answer to the last one says that the server has heard them all."""
+        if not leases:
+            return
+        with our_errors():
+            for lease in leases[:-1]:
+                await self._connection.send(lease.reply, what)
+            await self._connection.ask(leases[-1].reply, what)
+
+
+class NatsPublisher:
+    def __init__(self, connection: NatsConnection, queue: str, subject: str) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._subject = subject
+
+    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+        """Not all or none: the server takes them one by one. After a failure, the keys tell."""
+        requests = [self._request(item) for item in items]
+        if any(each.size > self._connection.max_payload for each in requests):
+            raise QueueRefused("a message is larger than the NATS server allows")
+        answers = await self._connection.ask_all(self._subject, requests)
+        return [_was_added(answer) for answer in answers]
+
+    def _request(self, item: Publication) -> Request:
+        """Only an explicit key is the server's dedup id (WQ-1).
+
+        The server compares those of all queues of a stream, so the queue's name is part of it.
+        """
+        body = dated_body(item.message, item.body, item.not_before)
+        if item.dedup_key is None:
+            return Request(body, {"Nats-Msg-Id": secrets.token_hex(16)})
+        # A header is ASCII and has no blank ends.
+        key = quote(f"{self._queue}/{item.dedup_key}", safe=_KEPT_IN_A_HEADER)
+        return Request(body, {"Nats-Msg-Id": key})
+
+
+class PubAck(Struct, frozen=True):
+    duplicate: bool = False
+
+
+async def _publishing_subject(connection: NatsConnection, address: NatsAddress) -> str:
+    """Return the queue's own subject, or the first one of its stream."""
+    subject = address.subject
+    if subject is None:
+        stream = await find_stream(connection, address)
+        subject = next(iter(stream.config.subjects), None)
+    if subject is None:
+        raise QueueRefused(f"stream {address.stream!r} takes no subject")
+    tokens = subject.split(".")
+    return ".".join(WILDCARD if token in {"*", ">"} else token for token in tokens)
+
+
+def _was_added(data: bytes | None) -> bool:
+    if data is None:
+        raise QueueRefused("no stream takes that subject")
+    answer = read_answer(data, PubAck)
+    if isinstance(answer, ApiError):
+        raise answer.raised()
+    return not answer.duplicate

@@ -1,0 +1,1 @@
+"""Queues of PGMQ, the message queue extension of PostgreSQL (CMD-7)."""

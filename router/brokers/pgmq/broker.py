@@ -1,0 +1,300 @@
+"""Both ends of one queue in PGMQ."""
+
+import asyncio
+import math
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final, cast
+
+import msgspec
+
+from router.brokers.consumer_identity import ConsumerIdentity
+from router.brokers.kit import loop_time
+from router.brokers.kit.pending_retries import MAX_GATHERING_SECONDS, PendingRetries
+from router.brokers.kit.shared import Shared
+from router.brokers.pgmq.address import PgmqAddress, read_address
+from router.brokers.pgmq.envelope import Envelope, command_reply
+from router.brokers.pgmq.table import (
+    GROUP_HEADER,
+    TALLY_HEADER,
+    Item,
+    PgmqLease,
+    PgmqTable,
+    open_table,
+)
+from router.brokers.postgres.database import PostgresDatabase
+from router.brokers.work_queue import DEFAULT_LEASE_SECONDS, ClaimedBatch, ClaimPoll
+from router.core.commands import dated_body
+from router.core.config import QueueConfig
+from router.core.message import UNTRIED, Handle, Mode, ReceivedMessage, Tally
+from router.core.trace import Span, carried_in
+from router.ports import (
+    Depth,
+    Disconnected,
+    Finish,
+    Outgoing,
+    Publication,
+    QueueRefused,
+    StaleLease,
+    Traits,
+    Unsettled,
+)
+from router.signal import Signal, wait_for_signal
+
+FIRST_POLL_SECONDS: Final = 0.05  # for others' changes, after something came …
+LAST_POLL_SECONDS: Final = 1.0  # … and when nothing has come for a while
+GATHER_STEP_SECONDS: Final = 0.02
+GATHER_SHARE: Final = 1 / 3  # of the lease, at most: what is gathered is not extended yet
+
+_NUL: Final = b"\\u0000"  # the one character that jsonb cannot store
+
+
+class PgmqDatabase(PostgresDatabase):
+    """A database whose schema is not ours."""
+
+    async def prepare(self) -> None:
+        await self.check_server()
+
+
+class PgmqQueues:
+    """All queues in PGMQ, and what outlives their connections."""
+
+    def __init__(self, identity: ConsumerIdentity) -> None:
+        del identity  # PGMQ knows no consumers
+        self._databases = Shared(PgmqDatabase)
+        self._pending: dict[tuple[str, str], PendingRetries] = {}
+
+    async def close(self) -> None:
+        await self._databases.close()
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator["PgmqBroker"]:
+        address = read_address(queue)
+        async with self._databases.use(address.dsn) as database:
+            table = await open_table(database, address, to_consume=True)
+            pending = self._pending.setdefault((address.dsn, address.name), PendingRetries())
+            broker = PgmqBroker(database, table, queue, address, pending)
+            try:
+                yield broker
+            finally:
+                broker.interrupt()
+
+    @asynccontextmanager
+    async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["PgmqPublisher"]:
+        address = read_address(queue)
+        async with self._databases.use(address.dsn) as database:
+            table = await open_table(database, address, to_consume=False)
+            yield PgmqPublisher(table, address, database.signal(table.channel))
+
+
+class PgmqBroker:
+    """One connection to one queue. Its leases are good on any other connection as well."""
+
+    def __init__(
+        self,
+        database: PostgresDatabase,
+        table: PgmqTable,
+        queue: QueueConfig,
+        address: PgmqAddress,
+        pending: PendingRetries,
+    ) -> None:
+        self._database = database
+        self._table = table
+        self._address = address
+        self._pending = pending
+        self._envelope = Envelope(queue) if queue.envelope else None
+        self._signal = database.signal(table.channel)
+        database.add_channel(table.channel)
+        self._pause = FIRST_POLL_SECONDS
+        self._poll = ClaimPoll(self._claim, self._signal, self._wait)
+        self._interrupted = False
+        self._lease = max(math.ceil(queue.visibility_timeout or DEFAULT_LEASE_SECONDS), 1)
+        self.lease_seconds: float = float(self._lease)
+        self.holds_groups = table.reads_groups
+        self.traits = Traits(
+            ordered_here=not table.reads_groups, keeps_tally=table.has_headers, finisher=self
+        )
+
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
+        batch = [*await self._poll.receive(limit)]
+        if not self._pending:
+            return batch
+
+        def returned() -> list[bytes]:
+            if self._interrupted or len(batch) >= limit:
+                return []
+            return [each.body for each in batch if each.count is not None and each.count > 1]
+
+        async def read_more() -> None:
+            await asyncio.sleep(GATHER_STEP_SECONDS)
+            batch.extend((await self._claim(limit - len(batch))).messages)
+
+        # Each message that went back has a time of its own: wait for those of the same group.
+        at_most = min(MAX_GATHERING_SECONDS, self._lease * GATHER_SHARE)
+        with suppress(Disconnected):  # the next receive finds out; what is here is ours
+            await self._pending.gather(returned, read_more, at_most)
+        return batch
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        self._poll.interrupt()
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        leases = cast("Sequence[PgmqLease]", handles)
+        lost = await (self._table.archive(leases) if error else self._table.delete(leases))
+        self._ring_if_grouped()
+        return _stale(leases, lost)
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        del error  # PGMQ has no place for it
+        lease = cast("PgmqLease", handle)
+        seconds = math.ceil(delay)
+        if not await self._table.give_back(lease, seconds, tally):
+            raise StaleLease(f"message {lease.msg_id} is not ours any more")
+        if not self.holds_groups:
+            self._pending.expect(lease.msg_id, lease.body, now=loop_time(), delay=seconds)
+        self._signal.ring()
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        leases = cast("Sequence[PgmqLease]", handles)
+        return _stale(leases, await self._table.hide(leases, math.ceil(seconds)))
+
+    async def depth(self) -> Depth:
+        """A retry that waits is in flight: PGMQ cannot tell them apart."""
+        row = await self._table.count()
+        return Depth(waiting=row["waiting"], in_flight=row["in_flight"], due=row["due"])
+
+    def takes(self, queue: QueueConfig) -> bool:
+        """Return whether it is a PGMQ queue of the same database (CMD-3)."""
+        if not queue.uri.lower().startswith("pgmq:"):
+            return False
+        try:
+            return read_address(queue).database == self._address.database
+        except QueueRefused:
+            return False
+
+    async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
+        """Settle them and send what goes out, in one transaction. PGMQ keeps no results."""
+        leases = [cast("PgmqLease", item.handle) for item in items]
+        failed = [number for number, item in enumerate(items, 1) if item.ending.failure is not None]
+        outgoing = [
+            self._outgoing(each, number)
+            for number, item in enumerate(items, 1)
+            for each in item.outgoing
+        ]
+        lost, stuck = await self._table.finish(leases, failed, outgoing)
+        self._signal.ring()
+        no_queue = "the PGMQ queue of its reply does not exist"
+        return [
+            *_stale(leases, lost),
+            *(
+                Unsettled(leases[position], no_queue, stale=False)
+                for position in stuck
+                if position not in lost
+            ),
+        ]
+
+    async def _claim(self, limit: int) -> ClaimedBatch:
+        lease_until = loop_time() + self._lease
+        rows = await self._table.read(self._lease, limit)
+        if not rows:
+            pause = self._pause
+            self._pause = min(2 * pause, LAST_POLL_SECONDS)
+            due = await self._table.until_next()
+            # What is due already is held back, by its group or by another reader.
+            return ClaimedBatch((), pause if due is None or due <= 0 else min(due, pause))
+        self._pause = FIRST_POLL_SECONDS
+        return ClaimedBatch([self._received(row, lease_until) for row in rows], 0.0)
+
+    def _received(self, row: Sequence[object], lease_until: float) -> ReceivedMessage:
+        msg_id, read_ct, enqueued, body, headers = cast("tuple[int, int, int, bytes, str]", row)
+        if self._pending:
+            self._pending.came(msg_id)
+        tally, parent = _read_headers(headers) if headers else (UNTRIED, None)
+        flaw = None
+        if self._envelope is not None:
+            body, flaw = self._envelope.open(body)
+        return ReceivedMessage(
+            body,
+            PgmqLease(msg_id, read_ct, enqueued, body),
+            broker_id=f"{msg_id}@{enqueued}",
+            count=read_ct,
+            lease_until=lease_until,
+            tally=tally,
+            parent=parent,
+            flaw=flaw,
+        )
+
+    def _outgoing(self, outgoing: Outgoing, position: int) -> Item:
+        address, item = read_address(outgoing.queue), outgoing.publication
+        if self._envelope is not None:
+            item = msgspec.structs.replace(item, body=command_reply(item.body))
+        return _item(address, item, position)
+
+    def _ring_if_grouped(self) -> None:
+        """The next message of a group may be read now."""
+        if self.holds_groups:
+            self._signal.ring()
+
+    async def _wait(self, rung: asyncio.Event, seconds: float) -> None:
+        await self._database.listen()
+        await wait_for_signal(rung, seconds)
+
+
+class PgmqPublisher:
+    def __init__(self, table: PgmqTable, address: PgmqAddress, signal: Signal) -> None:
+        self._table = table
+        self._address = address
+        self._signal = signal
+
+    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+        """Answer when the database has committed them. PGMQ knows no duplicates."""
+        if items:
+            await self._table.send([_item(self._address, item) for item in items])
+            self._signal.ring()
+        return [True] * len(items)
+
+
+def _item(address: PgmqAddress, item: Publication, position: int = 0) -> Item:
+    message = item.message
+    group = message.group if message.mode is not Mode.IMMEDIATE else None
+    if group is None and address.is_fifo:  # else all that have none would be one group
+        group = secrets.token_hex(16)
+    headers = None if group is None else msgspec.json.encode({GROUP_HEADER: _text(group)}).decode()
+    body = _as_json(dated_body(message, item.body, item.not_before))
+    return Item(address.name, body, headers, item.not_before or 0.0, position)
+
+
+def _as_json(body: bytes) -> str:
+    """Return what jsonb stores. A body that is no JSON object, or none for jsonb, is a string."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        raise QueueRefused("PGMQ stores text only: the body is not UTF-8") from None
+    try:
+        is_object = isinstance(msgspec.json.decode(body), dict)
+    except (msgspec.MsgspecError, RecursionError):
+        is_object = False
+    if is_object and _NUL not in body:
+        return text
+    return msgspec.json.encode(_text(text)).decode()
+
+
+def _text(text: str) -> str:
+    """Replace the one character that PostgreSQL cannot store."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _read_headers(headers: str) -> tuple[Tally, Span | None]:
+    """Anybody may write headers: what is of no use is ignored."""
+    try:
+        given = msgspec.json.decode(headers, type=dict[str, object])
+        tally = msgspec.convert(given.get(TALLY_HEADER, {}), Tally)
+    except msgspec.MsgspecError:
+        return UNTRIED, None
+    return tally, carried_in(given)
+
+
+def _stale(leases: Sequence[PgmqLease], lost: Sequence[int]) -> list[Unsettled]:
+    return [Unsettled(leases[position], "the lease was lost", stale=True) for position in lost]

@@ -1,0 +1,331 @@
+"""The table of one PGMQ queue: what is asked of it, in SQL. Each call is one transaction."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from router.brokers.pgmq.address import PgmqAddress
+from router.brokers.postgres.database import PostgresDatabase
+from router.core.message import Tally
+from router.ports import BrokerError, QueueRefused
+
+log = logging.getLogger(__name__)
+
+TALLY_HEADER: Final = "x-message-router"
+GROUP_HEADER: Final = "x-pgmq-group"  # by which PGMQ's grouped reads know a group
+
+_FIND: Final = """
+WITH found AS (
+    SELECT to_regnamespace('pgmq') AS schema, to_regclass(format('pgmq.%I', $1::text)) AS id
+)
+SELECT
+    schema IS NOT NULL AS has_pgmq,
+    id IS NOT NULL AS is_there,
+    EXISTS (
+        SELECT FROM pg_attribute WHERE attrelid = id AND attname = 'headers' AND NOT attisdropped
+    ) AS has_headers,
+    EXISTS (
+        SELECT FROM pg_trigger
+        WHERE tgrelid = id AND tgname = 'trigger_notify_queue_insert_listeners'
+    ) AS notifies,
+    ARRAY(SELECT DISTINCT proname::text FROM pg_proc WHERE pronamespace = schema) AS functions
+FROM found
+"""
+
+# It changes the table, so it waits for all who use it: not for long, or they would wait behind it.
+_NOTIFY: Final = """
+SELECT set_config('lock_timeout', '1s', true), pgmq.enable_notify_insert($1)
+"""
+
+_READ: Final = """
+SELECT
+    msg_id,
+    read_ct,
+    (extract(epoch FROM enqueued_at) * 1000000)::bigint AS enqueued,
+    convert_to(
+        CASE jsonb_typeof(message)
+            WHEN 'string' THEN message #>> '{{}}'
+            ELSE coalesce(message::text, '')
+        END,
+        'UTF8'
+    ) AS body,
+    {headers} AS headers
+FROM pgmq.{function}($1, $2, $3)
+ORDER BY msg_id
+"""
+# Most have no other header than their group: that one is of no interest here. Anybody may write
+# headers that are no object; nothing may fail for that.
+_READ_HEADERS: Final = f"""
+CASE jsonb_typeof(headers)
+    WHEN 'object' THEN nullif(headers - '{GROUP_HEADER}', '{{}}'::jsonb)::text
+END
+"""
+
+_NEXT: Final = "SELECT extract(epoch FROM min(vt) - clock_timestamp())::float8 AS wait FROM {table}"
+
+# `read_ct` is the fence: whoever reads a message again makes older leases worthless. `enqueued_at`
+# tells it from one of a queue that was dropped and made again.
+_HELD: Final = """
+asked AS (
+    SELECT *
+    FROM unnest($2::bigint[], $3::int[], $4::bigint[])
+        WITH ORDINALITY AS lease(msg_id, read_ct, enqueued, position)
+),
+held AS MATERIALIZED (
+    SELECT asked.position, asked.msg_id
+    FROM asked JOIN {table} AS row USING (msg_id, read_ct)
+    WHERE (extract(epoch FROM row.enqueued_at) * 1000000)::bigint = asked.enqueued
+    ORDER BY asked.msg_id
+    FOR UPDATE OF row
+)
+"""
+_LOST: Final = "ARRAY(SELECT position - 1 FROM asked EXCEPT SELECT position - 1 FROM held)"
+_SETTLE: Final = """
+WITH {held},
+settled AS MATERIALIZED ({settled})
+SELECT (SELECT count(*) FROM settled) AS settled, {lost} AS lost
+"""
+_DELETED: Final = "SELECT pgmq.delete($1, ARRAY(SELECT msg_id FROM held))"
+_ARCHIVED: Final = "SELECT pgmq.archive($1, ARRAY(SELECT msg_id FROM held))"
+_HIDDEN: Final = """
+SELECT FROM held CROSS JOIN LATERAL pgmq.set_vt($1, held.msg_id, $5::int)
+"""
+# `pgmq.set_vt` cannot store headers, and no row can be changed twice by one statement.
+_GIVE_BACK: Final = """
+UPDATE {table}
+SET vt = clock_timestamp() + make_interval(secs => $4),
+    headers = CASE jsonb_typeof(headers) WHEN 'object' THEN headers ELSE '{{}}' END
+        || jsonb_build_object('{header}', $5::jsonb)
+WHERE msg_id = $1 AND read_ct = $2
+    AND (extract(epoch FROM enqueued_at) * 1000000)::bigint = $3
+RETURNING msg_id
+"""
+
+# What is due at the same time goes in together, in order. A time is rounded up: PGMQ has seconds.
+_OUTGOING: Final = """
+outgoing AS (
+    SELECT
+        queue, position, n, body::jsonb AS body, headers::jsonb AS headers,
+        greatest(ceil(due - extract(epoch FROM clock_timestamp())), 0)::int AS delay
+    FROM unnest($%d::text[], $%d::bigint[], $%d::text[], $%d::text[], $%d::float8[])
+        WITH ORDINALITY AS item(queue, position, body, headers, due, n)
+)
+"""
+_SENT: Final = """
+sent AS MATERIALIZED (
+    SELECT
+    FROM (
+        SELECT
+            queue, delay, min(n) AS first,
+            array_agg(body ORDER BY n) AS bodies, array_agg(headers ORDER BY n) AS headers
+        FROM {source}
+        GROUP BY queue, delay
+        ORDER BY first
+    ) AS together
+    CROSS JOIN LATERAL pgmq.send_batch({arguments})
+)
+"""
+_WITH_HEADERS: Final = "queue, bodies, headers, delay"
+_WITHOUT_HEADERS: Final = "queue, bodies, delay"
+_SEND: Final = "WITH {outgoing}, {sent} SELECT count(*) AS sent FROM sent"
+
+# A message whose reply has no queue is not settled; the others are.
+_FINISH: Final = """
+WITH {outgoing},
+stuck AS (
+    SELECT DISTINCT position FROM outgoing
+    WHERE to_regclass(format('pgmq.%I', 'q_' || lower(queue))) IS NULL
+),
+{held},
+free AS MATERIALIZED (SELECT * FROM held WHERE position NOT IN (SELECT position FROM stuck)),
+{sent},
+settled AS MATERIALIZED (
+    SELECT pgmq.delete($1, ARRAY(
+        SELECT msg_id FROM free WHERE NOT position = ANY ($5::bigint[])
+    ))
+    UNION ALL
+    SELECT pgmq.archive($1, ARRAY(SELECT msg_id FROM free WHERE position = ANY ($5::bigint[])))
+)
+SELECT
+    (SELECT count(*) FROM sent) AS sent,
+    (SELECT count(*) FROM settled) AS settled,
+    {lost} AS lost,
+    ARRAY(SELECT position - 1 FROM stuck) AS stuck
+"""
+
+_COUNT: Final = """
+SELECT
+    count(*) FILTER (WHERE vt <= now.is OR read_ct = 0) AS waiting,
+    count(*) FILTER (WHERE vt > now.is AND read_ct > 0) AS in_flight,
+    count(*) FILTER (WHERE vt <= now.is) AS due
+FROM {table} CROSS JOIN (SELECT clock_timestamp() AS is) AS now
+"""
+
+
+class PgmqLease(Struct, frozen=True, eq=False, gc=False):
+    """The right to settle one message, until somebody reads it again."""
+
+    msg_id: int
+    read_ct: int
+    enqueued: int  # microseconds since 1970
+    body: bytes
+
+
+class Item(Struct, frozen=True):
+    """One message on its way into a queue of this database."""
+
+    queue: str
+    body: str  # JSON that jsonb can store
+    headers: str | None  # JSON
+    due: float = 0.0  # Unix seconds
+    position: int = 0  # of the message that it is a reply to, from 1
+
+
+class PgmqTable:
+    """Its SQL is made once: it depends on the queue's name and on what the version can do."""
+
+    def __init__(
+        self,
+        database: PostgresDatabase,
+        address: PgmqAddress,
+        *,
+        has_headers: bool,
+        reads_groups: bool,
+    ) -> None:
+        self.has_headers = has_headers
+        self.reads_groups = reads_groups
+        self.channel = f"pgmq.{_table_name(address.name)}.INSERT"  # where inserts are told
+        self._database = database
+        self._name = address.name
+        quoted = _table_name(address.name).replace('"', '""')
+        table = f'pgmq."{quoted}"'
+        held = _HELD.format(table=table)
+        self._read = _READ.format(
+            headers=_READ_HEADERS if has_headers else "NULL",
+            # Never more than the first message of a group. The other grouped reads skip what is
+            # hidden in the middle of a group, such as a retry that waits.
+            function="read_grouped_head" if reads_groups else "read",
+        )
+        self._next = _NEXT.format(table=table)
+        self._count = _COUNT.format(table=table)
+        self._delete = _SETTLE.format(held=held, settled=_DELETED, lost=_LOST)
+        self._archive = _SETTLE.format(held=held, settled=_ARCHIVED, lost=_LOST)
+        self._hide = _SETTLE.format(held=held, settled=_HIDDEN, lost=_LOST)
+        self._give_back = _GIVE_BACK.format(table=table, header=TALLY_HEADER)
+        arguments = _WITH_HEADERS if has_headers else _WITHOUT_HEADERS
+        self._send = _SEND.format(
+            outgoing=_OUTGOING % (1, 2, 3, 4, 5),
+            sent=_SENT.format(source="outgoing", arguments=arguments),
+        )
+        self._finish = _FINISH.format(
+            outgoing=_OUTGOING % (6, 7, 8, 9, 10),
+            held=held,
+            sent=_SENT.format(source="outgoing JOIN free USING (position)", arguments=arguments),
+            lost=_LOST,
+        )
+
+    async def read(self, seconds: int, limit: int) -> Sequence[Any]:
+        return await self._database.call(self._read, self._name, seconds, limit)
+
+    async def until_next(self) -> float | None:
+        """Return how long it is, in seconds, until the next message is due. None: there is none."""
+        (row,) = await self._database.call(self._next)
+        wait: float | None = row["wait"]
+        return wait
+
+    async def delete(self, leases: Sequence[PgmqLease]) -> Sequence[int]:
+        """Return the positions of those leases that were lost; the others are settled."""
+        return await self._settle(self._delete, leases)
+
+    async def archive(self, leases: Sequence[PgmqLease]) -> Sequence[int]:
+        return await self._settle(self._archive, leases)
+
+    async def hide(self, leases: Sequence[PgmqLease], seconds: int) -> Sequence[int]:
+        return await self._settle(self._hide, leases, seconds)
+
+    async def give_back(self, lease: PgmqLease, seconds: int, tally: Tally) -> bool:
+        """Return False if the lease was lost."""
+        if not self.has_headers:
+            return not await self.hide([lease], seconds)
+        tried = f'{{"failures": {tally.failures}, "requests": {tally.requests}}}'
+        fence = (lease.msg_id, lease.read_ct, lease.enqueued)
+        return bool(await self._database.call(self._give_back, *fence, seconds, tried))
+
+    async def send(self, items: Sequence[Item]) -> None:
+        await self._database.call(self._send, *_item_columns(items))
+
+    async def finish(
+        self, leases: Sequence[PgmqLease], failed: Sequence[int], items: Sequence[Item]
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """Send the items and settle the leases they belong to.
+
+        `failed` are positions from 1. Return the positions, from 0, of the leases that were lost,
+        and of those with an item for a queue that does not exist.
+        """
+        (row,) = await self._database.call(
+            self._finish, self._name, *_fences(leases), failed, *_item_columns(items)
+        )
+        return row["lost"], row["stuck"]
+
+    async def count(self) -> Any:
+        (row,) = await self._database.call(self._count)
+        return row
+
+    async def _settle(
+        self, query: str, leases: Sequence[PgmqLease], *more: object
+    ) -> Sequence[int]:
+        (row,) = await self._database.call(query, self._name, *_fences(leases), *more)
+        lost: Sequence[int] = row["lost"]
+        return lost
+
+
+async def open_table(
+    database: PostgresDatabase, address: PgmqAddress, *, to_consume: bool
+) -> PgmqTable:
+    """Find the queue, and let its inserts be told where that is possible."""
+    (row,) = await database.call(_FIND, _table_name(address.name))
+    if not row["has_pgmq"]:
+        raise QueueRefused("the database has no PGMQ: install it with CREATE EXTENSION pgmq")
+    if not row["is_there"]:
+        text = f"there is no PGMQ queue {address.name!r}: create it with"
+        raise QueueRefused(f"{text} SELECT pgmq.create('{address.name}')")
+    functions = row["functions"]
+    table = PgmqTable(
+        database,
+        address,
+        has_headers=row["has_headers"],
+        reads_groups=address.is_fifo and "read_grouped_head" in functions,
+    )
+    can_notify = address.may_notify and "enable_notify_insert" in functions
+    if to_consume and can_notify and not row["notifies"]:
+        try:
+            await database.call(_NOTIFY, address.name)
+        except BrokerError as error:
+            log.info("queue %r tells of no inserts, so it is polled: %s", address.name, error)
+    return table
+
+
+def _table_name(queue: str) -> str:
+    return f"q_{queue.lower()}"
+
+
+def _fences(
+    leases: Sequence[PgmqLease],
+) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    return (
+        [lease.msg_id for lease in leases],
+        [lease.read_ct for lease in leases],
+        [lease.enqueued for lease in leases],
+    )
+
+
+def _item_columns(items: Sequence[Item]) -> tuple[Sequence[object], ...]:
+    return (
+        [item.queue for item in items],
+        [item.position for item in items],
+        [item.body for item in items],
+        [item.headers for item in items],
+        [item.due for item in items],
+    )

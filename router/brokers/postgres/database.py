@@ -1,0 +1,242 @@
+"""One PostgreSQL database: a few connections to it, and its schema. Only here is asyncpg used."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any, Final
+
+import asyncpg
+
+from router.brokers.postgres.listener import NotifyListener
+from router.ports import Disconnected, QueueRefused
+from router.signal import Signal
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION: Final = 3  # that schema.sql installs
+OLDEST_SERVER: Final = 15
+MAX_CONNECTIONS: Final = 4  # of this process, and one that listens
+MAX_CLAIMS: Final = 2  # of those, so that settling never waits for a claim that waits for its turn
+CONNECT_TIMEOUT_SECONDS: Final = 5.0
+CALL_TIMEOUT_SECONDS: Final = 10.0
+INSTALL_TIMEOUT_SECONDS: Final = 600.0
+LISTEN_TIMEOUT_SECONDS: Final = 2.0
+CLOSE_TIMEOUT_SECONDS: Final = 1.0
+KEPT_STATEMENTS: Final = 100  # of a connection: more than there are
+CHANNEL: Final = "message_router"
+
+_SCHEMA: Final = files("router.brokers.postgres").joinpath("schema.sql")
+_HAS_SCHEMA: Final = "SELECT to_regclass('message_router.schema_versions') IS NOT NULL"
+_LOCK_SCHEMA: Final = "SELECT pg_advisory_xact_lock(hashtextextended('message_router schema', 0))"
+
+# Anything else that the server says may pass: it starts, stops, is full, a replica, out of reach.
+_REFUSED: Final = (
+    asyncpg.InvalidAuthorizationSpecificationError,  # covers a wrong password
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+)
+
+# A pooler that looked like the server itself has given the call to another session.
+_LOST_STATEMENT: Final = (
+    asyncpg.InvalidSQLStatementNameError,
+    asyncpg.DuplicatePreparedStatementError,
+)
+
+
+class PostgresDatabase:
+    """Calls go to whichever connection is free: no call leaves anything behind in its session.
+
+    A connection on which anything went wrong is not used again. So an error costs a new connection,
+    and nobody has to know in which state the old one was.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._idle: list[asyncpg.Connection] = []
+        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._claims = asyncio.Semaphore(MAX_CLAIMS)
+        self._signals: defaultdict[str, Signal] = defaultdict(Signal)
+        self._listener = NotifyListener(self._listen)
+        self._channels = {CHANNEL}
+        self._is_closed = False
+        self._keeps_statements: bool | None = None  # prepared ones; None: not found out yet
+        self.incarnation = ""  # of the schema; known after `prepare`
+
+    async def prepare(self) -> None:
+        """Install the schema if there is none. Refuse a database in which the queue is not safe."""
+        await self.check_server()
+        (row,) = await self.call(f"SELECT ({_HAS_SCHEMA}) AS has_schema")
+        if not row["has_schema"]:
+            await self._install()
+        (newest,) = await self.call(
+            "SELECT version, incarnation FROM message_router.schema_versions"
+            " ORDER BY version DESC LIMIT 1"
+        )
+        if newest["version"] != SCHEMA_VERSION:
+            raise QueueRefused(
+                f"the schema has version {newest['version']}, this router needs version"
+                f" {SCHEMA_VERSION}: empty the queues with the router that installed it, then drop"
+                " the schema message_router"
+            )
+        self.incarnation = newest["incarnation"]
+
+    async def check_server(self) -> None:
+        """Refuse a server on which no queue is safe."""
+        if self._keeps_statements is None:
+            self._keeps_statements = await self._has_sessions()
+        (row,) = await self.call(
+            "SELECT current_setting('server_version_num')::int / 10000 AS server,"
+            " current_setting('transaction_isolation') AS isolation"
+        )
+        if row["server"] < OLDEST_SERVER:
+            raise QueueRefused(f"the server is PostgreSQL {row['server']}, below {OLDEST_SERVER}")
+        if row["isolation"] != "read committed":
+            raise QueueRefused(f"the default transaction isolation is {row['isolation']!r}")
+
+    async def call(self, query: str, *arguments: object) -> Sequence[Any]:
+        """One statement, one transaction. Its rows are read by the names of their columns."""
+        async with self._places:
+            if self._is_closed:
+                raise Disconnected("the database is closed")
+            async with _our_errors(CALL_TIMEOUT_SECONDS):
+                try:
+                    return await self._call(query, arguments)
+                except _LOST_STATEMENT:  # before it did anything
+                    self._keeps_statements = False
+                    return await self._call(query, arguments)
+
+    async def claim(self, query: str, *arguments: object) -> Sequence[Any]:
+        """A call that may have to wait for other processes."""
+        async with self._claims:
+            return await self.call(query, *arguments)
+
+    def signal(self, queue: str) -> Signal:
+        return self._signals[queue]
+
+    def add_channel(self, channel: str) -> None:
+        """Let empty notifications of that channel ring the signal of the same name."""
+        if channel not in self._channels:
+            self._channels.add(channel)
+            self._listener.close()  # the next one listens to all
+
+    async def listen(self) -> None:
+        """Let other processes ring the signals, if that is possible."""
+        if not self._is_closed:
+            await self._listener.open()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        self._listener.close()
+        while self._idle:
+            await _close(self._idle.pop())
+
+    async def _call(self, query: str, arguments: Sequence[object]) -> Sequence[Any]:
+        connection = self._take_idle() or await self._connect()
+        try:
+            rows: Sequence[Any] = await connection.fetch(query, *arguments)
+        except BaseException:
+            connection.terminate()
+            self._drop_all()
+            raise
+        self._put_back(connection)
+        return rows
+
+    def _take_idle(self) -> asyncpg.Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return None
+
+    def _put_back(self, connection: asyncpg.Connection) -> None:
+        if self._is_closed:
+            connection.terminate()
+        else:
+            self._idle.append(connection)
+
+    def _drop_all(self) -> None:
+        """Close all connections: what happened to one has probably happened to all."""
+        self._listener.close()
+        while self._idle:
+            self._idle.pop().terminate()
+
+    async def _connect(self) -> asyncpg.Connection:
+        return await asyncpg.connect(
+            self._dsn,
+            timeout=CONNECT_TIMEOUT_SECONDS,
+            statement_cache_size=KEPT_STATEMENTS if self._keeps_statements else 0,
+            server_settings={"application_name": "message-router"},
+        )
+
+    async def _has_sessions(self) -> bool:
+        """Whether a connection is one session of the server: the process that answers is the one
+        that was announced. A pooler may give each call to another session, and makes a number up.
+        """
+        async with _our_errors(CALL_TIMEOUT_SECONDS):
+            connection = await self._connect()
+            try:
+                process = await connection.fetchval("SELECT pg_backend_pid()")
+                return bool(process == connection.get_server_pid())
+            finally:
+                await _close(connection)
+
+    async def _listen(self) -> asyncpg.Connection:
+        async with _our_errors(LISTEN_TIMEOUT_SECONDS):
+            connection = await self._connect()
+            try:
+                for channel in self._channels:
+                    await connection.add_listener(channel, self._ring)
+            except BaseException:
+                connection.terminate()
+                raise
+            return connection
+
+    def _ring(self, _connection: object, _pid: int, channel: str, queue: str) -> None:
+        self._signals[queue or channel].ring()
+
+    async def _install(self) -> None:
+        """All or nothing. Whoever comes second finds it done."""
+        async with _our_errors(INSTALL_TIMEOUT_SECONDS):
+            connection = await self._connect()
+            try:
+                async with connection.transaction(isolation="read_committed"):
+                    await connection.execute(_LOCK_SCHEMA)
+                    if not await connection.fetchval(_HAS_SCHEMA):
+                        await connection.execute(_SCHEMA.read_text())
+                        log.info("database schema installed", extra={"version": SCHEMA_VERSION})
+            finally:
+                connection.terminate()
+
+
+async def _close(connection: asyncpg.Connection) -> None:
+    """Say goodbye if the server answers; else just hang up."""
+    try:
+        await connection.close(timeout=CLOSE_TIMEOUT_SECONDS)
+    except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        connection.terminate()
+
+
+@asynccontextmanager
+async def _our_errors(seconds: float) -> AsyncIterator[None]:
+    """Allow so many seconds. Turn what the engine can act on into our errors, without the URI."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except _REFUSED as error:
+        raise QueueRefused(f"the database refuses us: {_kind(error)}") from None
+    except asyncpg.ClientConfigurationError:
+        raise QueueRefused("the URI cannot be used to connect") from None
+    except TimeoutError:
+        raise Disconnected("the database does not answer") from None
+    except asyncpg.PostgresError as error:
+        raise Disconnected(f"the database says: {error.args[0]}") from None
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        raise Disconnected(f"no connection to the database: {_kind(error)}") from None
+
+
+def _kind(error: Exception) -> str:
+    """Return only the kind of the error: its text may name users, hosts and paths."""
+    return type(error).__name__

@@ -1,0 +1,193 @@
+"""What a work queue in PostgreSQL can do beside consuming and publishing (CMD-2 to CMD-10)."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, cast
+
+from router.brokers.postgres.database import PostgresDatabase
+from router.brokers.postgres.rows import (
+    Sinks,
+    extra_columns,
+    group_of,
+    optional_text,
+    outgoing_columns,
+    places,
+    publication_columns,
+    text,
+)
+from router.brokers.work_queue import batch_conflict, callback_prefix, ending_of, status_of
+from router.core.config import QueueConfig
+from router.core.identity import digest_of
+from router.core.message import DEFAULT_POOL
+from router.ports import (
+    BatchRecord,
+    Cancellation,
+    CancelReply,
+    MessageRecord,
+    Publication,
+    no_reply,
+)
+
+_FIND: Final = """
+SELECT message.*, batch.batch_id
+FROM (
+    SELECT state, attempts, posts, published_at, not_before, run_after, first_claimed_at,
+           finished_at, worker_id, correlation_id, batch, payload_size, last_error, result,
+           result_omitted, error_code, http_status
+    FROM message_router.queue_messages
+    WHERE message_id = $2 AND queue = $1
+    ORDER BY message_id, id DESC LIMIT 1
+) AS message
+LEFT JOIN message_router.queue_batches AS batch ON batch.number = message.batch
+"""
+_CANCELLABLE: Final = """
+SELECT count(*) AS known,
+       count(*) FILTER (WHERE finished_at IS NULL) AS unsettled,
+       max(id) FILTER (WHERE finished_at IS NULL) AS id,
+       max(state) FILTER (WHERE finished_at IS NULL) AS state,
+       (array_agg(body) FILTER (WHERE finished_at IS NULL))[1] AS body
+FROM message_router.queue_messages WHERE message_id = $2 AND queue = $1
+"""
+_CANCEL: Final = f"SELECT message_router.cancel({places(16)}) AS is_done"
+_ADD_TO_BATCH: Final = f"SELECT * FROM message_router.add_to_batch({places(19)})"  # noqa: S608  numbers
+_FIND_BATCH: Final = """
+SELECT size, total, succeeded, failed, cancelled, callback_at
+FROM message_router.queue_batches WHERE queue = $1 AND batch_id = $2
+"""
+_PUBLISH_TICK: Final = f"SELECT message_router.publish_tick({places(14)}) AS is_newer"
+_LAST_TICK: Final = "SELECT tick FROM message_router.queue_ticks WHERE queue = $1 AND schedule = $2"
+
+
+class PostgresStore:
+    """The messages and batches of one queue."""
+
+    def __init__(
+        self, database: PostgresDatabase, name: str, *, dedup_window: float, sinks: Sinks
+    ) -> None:
+        self._database = database
+        self._name = name
+        self._dedup_window = dedup_window
+        self._sinks = sinks
+
+    def takes(self, queue: QueueConfig) -> bool:
+        return self._sinks(queue) is not None
+
+    async def find(self, message_id: str) -> MessageRecord | None:
+        rows = await self._database.call(_FIND, self._name, text(message_id))
+        if not rows:
+            return None
+        (row,) = rows
+        is_waiting = None not in (row["not_before"], row["run_after"])
+        return MessageRecord(
+            id=message_id,
+            status=status_of(
+                row["state"], is_scheduled=is_waiting and row["first_claimed_at"] is None
+            ),
+            failures=row["attempts"],
+            requests=row["posts"],
+            created_at=row["published_at"].timestamp(),
+            not_before=_unix(row["not_before"]),
+            started_at=_unix(row["first_claimed_at"]),
+            ended_at=_unix(row["finished_at"]),
+            worker_id=row["worker_id"],
+            correlation_id=row["correlation_id"],
+            batch_id=row["batch_id"],
+            payload_bytes=row["payload_size"] or 0,
+            last_error=row["last_error"],
+            ending=ending_of(
+                row["state"],
+                result=row["result"],
+                result_omitted=bool(row["result_omitted"]),
+                failure=(row["error_code"], row["last_error"], row["http_status"]),
+            ),
+        )
+
+    async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
+        while True:
+            (row,) = await self._database.call(_CANCELLABLE, self._name, text(message_id))
+            if not row["known"]:
+                return Cancellation.UNKNOWN
+            if row["unsettled"] > 1:
+                return Cancellation.AMBIGUOUS
+            if row["state"] != "ready":
+                return Cancellation.TOO_LATE
+            broker_id = f"{self._database.incarnation}-{row['id']}"
+            outgoing = outgoing_columns([reply(broker_id, row["body"])], self._sinks)
+            (answer,) = await self._database.claim(
+                _CANCEL, self._name, text(message_id), row["id"], self._dedup_window, *outgoing
+            )
+            if answer["is_done"]:
+                for name in {self._name, *cast("Sequence[str]", outgoing[1])}:
+                    self._database.signal(name).ring()
+                return Cancellation.CANCELLED
+
+    async def open_batch(
+        self, batch_id: str, size: int | None, callback: Publication, items: Sequence[Publication]
+    ) -> int:
+        message = callback.message
+        columns = (
+            size,
+            text(message.id),
+            text(message.pool or DEFAULT_POOL),
+            group_of(message),
+            message.level,
+            callback.not_before,
+            optional_text(message.correlation_id),
+            callback_prefix(callback.body),
+        )
+        return await self._add(batch_id, columns, items)
+
+    async def add_to_batch(self, batch_id: str, items: Sequence[Publication]) -> int:
+        return await self._add(batch_id, (None,) * 8, items)
+
+    async def find_batch(self, batch_id: str) -> BatchRecord | None:
+        rows = await self._database.call(_FIND_BATCH, self._name, text(batch_id))
+        if not rows:
+            return None
+        (row,) = rows
+        return BatchRecord(
+            id=batch_id,
+            size=row["size"],
+            total=row["total"],
+            succeeded=row["succeeded"],
+            failed=row["failed"],
+            cancelled=row["cancelled"],
+            callback_published_at=_unix(row["callback_at"]),
+        )
+
+    async def publish_tick(self, schedule: str, tick: int, item: Publication) -> bool:
+        columns = publication_columns([item])
+        (row,) = await self._database.call(
+            _PUBLISH_TICK, text(schedule), tick, self._name, self._dedup_window, *columns
+        )
+        if row["is_newer"]:
+            self._database.signal(self._name).ring()
+        return bool(row["is_newer"])
+
+    async def last_tick(self, schedule: str) -> int | None:
+        rows = await self._database.call(_LAST_TICK, self._name, text(schedule))
+        return rows[0]["tick"] if rows else None
+
+    async def _add(
+        self, batch_id: str, callback: tuple[Any, ...], items: Sequence[Publication]
+    ) -> int:
+        members = {(text(item.message.id), digest_of(item.body)): item for item in items}
+        columns = publication_columns(list(members.values()))
+        (row,) = await self._database.call(
+            _ADD_TO_BATCH,
+            self._name,
+            text(batch_id),
+            *callback,
+            [message_id for message_id, _ in members],
+            [digest for _, digest in members],
+            *columns[2:6],
+            *extra_columns(list(members.values())),
+        )
+        if row["problem"] is not None:
+            raise batch_conflict(row["problem"], batch_id, row["size"], row["total"], row["added"])
+        self._database.signal(self._name).ring()
+        return int(row["added"])
+
+
+def _unix(at: datetime | None) -> float | None:
+    return None if at is None else at.timestamp()

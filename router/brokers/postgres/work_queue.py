@@ -1,0 +1,178 @@
+"""One queue in PostgreSQL, both ends of it: each call is one of the functions in schema.sql."""
+
+import asyncio
+import secrets
+from collections.abc import Collection, Sequence
+from typing import Final, cast
+
+from router.brokers.postgres.database import PostgresDatabase
+from router.brokers.postgres.rows import (
+    Sinks,
+    no_sinks,
+    outgoing_columns,
+    places,
+    publication_columns,
+    text,
+)
+from router.brokers.work_queue import MAX_ERROR_CHARACTERS, ClaimedBatch, ClaimPoll, Lease, stale
+from router.core.config import QueueConfig
+from router.core.message import Handle, ReceivedMessage, Tally
+from router.ports import Depth, Finish, Publication, StaleLease, Traits, Unsettled
+from router.signal import wait_for_signal
+
+FIRST_POLL_SECONDS: Final = 0.05  # for others' changes, after something came …
+LAST_POLL_SECONDS: Final = 1.0  # … and when nothing has come for a while
+
+_CONFIGURE: Final = "SELECT message_router.configure($1, $2, $3, $4)"
+_PUBLISH: Final = f"SELECT message_router.publish({places(12)}) AS identity"
+_CLAIM: Final = "SELECT * FROM message_router.claim($1, $2, $3, $4, $5)"
+_FINISH: Final = "SELECT message_router.finish($1, $2, $3) AS position"
+_FINISH_ALL: Final = f"SELECT message_router.finish_all({places(20)}) AS position"
+_GIVE_BACK: Final = "SELECT message_router.give_back($1, $2, $3, $4, $5, $6) AS is_ours"
+_EXTEND: Final = "SELECT message_router.extend($1, $2, $3) AS position"
+_END_LEASES: Final = "SELECT message_router.end_leases($1, $2)"
+_DEPTH: Final = "SELECT * FROM message_router.depth($1, $2)"
+
+
+class PostgresQueue:
+    """One connection to one queue. Its leases are good on any other connection as well."""
+
+    holds_groups: Final = True
+
+    def __init__(
+        self,
+        database: PostgresDatabase,
+        name: str,
+        *,
+        worker_id: str,
+        dedup_window: float,
+        lease: float,
+        result_retention: float = 0.0,
+        sinks: Sinks = no_sinks,
+    ) -> None:
+        """`sinks` finds the queues of the same database."""
+        self._database = database
+        self._name = name
+        self._worker_id = worker_id
+        self._dedup_window = dedup_window
+        self._result_retention = result_retention
+        self._sinks = sinks
+        self.traits = Traits(ordered_here=False, finisher=self)
+        self._signal = database.signal(name)
+        self._pause = FIRST_POLL_SECONDS
+        self._poll = ClaimPoll(self.claim, self._signal, self._wait)
+        self.lease_seconds = lease
+        self.receive = self._poll.receive
+        self.interrupt = self._poll.interrupt
+
+    async def configure(self, *, keep: float, audit: float) -> None:
+        """Set how many seconds finished messages and audit rows stay, for all who consume it."""
+        keep = max(keep, self._dedup_window)
+        results = max(keep, self._result_retention)
+        await self._database.call(_CONFIGURE, self._name, keep, audit, results)
+
+    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+        """Answer when the database has committed them."""
+        columns = publication_columns(items)
+        keys = columns[1]
+        rows = await self._database.call(_PUBLISH, self._name, self._dedup_window, *columns)
+        if rows:
+            self._signal.ring()
+        new = {row["identity"] for row in rows}
+        added = []
+        for key in keys:
+            added.append(key in new)
+            new.discard(key)  # of a key that comes twice, only the first was added
+        return added
+
+    async def claim(self, limit: int) -> ClaimedBatch:
+        """Take the next messages, if there are any now."""
+        token = secrets.randbits(63)
+        lease_until = asyncio.get_running_loop().time() + self.lease_seconds
+        rows = await self._database.claim(
+            _CLAIM, self._name, self._worker_id, token, limit, self.lease_seconds
+        )
+        if rows[0]["id"] is None:
+            until_change, pause = rows[0]["wait"], self._pause
+            self._pause = min(2 * pause, LAST_POLL_SECONDS)
+            wait = pause if until_change is None else min(max(until_change, 0.0), pause)
+            return ClaimedBatch((), wait)
+        self._pause = FIRST_POLL_SECONDS
+        incarnation = self._database.incarnation
+        messages = []
+        for row_id, is_grouped, _, deliveries, failures, requests, body, _ in rows:
+            lease = Lease(row_id, token, is_grouped)
+            tally = Tally(failures, requests)
+            broker_id = f"{incarnation}-{row_id}"
+            messages.append(ReceivedMessage(body, lease, broker_id, deliveries, lease_until, tally))
+        return ClaimedBatch(messages, 0.0)
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        leases = cast("Sequence[Lease]", handles)
+        rows = await self._database.call(
+            _FINISH, *_columns(leases), text(error[:MAX_ERROR_CHARACTERS])
+        )
+        if any(lease.is_grouped for lease in leases):
+            self._signal.ring()
+        return stale(leases, [row["position"] for row in rows])
+
+    def takes(self, queue: QueueConfig) -> bool:
+        return self._sinks(queue) is not None
+
+    async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
+        leases = [cast("Lease", item.handle) for item in items]
+        endings = [item.ending for item in items]
+        failures = [ending.failure for ending in endings]
+        outgoing = outgoing_columns([item.outgoing for item in items], self._sinks)
+        rows = await self._database.call(
+            _FINISH_ALL,
+            *_columns(leases),
+            [ending.result for ending in endings],
+            [ending.result_omitted for ending in endings],
+            [None if one is None else text(one.code) for one in failures],
+            [None if one is None else text(one.message[:MAX_ERROR_CHARACTERS]) for one in failures],
+            [None if one is None else one.http_status for one in failures],
+            self._dedup_window,
+            *outgoing,
+        )
+        self._signal.ring()
+        for name in set(cast("Sequence[str]", outgoing[1])):
+            self._database.signal(name).ring()
+        return stale(leases, [row["position"] for row in rows])
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        lease = cast("Lease", handle)
+        (row,) = await self._database.call(
+            _GIVE_BACK,
+            lease.id,
+            lease.token,
+            delay,
+            tally.failures,
+            tally.requests,
+            text(error[:MAX_ERROR_CHARACTERS]),
+        )
+        if not row["is_ours"]:
+            raise StaleLease(f"message {lease.id} is not ours any more")
+        self._signal.ring()
+
+    async def end_leases(self, worker_ids: Collection[str]) -> None:
+        """Give back all that these dead workers hold (WQ-10)."""
+        await self._database.call(_END_LEASES, self._name, list(worker_ids))
+        self._signal.ring()
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        leases = cast("Sequence[Lease]", handles)
+        rows = await self._database.call(_EXTEND, *_columns(leases), seconds)
+        return stale(leases, [row["position"] for row in rows])
+
+    async def depth(self) -> Depth:
+        (row,) = await self._database.call(_DEPTH, self._name, self._worker_id)
+        return Depth(waiting=row["waiting"], in_flight=row["in_flight"], due=row["due"])
+
+    async def _wait(self, rung: asyncio.Event, seconds: float) -> None:
+        await self._database.listen()
+        await wait_for_signal(rung, seconds)
+
+
+def _columns(leases: Sequence[Lease]) -> tuple[Sequence[int], Sequence[int]]:
+    return [lease.id for lease in leases], [lease.token for lease in leases]

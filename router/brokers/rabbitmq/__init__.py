@@ -1,0 +1,1 @@
+"""RabbitMQ: classic and quorum queues, consumed with a prefetch window and retry queues."""

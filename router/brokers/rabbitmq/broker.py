@@ -1,0 +1,412 @@
+"""Both ends of one RabbitMQ queue."""
+
+import asyncio
+import itertools
+import logging
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+from msgspec.structs import replace
+
+from router.brokers.consumer_identity import ConsumerIdentity
+from router.brokers.kit import loop_time
+from router.brokers.kit.long_poll import LongPoll
+from router.brokers.kit.pending_retries import PendingRetries
+from router.brokers.kit.retry_copies import RetryHistory
+from router.brokers.kit.tickets import OpenTickets
+from router.brokers.rabbitmq.address import RabbitAddress, read_address
+from router.brokers.rabbitmq.connection import (
+    NoSuchQueue,
+    Properties,
+    RabbitConnection,
+    RabbitMessage,
+    open_connection,
+)
+from router.brokers.rabbitmq.retry import (
+    PERSISTENT,
+    SHORTEST_SECONDS,
+    TOLERANCE_SECONDS,
+    RetryQueues,
+    copy_of,
+    history_of,
+    message_key,
+    proof_of,
+    wait_of,
+)
+from router.core.commands import dated_body
+from router.core.config import QueueConfig
+from router.core.message import Handle, ReceivedMessage, Tally
+from router.core.outcome import MAX_DELAY
+from router.core.remembered import RememberedAcks
+from router.core.trace import carried_in
+from router.ports import BrokerError, Depth, Publication, QueueRefused, Traits, Unsettled
+from router.signal import wait_for_signal
+
+log = logging.getLogger(__name__)
+
+RETURN_LINGER_SECONDS: Final = 0.05  # returns come in bursts: nothing is fetched in between
+GATHER_STEP_SECONDS: Final = 0.05
+MAX_STAY_SECONDS: Final = 20 * 60.0  # in the window; the broker closes the channel after 30 (BRK-5)
+STAY_CHECK_SECONDS: Final = 30.0
+PUBLISHED_AT_ONCE: Final = 200
+
+
+class RabbitQueues:
+    """All queues in RabbitMQ, and what outlives their connections."""
+
+    def __init__(self, identity: ConsumerIdentity) -> None:
+        self._identity = identity
+        self._connections = itertools.count(1)
+        # By queue URI:
+        self._copied: defaultdict[str, RememberedAcks] = defaultdict(RememberedAcks)
+        self._pending_retries: defaultdict[str, PendingRetries] = defaultdict(PendingRetries)
+
+    async def close(self) -> None:
+        """Do nothing: connections share nothing that has to be closed."""
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator["RabbitBroker"]:
+        address = read_address(queue, self._identity.settings.rabbitmq.url)
+        name = f"message-router {self._identity.id}"
+        # Copies have a connection of their own: a broker short of memory stops reading from
+        # connections that publish, and acknowledgements must still get through.
+        async with (
+            open_connection(address.url, name) as connection,
+            open_connection(address.url, f"{name} retries") as publishing,
+        ):
+            kind = await _find_kind(connection, address)
+            retries = RetryQueues(publishing, address.queue, kind)
+            await retries.prepare()
+            pending_retries = self._pending_retries[queue.uri]
+            broker = RabbitBroker(
+                RabbitConsumer(connection, address, pending_retries),
+                retries,
+                OpenTickets(next(self._connections)),
+                copied=self._copied[queue.uri],
+                clock=self._identity.clock,
+            )
+            async with broker.minded():
+                yield broker
+
+    @asynccontextmanager
+    async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["RabbitPublisher"]:
+        address = read_address(queue, self._identity.settings.rabbitmq.url)
+        name = f"message-router {self._identity.id} publisher"
+        async with open_connection(address.url, name) as connection:
+            kind = await _find_kind(connection, address)
+            ladder = RetryQueues(connection, address.queue, kind)
+            yield RabbitPublisher(connection, address.queue, ladder, self._identity.clock)
+
+
+class RabbitConsumer:
+    """The prefetch window of one connection: what the broker pushed and nobody asked for yet."""
+
+    def __init__(
+        self, connection: RabbitConnection, address: RabbitAddress, pending_retries: PendingRetries
+    ) -> None:
+        self.connection = connection
+        self.address = address
+        self.pending_retries = pending_retries
+        self.poll = LongPoll()
+        self.waiting: deque[RabbitMessage] = deque()  # oldest first
+        self._name: str | None = None  # None while we do not consume
+        self._switching = asyncio.Lock()  # a consumer is started, or ended
+        self._resume_at = 0.0
+        connection.on_change = self.poll.news.ring
+
+    async def start(self) -> None:
+        while self._name is None and not self.poll.is_interrupted:
+            pause = self._resume_at - loop_time()
+            if pause > 0:
+                await asyncio.sleep(pause)
+                continue
+            async with self._switching:
+                waiting: deque[RabbitMessage] = deque()
+                self._name = await self.connection.consume(
+                    self.address.queue, self.address.prefetch, partial(self._take, waiting)
+                )
+                self.waiting = waiting
+
+    async def rewind(self, *returned: RabbitMessage) -> None:
+        """Give back these and the whole window, which must not overtake them."""
+        self._resume_at = loop_time() + RETURN_LINGER_SECONDS
+        async with self._switching:
+            name, waiting = self._name, self.waiting
+            self._name, self.waiting = None, deque()
+            if name is not None:
+                await self.connection.cancel(name)
+            back = [*returned, *waiting]
+            if back:
+                await self.connection.requeue([message.tag for message in back])
+
+    def first(self, limit: int) -> Iterable[RabbitMessage]:
+        return itertools.islice(self.waiting, limit)
+
+    def remove(self, messages: Iterable[RabbitMessage]) -> None:
+        for message in messages:
+            self.waiting.remove(message)
+
+    async def mind(self) -> None:
+        """Give back what nobody will ask for, or nobody has asked for in too long a time."""
+        interrupted = self.poll.interrupted
+        try:
+            while not interrupted.is_set():
+                await wait_for_signal(interrupted, STAY_CHECK_SECONDS)
+                oldest = self.waiting[0].at if self.waiting else loop_time()
+                if interrupted.is_set() or loop_time() - oldest > MAX_STAY_SECONDS:
+                    await self.rewind()
+        except BrokerError:
+            return  # the connection is lost; whoever uses it is told
+
+    def _take(self, waiting: deque[RabbitMessage], message: RabbitMessage) -> None:
+        if self.pending_retries:
+            self.pending_retries.came(message_key(message))
+        waiting.append(message)
+        self.poll.news.ring()
+
+
+class RabbitBroker:
+    """One connection. The broker pushes as many messages as the prefetch window allows."""
+
+    holds_groups: Final = False
+    lease_seconds: Final = None
+    traits: Final = Traits(ordered_here=True, hold_seconds=1200.0, answer_within=1800.0)
+
+    def __init__(
+        self,
+        consumer: RabbitConsumer,
+        retries: RetryQueues,
+        tickets: OpenTickets[RabbitMessage],
+        *,
+        copied: RememberedAcks,
+        clock: Callable[[], float],
+    ) -> None:
+        self._consumer = consumer
+        self._connection = consumer.connection
+        self._poll = consumer.poll
+        self._retries = retries
+        self._tickets = tickets
+        self._copied = copied  # originals that may still have to be removed
+        self._pending_retries = consumer.pending_retries
+        self._clock = clock  # the machine's: it tells when a copy is due
+
+    @asynccontextmanager
+    async def minded(self) -> AsyncIterator[None]:
+        """Watch the window while it is used. A task group would wrap what its user raises."""
+        minding = self._consumer.mind()
+        name = f"mind {self._consumer.address.queue}"
+        minder = asyncio.get_running_loop().create_task(minding, name=name)
+        try:
+            yield
+        finally:
+            minder.cancel()
+            await asyncio.wait([minder])
+            self.interrupt()
+
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
+        return await self._poll.receive(partial(self._look, limit))
+
+    def interrupt(self) -> None:
+        self._poll.interrupt()
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        del error  # nothing is kept of a message that is gone
+        self._connection.check()
+        messages, stale = self._tickets.claim_all(handles)
+        if messages:
+            await self._connection.ack([message.tag for message in messages])
+        return stale
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        del error
+        self._connection.check()
+        message = self._tickets.claim(handle)
+        if delay <= 0:
+            await self._consumer.rewind(message)
+            return
+        history = history_of(message.properties)
+        history = replace(
+            history,
+            tally=tally,
+            deliveries=_count(message, history),
+            due_at=self._clock() + delay,
+        )
+        await self._replace(message, history)
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        del seconds  # they are ours as long as the connection anyway
+        self._connection.check()
+        return self._tickets.stale(handles)
+
+    async def depth(self) -> Depth | None:
+        """Count the queue only: what waits in its retry queues is not included."""
+        address = self._consumer.address
+        in_queue = await self._connection.waiting(address.queue)
+        here, out = len(self._consumer.waiting), len(self._tickets)
+        window = max(address.prefetch - here - out, 0)
+        return Depth(in_queue + here, out, due=here + min(in_queue, window))
+
+    async def _look(self, limit: int) -> Sequence[ReceivedMessage]:
+        self._connection.check()
+        await self._consumer.start()
+        if 0 < len(self._consumer.waiting) < limit:
+            # Pushed one by one; a batch is all that was there with its first message (FIFO-1).
+            await self._connection.catch_up()
+        await self._send_on_early(limit)
+        # Each copy has a time of its own: wait for those that were put off together.
+        await self._pending_retries.gather(
+            partial(self._returned, limit), partial(self._await_more, limit)
+        )
+        await self._remove_copied(limit)
+        waiting = self._consumer.waiting
+        batch = [waiting.popleft() for _ in range(min(limit, len(waiting)))]
+        return [self._received(message) for message in batch]
+
+    def _returned(self, limit: int) -> list[bytes]:
+        waiting = self._consumer.waiting
+        if self._poll.is_interrupted or len(waiting) >= limit:
+            return []
+        return [each.body for each in waiting if history_of(each.properties).deliveries]
+
+    async def _await_more(self, limit: int) -> None:
+        self._connection.check()
+        await self._poll.news.wait(GATHER_STEP_SECONDS)
+        await self._send_on_early(limit)
+
+    async def _send_on_early(self, limit: int) -> None:
+        """Of the next messages, let those hop again that came before their time.
+
+        All copies first, confirmed; then the originals are removed. A crash in between duplicates.
+        """
+        while True:
+            now = self._clock()
+            first = [(each, history_of(each.properties)) for each in self._consumer.first(limit)]
+            early = [(each, history) for each, history in first if wait_of(history, now)]
+            if not early:
+                return
+            self._consumer.remove(message for message, _ in early)
+            for message, history in early:
+                await self._keep_copy(message, history)
+            await self._connection.ack([message.tag for message, _ in early])
+
+    async def _remove_copied(self, limit: int) -> None:
+        """Of the next messages, remove the originals whose copies still wait (BRK-3)."""
+        while self._copied:
+            copied = [
+                each
+                for each in self._consumer.first(limit)
+                if each.redelivered and self._copied.knows(proof_of(each), loop_time())
+            ]
+            if not copied:
+                return
+            self._consumer.remove(copied)
+            await self._connection.ack([message.tag for message in copied])
+            for message in copied:
+                self._copied.forget(proof_of(message))
+
+    def _received(self, message: RabbitMessage) -> ReceivedMessage:
+        history = history_of(message.properties)
+        return ReceivedMessage(
+            message.body,
+            self._tickets.issue(message.tag, message),
+            broker_id=None,  # RabbitMQ makes none
+            count=_count(message, history),
+            tally=history.tally,
+            parent=carried_in(message.properties.headers or {}),
+            claimed_id=history.first_id,
+        )
+
+    async def _replace(self, original: RabbitMessage, history: RetryHistory) -> None:
+        """Replace a message by a copy that comes later.
+
+        If the connection breaks before the broker has removed the original, we remove it when it
+        comes again, but only while nobody can have been handed the copy. The broker may have
+        removed the original without our knowing, and what looks like it may be the same message,
+        published once more: a duplicate while the copy waits, but the only one afterwards.
+        """
+        asked_at = loop_time()
+        waits = await self._keep_copy(original, history)
+        self._copied.add(proof_of(original), asked_at, lifetime=waits)
+        await self._connection.ack([original.tag])
+        self._copied.forget(proof_of(original))
+
+    async def _keep_copy(self, message: RabbitMessage, history: RetryHistory) -> float:
+        """Return for how many seconds it waits at the broker."""
+        delay = max(history.due_at - self._clock(), SHORTEST_SECONDS)
+        key = message_key(message)
+        self._pending_retries.expect(key, message.body, now=loop_time(), delay=delay)
+        return await self._retries.put(message, delay, history)
+
+
+class RabbitPublisher:
+    def __init__(
+        self,
+        connection: RabbitConnection,
+        queue: str,
+        ladder: RetryQueues,
+        clock: Callable[[], float],
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._ladder = ladder
+        self._clock = clock  # the machine's
+
+    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+        """RabbitMQ knows no duplicates. If it fails, the first messages may be stored."""
+        for start in range(0, len(items), PUBLISHED_AT_ONCE):
+            try:
+                # Sent one after the other, confirmed together.
+                async with asyncio.TaskGroup() as confirming:
+                    for item in items[start : start + PUBLISHED_AT_ONCE]:
+                        publishing = self._publish_one(item)
+                        confirming.create_task(publishing, name=f"publish {self._queue}")
+            except ExceptionGroup as group:
+                raise group.exceptions[0] from None
+        return [True] * len(items)
+
+    async def _publish_one(self, item: Publication) -> None:
+        properties = Properties(
+            content_type="application/json",
+            delivery_mode=PERSISTENT,
+            message_id=item.dedup_key or item.message.id,
+        )
+        body = dated_body(item.message, item.body, item.not_before)
+        now = self._clock()
+        if item.not_before is not None and item.not_before > now:
+            # A longer wait is not over then, and the message is given back for the rest.
+            due_at = min(item.not_before + TOLERANCE_SECONDS, now + MAX_DELAY)
+            history = RetryHistory(properties.message_id, due_at=due_at)
+            await self._ladder.publish(body, copy_of(properties, history), due_at - now)
+            return
+        try:
+            await self._connection.publish(self._queue, body, properties)
+        except NoSuchQueue:
+            raise QueueRefused(f"there is no queue {self._queue!r}") from None
+
+
+async def _find_kind(connection: RabbitConnection, address: RabbitAddress) -> str:
+    """Return the queue's type. Make the queue if it is missing and the URI names a type."""
+    queue = address.queue
+    exists = await connection.exists(queue)
+    if address.kind is not None:
+        if not exists:
+            await connection.declare(queue, {"x-queue-type": address.kind})
+        return address.kind
+    if not exists:
+        raise QueueRefused(f"there is no queue {queue!r}: make it, or say its type")
+    kind = await connection.kind_of(queue)
+    if kind is None:
+        log.info("queue type unknown: its retry queues are classic", extra={"queue": queue})
+    if kind == "stream":
+        raise QueueRefused(f"{queue!r} is a stream: its messages cannot be removed")
+    return kind or "classic"
+
+
+def _count(message: RabbitMessage, history: RetryHistory) -> int:
+    """Count the deliveries. Classic queues say only that a message is not here the first time."""
+    returned = (message.properties.headers or {}).get("x-delivery-count")
+    before = returned if isinstance(returned, int) else int(message.redelivered)
+    return history.deliveries + before + 1

@@ -1,0 +1,250 @@
+"""One connection to RabbitMQ in our terms: the only module that imports its client.
+
+aio-pika opens connections and channels. Messages and acknowledgements go through the layer below
+it, which saves a task and a write for each. Its `connect_robust` is not used: a connection that
+renews itself would leave dead handles and tell nobody.
+"""
+
+import asyncio
+import itertools
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Final
+
+import aio_pika
+from aio_pika.abc import AbstractConnection
+from aiormq import exceptions as amqp
+from aiormq import spec
+from aiormq.abc import AbstractChannel, DeliveredMessage, FieldTable
+from msgspec import Struct
+
+from router.ports import Disconnected, QueueRefused
+
+CALL_SECONDS: Final = 15.0  # of one call, and of opening a connection
+CLOSE_SECONDS: Final = 3.0
+CLOSING_TURNS: Final = 8  # of the event loop
+
+_OTHER_KIND: Final = re.compile(
+    r"inequivalent arg '(?:durable|x-queue-type)' .* but current is "
+    r"(?:none|'?false'?|(?:the value )?'(?P<kind>\w+)')"
+)
+_USER: Final = re.compile(r" (?:for|by) user '[^']*'")
+
+Properties = spec.Basic.Properties
+Table = FieldTable  # arguments, headers
+
+
+class RabbitMessage(Struct, frozen=True):
+    """One message that the broker has handed to this connection."""
+
+    tag: int
+    body: bytes
+    properties: Properties
+    redelivered: bool
+    at: float  # loop time
+
+
+class NoSuchQueue(Exception):
+    """The queue to publish to does not exist."""
+
+
+class RabbitConnection:
+    """One connection with one channel for everything that leaves it open."""
+
+    def __init__(self, connection: AbstractConnection, channel: AbstractChannel) -> None:
+        self.on_change: Callable[[], None] = lambda: None  # called when the connection is lost
+        self._lost: str | None = None  # why it cannot be used any more
+        self._unsettled: dict[int, None] = {}  # tags, oldest first
+        self._connection = connection
+        self._channel = channel
+        channel.closing.add_done_callback(self._note_closed)
+        ended = "the broker ended the consumer"
+        channel.on_consumer_cancel_callbacks.add(lambda _: self._lose(ended))
+
+    def check(self) -> None:
+        if self._lost is not None:
+            raise Disconnected(self._lost)
+
+    # Queues.
+
+    async def waiting(self, queue: str) -> int:
+        """Count the messages that nobody was handed. Without such a queue, the channel closes."""
+        async with self._call():
+            declared = await self._channel.queue_declare(queue, passive=True)
+        return declared.message_count or 0
+
+    async def exists(self, queue: str) -> bool:
+        with our_errors(opening=True):
+            try:
+                async with self._side_channel() as channel:
+                    await channel.queue_declare(queue, passive=True)
+            except amqp.ChannelNotFoundEntity:
+                return False
+        return True
+
+    async def declare(self, queue: str, arguments: Table) -> None:
+        """Make a durable queue. Raises QueueRefused if there is one with other arguments."""
+        with our_errors(opening=True):
+            async with self._side_channel() as channel:
+                await channel.queue_declare(queue, durable=True, arguments=arguments)
+
+    async def kind_of(self, queue: str) -> str | None:
+        """Return its type, or None. The broker says it only when it refuses a wrong guess."""
+        try:
+            await self.declare(queue, {"x-queue-type": "quorum"})
+        except QueueRefused as refusal:
+            told = _OTHER_KIND.search(str(refusal))
+            return told and (told["kind"] or "classic")
+        return "quorum"
+
+    # Consuming.
+
+    async def consume(
+        self, queue: str, prefetch: int, take: Callable[[RabbitMessage], None]
+    ) -> str:
+        """Pass messages to `take` from now on. Return the name by which to cancel it."""
+        now = asyncio.get_running_loop().time
+
+        async def on_message(message: DeliveredMessage) -> None:
+            tag, properties = message.delivery_tag or 0, message.header.properties
+            self._unsettled[tag] = None
+            take(RabbitMessage(tag, message.body, properties, bool(message.redelivered), now()))
+
+        async with self._call():
+            await self._channel.basic_qos(prefetch_count=prefetch)
+            consuming = await self._channel.basic_consume(queue, on_message)
+        return consuming.consumer_tag or ""
+
+    async def cancel(self, consumer: str) -> None:
+        """End a consumer. On return, whatever was on its way has been taken."""
+        async with self._call():
+            await self._channel.basic_cancel(consumer)
+
+    async def catch_up(self) -> None:
+        """Wait for all that the broker has sent so far."""
+        async with self._call():
+            await self._until_heard()
+
+    async def ack(self, tags: Sequence[int]) -> None:
+        """Acknowledge these; an unbroken run of the oldest goes in one frame."""
+        wanted = set(tags)
+        async with self._call():
+            oldest = list(itertools.takewhile(wanted.__contains__, self._unsettled))
+            if oldest:
+                await self._channel.basic_ack(oldest[-1], multiple=True, wait=False)
+            for tag in wanted.difference(oldest):
+                await self._channel.basic_ack(tag, wait=False)
+            self._forget(tags)
+            await self._until_heard()
+
+    async def requeue(self, tags: Sequence[int]) -> None:
+        async with self._call():
+            for tag in tags:
+                await self._channel.basic_nack(tag, wait=False)
+            self._forget(tags)
+            await self._until_heard()
+
+    # Publishing.
+
+    async def publish(self, queue: str, body: bytes, properties: Properties) -> None:
+        """Publish a message; durable on return. Raises NoSuchQueue."""
+        async with self._call():
+            try:
+                await self._channel.basic_publish(
+                    body, routing_key=queue, properties=properties, mandatory=True
+                )
+            except amqp.PublishError:
+                raise NoSuchQueue(queue) from None
+
+    # Helpers.
+
+    def _forget(self, tags: Sequence[int]) -> None:
+        """Only after all were sent: until then no frame of another call may include them."""
+        for tag in tags:
+            del self._unsettled[tag]
+
+    async def _until_heard(self) -> None:
+        """Wait for any later answer: acknowledgements have none, and a channel works in order."""
+        await self._channel.flow(active=True)
+
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[None]:
+        self.check()
+        with our_errors():
+            async with asyncio.timeout(CALL_SECONDS):
+                yield
+
+    @asynccontextmanager
+    async def _side_channel(self) -> AsyncIterator[AbstractChannel]:
+        """Open a channel for a question that the broker may answer by closing it."""
+        self.check()
+        async with asyncio.timeout(CALL_SECONDS), self._connection.channel() as channel:
+            yield await channel.get_underlay_channel()
+
+    def _note_closed(self, closing: "asyncio.Future[object]") -> None:
+        error = None if closing.cancelled() else closing.exception()
+        self._lose(_said(error) if error is not None else "the connection was closed")
+
+    def _lose(self, why: str) -> None:
+        if self._lost is None:
+            self._lost = why
+            self.on_change()
+
+
+@asynccontextmanager
+async def open_connection(url: str, name: str) -> AsyncIterator[RabbitConnection]:
+    """Connect. Raises QueueRefused or Disconnected on entering."""
+    with our_errors(opening=True):
+        async with asyncio.timeout(CALL_SECONDS):
+            connection = await aio_pika.connect(url, client_properties={"connection_name": name})
+    try:
+        with our_errors(opening=True):
+            async with asyncio.timeout(CALL_SECONDS):
+                channel = connection.channel(on_return_raises=True)
+                await channel.initialize()
+                underlay = await channel.get_underlay_channel()
+        yield RabbitConnection(connection, underlay)
+    finally:
+        with suppress(Disconnected, QueueRefused), our_errors():
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await connection.close()
+                for _ in range(CLOSING_TURNS):
+                    await asyncio.sleep(0)  # the client leaves tasks that have nothing to wait for
+
+
+@contextmanager
+def our_errors(*, opening: bool = False) -> Iterator[None]:
+    """Turn what the engine can act on into our errors. Let bugs through as they are.
+
+    While `opening`, a refusal is final: the broker would refuse again.
+    """
+    try:
+        yield
+    except (amqp.ProbableAuthenticationError, amqp.AuthenticationError):
+        raise QueueRefused("the broker does not accept this user and password") from None
+    except amqp.InvalidFrameError as error:
+        # The client reports this when the broker closes a connection right after opening it.
+        raise Disconnected(
+            "the broker hung up: does the virtual host exist, and may this user use it?"
+        ) from error
+    except amqp.AMQPError as error:
+        if opening and isinstance(error, amqp.AMQPChannelError):
+            raise QueueRefused(_said(error)) from error
+        raise Disconnected(_said(error)) from error
+    except (amqp.ChannelInvalidStateError, OSError) as error:
+        raise Disconnected(_said(error)) from error
+    except TimeoutError:
+        raise Disconnected("the broker does not answer") from None
+    except asyncio.CancelledError:
+        # The client ends the calls of a lost connection like this. It must not end our task.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise Disconnected("the connection was closed") from None
+
+
+def _said(error: BaseException) -> str:
+    """Return the broker's words without the user's name."""
+    words = " ".join(str(each) for each in error.args if each is not None)
+    return _USER.sub("", words) or type(error).__name__

@@ -1,0 +1,146 @@
+"""Delayed redelivery on RabbitMQ: a copy in a retry queue whose messages expire into the main one.
+
+There is a fixed ladder of retry queues, each with one time to live for all of its messages: in a
+queue with a time per message, a long one at the head would hold back the short ones behind it.
+A delay between two steps is taken in several hops; the copy carries when it is due.
+"""
+
+import asyncio
+from collections.abc import Hashable
+from typing import Final
+
+from router.brokers.kit.retry_copies import (
+    ROUNDING_SECONDS,
+    RetryHistory,
+    history_headers,
+    publishers_headers,
+    read_history,
+)
+from router.brokers.rabbitmq.connection import (
+    NoSuchQueue,
+    Properties,
+    RabbitConnection,
+    RabbitMessage,
+    Table,
+)
+from router.core.identity import digest_of
+from router.ports import Disconnected, QueueRefused
+
+LADDER_SECONDS: Final = (1, 2, 5, 10, 30, 60, 300, 900, 3600)
+FIRST_MADE_SECONDS: Final = 30  # the usual delay: shows at once whether we may make such queues
+SHORTEST_SECONDS: Final = LADDER_SECONDS[0]
+TOLERANCE_SECONDS: Final = 0.1  # clocks of two machines differ: this close to its time, it is due
+PERSISTENT: Final = 2
+
+# Written by the broker on the original, or acted upon by it again.
+_NOT_COPIED: Final = frozenset({"CC", "BCC", "x-death", "x-delivery-count"})
+_NOT_COPIED_PREFIXES: Final = ("x-first-death-", "x-last-death-")
+
+
+def step_for(delay: float) -> int:
+    """Return the longest step that is not too long, or the first one if all are."""
+    fitting = (step for step in LADDER_SECONDS if step <= delay + ROUNDING_SECONDS)
+    return max(fitting, default=SHORTEST_SECONDS)
+
+
+def history_of(properties: Properties) -> RetryHistory:
+    return read_history(properties.headers or {}) or RetryHistory(properties.message_id or None)
+
+
+def wait_of(history: RetryHistory, now: float) -> float:
+    """Return the seconds until the next hop has to end, or 0 if the message is due."""
+    return history.wait(now, tolerance=TOLERANCE_SECONDS)
+
+
+def message_key(message: RabbitMessage) -> Hashable:
+    """Return what a message and its copies have in common."""
+    return history_of(message.properties).first_id, message.body
+
+
+def proof_of(message: RabbitMessage) -> Hashable:
+    """Return what a redelivery has in common with the message, but not its copy.
+
+    A copy has more deliveries. The body is part of it: not every publisher gives ids, and some give
+    one id to several messages.
+    """
+    history = history_of(message.properties)
+    return history.first_id, digest_of(message.body), history.deliveries
+
+
+def copy_of(original: Properties, history: RetryHistory) -> Properties:
+    """Return all that the publisher said, without what concerned the original only.
+
+    Not the user: it must be the one that publishes. Not the expiration: the retry queue has one.
+    """
+    kept = publishers_headers(original.headers or {}, _NOT_COPIED, _NOT_COPIED_PREFIXES)
+    return Properties(
+        content_type=original.content_type,
+        content_encoding=original.content_encoding,
+        headers={**kept, **history_headers(history)},
+        delivery_mode=PERSISTENT,
+        priority=original.priority,
+        correlation_id=original.correlation_id,
+        reply_to=original.reply_to,
+        message_id=original.message_id,
+        timestamp=original.timestamp,
+        message_type=original.message_type,
+        app_id=original.app_id,
+    )
+
+
+class RetryQueues:
+    """The ladder of one queue. Its steps are made when first needed, and never removed."""
+
+    def __init__(self, connection: RabbitConnection, queue: str, kind: str) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._kind = kind
+        self._made: set[int] = set()
+        self._making = asyncio.Lock()  # many NACKs may need a new step at once
+
+    async def prepare(self) -> None:
+        """Raises QueueRefused if we are not allowed to make them."""
+        await self._make(FIRST_MADE_SECONDS)
+
+    async def put(self, message: RabbitMessage, delay: float, history: RetryHistory) -> float:
+        """Store a copy; confirmed on return. Return for how many seconds nobody is handed it."""
+        return await self.publish(message.body, copy_of(message.properties, history), delay)
+
+    async def publish(self, body: bytes, properties: Properties, delay: float) -> float:
+        """Store a message that carries when it is due. As `put`."""
+        step = step_for(delay)
+        try:
+            await self._make(step)
+            await self._connection.publish(self._name(step), body, properties)
+        except (NoSuchQueue, QueueRefused) as error:
+            # A new connection returns the message, and begins by making these queues.
+            raise Disconnected(f"no retry queue {self._name(step)}: {error}") from error
+        return step
+
+    async def _make(self, step: int) -> None:
+        """Use an existing queue as it is: operators may have made it for us."""
+        name = self._name(step)
+        async with self._making:
+            if step in self._made:
+                return
+            if not await self._connection.exists(name):
+                await self._connection.declare(name, self._arguments(step))
+            self._made.add(step)
+
+    def _name(self, step: int) -> str:
+        return f"{self._queue}.retry.{step}s"
+
+    def _arguments(self, step: int) -> Table:
+        arguments: Table = {
+            "x-queue-type": self._kind,
+            "x-message-ttl": step * 1000,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": self._queue,
+        }
+        if self._kind == "quorum":
+            # Removed only once the main queue has the message. Classic queues do not offer this.
+            arguments |= {
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+            }
+        return arguments

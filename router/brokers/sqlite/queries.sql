@@ -1,0 +1,422 @@
+-- The work queue's statements. Lists (:ids, :keys, …) are JSON arrays.
+--
+-- Each statement works on any number of messages and answers in one row. Every row that Python
+-- fetches gives up its global lock once; in a thread beside a busy event loop it takes up to 5 ms to
+-- get it back.
+
+-- name: file
+SELECT incarnation, boot_id, clock_offset FROM queue_file;
+
+-- name: set_clock
+UPDATE queue_file SET boot_id = :boot_id, clock_offset = :offset;
+
+-- name: cut_waits
+-- For a new boot, whose clock may be behind the one before: no delay or lease lasts longer from now
+-- than it was asked for, and nothing was finished in the future. min(NULL, x) is NULL. What waits for
+-- its first delivery does so by the calendar, and the file's clock is the wall clock now.
+UPDATE queue_messages
+SET run_after = iif(
+        run_after IS NOT NULL AND not_before IS NOT NULL AND deliveries = 0,
+        not_before,
+        min(run_after, :now + min(wait_seconds, :longest_delay))
+    ),
+    lease_until = min(lease_until, :now + wait_seconds),
+    finished_at = min(finished_at, :now)
+WHERE run_after IS NOT NULL OR lease_until IS NOT NULL OR finished_at > :now;
+
+-- name: cut_audit
+UPDATE queue_changes SET at = :now WHERE at > :now;
+
+-- name: cut_batches
+UPDATE queue_batches SET callback_at = :now WHERE callback_at > :now;
+
+-- name: forget
+-- Messages that succeeded before the dedup window may be published again.
+UPDATE queue_messages SET dedup_key = NULL
+WHERE queue = :queue AND dedup_key IN (SELECT value FROM json_each(:keys))
+  AND finished_at <= :before;
+
+-- name: known
+-- Those of the keys that keep a message out.
+SELECT json_group_array(dedup_key) FROM queue_messages
+WHERE queue = :queue AND dedup_key IN (SELECT value FROM json_each(:keys));
+
+-- name: last_id
+SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'queue_messages';
+
+-- name: add_groups
+-- Of each message in :rows: id, message id, dedup key, pool, group, priority, offset and size of its
+-- body. By their positions: names cost 2 µs more for each message.
+INSERT INTO queue_groups (queue, pool, group_id)
+SELECT :queue, value ->> 3, value ->> 4 FROM json_each(:rows)
+WHERE value ->> 4 IS NOT NULL
+ON CONFLICT DO NOTHING;
+
+-- name: publish
+-- What has no group can be claimed at once. What has one is offered by `offer`.
+INSERT INTO queue_messages (
+    id, queue, message_id, dedup_key, pool, group_id, group_number, priority, high_priority, size,
+    offered_to, published_at, is_kept
+)
+SELECT
+    value ->> 0, :queue, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
+    (SELECT number FROM queue_groups
+     WHERE queue = :queue AND pool = value ->> 3 AND group_id = value ->> 4),
+    value ->> 5, value ->> 5 = 9, value ->> 7, iif(value ->> 4 IS NULL, '', NULL), :now, 0
+FROM json_each(:rows);
+
+-- name: store_bodies
+-- They come in one piece, as JSON cannot carry bytes.
+INSERT INTO queue_bodies (id, body)
+SELECT value ->> 0, coalesce(substr(:bodies, value ->> 6 + 1, value ->> 7), x'')
+FROM json_each(:rows);
+
+-- name: add_extras
+-- What only some messages have.
+UPDATE queue_messages
+SET is_kept = value ->> 'is_kept',
+    not_before = value ->> 'not_before',
+    run_after = value ->> 'run_after',
+    wait_seconds = value ->> 'run_after' - :now,
+    offered_to = iif(value ->> 'run_after' IS NULL, offered_to, NULL),
+    correlation_id = value ->> 'correlation_id',
+    payload_size = value ->> 'payload_size',
+    batch = :batch
+FROM json_each(:extras)
+WHERE queue_messages.id = value ->> 'id';
+
+-- name: offer
+-- Decides what the groups of these messages offer: of each lane the first message, unless it has to
+-- wait or one of the lane is in flight. While a worker holds a message of the group, the other lane
+-- is offered only to that worker (WQ-2).
+WITH changed (queue, group_number, holder) AS MATERIALIZED (
+    SELECT DISTINCT queue, group_number, (
+        SELECT held.worker_id FROM queue_messages AS held INDEXED BY in_flight
+        WHERE held.queue = message.queue AND held.group_number = message.group_number
+          AND held.lease_until IS NOT NULL
+        LIMIT 1
+    )
+    FROM queue_messages AS message
+    WHERE id IN (SELECT value FROM json_each(:ids)) AND group_number IS NOT NULL
+),
+decision (id, worker_id) AS MATERIALIZED (
+    SELECT
+        (
+            SELECT first.id FROM queue_messages AS first INDEXED BY lanes
+            WHERE first.queue = changed.queue AND first.group_number = changed.group_number
+              AND first.high_priority = tier.value AND first.finished_at IS NULL
+            ORDER BY first.id LIMIT 1
+        ),
+        CASE
+            WHEN holder IS NULL THEN ''
+            WHEN EXISTS (
+                SELECT 1 FROM queue_messages AS held INDEXED BY in_flight
+                WHERE held.queue = changed.queue AND held.group_number = changed.group_number
+                  AND held.high_priority = tier.value AND held.lease_until IS NOT NULL
+            ) THEN NULL
+            ELSE holder
+        END
+    FROM changed CROSS JOIN json_each('[0, 1]') AS tier
+)
+UPDATE queue_messages SET offered_to = decision.worker_id
+FROM decision
+WHERE queue_messages.id = decision.id AND run_after IS NULL
+  AND offered_to IS NOT decision.worker_id;
+
+-- name: next_wake
+-- When a delay or a lease ends next.
+SELECT min(at) FROM (
+    SELECT min(run_after) AS at FROM queue_messages INDEXED BY delays WHERE run_after IS NOT NULL
+    UNION ALL
+    SELECT min(lease_until) FROM queue_messages INDEXED BY leases WHERE lease_until IS NOT NULL
+);
+
+-- name: ended_delays
+SELECT queue, json_group_array(id) FROM (
+    SELECT queue, id FROM queue_messages INDEXED BY delays
+    WHERE run_after <= :now ORDER BY run_after LIMIT :at_most
+) GROUP BY queue;
+
+-- name: ended_leases
+SELECT queue, json_group_array(id) FROM (
+    SELECT queue, id FROM queue_messages INDEXED BY leases
+    WHERE lease_until <= :now ORDER BY lease_until LIMIT :at_most
+) GROUP BY queue;
+
+-- name: leases_of
+-- What these workers hold, in all queues of the file.
+SELECT queue, json_group_array(id) FROM queue_messages INDEXED BY leases
+WHERE lease_until IS NOT NULL AND worker_id IN (SELECT value FROM json_each(:worker_ids))
+GROUP BY queue;
+
+-- name: release
+-- Their delay or their lease has ended.
+UPDATE queue_messages
+SET state = 'ready',
+    run_after = NULL,
+    lease_token = NULL,
+    lease_until = NULL,
+    offered_to = iif(group_number IS NULL, '', NULL)
+WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: choose
+-- The next messages for this worker, in claim order: by priority, then by id.
+--
+-- A merge of lanes. It starts with what is offered; whenever a message is taken, the next one of its
+-- lane joins, unless that one has to wait. It does not count more than what is in front of it. ORDER
+-- BY makes the recursion's queue a priority queue.
+WITH RECURSIVE head (priority, id, group_number) AS MATERIALIZED (
+    SELECT * FROM (
+        SELECT priority, id, group_number FROM queue_messages INDEXED BY offers
+        WHERE queue = :queue AND offered_to = ''
+        ORDER BY priority DESC, id LIMIT :limit
+    )
+    UNION ALL
+    SELECT * FROM (
+        SELECT priority, id, group_number FROM queue_messages INDEXED BY offers
+        WHERE queue = :queue AND offered_to = :worker_id
+        ORDER BY priority DESC, id LIMIT :limit
+    )
+),
+taken (priority, id, group_number) AS (
+    SELECT * FROM head
+    UNION ALL
+    SELECT min(next.priority, taken.priority), next.id, next.group_number
+    FROM taken CROSS JOIN queue_messages AS next ON next.id = (
+        SELECT mate.id FROM queue_messages AS mate INDEXED BY lanes
+        WHERE mate.queue = :queue AND mate.group_number = taken.group_number
+          AND mate.high_priority = (taken.priority = 9) AND mate.id > taken.id
+          AND mate.finished_at IS NULL
+        ORDER BY mate.id LIMIT 1
+    )
+    WHERE next.run_after IS NULL
+    ORDER BY 1 DESC, 2
+)
+SELECT json_group_array(
+    json_array(
+        message.id, message.group_number IS NOT NULL, message.high_priority, size, deliveries,
+        attempts, posts, batch IS NOT NULL
+    )
+)
+FROM (SELECT id FROM taken LIMIT :limit) AS winner
+    CROSS JOIN queue_messages AS message ON message.id = winner.id;
+
+-- name: claim
+UPDATE queue_messages
+SET state = 'in-flight',
+    offered_to = NULL,
+    lease_token = :token,
+    lease_until = :now + :lease,
+    wait_seconds = :lease,
+    worker_id = :worker_id,
+    deliveries = deliveries + 1,
+    first_claimed_at = coalesce(first_claimed_at, :now),
+    last_claimed_at = :now
+WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: bodies
+-- All bodies in one piece, and whose they are.
+SELECT json_group_array(stored.id), CAST(group_concat(body, '') AS BLOB)
+FROM json_each(:ids) AS wanted CROSS JOIN queue_bodies AS stored ON stored.id = wanted.value;
+
+-- name: lease_states
+-- For each lease, in order: the state of its message; null if the token is not the message's.
+SELECT json_group_array(iif(lease_until <= :now, 'ended', state))
+FROM json_each(:leases) AS lease
+    LEFT JOIN queue_messages AS message
+        ON message.id = lease.value ->> 0 AND lease_token = lease.value ->> 1;
+
+-- name: finish
+-- The token stays: an acknowledgement that is sent twice is no error. What failed may come again.
+UPDATE queue_messages
+SET state = :state,
+    lease_until = NULL,
+    finished_at = :now,
+    dedup_key = iif(:state = 'failed', NULL, dedup_key),
+    last_error = iif(:error = '', last_error, :error)
+WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: keep_endings
+-- Of messages that were just finished: how they ended. What failed may come again.
+UPDATE queue_messages
+SET state = value ->> 1,
+    dedup_key = iif(value ->> 1 = 'failed', NULL, dedup_key),
+    is_kept = max(is_kept, value ->> 2 IS NOT NULL, value ->> 3),
+    result = value ->> 2,
+    result_omitted = value ->> 3,
+    last_error = coalesce(value ->> 4, last_error),
+    error_code = value ->> 5,
+    http_status = value ->> 6
+FROM json_each(:endings)
+WHERE queue_messages.id = value ->> 0;
+
+-- name: cancel
+UPDATE queue_messages
+SET state = 'cancelled', offered_to = NULL, run_after = NULL, finished_at = :now, dedup_key = NULL
+WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: cancellable
+-- The messages of that id: how many, and of those that are unsettled how many, and which.
+SELECT count(*), count(iif(finished_at IS NULL, 1, NULL)), max(iif(finished_at IS NULL, id, NULL)),
+       max(iif(finished_at IS NULL, state, NULL))
+FROM queue_messages INDEXED BY by_message_id
+WHERE message_id = :message_id AND queue = :queue;
+
+-- name: find
+SELECT message.id, state, attempts, posts, published_at, not_before, run_after, first_claimed_at,
+       finished_at, worker_id, correlation_id, batch_id, payload_size, last_error, result,
+       result_omitted, error_code, http_status
+FROM queue_messages AS message INDEXED BY by_message_id
+    LEFT JOIN queue_batches ON number = batch
+WHERE message_id = :message_id AND message.queue = :queue
+ORDER BY message.id DESC LIMIT 1;
+
+-- name: delete_bodies
+DELETE FROM queue_bodies WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: nack
+UPDATE queue_messages
+SET state = 'ready',
+    run_after = iif(:delay > 0, :now + :delay, NULL),
+    wait_seconds = :delay,
+    lease_token = NULL,
+    lease_until = NULL,
+    offered_to = iif(group_number IS NULL AND :delay <= 0, '', NULL),
+    attempts = :attempts,
+    posts = :posts,
+    last_error = iif(:error = '', last_error, :error)
+WHERE id = :id AND lease_token = :token AND state = 'in-flight';
+
+-- name: extend
+UPDATE queue_messages SET lease_until = :now + :lease, wait_seconds = :lease
+WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: audit
+INSERT INTO queue_changes (queue, at, state, worker_id, error, message_ids)
+VALUES (:queue, :now, :state, :worker_id, nullif(:error, ''), :ids);
+
+-- name: to_prune
+SELECT json_group_array(id) FROM (
+    SELECT * FROM (
+        SELECT id FROM queue_messages INDEXED BY finished
+        WHERE finished_at <= :before AND is_kept = 0 ORDER BY finished_at LIMIT :at_most
+    )
+    UNION ALL
+    SELECT * FROM (
+        SELECT id FROM queue_messages INDEXED BY finished
+        WHERE finished_at <= :kept_before AND is_kept = 1 ORDER BY finished_at LIMIT :at_most
+    )
+);
+
+-- name: drop_groups
+-- Of the groups of these messages, those that have no unsettled message.
+DELETE FROM queue_groups
+WHERE number IN (
+    SELECT group_number FROM queue_messages WHERE id IN (SELECT value FROM json_each(:ids))
+) AND NOT EXISTS (
+    SELECT 1 FROM queue_messages INDEXED BY lanes
+    WHERE queue_messages.queue = queue_groups.queue AND group_number = number
+      AND finished_at IS NULL
+);
+
+-- name: prune
+DELETE FROM queue_messages WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: prune_audit
+-- The rows are in the order of their age: if the first one is not old enough, none is.
+DELETE FROM queue_changes
+WHERE at <= :before AND id IN (
+    SELECT id FROM queue_changes ORDER BY id
+    LIMIT iif((SELECT at FROM queue_changes ORDER BY id LIMIT 1) <= :before, :at_most, 0)
+);
+
+-- name: batch
+SELECT number, batch_id, size, total, succeeded, failed, cancelled, callback, callback_body,
+       callback_at
+FROM queue_batches WHERE queue = :queue AND batch_id = :batch_id;
+
+-- name: open_batch
+INSERT INTO queue_batches (queue, batch_id, size, callback, callback_body)
+VALUES (:queue, :batch_id, :size, :callback, :callback_body);
+
+-- name: known_members
+-- Those of these that the batch has already.
+SELECT json_group_array(json_array(message_id, digest))
+FROM json_each(:members) AS member CROSS JOIN queue_batch_members
+    ON batch = :batch AND message_id = member.value ->> 0 AND digest = member.value ->> 1;
+
+-- name: add_members
+INSERT INTO queue_batch_members (batch, message_id, digest)
+SELECT :batch, value ->> 0, value ->> 1 FROM json_each(:members);
+
+-- name: grow_batch
+UPDATE queue_batches SET total = total + :added, size = max(size, :size) WHERE number = :batch;
+
+-- name: count_ended
+-- Counts these messages, which have just ended, in their batches.
+UPDATE queue_batches
+SET succeeded = queue_batches.succeeded + ended.succeeded,
+    failed = queue_batches.failed + ended.failed,
+    cancelled = queue_batches.cancelled + ended.cancelled
+FROM (
+    SELECT batch, sum(state = 'succeeded') AS succeeded, sum(state = 'failed') AS failed,
+           sum(state = 'cancelled') AS cancelled
+    FROM queue_messages
+    WHERE id IN (SELECT value FROM json_each(:ids)) AND batch IS NOT NULL
+    GROUP BY batch
+) AS ended
+WHERE number = ended.batch
+RETURNING number;
+
+-- name: complete
+-- Marks a batch as complete if it is, once. Answers what its callback is made of.
+UPDATE queue_batches SET callback_at = :now
+WHERE number = :batch AND callback_at IS NULL AND succeeded + failed + cancelled >= size
+RETURNING queue, batch_id, total, succeeded, failed, cancelled, callback, callback_body;
+
+-- name: prune_members
+-- Of a batch that was complete before.
+DELETE FROM queue_batch_members
+WHERE (batch, message_id, digest) IN (
+    SELECT batch, message_id, digest FROM queue_batch_members
+    WHERE batch = (
+        SELECT number FROM queue_batches INDEXED BY complete
+        WHERE callback_at <= :before ORDER BY callback_at LIMIT 1
+    )
+    LIMIT :at_most
+);
+
+-- name: prune_batch
+DELETE FROM queue_batches
+WHERE number = (
+    SELECT number FROM queue_batches INDEXED BY complete
+    WHERE callback_at <= :before ORDER BY callback_at LIMIT 1
+) AND NOT EXISTS (SELECT 1 FROM queue_batch_members WHERE batch = number);
+
+-- name: tick
+-- Remembers a tick if it is newer than the last one.
+INSERT INTO queue_ticks (queue, schedule, tick) VALUES (:queue, :schedule, :tick)
+ON CONFLICT DO UPDATE SET tick = excluded.tick WHERE tick < excluded.tick;
+
+-- name: last_tick
+SELECT max(tick) FROM queue_ticks WHERE queue = :queue AND schedule = :schedule;
+
+-- name: depth
+-- Waiting; in flight; and due: what stands first in its lane and could be handed to this worker now,
+-- counting also what only waits for a claim to notice that its delay or lease has ended.
+SELECT
+    unsettled - in_flight,
+    in_flight,
+    (SELECT count(*) FROM queue_messages INDEXED BY offers
+     WHERE queue = :queue AND offered_to IN ('', :worker_id))
+    + (SELECT count(*) FROM queue_messages INDEXED BY delays
+       WHERE run_after <= :now AND queue = :queue)
+    + (SELECT count(*) FROM queue_messages INDEXED BY leases
+       WHERE lease_until <= :now AND queue = :queue)
+FROM (
+    SELECT count(*) AS unsettled FROM queue_messages INDEXED BY lanes
+    WHERE queue = :queue AND finished_at IS NULL
+), (
+    SELECT count(*) AS in_flight FROM queue_messages INDEXED BY in_flight
+    WHERE queue = :queue AND lease_until IS NOT NULL
+);

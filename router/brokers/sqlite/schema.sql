@@ -1,0 +1,143 @@
+-- The work queue's file. All instants are seconds by the clock of the file (queue_file).
+
+-- One row: which file this is, and its clock.
+CREATE TABLE queue_file (
+    incarnation      TEXT    NOT NULL,      -- random: no other file has it
+    boot_id          TEXT    NOT NULL,
+    clock_offset     REAL    NOT NULL       -- the file's clock is the machine's uptime + offset
+);
+
+-- The groups that have unsettled messages. Their numbers keep the messages of groups that are busy at
+-- the same time on the same pages of the index `lanes`: with a hash instead, receive and ACK of 50
+-- messages of 50 groups cost 11 µs more for each message.
+CREATE TABLE queue_groups (
+    number           INTEGER PRIMARY KEY,
+    queue            TEXT    NOT NULL,
+    pool             TEXT    NOT NULL,
+    group_id         TEXT    NOT NULL,
+    UNIQUE (queue, pool, group_id)
+);
+
+-- What was published, and what became of it.
+CREATE TABLE queue_messages (
+    id               INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of a group; never used again
+    queue            TEXT    NOT NULL,
+    message_id       TEXT    NOT NULL,
+    dedup_key        TEXT,                  -- NULL: it may be published again
+    pool             TEXT    NOT NULL,
+    group_id         TEXT,                  -- NULL: independent of all other messages
+    group_number     INTEGER,               -- in queue_groups, while it is unsettled
+    priority         INTEGER NOT NULL,      -- 0 to 9
+    high_priority    INTEGER NOT NULL,      -- whether that is 9: those have a lane of their own
+    size             INTEGER NOT NULL,      -- of the body, in bytes
+    state            TEXT    NOT NULL DEFAULT 'ready', -- in-flight, succeeded, failed, cancelled
+    -- Who may claim it now: '' any worker, an id only that worker, NULL nobody. Of a lane (the
+    -- messages of one group and tier), only the first one is offered; a claim goes on from there.
+    offered_to       TEXT,
+    run_after        REAL,                  -- NULL: due
+    lease_token      INTEGER,               -- stays when the message is finished
+    lease_until      REAL,                  -- NULL: not in flight
+    wait_seconds     REAL,                  -- how long the delay or the lease was to last
+    worker_id        TEXT,                  -- of the last claim
+    deliveries       INTEGER NOT NULL DEFAULT 0,
+    lease_version    INTEGER AS (deliveries),
+    attempts         INTEGER NOT NULL DEFAULT 0,
+    posts            INTEGER NOT NULL DEFAULT 0,
+    last_error       TEXT,
+    published_at     REAL    NOT NULL,
+    first_claimed_at REAL,
+    last_claimed_at  REAL,
+    finished_at      REAL,                  -- NULL: unsettled
+    -- What few messages have: last, so that the others need not be read over.
+    is_kept          INTEGER NOT NULL,      -- 1: it stays for the retention of results (CMD-2)
+    not_before       REAL,                  -- Unix seconds; run_after is made of it (CMD-5)
+    correlation_id   TEXT,
+    payload_size     INTEGER,               -- in bytes
+    batch            INTEGER,               -- in queue_batches (CMD-4)
+    result           TEXT,                  -- JSON
+    result_omitted   INTEGER,               -- 1: it was too long
+    error_code       TEXT,
+    http_status      INTEGER
+);
+
+CREATE UNIQUE INDEX by_dedup_key ON queue_messages (queue, dedup_key);
+
+-- What can be claimed, in claim order. A claim never steps over a blocked message.
+CREATE INDEX offers ON queue_messages (queue, offered_to, priority DESC, id)
+    WHERE offered_to IS NOT NULL;
+
+CREATE INDEX lanes ON queue_messages (queue, group_number, high_priority, id)
+    WHERE finished_at IS NULL;
+
+CREATE INDEX in_flight ON queue_messages (queue, group_number, high_priority, worker_id)
+    WHERE lease_until IS NOT NULL;
+
+CREATE INDEX delays ON queue_messages (run_after) WHERE run_after IS NOT NULL;
+
+CREATE INDEX leases ON queue_messages (lease_until) WHERE lease_until IS NOT NULL;
+
+CREATE INDEX finished ON queue_messages (is_kept, finished_at) WHERE finished_at IS NOT NULL;
+
+CREATE INDEX by_message_id ON queue_messages (message_id);
+
+-- Bodies hold tokens: a body is deleted when its message is finished. They are apart from the
+-- messages because SQLite writes a whole row whenever a part of it changes.
+CREATE TABLE queue_bodies (
+    id               INTEGER PRIMARY KEY,
+    body             BLOB    NOT NULL
+);
+
+-- The changes of state (WQ-8), a row for all messages that one call has changed. A row for each
+-- message costs 1.3 µs more for receive and ACK.
+CREATE TABLE queue_changes (
+    id               INTEGER PRIMARY KEY,
+    queue            TEXT    NOT NULL,
+    at               REAL    NOT NULL,
+    state            TEXT    NOT NULL,      -- the new one
+    worker_id        TEXT    NOT NULL,      -- who changed it
+    error            TEXT,
+    message_ids      TEXT    NOT NULL       -- a JSON array of ids in queue_messages
+);
+
+-- The same, a row for each message.
+CREATE VIEW queue_audit AS
+SELECT message.value AS id, queue, at, state, worker_id, error
+FROM queue_changes CROSS JOIN json_each(message_ids) AS message;
+
+-- Batches (CMD-4). A batch is complete when as many members as its size have ended.
+CREATE TABLE queue_batches (
+    number           INTEGER PRIMARY KEY AUTOINCREMENT,
+    queue            TEXT    NOT NULL,
+    batch_id         TEXT    NOT NULL,
+    size             INTEGER NOT NULL,
+    total            INTEGER NOT NULL DEFAULT 0, -- members so far
+    succeeded        INTEGER NOT NULL DEFAULT 0,
+    failed           INTEGER NOT NULL DEFAULT 0,
+    cancelled        INTEGER NOT NULL DEFAULT 0,
+    callback         TEXT    NOT NULL,      -- its row in queue_messages, as JSON
+    callback_body    BLOB    NOT NULL,      -- up to the value of its payload
+    callback_at      REAL,                  -- when it was published: the batch is complete
+    UNIQUE (queue, batch_id)
+);
+
+CREATE INDEX complete ON queue_batches (callback_at) WHERE callback_at IS NOT NULL;
+
+-- The members of a batch, as long as it is kept: a member's row goes sooner.
+CREATE TABLE queue_batch_members (
+    batch            INTEGER NOT NULL,
+    message_id       TEXT    NOT NULL,
+    digest           TEXT    NOT NULL,      -- of the body
+    PRIMARY KEY (batch, message_id, digest)
+) WITHOUT ROWID;
+
+-- The last tick of each schedule that was published (CMD-10).
+CREATE TABLE queue_ticks (
+    queue            TEXT    NOT NULL,
+    schedule         TEXT    NOT NULL,
+    tick             INTEGER NOT NULL,
+    PRIMARY KEY (queue, schedule)
+) WITHOUT ROWID;
+
+-- "MRQQ": marks the file as a work queue.
+PRAGMA application_id = 1297239633;
+PRAGMA user_version = 6;

@@ -1,0 +1,1 @@
+"""Amazon SQS: standard and FIFO queues, or those of a server that speaks its JSON protocol."""

@@ -1,0 +1,104 @@
+"""The publishing end of one SQS queue."""
+
+import hashlib
+import math
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from router.brokers.sqs.client import SqsClient
+from router.brokers.sqs.wire import (
+    MAX_ENTRIES,
+    SEND_MESSAGES,
+    BatchRequest,
+    FailedEntry,
+    SendEntry,
+)
+from router.core.commands import dated_body
+from router.ports import Disconnected, Publication, QueueRefused
+
+MAX_BYTES: Final = 256 * 1024  # of one call; SQS takes more since 2025, stand-ins may not
+MAX_DELAY_SECONDS: Final = 900  # that SQS holds a new message back
+REMEMBERED: Final = 10_000  # messages
+
+_PLAIN: Final = re.compile(r"""[a-zA-Z0-9!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}""")
+
+
+class SqsPublisher:
+    """Sends batch by batch: calls side by side would mix up the order of a group.
+
+    SQS answers a duplicate (on FIFO queues) with the id of the first message. So a duplicate is
+    noticed if this publisher sent the first one too; otherwise it counts as sent.
+    """
+
+    def __init__(
+        self, client: SqsClient, url: str, *, is_fifo: bool, clock: Callable[[], float]
+    ) -> None:
+        self._client = client
+        self._url = url
+        self._is_fifo = is_fifo
+        self._clock = clock  # the machine's
+        self._sent: dict[str, None] = {}  # SQS's ids, oldest first
+
+    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+        """Not all or none, which SQS cannot do: after an error, some may be in the queue."""
+        added: list[bool] = []
+        for some in batches(items):
+            entries = [
+                send_entry(position, item, is_fifo=self._is_fifo, now=self._clock())
+                for position, item in enumerate(some)
+            ]
+            reply = await self._client.call(SEND_MESSAGES, BatchRequest(self._url, entries))
+            if reply.failed:
+                raise _failure(some, reply.failed[0])
+            ids = {done.id: done.message_id or "" for done in reply.successful}
+            added += [self._is_new(ids[entry.id]) for entry in entries]
+        return added
+
+    def _is_new(self, message_id: str) -> bool:
+        if message_id in self._sent:
+            return False
+        self._sent[message_id] = None
+        if len(self._sent) > REMEMBERED:
+            del self._sent[next(iter(self._sent))]
+        return True
+
+
+def batches(items: Sequence[Publication]) -> Iterator[list[Publication]]:
+    batch: list[Publication] = []
+    size = 0
+    for item in items:
+        if batch and (len(batch) == MAX_ENTRIES or size + len(item.body) > MAX_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += len(item.body)
+    if batch:
+        yield batch
+
+
+def send_entry(position: int, item: Publication, *, is_fifo: bool, now: float) -> SendEntry:
+    try:
+        body = dated_body(item.message, item.body, item.not_before).decode()
+    except UnicodeDecodeError:
+        raise QueueRefused(f"message {item.message.id!r} is not text, as SQS needs") from None
+    if not is_fifo:
+        left = 0.0 if item.not_before is None else item.not_before - now
+        # What is due later comes early, and is given back for the rest (CMD-5).
+        delay = min(math.ceil(left), MAX_DELAY_SECONDS) if left > 0 else None
+        return SendEntry(str(position), body, delay_seconds=delay)
+    group = plain(item.message.group or item.message.id)
+    # SQS drops repeats for 5 minutes: only what is explicitly the same may be the same (WQ-1).
+    key = plain(item.dedup_key) if item.dedup_key is not None else secrets.token_hex(16)
+    return SendEntry(str(position), body, group, key)
+
+
+def plain(text: str) -> str:
+    """Return the text if SQS accepts it, else its hash: it is only compared."""
+    return text if _PLAIN.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()
+
+
+def _failure(batch: Sequence[Publication], failed: FailedEntry) -> Disconnected | QueueRefused:
+    text = f"message {batch[int(failed.id)].message.id!r} was not sent: {failed.code}"
+    return QueueRefused(text) if failed.sender_fault else Disconnected(text)

@@ -1,0 +1,161 @@
+"""`batch`: publish messages with a callback for when all have ended, or watch such a batch."""
+
+import itertools
+import secrets
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+import click
+import msgspec
+
+from router.cli.connection import RouterClient, RouterRefused, connect, in_path, router_options
+from router.cli.message import changes, interval_option
+from router.cli.ndjson import Item, batches, read_items
+from router.cli.output import json_option, plain, progress_bar, show_fields, show_json
+from router.core.tsid import Tsids
+
+MAX_MESSAGES: Final = 1000  # that the API takes in one call
+
+
+@click.command(
+    epilog="\b\nExamples:  message-router batch rows.ndjson --queue imports --id import-7 \\\n"
+    """             --callback '{"mediationTarget": "https://svc/imported"}'\n"""
+    "           message-router batch rows.ndjson --callback callback.json --watch\n"
+    "           message-router batch import-7 --watch"
+)
+@click.argument("file_or_id", metavar="FILE|ID")
+@click.option(
+    "--callback",
+    metavar="JSON|FILE",
+    help="Publish FILE as a batch with this callback: a message without id and payload.",
+)
+@click.option("--id", "batch_id", metavar="ID", help="The id of the new batch. Default: a new one.")
+@click.option("--queue", metavar="NAME", help="A work queue of the router. Default: its only one.")
+@click.option("--watch", is_flag=True, help="Wait until all messages have ended.")
+@interval_option
+@router_options
+@json_option
+def batch(
+    *,
+    file_or_id: str,
+    callback: str | None,
+    batch_id: str | None,
+    queue: str | None,
+    watch: bool,
+    interval: float,
+    as_json: bool,
+) -> None:
+    """Publish messages as a batch, or show how far one has come.
+
+    With --callback, FILE (or - for standard input) holds one JSON message per line. The callback
+    is published when all messages have ended. If publishing breaks off, the same command with the
+    same --id goes on. Without --callback, the batch with this ID is shown.
+
+    With --watch, the exit code is 1 if messages failed or were cancelled.
+    """
+    if callback is None:
+        if batch_id is not None:
+            raise click.UsageError("--id is for a new batch, which needs a --callback")
+        batch_id = file_or_id
+    else:
+        batch_id = batch_id or Tsids(time.time, secrets.randbits).new()
+        _publish(file_or_id, _read_callback(callback), batch_id, queue, as_json=as_json)
+        if not watch:
+            return
+    path = f"/batches/{in_path(batch_id)}"
+    with connect() as router:
+        if watch:
+            found = _follow(router, path, queue, interval, as_json=as_json)
+        else:
+            found = router.get(path, {"queue": queue})
+    if as_json and not watch:
+        show_json(found)
+    elif not as_json:
+        show_fields({name: value for name, value in found.items() if value is not None})
+    if watch and (found["failed"] or found["cancelled"]):
+        sys.exit(1)
+
+
+def _read_callback(given: str) -> msgspec.Raw:
+    try:
+        text = given.encode() if given.lstrip().startswith("{") else Path(given).read_bytes()
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except OSError as error:
+        raise click.UsageError(f"--callback: {given}: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"--callback is not a JSON object: {error}") from None
+    return msgspec.Raw(text)
+
+
+def _publish(
+    file: str, callback: msgspec.Raw, batch_id: str, queue: str | None, *, as_json: bool
+) -> None:
+    items = _read_members(file, batch_id)
+    opening = {"id": batch_id, "size": len(items), "callback": callback}
+    path = f"/batches/{in_path(batch_id)}/messages"
+    accepted = 0
+    with connect() as router, progress_bar("published") as show:
+        router.post("/batches", {"queue": queue}, msgspec.json.encode(opening))
+        for some in batches(items, MAX_MESSAGES):
+            body = b"[" + b",".join(item.body for item in some) + b"]"
+            try:
+                answer = router.post(path, {"queue": queue}, body)
+            except RouterRefused as error:
+                _name_the_line(error, some)
+                raise click.ClickException(
+                    f"{error.message}; {accepted} of {len(items)} messages are in the batch: "
+                    f"the same command with --id {plain(batch_id)} goes on"
+                ) from None
+            accepted += answer["accepted"] + answer.get("duplicates", 0)
+            show(accepted, len(items))
+    if as_json:
+        show_json({"id": batch_id, "accepted": accepted})
+    else:
+        click.echo(f"published {accepted} messages as batch {plain(batch_id)}")
+
+
+def _read_members(file: str, batch_id: str) -> Sequence[Item]:
+    """Read all lines. The size of the batch is their number, so all of them have to be good."""
+    numbers = itertools.count(1)
+    # Made of the batch and a number, ids are the same when the command is run again.
+    stream = cast("BinaryIO", click.File("rb").convert(file, None, click.get_current_context()))
+    lines = list(read_items(stream, lambda: f"{batch_id}-{next(numbers)}"))
+    refused = [line for line in lines if not isinstance(line, Item)]
+    for bad in refused:
+        click.echo(f"line {bad.line}: {bad.reason}", err=True)
+    if refused:
+        raise click.ClickException(f"{len(refused)} lines are wrong: nothing was published")
+    members = {line.body: line for line in lines if isinstance(line, Item)}
+    if not members:
+        raise click.ClickException("there are no messages: nothing was published")
+    if len(members) < len(lines):
+        repeated = len(lines) - len(members)
+        click.echo(f"{repeated} lines are the same as others, and left out", err=True)
+    return list(members.values())
+
+
+def _name_the_line(error: RouterRefused, sent: Sequence[Item]) -> None:
+    index = error.problem.get("index")
+    if isinstance(index, int) and 0 <= index < len(sent):
+        click.echo(f"line {sent[index].line}: {error.message}", err=True)
+
+
+def _follow(
+    router: RouterClient, path: str, queue: str | None, interval: float, *, as_json: bool
+) -> Mapping[str, Any]:
+    """Show how far it is until it is complete. Return its last state."""
+    with progress_bar("ended") as show:
+        for found in changes(lambda: router.get(path, {"queue": queue}), interval):
+            ended = found["succeeded"] + found["failed"] + found["cancelled"]
+            if as_json:
+                click.echo(msgspec.json.encode(found))
+            elif not sys.stderr.isatty():
+                click.echo(f"{found['state']}\t{ended}/{found['size']}\t{found['failed']} failed")
+            show(ended, found["size"])
+            if found["state"] == "COMPLETE":
+                break
+    last: Mapping[str, Any] = found
+    return last

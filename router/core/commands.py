@@ -1,0 +1,141 @@
+"""What a message asks for beside its delivery: a reply, next steps, a time (CMD-2 to CMD-11)."""
+
+import json
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from router.core.ending import MAX_ERROR_BYTES, Ending, Failure
+from router.core.job import GiveUp, Job
+from router.core.message import Malformed as _Malformed
+from router.core.message import Message, parse, step_bodies, with_id
+from router.core.redact import mask_sent_secrets, mask_urls
+
+HALF_A_DAY_SECONDS: Final = 12 * 3600.0
+YEAR_SECONDS: Final = 366 * 24 * 3600.0
+# Queues that cannot wait for longer: SQS hides no message for more than 12 h (CMD-5).
+_HALF_A_DAY_SCHEMES: Final = frozenset({"sqs", "http", "https", "nats"})
+
+_encode: Final = msgspec.json.Encoder().encode
+_fields: Final = msgspec.json.Decoder(dict[str, Raw])
+_NULL: Final = Raw(b"null")
+
+
+class NextStep(Struct, frozen=True):
+    """A step of a chain, ready to be published (CMD-11)."""
+
+    message: Message
+    body: bytes
+    key: str  # its dedup key, and its id if it has none of its own
+    lacks_result: bool = False  # it asked for the result, and could not be given it
+
+
+def failure_of(job: Job, why: GiveUp) -> Failure:
+    """Return why a message was given up, without secrets (CMD-3)."""
+    last = job.tries[-1] if job.tries else None
+    status = why.http_status or (None if last is None else last.status)
+    is_refusal = status is not None and status // 100 != 2  # noqa: PLR2004 - 2xx
+    ours = f"HTTP_{status}" if is_refusal else (last and last.error) or why.reason.value
+    said_code, said = ("", "") if why.failure is None else (why.failure.code, why.failure.message)
+    text = said.strip() or why.error.strip() or why.reason.value
+    masked = mask_sent_secrets(mask_urls(text).encode(errors="replace"), job.message)
+    return Failure(said_code or ours, masked[:MAX_ERROR_BYTES].decode(errors="ignore"), status)
+
+
+def reply_body(message: Message, ending: Ending) -> bytes:
+    """Return what goes to the reply queue (CMD-3)."""
+    reply: dict[str, object] = {
+        "messageId": message.id,
+        "correlationId": message.correlation_id,
+        "outcome": outcome_of(ending),
+    }
+    if ending.failure is not None:
+        reply |= {"errorCode": ending.failure.code, "errorMessage": ending.failure.message}
+    else:
+        reply["result"] = _NULL if ending.result is None else Raw(ending.result)
+        if ending.result_omitted:
+            reply["resultOmitted"] = True
+    return _encode(reply)
+
+
+def outcome_of(ending: Ending) -> str:
+    return "SUCCESS" if ending.failure is None else "FAILED"
+
+
+def next_steps(message: Message, fingerprint: str, result: bytes | None) -> list[NextStep]:
+    """Return what follows the success of a message, in order (CMD-11)."""
+    steps = []
+    for n, (_, given) in enumerate(step_bodies(message)):
+        key = f"then-{fingerprint}-{n}"
+        body = with_id(given, lambda key=key: key)  # type: ignore[misc]  # mypy knows no such default
+        step = parse(body)
+        if not step.pass_result:
+            steps.append(NextStep(step, body, key))
+            continue
+        try:
+            richer = _with_result(body, result)
+            steps.append(NextStep(parse(richer), richer, key))
+        except (msgspec.MsgspecError, _Malformed):  # no object, too long or too deep
+            steps.append(NextStep(step, body, key, lacks_result=True))
+    return steps
+
+
+def _with_result(body: bytes, result: bytes | None) -> bytes:
+    fields = _fields.decode(body)
+    given = fields.get("payload", _NULL)
+    payload = {} if given == _NULL else _fields.decode(given)
+    payload["previous"] = _NULL if result is None else Raw(result)
+    return _encode({**fields, "payload": payload})
+
+
+def content_key(message: Message) -> str:
+    """Return a dedup key that messages of the same content share, whatever their ids (CMD-6)."""
+    payload = None
+    if message.has_payload:
+        # As sorted pairs, and numbers as they are written: 1.0 is not 1.
+        loaded = json.loads(
+            bytes(message.payload),
+            object_pairs_hook=lambda pairs: tuple(sorted(dict(pairs).items())),
+            parse_int=_Written,
+            parse_float=_Written,
+        )
+        payload = ascii(loaded)
+    parts = [message.target, message.pool, message.group, message.reply_to, payload]
+    return f"content-{sha256(_encode(parts)).hexdigest()}"
+
+
+class _Written:
+    """A number as it is written."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def not_before_of(message: Message, now: float) -> float | None:
+    """Return the Unix time before which a message that is published now is not delivered."""
+    times = []
+    if message.not_before is not None:
+        times.append(message.not_before.timestamp())
+    if message.delay_seconds is not None:
+        times.append(now + message.delay_seconds)
+    return max(times, default=None)
+
+
+def longest_wait(queue_uri: str) -> float:
+    """Return how many seconds ahead a message for that queue may be scheduled (CMD-5)."""
+    scheme = queue_uri.partition(":")[0].lower()
+    return HALF_A_DAY_SECONDS if scheme in _HALF_A_DAY_SCHEMES else YEAR_SECONDS
+
+
+def dated_body(message: Message, body: bytes, not_before: float | None) -> bytes:
+    """Return a body that says when it is due, for queues that have no other place for it."""
+    if not_before is None or message.delay_seconds is None:
+        return body
+    time = datetime.fromtimestamp(not_before, UTC).isoformat()
+    return _encode({**_fields.decode(body), "notBefore": time})

@@ -1,0 +1,213 @@
+"""The router's state at one instant, as values.
+
+`engine/state.py` reads it once per request. Health, metrics, monitoring, the dashboard and the
+command line are projections of it. Lists that may be long are iterables whose items are read when
+they are reached, so that a long answer can be written in steps between which deliveries go on.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Final
+
+from msgspec import Struct
+
+from router.core.rolling import covered
+from router.core.stats import LONG, SHORT, Counts, Deliveries, PoolPeriod, QueuePeriod
+from router.core.waiting import HeldGroup, WaitReason
+from router.core.warnings import WarningSummary
+
+GOOD_RATE: Final = 0.9
+STUCK_SECONDS: Final = 120.0
+
+
+class ConsumerState(Struct, frozen=True, kw_only=True):
+    """One connection to one queue."""
+
+    queue: str
+    connection: int = 1
+    running: bool = True
+    healthy: bool  # also while it reconnects or is held back by full pools
+    restarts: int = 0
+    since_poll: float | None = None  # seconds; None: the broker has not answered yet
+    last_poll: float | None = None  # Unix seconds, likewise
+
+
+class QueueState(Struct, frozen=True, kw_only=True, dict=True):
+    name: str
+    counts: Counts  # live: read them before the event loop goes on
+    now: float  # on the clock of `counts`
+    uptime: float = 0.0
+    stopping: bool = False
+    waiting: int | None = None  # in the broker; None: it does not say
+    handed_out: int | None = None  # by the broker and not settled; likewise
+    unknown_pools: int = 0  # messages that named a pool that does not exist
+    since_poll: float = 0.0  # seconds, of the connection that is silent for longest
+    connections: int = 1
+    healthy: bool = True
+    restarts: int = 0
+
+    @cached_property
+    def total(self) -> QueuePeriod:
+        return self.counts.total()
+
+    @cached_property
+    def last_5min(self) -> QueuePeriod:
+        return self.counts.last(SHORT, self.now)
+
+    @cached_property
+    def last_30min(self) -> QueuePeriod:
+        return self.counts.last(LONG, self.now)
+
+    @property
+    def success_rate(self) -> float:
+        """Of the last 30 minutes, 0…1."""
+        return self.counts.success_rate(self.now)
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        counts = {metric.value: count for metric, count in self.counts.by_metric.items()}
+        return {**counts, "unsent": self.counts.unsent}
+
+    @property
+    def throughput(self) -> float:
+        """Accepted messages per second since the start."""
+        return self._per_second(self.total, self.uptime)
+
+    @property
+    def throughput_5min(self) -> float:
+        return self._per_second(self.last_5min, covered(SHORT, self.now))
+
+    @property
+    def throughput_30min(self) -> float:
+        return self._per_second(self.last_30min, covered(LONG, self.now))
+
+    @property
+    def size(self) -> int | None:
+        """All messages in the broker, handed out or not."""
+        return None if self.waiting is None else self.waiting + (self.handed_out or 0)
+
+    def _per_second(self, period: QueuePeriod, seconds: float) -> float:
+        seconds = min(seconds, self.uptime)
+        return period.consumed / seconds if seconds > 0 else 0.0
+
+
+class PoolState(Struct, frozen=True, kw_only=True, dict=True):
+    code: str
+    deliveries: Deliveries  # live: read them before the event loop goes on
+    now: float  # on the clock of `deliveries`
+    draining: bool = False
+    in_flight: int = 0  # open requests
+    concurrency: int = 1
+    free_permits: int = 0
+    queued: int = 0  # messages without an open request
+    capacity: int = 0
+    groups: int = 0
+    rate_per_minute: float | None = None
+    waits_for_rate: bool = False
+    retrying: int = 0  # messages between two tries
+    idle_seconds: float | None = None  # since a request started; None: none has
+    # What the queued messages wait for. Counted when called, because it looks at every group.
+    waiting: Callable[[], Mapping[WaitReason, int]] = dict
+
+    @cached_property
+    def total(self) -> PoolPeriod:
+        return self.deliveries.total()
+
+    @cached_property
+    def last_5min(self) -> PoolPeriod:
+        return self.deliveries.last(SHORT, self.now)
+
+    @cached_property
+    def last_30min(self) -> PoolPeriod:
+        return self.deliveries.last(LONG, self.now)
+
+    @property
+    def success_rate(self) -> float:
+        """Of the last 30 minutes, 0…1."""
+        return self.deliveries.success_rate(self.now)
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        return {metric.value: count for metric, count in self.deliveries.by_metric.items()}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.queued or self.in_flight or self.retrying or self.waits_for_rate)
+
+    def is_stuck(self, uptime: float) -> bool:
+        """Return whether it has work, waits for nothing outside and still does nothing."""
+        idle = uptime if self.idle_seconds is None else self.idle_seconds
+        busy = self.in_flight or self.retrying or self.waits_for_rate
+        return bool(self.queued and not busy and idle >= STUCK_SECONDS)
+
+
+class Circuit(Struct, frozen=True, kw_only=True):
+    """The circuit breaker of a target's origin."""
+
+    name: str
+    state: str = "CLOSED"
+    successes: int = 0
+    failures: int = 0
+    rejections: int = 0
+    buffered: int = 0  # calls that it judges by
+    buffered_failures: int = 0
+    buffer_size: int = 0
+    last_used: float = 0.0
+    retry_at: float | None = None  # Unix seconds, when an open one admits a probe
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state == "CLOSED"
+
+    @property
+    def failure_rate(self) -> float:
+        """Of the buffered calls, 0…1."""
+        return self.buffered_failures / self.buffered if self.buffered else 0.0
+
+
+class SyncCounts(Struct, frozen=True):
+    """How the syncs of the configuration went."""
+
+    succeeded: int = 0
+    failed: int = 0
+    last_success: float | None = None  # Unix seconds; None: nothing was applied yet
+
+
+class StandbyStatus(Struct, frozen=True, kw_only=True):
+    enabled: bool = False
+    instance: str = ""
+    primary: bool = True
+    lock_holder: str | None = None
+    last_refresh: float | None = None  # Unix seconds
+
+
+class RouterState(Struct, frozen=True, kw_only=True):
+    initialized: bool
+    shutting_down: bool = False
+    primary: bool = True
+    now: float = 0.0  # Unix seconds
+    started_at: float = 0.0  # Unix seconds
+    uptime: float = 0.0
+    consumers: Iterable[ConsumerState] = ()
+    queues: Iterable[QueueState] = ()  # those that are being stopped included
+    pool_count: int = 0  # without draining ones
+    draining_pools: int = 0
+    pools: Iterable[PoolState] = ()  # draining ones included
+    active_pools: Iterable[PoolState] = ()  # without draining ones; those that have work or fail
+    busiest_pools: Iterable[PoolState] = ()  # a bounded number, draining ones included
+    groups: Iterable[HeldGroup] = ()  # that wait, the longest first
+    breakers: Iterable[Circuit] = ()
+    open_breakers: int = 0
+    held: int = 0  # messages
+    ledger: Mapping[str, int] = {}  # hand-overs: received, and by how they ended
+    unaccounted: int = 0  # received, but neither ended nor held
+    dead_letters: Mapping[str, int] = {}  # by reason
+    loop_lag: float = 0.0  # seconds
+    spans: Mapping[str, int] = {}  # by what became of them; empty: traces are off
+    warnings: WarningSummary = WarningSummary({}, 0)
+    syncs: SyncCounts = SyncCounts()
+    standby: StandbyStatus = StandbyStatus()
+
+    @property
+    def role(self) -> str:
+        return "PRIMARY" if self.primary else "STANDBY"

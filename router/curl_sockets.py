@@ -1,0 +1,131 @@
+"""Watching libcurl's sockets for it. libcurl says which, and for what.
+
+On Linux they live in an epoll set of their own and the event loop watches that one descriptor,
+because then
+- a socket may stay in the set while its connection is idle: the next request on it finds it
+  watched already, and no system call is needed;
+- a socket that libcurl closes leaves the set by itself. No callback has to tell us (pycurl cannot
+  make that one once the handle that opened the connection is detached), and when the descriptor's
+  number comes back as someone else's socket, no stale registration in the loop awaits it.
+Elsewhere the event loop watches each of them, from when libcurl says so until it says no more.
+"""
+
+import asyncio
+import select
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Final, Protocol
+
+import pycurl
+
+EVENTS_AT_ONCE: Final = 256  # handled before the loop's other work gets its turn
+
+_IN: Final[int] = pycurl.POLL_IN
+_OUT: Final[int] = pycurl.POLL_OUT
+_REMOVE: Final[int] = pycurl.POLL_REMOVE
+
+OnReady = Callable[[Iterable[int]], None]  # descriptors, in which libcurl looks for itself
+
+
+class CurlSockets(Protocol):
+    def __len__(self) -> int:
+        """How many sockets libcurl waits for."""
+
+    def watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
+        """libcurl's wish: which readiness of which socket to tell it about."""
+
+    def expect_new(self) -> None:
+        """A descriptor is about to be opened. It may have the number of one that was closed."""
+
+    def close(self) -> None: ...
+
+
+def watch_sockets(loop: asyncio.AbstractEventLoop, on_ready: OnReady) -> CurlSockets:
+    if hasattr(select, "epoll"):
+        return EpollSockets(loop, on_ready)
+    return LoopSockets(loop, on_ready)
+
+
+class EpollSockets:
+    """A request over HTTP/1.1 costs 16 µs less CPU than with `LoopSockets`, of 42."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_ready: OnReady) -> None:
+        self._loop = loop
+        self._on_ready = on_ready
+        self._masks = {
+            _IN: select.EPOLLIN,
+            _OUT: select.EPOLLOUT,
+            _IN | _OUT: select.EPOLLIN | select.EPOLLOUT,
+        }
+        self._wanted: set[int] = set()  # sockets that libcurl waits for
+        self._watched: dict[int, int] = {}  # what is sure to be in the set, and for what
+        self._epoll = select.epoll()
+        loop.add_reader(self._epoll.fileno(), self._on_events)
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
+        if what == _REMOVE:
+            # The socket stays in the set: most often the next request brings it back at once.
+            self._wanted.discard(fd)
+            return
+        self._wanted.add(fd)
+        if self._watched.get(fd) != what:
+            try:
+                self._epoll.modify(fd, self._masks[what])
+            except FileNotFoundError:
+                self._epoll.register(fd, self._masks[what])
+            self._watched[fd] = what
+
+    def expect_new(self) -> None:
+        self._watched.clear()  # libcurl may have closed any of them, unseen
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def _on_events(self) -> None:
+        self._on_ready(self._ready())
+
+    def _ready(self) -> Iterator[int]:
+        for fd, _ in self._epoll.poll(0, EVENTS_AT_ONCE):
+            if fd in self._wanted:
+                yield fd
+            else:
+                # An idle connection has something to say, mostly goodbye. libcurl will see in time.
+                self._watched.pop(fd, None)
+                with suppress(OSError):  # closed meanwhile
+                    self._epoll.unregister(fd)
+
+
+class LoopSockets:
+    """For systems without epoll, such as macOS."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_ready: OnReady) -> None:
+        self._loop = loop
+        self._on_ready = on_ready
+        self._watched: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._watched)
+
+    def watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
+        before = self._watched.pop(fd, 0)
+        if what != _REMOVE:
+            self._watched[fd] = what
+        if what & _IN:
+            self._loop.add_reader(fd, self._on_ready, (fd,))
+        elif before & _IN:
+            self._loop.remove_reader(fd)
+        if what & _OUT:
+            self._loop.add_writer(fd, self._on_ready, (fd,))
+        elif before & _OUT:
+            self._loop.remove_writer(fd)
+
+    def expect_new(self) -> None:
+        """Nothing to do: libcurl says so before it closes a socket that is watched."""
+
+    def close(self) -> None:
+        for fd in list(self._watched):
+            self.watch(_REMOVE, fd, None, None)

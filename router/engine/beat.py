@@ -1,0 +1,196 @@
+"""Publishes the messages of schedules when they are due (CMD-10)."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from router.core.commands import not_before_of
+from router.core.config import QueueConfig, RoutingConfig
+from router.core.message import parse
+from router.core.schedule import Schedule
+from router.core.warnings import Code, Severity
+from router.engine.alerts import Alerts
+from router.engine.publishing import NotPublishable, UnknownQueue
+from router.ports import BrokerError, MessageStores, Publication
+
+log = logging.getLogger(__name__)
+
+SOURCE: Final = "Beat"
+# Wall clocks can be set, and configurations change: look again at least this often.
+LONGEST_SLEEP_SECONDS: Final = 5.0
+# Where the broker makes one message of two with the same dedup key.
+_DEDUPLICATING: Final = ("sqlite", "postgresql", "nats", "memory")
+
+_EXPECTED: Final = (BrokerError, UnknownQueue, NotPublishable)
+
+
+class TickStore(Protocol):
+    """Remembers the last tick of each schedule, for queues that cannot."""
+
+    def last(self, schedule: str) -> int | None: ...
+
+    async def keep(self, schedule: str, tick: int) -> None: ...
+
+
+class QueuePort(Protocol):
+    """What the beat needs of publishing."""
+
+    def queue_named(self, name: str) -> QueueConfig: ...
+
+    async def put(self, queue: QueueConfig, items: Sequence[Publication]) -> Sequence[object]: ...
+
+
+class ScheduleState(Struct, frozen=True, kw_only=True):
+    """A schedule as operators see it. Times are Unix seconds."""
+
+    name: str
+    queue: str
+    cron: str | None
+    every_seconds: int | None
+    timezone: str
+    next_run: int
+    last_run: int | None
+
+
+class _NextRun(Struct, frozen=True):
+    found_at: float
+    tick: int
+
+    def is_right_at(self, now: float) -> bool:
+        return self.found_at <= now < self.tick
+
+
+class Beat:
+    def __init__(
+        self,
+        config: Callable[[], RoutingConfig],
+        queues: QueuePort,
+        stores: MessageStores,
+        ticks: TickStore,
+        alerts: Alerts,
+        *,
+        wall: Callable[[], float],
+        is_alone: bool,
+    ) -> None:
+        """`is_alone`: there is no leader lock, so other replicas may publish the same ticks."""
+        self._config = config
+        self._queues = queues
+        self._stores = stores
+        self._ticks = ticks
+        self._alerts = alerts
+        self._wall = wall
+        self._is_alone = is_alone
+        self._known: tuple[Schedule, ...] = ()
+        self._last: dict[Schedule, int] = {}  # the last tick that was published, or seen to pass
+        self._due: dict[Schedule, float] = {}  # when to look at it again, so as not to ask cron
+        self._looked_at = 0.0
+        self._published: dict[str, int] = {}
+        self._next_runs: dict[Schedule, _NextRun] = {}  # as they were last shown
+
+    async def run(self, may_publish: Callable[[], bool]) -> None:
+        """Publish what is due until cancelled, whenever this router may."""
+        while True:
+            wait = LONGEST_SLEEP_SECONDS
+            if may_publish():
+                wait = await self.publish_due()
+            await asyncio.sleep(wait)
+
+    async def publish_due(self) -> float:
+        """Publish what is due now. Return the seconds until the next tick, at most a few."""
+        self._follow_changes()
+        for schedule in self._known:
+            now = self._wall()
+            if now < self._due.get(schedule, now):
+                continue
+            try:
+                await self._publish_if_due(schedule, now)
+            except Exception as error:  # the bulkhead: one schedule stops no other
+                text = f"schedule {schedule.name} could not be published: {error}"
+                self._alerts.raise_warning(Code.PROCESSING, Severity.WARN, SOURCE, text)
+                if not isinstance(error, _EXPECTED):
+                    log.exception("a schedule failed")
+                self._due[schedule] = now + LONGEST_SLEEP_SECONDS
+            else:
+                self._due[schedule] = schedule.next_tick(now)
+        soonest = min(self._due.values(), default=float("inf"))
+        return min(max(soonest - self._wall(), 0.0), LONGEST_SLEEP_SECONDS)
+
+    def states(self) -> Sequence[ScheduleState]:
+        now, known = self._wall(), self._next_runs
+        # Asking cron takes up to a millisecond each, and people look every few seconds.
+        self._next_runs = {
+            each: known[each]
+            if each in known and known[each].is_right_at(now)
+            else _NextRun(now, each.next_tick(now))
+            for each in self._config().schedules
+        }
+        return [
+            ScheduleState(
+                name=each.name,
+                queue=each.queue,
+                cron=each.cron,
+                every_seconds=each.every_seconds,
+                timezone=each.timezone,
+                next_run=next_run.tick,
+                last_run=self._published.get(each.name),
+            )
+            for each, next_run in self._next_runs.items()
+        ]
+
+    def _follow_changes(self) -> None:
+        """Forget schedules that are gone, and what was expected of a clock that was set back."""
+        schedules, now = self._config().schedules, self._wall()
+        if schedules is not self._known:
+            self._known, kept = schedules, set(schedules)
+            self._last = {each: tick for each, tick in self._last.items() if each in kept}
+            self._due = {each: at for each, at in self._due.items() if each in kept}
+        if now < self._looked_at:
+            self._due.clear()
+        self._looked_at = now
+
+    async def _publish_if_due(self, schedule: Schedule, now: float) -> None:
+        tick = schedule.latest_tick(now)
+        if schedule not in self._last:
+            stored = await self._stored(schedule)
+            if stored is not None:
+                self._published.setdefault(schedule.name, stored)
+            # A schedule that is seen for the first time starts with its next tick.
+            self._last[schedule] = tick if stored is None else stored
+        if tick <= self._last[schedule]:
+            return
+        body = schedule.body_of(tick)
+        message, key = parse(body), f"beat-{schedule.name}-{tick}"
+        item = Publication(message, body, key, not_before_of(message, now))
+        queue = self._queues.queue_named(schedule.queue)
+        store = self._stores.open_store(queue)
+        if store is not None:
+            async with store as opened:
+                await opened.publish_tick(schedule.name, tick, item)
+        else:
+            if self._is_alone and not _deduplicates(queue):
+                self._warn_of_replicas(schedule)
+            await self._queues.put(queue, [item])
+            await self._ticks.keep(schedule.name, tick)
+        self._last[schedule] = self._published[schedule.name] = tick
+
+    async def _stored(self, schedule: Schedule) -> int | None:
+        store = self._stores.open_store(self._queues.queue_named(schedule.queue))
+        if store is None:
+            return self._ticks.last(schedule.name)
+        async with store as opened:
+            return await opened.last_tick(schedule.name)
+
+    def _warn_of_replicas(self, schedule: Schedule) -> None:
+        text = (
+            f"schedule {schedule.name}: {schedule.queue} does not recognize copies, so each "
+            "replica of the router publishes its own; use a standby or another queue"
+        )
+        self._alerts.raise_warning(Code.CONFIGURATION, Severity.WARN, SOURCE, text)
+
+
+def _deduplicates(queue: QueueConfig) -> bool:
+    scheme = queue.uri.partition(":")[0].lower()
+    return scheme in _DEDUPLICATING or queue.uri.partition("?")[0].endswith(".fifo")

@@ -1,0 +1,110 @@
+"""One open connection, as the engine uses it: bounded calls, foreseen errors, counted calls."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+from router.core.leadership import Leadership
+from router.core.message import Handle, ReceivedMessage, Tally
+from router.core.stats import Counts
+from router.ports import Broker, BrokerError, Depth, Disconnected, Finish, Finisher, Unsettled
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_SECONDS: Final = 25.0  # an adapter that hangs must not hang its callers
+
+
+class GuardedBroker:
+    """Raises nothing but BrokerError. After a Disconnected, the connection is of no more use."""
+
+    def __init__(
+        self, broker: Broker, on_break: Callable[[], None], counts: Counts, leadership: Leadership
+    ) -> None:
+        self.is_broken = False
+        self.traits = broker.traits
+        self.lease_seconds = broker.lease_seconds
+        self._broker = broker
+        self._on_break = on_break
+        self._counts = counts
+        self._leadership = leadership
+        self._calls: dict[asyncio.Timeout, None] = {}  # those under way, in their order
+
+    @property
+    def holds_groups(self) -> bool:
+        return self._broker.holds_groups
+
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
+        """Wait for messages. Not bounded: a long poll ends by itself, and one that is cancelled
+        may take messages all the same (SQS)."""
+        with self._watched("receive"):
+            return await self._broker.receive(limit)
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        async with self._bounded("ack"):
+            return await self._broker.ack(handles, error=error)
+
+    async def finish(self, finisher: Finisher, items: Sequence[Finish]) -> Sequence[Unsettled]:
+        """ACK by the broker's own finisher: its queue keeps how a message ended."""
+        async with self._bounded("ack"):
+            return await finisher.finish(items)
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        async with self._bounded("nack"):
+            await self._broker.nack(handle, delay, tally, error=error)
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        async with self._bounded("extend"):
+            return await self._broker.extend(handles, seconds)
+
+    async def depth(self) -> Depth | None:
+        async with self._bounded("depth"):
+            return await self._broker.depth()
+
+    def interrupt(self) -> None:
+        """Let a receive under way return. Never fails: other connections must be stopped, too."""
+        try:
+            self._broker.interrupt()
+        except Exception:  # the bulkhead, as in _watched
+            log.exception("a receive could not be interrupted")
+
+    def abort(self) -> None:
+        """Cut the calls under way, but for a receive: nobody can wait for them any longer."""
+        now = asyncio.get_running_loop().time()
+        for call in self._calls:
+            if not call.expired():  # else it ends by itself at the next turn of the loop
+                call.reschedule(now)
+
+    @asynccontextmanager
+    async def _bounded(self, verb: str) -> AsyncIterator[None]:
+        with self._watched(verb):
+            if self._leadership.is_over:
+                raise BrokerError("this router is not the primary any more")
+            async with asyncio.timeout(CALL_TIMEOUT_SECONDS) as call:
+                self._calls[call] = None
+                try:
+                    yield
+                finally:
+                    del self._calls[call]
+
+    @contextmanager
+    def _watched(self, verb: str) -> Iterator[None]:
+        """Count the call and translate its errors. A call that is cancelled says nothing."""
+        try:
+            yield
+        except Exception as error:
+            self._counts.call(verb, "error")
+            if isinstance(error, BrokerError) and not isinstance(error, Disconnected):
+                raise
+            if not self.is_broken:
+                self.is_broken = True
+                self._on_break()
+            if isinstance(error, Disconnected):
+                raise
+            if isinstance(error, TimeoutError):
+                raise Disconnected("the broker does not answer") from None
+            # The bulkhead: a bug in an adapter costs a connection, never the router.
+            log.exception("a broker failed unexpectedly")
+            raise Disconnected(f"unexpected {type(error).__name__}") from error
+        self._counts.call(verb, "ok")

@@ -1,0 +1,315 @@
+"""Consuming one queue: receivers that poll, hold back, reconnect and keep leases alive (§3)."""
+
+import asyncio
+import logging
+from functools import partial
+from typing import Final
+
+from router.core.config import MAX_BATCH, QueueConfig
+from router.core.retry import reconnect_delays
+from router.core.stats import Counts
+from router.core.warnings import Code, Severity
+from router.engine.broker_guard import GuardedBroker
+from router.engine.deps import EngineDeps
+from router.engine.dispatch import Dispatcher, read_ahead
+from router.engine.leases import LOOKS_PER_LEASE, extend_leases
+from router.engine.periodic import every
+from router.engine.pool import ProcessPool
+from router.engine.settle import QueueSettler
+from router.ports import Broker, Depth, Disconnected, QueueRefused
+
+log = logging.getLogger(__name__)
+
+SILENT_SECONDS: Final = 60.0  # BRK-1
+UNREACHABLE_SECONDS: Final = 60.0  # BRK-6
+FRUITLESS_PAUSE_SECONDS: Final = 2.0  # ROUTE-5
+RECEIVE_GRACE_SECONDS: Final = 25.0  # a long poll ends by itself (OPS-4)
+
+
+class PollHealth:
+    """Whether a receiver is silent: it should bring messages, and does not."""
+
+    def __init__(self, now: float) -> None:
+        self.last_poll = now  # the last successful one, or the start
+        self.has_polled = False
+        self.is_waiting = False  # for the broker, or for room: then it may be silent
+        self.waited_until = now
+        self.last_message = now  # or the start
+        self._due_since: float | None = None  # its queue has messages that nobody fetches
+
+    def note_depth(self, depth: Depth, now: float) -> None:
+        """Only messages that could be handed out now show that a receiver misses them (OPS-3)."""
+        if not depth.due:
+            self._due_since = None
+        elif self._due_since is None:
+            self._due_since = now
+
+    def is_silent(self, now: float) -> bool:
+        if self.is_waiting:
+            return False
+        if now - max(self.last_poll, self.waited_until) > SILENT_SECONDS:
+            return True
+        if self._due_since is None:
+            return False
+        starved_since = max(self._due_since, self.last_message, self.waited_until)
+        return now - starved_since > SILENT_SECONDS
+
+
+class Receiver:
+    """One connection of a queue: receives, and keeps the connection until all is settled."""
+
+    def __init__(
+        self, queue: QueueConfig, deps: EngineDeps, dispatcher: Dispatcher, counts: Counts
+    ) -> None:
+        self.queue = queue
+        self.settler = QueueSettler(queue, deps, dispatcher, counts)
+        self._now = asyncio.get_running_loop().time
+        self.health = PollHealth(self._now())
+        self.task: asyncio.Task[None] | None = None
+        self.is_running = False
+        self._deps = deps
+        self._dispatcher = dispatcher
+        self._counts = counts
+        self._guarded: GuardedBroker | None = None
+        self._stopped_at: float | None = None
+        self._fed: set[ProcessPool] = set()  # by the last batch
+        self._delays = reconnect_delays(deps.jitter)
+        self._lost_at: float | None = None
+
+    def start(self) -> None:
+        self.is_running = True
+        self.task = self._deps.tasks.create_task(self._run(), name=f"receive {self.queue.name}")
+
+    def stop(self) -> None:
+        """Receive no more; what was brought is still settled."""
+        self._stopped_at = self._now()
+        self.settler.stop()
+        self._wake()
+
+    def abort_overdue(self, now: float) -> None:
+        """Cut a receive that does not return: by now it would only bring what is unwanted."""
+        overdue = self._stopped_at is not None and now - self._stopped_at >= RECEIVE_GRACE_SECONDS
+        if overdue and self.task is not None and self.settler.is_idle:
+            self.task.cancel()
+
+    def is_healthy(self, now: float) -> bool:
+        return not self.is_running or not self.health.is_silent(now)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._guarded is not None
+
+    async def depth(self) -> Depth | None:
+        return None if self._guarded is None else await self._guarded.depth()
+
+    @property
+    def _is_done(self) -> bool:
+        return self._stopped_at is not None and self.settler.is_idle
+
+    @property
+    def _may_receive(self) -> bool:
+        guarded = self._guarded
+        return not self._is_stopped and guarded is not None and not guarded.is_broken
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._stopped_at is not None or self._deps.leadership.is_over
+
+    def _wake(self) -> None:
+        """End whatever the receiver waits for: there is something to do."""
+        if self._guarded is not None:
+            self._guarded.interrupt()
+        self._deps.room.ring()
+        self.settler.emptied.ring()
+
+    async def _run(self) -> None:
+        """Connect and serve the queue, again and again, until all is settled (BRK-6)."""
+        try:
+            while not self._is_done:
+                try:
+                    async with self._deps.brokers.open_queue(self.queue) as broker:
+                        await self._serve(broker)
+                except QueueRefused as error:
+                    text = f"{self.queue.name} cannot be consumed: {error}"
+                    self._warn(Code.QUEUE_VALIDATION, text)
+                    await self._back_off(UNREACHABLE_SECONDS)
+                except Disconnected as error:
+                    self._note_loss(error)
+                    await self._back_off(next(self._delays))
+                except Exception:
+                    # The bulkhead: a bug met on one connection must end neither it nor the others.
+                    log.exception("connection failed", extra={"queue": self.queue.name})
+                    await self._back_off(next(self._delays))
+        finally:
+            self.is_running = False
+
+    async def _serve(self, broker: Broker) -> None:
+        """Receive until told to stop; then stay until all that was brought is settled."""
+        deps, settler = self._deps, self.settler
+        self._guarded = guarded = GuardedBroker(broker, self._wake, self._counts, deps.leadership)
+        settler.connected(guarded)
+        self._warn_of_limits(guarded)
+        lease, heartbeat = guarded.lease_seconds, None
+        if lease is not None:
+            extend = partial(extend_leases, settler.held, guarded, lease, deps.extended)
+            heartbeat = deps.tasks.create_task(
+                every(lease / LOOKS_PER_LEASE, extend), name=f"leases {self.queue.name}"
+            )
+        try:
+            while self._may_receive:
+                limit = await self._wait_for_room()
+                if self._may_receive:
+                    await self._receive(guarded, limit)
+            if self._is_stopped:
+                await settler.returner.return_deferred()
+            while not self._is_done and not guarded.is_broken:
+                await settler.emptied.wait()
+        finally:
+            if heartbeat is not None:
+                heartbeat.cancel()
+            self._guarded = None
+            settler.disconnected()
+        if guarded.is_broken:
+            raise Disconnected("a call failed")
+
+    def _warn_of_limits(self, guarded: GuardedBroker) -> None:
+        name, answer_within = self.queue.name, guarded.traits.answer_within
+        if self.queue.connections > 1 and not guarded.holds_groups:
+            text = f"{name} does not hold groups back: several connections break order"
+            self._warn(Code.QUEUE_VALIDATION, text)
+        if answer_within is not None and self._deps.longest_delivery > answer_within:
+            text = f"a delivery may take longer than {name} waits for its answer"
+            self._warn(Code.BROKER_LIMIT, text)
+
+    async def _receive(self, guarded: GuardedBroker, limit: int) -> None:
+        """Receive one batch and dispatch it."""
+        deliveries = await guarded.receive(limit)
+        now = self._now()
+        self.health.last_poll, self.health.has_polled = now, True
+        # Only an answer shows that the broker is back: many let us connect to nothing.
+        self._delays = reconnect_delays(self._deps.jitter)
+        self._lost_at = None
+        if not deliveries:
+            return
+        self.health.last_message = now
+        read, settler, now = await read_ahead(deliveries), self.settler, self._now()
+        self._deps.registry.receive(len(deliveries), self._counts, now)
+        if (
+            self._may_receive
+        ):  # checked after the wait: nothing is dispatched after a stop or a loss
+            unroutable, self._fed = self._dispatcher.dispatch(settler, deliveries, now, read)
+            if unroutable:
+                await settler.returner.clear(unroutable)
+        else:
+            for received in deliveries:
+                self._deps.registry.hold_untracked(received)
+            settler.returner.reject(deliveries)
+
+    async def _wait_for_room(self) -> int:
+        """Wait until a pool has room. Return how many messages to ask for (BRK-1, ROUTE-5)."""
+        settler, pools = self.settler, self._dispatcher.pools
+        if settler.returner.deferred:
+            settler.returner.place_deferred()
+            while self._may_receive and settler.returner.deferred:
+                await self._wait(FRUITLESS_PAUSE_SECONDS)
+                settler.returner.place_deferred()
+        # The last batch led to nothing, or its pools are full now: only others have room.
+        is_fruitless, settler.last_batch_sent_nothing = settler.last_batch_sent_nothing, False
+        open_pools = [pool for pool in self._fed if pool.has_room]
+        if self._may_receive and (is_fruitless or (self._fed and not open_pools)):
+            await self._wait(FRUITLESS_PAUSE_SECONDS)
+        # coverage.py now and then misses the jump to an await.
+        while self._may_receive and not pools.have_room:  # pragma: no branch
+            await self._wait(None)
+        most = min(self.queue.max_messages or MAX_BATCH, MAX_BATCH)
+        rooms = [pool.lasting_room for pool in self._fed if pool.has_room]
+        return min(most, max(rooms, default=most))
+
+    async def _wait(self, at_most: float | None) -> None:
+        """Wait until a pool has room again, or until there is something to do."""
+        signal = self._deps.room if self._stopped_at is None else self.settler.emptied
+        self.health.is_waiting = True
+        await signal.wait(at_most)
+        self.health.is_waiting = False
+        self.health.waited_until = self._now()
+
+    async def _back_off(self, seconds: float) -> None:
+        deadline = self._now() + seconds
+        while not self._is_done and (left := deadline - self._now()) > 0:
+            await self._wait(left)
+
+    def _note_loss(self, error: Disconnected) -> None:
+        """Warn of a queue that never answered at once, of a lost one after a minute."""
+        log.warning("connection lost: %s", error, extra={"queue": self.queue.name})
+        if self._lost_at is None:
+            self._lost_at = self._now()
+        if self._now() - self._lost_at >= UNREACHABLE_SECONDS or not self.health.has_polled:
+            self._warn(Code.QUEUE_UNREACHABLE, f"{self.queue.name} cannot be reached: {error}")
+
+    def _warn(self, code: Code, text: str) -> None:
+        source = f"Consumer:{self.queue.name}"
+        self._deps.alerts.raise_warning(code, Severity.WARN, source, text)
+
+
+class QueueConsumer:
+    """The consumer of one queue: its receivers."""
+
+    def __init__(
+        self,
+        queue: QueueConfig,
+        deps: EngineDeps,
+        dispatcher: Dispatcher,
+        counts: Counts,
+        restarts: int = 0,
+    ) -> None:
+        self.queue = queue
+        self.counts = counts
+        self.restarts = restarts
+        self.last_depth: Depth | None = None  # as the broker reported it; None: it has not
+        self.connections = [
+            Receiver(queue, deps, dispatcher, counts) for _ in range(queue.connections)
+        ]
+
+    def start(self) -> None:
+        for receiver in self.connections:
+            receiver.start()
+
+    def stop(self) -> None:
+        for receiver in self.connections:
+            receiver.stop()
+
+    def abort_overdue(self, now: float) -> None:
+        for receiver in self.connections:
+            receiver.abort_overdue(now)
+
+    def abort(self) -> None:
+        """Cut the calls that settle: this router may not settle any more."""
+        for receiver in self.connections:
+            receiver.settler.abort()
+
+    async def until_settled(self) -> None:
+        for settler in [receiver.settler for receiver in self.connections]:
+            while not settler.is_idle:
+                await settler.emptied.wait()
+
+    @property
+    def is_stopped(self) -> bool:
+        return not any(receiver.is_running for receiver in self.connections)
+
+    @property
+    def has_polled(self) -> bool:
+        return any(receiver.health.has_polled for receiver in self.connections)
+
+    def is_healthy(self, now: float) -> bool:
+        return all(receiver.is_healthy(now) for receiver in self.connections)
+
+    async def depth(self) -> Depth | None:
+        """Ask over the first open connection; the answer concerns all of them."""
+        connected = [receiver for receiver in self.connections if receiver.is_connected]
+        depth = await connected[0].depth() if connected else None
+        if depth is not None:
+            self.last_depth = depth
+            now = asyncio.get_running_loop().time()
+            for receiver in self.connections:
+                receiver.health.note_depth(depth, now)
+        return depth

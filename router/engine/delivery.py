@@ -1,0 +1,362 @@
+"""Delivering one message: tries, circuit breaker, request, judgement, and what follows."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+from router.core.blocked import MOST_NAMED, FailingGroups
+from router.core.config import PoolConfig
+from router.core.job import NEVER, GiveUp, Job, State, Try
+from router.core.lanes import Lane
+from router.core.leadership import FOREVER, Leadership
+from router.core.outcome import (
+    DEFAULT_DELAY,
+    FAST_FAIL_DELAY,
+    NO_OUTCOME,
+    RULES,
+    Cause,
+    Disposition,
+    NoReply,
+    Outcome,
+    circuit_open,
+    judge,
+)
+from router.core.redact import mask_urls
+from router.core.retry import Jitter, decide
+from router.core.stats import Deliveries
+from router.core.target import origin_of
+from router.core.trace import UNRECORDED, Sampling, post_span
+from router.core.warnings import Code, Severity
+from router.engine.alerts import Alerts
+from router.engine.breaker import Breakers
+from router.engine.permits import Permits
+from router.ports import Sender
+from router.signal import Signal
+
+log = logging.getLogger(__name__)
+
+SOURCE: Final = "HttpMediator"
+TRY_PAUSES_SECONDS: Final = (0.0, 1.0, 2.0)  # before each try (MED-2)
+_LONGEST_SHOWN: Final = 200  # characters of a group or target in a warning
+_ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
+
+
+TaskAttempt = Callable[[Job, PoolConfig], Awaitable[Outcome]]
+
+
+def longest_delivery(timeout: float) -> float:
+    """Return the seconds that one delivery may take, with all its tries."""
+    return len(TRY_PAUSES_SECONDS) * timeout + sum(TRY_PAUSES_SECONDS)
+
+
+class Deliverer(Protocol):
+    """Makes one attempt. Returning None is a bug, which the runner survives."""
+
+    async def attempt(self, job: Job, pool: PoolConfig) -> Outcome | None: ...
+
+
+class Mediator:
+    """Makes one attempt at delivering one message: circuit breaker, request, judgement (§10)."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        breakers: Breakers,
+        alerts: Alerts,
+        *,
+        timeout: float,
+        jitter: Jitter,
+        wall: Callable[[], float],
+        sampling: Sampling = UNRECORDED,
+        tasks: TaskAttempt | None = None,  # for what runs as a process on this machine (CMD-8)
+    ) -> None:
+        self._sender = sender
+        self._tasks = tasks
+        self._breakers = breakers
+        self._alerts = alerts
+        self._timeout = timeout
+        self._jitter = jitter
+        self._wall = wall
+        self._loop = asyncio.get_running_loop()
+        self._sampling = sampling
+
+    async def attempt(self, job: Job, pool: PoolConfig) -> Outcome:
+        """Send it once, if its target's circuit allows, and judge the answer."""
+        message = job.message
+        if self._tasks is not None and message.is_process:
+            return await self._tasks(job, pool)
+        origin = origin_of(message.target)
+        breaker = self._breakers.of(origin)
+        ticket = breaker.enter(job.started_at)
+        if ticket is None:
+            return circuit_open(DEFAULT_DELAY * self._jitter(0.9, 1.1))
+        job.requests += 1
+        job.batch.requests += 1
+        is_good: bool | None = None  # a cancelled call says nothing about the target
+        try:
+            span = post_span(message.id, job.started_at, job.received.parent, self._sampling)
+            policy = pool.retry or job.settler.retry
+            answer = await self._sender.send(
+                message,
+                job.requests,
+                pool.timeout or self._timeout,
+                span,
+                None if policy is None else policy.max_attempts,
+            )
+            outcome = judge(answer, self._wall, policy)
+            is_good = outcome.rule.breaker
+        finally:
+            breaker.leave(ticket, self._loop.time(), is_good)
+        if not outcome.rule.was_sent:
+            job.requests -= 1
+        if outcome.rule.warning is not None:
+            code, severity = outcome.rule.warning
+            about = f"{origin}: " if outcome.rule.about_target else ""
+            self._alerts.raise_warning(code, severity, SOURCE, f"{about}{outcome.detail}")
+        if not isinstance(answer, NoReply) and answer.too_long:
+            text = f"{origin} sent a reply of more than 1 MiB; it was judged by its status alone"
+            self._alerts.raise_warning(Code.PROCESSING, Severity.WARN, SOURCE, text)
+        return outcome
+
+
+class DeliveryRunner:
+    """Delivers the messages of one pool, each under a permit that its worker holds."""
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        mediator: Deliverer,
+        permits: Permits,
+        alerts: Alerts,
+        *,
+        jitter: Jitter,
+        leadership: Leadership,
+    ) -> None:
+        self.config = config
+        self.deliveries = Deliveries()
+        self.last_start: float | None = None  # of a try, loop time
+        self.pausing = 0  # messages between two tries
+        self.requests: dict[Job, asyncio.Task[None]] = {}  # the open ones
+        self._mediator = mediator
+        self._permits = permits
+        self._alerts = alerts
+        self._jitter = jitter
+        self._leadership = leadership
+        self._loop = asyncio.get_running_loop()
+        self._pauses_end = Signal()
+        self._stopped = False
+        self._aborted: set[asyncio.Task[None]] = set()  # those that do not know it yet
+        self._failing = FailingGroups()
+
+    @property
+    def open_requests(self) -> int:
+        return len(self.requests)
+
+    def stop(self) -> None:
+        """Start no new try; what waits for one is returned by its worker."""
+        self._stopped = True
+        self._pauses_end.ring()
+        self._permits.admit_all()
+
+    def resume(self) -> None:
+        self._stopped = False
+
+    def abort(self) -> None:
+        """Cut the open requests; their messages are returned."""
+        for task in set(self.requests.values()) - self._aborted:
+            self._aborted.add(task)
+            task.cancel()
+
+    async def serve(self, lane: Lane, job: Job, task: asyncio.Task[None]) -> None:
+        """Deliver a message and settle it."""
+        outcome = await self._deliver(job, task)
+        if outcome is None:
+            await self._return_unsent(lane, job)
+            return
+        job.metric = outcome.rule.metric
+        if outcome.rule.disposition is not Disposition.ACK:
+            await self._settle_failure(lane, job, outcome)
+            return
+        if self._failing and job.blocks_on_error:
+            self._failing.progress(job.group)
+        if outcome.ending is not None:
+            job.ending = outcome.ending
+        job.settler.ack(job)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("delivered", extra=_facts(job))
+
+    async def survive(self, lane: Lane, job: Job, error: Exception) -> None:
+        """Return a message that met a bug; its group goes on (POOL-5)."""
+        log.error("delivery crashed", exc_info=error, extra=_facts(job))
+        self._warn(Code.PROCESSING, f"unexpected {type(error).__name__} while serving a message")
+        await self._return_scope(lane, job, DEFAULT_DELAY, type(error).__name__)
+        if lane:
+            text = "the task of a group ended while messages were waiting"
+            self._warn(Code.GROUP_THREAD_EXIT_WITH_MESSAGES, text)
+            self._warn(Code.GROUP_THREAD_RESTART, "the task of a group was restarted")
+
+    async def _deliver(self, job: Job, task: asyncio.Task[None]) -> Outcome | None:
+        """Try up to three times. Return None if it may not be sent any more, or was aborted."""
+        failed: Outcome | None = None
+        for pause in TRY_PAUSES_SECONDS:
+            if failed is not None:
+                if self._stopped:
+                    break
+                _log_failure(job, failed, self._loop.time(), f"next try in {pause:g} s")
+                await self._pause(job, pause)
+            if not self._begin_try(job, task):
+                return None
+            try:
+                answer = await self._mediator.attempt(job, self.config)
+            except asyncio.CancelledError:
+                if task not in self._aborted:
+                    raise
+                self._aborted.discard(task)
+                task.uncancel()
+                self._end_try(job, None, _ABORTED)
+                return None
+            finally:
+                del self.requests[job]
+            outcome = NO_OUTCOME if answer is None else answer
+            if answer is None:
+                code, severity = RULES[Cause.NO_OUTCOME].warning or (Code.PROCESSING, Severity.WARN)
+                self._warn(code, "the mediator gave no outcome for a message", severity)
+            seconds, now = self._end_try(job, outcome.status, outcome.rule.word)
+            if outcome.rule.was_sent:  # else a time of 0 would only flatter the target
+                self.deliveries.time(seconds, now)
+            if not outcome.may_try_again:
+                return failed if failed and outcome.cause is Cause.CIRCUIT_OPEN else outcome
+            failed = outcome
+        return failed
+
+    def _begin_try(self, job: Job, task: asyncio.Task[None]) -> bool:
+        """Return False if it may not be sent."""
+        now, leadership = self._loop.time(), self._leadership
+        if self._stopped or job.lease_until <= now:
+            return False
+        if leadership.until != FOREVER and leadership.is_over:
+            return False
+        job.state = State.DELIVERING
+        self.requests[job] = task
+        self.last_start = job.started_at = now
+        return True
+
+    def _end_try(self, job: Job, status: int | None, error: str | None) -> tuple[float, float]:
+        now = self._loop.time()
+        seconds = now - job.started_at
+        job.tries += (Try(job.started_at, seconds, status, error),)
+        return seconds, now
+
+    async def _pause(self, job: Job, seconds: float) -> None:
+        """Wait for the next try; the permit is free meanwhile."""
+        job.state, job.resume_at = State.WAITING, self._loop.time() + seconds
+        self.pausing += 1
+        self._permits.lend()
+        try:
+            await self._pauses_end.wait(at_most=seconds)
+        finally:
+            self.pausing -= 1
+            job.resume_at = NEVER
+        # coverage.py now and then misses the jump to an await.
+        if self._stopped:  # pragma: no branch
+            self._permits.take()
+        else:
+            await self._permits.take_again()
+
+    async def _return_unsent(self, lane: Lane, job: Job) -> None:
+        if job.lease_until > self._loop.time():
+            await job.settler.nack(job, 0.0)
+            return
+        # Its lease has run out: it may be someone else's by now, so its group goes, too (BRK-5).
+        for each in (job, *lane.take_all()):
+            each.settler.forfeit(each)
+
+    async def _settle_failure(self, lane: Lane, job: Job, outcome: Outcome) -> None:
+        """Settle what was not accepted, and what must not go before it."""
+        policy = self.config.retry or job.settler.retry
+        decision = decide(outcome, job.failures, policy, self._jitter)
+        job.failures, action = decision.failures, decision.action
+        if isinstance(action, GiveUp):
+            _log_failure(job, outcome, self._loop.time(), f"dead letter {action.reason.value}")
+            if not await job.settler.dead_letter(job, action):
+                await self._return_scope(lane, job, DEFAULT_DELAY, action.error)
+            elif job.blocks_on_error:
+                self._failing.progress(job.group)
+            return
+        _log_failure(job, outcome, self._loop.time(), f"returned for {action.delay:g} s")
+        if lane.group is not None and job.blocks_on_error:
+            self._note_failure(job, outcome, action.delay)
+        await self._return_scope(lane, job, action.delay, action.error)
+
+    def _note_failure(self, job: Job, outcome: Outcome, delay: float) -> None:
+        """Report a group that makes no progress, once."""
+        counts = outcome.rule.counts
+        if not counts and outcome.cause is not Cause.CIRCUIT_OPEN:
+            return  # a target that asks to wait does not fail
+        failing = self._failing
+        if not failing.fail(job, counted=counts, now=self._loop.time(), delay=delay):
+            return
+        if len(failing.reported) > MOST_NAMED:
+            self._warn(Code.GROUP_BLOCKED, f"more groups than the {MOST_NAMED} named are blocked")
+            return
+        target = mask_urls(job.message.target)[:_LONGEST_SHOWN]
+        self._warn(
+            Code.GROUP_BLOCKED,
+            f"group {job.group[:_LONGEST_SHOWN]!r} is blocked: its first message has failed for "
+            f"15 minutes or 20 times, at {target}",
+        )
+
+    async def _return_scope(self, lane: Lane, head: Job, delay: float, error: str) -> None:
+        """NACK a failed message, then what its batch brought behind it in its group (FIFO-1)."""
+        mates = lane.take_scope(head.failure_scope) if head.blocks_on_error else []
+        await head.settler.nack(head, delay, error)
+        await nack_group(mates, delay)
+
+    def _warn(self, code: Code, text: str, severity: Severity = Severity.WARN) -> None:
+        self._alerts.raise_warning(code, severity, f"ProcessPool:{self.config.code}", text)
+
+
+def _log_failure(job: Job, outcome: Outcome, now: float, follows: str) -> None:
+    log.info(
+        "delivery failed: %s",
+        outcome.detail,
+        extra={
+            **_facts(job),
+            "error": outcome.rule.word,
+            "status": outcome.status,
+            "seconds": round(now - job.started_at, 3),
+            "follows": follows,
+        },
+    )
+
+
+def _facts(job: Job) -> dict[str, object]:
+    return {
+        "message_id": job.message.id,
+        "pool": None if job.pool is None else job.pool.code,
+        "group": job.group,
+        "target": mask_urls(job.message.target),
+        "attempt": job.requests,
+    }
+
+
+async def nack_group(jobs: Sequence[Job], delay: float) -> None:
+    """NACK jobs of one group in order, or all at once where the broker holds groups back.
+
+    Such a broker keeps the order by itself, and its adapter sends in one call what comes
+    together. What is ready there before its head waits for the head (FIFO-1).
+    """
+    held_back = min(FAST_FAIL_DELAY, delay)
+    together = [job for job in jobs if job.settler.holds_groups]
+    async with asyncio.TaskGroup() as returns:
+        for job in together[1:]:
+            returns.create_task(job.settler.nack(job, held_back), name="return")
+        for job in together[:1]:  # without a task: mostly there is just one
+            await job.settler.nack(job, held_back)
+    await nack_in_order([job for job in jobs if not job.settler.holds_groups], delay)
+
+
+async def nack_in_order(jobs: Sequence[Job], delay: float) -> None:
+    for job in jobs:
+        await job.settler.nack(job, delay)

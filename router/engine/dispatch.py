@@ -1,0 +1,295 @@
+"""From a received batch to jobs in pools: duplicates, capacity, order of refusals (SPEC §4).
+
+Dispatching is synchronous, so a batch sees one state of pools and registry. What takes time (dead
+letters for malformed bodies, NACKs of refused messages) is returned, for the caller to do.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Final, NoReturn, Protocol
+
+from msgspec import Struct, field
+
+from router.core.ending import ACCEPTED
+from router.core.identity import key_of
+from router.core.job import Batch, Job, Settler, State, new_job
+from router.core.message import Malformed, Message, ReceivedMessage, parse
+from router.core.outcome import MAX_DELAY
+from router.core.tracker import ArrivalKind
+from router.core.warnings import Code, Severity
+from router.engine.alerts import Alerts
+from router.engine.pool import ProcessPool
+from router.engine.registry import InFlightRegistry
+
+log = logging.getLogger(__name__)
+
+SOURCE: Final = "QueueManager"
+PARSE_SLICE_BYTES: Final = 256 * 1024  # parsed before the loop's other work gets its turn
+
+Reader = Callable[[bytes], Message]  # raises Malformed
+
+
+class Pools(Protocol):
+    """Where the messages go."""
+
+    @property
+    def have_room(self) -> bool:
+        """Whether any of them can take a message."""
+
+    def pool_for(self, job: Job) -> ProcessPool:
+        """Return the one to submit it to."""
+
+
+class Unroutable(Struct):
+    """What of a batch found no place in a pool."""
+
+    malformed: list[tuple[ReceivedMessage, str]] = field(default_factory=list)
+    early: list[tuple[ReceivedMessage, float, Message]] = field(default_factory=list)  # seconds
+    failed: list[ReceivedMessage] = field(default_factory=list)  # a bug was met
+    refused: list[Job] = field(default_factory=list)  # no room; in order, tracked
+
+    def __bool__(self) -> bool:
+        return bool(self.malformed or self.early or self.failed or self.refused)
+
+
+class Dispatcher:
+    """Places received messages in pools. A router has one."""
+
+    def __init__(
+        self,
+        registry: InFlightRegistry,
+        pools: Pools,
+        alerts: Alerts,
+        is_reply_queue: Callable[[str], object],
+        *,
+        wall: Callable[[], float],
+    ) -> None:
+        self.pools = pools
+        self._is_reply_queue = is_reply_queue
+        self._wall = wall
+        self._registry = registry
+        self._alerts = alerts
+
+    def dispatch(
+        self,
+        settler: Settler,
+        deliveries: Sequence[ReceivedMessage],
+        now: float,
+        read: Reader = parse,
+    ) -> tuple[Unroutable, set[ProcessPool]]:
+        """Track what is new and submit it. Return what found no place, and the pools it is for."""
+        # Where we keep the order, all of the group that is here goes back together.
+        scope = settler.queue.uri if settler.is_ordered_here else None
+        batch, unroutable, fed = Batch(settler, now, scope), Unroutable(), set[ProcessPool]()
+        again: dict[str, Batch] = {}  # by group: the batch of a message that is here again
+        jobs: list[Job] = []
+        for received in deliveries:
+            try:
+                job = self._track(received, batch, again, read, unroutable)
+            except Exception:  # the bulkhead: a bug met on one message strands no other
+                log.exception("a message cannot be dispatched: it is returned to its queue")
+                self._registry.hold_untracked(received)
+                unroutable.failed.append(received)
+            else:
+                if job is not None:
+                    jobs.append(job)
+        settler.hold(jobs)
+        if unroutable.early and settler.holds_groups:
+            jobs = self._hold_back(jobs, deliveries, unroutable)
+        for job in jobs:
+            job.batch.left += 1
+            pool = self.pools.pool_for(job)
+            fed.add(pool)
+            # ROUTE-6: no room appears before all are placed, so later ones of a group do not fit.
+            if not pool.submit(job):
+                job.state = State.WAITING
+                unroutable.refused.append(job)
+                text = f"pool {pool.code} is full: what does not fit waits in its queue"
+                self._warn(Code.QUEUE_FULL, text)
+        return unroutable, fed
+
+    def place(self, jobs: Sequence[Job]) -> list[Job]:
+        """Submit jobs that had to wait. Return those for which there is still no room, in order."""
+        refused: list[Job] = []
+        for job in jobs:
+            pool = self.pools.pool_for(job)
+            job.state = State.QUEUED
+            if not pool.submit(job):
+                job.state = State.WAITING
+                refused.append(job)
+        return refused
+
+    def _track(
+        self,
+        received: ReceivedMessage,
+        batch: Batch,
+        again: dict[str, Batch],
+        read: Reader,
+        unroutable: Unroutable,
+    ) -> Job | None:
+        """Return a job if the message is new to the router, else deal with it."""
+        settler, registry = batch.settler, self._registry
+        queue_uri = settler.queue.uri
+        if registry.remembered and self._was_acked(settler, received, batch.at):
+            return None
+        try:
+            flaw = received.flaw
+            message = read(received.body) if flaw is None else _refuse(flaw)
+        except Malformed as problem:
+            registry.hold_untracked(received)
+            unroutable.malformed.append((received, str(problem)))
+            return None
+        due = message.not_before
+        if due is not None and self._is_early(due, message, received, unroutable):
+            return None
+        job = new_job(message, received, batch, key_of(queue_uri, received, message.id))
+        if message.dispatch is not None or message.reply_to is not None or message.then:
+            self._note_wishes(job)
+        claim, held = registry.track(job)
+        if held is job:
+            if again:  # behind one of its group: it goes back with that (FIFO-1)
+                job.batch = again.get(job.group, batch)
+            return job
+        if held.state is State.SETTLING:
+            self._follow(held, settler, received, batch.at)
+        elif claim is ArrivalKind.REDELIVERED:
+            self._redelivered(held, settler, received, batch.at, again)
+        elif _is_certainly_held(held, settler, batch.at):
+            self._discard(settler, received)
+        else:
+            self._follow(held, settler, received, batch.at)
+        return None
+
+    def _redelivered(
+        self,
+        held: Job,
+        settler: Settler,
+        received: ReceivedMessage,
+        now: float,
+        again: dict[str, Batch],
+    ) -> None:
+        """Settle by the newest hand-over, unless the older one is still good (ROUTE-2)."""
+        if received.lease_until is not None or held.lease_until <= now:
+            held.settler.release(held)
+            held.adopt(settler, received)
+            settler.hold([held])
+            again[held.group] = held.batch
+            self._registry.supersede()
+        elif held.settler is settler:
+            self._discard(settler, received)  # its handle lives as long as its connection: a copy
+        else:
+            self._follow(held, settler, received, now)
+
+    def _discard(self, settler: Settler, received: ReceivedMessage, error: str = "") -> None:
+        self._registry.hold_untracked(received)
+        settler.discard(received, error)
+
+    def _follow(self, held: Job, settler: Settler, received: ReceivedMessage, now: float) -> None:
+        self._registry.drop_followers(held, lambda each: each[1].has_ended(now))
+        self._registry.hold_untracked(received)
+        held.followers += ((settler, received),)
+
+    def _was_acked(self, settler: Settler, received: ReceivedMessage, now: float) -> bool:
+        error = self._registry.remembered_error(settler.queue.uri, received, now)
+        if error is not None:
+            self._discard(settler, received, error)
+        return error is not None
+
+    def _is_early(
+        self, due: datetime, message: Message, received: ReceivedMessage, unroutable: Unroutable
+    ) -> bool:
+        """Set aside what comes before its time, to be given back for what is left (CMD-5)."""
+        wait = due.timestamp() - self._wall()
+        if wait > 0:
+            self._registry.hold_untracked(received)
+            unroutable.early.append((received, min(wait, MAX_DELAY), message))
+        return wait > 0
+
+    def _hold_back(
+        self, jobs: list[Job], deliveries: Sequence[ReceivedMessage], unroutable: Unroutable
+    ) -> list[Job]:
+        """Refuse what came behind an early one of its group. Return the others.
+
+        The broker holds the group back meanwhile (FIFO-1).
+        """
+        first: dict[tuple[str | None, str | None], int] = {
+            (message.pool, message.group): deliveries.index(received)
+            for received, _, message in reversed(unroutable.early)
+            if message.group is not None
+        }
+        ready = []
+        for job in jobs:
+            place = first.get((job.message.pool, job.message.group))
+            if place is None or deliveries.index(job.received) < place:
+                ready.append(job)
+            else:
+                job.batch.left += 1
+                job.state = State.WAITING
+                unroutable.refused.append(job)
+        return ready
+
+    def _note_wishes(self, job: Job) -> None:
+        message = job.message
+        if message.has_unknown_mode:
+            self._warn(Code.CONFIGURATION, f"unknown dispatchMode {message.dispatch!r} ignored")
+        if message.reply_to is not None or message.then:
+            job.ending = ACCEPTED
+        if message.reply_to is not None and not self._is_reply_queue(message.reply_to):
+            self._warn(Code.CONFIGURATION, "replyTo ignored: there is no such reply queue")
+
+    def _warn(self, code: Code, text: str) -> None:
+        self._alerts.raise_warning(code, Severity.WARN, SOURCE, text)
+
+
+def _is_certainly_held(held: Job, settler: Settler, now: float) -> bool:
+    """Return whether the broker cannot have handed to anyone else what we hold (ROUTE-3).
+
+    What only seems to be ours may be with another router, which gives it up for the copy that came
+    to us. A lease is proof by itself. Without one only the connection of the copy is: if that is
+    lost, the copy is not removed either.
+    """
+    if held.lease_until > now and (
+        held.settler is settler or held.received.lease_until is not None
+    ):
+        return True
+    return any(
+        each is settler if copy.lease_until is None else copy.lease_until > now
+        for each, copy in held.followers
+    )
+
+
+async def read_ahead(deliveries: Sequence[ReceivedMessage]) -> Reader:
+    """Return how to read these bodies. A large receive is parsed here, in slices.
+
+    Dispatching needs all messages of a batch at once, without a pause. Parsing is what takes long
+    and depends on nothing else, so there may be pauses: the caller then checks again what may have
+    changed. A receive of usual size is parsed while it is dispatched, without a pause.
+    """
+    if sum([len(received.body) for received in deliveries]) <= PARSE_SLICE_BYTES:
+        return parse
+    results: dict[int, Message | Exception] = {}  # by identity: the deliveries hold their bodies
+    parsed = 0
+    for received in deliveries:
+        if parsed >= PARSE_SLICE_BYTES:
+            await asyncio.sleep(0)
+            parsed = 0
+        parsed += len(received.body)
+        try:
+            results[id(received.body)] = parse(received.body)
+        except Exception as error:  # noqa: BLE001 - raised again where it is dealt with
+            results[id(received.body)] = error
+
+    def recall(body: bytes) -> Message:
+        result = results[id(body)]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    return recall
+
+
+def _refuse(flaw: str) -> NoReturn:
+    """Say what the adapter has found out already, as the parser would."""
+    raise Malformed(flaw)

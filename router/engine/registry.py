@@ -1,0 +1,134 @@
+"""The one book-keeper: all that the router holds, and what became of it.
+
+`track` takes a message in, `finish` lets it go. Every hand-over passes both, on every path, and
+nothing else counts messages, keeps the ledger, remembers ACKs or writes history.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from router.core.identity import proof_of_copy
+from router.core.job import Fate, Job, Settler
+from router.core.message import ReceivedMessage
+from router.core.outcome import Metric
+from router.core.remembered import RememberedAcks, Tallies
+from router.core.stats import Counts
+from router.core.tracker import ArrivalKind, Ledger, Tracker
+from router.engine.journal import Journal
+
+_REMOVED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED}  # the ACK went through
+
+
+class InFlightRegistry:
+    def __init__(self, journal: Journal | None = None) -> None:
+        self.tracker = Tracker()
+        self.ledger = Ledger()
+        self.journal = Journal() if journal is None else journal
+        self.remembered = RememberedAcks()
+        self.tallies = Tallies()
+        self._untracked: dict[int, ReceivedMessage] = {}  # held without a job
+
+    @property
+    def held(self) -> int:
+        return len(self.tracker) + len(self._untracked)
+
+    @property
+    def unaccounted(self) -> int:
+        return self.ledger.unaccounted(self.held)
+
+    def receive(self, hand_overs: int, counts: Counts, now: float) -> None:
+        """Count what a broker has handed over. Each of it is then tracked, or held untracked."""
+        self.ledger.received += hand_overs
+        counts.receive(hand_overs, now)
+
+    def track(self, job: Job) -> tuple[ArrivalKind, Job]:
+        """Take a job in, unless the router holds its message already. Return the one it holds."""
+        claim, held = self.tracker.track(job)
+        if self.tallies and held is job and not job.failures:
+            tally = self.tallies.of(job.key)  # its broker could not keep what was tried so far
+            job.failures, job.requests = tally.failures, tally.requests
+        return claim, held
+
+    def finish(self, jobs: Sequence[Job], fate: Fate, counts: Counts, now: float) -> None:
+        """Let jobs of one queue go: their ACK or NACK went through, or never will (ROUTE-7)."""
+        self.tracker.untrack(jobs)
+        self.ledger.end(fate, len(jobs))
+        self.journal.note(jobs, fate, now)
+        if fate is Fate.DELIVERED:
+            counts.record(Metric.SUCCESS, now, len(jobs))
+        else:
+            for job in jobs:
+                counts.record(job.metric, now)
+        if self.tallies and fate in _REMOVED:
+            for job in jobs:
+                self.tallies.forget(job.key)
+        for job in jobs:
+            if job.pool is not None:
+                if job.metric is not None:
+                    job.pool.deliveries.record(job.metric, now)
+                job.pool.release(job)
+            if job.followers:
+                _settle_followers(job, fate)
+
+    def hold_untracked(self, received: ReceivedMessage) -> None:
+        """Hold a hand-over that is no job: a copy, a follower, or what no pool can take."""
+        self._untracked[id(received)] = received
+
+    def release_untracked(self, received: ReceivedMessage) -> None:
+        """Stop holding it: it is dispatched now."""
+        del self._untracked[id(received)]
+
+    def finish_untracked(self, received: ReceivedMessage, fate: Fate) -> None:
+        del self._untracked[id(received)]
+        self.ledger.end(fate)
+
+    def finish_unread(
+        self, received: ReceivedMessage, fate: Fate, counts: Counts, now: float
+    ) -> None:
+        """Let a message go that no pool took: malformed, undispatchable, or too late."""
+        counts.record(Metric.FAILURE if fate is Fate.DEAD_LETTERED else None, now)
+        self.finish_untracked(received, fate)
+
+    def supersede(self) -> None:
+        """A newer hand-over replaced the one that a job was settled by (ROUTE-2)."""
+        self.ledger.end(Fate.SUPERSEDED)
+
+    def remember_tally(self, job: Job) -> None:
+        """Keep what was tried: its broker cannot (WQ-5)."""
+        self.tallies.keep(job.key, job.tally)
+
+    def remember_ack(self, queue_uri: str, job: Job, now: float) -> None:
+        """Its ACK may not have been heard: acknowledge the next delivery of that copy (BRK-3)."""
+        proof = proof_of_copy(queue_uri, job.received)
+        if proof is not None:
+            self.remembered.add(proof, now, error=job.error)
+
+    def remembered_error(self, queue_uri: str, received: ReceivedMessage, now: float) -> str | None:
+        """Return the error with which its ACK is remembered, or None if none is."""
+        return self.remembered.error_of(proof_of_copy(queue_uri, received), now)
+
+    def forget_ack(self, queue_uri: str, received: ReceivedMessage) -> None:
+        """The broker has removed it now."""
+        self.remembered.forget(proof_of_copy(queue_uri, received))
+
+    def forfeit_followers(self, settler: Settler) -> None:
+        """The connection of this settler is gone, and with it what waits for jobs (BRK-6)."""
+        for job in self.tracker:
+            self.drop_followers(job, lambda each: each[0] is settler)
+
+    def drop_followers(
+        self, job: Job, is_dead: Callable[[tuple[Settler, ReceivedMessage]], bool]
+    ) -> None:
+        for _, received in filter(is_dead, job.followers):
+            self.finish_untracked(received, Fate.FORFEITED)
+        job.followers = tuple(each for each in job.followers if not is_dead(each))
+
+
+def _settle_followers(job: Job, fate: Fate) -> None:
+    """ACK what waited for a job that was accepted; dispatch it after any other end (ROUTE-2)."""
+    for settler, received in job.followers:
+        is_same = received.broker_id is not None and received.broker_id == job.received.broker_id
+        if fate is Fate.DELIVERED or (fate is Fate.DEAD_LETTERED and is_same):
+            settler.discard(received, job.error)
+        else:
+            settler.readmit(received)

@@ -1,0 +1,169 @@
+"""Publishes dead letters once more, to their own queue or another (DLQ-2)."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from msgspec import Struct
+
+from router.core.config import QueueConfig
+from router.core.dead_letter import KeptLetter, LetterFilter, Reason
+from router.core.message import Malformed, parse
+from router.engine.publishing import BrokeOff, NotPublishable, QueuePublisher, UnknownQueue
+from router.ports import BrokerError, DeadLetterStore, Publication, StoreError
+
+PAGE: Final = 500  # letters
+
+Group = tuple[str, str | int]  # queue and group; a letter without a group is one of its own
+
+
+class UnknownLetter(Exception):
+    """There is no such letter in the store."""
+
+
+class NotReplayable(Exception):
+    """This letter cannot be replayed, or not so. The text says why."""
+
+
+class ReplayReport(Struct, frozen=True):
+    replayed: int
+    skipped: Mapping[str, int]  # why → how many
+
+
+class ReplayBrokeOff(BrokeOff):
+    """A queue failed half-way; `replayed` letters were published before."""
+
+    def __init__(self, reason: str, replayed: int) -> None:
+        super().__init__(reason)
+        self.replayed = replayed
+
+
+class DeadLetterReplay:
+    def __init__(
+        self,
+        store: DeadLetterStore,
+        publishing: QueuePublisher,
+        *,
+        wall: Callable[[], float],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._store = store
+        self._publishing = publishing
+        self._wall = wall
+        self._new_id = new_id
+        self._under_way: set[int] = set()
+
+    async def replay(self, letter_id: int, *, to: str | None = None, force: bool = False) -> None:
+        """Publish it to the queue it came from, or to the one named `to`.
+
+        Raises UnknownLetter, NotReplayable, BrokeOff; for `to` UnknownQueue or NotPublishable.
+        """
+        await self._replay(letter_id, self._queue_named(to), set(), force=force)
+
+    async def replay_all(
+        self,
+        wanted: LetterFilter,
+        *,
+        to: str | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> ReplayReport:
+        """Replay all that fit the filter and can be replayed, the oldest first.
+
+        When one fails, the later ones of its group stay where they are. `dry_run` only counts.
+        Raises ReplayBrokeOff; for `to` UnknownQueue or NotPublishable.
+        """
+        replayed, skipped, stopped = 0, Counter[str](), set[Group]()
+        queue = self._queue_named(to)
+        async for kept in self._in_order(wanted):
+            try:
+                if dry_run:
+                    self._target_of(kept, queue, force=force)
+                else:
+                    await self._replay(kept.id, queue, stopped, force=force)
+            except (NotReplayable, UnknownLetter) as error:
+                skipped[str(error)] += 1
+            except (BrokeOff, StoreError) as error:
+                raise ReplayBrokeOff(str(error), replayed) from error
+            else:
+                replayed += 1
+        return ReplayReport(replayed, skipped)
+
+    async def _in_order(self, wanted: LetterFilter) -> AsyncIterator[KeptLetter]:
+        """Yield what is in the store now, without bodies; not what dies again meanwhile."""
+        newest = await self._store.find(LetterFilter(), limit=1)
+        last: KeptLetter | None = None
+        while newest and (
+            page := await self._store.find_in_order(
+                wanted, limit=PAGE, up_to=newest[0].id, after=last
+            )
+        ):
+            for kept in page:
+                yield kept
+            last = page[-1]
+
+    async def _replay(
+        self, letter_id: int, to: QueueConfig | None, stopped: set[Group], *, force: bool
+    ) -> None:
+        """Replay one letter unless its group is `stopped`; a failure stops the group."""
+        with self._claimed(letter_id) as is_ours:
+            kept = await self._store.get(letter_id)
+            if kept is None:
+                raise UnknownLetter("there is no such dead letter")
+            queue = self._target_of(kept, to, force=force)
+            item = self._publication_of(kept)
+            group = queue.name, item.message.group or letter_id
+            if group in stopped:
+                raise NotReplayable("an earlier one of its group was not replayed")
+            if not is_ours:
+                stopped.add(group)
+                raise NotReplayable("it is being replayed right now")
+            try:
+                await self._publish(queue, item)
+                await self._store.mark_replayed(letter_id, self._wall())
+            except Exception:
+                stopped.add(group)
+                raise
+
+    def _queue_named(self, name: str | None) -> QueueConfig | None:
+        return None if name is None else self._publishing.queue_named(name)
+
+    def _target_of(self, kept: KeptLetter, to: QueueConfig | None, *, force: bool) -> QueueConfig:
+        if kept.letter.reason is Reason.MALFORMED:
+            raise NotReplayable("its body is not a message")
+        if kept.replayed_at is not None and not force:
+            raise NotReplayable("it was replayed before; `force` does it again")
+        try:
+            return to or self._publishing.queue_named(kept.letter.queue)
+        except (UnknownQueue, NotPublishable) as error:
+            advice = "`to` (--to QUEUE) replays it to another"
+            raise NotReplayable(f"{error}; {advice}") from None
+
+    def _publication_of(self, kept: KeptLetter) -> Publication:
+        body = kept.letter.body
+        try:
+            message = parse(body)
+        except Malformed as error:
+            raise NotReplayable(f"its body is not a message any more: {error}") from None
+        # A new key: the queue may still remember the message's own as done.
+        return Publication(message, body, f"replay-{self._new_id()}")
+
+    async def _publish(self, queue: QueueConfig, item: Publication) -> None:
+        try:
+            (was_new,) = await self._publishing.put(queue, [item])
+        except BrokerError as error:
+            raise BrokeOff(str(error)) from error
+        if was_new is not True:
+            raise NotReplayable("the queue took it for a duplicate")
+
+    @contextmanager
+    def _claimed(self, letter_id: int) -> Iterator[bool]:
+        """Yield False if it is being replayed: two operators with one idea publish it once."""
+        is_ours = letter_id not in self._under_way
+        self._under_way.add(letter_id)
+        try:
+            yield is_ours
+        finally:
+            if is_ours:
+                self._under_way.discard(letter_id)

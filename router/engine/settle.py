@@ -1,0 +1,519 @@
+"""ACK, NACK and dead letter: the end of every message that one connection has brought.
+
+A settler outlives its connections: a lease is good on the next one too, a handle without a lease
+dies with the connection that brought it. It has three parts: the AckBatcher sends ACKs together,
+the Returner gives back what is not delivered, the DeadLetterWriter stores what is given up.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+from router.core.commands import failure_of, next_steps
+from router.core.config import QueueConfig
+from router.core.dead_letter import Reason
+from router.core.ending import ACCEPTED, Ending
+from router.core.identity import key_of
+from router.core.job import EXPIRED, NEVER, Fate, GiveUp, Job, State
+from router.core.message import Handle, ReceivedMessage, Tally
+from router.core.outcome import DEFAULT_DELAY, FAST_FAIL_DELAY
+from router.core.retry import reconnect_delays
+from router.core.stats import Counts
+from router.core.warnings import Code, Severity
+from router.engine.broker_guard import GuardedBroker
+from router.engine.delivery import nack_in_order
+from router.engine.deps import EngineDeps
+from router.engine.dispatch import Dispatcher, Unroutable
+from router.engine.leases import extend_leases
+from router.ports import (
+    BrokerError,
+    Disconnected,
+    Finish,
+    Finisher,
+    Outgoing,
+    Publication,
+    Unsettled,
+)
+from router.signal import Signal
+
+log = logging.getLogger(__name__)
+
+ACK_LINGER_SECONDS: Final = 0.002  # an ACK waits so long for others to go with it (BRK-3)
+ACKS_PER_CALL: Final = 500
+_LAST_DELIVERY: Final = GiveUp(
+    Reason.RETRIES_EXHAUSTED, "its broker would not have handed it out again"
+)
+_ERROR: Final = attrgetter("error")
+
+
+class QueueSettler:
+    """Settles what one receiver has brought."""
+
+    def __init__(
+        self, queue: QueueConfig, deps: EngineDeps, dispatcher: Dispatcher, counts: Counts
+    ) -> None:
+        self.queue = queue
+        self.queue_name = queue.name
+        self.retry = queue.retry or deps.default_retry
+        self.counts = counts
+        self.deps = deps
+        self.dispatcher = dispatcher
+        self.held: dict[Job, None] = {}  # in their order: the oldest leases come first
+        self.returner = Returner(self)
+        self.last_batch_sent_nothing = False
+        self.emptied = Signal()  # rung when nothing is held any more
+        self.renewed = Signal()  # rung when the connection was opened or lost
+        self.acks_per_call = ACKS_PER_CALL  # so many wait for no others
+        self.keeps_tally = True  # its broker remembers what was tried (WQ-5)
+        self.now = asyncio.get_running_loop().time
+        self._acks = AckBatcher(self)
+        self._guarded: GuardedBroker | None = None
+        self._hold_seconds: float | None = None  # that its broker lets a message wait here
+        self._is_stopping = False
+
+    @property
+    def holds_groups(self) -> bool:
+        return self._guarded is not None and self._guarded.holds_groups
+
+    @property
+    def is_ordered_here(self) -> bool:
+        return self._guarded is not None and self._guarded.traits.ordered_here
+
+    @property
+    def connection(self) -> GuardedBroker:
+        """Return the open connection. Raises Disconnected."""
+        if self._guarded is None:
+            raise Disconnected("not connected")
+        return self._guarded
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the connection may be closed without leaving anything unsettled."""
+        return not self.held and not self._acks.is_busy and not self.returner.is_busy
+
+    def connected(self, guarded: GuardedBroker) -> None:
+        self._guarded = guarded
+        self._hold_seconds = guarded.traits.hold_seconds
+        self.acks_per_call = guarded.traits.acks_per_call or ACKS_PER_CALL
+        self.keeps_tally = guarded.traits.keeps_tally
+        self.renewed.ring()
+
+    def disconnected(self) -> None:
+        """Cut open calls. What had no lease of its own is lost with its connection (BRK-6)."""
+        guarded, self._guarded = self.connection, None
+        guarded.abort()
+        if guarded.lease_seconds is None:
+            # Followers first: what ends below must not bring them back.
+            self.deps.registry.forfeit_followers(self)
+            for job in self.held:
+                job.lease_until = EXPIRED
+            self.returner.forfeit_all()
+            self._acks.forfeit_copies()
+        self.renewed.ring()
+
+    def stop(self) -> None:
+        """Dispatch nothing new."""
+        self._is_stopping = True
+
+    def abort(self) -> None:
+        """Cut open calls: this router may not settle any more, so nothing waits for its broker."""
+        if self._guarded is not None:
+            self._guarded.abort()
+        self.renewed.ring()
+
+    def close(self) -> None:
+        """Forget what is not settled by now: it comes back by its broker's own rule."""
+        self.finish(list(self.held), Fate.FORFEITED)
+        self.renewed.ring()
+
+    def hold(self, jobs: Sequence[Job]) -> None:
+        self.held.update(dict.fromkeys(jobs))
+        if self._hold_seconds is not None:
+            until = self.now() + self._hold_seconds
+            for job in jobs:
+                job.hold_until = until
+
+    def release(self, job: Job) -> None:
+        self.held.pop(job, None)
+        self.ring_if_idle()
+
+    def ack(self, job: Job) -> None:
+        job.state = State.SETTLING
+        if job.ending is None:
+            self._acks.add(job)
+        else:
+            self._acks.add_command(job)
+
+    def discard(self, received: ReceivedMessage, error: str = "") -> None:
+        self._acks.add_copy(received, error)
+
+    async def nack(self, job: Job, delay: float, error: str = "") -> None:
+        await self.returner.nack(job, delay, error)
+
+    async def dead_letter(self, job: Job, why: GiveUp) -> bool:
+        """Store, then ACK: a crash in between stores it twice, and never loses it (DLQ-1)."""
+        job.state = State.SETTLING
+        if not await self.deps.letters.keep(self.queue, job.received, why, job):
+            return False
+        job.error = why.error or why.reason.value
+        job.ending = Ending(failure_of(job, why))
+        self.ack(job)
+        return True
+
+    async def extend(self, job: Job) -> bool:
+        guarded = self._guarded
+        if guarded is not None and guarded.lease_seconds is not None:
+            lease, extended = guarded.lease_seconds, self.deps.extended
+            await extend_leases([job], guarded, lease, extended, used=0.0)
+        return job.lease_until > self.now()
+
+    def forfeit(self, job: Job) -> None:
+        log.info("lease lost before delivery: left to the broker", extra=_id(job))
+        if job.lease_until > self.now():  # a group mate of the one whose lease ended
+            job.state = State.SETTLING
+            _spawn(self, self.nack(job, 0.0), "return")
+        else:
+            self.finish([job], Fate.FORFEITED)
+
+    def readmit(self, received: ReceivedMessage) -> None:
+        if self._is_stopping:
+            self.returner.reject([received])
+            return
+        self.deps.registry.release_untracked(received)
+        unroutable, _ = self.dispatcher.dispatch(self, [received], self.now())
+        if unroutable:
+            _spawn(self, self.returner.clear(unroutable), "refuse")
+
+    def finish(self, jobs: Sequence[Job], fate: Fate) -> None:
+        """End jobs, on every path."""
+        held, now = self.held, self.now()
+        ended = [job for job in jobs if job in held]  # else closed while it was being settled
+        for job in ended:
+            del held[job]
+        self.deps.registry.finish(ended, fate, self.counts, now)
+        if fate is not Fate.DELIVERED:
+            for job in ended:
+                if job.batch.end_one():
+                    self.last_batch_sent_nothing = True
+        self.ring_if_idle()
+
+    def ring_if_idle(self) -> None:
+        if self.is_idle:
+            self.emptied.ring()
+
+    def warn(self, code: Code, text: str) -> None:
+        source = f"Consumer:{self.queue.name}"
+        self.deps.alerts.raise_warning(code, Severity.WARN, source, text)
+
+
+class AckBatcher:
+    """Sends ACKs together: of what was accepted or stored as a dead letter, and of copies."""
+
+    def __init__(self, settler: QueueSettler) -> None:
+        self.is_busy = False
+        self._settler = settler
+        self._jobs: list[Job] = []
+        self._commands: list[Job] = []  # those that a plain ACK does not do for
+        self._copies: list[tuple[str, ReceivedMessage]] = []  # each with its message's error
+        # What has to be published before a job may be ACKed: its reply, its next steps (CMD-3).
+        self._outgoing: dict[Job, tuple[Outgoing, ...]] = {}
+
+    def add(self, job: Job) -> None:
+        self._jobs.append(job)
+        if not self.is_busy:
+            self._flush_soon()
+
+    def add_command(self, job: Job) -> None:
+        self._commands.append(job)
+        if len(self._commands) == 1:
+            _spawn(self._settler, self._finish(), "finish")
+
+    def add_copy(self, received: ReceivedMessage, error: str) -> None:
+        self._copies.append((error, received))
+        if not self.is_busy:
+            self._flush_soon()
+
+    def forfeit_copies(self) -> None:
+        copies, self._copies = self._copies, []
+        for _, received in copies:
+            self._settler.deps.registry.finish_untracked(received, Fate.FORFEITED)
+
+    def _flush_soon(self) -> None:
+        self.is_busy = True
+        _spawn(self._settler, self._flush(), "ack")
+
+    async def _flush(self) -> None:
+        """Send what has gathered, and go on until nothing is left."""
+        settler = self._settler
+        while self._jobs or self._copies:
+            if len(self._jobs) < settler.acks_per_call:
+                await asyncio.sleep(ACK_LINGER_SECONDS)
+            copies, self._copies = self._copies, []
+            for error in dict.fromkeys(error for error, _ in copies):
+                await self._ack_copies([copy for each, copy in copies if each == error], error)
+            batch, self._jobs = self._jobs[:ACKS_PER_CALL], self._jobs[ACKS_PER_CALL:]
+            unsettled = await self._ack(batch)
+            if unsettled:
+                _spawn(settler, self._ack_again(unsettled), "ack again")
+        self.is_busy = False
+        settler.ring_if_idle()
+
+    async def _finish(self) -> None:
+        """End what has gathered of messages that a plain ACK does not do for.
+
+        A reply that cannot be published delays none but its own message.
+        """
+        await asyncio.sleep(ACK_LINGER_SECONDS)
+        jobs, self._commands = self._commands[:ACKS_PER_CALL], self._commands[ACKS_PER_CALL:]
+        if self._commands:
+            _spawn(self._settler, self._finish(), "finish")
+        for job in jobs:
+            outgoing = outgoing_of(self._settler, job)
+            if outgoing:
+                self._outgoing[job] = outgoing
+        await self._ack_again(await self._ack(jobs))
+        for job in jobs:
+            self._outgoing.pop(job, None)
+        self._settler.deps.registry.journal.limit_results([job.ending for job in jobs])
+
+    async def _publish_outgoing(self, jobs: Sequence[Job], finisher: Finisher | None) -> set[Job]:
+        """Publish what has to be before these are ACKed. Return those of which some is left.
+
+        What the queue can publish in the transaction of the ACK is left to that.
+        """
+        settler, failed = self._settler, set[Job]()
+        by_queue: dict[QueueConfig, list[tuple[Job, Outgoing]]] = {}
+        for job in jobs:
+            for each in self._outgoing.get(job, ()):
+                if finisher is None or not finisher.takes(each.queue):
+                    by_queue.setdefault(each.queue, []).append((job, each))
+        for queue, some in by_queue.items():
+            try:
+                await settler.deps.publishing.put(queue, [each.publication for _, each in some])
+            except Exception as error:
+                if not isinstance(error, BrokerError):  # the bulkhead: a bug in an adapter
+                    log.exception("publishing failed unexpectedly")
+                text = f"nothing can be published to {queue.name}, it is tried again: {error}"
+                settler.warn(Code.REPLY_FAILED, text)
+                failed.update(job for job, _ in some)
+            else:
+                done = {id(each) for _, each in some}
+                for job, _ in some:
+                    left = tuple(each for each in self._outgoing[job] if id(each) not in done)
+                    self._outgoing[job] = left
+        return failed
+
+    async def _ack_again(self, jobs: list[Job]) -> None:
+        """Try with backoff, and at once on a new connection, until their leases end."""
+        settler = self._settler
+        delays = reconnect_delays(settler.deps.jitter)
+        while jobs:
+            left = min(job.lease_until for job in jobs) - settler.now()
+            await settler.renewed.wait(max(min(next(delays), left), 0.0))
+            jobs = await self._ack(jobs)
+
+    async def _ack(self, jobs: list[Job]) -> list[Job]:
+        """ACK them, those with the same error in one call. Return those to be tried again."""
+        unsettled: list[Job] = []
+        for error, some in groupby(sorted(jobs, key=_ERROR), key=_ERROR):
+            unsettled += await self._ack_some(list(some), error)
+        return unsettled
+
+    async def _ack_some(self, jobs: list[Job], error: str) -> list[Job]:
+        settler = self._settler
+        held, now = settler.held, NEVER if settler.deps.leadership.is_over else settler.now()
+        ours = [job for job in jobs if job in held and job.lease_until > now]
+        if len(ours) < len(jobs):  # others were returned, forgotten, or their leases ended
+            self._remember([job for job in jobs if job in held and job.lease_until <= now])
+        if not ours:
+            return ours
+        try:
+            if ours[0].ending is None:  # none of them has one, or all
+                refused = await settler.connection.ack([job.handle for job in ours], error=error)
+            else:
+                refused = await self._end(ours, error)
+        except BrokerError as reason:
+            log.warning("ACKs delayed: %s", reason, extra={"queue": settler.queue.name})
+            return ours
+        fate = Fate.DEAD_LETTERED if error else Fate.DELIVERED
+        if not refused:
+            settler.finish(ours, fate)
+            return []
+        is_stale = {each.handle: each.stale for each in refused}
+        settler.finish([job for job in ours if job.handle not in is_stale], fate)
+        self._remember([job for job in ours if is_stale.get(job.handle)])
+        return [job for job in ours if is_stale.get(job.handle) is False]
+
+    async def _end(self, jobs: list[Job], error: str) -> Sequence[Unsettled]:
+        """Publish what goes out, then ACK; in one call where the queue can do that."""
+        settler, connection = self._settler, self._settler.connection
+        finisher = connection.traits.finisher
+        unpublished = await self._publish_outgoing(jobs, finisher)
+        ours = [job for job in jobs if job not in unpublished and job.lease_until > settler.now()]
+        refused = [
+            Unsettled(job.handle, "not published", stale=job.lease_until <= settler.now())
+            for job in jobs
+            if job not in ours
+        ]
+        if not ours:
+            return refused
+        if finisher is None:
+            return [
+                *refused,
+                *await connection.ack([job.handle for job in ours], error=error),
+            ]
+        items = [
+            Finish(job.handle, job.ending or ACCEPTED, self._outgoing.get(job, ())) for job in ours
+        ]
+        return [*refused, *await connection.finish(finisher, items)]
+
+    def _remember(self, jobs: Sequence[Job]) -> None:
+        """The broker will hand them out again: be ready to acknowledge that then (BRK-3)."""
+        settler = self._settler
+        for job in jobs:
+            if self._outgoing.get(job):  # its reply would never be published
+                log.warning("ACK came too late: it is delivered again", extra=_id(job))
+                continue
+            log.warning("ACK came too late, the next delivery will be acknowledged", extra=_id(job))
+            settler.deps.registry.remember_ack(settler.queue.uri, job, settler.now())
+        settler.finish(jobs, Fate.FORFEITED)
+
+    async def _ack_copies(self, copies: Sequence[ReceivedMessage], error: str) -> None:
+        settler, registry = self._settler, self._settler.deps.registry
+        # One whose lease has ended may be all that another router holds of its message by now.
+        now = settler.now()
+        ours = [copy.handle for copy in copies if not copy.has_ended(now)]
+        try:
+            refused = await settler.connection.ack(ours, error=error) if ours else ()
+        except BrokerError as reason:
+            log.info("copies not removed, they come again: %s", reason)
+        else:
+            gone = set(ours) - {each.handle for each in refused}
+            for copy in copies:
+                if copy.handle in gone:
+                    registry.forget_ack(settler.queue.uri, copy)
+        for copy in copies:
+            registry.finish_untracked(copy, Fate.SUPERSEDED)
+
+
+class Returner:
+    """Gives back what is not delivered: failed, refused, unwanted or unreadable."""
+
+    def __init__(self, settler: QueueSettler) -> None:
+        self.is_busy = False
+        self.deferred: list[Job] = []  # held back here until a pool has room (ROUTE-5)
+        self._settler = settler
+        self._unwanted: list[ReceivedMessage] = []
+
+    async def nack(self, job: Job, delay: float, error: str = "") -> None:
+        settler = self._settler
+        if job not in settler.held:
+            return
+        job.state, job.returned_for, job.ending = State.SETTLING, delay, None
+        while job.extending:  # a late extension would undo the NACK (BRK-5)
+            await settler.deps.extended.wait()
+        if job.received.is_last and await settler.dead_letter(job, _LAST_DELIVERY):
+            return
+        fate = Fate.FORFEITED
+        if job.lease_until > settler.now():
+            fate = await self._nack(job.handle, delay, job.tally, error)
+        if fate is Fate.RETURNED and not settler.keeps_tally:
+            settler.deps.registry.remember_tally(job)
+        settler.finish([job], fate)
+
+    def reject(self, deliveries: Sequence[ReceivedMessage]) -> None:
+        """Give back what comes too late to be dispatched. The settler is not idle until then."""
+        self._unwanted += deliveries
+        if not self.is_busy:
+            self.is_busy = True
+            _spawn(self._settler, self._return_unwanted(), "return")
+
+    async def clear(self, unroutable: Unroutable) -> None:
+        """Deal with what found no place in a pool."""
+        for received, problem in unroutable.malformed:  # BRK-2
+            self._settler.warn(Code.MALFORMED_MESSAGE, f"a message cannot be read: {problem}")
+            await self._end_unread(received, DEFAULT_DELAY, GiveUp(Reason.MALFORMED, problem))
+        for received, wait, _ in unroutable.early:  # CMD-5
+            await self._end_unread(received, wait, _LAST_DELIVERY if received.is_last else None)
+        for received in unroutable.failed:
+            self._settler.warn(Code.PROCESSING, "a message cannot be routed: see the log")
+            await self._end_unread(received, DEFAULT_DELAY)
+        if self._settler.is_ordered_here:
+            self.deferred += unroutable.refused  # returned, they would lose their place
+        else:
+            await nack_in_order(unroutable.refused, FAST_FAIL_DELAY)
+
+    def place_deferred(self) -> None:
+        """Try again to find room for what had none."""
+        self.deferred = self._settler.dispatcher.place(self.deferred)
+
+    async def return_deferred(self) -> None:
+        deferred, self.deferred = self.deferred, []
+        await nack_in_order(deferred, 0.0)
+
+    def forfeit_all(self) -> None:
+        """The connection is lost, and with it what waits to be placed or returned."""
+        deferred, self.deferred = self.deferred, []
+        for job in deferred:
+            job.settler.forfeit(job)
+        unwanted, self._unwanted = self._unwanted, []
+        for received in unwanted:
+            self._settler.deps.registry.finish_untracked(received, Fate.FORFEITED)
+
+    async def _return_unwanted(self) -> None:
+        while self._unwanted:
+            received = self._unwanted.pop(0)
+            await self._end_unread(received, 0.0, _LAST_DELIVERY if received.is_last else None)
+        self.is_busy = False
+        self._settler.ring_if_idle()
+
+    async def _end_unread(
+        self, received: ReceivedMessage, delay: float, why: GiveUp | None = None
+    ) -> None:
+        """Store it if it is given up, then remove it. Else, or if that fails, give it back."""
+        settler, letters = self._settler, self._settler.deps.letters
+        if why is not None and await letters.keep(settler.queue, received, why):
+            fate = Fate.DEAD_LETTERED
+            try:
+                await settler.connection.ack([received.handle], error=why.error)
+            except BrokerError as error:
+                log.info("not removed, it comes again and is stored once: %s", error)
+                fate = Fate.FORFEITED
+        else:
+            fate = await self._nack(received.handle, delay, received.tally)
+        settler.deps.registry.finish_unread(received, fate, settler.counts, settler.now())
+
+    async def _nack(self, handle: Handle, delay: float, tally: Tally, error: str = "") -> Fate:
+        try:
+            await self._settler.connection.nack(handle, delay, tally, error=error)
+        except BrokerError as reason:
+            log.info("not returned, it comes back when its lease ends: %s", reason)
+            return Fate.FORFEITED
+        return Fate.RETURNED
+
+
+def outgoing_of(settler: QueueSettler, job: Job) -> tuple[Outgoing, ...]:
+    """Return what is published when a job ends: its reply, and its next steps (CMD-3, CMD-11)."""
+    message, ending, queue = job.message, job.ending, settler.queue
+    if ending is None or (message.reply_to is None and not message.then):
+        return ()
+    fingerprint = key_of(queue.uri, job.received, message.id).fingerprint(job.received.body)
+    publishing = settler.deps.publishing
+    outgoing = publishing.replies(message, fingerprint, ending)
+    for step in next_steps(message, fingerprint, ending.result) if ending.failure is None else ():
+        item = publishing.schedule(Publication(step.message, step.body, step.key))
+        outgoing.append(Outgoing(queue, item))
+        if step.lacks_result:
+            settler.warn(Code.PROCESSING, "a next step cannot take the result: see passResult")
+    return tuple(outgoing)
+
+
+def _spawn(settler: QueueSettler, work: Coroutine[object, object, None], what: str) -> None:
+    settler.deps.tasks.create_task(work, name=f"{what} {settler.queue.name}")
+
+
+def _id(job: Job) -> dict[str, object]:
+    return {"message_id": job.message.id}

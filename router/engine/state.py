@@ -1,0 +1,445 @@
+"""Reading the engine's state. Nothing here changes any of it.
+
+This is the only module that looks into pools, consumers and breakers on behalf of operators: it
+turns them into the values of `core/state.py`. `MessageLookup` answers questions about messages.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import nlargest
+from itertools import islice
+from typing import Final, Generic, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.core.explain import Explanation, explain_group, explain_message, explain_target
+from router.core.history import HandOver, MessageHistory, moved_tries
+from router.core.identity import shown_id
+from router.core.job import NEVER, Job, State, Try
+from router.core.lanes import Lane
+from router.core.message import DEFAULT_GROUP, DEFAULT_POOL
+from router.core.redact import mask_urls
+from router.core.state import (
+    GOOD_RATE,
+    Circuit,
+    ConsumerState,
+    PoolState,
+    QueueState,
+    RouterState,
+    StandbyStatus,
+    SyncCounts,
+)
+from router.core.target import BadTarget, read_target
+from router.core.waiting import Held, HeldGroup, Standing
+from router.core.warnings import WarningBook
+from router.engine.breaker import WINDOW, Breaker, Breakers, BreakerState
+from router.engine.consumer import QueueConsumer
+from router.engine.dead_letter_writer import DeadLetterWriter
+from router.engine.journal import pool_code
+from router.engine.loop_lag import LoopLag
+from router.engine.pool import ProcessPool, waits_in
+from router.engine.queue_manager import QueueManager
+from router.engine.rate_limiter import MINUTE
+from router.ports import DeadLetterStore, Tracer
+
+MOST_BUSIEST_POOLS: Final = 100
+MOST_SCANNED: Final = 5000  # messages, the oldest ones, that are looked at for groups that wait
+MOST_NOTES: Final = 10  # there may be thousands of queues and pools
+
+T = TypeVar("T")
+
+
+class Lazily(Generic[T]):
+    """Values that are read again, one by one, each time somebody iterates over them."""
+
+    def __init__(self, read: Callable[[], Iterable[T]]) -> None:
+        self._read = read
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._read())
+
+
+class StateReader:
+    """Makes a `RouterState` for each request."""
+
+    def __init__(
+        self,
+        manager: QueueManager,
+        breakers: Breakers,
+        letters: DeadLetterWriter,
+        warnings: WarningBook,
+        *,
+        lag: LoopLag,
+        wall: Callable[[], float],
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.initialized = False
+        self.shutting_down = False
+        self.primary = True
+        self._manager = manager
+        self._breakers = breakers
+        self._letters = letters
+        self._warnings = warnings
+        self._lag = lag
+        self._wall = wall
+        self._tracer = tracer
+        self._started = _now()
+        # Fixed, so that the dashboard shows the same instant always as the same number.
+        self._loop_to_wall = wall() - self._started
+
+    def read(self, syncs: SyncCounts, standby: StandbyStatus) -> RouterState:
+        manager, registry = self._manager, self._manager.registry
+        ended = {fate.name.lower(): count for fate, count in registry.ledger.ended.items()}
+        return RouterState(
+            initialized=self.initialized,
+            shutting_down=self.shutting_down,
+            primary=self.primary,
+            now=self._wall(),
+            started_at=self._started + self._loop_to_wall,
+            uptime=_now() - self._started,
+            consumers=Lazily(self._consumers),
+            queues=Lazily(self._queues),
+            pool_count=len(manager.pools),
+            draining_pools=len(manager.draining_pools),
+            pools=Lazily(lambda: (pool_state(pool, _now()) for pool in self._all_pools())),
+            active_pools=Lazily(self._active_pools),
+            busiest_pools=Lazily(self._busiest_pools),
+            groups=Lazily(self._groups),
+            breakers=Lazily(lambda: map(self._circuit, self._breakers.all())),
+            open_breakers=sum(each.state is BreakerState.OPEN for each in self._breakers.all()),
+            held=registry.held,
+            ledger={"received": registry.ledger.received, **ended},
+            unaccounted=registry.unaccounted,
+            dead_letters={reason.value: count for reason, count in self._letters.kept.items()},
+            loop_lag=self._lag.seconds,
+            spans={} if self._tracer is None else self._tracer.counts,
+            warnings=self._warnings.summary(self._wall()),
+            syncs=syncs,
+            standby=standby,
+        )
+
+    def _consumers(self) -> Iterator[ConsumerState]:
+        now, wall = _now(), self._wall()
+        for consumer in self._manager.consumers.values():
+            for number, connection in enumerate(consumer.connections, start=1):
+                health = connection.health
+                since_poll = now - health.last_poll if health.has_polled else None
+                yield ConsumerState(
+                    queue=consumer.queue.name,
+                    connection=number,
+                    running=connection.is_running,
+                    healthy=connection.is_healthy(now),
+                    restarts=consumer.restarts,
+                    since_poll=since_poll,
+                    last_poll=None if since_poll is None else wall - since_poll,
+                )
+
+    def _queues(self) -> Iterator[QueueState]:
+        """A stopping consumer counts until it is gone, or replaced: then its counts live on."""
+        manager = self._manager
+        stopping = {consumer.queue.name: consumer for consumer in manager.stopping_consumers}
+        for name, consumer in {**stopping, **manager.consumers}.items():
+            yield self._queue(consumer, stopping=name not in manager.consumers)
+
+    def _queue(self, consumer: QueueConsumer, *, stopping: bool) -> QueueState:
+        now, name, depth = _now(), consumer.queue.name, consumer.last_depth
+        return QueueState(
+            name=name,
+            counts=consumer.counts,
+            now=now,
+            uptime=now - self._started,
+            stopping=stopping,
+            waiting=None if depth is None else depth.waiting,
+            handed_out=None if depth is None else depth.in_flight,
+            unknown_pools=self._manager.unknown_pools[name],
+            since_poll=max(now - each.health.last_poll for each in consumer.connections),
+            connections=len(consumer.connections),
+            healthy=consumer.is_healthy(now),
+            restarts=consumer.restarts,
+        )
+
+    def _all_pools(self) -> list[ProcessPool]:
+        """A draining pool counts until it is gone (§7)."""
+        return [*self._manager.pools.values(), *self._manager.draining_pools.values()]
+
+    def _active_pools(self) -> Iterator[PoolState]:
+        """Of ten thousand pools, most are idle and cost no more than a glance."""
+        now = _now()
+        for pool in self._manager.pools.values():
+            if pool.held or pool.runner.deliveries.success_rate(now) < GOOD_RATE:
+                yield pool_state(pool, now)
+
+    def _busiest_pools(self) -> Iterator[PoolState]:
+        busiest = nlargest(MOST_BUSIEST_POOLS, self._all_pools(), lambda pool: pool.held)
+        now = _now()
+        return (pool_state(pool, now) for pool in sorted(busiest, key=lambda pool: pool.code))
+
+    def _groups(self) -> Iterator[HeldGroup]:
+        """The tracker has its messages in the order in which they came."""
+        seen: set[Lane] = set()
+        for job in islice(self._manager.registry.tracker, MOST_SCANNED):
+            pool = job.pool
+            if job.state not in (State.QUEUED, State.WAITING) or not isinstance(pool, ProcessPool):
+                continue
+            lane = pool.lane_of(job)
+            if lane is not None and lane not in seen:
+                seen.add(lane)
+                waiting = len(lane) + (lane.current is job)  # which is no longer in its lane
+                yield HeldGroup(held_state(job, self._loop_to_wall), waiting)
+
+    def _circuit(self, breaker: Breaker) -> Circuit:
+        return circuit_state(breaker, self._loop_to_wall)
+
+
+def pool_state(pool: ProcessPool, now: float) -> PoolState:
+    runner, config = pool.runner, pool.config
+    return PoolState(
+        code=pool.code,
+        deliveries=runner.deliveries,
+        now=now,
+        draining=pool.draining,
+        in_flight=runner.open_requests,
+        concurrency=config.concurrency,
+        free_permits=pool.permits.free,
+        queued=pool.queued,
+        capacity=pool.capacity,
+        groups=len(pool.lanes),
+        rate_per_minute=config.rate_per_minute,
+        waits_for_rate=pool.waits_for_rate is not None,
+        retrying=runner.pausing,
+        idle_seconds=None if runner.last_start is None else now - runner.last_start,
+        waiting=lambda: waits_in(pool),
+    )
+
+
+def circuit_state(breaker: Breaker, loop_to_wall: float) -> Circuit:
+    buffered, failures = breaker.buffered
+    is_open = breaker.state is BreakerState.OPEN
+    return Circuit(
+        name=breaker.name,
+        state=breaker.state.name,
+        successes=breaker.successes,
+        failures=breaker.failures,
+        rejections=breaker.rejections,
+        buffered=buffered,
+        buffered_failures=failures,
+        buffer_size=WINDOW,
+        last_used=breaker.last_used,
+        retry_at=breaker.retry_at + loop_to_wall if is_open else None,
+    )
+
+
+def held_state(job: Job, loop_to_wall: float) -> Held:
+    open_try = (Try(job.started_at, None),) if job.state is State.DELIVERING else ()
+    return Held(
+        message_id=job.message.id,
+        queue=job.settler.queue_name,
+        pool=pool_code(job),
+        group=job.group,
+        target=mask_urls(job.message.target),
+        state=job.state,
+        attempt=job.requests,
+        received_at=job.tracked_at + loop_to_wall,
+        started_at=job.started_at + loop_to_wall,
+        resume_at=None if job.resume_at == NEVER else job.resume_at + loop_to_wall,
+        tries=moved_tries(job.tries + open_try, loop_to_wall),
+        standing=_standing(job, loop_to_wall),
+        failures=job.failures,
+        correlation_id=job.message.correlation_id,
+        payload_bytes=len(job.message.payload),
+    )
+
+
+def _standing(job: Job, loop_to_wall: float) -> Standing:
+    pool = job.pool
+    if not isinstance(pool, ProcessPool):
+        return Standing(in_a_pool=False)
+    lane = pool.lane_of(job)
+    if pool.draining or (lane is not None and job in lane.blocked):
+        return Standing(held_back=True)
+    order = [] if lane is None else list(_order(lane))
+    before = order[: order.index(job)] if job in order else []
+    rate = pool.config.rate_per_minute
+    return Standing(
+        in_front=held_state(before[0], loop_to_wall) if before else None,
+        ahead=len(before),
+        lanes_ahead=pool.lanes.ahead_of(lane, job),
+        has_free_permit=pool.permits.is_free,
+        rate_wait=pool.gate.seconds_to_wait,
+        rate_step=MINUTE / rate if rate else 0.0,
+    )
+
+
+def _order(lane: Lane) -> Iterator[Job]:
+    """The group's messages in the order of service, the one being served first."""
+    if lane.current is not None:
+        yield lane.current
+    yield from lane
+
+
+class InFlightMessage(Struct, frozen=True, kw_only=True):
+    """A message that the router holds, as it is listed."""
+
+    message_id: str
+    broker_id: str | None
+    queue: str
+    pool: str
+    group: str
+    state: State
+    attempt: int
+    since: float  # Unix seconds
+    seconds: float
+
+
+class InFlightFilter(Struct, frozen=True, kw_only=True):
+    """None matches any."""
+
+    message_id: str | None = None
+    pool: str | None = None
+    queue: str | None = None
+
+    def matches(self, job: Job) -> bool:
+        return (
+            self.message_id in (None, job.message.id)
+            and self.pool in (None, pool_code(job))
+            and self.queue in (None, job.settler.queue_name)
+        )
+
+
+class MessageLookup:
+    """Finds messages that the router holds or remembers, and explains why they wait."""
+
+    def __init__(
+        self,
+        manager: QueueManager,
+        breakers: Breakers,
+        letters: DeadLetterStore,
+        wall: Callable[[], float],
+    ) -> None:
+        self._manager = manager
+        self._journal = manager.registry.journal
+        self._tracker = manager.registry.tracker
+        self._breakers = breakers
+        self._letters = letters
+        self._wall = wall
+
+    def in_flight(self, wanted: InFlightFilter, limit: int) -> Sequence[InFlightMessage]:
+        """List the matching messages, the ones held longest first."""
+        matching = [job for job in self._tracker if wanted.matches(job)]
+        matching.sort(key=lambda job: job.tracked_at)
+        now, wall = _now(), self._wall()
+        return [
+            InFlightMessage(
+                message_id=job.message.id,
+                broker_id=shown_id(job.key, job.message.id),
+                queue=job.settler.queue_name,
+                pool=pool_code(job),
+                group=job.group,
+                state=job.state,
+                attempt=job.requests,
+                since=wall - (now - job.tracked_at),
+                seconds=now - job.tracked_at,
+            )
+            for job in matching[:limit]
+        ]
+
+    def are_in_flight(self, message_ids: Iterable[str]) -> dict[str, bool]:
+        held = {job.message.id for job in self._tracker}
+        return {message_id: message_id in held for message_id in message_ids}
+
+    async def history(self, message_id: str) -> MessageHistory:
+        letter = await self._letters.latest_of(message_id)
+        shift = self._loop_to_wall
+        return MessageHistory(
+            message_id=message_id,
+            ended=[self._shown(each) for each in self._journal.of_message(message_id)],
+            held=[held_state(job, shift) for job in self._tracker if job.message.id == message_id],
+            letter=letter,
+        )
+
+    async def explain_message(self, message_id: str) -> Explanation:
+        history = await self.history(message_id)
+        last = history.ended[-1] if history.ended else None
+        target = next((each.target for each in (*history.held, last) if each is not None), None)
+        return explain_message(
+            history, now=self._wall(), circuit=self._circuit_of(target), notes=self._queue_notes()
+        )
+
+    def explain_group(self, group: str | None, pool: str | None) -> Explanation:
+        group, pool = group or DEFAULT_GROUP, pool or DEFAULT_POOL
+        manager = self._manager
+        pools = (manager.pools.get(pool), manager.draining_pools.get(pool))
+        lanes = (None if each is None else each.lanes.get(group) for each in pools)
+        order = [job for lane in lanes if lane is not None for job in _order(lane)]
+        first = held_state(order[0], self._loop_to_wall) if order else None
+        return explain_group(
+            group,
+            pool,
+            now=self._wall(),
+            first=first,
+            behind=max(len(order) - 1, 0),
+            last=self._latest(lambda ended: (ended.group, ended.pool) == (group, pool)),
+            circuit=self._circuit_of(first.target if first else None),
+            notes=self._queue_notes(),
+        )
+
+    def explain_target(self, url: str) -> Explanation:
+        """Explain what keeps messages from the origin of this URL. Raises BadTarget."""
+        origin = read_target(url).origin
+        held = [job for job in self._tracker if read_target(job.message.target).origin == origin]
+        return explain_target(
+            origin,
+            now=self._wall(),
+            first=held_state(held[0], self._loop_to_wall) if held else None,
+            held=len(held),
+            delivering=sum(job.state is State.DELIVERING for job in held),
+            last=self._latest(lambda ended: _has_origin(ended, origin)),
+            circuit=self._circuit_of(url),
+        )
+
+    @property
+    def _loop_to_wall(self) -> float:
+        return self._wall() - _now()
+
+    def _latest(self, is_wanted: Callable[[HandOver], bool]) -> HandOver | None:
+        found = next(filter(is_wanted, self._journal.latest_first()), None)
+        return None if found is None else self._shown(found)
+
+    def _shown(self, ended: HandOver) -> HandOver:
+        return replace(ended.moved(self._loop_to_wall), target=mask_urls(ended.target))
+
+    def _circuit_of(self, target: str | None) -> Circuit | None:
+        where = None if target is None else read_target(target)
+        if where is None or where.is_local:
+            return None
+        breaker = self._breakers.find(where.origin)
+        return None if breaker is None else circuit_state(breaker, self._loop_to_wall)
+
+    def _queue_notes(self) -> tuple[str, ...]:
+        """Return what may keep a message in its queue."""
+        return tuple(islice(self._all_queue_notes(), MOST_NOTES))
+
+    def _all_queue_notes(self) -> Iterator[str]:
+        manager = self._manager
+        if not manager.consumers:
+            yield "no queue is consumed"
+        for name, consumer in manager.consumers.items():
+            if not any(connection.is_connected for connection in consumer.connections):
+                yield f"queue {name} is not connected"
+            elif consumer.last_depth is not None and consumer.last_depth.waiting:
+                yield f"queue {name}: {consumer.last_depth.waiting} wait in it, when last seen"
+        for code, pool in manager.pools.items():
+            if not pool.has_room:
+                yield f"pool {code} is full"
+
+
+def _has_origin(ended: HandOver, origin: str) -> bool:
+    try:
+        return read_target(ended.target).origin == origin
+    except BadTarget:  # masked and cut, it may no longer be a URL
+        return False
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

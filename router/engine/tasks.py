@@ -1,0 +1,53 @@
+"""Running what a message asks for on this machine, as a process or a handler (CMD-8, CMD-9)."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from msgspec.structs import replace
+
+from router.core.config import PoolConfig
+from router.core.job import Job
+from router.core.outcome import NoReply, Outcome, judge
+from router.core.target import origin_of
+from router.core.warnings import Code, Severity
+from router.engine.alerts import Alerts
+from router.ports import Task, TaskRunner
+
+SOURCE: Final = "TaskMediator"
+
+
+class TaskMediator:
+    """Makes one attempt at running one task. It has no circuit breaker and a task no second try."""
+
+    def __init__(self, runner: TaskRunner, alerts: Alerts, wall: Callable[[], float]) -> None:
+        self._runner = runner
+        self._alerts = alerts
+        self._wall = wall
+
+    async def attempt(self, job: Job, pool: PoolConfig) -> Outcome:
+        settler, policy = job.settler, pool.retry or job.settler.retry
+        most = None if policy is None else policy.max_attempts
+        job.requests += 1
+        answer = await self._runner.run(
+            Task(
+                job.message,
+                settler.queue_name,
+                job.failures + 1,
+                most,
+                partial(settler.extend, job),
+            )
+        )
+        outcome = replace(judge(answer, self._wall, policy), status=None)  # it has none
+        if outcome.rule.was_sent:
+            job.batch.requests += 1
+        else:
+            job.requests -= 1
+        if outcome.rule.warning is not None:
+            code, severity = outcome.rule.warning
+            text = f"{origin_of(job.message.target)}: {outcome.detail}"
+            self._alerts.raise_warning(code, severity, SOURCE, text)
+        if not isinstance(answer, NoReply) and answer.too_long:
+            text = f"{origin_of(job.message.target)} wrote more than 1 MiB; it was discarded"
+            self._alerts.raise_warning(Code.PROCESSING, Severity.WARN, SOURCE, text)
+        return outcome

@@ -1,0 +1,1 @@
+"""Runs tasks as local processes (CMD-8)."""

@@ -1,0 +1,477 @@
+"""Runs tasks in processes and returns what came of them (CMD-8)."""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from router.outbound.process.executors import TERM_SECONDS, Executor, Mode
+
+log = logging.getLogger(__name__)
+
+MAX_OUTPUT_BYTES: Final = 1024 * 1024
+STDERR_BYTES: Final = 4096  # of its end are kept
+OUTPUT_GRACE_SECONDS: Final = 1.0  # between the end of a process and the end of its output
+CLOSE_SECONDS: Final = 5.0  # for the spawner to kill everything
+_CHUNK_BYTES: Final = 64 * 1024
+_PR_SET_DUMPABLE: Final = 4
+_SPAWNER: Final = Path(__file__).with_name("spawner.py")
+
+
+class TaskResult(Struct, frozen=True):
+    """How one task ended."""
+
+    exit_code: int | None  # negative: the signal that ended it; None: it did not end by itself
+    output: bytes = b""
+    error: str = ""  # the end of standard error
+    problem: str = ""  # why there is no exit code, in our words
+    is_timeout: bool = False
+    is_unstarted: bool = False  # nothing of it ran
+    is_output_cut: bool = False  # there was more than MAX_OUTPUT_BYTES, so all of it is dropped
+
+
+class NotStarted(Exception):
+    """The process could not be started."""
+
+
+class SpawnerLost(Exception):
+    """The spawner ended while the process ran, so it was killed."""
+
+
+class _Answer(Struct):
+    """What the router needs to know of a line that a serving process wrote."""
+
+    id: str = msgspec.field(name="messageId")
+
+
+@asynccontextmanager
+async def open_processes(executors: Mapping[str, Executor]) -> AsyncIterator["Processes"]:
+    """Start the spawner; end it, and with it every task, with the context."""
+    # Tasks of our own user may not read our memory and environment.
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    processes = Processes(executors)
+    try:
+        yield processes
+    finally:
+        processes.close()
+
+
+class Processes:
+    """All task processes of this router."""
+
+    def __init__(self, executors: Mapping[str, Executor]) -> None:
+        self._executors = executors
+        self._free = {each.name: asyncio.Semaphore(each.processes) for each in executors.values()}
+        self._idle: dict[str, list[_Process]] = {name: [] for name in executors}
+        self._spawner = _Spawner(executors)
+
+    async def run(self, name: str, message_id: str, line: bytes, timeout: float) -> TaskResult:
+        """Run one task. `line` is its input, one line of JSON. Never raises but when cancelled."""
+        executor = self._executors[name]
+        async with self._free[name]:
+            process: _Process | None = None
+            try:
+                async with asyncio.timeout(timeout):
+                    if executor.mode is Mode.ONCE:
+                        process = self._spawner.start(name)
+                        return await process.run_once(line)
+                    process = self._serving(name)
+                    result = await process.ask(message_id, line)
+            except NotStarted as reason:
+                return TaskResult(None, problem=f"not started: {reason}", is_unstarted=True)
+            except SpawnerLost as reason:
+                return TaskResult(None, problem=str(reason))
+            except TimeoutError:
+                assert process is not None  # noqa: S101 - nothing waits before there is one
+                error = process.error_text
+                await process.end()
+                problem = f"no answer within {timeout:g} s"
+                return TaskResult(None, error=error, problem=problem, is_timeout=True)
+            except BaseException:
+                if process is not None:
+                    process.terminate()
+                raise
+            if result.exit_code == 0 and process.may_go_on(executor.max_tasks):
+                self._idle[name].append(process)
+            else:
+                process.terminate()
+            return result
+
+    @property
+    def spawner_pid(self) -> int:
+        return self._spawner.pid
+
+    def _serving(self, name: str) -> "_Process":
+        idle = self._idle[name]
+        while idle:
+            process = idle.pop()
+            if process.may_go_on(None):
+                return process
+            process.terminate()
+        return self._spawner.start(name)
+
+    def close(self) -> None:
+        self._spawner.close()
+
+
+class _Spawner:
+    """Our end of the socket to the spawner. It is started again if it is lost."""
+
+    def __init__(self, executors: Mapping[str, Executor]) -> None:
+        self._executors = executors
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[int, _Process] = {}
+        self._number = 0
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self._socket: socket.socket | None = None
+        self._program: subprocess.Popen[bytes] | None = None
+        self._lost: list[subprocess.Popen[bytes]] = []  # those that have not ended yet
+        self._connect()
+
+    def start(self, executor: str) -> "_Process":
+        """Start a process. Raises NotStarted; a later failure is told by its exit."""
+        self._number += 1
+        try:
+            if self._socket is None:
+                self._connect()
+            process = _Process(self._number, self)
+        except OSError as error:  # no descriptors, no memory
+            raise NotStarted(str(error)) from None
+        self._running[process.number] = process
+        self._send({"run": process.number, "with": executor}, process.their_ends)
+        return process
+
+    @property
+    def pid(self) -> int:
+        assert self._program is not None  # noqa: S101 - set by _connect
+        return self._program.pid
+
+    def signal(self, task: int, number: int) -> None:
+        if task in self._running:
+            self._send({"task": task, "signal": number}, [])
+
+    def close(self) -> None:
+        """The spawner kills everything when its socket closes."""
+        self._lose("the router stops")
+        if self._program is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._program.wait(CLOSE_SECONDS)
+
+    def _connect(self) -> None:
+        if self._program is not None:
+            # It has lost its socket, so it ends soon. We do not wait: it may have much to kill.
+            self._lost = [each for each in (*self._lost, self._program) if each.poll() is None]
+            self._program = None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, contextlib.ExitStack() as on_error:
+            on_error.callback(ours.close)
+            # -I and -S: nothing but the standard library, whatever the environment says.
+            self._program = subprocess.Popen(  # noqa: S603 - our own program
+                [sys.executable, "-I", "-S", str(_SPAWNER), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )
+            on_error.pop_all()
+        ours.setblocking(False)
+        self._socket = ours
+        self._loop.add_reader(ours, self._hear)
+        for executor in self._executors.values():
+            limits = msgspec.to_builtins(executor.limits)
+            fields = {
+                "name": executor.name,
+                "command": list(executor.command),
+                "cwd": executor.cwd,
+                "env": executor.env,
+                "user": executor.user,
+                "limits": {name: value for name, value in limits.items() if value is not None},
+            }
+            self._send({"executor": fields}, [])
+
+    def _send(self, order: object, descriptors: list[int]) -> None:
+        self._outbox.append((json.dumps(order).encode(), descriptors))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox and self._socket is not None:
+            packet, descriptors = self._outbox[0]
+            try:
+                if descriptors:
+                    socket.send_fds(self._socket, [packet], descriptors)
+                else:
+                    self._socket.send(packet)
+            except BlockingIOError:
+                self._loop.add_writer(self._socket, self._flush)
+                return
+            except OSError as error:
+                self._hear()  # which tasks it had started
+                self._lose(f"the spawner is gone: {error}")
+                return
+            self._outbox.popleft()
+            for each in descriptors:
+                os.close(each)
+        if self._socket is not None:
+            self._loop.remove_writer(self._socket)
+
+    def _hear(self) -> None:
+        while self._socket is not None:
+            try:
+                packet = self._socket.recv(_CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._lose("the spawner has ended")
+                return
+            news = json.loads(packet)
+            task = news["task"]
+            process = self._running[task]
+            if "pid" in news:
+                process.pid = news["pid"]
+                continue
+            del self._running[task]
+            if "failed" in news:
+                process.fail(NotStarted(news["failed"]))
+            else:
+                process.ended(news["exit"])
+
+    def _lose(self, reason: str) -> None:
+        """Its tasks cannot be waited for any more: kill them."""
+        if self._socket is None:
+            return
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        self._socket = None
+        for _, descriptors in self._outbox:
+            for each in descriptors:
+                os.close(each)
+        self._outbox.clear()
+        running, self._running = self._running, {}
+        for process in running.values():
+            if process.pid is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.fail(SpawnerLost(reason))
+
+
+class _Process:
+    """One task process, seen through its pipes."""
+
+    def __init__(self, number: int, spawner: _Spawner) -> None:
+        self.number = number
+        self.pid: int | None = None
+        self._spawner = spawner
+        self._loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as on_error:
+            stdin, self._stdin = _pipe(on_error)
+            self._stdout, stdout = _pipe(on_error)
+            self._stderr, stderr = _pipe(on_error)
+            on_error.pop_all()
+        self.their_ends = [stdin, stdout, stderr]
+        self._open = {self._stdin, self._stdout, self._stderr}
+        for each in self._open:
+            os.set_blocking(each, False)
+        self._to_write = b""
+        self._output = bytearray()
+        self._is_overlong = False
+        self._error = b""
+        self._tasks = 0
+        self._is_asked = False
+        self._is_spoilt = False  # it wrote what nobody asked for
+        self._exit: asyncio.Future[int] = self._loop.create_future()
+        self._changed: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(self._stdout, self._read_output)
+        self._loop.add_reader(self._stderr, self._read_error)
+
+    @property
+    def error_text(self) -> str:
+        return self._error.decode(errors="replace")
+
+    def may_go_on(self, max_tasks: int | None) -> bool:
+        """Return whether it can serve another task."""
+        is_used_up = max_tasks is not None and self._tasks >= max_tasks
+        is_whole = {self._stdin, self._stdout} <= self._open
+        return is_whole and not (self._exit.done() or self._is_spoilt or is_used_up)
+
+    async def run_once(self, line: bytes) -> TaskResult:
+        """Give it its input and wait until it ends."""
+        self._to_write = line
+        self._write_more(then_close=True)
+        try:
+            code = await asyncio.shield(self._exit)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(OUTPUT_GRACE_SECONDS):
+                    while {self._stdout, self._stderr} & self._open:
+                        await self._change()
+        finally:
+            if self._exit.done():
+                self.close()
+        # Empty if it is overlong.
+        output, is_cut = bytes(self._output), self._is_overlong
+        return TaskResult(code, output, self.error_text, is_output_cut=is_cut)
+
+    async def ask(self, message_id: str, line: bytes) -> TaskResult:
+        """Give it a line and wait for its answer."""
+        self._tasks += 1
+        self._is_asked = True
+        self._error = b""
+        self._to_write = line
+        self._write_more(then_close=False)
+        while not self._has_answered:
+            await self._change()
+        if self._stdout not in self._open and not self._exit.done():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(OUTPUT_GRACE_SECONDS):
+                    await asyncio.shield(self._exit)
+        self._is_asked = False
+        answer, newline, rest = bytes(self._output).partition(b"\n")
+        self._output.clear()
+        if not newline:
+            return self._unanswered()
+        if rest or self._to_write:  # a surplus line; or it has not read all that it was given
+            self._is_spoilt = True
+        try:
+            answered_id = msgspec.json.decode(answer, type=_Answer).id
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return self._bad(f"the answer cannot be read: {error}")
+        if answered_id != message_id:
+            return self._bad("the answer has another messageId")
+        return TaskResult(0, answer, self.error_text)
+
+    @property
+    def _has_answered(self) -> bool:
+        """Whether there is an answer, or will be none: its output has ended (not its process,
+        whose end may be reported before we have read its last line)."""
+        return b"\n" in self._output or self._is_overlong or self._stdout not in self._open
+
+    def _unanswered(self) -> TaskResult:
+        if self._is_overlong:
+            return self._bad(f"an answer of more than {MAX_OUTPUT_BYTES} bytes")
+        if not self._exit.done():
+            return self._bad("it closed its standard output")
+        return TaskResult(self._exit.result() or 1, error=self.error_text)
+
+    def _bad(self, problem: str) -> TaskResult:
+        self._is_spoilt = True
+        return TaskResult(None, error=self.error_text, problem=problem)
+
+    def terminate(self) -> None:
+        """SIGTERM to its group now, SIGKILL later, without waiting."""
+        if self._exit.done():
+            self.close()
+            return
+        self._close(self._stdin)
+        self._spawner.signal(self.number, signal.SIGTERM)
+        kill = self._loop.call_later(
+            TERM_SECONDS, self._spawner.signal, self.number, signal.SIGKILL
+        )
+        self._exit.add_done_callback(lambda _: kill.cancel())
+        self._exit.add_done_callback(lambda _: self.close())
+
+    async def end(self) -> None:
+        """The same, and wait until it has ended."""
+        self.terminate()
+        with contextlib.suppress(NotStarted, SpawnerLost):
+            await asyncio.shield(self._exit)
+
+    def ended(self, code: int) -> None:
+        if not self._exit.done():
+            self._exit.set_result(code)
+        self._note_change()
+
+    def fail(self, error: NotStarted | SpawnerLost) -> None:
+        if not self._exit.done():
+            self._exit.set_exception(error)
+            self._exit.exception()  # looked at: nobody may wait for it
+        self.close()
+        self._note_change()
+
+    def close(self) -> None:
+        for each in tuple(self._open):
+            self._close(each)
+
+    async def _change(self) -> None:
+        if self._changed.done():
+            self._changed = self._loop.create_future()
+        await self._changed
+
+    def _note_change(self) -> None:
+        if not self._changed.done():
+            self._changed.set_result(None)
+
+    def _write_more(self, *, then_close: bool) -> None:
+        if self._stdin not in self._open:
+            return
+        try:
+            self._to_write = self._to_write[os.write(self._stdin, self._to_write) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # it reads no more: its answer or exit code says what that means
+            self._to_write = b""
+            then_close = True
+        if self._to_write:
+            self._loop.add_writer(self._stdin, partial(self._write_more, then_close=then_close))
+        elif then_close:
+            self._close(self._stdin)
+        else:
+            self._loop.remove_writer(self._stdin)
+
+    def _read_output(self) -> None:
+        if not (data := self._read(self._stdout)):
+            return
+        if self._tasks and not self._is_asked:
+            self._is_spoilt = True
+        if len(self._output) + len(data) > MAX_OUTPUT_BYTES:
+            self._is_overlong = True
+            self._output.clear()
+        elif not self._is_overlong:
+            self._output += data
+        self._note_change()
+
+    def _read_error(self) -> None:
+        if data := self._read(self._stderr):
+            self._error = (self._error + data)[-STDERR_BYTES:]
+
+    def _read(self, descriptor: int) -> bytes:
+        try:
+            data = os.read(descriptor, _CHUNK_BYTES)
+        except BlockingIOError:
+            return b""
+        if not data:
+            self._close(descriptor)
+            self._note_change()
+        return data
+
+    def _close(self, descriptor: int) -> None:
+        if descriptor in self._open:
+            self._open.discard(descriptor)
+            self._loop.remove_reader(descriptor)
+            if descriptor == self._stdin:
+                self._loop.remove_writer(descriptor)
+            os.close(descriptor)
+
+
+def _pipe(on_error: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for each in ends:
+        on_error.callback(os.close, each)
+    return ends

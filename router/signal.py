@@ -1,0 +1,40 @@
+"""Waking those who wait for something to change, so that they look again."""
+
+import asyncio
+
+
+class Signal:
+    """Wakes everyone who waits when it is rung.
+
+    Code that awaits between looking and waiting listens first, then looks, then waits: a ring in
+    between is not missed.
+    """
+
+    __slots__ = ("_next_ring",)
+
+    def __init__(self) -> None:
+        self._next_ring: asyncio.Event | None = None  # made on use: most rings wake nobody
+
+    def listen(self) -> asyncio.Event:
+        """Return an event that the next ring sets."""
+        if self._next_ring is None:
+            self._next_ring = asyncio.Event()
+        return self._next_ring
+
+    def ring(self) -> None:
+        if self._next_ring is not None:
+            self._next_ring.set()
+            self._next_ring = None
+
+    async def wait(self, at_most: float | None = None) -> None:
+        """Wait for the next ring, for at most so many seconds."""
+        await wait_for_signal(self.listen(), at_most)
+
+
+async def wait_for_signal(rung: asyncio.Event, at_most: float | None) -> None:
+    """Wait until the event is set, for at most so many seconds."""
+    try:
+        async with asyncio.timeout(at_most):
+            await rung.wait()
+    except TimeoutError:
+        return

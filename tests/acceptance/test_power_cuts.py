@@ -1,0 +1,202 @@
+"""The power goes at every write: what was answered is never lost, and both files open again.
+
+The real router runs with a shim that records what it writes. From that record the test makes the
+disk as it would be after a cut at any point, where only what was synced is sure to survive.
+"""
+
+import asyncio
+import os
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from router.core.dead_letter import LetterFilter
+from router.storage.dead_letters import open_store
+from tests.acceptance.process import RouterProcess, eventually
+from tests.acceptance.site import Site
+from tests.acceptance.targets import id_of, message
+from tests.outbound.servers import Connection, Target, listening
+from tests.support.disk import (
+    MARK,
+    Disk,
+    Survives,
+    build_recorder,
+    mark,
+    read_log,
+    recording,
+)
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+CALLS = 12
+PER_CALL = 4
+IMAGES = int(os.environ.get("POWER_CUTS", "250"))  # of each kind
+
+
+@dataclass
+class Mixed:
+    """Accepts most messages, refuses some for good, and fails others once."""
+
+    log: Path
+    failed: Counter[str]
+
+    async def script(self, connection: Connection) -> None:
+        while True:
+            each = id_of(await connection.read())
+            if each.endswith("3"):
+                await connection.reply(404)
+            elif each.endswith("2") and not self.failed[each]:
+                self.failed[each] += 1
+                await connection.reply(200, b'{"ack": false, "delaySeconds": 1}')
+            else:
+                mark(self.log, f"accepted {each}")
+                await connection.reply()
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_recorder(tmp_path_factory.mktemp("recorder"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "site"
+    made.mkdir()
+    return made
+
+
+def batch(number: int, target: Target) -> list[dict[str, object]]:
+    return [
+        message(f"{number}-{each}", target, group=f"g{number % 3}" if each % 2 else None)
+        for each in range(PER_CALL)
+    ]
+
+
+async def work(router: RouterProcess, target: Target, log: Path) -> None:
+    """Publish, one call after the other, and note each answer."""
+    for number in range(CALLS):
+        messages = batch(number, target)
+        await router.publish(messages)
+        for each in messages:
+            mark(log, f"answered {each['id']}")
+
+
+def ids_in(files: Mapping[str, bytes], folder: Path) -> set[str]:
+    """Put the files down, and return the ids that the queue will deliver again."""
+    for name, content in files.items():
+        if name.endswith((".db", ".db-wal", ".db-journal")):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    return set().union(*(unsettled(path) for path in folder.glob("queue.db")))
+
+
+def unsettled(path: Path) -> set[str]:
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        if not db.execute("SELECT 1 FROM sqlite_schema").fetchone():
+            return set()
+        query = "SELECT message_id FROM queue_messages WHERE finished_at IS NULL"
+        return {row[0] for row in db.execute(query)}
+
+
+async def letters(folder: Path) -> set[str]:
+    """By the store's own code, which must open what it finds."""
+    path = folder / "state/dead-letters.db"
+    if not path.exists():
+        return set()
+    async with open_store(path.as_uri().replace("file:", "sqlite:")) as store:
+        kept = await store.find(LetterFilter(), limit=1000)
+        return {each.letter.message_id or "" for each in kept}
+
+
+def cuts(log: Path, most: int) -> Iterator[tuple[int, Disk]]:
+    """Yield the disk after each record, or after as many of them as there is time for."""
+    records = list(read_log(log))
+    places = [index for index, record in enumerate(records) if record.kind != MARK]
+    chosen = set(places if len(places) <= most else random.Random(1).sample(places, most))  # noqa: S311
+    disk = Disk()
+    for index, record in enumerate(records):
+        disk.apply(record)
+        if index in chosen:
+            yield index, disk
+
+
+def marked(marks: Sequence[str], what: str) -> set[str]:
+    return {text.removeprefix(f"{what} ") for text in marks if text.startswith(f"{what} ")}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.rule("P1", "DLQ-1", "WQ-1")
+@pytest.mark.parametrize("survives", list(Survives))
+async def test_what_was_answered_survives_a_power_cut_at_any_write(
+    folder: Path, tmp_path: Path, recorder: Path, survives: Survives
+) -> None:
+    log = tmp_path / "disk.log"
+    site = Site(folder)
+    site.configure({"code": "DEFAULT-POOL", "concurrency": 5})
+    site.settings |= recording(recorder, folder, log)
+    mixed = Mixed(log, Counter())
+    async with listening(mixed.script) as target, site.router() as router:
+        await work(router, target, log)
+        await eventually(lambda: not site.unsettled())
+        await router.stop()
+
+    looked_at = 0
+    for index, disk in cuts(log, IMAGES):
+        image = tmp_path / f"cut-{index}"
+        rng = random.Random(index)  # noqa: S311 - a test's choice
+        found = ids_in(disk.files(survives, rng), image) | await letters(image)
+        lost = marked(disk.marks, "answered") - marked(disk.marks, "accepted") - found
+        assert not lost, f"lost by a cut after record {index} where {survives.value} survives"
+        looked_at += 1
+
+    assert looked_at >= min(IMAGES, 100)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.rule("P1", "DLQ-1", "WQ-1")
+@pytest.mark.parametrize("first", [5, 20, 40, 90])  # of its writes and syncs
+@pytest.mark.parametrize("fault", ["full", "sync"])
+async def test_what_was_answered_survives_a_disk_that_fails(
+    folder: Path, tmp_path: Path, recorder: Path, fault: str, first: int
+) -> None:
+    log = tmp_path / "disk.log"
+    site = Site(folder)
+    site.configure({"code": "DEFAULT-POOL", "concurrency": 5})
+    healthy = dict(site.settings)
+    site.settings |= recording(
+        recorder, folder, log, DISK_FAIL=fault, DISK_FAIL_AT=str(first), DISK_FAIL_FOR="30"
+    )
+    mixed = Mixed(log, Counter())
+    async with listening(mixed.script) as target:
+        async with site.starting() as router:
+            try:
+                await router.ready()
+            except AssertionError:
+                assert await router.ends() in (1, 2)  # it says why, and nothing was answered
+            else:
+                for number in range(CALLS):
+                    messages = batch(number, target)
+                    answer = await router.post("/messages?queue=orders", messages)
+                    if answer.status_code == 202:
+                        for each in messages:
+                            mark(log, f"answered {each['id']}")
+                    else:
+                        assert answer.status_code in (502, 503), answer.text
+                await asyncio.sleep(2)
+            await router.kill()
+        site.settings = healthy
+        async with site.router():
+            await eventually(lambda: not site.unsettled())
+            kept = await letters(folder)
+
+    marks = [record.name for record in read_log(log) if record.kind == MARK]
+    lost = marked(marks, "answered") - marked(marks, "accepted") - kept
+    assert not lost

@@ -1,0 +1,225 @@
+"""The library as a program uses it: a real queue, in real time (CMD-9)."""
+
+import asyncio
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from router.brokers import BrokerRegistry
+from router.core.config import QueueConfig, RetryPolicy
+from router.ports import StoreError
+from router.worker import Command, Context, Permanent, Transient, Worker
+from tests.acceptance.process import ROOT, eventually, run_command
+from tests.acceptance.site import Site
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+def command(message_id: str, kind: str = "work", **fields: object) -> dict[str, object]:
+    return {"id": message_id, "mediationTarget": f"handler:{kind}", **fields}
+
+
+async def bodies_in(uri: str, count: int) -> list[dict[str, object]]:
+    """What is in a queue, once there are so many."""
+    bodies: list[bytes] = []
+    queue = QueueConfig(name="replies", uri=uri)
+    async with (
+        BrokerRegistry(worker_id="test", dedup_window=300.0) as door,
+        door.open_queue(queue) as broker,
+    ):
+        while len(bodies) < count:
+            bodies += [received.body for received in await broker.receive(10)]
+    return sorted(map(json.loads, bodies), key=lambda reply: str(reply["messageId"]))
+
+
+def worker_on(site: Site, **options: object) -> Worker:
+    usual = {"dead_letters": f"sqlite:///{site.folder}/letters.db", "concurrency": 4}
+    uri = str(site.queue("orders")["queueUri"])
+    return Worker(uri, **(usual | options))  # type: ignore[arg-type]
+
+
+@pytest.mark.rule("CMD-9")
+async def test_a_worker_handles_what_is_there_and_what_comes(site: Site) -> None:
+    worker = worker_on(site, retry=RetryPolicy(max_attempts=2, schedule=(1.0,)))
+    handled: list[tuple[str, int]] = []
+
+    @worker.handler("work")
+    async def work(command: Command, context: Context) -> object:
+        handled.append((command.id, context.attempt))
+        if command.id == "bad":
+            raise Permanent("BAD", "it is bad")
+        if command.id == "slow" and context.attempt == 1:
+            raise Transient("SLOW", "not yet")
+        return {"ok": True}
+
+    await site.fill("orders", [command("a"), command("bad"), command("slow")])
+    assert not worker.is_running
+    await worker.start()
+    assert worker.is_running
+    await site.fill("orders", [command("b")])
+    await eventually(lambda: site.unsettled() == set())
+    await worker.stop(timeout=5)
+
+    assert not worker.is_running
+    assert sorted(handled) == [("a", 1), ("b", 1), ("bad", 1), ("slow", 1), ("slow", 2)]
+    with sqlite3.connect(site.folder / "letters.db") as letters:
+        assert letters.execute("SELECT message_id, reason FROM dead_letters").fetchall() == [
+            ("bad", "PERMANENT")
+        ]
+
+
+@pytest.mark.rule("CMD-9", "CMD-3")
+async def test_results_and_errors_go_to_the_reply_queue(site: Site) -> None:
+    replies = f"sqlite:///{site.queue_file}?queue=replies"
+    worker = worker_on(site, reply_queues={"answers": replies})
+
+    @worker.handler("work")
+    async def work(command: Command, _: Context) -> object:
+        if command.payload is None:
+            raise Permanent("NO_PAYLOAD", "there is nothing to do")
+        return {"doubled": command.payload * 2}
+
+    both = [command("a", payload=21, replyTo="answers"), command("b", replyTo="answers")]
+    await site.fill("orders", both)
+    await worker.start()
+    answers = await bodies_in(replies, 2)
+    await worker.stop()
+
+    assert answers == [
+        {"messageId": "a", "correlationId": None, "outcome": "SUCCESS", "result": {"doubled": 42}},
+        {
+            "messageId": "b",
+            "correlationId": None,
+            "outcome": "FAILED",
+            "errorCode": "NO_PAYLOAD",
+            "errorMessage": "there is nothing to do",
+        },
+    ]
+
+
+@pytest.mark.rule("CMD-9")
+async def test_no_more_handlers_run_side_by_side_than_allowed(site: Site) -> None:
+    worker, most = worker_on(site, concurrency=3), 0
+
+    @worker.handler("work")
+    async def work(*_: object) -> None:
+        nonlocal most
+        most = max(most, worker.in_flight_count)
+        await asyncio.sleep(0.05)
+
+    await site.fill("orders", [command(str(n)) for n in range(20)])
+    await worker.start()
+    await eventually(lambda: site.unsettled() == set())
+    await worker.stop()
+
+    assert most == 3
+
+
+@pytest.mark.rule("CMD-9")
+async def test_stop_waits_for_handlers_and_stop_now_does_not(site: Site) -> None:
+    worker = worker_on(site)
+    release = asyncio.Event()
+    ended: list[str] = []
+
+    @worker.handler("work")
+    async def work(command: Command, _: Context) -> None:
+        await release.wait()
+        ended.append(command.id)
+
+    await site.fill("orders", [command("a")])
+    await worker.start()
+    with pytest.raises(RuntimeError):
+        await worker.start()
+    await eventually(lambda: worker.in_flight_count == 1)
+    stopping = asyncio.ensure_future(worker.stop(timeout=30))
+    await asyncio.sleep(0.2)
+    assert (stopping.done(), worker.in_flight_count) == (False, 1)
+    release.set()
+    await stopping
+    assert (ended, site.unsettled()) == (["a"], set())
+
+    release.clear()
+    await site.fill("orders", [command("b")])
+    await worker.start()
+    await eventually(lambda: worker.in_flight_count == 1)
+    stopping = asyncio.ensure_future(worker.stop(timeout=30))
+    await asyncio.sleep(0.2)
+    await worker.stop_now()
+    await stopping
+    assert (ended, worker.in_flight_count) == (["a"], 0)
+    assert site.unsettled() == {"b"}
+    assert site.in_flight() == set()  # given back, not left to its lease
+
+    release.set()
+    await worker.start()
+    await eventually(lambda: site.unsettled() == set())
+    await worker.stop_now()
+    assert ended == ["a", "b"]
+
+
+@pytest.mark.rule("CMD-9")
+async def test_a_worker_that_never_started_can_be_stopped(site: Site) -> None:
+    worker = worker_on(site)
+
+    await worker.stop()
+    await worker.stop_now()
+
+
+@pytest.mark.rule("CMD-9")
+async def test_dead_letters_that_cannot_be_stored_prevent_a_start(site: Site) -> None:
+    worker = worker_on(site, dead_letters="sqlite:////proc/nowhere/letters.db")
+
+    with pytest.raises(StoreError):
+        await worker.start()
+    assert not worker.is_running
+
+
+@pytest.mark.rule("CMD-9")
+async def test_a_cancelled_start_leaves_nothing_running(site: Site) -> None:
+    worker = worker_on(site)
+    starting = asyncio.ensure_future(worker.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+
+    await eventually(lambda: not worker.is_running)
+
+
+@pytest.mark.rule("CMD-9")
+async def test_the_settings_of_the_service_do_not_get_in_the_way(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESSAGE_ROUTER_PORT", "no port")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    monkeypatch.setenv("MESSAGE_ROUTER_DEDUP_WINDOW", "a while")
+
+    with pytest.raises(ValueError, match="MESSAGE_ROUTER_DEDUP_WINDOW"):
+        worker_on(site)
+    monkeypatch.delenv("MESSAGE_ROUTER_DEDUP_WINDOW")
+    worker_on(site)
+
+
+@pytest.mark.rule("CMD-9")
+def test_the_example_has_25_lines_and_works(tmp_path: Path) -> None:
+    example = ROOT / "examples/worker.py"
+    code = [line for line in example.read_text().splitlines() if line.strip()]
+    assert len(code) <= 25
+    uri = f"sqlite:///{tmp_path}/commands.db?queue=commands"
+    env = {**os.environ, "MESSAGE_ROUTER_STATE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    commands = [command("a", "greet", payload="Ada"), command("b", "greet")]
+    lines = "\n".join(map(json.dumps, commands)).encode()
+    with subprocess.Popen(
+        [sys.executable, str(example), uri], env=env, cwd=tmp_path, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        sent = run_command(["send", "--uri", uri], env, lines)
+        assert sent.code == 0, sent.err
+        assert process.stdout.readline() == b"Hello, Ada (attempt 1)\n"
+        process.terminate()
+        assert process.wait(30) == 0

@@ -1,0 +1,103 @@
+"""`message`: one message, once or until it has ended (CMD-2)."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.support.fake_router import FakeRouter
+
+pytestmark = pytest.mark.rule("CMD-2")
+
+WATCH = ("--watch", "--interval", "0.1")
+FOUND: dict[str, Any] = {
+    "id": "a/1",
+    "queue": "orders",
+    "state": "SUCCEEDED",
+    "failures": 0,
+    "requests": 1,
+    "workerId": None,
+    "payloadBytes": 17,
+    "result": {"n": 1},
+    "resultOmitted": False,
+    "error": None,
+}
+ERROR = {"code": "HTTP_404", "message": "no\x1b[31m", "httpStatus": 404}
+
+
+def test_the_state_and_the_result_are_shown(run: Run, fake: FakeRouter) -> None:
+    fake.answers("GET /messages/a%2F1", FOUND)
+
+    result = run("message", "a/1", "--queue", "orders", "--url", fake.url)
+
+    assert result.exit_code == 0
+    assert result.output == (
+        "id            a/1\n"
+        "queue         orders\n"
+        "state         SUCCEEDED\n"
+        "failures      0\n"
+        "requests      1\n"
+        "payloadBytes  17\n"
+        'result        {"n":1}\n'
+    )
+    assert fake.calls[0].query == {"queue": "orders"}
+
+
+def test_the_error_is_one_line(run: Run, fake: FakeRouter) -> None:
+    fake.answers("GET /messages/a", {**FOUND, "state": "FAILED", "error": ERROR})
+
+    result = run("message", "a", "--url", fake.url)
+
+    assert result.exit_code == 0  # it was asked for, and shown
+    assert "error         HTTP_404: no [31m\n" in result.output
+
+
+def test_programs_get_the_answer_as_it_came(run: Run, fake: FakeRouter) -> None:
+    fake.answers("GET /messages/a", FOUND)
+
+    result = run("message", "a", "--json", "--url", fake.url)
+
+    assert json.loads(result.output) == FOUND
+
+
+def test_an_unknown_message_is_a_failure(run: Run, fake: FakeRouter) -> None:
+    fake.refuses("GET /messages/a", 404, "nothing is known of it")
+
+    result = run("message", "a", *WATCH, "--url", fake.url)
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "nothing is known of it" in result.stderr
+
+
+def test_an_id_is_needed(run: Run) -> None:
+    assert run("message").exit_code == 2
+
+
+@pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1), ("CANCELLED", 1)])
+def test_watching_ends_when_the_message_does(
+    run: Run, fake: FakeRouter, state: str, code: int
+) -> None:
+    waiting = {**FOUND, "state": "READY", "requests": 0}
+    again = {**waiting, "requests": 1, "failures": 1, "error": {"code": None, "message": "503"}}
+    fake.answers("GET /messages/a", waiting, waiting, again, {**FOUND, "state": state})
+
+    result = run("message", "a", *WATCH, "--url", fake.url)
+
+    lines = result.output.splitlines()
+    assert result.exit_code == code
+    assert lines[:3] == [
+        "READY\t0 requests, 0 failures",
+        "READY\t1 requests, 1 failures\t503",
+        "id            a/1",
+    ]
+    assert f"state         {state}" in lines
+
+
+def test_programs_that_watch_get_a_line_for_each_change(run: Run, fake: FakeRouter) -> None:
+    waiting = {**FOUND, "state": "IN_FLIGHT"}
+    fake.answers("GET /messages/a", waiting, waiting, FOUND)
+
+    result = run("message", "a", "--json", *WATCH, "--url", fake.url)
+
+    assert [json.loads(line) for line in result.output.splitlines()] == [waiting, FOUND]

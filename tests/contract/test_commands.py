@@ -1,0 +1,172 @@
+"""Replies, next steps and times to wait for, with real brokers and the whole engine."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from router.brokers import BrokerRegistry
+from router.core.config import QueueConfig
+from router.core.message import parse
+from router.core.outcome import Reply
+from router.ports import Publication
+from tests.contract.cases import CASES, Case, Ends, Place, several
+from tests.support.fakes import FakeSender
+from tests.support.rig import Rig, body, pool, running
+
+pytestmark = pytest.mark.anyio
+
+HOLDING = [
+    "sqs",
+    "sqs-by-moto",
+    "activemq",
+    "rabbitmq-classic",
+    "rabbitmq-quorum",
+    "pgmq",
+    "pgmq-fifo",
+]
+HANDING_OUT = ["sqs-fifo", "nats", "nats-as-debian-has-it"]
+WAIT_SECONDS = 3.0
+LATE_SECONDS = 3.0  # a poll, a stroke of a scheduler, a busy machine
+
+
+def on(names: list[str]) -> pytest.MarkDecorator:
+    cases = [case for case in CASES if case.name in names]
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name, indirect=True)
+
+
+@pytest.fixture
+def reply_queue(request: pytest.FixtureRequest, case: Case, tmp_path: Path) -> QueueConfig:
+    """Another queue on the same server."""
+    assert case.server is not None
+    place: Place = request.getfixturevalue(case.server)
+    (unprepared,) = (each for each in CASES if each.name == case.name)
+    return replace(place.prepare(unprepared).queue(tmp_path), name="replies")
+
+
+@asynccontextmanager
+async def routing(
+    door: BrokerRegistry, queue: QueueConfig, *reply_queues: QueueConfig, **answers: Reply
+) -> AsyncIterator[Rig]:
+    sender = FakeSender(takes=0.0)
+    for message_id, answer in answers.items():
+        sender.script(message_id, answer)
+    async with running(
+        pool("P"),
+        sender=sender,
+        brokers=door,
+        queues=[queue],
+        reply_queues=reply_queues,
+        wall=time.time,
+    ) as rig:
+        yield rig
+
+
+async def until_sent(rig: Rig, count: int) -> None:
+    async with asyncio.timeout(30):
+        while len(rig.sender.sent) < count or not rig.is_empty:  # noqa: ASYNC110  as long as the brokers take
+            await asyncio.sleep(0.02)
+
+
+def delayed(seconds: float) -> Publication:
+    given = body("a", delaySeconds=seconds, payload={"n": 1.5})
+    return Publication(parse(given), given, "a", time.time() + seconds)
+
+
+@pytest.mark.rule("CMD-5")
+@on(HOLDING)
+async def test_a_message_that_is_not_due_waits_at_its_broker(ends: Ends) -> None:
+    item = delayed(WAIT_SECONDS)
+    await ends.publisher.publish([item])
+
+    (received,) = await several(ends.broker, 1)
+
+    assert item.not_before is not None
+    assert item.not_before - 0.05 <= time.time() < item.not_before + LATE_SECONDS
+    arrived = parse(received.body)
+    assert arrived.not_before is not None
+    assert arrived.not_before.timestamp() == pytest.approx(item.not_before, abs=0.001)
+    assert bytes(arrived.payload) == b'{"n": 1.5}'
+    assert (received.count, received.tally.requests) == (1, 0)
+
+
+@pytest.mark.rule("CMD-5")
+@on(HANDING_OUT)
+async def test_where_the_broker_cannot_wait_the_message_says_when_it_is_due(ends: Ends) -> None:
+    item = delayed(WAIT_SECONDS)
+    await ends.publisher.publish([item])
+
+    (received,) = await several(ends.broker, 1)
+
+    assert item.not_before is not None
+    assert time.time() < item.not_before
+    arrived = parse(received.body)
+    assert arrived.not_before is not None
+    assert arrived.not_before.timestamp() == pytest.approx(item.not_before, abs=0.001)
+
+
+@pytest.mark.rule("CMD-5")
+@on(HOLDING + HANDING_OUT)
+async def test_a_target_is_called_no_sooner_and_once(
+    door: BrokerRegistry, case: Case, tmp_path: Path
+) -> None:
+    async with routing(door, case.queue(tmp_path)) as rig:
+        due = time.time() + WAIT_SECONDS
+        await rig.manager.deps.publishing.publish(
+            "orders", [body("a", poolCode="P", delaySeconds=WAIT_SECONDS), body("b", poolCode="P")]
+        )
+        await until_sent(rig, 1)
+        soon = time.time()
+        await until_sent(rig, 2)
+
+        assert rig.sender.posts == [("b", 1), ("a", 1)]
+        assert soon < due
+        assert due <= time.time() < due + LATE_SECONDS
+
+
+@pytest.mark.rule("CMD-3", "CMD-11")
+@on([*HOLDING, *HANDING_OUT, "postgres"])
+async def test_a_chain_runs_and_each_step_replies(
+    door: BrokerRegistry, case: Case, reply_queue: QueueConfig, tmp_path: Path
+) -> None:
+    step = {"mediationTarget": "http://target.test/2", "poolCode": "P", "replyTo": "replies"}
+    command = body(
+        "a",
+        poolCode="P",
+        replyTo="replies",
+        correlationId="c-1",
+        then={**step, "id": "b", "passResult": True, "correlationId": "c-2"},
+    )
+    answers = {"a": Reply(200, b'{"result":{"n":1.50}}'), "b": Reply(404)}
+    async with routing(door, case.queue(tmp_path), reply_queue, **answers) as rig:
+        await rig.manager.deps.publishing.publish("orders", [command])
+        await until_sent(rig, 2)
+
+    replies: list[dict[str, Any]] = []
+    async with door.open_queue(reply_queue) as broker, asyncio.timeout(30):
+        while len(replies) < 2:
+            received = await broker.receive(10)
+            replies += [json.loads(each.body) for each in received]
+            await broker.ack([each.handle for each in received])
+    assert sorted(replies, key=lambda reply: str(reply["messageId"])) == [
+        {
+            "messageId": "a",
+            "correlationId": "c-1",
+            "outcome": "SUCCESS",
+            "result": {"n": 1.5},
+        },
+        {
+            "messageId": "b",
+            "correlationId": "c-2",
+            "outcome": "FAILED",
+            "errorCode": "HTTP_404",
+            "errorMessage": "HTTP 404",
+        },
+    ]
+    assert rig.sender.ids == ["a", "b"]

@@ -1,0 +1,566 @@
+"""What work queues do beside consuming and publishing (CMD-2 to CMD-10)."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from router.brokers import BrokerRegistry
+from router.core.config import QueueConfig
+from router.core.ending import Ending, Failure
+from router.core.message import UNTRIED, Message, parse
+from router.ports import (
+    BatchConflict,
+    Broker,
+    Cancellation,
+    Finish,
+    Finisher,
+    MessageRecord,
+    MessageStatus,
+    MessageStore,
+    MessageStores,
+    Outgoing,
+    Publication,
+    Publisher,
+    Receipt,
+)
+from tests.contract.postgres_place import PostgresPlace
+
+pytestmark = pytest.mark.anyio
+
+WINDOW = 300.0
+SUCCESS = Ending(result=b'{"sum": 3}')
+FAILURE = Ending(Failure("E42", "no such order", 422))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Site(Struct, frozen=True):
+    """Both ends of one queue, its store, and the consuming end of another in the same database."""
+
+    queue: QueueConfig
+    replies: QueueConfig
+    broker: Broker
+    publisher: Publisher
+    store: MessageStore
+    other: Broker
+
+    @property
+    def finisher(self) -> Finisher:
+        finisher = self.broker.traits.finisher
+        assert finisher is not None
+        return finisher
+
+    async def put(self, *items: Publication) -> list[Receipt]:
+        return list(await self.publisher.publish(items))
+
+    async def take(self, limit: int = 50) -> list[Any]:
+        return [received.handle for received in await self.broker.receive(limit)]
+
+    async def take_bodies(self, limit: int = 50) -> list[bytes]:
+        return [received.body for received in await self.broker.receive(limit)]
+
+    async def found(self, message_id: str) -> MessageRecord:
+        record = await self.store.find(message_id)
+        assert record is not None
+        return record
+
+    async def is_empty(self) -> bool:
+        """Whether nothing can be had now."""
+        claim = await cast("Any", self.broker).claim(1)
+        return not claim.messages
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def uris(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    if request.param == "postgres":
+        place: PostgresPlace = request.getfixturevalue("postgres")
+        return place.new_uri(), place.new_uri()
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/q.db?queue=orders", f"sqlite:///{tmp_path}/q.db?queue=replies"
+    return "memory://orders", "memory://replies"
+
+
+@pytest.fixture
+async def site(anyio_backend: object, uris: tuple[str, str]) -> AsyncIterator[Site]:
+    del anyio_backend
+    async with BrokerRegistry(worker_id="worker-1", dedup_window=WINDOW) as door:
+        queue = QueueConfig(name="orders", uri=uris[0], visibility_timeout=30.0)
+        replies = QueueConfig(name="replies", uri=uris[1], visibility_timeout=30.0)
+        stores: MessageStores = door
+        publishing, keeping = door.open_publisher(queue), stores.open_store(queue)
+        assert publishing is not None
+        assert keeping is not None
+        async with (
+            door.open_queue(queue) as broker,
+            publishing as publisher,
+            keeping as store,
+            door.open_queue(replies) as other,
+        ):
+            yield Site(queue, replies, broker, publisher, store, other)
+
+
+def message(
+    message_id: str, *, not_before: float | None = None, dedup_key: str | None = None, **fields: Any
+) -> Publication:
+    body = {"id": message_id, "mediationTarget": "https://svc.example/do", **fields}
+    encoded = msgspec.json.encode(body)
+    return Publication(parse(encoded), encoded, dedup_key, not_before)
+
+
+def id_of(body: bytes) -> str:
+    return str(msgspec.json.decode(body, type=Message).id)
+
+
+def ids_of(bodies: Sequence[bytes]) -> list[str]:
+    return [id_of(body) for body in bodies]
+
+
+# CMD-2: results and states.
+
+
+@pytest.mark.rule("CMD-2")
+async def test_a_message_is_found_from_its_publication_to_its_result(site: Site) -> None:
+    before = time.time()
+    await site.put(message("a", payload={"x": 1}, correlationId="c-1"))
+    ready = await site.found("a")
+    (handle,) = await site.take()
+    in_flight = await site.found("a")
+    lost = await site.finisher.finish([Finish(handle, SUCCESS)])
+    ended = await site.found("a")
+
+    assert [one.status for one in (ready, in_flight, ended)] == [
+        MessageStatus.READY,
+        MessageStatus.IN_FLIGHT,
+        MessageStatus.SUCCEEDED,
+    ]
+    assert lost == []
+    assert (ready.payload_bytes, ready.correlation_id) == (len(b'{"x":1}'), "c-1")
+    assert (in_flight.worker_id, in_flight.ending) == ("worker-1", None)
+    assert ended.ending == SUCCESS
+    assert ended.started_at is not None
+    assert ended.ended_at is not None
+    assert before - 1 < ended.created_at <= ended.started_at <= ended.ended_at < time.time() + 1
+
+
+@pytest.mark.rule("CMD-2")
+async def test_a_failure_is_kept_with_its_code_text_and_status(site: Site) -> None:
+    await site.put(message("a", payload=1), message("b", payload=1))
+    first, second = await site.take()
+
+    await site.finisher.finish(
+        [Finish(first, FAILURE), Finish(second, Ending(result_omitted=True))]
+    )
+
+    failed, omitted = await site.found("a"), await site.found("b")
+    assert (failed.status, failed.ending) == (MessageStatus.FAILED, FAILURE)
+    assert (omitted.status, omitted.ending) == (
+        MessageStatus.SUCCEEDED,
+        Ending(result_omitted=True),
+    )
+
+
+@pytest.mark.rule("CMD-2")
+async def test_a_plain_ack_keeps_the_state_and_the_error(site: Site) -> None:
+    await site.put(message("a"), message("b"))
+    first, second = await site.take()
+    await site.broker.ack([first])
+    await site.broker.ack([second], error="HTTP 404")
+
+    succeeded, failed = await site.found("a"), await site.found("b")
+
+    assert (succeeded.status, succeeded.ending) == (MessageStatus.SUCCEEDED, Ending())
+    assert failed.ending == Ending(Failure("FAILED", "HTTP 404"))
+    assert failed.last_error == "HTTP 404"
+
+
+@pytest.mark.rule("CMD-2")
+async def test_the_newest_publication_under_an_id_is_found(site: Site) -> None:
+    await site.put(message("a", payload="one"))
+    (handle,) = await site.take()
+    await site.finisher.finish([Finish(handle, SUCCESS)])
+    await site.put(message("a", payload="three"))
+
+    newest = await site.found("a")
+
+    assert (newest.status, newest.payload_bytes) == (MessageStatus.READY, len('"three"'))
+    assert await site.store.find("b") is None
+
+
+@pytest.mark.rule("CMD-2", "WQ-3")
+async def test_a_lost_lease_keeps_nothing_and_publishes_nothing(site: Site) -> None:
+    await site.put(message("a", payload=1))
+    (handle,) = await site.take()
+    await site.broker.nack(handle, 0, UNTRIED)
+
+    lost = await site.finisher.finish(
+        [Finish(handle, SUCCESS, (Outgoing(site.replies, message("r")),))]
+    )
+
+    assert [(one.handle, one.stale) for one in lost] == [(handle, True)]
+    assert (await site.found("a")).ending is None
+    assert (await site.other.depth()).waiting == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.rule("CMD-2")
+async def test_a_finish_that_is_sent_twice_is_no_error_and_publishes_once(site: Site) -> None:
+    await site.put(message("a"), message("b"))
+    first, second = await site.take()
+    once = Finish(first, SUCCESS, (Outgoing(site.replies, message("r")),))
+    await site.finisher.finish([once])
+    (reply,) = await site.other.receive(10)
+    await site.other.ack([reply.handle], error="dead: so that it could come again")
+
+    lost = await site.finisher.finish([once, Finish(second, FAILURE)])
+
+    assert lost == []
+    assert (await site.other.depth()).waiting == 0  # type: ignore[union-attr]
+    assert (await site.found("b")).status is MessageStatus.FAILED
+
+
+# CMD-3: what goes out with an end.
+
+
+@pytest.mark.rule("CMD-3")
+async def test_what_goes_out_is_published_with_the_ack_and_wakes_who_waits(site: Site) -> None:
+    assert site.finisher.takes(site.replies)
+    assert not site.finisher.takes(QueueConfig(name="x", uri="nats://host/?stream=x&consumer=c"))
+    await site.put(message("a"))
+    (handle,) = await site.take()
+    waiting = asyncio.create_task(site.other.receive(10))
+    await asyncio.sleep(0.1)
+    outgoing = (
+        Outgoing(site.replies, message("r1", dedup_key="reply-1")),
+        Outgoing(site.replies, message("r2", dedup_key="reply-1")),
+        Outgoing(site.queue, message("next")),
+    )
+
+    await site.finisher.finish([Finish(handle, SUCCESS, outgoing)])
+
+    assert [id_of(one.body) for one in await asyncio.wait_for(waiting, 5)] == ["r1"]
+    assert ids_of(await site.take_bodies()) == ["next"]
+
+
+async def test_a_finish_lets_the_next_of_its_group_go(site: Site) -> None:
+    await site.put(message("a", messageGroupId="g"), message("b", messageGroupId="g"))
+    (first,) = await site.take(1)
+    assert await site.is_empty()
+
+    await site.finisher.finish([Finish(first, FAILURE)])
+
+    assert ids_of(await site.take_bodies()) == ["b"]
+
+
+# CMD-2: cancelling.
+
+
+@pytest.mark.rule("CMD-2")
+async def test_a_message_that_waits_is_cancelled_and_frees_its_group(site: Site) -> None:
+    await site.put(
+        message("a", messageGroupId="g", not_before=time.time() + 3600),
+        message("b", messageGroupId="g"),
+    )
+    assert await site.is_empty()
+
+    cancelled = await site.store.cancel("a")
+
+    assert cancelled is Cancellation.CANCELLED
+    assert ids_of(await site.take_bodies()) == ["b"]
+    record = await site.found("a")
+    assert (record.status, record.ending) == (MessageStatus.CANCELLED, None)
+    assert await site.put(message("a", messageGroupId="g")) == [True]
+
+
+@pytest.mark.rule("CMD-2")
+async def test_what_cannot_be_cancelled_says_why(site: Site) -> None:
+    await site.put(message("held"), message("ended"), message("twice"))
+    _, ended, _ = await site.take()
+    await site.broker.ack([ended])
+    await site.put(message("twice", payload=1), message("twice", payload=2))
+
+    assert await site.store.cancel("held") is Cancellation.TOO_LATE
+    assert await site.store.cancel("ended") is Cancellation.TOO_LATE
+    assert await site.store.cancel("twice") is Cancellation.AMBIGUOUS
+    assert await site.store.cancel("nobody") is Cancellation.UNKNOWN
+
+
+@pytest.mark.rule("CMD-3")
+async def test_the_reply_of_a_cancelled_message_is_published_with_it(site: Site) -> None:
+    item = message("a", replyTo="replies")
+    await site.put(item)
+    seen = []
+
+    def reply(broker_id: str, body: bytes) -> Sequence[Outgoing]:
+        seen.append((broker_id, body))
+        return [Outgoing(site.replies, message("r"))]
+
+    assert site.store.takes(site.replies)
+    assert await site.store.cancel("a", reply) is Cancellation.CANCELLED
+    assert [body for _, body in seen] == [item.body]
+    assert [id_of(one.body) for one in await site.other.receive(10)] == ["r"]
+
+
+@pytest.mark.rule("CMD-2")
+async def test_cancelling_and_claiming_at_once_never_do_both(site: Site) -> None:
+    names = [f"m{number}" for number in range(40)]
+    await site.put(*(message(name) for name in names))
+
+    async def claim_all() -> list[str]:
+        taken: list[str] = []
+        while "end" not in taken:
+            taken += ids_of(await site.take_bodies(5))
+        return taken[:-1]
+
+    claiming = asyncio.create_task(claim_all())
+    answers = await asyncio.gather(*(site.store.cancel(name) for name in reversed(names)))
+    await site.put(message("end"))
+    taken = await claiming
+
+    cancelled = {
+        name
+        for name, answer in zip(reversed(names), answers, strict=True)
+        if answer is Cancellation.CANCELLED
+    }
+    assert cancelled.isdisjoint(taken)
+    assert cancelled | set(taken) == set(names)
+
+
+# CMD-5 and CMD-6: not before, and priorities.
+
+
+@pytest.mark.rule("CMD-5")
+async def test_a_message_waits_for_its_time_and_holds_its_lane_back(site: Site) -> None:
+    due = time.time() + 1.0
+    await site.put(
+        message("later", messageGroupId="g", not_before=due),
+        message("behind", messageGroupId="g"),
+        message("high", messageGroupId="g", highPriority=True),
+        message("past", not_before=due - 3600),
+        message("free"),
+    )
+
+    at_once = await several_ids(site, 3)
+    record = await site.found("later")
+    after = await several_ids(site, 2)
+
+    assert sorted(at_once) == ["free", "high", "past"]
+    assert record.status is MessageStatus.SCHEDULED
+    assert record.not_before == pytest.approx(due, abs=0.001)
+    assert after == ["later", "behind"]
+    assert time.time() >= due - 0.02
+
+
+async def several_ids(site: Site, count: int) -> list[str]:
+    ids: list[str] = []
+    while len(ids) < count:
+        ids += ids_of(await site.take_bodies(count - len(ids)))
+    return ids
+
+
+@pytest.mark.rule("CMD-6")
+async def test_priorities_order_what_is_independent(site: Site) -> None:
+    await site.put(*(message(f"p{level}", priority=level) for level in (3, 0, 9, 5)))
+    await site.put(message("high", highPriority=True), message("none"))
+
+    assert ids_of(await site.take_bodies()) == ["p9", "high", "p5", "p3", "p0", "none"]
+
+
+@pytest.mark.rule("CMD-6")
+async def test_priorities_order_the_heads_of_groups_and_only_nine_passes_within(site: Site) -> None:
+    await site.put(
+        message("g1", messageGroupId="g"),
+        message("g2", messageGroupId="g", priority=8),
+        message("g3", messageGroupId="g", priority=9),
+        message("h1", messageGroupId="h", priority=4),
+        message("h2", messageGroupId="h"),
+        message("free", priority=2),
+    )
+
+    assert ids_of(await site.take_bodies()) == ["g3", "h1", "free", "g1", "g2", "h2"]
+
+
+# CMD-4: batches.
+
+
+def members(names: Sequence[str]) -> list[Publication]:
+    return [message(name, payload={"of": name}) for name in names]
+
+
+CALLBACK = message("done", correlationId="c", messageGroupId="g", priority=3)
+
+
+def payload_of(body: bytes) -> Any:
+    return msgspec.json.decode(body)["payload"]
+
+
+@pytest.mark.rule("CMD-4")
+async def test_the_callback_comes_when_the_last_member_has_ended(site: Site) -> None:
+    added = await site.store.open_batch("b1", None, CALLBACK, members("abcd"))
+    assert await site.store.cancel("d") is Cancellation.CANCELLED
+    first, second, third = await site.take()
+    await site.broker.ack([first])
+    await site.finisher.finish([Finish(second, FAILURE)])
+    assert await site.is_empty()
+    before = await site.store.find_batch("b1")
+    await site.finisher.finish([Finish(third, SUCCESS), Finish(third, SUCCESS)])
+    after = await site.store.find_batch("b1")
+
+    (callback,) = await site.take_bodies()
+
+    assert added == 4
+    assert before is not None
+    assert (before.total, before.size, before.callback_published_at) == (4, 4, None)
+    assert after is not None
+    assert (after.succeeded, after.failed, after.cancelled) == (2, 1, 1)
+    assert after.callback_published_at == pytest.approx(time.time(), abs=5)
+    assert payload_of(callback) == {
+        "batchId": "b1",
+        "total": 4,
+        "succeeded": 2,
+        "failed": 1,
+        "cancelled": 1,
+    }
+    assert parse(callback).correlation_id == "c"
+    record = await site.found("done")
+    assert (record.correlation_id, record.batch_id) == ("c", None)
+    assert (await site.found("a")).batch_id == "b1"
+
+
+@pytest.mark.rule("CMD-4")
+async def test_a_callback_wakes_who_waits(site: Site) -> None:
+    await site.store.open_batch("b1", None, CALLBACK, members("a"))
+    (handle,) = await site.take()
+    waiting = asyncio.create_task(site.broker.receive(10))
+    await asyncio.sleep(0.1)
+
+    await site.broker.ack([handle])
+
+    assert [id_of(one.body) for one in await asyncio.wait_for(waiting, 5)] == ["done"]
+
+
+@pytest.mark.rule("CMD-4")
+async def test_a_batch_with_a_size_is_complete_with_its_last_member(site: Site) -> None:
+    await site.store.open_batch("b1", 3, CALLBACK, members("a"))
+    (handle,) = await site.take()
+    await site.broker.ack([handle])
+    assert await site.is_empty()
+
+    again = await site.store.open_batch("b1", 3, CALLBACK, members("a"))
+    added = await site.store.add_to_batch("b1", members("abc"))
+    with pytest.raises(BatchConflict, match="no room"):
+        await site.store.add_to_batch("b1", members("d"))
+    late = await site.store.add_to_batch("b1", members("c"))
+    handles = await site.take()
+    await site.broker.ack(handles)
+
+    assert (again, added, late, len(handles)) == (0, 2, 0, 2)
+    assert ids_of(await site.take_bodies()) == ["done"]
+
+
+@pytest.mark.rule("CMD-4")
+async def test_a_batch_that_exists_in_another_way_is_a_conflict_and_nothing_is_published(
+    site: Site,
+) -> None:
+    await site.store.open_batch("b1", 5, CALLBACK, members("a"))
+    for size, callback in ((5, message("other")), (6, CALLBACK)):
+        with pytest.raises(BatchConflict, match="exists"):
+            await site.store.open_batch("b1", size, callback, members("b"))
+    with pytest.raises(BatchConflict, match="no batch"):
+        await site.store.add_to_batch("b2", members("b"))
+    with pytest.raises(BatchConflict, match="no room"):
+        await site.store.open_batch("b3", 1, CALLBACK, members("bc"))
+
+    assert ids_of(await site.take_bodies()) == ["a"]
+    assert await site.store.find_batch("b3") is None
+
+
+@pytest.mark.rule("CMD-4")
+async def test_what_is_published_elsewhere_counts_not_as_a_member(site: Site) -> None:
+    await site.put(*members("ab"))
+    added = await site.store.open_batch("b1", None, CALLBACK, members("ab"))
+    also = await site.store.open_batch("b2", None, CALLBACK, members("ab"))
+
+    assert (added, also) == (2, 2)
+    assert ids_of(await site.take_bodies()) == ["a", "b"] * 3
+
+
+@pytest.mark.rule("CMD-4")
+async def test_an_empty_batch_is_complete_at_once(site: Site) -> None:
+    assert await site.store.open_batch("b1", None, CALLBACK, []) == 0
+
+    (callback,) = await site.take_bodies()
+
+    assert payload_of(callback)["total"] == 0
+
+
+@pytest.mark.rule("CMD-4")
+async def test_members_of_several_batches_end_in_one_call(site: Site) -> None:
+    for name in "xyz":
+        await site.store.open_batch(name, None, message(f"done-{name}"), members("abc"))
+    handles = await site.take()
+    assert len(handles) == 9
+
+    await asyncio.gather(*(site.broker.ack(handles[first::2]) for first in range(2)))
+
+    assert sorted(ids_of(await site.take_bodies())) == ["done-x", "done-y", "done-z"]
+
+
+@pytest.mark.slow
+@pytest.mark.rule("CMD-4", "P4")
+async def test_a_hundred_thousand_messages_are_one_batch(site: Site) -> None:
+    total, chunk = 100_000, 1_000
+    seconds = []
+    for first in range(0, total, chunk):
+        items = [message(f"m{number}") for number in range(first, first + chunk)]
+        began = time.perf_counter()
+        if first:
+            await site.store.add_to_batch("b1", items)
+        else:
+            await site.store.open_batch("b1", total, CALLBACK, items)
+        seconds.append(time.perf_counter() - began)
+    ended = 0
+    while ended < total:
+        handles = await site.take(1000)
+        ended += len(handles)
+        await site.broker.ack(handles)
+
+    (callback,) = await site.take_bodies()
+
+    assert payload_of(callback)["succeeded"] == total
+    assert sum(seconds[-10:]) < 5 * sum(seconds[:10]) + 1.0
+
+
+# CMD-10: ticks.
+
+
+@pytest.mark.rule("CMD-10")
+async def test_a_tick_is_published_once_and_never_an_older_one(site: Site) -> None:
+    assert await site.store.last_tick("nightly") is None
+
+    answers = [
+        await site.store.publish_tick("nightly", tick, message(f"nightly-{tick}"))
+        for tick in (120, 120, 60, 180)
+    ]
+
+    assert answers == [True, False, False, True]
+    assert await site.store.last_tick("nightly") == 180
+    assert await site.store.last_tick("hourly") is None
+    assert ids_of(await site.take_bodies()) == ["nightly-120", "nightly-180"]
+
+
+@pytest.mark.rule("CMD-10")
+async def test_replicas_publish_a_tick_once(site: Site) -> None:
+    answers = await asyncio.gather(
+        *(site.store.publish_tick("s", 60, message("s-60", payload=n)) for n in range(8))
+    )
+
+    assert sorted(answers) == [False] * 7 + [True]
+    assert ids_of(await site.take_bodies()) == ["s-60"]

@@ -1,0 +1,157 @@
+"""A work queue in memory, with a clock that the test sets."""
+
+import asyncio
+import sqlite3
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any, Self, TypeVar, cast
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from router.brokers.memory import MemoryDatabase
+from router.brokers.sqlite.operations import QueueOperations
+from router.brokers.sqlite.store import SqliteStore
+from router.brokers.sqlite.work_queue import WorkQueue, no_sinks
+from router.brokers.work_queue import ClaimedBatch, Lease
+from router.core.ending import Ending
+from router.core.message import UNTRIED, Message, Tally
+from router.ports import (
+    BatchRecord,
+    Cancellation,
+    Depth,
+    Finish,
+    MessageRecord,
+    Publication,
+    StaleLease,
+)
+
+WINDOW = 300.0
+LEASE = 30.0
+
+T = TypeVar("T")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Queue:
+    """A work queue as one worker sees it. Its methods answer at once, as nothing waits in memory.
+
+    A settlement answers the positions of the leases that were lost.
+    """
+
+    def __init__(
+        self, database: MemoryDatabase, operations: QueueOperations, runner: asyncio.Runner
+    ) -> None:
+        self._database = database
+        self._operations = operations
+        self._runner = runner
+        self._queue = WorkQueue(database, operations, LEASE)
+
+    @classmethod
+    def of(cls, database: MemoryDatabase, clock: Any, runner: asyncio.Runner) -> Self:
+        return cls(database, QueueOperations("orders", "anna", WINDOW, clock, clock), runner)
+
+    @property
+    def db(self) -> sqlite3.Connection:
+        return self._database.db
+
+    def but(self, **changes: Any) -> "Queue":
+        """The same with another `worker_id`, `queue` or `audit`."""
+        return Queue(self._database, replace(self._operations, **changes), self._runner)
+
+    def publish(self, items: Sequence[Publication]) -> list[bool]:
+        return list(self._run(self._queue.publish(items)))
+
+    def claim(self, limit: int = 100) -> ClaimedBatch:
+        return self._run(self._queue.claim(limit))
+
+    def claim_ids(self, limit: int = 100) -> tuple[list[str], list[Lease]]:
+        """The bodies and the leases of a claim."""
+        found = self.claim(limit).messages
+        return [one.body.decode() for one in found], [lease_of(one.handle) for one in found]
+
+    def ack(self, leases: Sequence[Lease], error: str = "") -> list[int]:
+        lost = [one.handle for one in self._run(self._queue.ack(leases, error=error))]
+        return [position for position, lease in enumerate(leases) if lease in lost]
+
+    def nack(self, lease: Lease, delay: float, tally: Tally = UNTRIED, error: str = "") -> bool:
+        try:
+            self._run(self._queue.nack(lease, delay, tally, error=error))
+        except StaleLease:
+            return False
+        return True
+
+    def extend(self, leases: Sequence[Lease], seconds: float) -> list[int]:
+        lost = [one.handle for one in self._run(self._queue.extend(leases, seconds))]
+        return [position for position, lease in enumerate(leases) if lease in lost]
+
+    def end_leases(self, worker_ids: Collection[str]) -> None:
+        self._run(self._queue.end_leases(worker_ids))
+
+    def finish(self, lease: Lease, ending: Ending) -> None:
+        self._run(self._queue.finish([Finish(lease, ending)]))
+
+    def add_batch(self, name: str, size: int | None, members: Sequence[Publication]) -> int:
+        return self._run(self.store.open_batch(name, size, CALLBACK, members))
+
+    def find(self, message_id: str) -> MessageRecord | None:
+        return self._run(self.store.find(message_id))
+
+    def find_batch(self, name: str) -> BatchRecord | None:
+        return self._run(self.store.find_batch(name))
+
+    def cancel(self, message_id: str) -> Cancellation:
+        return self._run(self.store.cancel(message_id))
+
+    @property
+    def store(self) -> SqliteStore:
+        return SqliteStore(self._database, self._operations, no_sinks)
+
+    def depth(self) -> Depth:
+        return self._run(self._queue.depth())
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+
+def lease_of(handle: object) -> Lease:
+    return cast("Lease", handle)
+
+
+def publication(
+    message_id: str,
+    *,
+    pool: str | None = None,
+    group: str | None = None,
+    high: bool = False,
+    body: str | None = None,
+    key: str | None = None,
+    priority: int | None = None,
+    not_before: float | None = None,
+    payload: bytes = b"",
+) -> Publication:
+    message = Message(
+        id=message_id,
+        target="https://svc.example/",
+        pool=pool,
+        group=group,
+        high_priority=high,
+        priority=priority,
+        payload=Raw(payload),
+    )
+    return Publication(message, (body or message_id).encode(), key, not_before)
+
+
+CALLBACK = publication("done", body='{"id":"done"}')
+
+
+def story(db: sqlite3.Connection) -> list[tuple[object, ...]]:
+    """The audit of all messages that are still there."""
+    audit = "SELECT message_id, audit.state, at, audit.worker_id, error FROM queue_audit AS audit"
+    return list(db.execute(f"{audit} JOIN queue_messages USING (id) ORDER BY id, at"))

@@ -1,0 +1,95 @@
+"""What adapters share: tickets that are good once, and the long poll of brokers that push."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from router.brokers.kit.long_poll import LongPoll
+from router.brokers.kit.tickets import OpenTickets
+from router.core.message import ReceivedMessage
+from router.ports import StaleLease
+
+pytestmark = pytest.mark.anyio
+
+MESSAGE = ReceivedMessage(b"{}", 1, broker_id=None)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.rule("BRK-3")
+def test_a_ticket_is_claimed_once() -> None:
+    tickets: OpenTickets[str] = OpenTickets(1)
+    ticket = tickets.issue(7, "a")
+
+    assert tickets.claim(ticket) == "a"
+    with pytest.raises(StaleLease):
+        tickets.claim(ticket)
+
+
+@pytest.mark.rule("BRK-3")
+def test_a_ticket_of_another_connection_is_stale() -> None:
+    tickets: OpenTickets[str] = OpenTickets(1)
+    tickets.issue(7, "a")
+    other = OpenTickets[str](2).issue(7, "b")
+
+    assert [each.handle for each in tickets.stale([other])] == [other]
+    with pytest.raises(StaleLease):
+        tickets.claim(other)
+    assert len(tickets) == 1
+
+
+@pytest.mark.rule("BRK-3")
+def test_of_several_tickets_each_counts_once() -> None:
+    tickets: OpenTickets[str] = OpenTickets(1)
+    first, second = tickets.issue(1, "a"), tickets.issue(2, "b")
+
+    claimed, stale = tickets.claim_all([first, second, first])
+
+    assert claimed == ["a", "b"]
+    assert [(each.handle, each.stale) for each in stale] == [(first, True)]
+
+
+@pytest.mark.rule("BRK-1")
+async def test_a_long_poll_ends_after_twenty_seconds() -> None:
+    looks: list[float] = []
+
+    async def look() -> Sequence[ReceivedMessage]:
+        looks.append(now())
+        return ()
+
+    assert not await LongPoll().receive(look, lambda: 5.0 if len(looks) == 1 else 100.0)
+    assert looks == [0, 5, 20]
+
+
+@pytest.mark.rule("BRK-1")
+async def test_news_that_come_during_a_look_are_not_missed() -> None:
+    poll = LongPoll()
+    looks: list[float] = []
+
+    async def look() -> Sequence[ReceivedMessage]:
+        looks.append(now())
+        if len(looks) == 1:
+            poll.news.ring()
+            await asyncio.sleep(1)
+            return ()
+        return [MESSAGE]
+
+    assert await poll.receive(look) == [MESSAGE]
+    assert looks == [0, 1]
+
+
+@pytest.mark.rule("OPS-4")
+async def test_an_interruption_ends_a_long_poll_and_every_later_one() -> None:
+    poll = LongPoll()
+
+    async def look() -> Sequence[ReceivedMessage]:
+        return ()
+
+    asyncio.get_running_loop().call_later(3, poll.interrupt)
+
+    assert not await poll.receive(look)
+    assert not await poll.receive(look)
+    assert now() == 3

@@ -1,0 +1,69 @@
+"""What a process reads, what its end means, and who may use it (CMD-8)."""
+
+import msgspec
+import pytest
+
+from router.core.message import parse
+from router.core.outcome import Answer, Cause, NoReply, Reply
+from router.outbound.process.executors import Executor
+from router.outbound.process.runner import TaskResult
+from router.outbound.process.tasks import answer_of, input_line, refusal
+
+BODY = b"""{"id": "a\\"b", "mediationType": "PROCESS", "mediationTarget": "process:x",
+  "authToken": "token", "signingSecret": "secret", "correlationId": "c",
+  "payload": {"text": "two words",
+    "big": 12345678901234567890123, "list": [1, 2.50]}}"""
+EXECUTOR = Executor(name="x", queues=["orders"], command=["/bin/true"], timeout_ms=1000)
+
+
+@pytest.mark.rule("CMD-8")
+def test_the_input_is_one_compact_line_with_the_payload_as_published() -> None:
+    assert input_line(parse(BODY), 3) == (
+        b'{"messageId":"a\\"b","payload":{"text":"two words","big":12345678901234567890123,'
+        b'"list":[1,2.50]},"correlationId":"c","attempt":3}\n'
+    )
+
+
+@pytest.mark.rule("CMD-8")
+def test_what_is_absent_is_null() -> None:
+    message = parse(b'{"id": "a", "mediationType": "PROCESS", "mediationTarget": "process:x"}')
+    line = input_line(message, 1)
+
+    fields = {"messageId": "a", "payload": None, "correlationId": None, "attempt": 1}
+    assert msgspec.json.decode(line) == fields
+
+
+@pytest.mark.parametrize(
+    ("result", "answer"),
+    [
+        (TaskResult(0, b"{}", "noise"), Reply(200, b"{}")),
+        (TaskResult(0, is_output_cut=True), Reply(200, too_long=True)),
+        (TaskResult(75, b"", "busy"), NoReply(Cause.DEFERRED, "exit code 75", "busy")),
+        (TaskResult(65, b"", "bad"), NoReply(Cause.PERMANENT, "exit code 65", "bad")),
+        (TaskResult(1, b"{}", "no"), NoReply(Cause.TASK_FAILED, "exit code 1", "no")),
+        (TaskResult(255), NoReply(Cause.TASK_FAILED, "exit code 255")),
+        (TaskResult(-9, b"", "x"), NoReply(Cause.TASK_FAILED, "ended by SIGKILL", "x")),
+        (TaskResult(-40), NoReply(Cause.TASK_FAILED, "ended by signal 40")),
+        (TaskResult(None, problem="odd"), NoReply(Cause.TASK_FAILED, "odd")),
+        (
+            TaskResult(None, error="e", problem="late", is_timeout=True),
+            NoReply(Cause.TASK_TIMEOUT, "late", "e"),
+        ),
+        (
+            TaskResult(None, problem="no memory", is_unstarted=True),
+            NoReply(Cause.NOT_STARTED, "no memory"),
+        ),
+    ],
+)
+@pytest.mark.rule("CMD-8")
+def test_the_exit_code_decides(result: TaskResult, answer: Answer) -> None:
+    assert answer_of(result) == answer
+
+
+@pytest.mark.rule("CMD-8")
+def test_only_listed_executors_and_queues_are_served() -> None:
+    executors = {"x": EXECUTOR}
+
+    assert refusal(executors, "x", "orders") is None
+    assert refusal(executors, "x", "others") == "executor 'x' does not serve queue 'others'"
+    assert refusal(executors, "y", "orders") == "there is no executor 'y'"

@@ -1,0 +1,70 @@
+"""Where the URI of a RabbitMQ queue leads."""
+
+import pytest
+
+from router.brokers.rabbitmq.address import RabbitAddress, RabbitSettings, read_address
+from router.core.config import QueueConfig
+from router.ports import QueueRefused
+
+pytestmark = pytest.mark.rule("CFG-7")
+
+DEFAULT = "amqp://us:hidden@rabbit.example:5673/shop"
+
+
+def place(uri: str) -> RabbitAddress:
+    return read_address(QueueConfig(name="orders", uri=uri), DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("uri", "url", "queue"),
+    [
+        ("amqp://me:pw@host/v?queue=q", "amqp://me:pw@host/v", "q"),
+        ("amqp://host?queue=q", "amqp://host/", "q"),
+        ("amqps://host:5671/?queue=q%2F1", "amqps://host:5671/", "q/1"),
+        ("amqp://me:p%40w@host/a%2Fb?queue=q", "amqp://me:p%40w@host/a%2Fb", "q"),
+        ("amqp://orders", DEFAULT, "orders"),
+        ("amqp://or%2Fders%3F", DEFAULT, "or/ders?"),
+    ],
+)
+def test_a_uri_says_where_the_queue_is(uri: str, url: str, queue: str) -> None:
+    found = place(uri)
+
+    assert (found.url, found.queue) == (f"{url}?heartbeat=10", queue)
+
+
+def test_a_queue_has_the_usual_window_unless_told_otherwise() -> None:
+    usual = place("amqp://host?queue=q")
+    told = place("amqp://host?queue=q&type=quorum&prefetch=20&heartbeat=2&cafile=/etc/ca.pem")
+
+    assert (usual.kind, usual.prefetch) == (None, 500)
+    assert (told.kind, told.prefetch) == ("quorum", 20)
+    assert told.url == "amqp://host/?heartbeat=2&cafile=/etc/ca.pem"
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("amqp://me:secret@host/vhost", "names no queue"),
+        ("amqp://host?queue=", "names no queue"),
+        ("amqp://", "names no queue"),
+        ("amqp:///vhost?queue=q", "names no host"),
+        ("amqp://me:secret@host:port/?queue=q", "wrong port"),
+        ("amqp://host?queue=q&type=stream", "neither classic nor quorum"),
+        ("amqp://host?queue=q&prefetch=0", "from 1 to 65535"),
+        ("amqp://host?queue=q&heartbeat=soon", "from 1 to 60"),
+        ("amqp://me:secret@host?qeue=q", "unknown option (qeue)"),
+    ],
+)
+def test_a_wrong_uri_is_refused_with_a_reason_and_without_its_secrets(uri: str, why: str) -> None:
+    with pytest.raises(QueueRefused) as refused:
+        place(uri)
+
+    assert why in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.rule("OPS-5")
+def test_what_holds_a_password_does_not_show_it() -> None:
+    shown = repr(place("amqp://me:hidden@host?queue=q")) + repr(RabbitSettings(DEFAULT))
+
+    assert "hidden" not in shown

@@ -10,6 +10,7 @@ from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, ids, message
 from tests.outbound.servers import Target, listening
 from tests.outbound_config.service import ConfigService, answer
+from tests.support.servers.base import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -142,12 +143,6 @@ async def test_the_probes_follow_it_from_start_to_stop(
     assert running == [200, 200, 200, 200]
     assert stopping[:3] == [200, 200, 503]
     assert code == 0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    return port
 
 
 async def probe(router: RouterProcess) -> list[int]:

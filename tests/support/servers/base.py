@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -17,11 +18,24 @@ START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 20.0
 
 
+PORTS: Final = range(12_000, 32_000)  # the kernel gives out ports from 32768 on by itself
+_taken: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port for a server that a test stops and starts again.
+
+    The kernel gives none of these to a socket that asks for any port. With one that it does give
+    out, a test beside this one once listened where a stopped broker was about to come back.
+    """
+    while True:
+        port = secrets.choice(PORTS)  # at random, because tests in other processes choose too
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            if port not in _taken:
+                _taken.add(port)
+                return port
 
 
 def missing(what: str) -> NoReturn:

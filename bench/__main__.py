@@ -26,7 +26,7 @@ from bench import (
 from bench.contenders import peer
 from bench.report import Results, Table
 from bench.trial import Spoilt
-from router import interpreter
+from router import runtime
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
@@ -76,8 +76,8 @@ BY_DEFAULT: Final = tuple(name for name in PARTS if name not in LONG)
 def main() -> None:
     given = _read_options()
     logging.disable(logging.CRITICAL)  # adapters in this process have nothing to say
-    interpreter.set_for_start()
-    interpreter.set_for_service()  # what is measured in this process runs as it does in the router
+    runtime.tune_for_start()
+    runtime.tune_for_service()  # what is measured in this process runs as it does in the router
     tables = []
     for part in given.parts:
         try:

@@ -16,7 +16,7 @@ from bench.sink import Sink, new_sink
 from router.core.message import Message, parse
 from router.core.outcome import Reply
 from router.core.target_safety import TargetPolicy
-from router.curl_loop import CurlOptions
+from router.curl.loop import CurlOptions
 from router.outbound.http_sender import HttpSender
 
 IN_FLIGHT: Final = references.IN_FLIGHT

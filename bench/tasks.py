@@ -23,7 +23,7 @@ from router.engine.alerts import Alerts
 from router.engine.publishing import open_publishing
 from router.engine.shutdown import shut_down
 from router.engine.tasks import TaskMediator
-from router.outbound.process.executors import Executor, Mode
+from router.outbound.process.executors import Executor, ExecutorMode
 from router.outbound.process.runner import open_processes
 from router.outbound.process.tasks import ProcessTasks
 from router.ports import Publication, TaskRunner
@@ -76,7 +76,7 @@ async def _cost(case: str, total: int) -> tuple[float, float]:
             target: Mapping[str, str] = {"mediationTarget": "handler:nothing"}
             runner = worker._tasks  # noqa: SLF001 - on a queue of ours
             return await _drain(Path(folder), total, runner, target)
-        mode = Mode(case.partition(", ")[2])
+        mode = ExecutorMode(case.partition(", ")[2])
         executor = Executor(
             name="x",
             queues=["q"],

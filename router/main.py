@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 import uvloop
 
-from router import __version__, descriptors, interpreter
+from router import __version__, runtime
 from router.api.app import create_app
 from router.api.server import CannotListen, listen
 from router.api.server import serve as serve_api
@@ -36,8 +36,7 @@ from router.core.target_safety import TargetPolicy
 from router.core.trace import UNRECORDED
 from router.core.tsid import Tsids
 from router.core.warnings import Code, Severity, WarningBook
-from router.curl_loop import CurlOptions
-from router.descriptors import Shares
+from router.curl.loop import CurlOptions
 from router.engine.alerts import Alerts
 from router.engine.batches import Batches
 from router.engine.beat import Beat, ScheduleState
@@ -73,6 +72,7 @@ from router.parts import (
     target_policy,
 )
 from router.ports import DeadLetterStore, Lock, StoreError, Tracer
+from router.runtime import Shares
 from router.setting_values import BreakerScope, LogFormat
 from router.settings import BadSetting, Settings, setting_notes
 from router.storage.ticks import FileTicks
@@ -168,7 +168,7 @@ def run(env: Mapping[str, str]) -> int:
     configure_logging(settings.log_level.name, as_json=as_json)
     for note in setting_notes(env):
         log.warning("%s", note)
-    descriptors.raise_limit()
+    runtime.raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run_until_signalled(settings))
 
@@ -201,7 +201,7 @@ async def serve(
             return EXIT_NO_CONFIGURATION
     if not stop.is_set():
         router.reader.initialized = True
-        interpreter.set_for_service()
+        runtime.tune_for_service()
         log.info("ready", extra={"port": router.port, "version": __version__})
         on_ready()
         scheduled = router.start_schedule(settings)
@@ -331,7 +331,7 @@ async def _open_ports(
     lock = await open_leader_lock(stack, settings, instance)
     brokers = await stack.enter_async_context(open_brokers(settings, alerts))
     leadership = new_leadership()
-    shares = descriptors.shares(descriptors.current_limit(), settings.api_max_connections)
+    shares = runtime.shares(runtime.current_limit(), settings.api_max_connections)
     if shares.api < settings.api_max_connections:
         _warn_of_few_descriptors(alerts, shares, settings.api_max_connections)
     options = CurlOptions(

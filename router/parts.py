@@ -17,7 +17,7 @@ from router.core.target_safety import TargetPolicy
 from router.engine.notifier import Notifier
 from router.locks import open_lock
 from router.locks.request import LockRequest
-from router.outbound.notifications import Addresses, open_channels
+from router.outbound.notifications import ChannelAddresses, open_channels
 from router.outbound.process.executors import BadExecutors, Executor, read_executors
 from router.ports import Lock, QueueRefused, Tracer
 from router.setting_values import AuthMode
@@ -93,7 +93,7 @@ def open_tracer(settings: Settings, instance: str) -> AbstractAsyncContextManage
 
 
 def notifier_of(settings: Settings, instance: str) -> Notifier:
-    addresses = Addresses(
+    addresses = ChannelAddresses(
         webhook=settings.notify_webhook_url,
         slack=settings.notify_slack_url,
         teams=settings.notify_teams_url,

@@ -21,15 +21,17 @@ log = logging.getLogger(__name__)
 ALGORITHMS: Final = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )
-LEEWAY: Final = 60.0  # seconds that the clocks may differ
+LEEWAY_SECONDS: Final = 60.0  # seconds that the clocks may differ
 REQUIRED: Final = ("exp", "iss", "aud")
-MAX_TOKEN: Final = 16 * 1024
+MAX_TOKEN_BYTES: Final = 16 * 1024
 
-REFRESH_AFTER: Final = 3600.0  # a key that the provider has withdrawn is good for so long still
-EXPIRE_AFTER: Final = 24 * 3600.0  # and for so long while the provider cannot be asked
-LEAST_INTERVAL: Final = 10.0  # between two requests: unknown keys are easily made up
-TIMEOUT: Final = 10.0
-MAX_DOCUMENT: Final = 1024 * 1024
+REFRESH_AFTER_SECONDS: Final = (
+    3600.0  # a key that the provider has withdrawn is good for so long still
+)
+EXPIRE_AFTER_SECONDS: Final = 24 * 3600.0  # and for so long while the provider cannot be asked
+LEAST_INTERVAL_SECONDS: Final = 10.0  # between two requests: unknown keys are easily made up
+TIMEOUT_SECONDS: Final = 10.0
+MAX_DOCUMENT_BYTES: Final = 1024 * 1024
 MAX_KEYS: Final = 100
 
 Clock = Callable[[], float]
@@ -80,7 +82,7 @@ class Provider:
                 algorithms=[algorithm],
                 audience=self._audience,
                 issuer=self._issuer,
-                leeway=LEEWAY,
+                leeway=LEEWAY_SECONDS,
                 options={"require": list(REQUIRED)},
             )
         except jwt.PyJWTError:
@@ -107,10 +109,10 @@ class _Keys:
 
     async def fitting(self, header: _Header) -> Sequence[Mapping[str, Any]]:
         """Those that may have signed it. Raises CannotTell."""
-        if self._age > REFRESH_AFTER or not self._find(header):
+        if self._age > REFRESH_AFTER_SECONDS or not self._find(header):
             await self._refresh()
         found = self._find(header)
-        if self._age > EXPIRE_AFTER or (self._failure and not found):
+        if self._age > EXPIRE_AFTER_SECONDS or (self._failure and not found):
             raise CannotTell(f"the OpenID provider cannot be asked: {self._failure}")
         return found
 
@@ -123,7 +125,7 @@ class _Keys:
 
     async def _refresh(self) -> None:
         async with self._one_at_a_time:
-            if self._clock() - self._asked_at < LEAST_INTERVAL:
+            if self._clock() - self._asked_at < LEAST_INTERVAL_SECONDS:
                 return
             try:
                 self._keys = await self._fetch()
@@ -136,10 +138,10 @@ class _Keys:
 
     async def _fetch(self) -> Sequence[Mapping[str, Any]]:
         try:
-            async with asyncio.timeout(TIMEOUT):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 return await self._discover()
         except TimeoutError:
-            raise _Unusable(f"no complete answer within {TIMEOUT:g} s") from None
+            raise _Unusable(f"no complete answer within {TIMEOUT_SECONDS:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             # Their texts may quote the URL.
             raise _Unusable(f"no usable answer ({type(error).__name__})") from None
@@ -166,14 +168,14 @@ async def _get(client: httpx.AsyncClient, url: str) -> bytes:
             raise _Unusable(f"HTTP {response.status_code}")
         async for chunk in response.aiter_raw():
             body += chunk
-            if len(body) > MAX_DOCUMENT:
-                raise _Unusable(f"an answer is larger than {MAX_DOCUMENT} bytes")
+            if len(body) > MAX_DOCUMENT_BYTES:
+                raise _Unusable(f"an answer is larger than {MAX_DOCUMENT_BYTES} bytes")
     return bytes(body)
 
 
 def _header(token: str) -> _Header | None:
     """None: this is no token."""
-    if len(token) > MAX_TOKEN:
+    if len(token) > MAX_TOKEN_BYTES:
         return None
     try:
         raw = jwt.get_unverified_header(token)

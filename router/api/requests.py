@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 from router.api.problems import ApiProblem, in_words
 from router.engine.publishing import MAX_MESSAGES
 
-MAX_BODY: Final = 8 * 1024 * 1024  # bytes
+MAX_BODY_BYTES: Final = 8 * 1024 * 1024  # bytes
 
 BLANK_IS_NONE: Final = BeforeValidator(lambda given: given or None)  # as in `?queue=&pool=a`
 Name = Annotated[str | None, BLANK_IS_NONE]
@@ -38,9 +38,10 @@ async def read_body(request: Request) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > MAX_BODY:
+        if len(body) > MAX_BODY_BYTES:
             raise ApiProblem(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {MAX_BODY} bytes"
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the body is larger than {MAX_BODY_BYTES} bytes",
             )
     return bytes(body)
 

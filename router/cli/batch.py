@@ -13,7 +13,7 @@ import msgspec
 
 from router.cli.connection import RouterClient, RouterRefused, connect, in_path, router_options
 from router.cli.message import changes, interval_option
-from router.cli.ndjson import Item, batches, read_items
+from router.cli.ndjson import MessageLine, batches, read_items
 from router.cli.output import json_option, plain, progress_bar, show_fields, show_json
 from router.core.tsid import Tsids
 
@@ -117,18 +117,18 @@ def _publish(
         click.echo(f"published {accepted} messages as batch {plain(batch_id)}")
 
 
-def _read_members(file: str, batch_id: str) -> Sequence[Item]:
+def _read_members(file: str, batch_id: str) -> Sequence[MessageLine]:
     """Read all lines. The size of the batch is their number, so all of them have to be good."""
     numbers = itertools.count(1)
     # Made of the batch and a number, ids are the same when the command is run again.
     stream = cast("BinaryIO", click.File("rb").convert(file, None, click.get_current_context()))
     lines = list(read_items(stream, lambda: f"{batch_id}-{next(numbers)}"))
-    refused = [line for line in lines if not isinstance(line, Item)]
+    refused = [line for line in lines if not isinstance(line, MessageLine)]
     for bad in refused:
         click.echo(f"line {bad.line}: {bad.reason}", err=True)
     if refused:
         raise click.ClickException(f"{len(refused)} lines are wrong: nothing was published")
-    members = {line.body: line for line in lines if isinstance(line, Item)}
+    members = {line.body: line for line in lines if isinstance(line, MessageLine)}
     if not members:
         raise click.ClickException("there are no messages: nothing was published")
     if len(members) < len(lines):
@@ -137,7 +137,7 @@ def _read_members(file: str, batch_id: str) -> Sequence[Item]:
     return list(members.values())
 
 
-def _name_the_line(error: RouterRefused, sent: Sequence[Item]) -> None:
+def _name_the_line(error: RouterRefused, sent: Sequence[MessageLine]) -> None:
     index = error.problem.get("index")
     if isinstance(index, int) and 0 <= index < len(sent):
         click.echo(f"line {sent[index].line}: {error.message}", err=True)

@@ -17,7 +17,7 @@ _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class MessageLine:
     """One message to send, and the line that it came from."""
 
     line: int
@@ -31,16 +31,16 @@ class BadLine:
     reason: str
 
 
-def read_items(stream: BinaryIO, new_id: Callable[[], str]) -> Iterator[Item | BadLine]:
+def read_items(stream: BinaryIO, new_id: Callable[[], str]) -> Iterator[MessageLine | BadLine]:
     """Read each line that is not blank. A message without an id gets a new one."""
     for number, line in _lines(stream):
         if text := line.strip():
             yield _read(number, text, new_id)
 
 
-def batches(items: Iterable[Item], most: int = MAX_MESSAGES) -> Iterator[list[Item]]:
+def batches(items: Iterable[MessageLine], most: int = MAX_MESSAGES) -> Iterator[list[MessageLine]]:
     """Split into what one call may carry."""
-    batch: list[Item] = []
+    batch: list[MessageLine] = []
     size = len("[]")
     for item in items:
         if batch and (len(batch) == most or size + len(item.body) + 1 > MAX_BYTES):
@@ -63,14 +63,14 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
             line = stream.readline(MAX_BODY)
 
 
-def _read(number: int, text: bytes, new_id: Callable[[], str]) -> Item | BadLine:
+def _read(number: int, text: bytes, new_id: Callable[[], str]) -> MessageLine | BadLine:
     try:
-        return Item(number, parse(text), text)
+        return MessageLine(number, parse(text), text)
     except Malformed as error:
         reason = str(error)
     try:
         with_id = _add_id(text, new_id)
-        return Item(number, parse(with_id), with_id) if with_id else BadLine(number, reason)
+        return MessageLine(number, parse(with_id), with_id) if with_id else BadLine(number, reason)
     except Malformed as error:
         return BadLine(number, str(error))
 

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from router import interpreter
+from router import runtime
 
 _WRONG_SETTING = 2
 
@@ -19,7 +19,7 @@ def run() -> None:
     Settings come from the environment. Without any, the router consumes an embedded queue named
     `default`; publish to it with `message-router send`.
     """
-    interpreter.set_for_start()
+    runtime.tune_for_start()
     from router.main import run as run_router  # noqa: PLC0415  slow to import
     from router.settings import BadSetting  # noqa: PLC0415  slow to import
 

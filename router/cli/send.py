@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from router.cli.connection import router_options
-from router.cli.ndjson import BadLine, Item, batches, read_items
+from router.cli.ndjson import BadLine, MessageLine, batches, read_items
 from router.cli.output import json_option, show_json
 from router.cli.sinks import SendResult, Sink, open_sink
 from router.core.message import Malformed, parse
@@ -84,7 +84,7 @@ def send(
     if queue and uri:
         raise click.UsageError("--queue is of the running router, --uri a queue itself: choose one")
     new_id = Tsids(time.time, secrets.randbits).new
-    source: Iterator[Item | BadLine]
+    source: Iterator[MessageLine | BadLine]
     if target:
         fields = {"mediationTarget": target, "poolCode": pool, "messageGroupId": group}
         source = itertools.islice(_generated(fields, new_id), count)
@@ -99,19 +99,21 @@ def send(
         sys.exit(1)
 
 
-def _generated(fields: dict[str, str | None], new_id: Callable[[], str]) -> Iterator[Item]:
+def _generated(fields: dict[str, str | None], new_id: Callable[[], str]) -> Iterator[MessageLine]:
     given = {name: value for name, value in fields.items() if value is not None}
     for line in itertools.count(1):
         body = msgspec.json.encode({"id": new_id(), **given})
         try:
-            yield Item(line, parse(body), body)
+            yield MessageLine(line, parse(body), body)
         except Malformed as error:
             raise click.UsageError(str(error)) from None
 
 
-def _good(items: Iterable[Item | BadLine], summary: SendSummary, *, strict: bool) -> Iterator[Item]:
+def _good(
+    items: Iterable[MessageLine | BadLine], summary: SendSummary, *, strict: bool
+) -> Iterator[MessageLine]:
     for item in items:
-        if isinstance(item, Item):
+        if isinstance(item, MessageLine):
             yield item
             continue
         summary.refuse(item)
@@ -119,7 +121,9 @@ def _good(items: Iterable[Item | BadLine], summary: SendSummary, *, strict: bool
             return
 
 
-def _send_all(items: Iterator[Item], sink: Sink, summary: SendSummary, *, strict: bool) -> None:
+def _send_all(
+    items: Iterator[MessageLine], sink: Sink, summary: SendSummary, *, strict: bool
+) -> None:
     with _progress_bar() as advance:
         for batch in batches(items):
             result = sink.send(batch)

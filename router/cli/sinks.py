@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from router.brokers import BrokerRegistry
 from router.cli.connection import RouterClient, RouterRefused, connect, settings_here
-from router.cli.ndjson import BadLine, Item
+from router.cli.ndjson import BadLine, MessageLine
 from router.core.config import EMBEDDED_QUEUE, QueueConfig
 from router.ports import BrokerError, Publication, Publisher
 from router.settings import Settings
@@ -28,7 +28,7 @@ class SendResult:
 
 
 class Sink(Protocol):
-    def send(self, batch: Sequence[Item]) -> SendResult:
+    def send(self, batch: Sequence[MessageLine]) -> SendResult:
         """Publish the batch. Raises click.ClickException if none of it can be published."""
 
 
@@ -39,7 +39,7 @@ class RouterSink:
         self._router = router
         self._queue = queue
 
-    def send(self, batch: Sequence[Item]) -> SendResult:
+    def send(self, batch: Sequence[MessageLine]) -> SendResult:
         """Send all but the messages that the router names as bad: it takes a batch or nothing."""
         wanted, refused = list(batch), list[BadLine]()
         while wanted:
@@ -70,7 +70,7 @@ class QueueSink:
         self._portal = portal
         self._publisher = publisher
 
-    def send(self, batch: Sequence[Item]) -> SendResult:
+    def send(self, batch: Sequence[MessageLine]) -> SendResult:
         publications = [
             Publication(item.message, item.body, item.message.explicit_dedup_key) for item in batch
         ]

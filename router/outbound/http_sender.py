@@ -1,8 +1,12 @@
-"""How a message becomes a POST to its target (CONTRACTS §5)."""
+"""How a message becomes a signed POST to its target (CONTRACTS §5)."""
 
+import base64
+import binascii
+import hmac
 import logging
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final, Self
 from urllib.parse import quote
@@ -15,14 +19,18 @@ from router.core.outcome import Answer, Cause, NoReply
 from router.core.target import read_target
 from router.core.target_safety import TargetPolicy
 from router.core.trace import Span
-from router.curl_loop import CurlLoop, CurlOptions
-from router.outbound.signing import signature_headers
+from router.curl.loop import CurlLoop, CurlOptions
 
 log = logging.getLogger(__name__)
 
 _DEFAULTS: Final = CurlOptions()
+_BASE64_PREFIX: Final = "whsec_"
 _encode: Final = msgspec.json.Encoder().encode
 _ASCII: Final = "".join(map(chr, range(0x20, 0x7F)))
+
+
+class BadSecret(ValueError):
+    """The signing secret cannot be a key. The text never shows the secret."""
 
 
 class HttpSender:
@@ -81,8 +89,11 @@ class HttpSender:
             return NoReply(Cause.UNFORESEEN, repr(error))
 
     def _check_target(self, url: str) -> str | NoReply:
+        """Return the URL as libcurl takes it. The policy lets only ASCII hosts through."""
         refusal = self._policy.refuse_url(read_target(url))
-        return _ascii_url(url) if refusal is None else NoReply(Cause.TARGET_REFUSED, refusal)
+        if refusal is not None:
+            return NoReply(Cause.TARGET_REFUSED, refusal)
+        return url if url.isascii() else quote(url, safe=_ASCII)
 
     def _headers(
         self, message: Message, post: int, body: bytes, span: Span | None
@@ -114,6 +125,33 @@ def _header_value(text: str) -> str:
     return f"{'%20' * left}{inner}{'%20' * (len(quoted) - len(inner) - left)}"
 
 
-def _ascii_url(url: str) -> str:
-    """libcurl takes nothing else; the policy lets only ASCII hosts through."""
-    return url if url.isascii() else quote(url, safe=_ASCII)
+def signature_headers(secret: str, message_id: str, body: bytes, now: float) -> list[str]:
+    """Sign one request by Standard Webhooks, and with the older pair of headers that targets know.
+
+    `message_id` is as the header shows it, `now` is Unix time. Raises BadSecret.
+    """
+    seconds = int(now)
+    signed = f"{message_id}.{seconds}.".encode() + body
+    signature = base64.b64encode(hmac.digest(_webhook_key(secret), signed, "sha256")).decode()
+    moment = datetime.fromtimestamp(now, UTC).replace(tzinfo=None)
+    instant = f"{moment.isoformat(timespec='milliseconds')}Z"  # exactly three fraction digits
+    older_signature = hmac.digest(secret.encode(), instant.encode() + body, "sha256").hex()
+    return [
+        f"webhook-id: {message_id}",
+        f"webhook-timestamp: {seconds}",
+        f"webhook-signature: v1,{signature}",
+        f"X-FLOWCATALYST-SIGNATURE: {older_signature}",
+        f"X-FLOWCATALYST-TIMESTAMP: {instant}",
+    ]
+
+
+def _webhook_key(secret: str) -> bytes:
+    if not secret.startswith(_BASE64_PREFIX):
+        return secret.encode()
+    try:
+        key = base64.b64decode(secret.removeprefix(_BASE64_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        raise BadSecret(f"`signingSecret` is not base64 after {_BASE64_PREFIX}") from None
+    if not key:
+        raise BadSecret(f"`signingSecret` has nothing after {_BASE64_PREFIX}")
+    return key

@@ -33,11 +33,11 @@ from router.core.trace import Sampling, Span, post_span, visit_span
 log = logging.getLogger(__name__)
 
 SERVICE: Final = "message-router"
-QUEUED: Final = 4096  # spans, a few megabytes: more are not kept for a slow collector
-BATCH: Final = 512
-PAUSE: Final = 1.0  # seconds between two batches, unless one is full
-LAST_WAIT: Final = 3.0  # seconds that a shutdown waits for the last of them
-COMPLAINT_EVERY: Final = 300.0
+MAX_QUEUED_SPANS: Final = 4096  # spans, a few megabytes: more are not kept for a slow collector
+BATCH_SPANS: Final = 512
+PAUSE_SECONDS: Final = 1.0  # seconds between two batches, unless one is full
+LAST_WAIT_SECONDS: Final = 3.0  # seconds that a shutdown waits for the last of them
+COMPLAINT_SECONDS: Final = 300.0
 _LONGEST_REASON: Final = 300
 
 _SCOPE: Final = InstrumentationScope(SERVICE, __version__)
@@ -70,9 +70,9 @@ class Traces:
         self._outbox = _Outbox(trace_exporter.OTLPSpanExporter(endpoint))
         self._processor = BatchSpanProcessor(
             self._outbox,
-            max_queue_size=QUEUED,
-            max_export_batch_size=BATCH,
-            schedule_delay_millis=PAUSE * 1000,
+            max_queue_size=MAX_QUEUED_SPANS,
+            max_export_batch_size=BATCH_SPANS,
+            schedule_delay_millis=PAUSE_SECONDS * 1000,
         )
         self._given = 0
         self._dropped = 0
@@ -89,9 +89,9 @@ class Traces:
             flushed.set_result(None)
 
         Thread(target=flush, name="last traces", daemon=True).start()
-        _, late = await asyncio.wait([asyncio.wrap_future(flushed)], timeout=LAST_WAIT)
+        _, late = await asyncio.wait([asyncio.wrap_future(flushed)], timeout=LAST_WAIT_SECONDS)
         if late:
-            log.warning("the last traces were not sent within %g s", LAST_WAIT)
+            log.warning("the last traces were not sent within %g s", LAST_WAIT_SECONDS)
             self._outbox.shutdown()  # it would go on trying
 
     @property
@@ -113,7 +113,7 @@ class Traces:
 
     def _tell(self, visit: HandOver, span: Span) -> None:
         on_their_way = self._given - self._outbox.exported - self._outbox.failed
-        if on_their_way + 1 + len(visit.tries) > QUEUED:
+        if on_their_way + 1 + len(visit.tries) > MAX_QUEUED_SPANS:
             self._dropped += 1 + len(visit.tries)
             return
         clock = self._wall() - self._now()
@@ -281,7 +281,7 @@ class _Outbox(SpanExporter):
     def _count_failure(self, spans: int) -> None:
         self.failed += spans
         if time.monotonic() >= self._quiet_until:
-            self._quiet_until = time.monotonic() + COMPLAINT_EVERY
+            self._quiet_until = time.monotonic() + COMPLAINT_SECONDS
             log.warning("traces do not get through: %s", self._reasons.first or "no reason given")
 
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from router.api.requests import MAX_BODY
+from router.api.requests import MAX_BODY_BYTES
 from router.core.config import QueueConfig, RoutingConfig
 from router.engine.beat import ScheduleState
 from router.ports import Disconnected
@@ -174,7 +174,7 @@ async def test_a_call_takes_a_thousand_messages_and_eight_mebibytes(
                                              "callback": CALLBACK})  # fmt: skip
     too_many = await api.post("/batches", json={"messages": many, "callback": CALLBACK})
     too_many_more = await api.post("/batches/b/messages", json=many)
-    too_long = await api.post("/batches", content=b" " * (MAX_BODY + 1))
+    too_long = await api.post("/batches", content=b" " * (MAX_BODY_BYTES + 1))
 
     assert first.json()["accepted"] == 1000
     assert_problem(too_many, 422, "at most 1000 messages at once, not 1001")

@@ -4,7 +4,7 @@ import httpx
 import msgspec
 import pytest
 
-from router.api.requests import MAX_BODY
+from router.api.requests import MAX_BODY_BYTES
 from router.ports import Disconnected
 from tests.support.api import HandMadeRouter, assert_problem
 
@@ -130,13 +130,13 @@ async def test_a_body_that_is_too_large_is_refused_while_it_is_read(
 
     async def endless() -> AsyncIterator[bytes]:
         nonlocal sent
-        while sent < 10 * MAX_BODY:
+        while sent < 10 * MAX_BODY_BYTES:
             sent += 1024 * 1024
             yield b" " * (1024 * 1024)
 
     answer = await api.post("/messages", content=endless())
 
-    assert_problem(answer, 413, str(MAX_BODY))
+    assert_problem(answer, 413, str(MAX_BODY_BYTES))
 
 
 async def test_a_queue_that_is_not_there_is_not_found(api: httpx.AsyncClient) -> None:

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from router.api import oidc
 from router.api.access import Access
-from router.api.oidc import EXPIRE_AFTER, LEAST_INTERVAL, MAX_TOKEN, REFRESH_AFTER, Provider
+from router.api.oidc import (
+    EXPIRE_AFTER_SECONDS,
+    LEAST_INTERVAL_SECONDS,
+    MAX_TOKEN_BYTES,
+    REFRESH_AFTER_SECONDS,
+    Provider,
+)
 from router.parts import access_of
 from router.setting_values import AuthMode
 from router.settings import BadSetting, Settings
@@ -196,7 +202,9 @@ async def test_a_key_that_is_too_short_proves_nothing(
     assert_problem(answer, 401)
 
 
-@pytest.mark.parametrize("token", ["", "x", "a.b.c", "ü.ü.ü", "e30.e30.", "x" * (MAX_TOKEN + 1)])
+@pytest.mark.parametrize(
+    "token", ["", "x", "a.b.c", "ü.ü.ü", "e30.e30.", "x" * (MAX_TOKEN_BYTES + 1)]
+)
 async def test_what_is_no_token_is_refused_without_asking_the_provider(
     router: HandMadeRouter, access: Access, issuer: Issuer, token: str
 ) -> None:
@@ -247,7 +255,7 @@ async def test_a_new_key_is_found_but_made_up_ones_do_not_drive_the_router(
 
     early = [await call(router, access, issuer.token(new)) for _ in range(3)]
     asked = issuer.asked
-    clock.now += LEAST_INTERVAL
+    clock.now += LEAST_INTERVAL_SECONDS
     later = await call(router, access, issuer.token(new))
 
     assert {answer.status_code for answer in early} == {401}
@@ -263,7 +271,7 @@ async def test_a_withdrawn_key_is_good_for_an_hour_at_most(
     await call(router, access, token)
     issuer.keys = [rsa_key().published()]
 
-    clock.now += REFRESH_AFTER
+    clock.now += REFRESH_AFTER_SECONDS
     before = await call(router, access, token)
     clock.now += 1
     after = await call(router, access, token)
@@ -279,7 +287,7 @@ async def test_keys_are_good_for_a_day_while_the_provider_is_away(
     await call(router, access, token)
     issuer.status = 503
 
-    clock.now += EXPIRE_AFTER
+    clock.now += EXPIRE_AFTER_SECONDS
     before = await call(router, access, token)
     clock.now += 1
     after = await call(router, access, token)
@@ -293,7 +301,7 @@ async def test_an_unknown_key_while_the_provider_is_away_is_no_reason_to_sign_in
 ) -> None:
     await call(router, access, issuer.token(ec_key()))
     issuer.status = 500
-    clock.now += LEAST_INTERVAL
+    clock.now += LEAST_INTERVAL_SECONDS
 
     answer = await call(router, access, issuer.token(ec_key("new")))
 
@@ -357,7 +365,7 @@ async def test_a_provider_that_is_not_there_lets_nobody_in(router: HandMadeRoute
 async def test_a_provider_that_does_not_answer_in_time_lets_nobody_in(
     router: HandMadeRouter, access: Access, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(oidc, "TIMEOUT", 0.05)
+    monkeypatch.setattr(oidc, "TIMEOUT_SECONDS", 0.05)
     issuer.delay = 0.5
 
     answer = await call(router, access, issuer.token(ec_key()))
@@ -384,7 +392,7 @@ async def test_a_provider_that_is_back_is_asked_again_after_a_moment(
     issuer.status = 200
     too_early = await call(router, access, token)
 
-    clock.now += LEAST_INTERVAL
+    clock.now += LEAST_INTERVAL_SECONDS
     back = await call(router, access, token)
 
     assert (down.status_code, too_early.status_code, back.status_code) == (503, 503, 200)

@@ -7,14 +7,14 @@ import httpx
 import pytest
 
 from router.api.app import create_app
-from router.api.requests import MAX_BODY
+from router.api.requests import MAX_BODY_BYTES
 from router.api.server import CannotListen, listen, serve
 from tests.support.api import LOCAL, HandMadeRouter
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-4")]
 
 HOST = "127.0.0.1"
-ENOUGH = 10 * MAX_BODY
+ENOUGH = 10 * MAX_BODY_BYTES
 
 
 async def get(port: int, path: str = "/health", method: str = "GET") -> httpx.Response:

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager, contextmanager
 import pycurl
 import pytest
 
-from router import curl_loop
 from router.core.leadership import FOREVER, NEVER, Leadership
 from router.core.outcome import Answer, Cause, NoReply, Reply
-from router.curl_loop import NO_DESCRIPTORS, OVERRULED, CurlLoop, CurlOptions
-from router.curl_sockets import EpollSockets, LoopSockets
+from router.curl import loop as curl_loop
+from router.curl.loop import NO_DESCRIPTORS, OVERRULED, CurlLoop, CurlOptions
+from router.curl.sockets import EpollSockets, LoopSockets
 from tests.outbound.servers import Connection, listening, nobody_accepts, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("MED-1")]

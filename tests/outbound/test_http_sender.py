@@ -13,7 +13,7 @@ from router.core.message import Message, parse
 from router.core.outcome import REPLY_CAP, Answer, Cause, NoReply, Reply
 from router.core.target_safety import TargetPolicy
 from router.core.trace import Span
-from router.curl_loop import CurlOptions
+from router.curl.loop import CurlOptions
 from router.outbound.http_sender import HttpSender
 from tests.outbound.servers import (
     Certificate,

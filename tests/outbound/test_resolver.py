@@ -11,11 +11,18 @@ from typing import Any, Final
 
 import pytest
 
-from router import resolver as module
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.core.target_safety import TargetPolicy
-from router.curl_loop import NO_DESCRIPTORS, CurlLoop, CurlOptions, RefuseAddress
-from router.resolver import AHEAD, FRESH, Addresses, Resolver, TooManyLookUps, Unresolved
+from router.curl import resolver as module
+from router.curl.loop import NO_DESCRIPTORS, CurlLoop, CurlOptions, RefuseAddress
+from router.curl.resolver import (
+    FRESH_SECONDS,
+    RENEW_AFTER_SECONDS,
+    HostAddresses,
+    Resolver,
+    TooManyLookUps,
+    Unresolved,
+)
 from tests.outbound.servers import listening, until
 from tests.outbound.test_curl_loop import no_more_descriptors, refuse_nothing
 
@@ -59,7 +66,7 @@ async def curl(
         yield loop
 
 
-def age(addresses: Addresses, seconds: float) -> None:
+def age(addresses: HostAddresses, seconds: float) -> None:
     addresses.found_at -= seconds
     addresses.look_again_at -= seconds
 
@@ -119,7 +126,7 @@ async def test_addresses_in_use_are_looked_up_again_before_they_are_too_old() ->
     assert names.asked["good.test"] == 1
 
     names.known["good.test"] = ("127.0.0.2",)
-    age(first, AHEAD)
+    age(first, RENEW_AFTER_SECONDS)
     assert resolver.recall("good.test") is first
     await until(lambda: resolver.recall("good.test") is not first)
     second = resolver.recall("good.test")
@@ -134,13 +141,13 @@ async def test_addresses_that_cannot_be_looked_up_again_are_used_until_they_are_
     resolver = Resolver(names.look_up)
     first = await resolver.resolve("good.test", 9)
     names.known.clear()
-    age(first, AHEAD)
+    age(first, RENEW_AFTER_SECONDS)
     resolver.recall("good.test")
     await until(lambda: not resolver._running)
 
     assert resolver.recall("good.test") is first  # and no further look-up at once
     assert names.asked["good.test"] == 2
-    age(first, FRESH)
+    age(first, FRESH_SECONDS)
     assert resolver.recall("good.test") is None
     with pytest.raises(Unresolved, match=r"good\.test \(Name or service not known\)"):
         await resolver.resolve("good.test", 9)
@@ -159,11 +166,11 @@ async def test_when_all_threads_wait_names_found_before_are_still_looked_up(
 
             await post("good.test")
             found = loop._resolver._found["good.test"]
-            age(found, AHEAD)
+            age(found, RENEW_AFTER_SECONDS)
             slow = [asyncio.ensure_future(post(f"{n}.slow.test")) for n in range(2)]
             await until(lambda: len(names.asked) == 3)
             new = await post("new.test")
-            age(found, FRESH)
+            age(found, FRESH_SECONDS)
             known = await post("good.test")
             await asyncio.gather(*slow)
 
@@ -181,7 +188,7 @@ async def test_addresses_are_used_although_no_thread_is_free_to_look_them_up_aga
     resolver = Resolver(names.look_up)
     first = await resolver.resolve("good.test", 9)
     monkeypatch.setattr(Thread, "start", fail)
-    age(first, AHEAD)
+    age(first, RENEW_AFTER_SECONDS)
 
     assert resolver.recall("good.test") is first
     with pytest.raises(TooManyLookUps, match="no thread"):
@@ -272,7 +279,7 @@ async def test_an_address_is_checked_whenever_a_connection_is_made() -> None:
         url = f"http://bad.test:{target.port}/"
         harmless = await loop.post(url, [], b"", 5)
         names.known["bad.test"] = ("169.254.169.254", "fd00:ec2::254")
-        age(loop._resolver._found["bad.test"], FRESH)
+        age(loop._resolver._found["bad.test"], FRESH_SECONDS)
         reused = await loop.post(url, [], b"", 5)  # over the connection that was checked
         target.hang_up()
         await until(lambda: target.open_connections == 0)

@@ -5,8 +5,7 @@ import pytest
 from router.core.notification import Digest, StateChange, Subject
 from router.core.warnings import Notice, Severity
 from router.outbound.notification_shapes import MOST_LINES, for_slack, for_teams, lines
-from router.outbound.notifications import Addresses, Mail, open_channels
-from router.outbound.webhook import Webhook
+from router.outbound.notifications import ChannelAddresses, Mail, Webhook, open_channels
 from router.ports import NotSent
 from tests.outbound_notifications.mail_server import MailServer
 from tests.outbound_notifications.web_server import WebServer
@@ -41,7 +40,7 @@ SUMMARY = "message-router router-1: 1 warning, worst ERROR; 2 state changes"
 
 
 async def test_a_webhook_gets_everything_as_json(web: WebServer) -> None:
-    (channel,) = open_channels(Addresses(webhook=web.url), "host.test")
+    (channel,) = open_channels(ChannelAddresses(webhook=web.url), "host.test")
 
     await channel.send(DIGEST)
 
@@ -87,7 +86,7 @@ async def test_a_webhook_gets_everything_as_json(web: WebServer) -> None:
 
 
 async def test_slack_gets_a_text_in_which_nobodys_words_can_mention_anyone(web: WebServer) -> None:
-    (channel,) = open_channels(Addresses(slack=web.url), "host.test")
+    (channel,) = open_channels(ChannelAddresses(slack=web.url), "host.test")
 
     await channel.send(DIGEST)
 
@@ -101,7 +100,7 @@ async def test_slack_gets_a_text_in_which_nobodys_words_can_mention_anyone(web: 
 
 
 async def test_teams_gets_a_card(web: WebServer) -> None:
-    (channel,) = open_channels(Addresses(teams=web.url), "host.test")
+    (channel,) = open_channels(ChannelAddresses(teams=web.url), "host.test")
 
     await channel.send(DIGEST)
 
@@ -132,12 +131,12 @@ async def test_a_failure_gives_no_address_away(web: WebServer) -> None:
         await Webhook("slack", url, for_slack).send(DIGEST)
 
     assert str(failure.value) == "ConnectError"
-    assert "hidden" not in repr(Addresses(slack=url))
+    assert "hidden" not in repr(ChannelAddresses(slack=url))
 
 
 async def test_a_mail_has_a_subject_and_a_line_for_each_fact(mail: MailServer) -> None:
     url = f"smtp://router%40example.com:pass%3Aword@127.0.0.1:{mail.port}"
-    addresses = Addresses(smtp=url, recipients=("a@example.com", "b@example.com"))
+    addresses = ChannelAddresses(smtp=url, recipients=("a@example.com", "b@example.com"))
     (channel,) = open_channels(addresses, "host.test")
 
     await channel.send(DIGEST)
@@ -200,4 +199,4 @@ async def test_a_long_list_is_cut_and_says_so() -> None:
 
 
 async def test_no_address_is_no_channel() -> None:
-    assert open_channels(Addresses(), "host.test") == []
+    assert open_channels(ChannelAddresses(), "host.test") == []

@@ -165,7 +165,7 @@ async def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_what_gets_through_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "PAUSE", 0.01)
+    monkeypatch.setattr(traces, "PAUSE_SECONDS", 0.01)
 
     async with listening() as collector, tracing(collector) as opened:
         opened.ended(VISIT)
@@ -178,7 +178,7 @@ async def test_a_collector_that_refuses_is_complained_about_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(traces, "PAUSE", 0.01)
+    monkeypatch.setattr(traces, "PAUSE_SECONDS", 0.01)
 
     async with listening(answering(400)) as collector, tracing(collector) as opened:
         opened.ended(VISIT)
@@ -199,7 +199,7 @@ async def test_a_collector_that_refuses_is_complained_about_once(
 async def test_a_complaint_gives_away_no_secret_of_the_endpoint(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(traces, "PAUSE", 0.01)
+    monkeypatch.setattr(traces, "PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # one try more
     endpoint = "http://user:hunter2@127.0.0.1:1/v1/traces?token=hunter2"
 
@@ -220,7 +220,7 @@ def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_collector_that_does_not_answer_costs_a_bounded_shutdown(
     script: Script, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(traces, "LAST_WAIT", 0.2)
+    monkeypatch.setattr(traces, "LAST_WAIT_SECONDS", 0.2)
 
     async with listening(script) as collector:
         async with tracing(collector) as opened:
@@ -236,7 +236,7 @@ async def test_a_collector_that_does_not_answer_costs_a_bounded_shutdown(
 async def test_what_a_slow_collector_cannot_take_is_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(traces, "LAST_WAIT", 0.0)
+    monkeypatch.setattr(traces, "LAST_WAIT_SECONDS", 0.0)
 
     async with listening(silent) as collector, tracing(collector) as opened:
         for _ in range(2000):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.cli.ndjson import MAX_BYTES, MAX_MESSAGES, BadLine, Item, batches, read_items
+from router.cli.ndjson import MAX_BYTES, MAX_MESSAGES, BadLine, MessageLine, batches, read_items
 from router.core.message import MAX_BODY, parse
 
 pytestmark = pytest.mark.rule("P5")
@@ -16,15 +16,15 @@ pytestmark = pytest.mark.rule("P5")
 TARGET = '"mediationTarget":"http://t/"'
 
 
-def read(*lines: str | bytes) -> list[Item | BadLine]:
+def read(*lines: str | bytes) -> list[MessageLine | BadLine]:
     raw = b"\n".join(line.encode() if isinstance(line, str) else line for line in lines)
     ids = (f"new-{n}" for n in itertools.count(1))
     return list(read_items(io.BytesIO(raw), lambda: next(ids)))
 
 
-def item(size: int) -> Item:
+def item(size: int) -> MessageLine:
     body = b'{"id":"a","mediationTarget":"http://t/"}'.ljust(size)
-    return Item(1, parse(body), body)
+    return MessageLine(1, parse(body), body)
 
 
 def test_a_message_is_sent_as_it_was_written() -> None:
@@ -32,7 +32,7 @@ def test_a_message_is_sent_as_it_was_written() -> None:
 
     (found,) = read(line)
 
-    assert isinstance(found, Item)
+    assert isinstance(found, MessageLine)
     assert found.body == line.encode()
 
 
@@ -40,7 +40,7 @@ def test_a_message_is_sent_as_it_was_written() -> None:
 def test_a_message_without_an_id_is_given_one(line: str) -> None:
     (found,) = read(line)
 
-    assert isinstance(found, Item)
+    assert isinstance(found, MessageLine)
     assert json.loads(found.body) == {"mediationTarget": "http://t/", "id": "new-1"}
 
 
@@ -49,7 +49,7 @@ def test_a_bad_line_is_named_and_the_others_are_read() -> None:
 
     found = read(good, "", "nonsense", good, '{"id":7,' + TARGET + "}", '{"id":"b"}')
 
-    assert [type(each) for each in found] == [Item, BadLine, Item, BadLine, BadLine]
+    assert [type(each) for each in found] == [MessageLine, BadLine, MessageLine, BadLine, BadLine]
     assert [each.line for each in found] == [1, 3, 4, 5, 6]
 
 
@@ -72,7 +72,7 @@ def test_a_line_that_is_too_long_is_one_bad_line() -> None:
 
     found = read(good, "x" * (3 * MAX_BODY), good)
 
-    assert [type(each) for each in found] == [Item, BadLine, Item]
+    assert [type(each) for each in found] == [MessageLine, BadLine, MessageLine]
     assert [each.line for each in found] == [1, 2, 3]
 
 
@@ -81,7 +81,7 @@ def test_a_byte_order_mark_and_windows_line_ends_do_no_harm() -> None:
 
     found = read(b"\xef\xbb\xbf" + good, good)
 
-    assert [type(each) for each in found] == [Item, Item]
+    assert [type(each) for each in found] == [MessageLine, MessageLine]
 
 
 @given(st.lists(st.sampled_from([50, 1000, MAX_BODY]), max_size=60))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.outbound.signing import BadSecret, signature_headers
+from router.outbound.http_sender import BadSecret, signature_headers
 
 pytestmark = pytest.mark.rule("MED-1")
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from router.brokers.sqs.wire import Action, ErrorReply
 from router.core.outcome import Cause, NoReply
-from router.curl_loop import CurlLoop, CurlOptions
+from router.curl.loop import CurlLoop, CurlOptions
 from router.ports import Disconnected, QueueRefused
 
 T = TypeVar("T")

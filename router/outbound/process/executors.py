@@ -22,7 +22,7 @@ class BadExecutors(ValueError):
     """The executors file cannot be used. The text names the place and what is allowed."""
 
 
-class Mode(StrEnum):
+class ExecutorMode(StrEnum):
     ONCE = "once"  # one process per task
     SERVE = "serve"  # a process stays and answers one line per line
 
@@ -37,7 +37,7 @@ class Executor(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown
     queues: Annotated[Sequence[str], Meta(min_length=1)]  # those that may use it
     command: Annotated[Sequence[str], Meta(min_length=1)]
     timeout_ms: Annotated[int, Meta(ge=1, le=43_200_000)]
-    mode: Mode = Mode.ONCE
+    mode: ExecutorMode = ExecutorMode.ONCE
     cwd: str = "/"
     env: dict[str, str] = {}
     user: str | None = None

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from router.outbound.process.executors import TERM_SECONDS, Executor, Mode
+from router.outbound.process.executors import TERM_SECONDS, Executor, ExecutorMode
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Processes:
             process: _Process | None = None
             try:
                 async with asyncio.timeout(timeout):
-                    if executor.mode is Mode.ONCE:
+                    if executor.mode is ExecutorMode.ONCE:
                         process = self._spawner.start(name)
                         return await process.run_once(line)
                     process = self._serving(name)

@@ -15,9 +15,9 @@ from typing import Final
 
 from msgspec import Struct
 
-FRESH: Final = 60.0  # seconds that addresses are used
-AHEAD: Final = 30.0  # from this age on they are looked up again, and used meanwhile
-PAUSE: Final = 5.0  # between two such look-ups
+FRESH_SECONDS: Final = 60.0  # seconds that addresses are used
+RENEW_AFTER_SECONDS: Final = 30.0  # from this age on they are looked up again, and used meanwhile
+PAUSE_SECONDS: Final = 5.0  # between two such look-ups
 MAX_LOOK_UPS: Final = 256  # at a time, each in a thread
 RESERVED: Final = 64  # of them for names that were found before
 MAX_KEPT: Final = 10_000  # names
@@ -33,7 +33,7 @@ class TooManyLookUps(Exception):
     """No thread is free for a new name. That says nothing about the name."""
 
 
-class Addresses(Struct, eq=False):
+class HostAddresses(Struct, eq=False):
     """What a name stands for. Each look-up makes a new one."""
 
     ips: Sequence[str]
@@ -53,10 +53,10 @@ class Resolver:
     def __init__(self, look_up: LookUp = system_look_up) -> None:
         self._look_up = look_up
         self._loop = asyncio.get_running_loop()
-        self._found: dict[str, Addresses] = {}  # the latest last
-        self._running: dict[str, asyncio.Future[Addresses | Unresolved]] = {}
+        self._found: dict[str, HostAddresses] = {}  # the latest last
+        self._running: dict[str, asyncio.Future[HostAddresses | Unresolved]] = {}
 
-    def recall(self, host: str) -> Addresses | None:
+    def recall(self, host: str) -> HostAddresses | None:
         """Return what was found lately. None: it must be looked up."""
         addresses = self._found.get(host)
         if addresses is None:
@@ -64,14 +64,14 @@ class Resolver:
         now = self._loop.time()
         if now < addresses.look_again_at:
             return addresses
-        if now >= addresses.found_at + FRESH:
+        if now >= addresses.found_at + FRESH_SECONDS:
             return None
-        addresses.look_again_at = now + PAUSE
+        addresses.look_again_at = now + PAUSE_SECONDS
         with suppress(TooManyLookUps):
             self._start(host)
         return addresses
 
-    async def resolve(self, host: str, within: float) -> Addresses:
+    async def resolve(self, host: str, within: float) -> HostAddresses:
         """Look the name up, or wait for who does so already.
 
         Raises Unresolved, and TooManyLookUps.
@@ -90,7 +90,7 @@ class Resolver:
         for host in list(self._running):
             self._end(host, Unresolved("closed"))
 
-    def _start(self, host: str) -> asyncio.Future[Addresses | Unresolved]:
+    def _start(self, host: str) -> asyncio.Future[HostAddresses | Unresolved]:
         looking = self._running.get(host)
         if looking is not None:
             return looking
@@ -125,12 +125,12 @@ class Resolver:
             return
         now = self._loop.time()
         self._found.pop(host, None)
-        self._found[host] = addresses = Addresses(result, now, now + AHEAD)
+        self._found[host] = addresses = HostAddresses(result, now, now + RENEW_AFTER_SECONDS)
         if len(self._found) > MAX_KEPT:
             del self._found[next(iter(self._found))]
         self._end(host, addresses)
 
-    def _end(self, host: str, result: Addresses | Unresolved) -> None:
+    def _end(self, host: str, result: HostAddresses | Unresolved) -> None:
         looking = self._running.pop(host, None)
         if looking is not None:  # else closed meanwhile
             looking.set_result(result)

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.descriptors import Shares, current_limit, raise_limit, shares
+from router.runtime import Shares, current_limit, raise_limit, shares
 
 
 @pytest.fixture

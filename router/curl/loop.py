@@ -1,6 +1,6 @@
 """libcurl on the running event loop: POST one request, get one answer.
 
-libcurl does the protocols and tells us which sockets to watch (`router.curl_sockets`) and when to
+libcurl does the protocols and tells us which sockets to watch (`router.curl.sockets`) and when to
 wake it. No other module uses pycurl.
 """
 
@@ -21,8 +21,15 @@ from router import __version__
 from router.core.leadership import Leadership
 from router.core.outcome import REPLY_CAP, Answer, Cause, NoReply, Reply
 from router.core.target import BadTarget, read_target
-from router.curl_sockets import watch_sockets
-from router.resolver import Addresses, LookUp, Resolver, TooManyLookUps, Unresolved, system_look_up
+from router.curl.resolver import (
+    HostAddresses,
+    LookUp,
+    Resolver,
+    TooManyLookUps,
+    Unresolved,
+    system_look_up,
+)
+from router.curl.sockets import watch_sockets
 
 KEEP_ALIVE_SECONDS: Final = 60  # TCP probes keep a 15-minute delivery alive behind a NAT
 OVERRULED: Final = "not sent: this router is not the primary any more"
@@ -178,7 +185,7 @@ class CurlLoop:
                 self._finish(transfer, _GIVEN_UP)
                 self._set_alarm()  # another request may have waited for its connection
 
-    async def _resolve(self, host: str, timeout: float) -> Addresses | NoReply:
+    async def _resolve(self, host: str, timeout: float) -> HostAddresses | NoReply:
         try:
             return await self._resolver.resolve(host, min(timeout, self._options.connect_timeout))
         except TooManyLookUps as error:
@@ -273,7 +280,7 @@ class _Transfer:
         self._url = ""
         self._timeout = -1.0
         self.is_pinned = False  # libcurl was told addresses
-        self._pinned: tuple[Place | None, Addresses | None] = (None, None)
+        self._pinned: tuple[Place | None, HostAddresses | None] = (None, None)
         self._header_lines: list[bytes] = []
         self._set_up(options)
 
@@ -296,7 +303,7 @@ class _Transfer:
         except (pycurl.error, UnicodeError, TypeError) as error:
             raise ValueError(f"libcurl refuses the request: {error}") from error
 
-    def pin(self, place: Place | None, addresses: Addresses | None) -> None:
+    def pin(self, place: Place | None, addresses: HostAddresses | None) -> None:
         """Tell libcurl the addresses of the host, so that it does not look them up itself."""
         last_place, last_addresses = self._pinned
         if addresses is last_addresses and place == last_place:

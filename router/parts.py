@@ -36,7 +36,22 @@ def target_policy(settings: Settings, listener: socket.socket) -> TargetPolicy:
         allowed_hosts=settings.allowed_hosts,
         block_private=settings.block_private,
         own_addresses=frozenset((each, port) for each in own),
+        is_this_host=is_this_host,
     )
+
+
+def is_this_host(ip: str) -> bool:
+    """Whether an address is one of this host's: nobody can bind another one.
+
+    A list made at start would miss those that an interface gets later.
+    """
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((ip, 0))
+    except OSError:
+        return False
+    return True
 
 
 def executors_of(settings: Settings) -> Mapping[str, Executor]:

@@ -1,7 +1,7 @@
 """Where we may send to (MED-5): whoever can fill a queue chooses targets, but not these."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from ipaddress import (
     IPv4Address,
@@ -25,13 +25,21 @@ _LOCAL: Final = {
 _HOST_NAME: Final = re.compile(r"[a-z0-9._~-]+")
 # What resolvers read as an IPv4 address, such as 0xa9fea9fe or 169.16689662.
 _ENDS_IN_A_NUMBER: Final = re.compile(r"(?:^|\.)(?:0x[0-9a-f]*|[0-9]+)\.?$")
-_NAT64: Final = IPv6Network("64:ff9b::/96")
+# What the last 32 bits of an IPv6 address are an IPv4 address in: NAT64, mapped, translated (SIIT)
+# and compatible, which is no longer in use but still routed by some systems.
+_LAST_32_BITS: Final = (
+    IPv6Network("64:ff9b::/96"),
+    IPv6Network("::ffff:0:0/96"),
+    IPv6Network("::ffff:0:0:0/96"),
+    IPv6Network("::/96"),
+)
 
 _NEVER: Final[Mapping[IPv4Network | IPv6Network, str]] = {
     ip_network("0.0.0.0/8"): "no address of a host",
     ip_network("::/128"): "no address of a host",
     ip_network("169.254.0.0/16"): "link-local, where clouds keep their metadata",
     ip_network("fe80::/10"): "link-local",
+    ip_network("64:ff9b:1::/48"): "behind a local NAT64, which may lead anywhere",
     ip_network("fd00:ec2::/32"): "cloud metadata (AWS)",
     ip_network("fd20:ce::254/128"): "cloud metadata (Google)",
     ip_network("100.100.100.200/32"): "cloud metadata (Alibaba)",
@@ -46,6 +54,8 @@ class TargetPolicy(Struct, frozen=True):
     allowed_hosts: tuple[str, ...] = ()  # patterns such as *.example.com; none: any host
     block_private: bool = False  # loopback and private networks too
     own_addresses: frozenset[tuple[str, int]] = frozenset()  # IP and port of the router's own API
+    # Whether an IP is one of this host's. Asked for the port of an API that listens on all of them.
+    is_this_host: Callable[[str], bool] = lambda _ip: False
 
     def __post_init__(self) -> None:
         for ip, _ in self.own_addresses:
@@ -71,7 +81,9 @@ class TargetPolicy(Struct, frozen=True):
                 return f"the target's address {ip} is {what}"
         if self._is_own(address, port):
             return f"the target's address {ip} port {port} is the router's own"
-        if self.block_private and not address.is_global:
+        if self.block_private and address.is_multicast:
+            return f"the target's address {ip} is multicast"
+        if self.block_private and not _is_global(address):
             return f"the target's address {ip} is private"
         return None
 
@@ -91,20 +103,26 @@ class TargetPolicy(Struct, frozen=True):
 
     def _is_own(self, address: IPv4Address | IPv6Address, port: int) -> bool:
         return any(
-            port == own_port and _covers(_plain(ip_address(own)), address)
+            port == own_port and self._covers(_plain(ip_address(own)), address)
             for own, own_port in self.own_addresses
         )
 
+    def _covers(self, own: IPv4Address | IPv6Address, address: IPv4Address | IPv6Address) -> bool:
+        """Whether a listener bound to `own` answers at `address`."""
+        if not own.is_unspecified:
+            return address == own
+        return address.is_loopback or self.is_this_host(str(address))
 
-def _covers(own: IPv4Address | IPv6Address, address: IPv4Address | IPv6Address) -> bool:
-    """Whether a listener bound to `own` answers at `address`."""
-    return address == own or (own.is_unspecified and address.is_loopback)
+
+def _is_global(address: IPv4Address | IPv6Address) -> bool:
+    is_site_local = isinstance(address, IPv6Address) and address.is_site_local
+    return address.is_global and not is_site_local
 
 
 def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """The IPv4 address that an IPv6 one leads to in the end; else the address itself."""
-    if isinstance(address, IPv4Address):
+    if isinstance(address, IPv4Address) or address.is_loopback:
         return address
-    if address in _NAT64:
+    if any(address in network for network in _LAST_32_BITS):
         return IPv4Address(int(address) & 0xFFFF_FFFF)
-    return address.ipv4_mapped or address.sixtofour or address
+    return address.sixtofour or (address.teredo or (None, address))[1]

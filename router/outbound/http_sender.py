@@ -4,6 +4,7 @@ import base64
 import binascii
 import hmac
 import logging
+import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -27,6 +28,8 @@ _DEFAULTS: Final = CurlOptions()
 _BASE64_PREFIX: Final = "whsec_"
 _encode: Final = msgspec.json.Encoder().encode
 _ASCII: Final = "".join(map(chr, range(0x20, 0x7F)))
+# Printable ASCII without % and without blanks at its ends: a header shows it as it is.
+_is_plain: Final = re.compile(r"[!-$&-~](?:[ -$&-~]*[!-$&-~])?").fullmatch
 
 
 class BadSecret(ValueError):
@@ -99,7 +102,7 @@ class HttpSender:
         self, message: Message, post: int, body: bytes, span: Span | None
     ) -> list[str | bytes]:
         """Raises BadSecret."""
-        message_id = message.id if message.id.isascii() else quote(message.id, safe=_ASCII)
+        message_id = message.id if _is_plain(message.id) else _header_value(message.id)
         lines: list[str | bytes] = [
             b"Content-Type: application/json",
             b"Accept: application/json",

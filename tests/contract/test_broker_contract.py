@@ -334,6 +334,27 @@ async def test_a_body_passes_through_unread(case: Case, ends: Ends, body: bytes)
     assert (await receive_one(ends.broker)).body == body
 
 
+@pytest.mark.rule("BRK-2", "P5")
+@pytest.mark.parametrize(
+    "body",
+    [b'{"messageGroupId": "\xff"}', b'{"id": ' + b"[" * 5000],
+    ids=["not UTF-8", "deep"],
+)
+async def test_b7_a_body_that_cannot_be_read_is_returned_like_any_other(
+    case: Case, ends: Ends, body: bytes
+) -> None:
+    if not case.any_body:
+        pytest.skip("it carries text only")
+    await ends.publisher.publish([publication("a", body=body)])
+    first = await receive_one(ends.broker)
+    await ends.broker.nack(first.handle, case.short, TRIED)
+
+    again = await receive_one(ends.broker)
+
+    assert again.body == body
+    assert await ends.broker.ack([again.handle]) == []
+
+
 @pytest.mark.rule("P1", "P2")
 async def test_a_thousand_messages_over_four_connections_arrive_once_each(
     case: Case, ends: Ends

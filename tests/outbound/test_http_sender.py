@@ -5,6 +5,7 @@ import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from msgspec import structs
@@ -100,10 +101,14 @@ async def test_without_a_token_there_is_no_authorization_header(token: str | Non
     ("id_", "body", "header"),
     [
         ('a"b\\c', rb'{"messageId":"a\"b\\c"}', 'a"b\\c'),
-        ("Grüße 1%", '{"messageId":"Grüße 1%"}'.encode(), "Gr%C3%BC%C3%9Fe 1%"),
+        ("Grüße 1%", '{"messageId":"Grüße 1%"}'.encode(), "Gr%C3%BC%C3%9Fe 1%25"),
+        ("%C3%A9", b'{"messageId":"%C3%A9"}', "%25C3%25A9"),
+        (" a b ", b'{"messageId":" a b "}', "%20a b%20"),
+        ("  ", b'{"messageId":"  "}', "%20%20"),
+        ("\u00a0", '{"messageId":"\u00a0"}'.encode(), "%C2%A0"),
     ],
 )
-async def test_an_odd_id_is_escaped_in_the_body_and_encoded_in_the_header(
+async def test_c7_an_odd_id_is_escaped_in_the_body_and_encoded_in_the_header(
     id_: str, body: bytes, header: str
 ) -> None:
     async with listening() as target, sending() as sender:
@@ -135,6 +140,19 @@ async def test_a_signing_secret_adds_signatures_that_a_target_can_check() -> Non
     expected = base64.b64encode(hmac.new(b"s3cret", signed, hashlib.sha256).digest()).decode()
     assert request.headers["webhook-signature"] == f"v1,{expected}"
     assert request.headers["x-flowcatalyst-timestamp"] == "2023-11-14T22:13:20.250Z"
+
+
+@pytest.mark.parametrize("id_", [" m-1 ", "é", "%C3%A9", "  "])
+async def test_c7_a_target_can_check_the_signature_of_an_odd_id(id_: str) -> None:
+    async with listening() as target, sending() as sender:
+        await sender.send(message(target.url, id_=id_, secret="s3cret"), 1, 5)
+
+    request = target.requests[0]
+    shown = request.headers["webhook-id"]
+    signed = f"{shown}.1700000000.".encode() + request.body
+    expected = base64.b64encode(hmac.new(b"s3cret", signed, hashlib.sha256).digest()).decode()
+    assert request.headers["webhook-signature"] == f"v1,{expected}"
+    assert unquote(shown) == unquote(request.headers["x-message-id"]) == id_
 
 
 async def test_a_secret_that_is_no_key_is_a_bad_request_and_stays_secret() -> None:

@@ -24,6 +24,8 @@ ALWAYS_REFUSED = [
     "fe80::1",
     "fe80::1%eth0",
     "febf::1",
+    "64:ff9b:1::a9fe:a9fe",
+    "64:ff9b:1:a9fe:a9:fe00::",
     "fd00:ec2::254",
     "fd20:ce::254",
 ]
@@ -36,7 +38,9 @@ PRIVATE = [
     "100.64.0.1",
     "::1",
     "fd12:3456::1",
+    "fec0::1",
 ]
+MULTICAST = ["224.0.0.1", "239.1.2.3", "ff02::1", "ff0e::1"]
 PUBLIC = ["93.184.216.34", "8.8.8.8", "2606:2800:220:1::1", "64:ff9b::808:808", "2002:808:808::1"]
 
 
@@ -47,6 +51,9 @@ def in_ipv6(address: IPv4Address) -> list[str]:
         f"::ffff:{address}",
         str(IPv6Address((0x64FF9B << 96) | number)),
         str(IPv6Address((0x2002 << 112) | (number << 80) | 1)),
+        str(IPv6Address((0xFFFF_0000 << 32) | number)),  # translated
+        str(IPv6Address((0x2001_0000 << 96) | (1 << 64) | (number ^ 0xFFFF_FFFF))),  # Teredo
+        *([str(IPv6Address(number))] if number > 1 else []),  # compatible; 1 is loopback
     ]
 
 
@@ -56,7 +63,7 @@ def test_some_addresses_are_refused_whatever_is_allowed(ip: str) -> None:
 
 
 @pytest.mark.parametrize("ip", [ip for ip in ALWAYS_REFUSED if ":" not in ip])
-def test_they_are_refused_in_every_ipv6_disguise(ip: str) -> None:
+def test_c4_they_are_refused_in_every_ipv6_disguise(ip: str) -> None:
     disguises = in_ipv6(IPv4Address(ip))
 
     assert all(ANY.refuse_address(disguise, 80) for disguise in disguises)
@@ -66,6 +73,12 @@ def test_they_are_refused_in_every_ipv6_disguise(ip: str) -> None:
 def test_private_addresses_are_refused_only_on_demand(ip: str) -> None:
     assert ANY.refuse_address(ip, 80) is None
     assert STRICT.refuse_address(ip, 80) == f"the target's address {ip} is private"
+
+
+@pytest.mark.parametrize("ip", MULTICAST)
+def test_c4_multicast_is_refused_with_private_addresses(ip: str) -> None:
+    assert ANY.refuse_address(ip, 80) is None
+    assert STRICT.refuse_address(ip, 80) == f"the target's address {ip} is multicast"
 
 
 @pytest.mark.parametrize("ip", PUBLIC)
@@ -92,14 +105,25 @@ def test_a_disguise_changes_nothing(address: IPv4Address) -> None:
         (WILDCARD, "127.0.0.2", 8080, True),
         (WILDCARD, "::1", 8080, True),
         (WILDCARD, "127.0.0.1", 8081, False),
+        (WILDCARD, "10.0.0.5", 8080, True),
+        (WILDCARD, "::ffff:10.0.0.5", 8080, True),
+        (WILDCARD, "10.0.0.5", 8081, False),
         (WILDCARD, "10.0.0.9", 8080, False),
         ("::", "127.0.0.1", 8080, True),
+        ("::", "10.0.0.5", 8080, True),
+        ("::", "2001:db8::5", 8080, True),
+        ("10.0.0.6", "10.0.0.5", 8080, False),
         ("10.0.0.5", "10.0.0.5", 8080, True),
         ("::ffff:10.0.0.5", "10.0.0.5", 8080, True),
     ],
 )
-def test_the_routers_own_api_is_no_target(own: str, ip: str, port: int, *, refused: bool) -> None:
-    policy = TargetPolicy(own_addresses=frozenset({(own, 8080)}))
+def test_c3_the_routers_own_api_is_no_target(
+    own: str, ip: str, port: int, *, refused: bool
+) -> None:
+    of_this_host = {"10.0.0.5", "10.0.0.6", "2001:db8::5"}
+    policy = TargetPolicy(
+        own_addresses=frozenset({(own, 8080)}), is_this_host=of_this_host.__contains__
+    )
 
     assert (policy.refuse_address(ip, port) is not None) is refused
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, field
 
 from router.brokers.kit import loop_time
-from router.core.message import Mode
+from router.core.message import MAX_BODY, Mode
 
 SOON_SECONDS: Final = 1.0  # between two messages that were given back one after the other, at most
 LATE_SECONDS: Final = 1.0  # a message this much overdue has gone to another router
@@ -34,9 +34,12 @@ def group_of(body: bytes) -> str | None:
 
 
 def _read(body: bytes) -> _Grouped:
+    """Return no group for what is no message: anyone can publish such a body."""
+    if len(body) > MAX_BODY:
+        return _Grouped()
     try:
         return msgspec.json.decode(body, type=_Grouped)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _Grouped()
 
 

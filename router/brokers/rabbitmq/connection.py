@@ -10,14 +10,16 @@ import itertools
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Final
 
 import aio_pika
 from aio_pika.abc import AbstractConnection
 from aiormq import exceptions as amqp
 from aiormq import spec
-from aiormq.abc import AbstractChannel, DeliveredMessage, FieldTable
+from aiormq.abc import AbstractChannel, DeliveredMessage, FieldTable, FieldValue
 from msgspec import Struct
+from pamqp import decode
 
 from router.ports import Disconnected, QueueRefused
 
@@ -33,6 +35,39 @@ _USER: Final = re.compile(r" (?:for|by) user '[^']*'")
 
 Properties = spec.Basic.Properties
 Table = FieldTable  # arguments, headers
+
+
+def _short_text(value: bytes) -> tuple[int, str]:
+    length = value[0]
+    return 1 + length, value[1 : 1 + length].decode(errors="ignore")
+
+
+def _moment(value: bytes) -> tuple[int, datetime]:
+    try:
+        return decode.timestamp(value)
+    except (ValueError, OverflowError, OSError):
+        return 8, datetime.fromtimestamp(0, UTC)
+
+
+def _table(value: bytes) -> tuple[int, FieldTable]:
+    try:
+        return decode.field_table(value)
+    except Exception:  # noqa: BLE001 whatever it is: a message without headers can be settled
+        return 4 + int.from_bytes(value[:4]), {}
+
+
+# What the client's decoder raises ends the connection, and the broker hands the message out again.
+# A publisher may write anything: a year 584556019, a text that is not UTF-8, tables in tables.
+decode.METHODS |= {"shortstr": _short_text, "timestamp": _moment, "table": _table}
+
+
+def can_be_sent(name: str, value: FieldValue) -> bool:
+    """Return whether the client can encode this header. It cannot encode all that it decodes."""
+    try:
+        Properties(headers={name: value}).marshal()
+    except Exception:  # noqa: BLE001 it raises whatever comes
+        return False
+    return True
 
 
 class RabbitMessage(Struct, frozen=True):

@@ -22,6 +22,7 @@ from router.brokers.rabbitmq.connection import (
     RabbitConnection,
     RabbitMessage,
     Table,
+    can_be_sent,
 )
 from router.core.identity import digest_of
 from router.ports import Disconnected, QueueRefused
@@ -72,7 +73,8 @@ def copy_of(original: Properties, history: RetryHistory) -> Properties:
 
     Not the user: it must be the one that publishes. Not the expiration: the retry queue has one.
     """
-    kept = publishers_headers(original.headers or {}, _NOT_COPIED, _NOT_COPIED_PREFIXES)
+    given = publishers_headers(original.headers or {}, _NOT_COPIED, _NOT_COPIED_PREFIXES)
+    kept = {name: given[name] for name in given if can_be_sent(name, given[name])}
     return Properties(
         content_type=original.content_type,
         content_encoding=original.content_encoding,

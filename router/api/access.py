@@ -2,7 +2,6 @@
 
 import hmac
 from base64 import b64decode
-from binascii import Error as NotBase64
 from collections.abc import Mapping
 from functools import lru_cache
 from http import HTTPStatus
@@ -77,10 +76,12 @@ class Access(Struct, frozen=True, kw_only=True):
             case AuthMode.NONE:
                 return True
             case AuthMode.BASIC:
+                try:
+                    given = b64decode(credentials, validate=True)
+                except ValueError:
+                    return False
                 expected = f"{self.username}:{self.password}".encode()
-                return scheme.lower() == "basic" and hmac.compare_digest(
-                    _decoded(credentials), expected
-                )
+                return scheme.lower() == "basic" and hmac.compare_digest(given, expected)
             case AuthMode.TOKEN:
                 return scheme.lower() == "bearer" and hmac.compare_digest(
                     credentials.strip().encode("latin-1"), self.token.encode()
@@ -155,13 +156,6 @@ def is_loopback(host: str) -> bool:
 
 def _forbidden(detail: str) -> ApiProblem:
     return ApiProblem(HTTPStatus.FORBIDDEN, detail)
-
-
-def _decoded(credentials: str) -> bytes:
-    try:
-        return b64decode(credentials, validate=True)
-    except (NotBase64, ValueError):
-        return b""
 
 
 def _host_name(netloc: str) -> str:

@@ -1,4 +1,4 @@
-"""The HTTP API. Every handler asks the router and shows the result as JSON; no rules here."""
+"""The HTTP API. Each handler asks the router and shows the result as JSON. It decides nothing."""
 
 from typing import Final
 
@@ -7,19 +7,21 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router import __version__
+from router.api import (
+    batches,
+    config,
+    dashboard,
+    dead_letters,
+    events,
+    health,
+    messages,
+    metrics,
+    monitoring,
+    warnings,
+)
 from router.api.access import Access, Guard
-from router.api.batches import batch_routes, schedule_routes
-from router.api.config import config_routes
-from router.api.dashboard import Dashboard
-from router.api.dead_letters import dead_letter_routes
-from router.api.events import event_routes
-from router.api.health import health_routes
-from router.api.messages import message_monitoring_routes, message_routes
-from router.api.metrics import metrics_routes
-from router.api.monitoring import monitoring_routes
-from router.api.problems import PROBLEM_SCHEMA, speak_problem_json
+from router.api.problems import HANDLERS, PROBLEM_SCHEMA
 from router.api.router_api import RouterApi
-from router.api.warnings import warning_routes
 
 _ERRORS: Final = {
     "description": "What went wrong",
@@ -35,27 +37,28 @@ def create_app(router: RouterApi, access: Access) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         responses={"default": _ERRORS},
+        exception_handlers=HANDLERS,
     )
-    dashboard = Dashboard()
+    app.state.router = router
+    app.state.feed = events.Feed(router.state)
     for routes in (
-        metrics_routes,  # first: the first call to a route prepares all those before it
-        message_routes,  # then the busiest: a call is compared with all routes before its own
-        batch_routes,
-        health_routes,
-        schedule_routes,
-        warning_routes,
-        dead_letter_routes,
-        config_routes,
-        monitoring_routes,
-        message_monitoring_routes,
-        event_routes,
+        metrics.routes,  # first: the first call to a route prepares all those before it
+        messages.routes,  # then the busiest: a call is compared with all routes before its own
+        batches.routes,
+        health.routes,
+        batches.schedule_routes,
+        warnings.routes,
+        dead_letters.routes,
+        config.routes,
+        monitoring.routes,
+        messages.monitoring_routes,
+        events.routes,
+        dashboard.routes,
     ):
-        app.include_router(routes(router))
-    app.include_router(dashboard.routes())
+        app.include_router(routes)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(Guard, access=access, login=dashboard.login)
+    app.add_middleware(Guard, access=access, login=dashboard.login_page())
     app.add_middleware(CloseUnread)
-    speak_problem_json(app)
     return app
 
 

@@ -11,7 +11,7 @@ from msgspec import Meta, Raw, Struct
 from router.api.messages import MESSAGE_SCHEMA
 from router.api.models import AT, EnumName, ResponseModel, Time, as_is, shown
 from router.api.requests import Name, read_body, split_messages, unprocessable
-from router.api.router_api import RouterApi
+from router.api.router_api import CurrentRouter
 from router.engine.batches import (
     MAX_BATCH_ID,
     MAX_BATCH_SIZE,
@@ -114,65 +114,67 @@ class ScheduleView(ResponseModel):
     last_run: Time | None = as_is(AT)
 
 
-def batch_routes(router: RouterApi) -> APIRouter:
-    routes = APIRouter(tags=["batches"])
+routes = APIRouter(tags=["batches"])
 
-    @routes.post(
-        "/batches",
-        status_code=HTTPStatus.ACCEPTED,
-        openapi_extra=_NEW_BATCH,
-        response_model=AcceptedMembersView,
+
+@routes.post(
+    "/batches",
+    status_code=HTTPStatus.ACCEPTED,
+    openapi_extra=_NEW_BATCH,
+    response_model=AcceptedMembersView,
+)
+async def open_batch(
+    router: CurrentRouter, request: Request, queue: Name = None
+) -> AcceptedMembers:
+    """Publish messages as a batch; when all of them have ended, the callback is published.
+
+    With `size`, more can be added until there are so many. At most 1000 messages in one call.
+    The same call again adds nothing twice, as long as the messages have ids. The payload of
+    the callback is `{"batchId","total","succeeded","failed","cancelled"}`.
+    """
+    given = _decode(await read_body(request), _BatchBody)
+    return await router.batches.open(
+        queue,
+        NewBatch(
+            id=given.id,
+            size=given.size,
+            messages=_listed(given.messages),
+            callback=bytes(given.callback),
+        ),
     )
-    async def open_batch(request: Request, queue: Name = None) -> AcceptedMembers:
-        """Publish messages as a batch; when all of them have ended, the callback is published.
-
-        With `size`, more can be added until there are so many. At most 1000 messages in one call.
-        The same call again adds nothing twice, as long as the messages have ids. The payload of
-        the callback is `{"batchId","total","succeeded","failed","cancelled"}`.
-        """
-        given = _decode(await read_body(request), _BatchBody)
-        return await router.batches.open(
-            queue,
-            NewBatch(
-                id=given.id,
-                size=given.size,
-                messages=_listed(given.messages),
-                callback=bytes(given.callback),
-            ),
-        )
-
-    @routes.post(
-        "/batches/{batch_id:path}/messages",
-        status_code=HTTPStatus.ACCEPTED,
-        openapi_extra=_MORE,
-        response_model=AcceptedMembersView,
-    )
-    async def add(request: Request, batch_id: str, queue: Name = None) -> AcceptedMembers:
-        """Add messages to an open batch: one, a list, or an object with a list as `messages`."""
-        body = await read_body(request)
-        messages = split_messages(body)
-        if not body.lstrip().startswith(b"["):
-            listed = _decode(body, _MessagesBody).messages
-            messages = _listed(listed) if listed else messages
-        return await router.batches.add(batch_id, queue, messages)
-
-    @routes.get("/batches/{batch_id:path}", response_model=BatchView)
-    async def show(batch_id: str, queue: Name = None) -> BatchState:
-        """Show how far a batch has come. Batches are kept for 7 days after their completion."""
-        return await router.batches.find(batch_id, queue)
-
-    return routes
 
 
-def schedule_routes(router: RouterApi) -> APIRouter:
-    routes = APIRouter(tags=["schedules"])
+@routes.post(
+    "/batches/{batch_id:path}/messages",
+    status_code=HTTPStatus.ACCEPTED,
+    openapi_extra=_MORE,
+    response_model=AcceptedMembersView,
+)
+async def add(
+    router: CurrentRouter, request: Request, batch_id: str, queue: Name = None
+) -> AcceptedMembers:
+    """Add messages to an open batch: one, a list, or an object with a list as `messages`."""
+    body = await read_body(request)
+    messages = split_messages(body)
+    if not body.lstrip().startswith(b"["):
+        listed = _decode(body, _MessagesBody).messages
+        messages = _listed(listed) if listed else messages
+    return await router.batches.add(batch_id, queue, messages)
 
-    @routes.get("/schedules", response_model=Sequence[ScheduleView])
-    async def list_schedules() -> Sequence[ScheduleState]:
-        """List the schedules of the configuration, and when each runs next."""
-        return router.schedules()
 
-    return routes
+@routes.get("/batches/{batch_id:path}", response_model=BatchView)
+async def show(router: CurrentRouter, batch_id: str, queue: Name = None) -> BatchState:
+    """Show how far a batch has come. Batches are kept for 7 days after their completion."""
+    return await router.batches.find(batch_id, queue)
+
+
+schedule_routes = APIRouter(tags=["schedules"])
+
+
+@schedule_routes.get("/schedules", response_model=Sequence[ScheduleView])
+async def list_schedules(router: CurrentRouter) -> Sequence[ScheduleState]:
+    """List the schedules of the configuration, and when each runs next."""
+    return router.schedules()
 
 
 def _decode(body: bytes, shape: type[Any]) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from router.api.models import AT, Masked, ResponseModel, Time, as_is, shown
-from router.api.router_api import RouterApi
+from router.api.router_api import CurrentRouter
 
 
 class SourceView(ResponseModel):
@@ -32,18 +32,17 @@ class Reloaded(ResponseModel):
     pools: Mapping[str, Sequence[str]] = as_is({})
 
 
-def config_routes(router: RouterApi) -> APIRouter:
-    routes = APIRouter(prefix="/config", tags=["configuration"])
+routes = APIRouter(prefix="/config", tags=["configuration"])
 
-    @routes.get("")
-    async def show() -> ConfigView:
-        """The applied document without its secrets, and the last sync."""
-        return ConfigView.model_validate(router.config_status())
 
-    @routes.post("/reload")
-    async def reload() -> Reloaded:
-        """Sync now, once. Answers what changed."""
-        plan = await router.reload()
-        return Reloaded.model_validate({"changes": plan.lines(), **plan.as_json()})
+@routes.get("")
+async def show(router: CurrentRouter) -> ConfigView:
+    """The applied document without its secrets, and the last sync."""
+    return ConfigView.model_validate(router.config_status())
 
-    return routes
+
+@routes.post("/reload")
+async def reload(router: CurrentRouter) -> Reloaded:
+    """Sync now, once. Answers what changed."""
+    plan = await router.reload()
+    return Reloaded.model_validate({"changes": plan.lines(), **plan.as_json()})

@@ -60,31 +60,29 @@ class Asset(Struct, frozen=True):
         return Response(self.content, media_type=self.type, headers=headers)
 
 
-class Dashboard:
-    def __init__(self) -> None:
-        folder = files("router.api") / "static"
-        # By name: nothing else can be asked for, whatever the path says.
-        self._assets = {file.name: Asset.of(file) for file in folder.iterdir() if file.is_file()}
+# By name: nothing else can be asked for, whatever the path says.
+ASSETS: Final = {
+    file.name: Asset.of(file)
+    for file in (files("router.api") / "static").iterdir()
+    if file.is_file()
+}
+routes = APIRouter(include_in_schema=False)
 
-    @property
-    def login(self) -> Response:
-        """The page for a user without credentials."""
-        page = self._assets[PAGE]
-        headers = {**HEADERS, **LOGIN, "Cache-Control": "no-store"}
-        return Response(page.content, HTTPStatus.UNAUTHORIZED, headers, page.type)
 
-    def routes(self) -> APIRouter:
-        routes = APIRouter(include_in_schema=False)
+@routes.get("/")
+async def page(request: Request) -> Response:
+    return ASSETS[PAGE].response(request.headers.get("if-none-match", ""))
 
-        @routes.get("/")
-        async def page(request: Request) -> Response:
-            return self._assets[PAGE].response(request.headers.get("if-none-match", ""))
 
-        @routes.get("/static/{name}")
-        async def asset(request: Request, name: str) -> Response:
-            found = self._assets.get(name)
-            if found is None:
-                raise ApiProblem(HTTPStatus.NOT_FOUND, "the dashboard has no such file")
-            return found.response(request.headers.get("if-none-match", ""))
+@routes.get("/static/{name}")
+async def asset(request: Request, name: str) -> Response:
+    found = ASSETS.get(name)
+    if found is None:
+        raise ApiProblem(HTTPStatus.NOT_FOUND, "the dashboard has no such file")
+    return found.response(request.headers.get("if-none-match", ""))
 
-        return routes
+
+def login_page() -> Response:
+    """Return the page for a user without credentials."""
+    headers = {**HEADERS, **LOGIN, "Cache-Control": "no-store"}
+    return Response(ASSETS[PAGE].content, HTTPStatus.UNAUTHORIZED, headers, ASSETS[PAGE].type)

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from router.api.models import AT, EnumName, Masked, ResponseModel, Time, as_is, shown
 from router.api.problems import ApiProblem
 from router.api.requests import BLANK_IS_NONE, Name, RequestBody, body_schema, read_json
-from router.api.router_api import RouterApi
+from router.api.router_api import CurrentRouter
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
 from router.core.message import Malformed, Message, parse
 from router.core.redact import MASK
@@ -122,77 +122,84 @@ async def letter_filter(
 Wanted = Annotated[LetterFilter, Depends(letter_filter)]
 
 
-def dead_letter_routes(router: RouterApi) -> APIRouter:
-    routes = APIRouter(prefix="/dead-letters", tags=["dead letters"])
+routes = APIRouter(prefix="/dead-letters", tags=["dead letters"])
 
-    @routes.get("")
-    async def list_letters(
-        wanted: Wanted,
-        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
-        cursor: Annotated[Cursor | None, BLANK_IS_NONE] = None,
-    ) -> LetterPage:
-        """List dead letters, newest first. `next` is the cursor of the page after this one."""
-        found = await router.letters.find(wanted, limit=limit + 1, before=cursor)
-        more = str(found[limit - 1].id) if len(found) > limit else None
-        return LetterPage.model_validate({"items": found[:limit], "next": more})
 
-    @routes.get("/{letter_id}", response_model=LetterDetail)
-    async def show(letter_id: str) -> KeptLetter:
-        """Show one, with its message but without token, secret and body."""
-        kept = await router.letters.get(_number(letter_id))
-        if kept is None:
-            raise _unknown()
-        return kept
+@routes.get("")
+async def list_letters(
+    router: CurrentRouter,
+    wanted: Wanted,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    cursor: Annotated[Cursor | None, BLANK_IS_NONE] = None,
+) -> LetterPage:
+    """List dead letters, newest first. `next` is the cursor of the page after this one."""
+    found = await router.letters.find(wanted, limit=limit + 1, before=cursor)
+    more = str(found[limit - 1].id) if len(found) > limit else None
+    return LetterPage.model_validate({"items": found[:limit], "next": more})
 
-    @routes.post("/replay", openapi_extra=body_schema(ReplayOrder, required=False))
-    async def replay_many(
-        request: Request,
-        wanted: Wanted,
-        to: Name = None,
-        dry_run: Annotated[bool, Query(alias="dryRun")] = False,
-        force: bool = False,
-    ) -> ReplayedMany:
-        """Publish all that match, oldest first: to their own queues, or to the queue named `to`.
 
-        When one fails, the later ones of its group stay dead letters. All parameters may also be
-        given in a JSON body.
-        """
-        order = await read_json(request, ReplayOrder, if_empty=ReplayOrder())
-        dry_run = dry_run or order.dry_run
-        narrowed = LetterFilter(
-            queue=order.queue or wanted.queue,
-            pool=order.pool or wanted.pool,
-            reason=order.reason or wanted.reason,
-            target=order.target or wanted.target,
-            since=wanted.since if order.since is None else _unix(order.since),
-        )
-        report = await router.replays.replay_all(
-            narrowed, to=order.to or to, force=force or order.force, dry_run=dry_run
-        )
-        return ReplayedMany(
-            replayed=report.replayed,
-            skipped=sum(report.skipped.values()),
-            reasons=report.skipped,
-            dry_run=dry_run,
-        )
+@routes.get("/{letter_id}", response_model=LetterDetail)
+async def show(router: CurrentRouter, letter_id: str) -> KeptLetter:
+    """Show one, with its message but without token, secret and body."""
+    kept = await router.letters.get(_number(letter_id))
+    if kept is None:
+        raise _unknown()
+    return kept
 
-    @routes.post("/{letter_id}/replay")
-    async def replay(letter_id: str, to: Name = None, force: bool = False) -> Replayed:
-        """Publish it to the queue it came from, or to the one named `to`.
 
-        A second replay needs `force`. A letter whose queue is gone needs `to`.
-        """
-        await router.replays.replay(_number(letter_id), to=to, force=force)
-        return Replayed(replayed=1)
+@routes.post("/replay", openapi_extra=body_schema(ReplayOrder, required=False))
+async def replay_many(
+    router: CurrentRouter,
+    request: Request,
+    wanted: Wanted,
+    *,
+    to: Name = None,
+    dry_run: Annotated[bool, Query(alias="dryRun")] = False,
+    force: bool = False,
+) -> ReplayedMany:
+    """Publish all that match, oldest first: to their own queues, or to the queue named `to`.
 
-    @routes.delete("/{letter_id}")
-    async def discard(letter_id: str) -> Discarded:
-        """Delete it for good."""
-        if not await router.letters.discard(_number(letter_id)):
-            raise _unknown()
-        return Discarded(discarded=1)
+    When one fails, the later ones of its group stay dead letters. All parameters may also be
+    given in a JSON body.
+    """
+    order = await read_json(request, ReplayOrder, if_empty=ReplayOrder())
+    dry_run = dry_run or order.dry_run
+    narrowed = LetterFilter(
+        queue=order.queue or wanted.queue,
+        pool=order.pool or wanted.pool,
+        reason=order.reason or wanted.reason,
+        target=order.target or wanted.target,
+        since=wanted.since if order.since is None else _unix(order.since),
+    )
+    report = await router.replays.replay_all(
+        narrowed, to=order.to or to, force=force or order.force, dry_run=dry_run
+    )
+    return ReplayedMany(
+        replayed=report.replayed,
+        skipped=sum(report.skipped.values()),
+        reasons=report.skipped,
+        dry_run=dry_run,
+    )
 
-    return routes
+
+@routes.post("/{letter_id}/replay")
+async def replay(
+    router: CurrentRouter, letter_id: str, to: Name = None, force: bool = False
+) -> Replayed:
+    """Publish it to the queue it came from, or to the one named `to`.
+
+    A second replay needs `force`. A letter whose queue is gone needs `to`.
+    """
+    await router.replays.replay(_number(letter_id), to=to, force=force)
+    return Replayed(replayed=1)
+
+
+@routes.delete("/{letter_id}")
+async def discard(router: CurrentRouter, letter_id: str) -> Discarded:
+    """Delete it for good."""
+    if not await router.letters.discard(_number(letter_id)):
+        raise _unknown()
+    return Discarded(discarded=1)
 
 
 def _number(letter_id: str) -> int:

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Callable
 from heapq import nlargest
 from http import HTTPStatus
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -36,22 +36,6 @@ _DESCRIBED: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-class Watched(Protocol):
-    def state(self) -> RouterState: ...
-
-
-def event_routes(router: Watched) -> APIRouter:
-    routes = APIRouter(tags=["monitoring"])
-    feed = Feed(router.state)
-
-    @routes.get("/events", response_class=Response, responses=_DESCRIBED)
-    async def events() -> Response:
-        """Stream what the dashboard shows. The stream ends after ten minutes: ask again."""
-        return _WatcherResponse(feed)
-
-    return routes
-
-
 class Feed:
     """The latest snapshot, made once for all watchers. While nobody watches, it does nothing."""
 
@@ -68,7 +52,8 @@ class Feed:
         yield RETRY
         sent = b""
         while _now() < ends:
-            self._refresh()
+            if _now() - self._made_at >= INTERVAL_SECONDS / 2:  # else made for another watcher
+                self._refresh()
             yield BEAT if sent is self._event else self._event
             sent = self._event
             if self._is_last:
@@ -76,8 +61,6 @@ class Feed:
             await asyncio.sleep(INTERVAL_SECONDS)
 
     def _refresh(self) -> None:
-        if _now() - self._made_at < INTERVAL_SECONDS / 2:
-            return  # it was made for another watcher
         self._made_at = _now()
         state = self._read()
         self._is_last = state.shutting_down  # an open stream would delay the shutdown
@@ -106,6 +89,20 @@ class _WatcherResponse(Response):
             await stream(scope, receive, send)
         finally:
             feed.watchers -= 1
+
+
+async def current_feed(request: Request) -> Feed:
+    feed: Feed = request.app.state.feed
+    return feed
+
+
+routes = APIRouter(tags=["monitoring"])
+
+
+@routes.get("/events", response_class=Response, responses=_DESCRIBED)
+async def events(feed: Annotated[Feed, Depends(current_feed)]) -> Response:
+    """Stream what the dashboard shows. The stream ends after ten minutes: reconnect then."""
+    return _WatcherResponse(feed)
 
 
 def snapshot(state: RouterState) -> dict[str, object]:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 
 from router import __version__
 from router.api.models import AT, ResponseModel, as_is, iso
-from router.api.router_api import RouterApi
+from router.api.router_api import CurrentRouter
 from router.core.health import Probe, assess, readiness, startup
 
 
@@ -27,48 +27,47 @@ class ProbeView(ResponseModel):
     issues: Sequence[str] = as_is([])
 
 
-def health_routes(router: RouterApi) -> APIRouter:
-    routes = APIRouter(prefix="/health", tags=["health"])
+routes = APIRouter(prefix="/health", tags=["health"])
 
-    # Handlers are async although few of them wait: FastAPI runs a plain `def` in a thread, where it
-    # would read the router's state while the event loop changes it.
 
-    @routes.get("")
-    async def health(response: Response) -> HealthView:
-        """Whether the router can work. Answers 503 if it cannot; failing targets do not count."""
-        state = router.state()
-        found = assess(state)
-        if not found.healthy:
-            response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
-        return HealthView(
-            healthy=found.healthy,
-            status=found.status.value,
-            message=found.message,
-            issues=found.issues,
-            version=__version__,
-            uptime_seconds=round(state.uptime, 3),
-            role=state.role,
-        )
+@routes.get("")
+async def health(router: CurrentRouter, response: Response) -> HealthView:
+    """Whether the router can work. Answers 503 if it cannot; failing targets do not count."""
+    state = router.state()
+    found = assess(state)
+    if not found.healthy:
+        response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+    return HealthView(
+        healthy=found.healthy,
+        status=found.status.value,
+        message=found.message,
+        issues=found.issues,
+        version=__version__,
+        uptime_seconds=round(state.uptime, 3),
+        role=state.role,
+    )
 
-    @routes.get("/live")
-    async def live() -> ProbeView:
-        """Liveness probe: the event loop answers."""
-        return ProbeView(status="ALIVE", timestamp=iso(router.now()), issues=())
 
-    @routes.get("/ready")
-    async def ready(response: Response) -> ProbeView:
-        """Readiness probe: the router is initialized, not shutting down, and can consume."""
-        return _answer(readiness(router.state()), response)
+@routes.get("/live")
+async def live(router: CurrentRouter) -> ProbeView:
+    """Liveness probe: the event loop answers."""
+    return ProbeView(status="ALIVE", timestamp=iso(router.now()), issues=())
 
-    @routes.get("/startup")
-    async def started(response: Response) -> ProbeView:
-        """Startup probe: the first configuration is applied."""
-        return _answer(startup(router.state()), response)
 
-    def _answer(probe: Probe, response: Response) -> ProbeView:
-        if not probe.passed:
-            response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
-        status = "READY" if probe.passed else "NOT_READY"
-        return ProbeView(status=status, timestamp=iso(router.now()), issues=probe.issues)
+@routes.get("/ready")
+async def ready(router: CurrentRouter, response: Response) -> ProbeView:
+    """Readiness probe: the router is initialized, not shutting down, and can consume."""
+    return _answer(readiness(router.state()), router.now(), response)
 
-    return routes
+
+@routes.get("/startup")
+async def started(router: CurrentRouter, response: Response) -> ProbeView:
+    """Startup probe: the first configuration is applied."""
+    return _answer(startup(router.state()), router.now(), response)
+
+
+def _answer(probe: Probe, now: float, response: Response) -> ProbeView:
+    if not probe.passed:
+        response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
+    status = "READY" if probe.passed else "NOT_READY"
+    return ProbeView(status=status, timestamp=iso(now), issues=probe.issues)

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 from fastapi import APIRouter, Response
 
 from router.api.models import sliced
-from router.api.router_api import RouterApi
+from router.api.router_api import CurrentRouter
 from router.core.histogram import SHOWN, cumulative
 from router.core.state import PoolState, QueueState, RouterState
 from router.core.warnings import Severity
@@ -213,21 +213,19 @@ POOL_METRICS: Final[Sequence[Family[PoolState]]] = (
 METRICS: Final[Sequence[Family[Any]]] = (*QUEUE_METRICS, *POOL_METRICS, *ROUTER_METRICS)
 
 
-def metrics_routes(router: RouterApi) -> APIRouter:
-    routes = APIRouter(tags=["metrics"])
+routes = APIRouter(tags=["metrics"])
 
-    @routes.get("/metrics", response_class=Response, responses={HTTPStatus.OK: _DESCRIPTION})
-    async def metrics() -> Response:
-        """For Prometheus, in its text format."""
-        page, state = _Page(), router.state()
-        page.add(ROUTER_METRICS, [state])
-        async for queues in sliced(state.queues):
-            page.add(QUEUE_METRICS, queues)
-        async for pools in sliced(state.pools):
-            page.add(POOL_METRICS, pools)
-        return Response(page.text(), media_type=CONTENT_TYPE)
 
-    return routes
+@routes.get("/metrics", response_class=Response, responses={HTTPStatus.OK: _DESCRIPTION})
+async def metrics(router: CurrentRouter) -> Response:
+    """For Prometheus, in its text format."""
+    page, state = _Page(), router.state()
+    page.add(ROUTER_METRICS, [state])
+    async for queues in sliced(state.queues):
+        page.add(QUEUE_METRICS, queues)
+    async for pools in sliced(state.pools):
+        page.add(POOL_METRICS, pools)
+    return Response(page.text(), media_type=CONTENT_TYPE)
 
 
 class _Page:

@@ -8,7 +8,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime
-from enum import Enum
 from itertools import islice
 from typing import Annotated, Any, Final, TypeVar
 
@@ -36,20 +35,12 @@ def iso(seconds: float) -> str:
     return moment.replace("+00:00", "Z")
 
 
-def _enum_name(member: Enum) -> str:
-    return member.name
-
-
 Time = Annotated[str, BeforeValidator(iso)]
-EnumName = Annotated[str, BeforeValidator(_enum_name)]
+EnumName = Annotated[str, BeforeValidator(lambda member: member.name)]
 Masked = Annotated[str, AfterValidator(mask_urls)]  # without the secrets that URLs may contain
 Milliseconds = Annotated[float, BeforeValidator(lambda seconds: round(seconds * 1000, 3))]
 WholeMilliseconds = Annotated[int, BeforeValidator(lambda seconds: round(seconds * 1000))]
 Role = Annotated[str, BeforeValidator(lambda primary: "PRIMARY" if primary else "STANDBY")]
-
-
-def _camel(field: str) -> str:
-    return re.sub(r"(\d)Min$", r"\1min", to_camel(field))
 
 
 def _collect_example(schema: dict[str, Any]) -> None:
@@ -73,7 +64,9 @@ def as_is(example: object, description: str | None = None, *, default: object = 
 
 class ResponseModel(BaseModel):
     model_config = ConfigDict(
-        alias_generator=AliasGenerator(serialization_alias=_camel),
+        alias_generator=AliasGenerator(
+            serialization_alias=lambda field: re.sub(r"(\d)Min$", r"\1min", to_camel(field))
+        ),
         validate_by_name=True,
         validate_by_alias=True,
         from_attributes=True,

@@ -25,11 +25,11 @@ from router.api.models import (
     sliced,
 )
 from router.api.requests import RequestBody, body_schema, read_json, unprocessable
-from router.api.router_api import RouterApi
+from router.api.router_api import CurrentRouter
 from router.core.config import MAX_CONCURRENCY
 from router.core.config_entry import MAX_RATE
 from router.core.health import Status, assess
-from router.core.state import GOOD_RATE, PoolState, RouterState, StandbyStatus
+from router.core.state import GOOD_RATE, PoolState, StandbyStatus
 from router.core.warnings import Severity
 from router.engine.controls import PoolSetting
 
@@ -182,75 +182,17 @@ class PoolOrder(RequestBody):
         )
 
 
-def monitoring_routes(router: RouterApi) -> APIRouter:
-    routes = APIRouter(prefix="/monitoring", tags=["monitoring"])
-
-    @routes.get("/health")
-    async def health() -> MonitoringHealth:
-        """The overall state in figures. Answers 200 in every state: `/health` is for probes."""
-        return _health(router.state())
-
-    @routes.get("/queue-stats", response_model=Mapping[str, QueueStats])
-    async def queue_stats() -> Response:
-        """By queue: what came, and how it ended."""
-        return await _by_name(QueueStats, ((each.name, each) for each in router.state().queues))
-
-    @routes.get("/pool-stats", response_model=Mapping[str, PoolStats])
-    async def pool_stats() -> Response:
-        """By pool: outcomes, load and how long requests take."""
-        return await _by_name(PoolStats, ((each.code, each) for each in router.state().pools))
-
-    @routes.put(
-        "/pools/{code:path}", openapi_extra=body_schema(PoolOrder), response_model=PoolStats
-    )
-    async def change_pool(code: str, request: Request) -> PoolState:
-        """Change a pool at once, until the next sync. Answers the pool's statistics."""
-        order = await read_json(request, PoolOrder)
-        return router.controls.change_pool(code, order.setting)
-
-    @routes.get("/circuit-breakers", response_model=Mapping[str, BreakerStats])
-    async def circuit_breakers() -> Response:
-        """By the targets' origin."""
-        breakers = router.state().breakers
-        return await _by_name(BreakerStats, ((each.name, each) for each in breakers))
-
-    @routes.post("/circuit-breakers/reset-all")
-    async def reset_all() -> BreakersReset:
-        """Close every circuit."""
-        return BreakersReset(reset=router.controls.reset_breakers())
-
-    @routes.post("/circuit-breakers/{name:path}/reset")
-    async def reset(name: str) -> BreakersReset:
-        """Close one circuit. Its name is percent-encoded."""
-        router.controls.reset_breaker(name)
-        return BreakersReset(reset=1)
-
-    @routes.get("/consumer-health")
-    async def consumer_health() -> Mapping[str, ConsumerHealth]:
-        """By queue. Each of several connections is shown on its own as `queue#1`, `queue#2` …"""
-        consumers = list(router.state().consumers)
-        connections = Counter(each.queue for each in consumers)
-        return {
-            f"{each.queue}#{each.connection}"
-            if connections[each.queue] > 1
-            else each.queue: ConsumerHealth.model_validate(each)
-            for each in consumers
-        }
-
-    @routes.get("/standby-status", response_model=StandbyView)
-    async def standby_status() -> StandbyStatus:
-        """Whether this router works, or waits for another one to fail."""
-        return router.state().standby
-
-    return routes
+routes = APIRouter(prefix="/monitoring", tags=["monitoring"])
 
 
-def _health(state: RouterState) -> MonitoringHealth:
-    health, warnings = assess(state), state.warnings
-    queues = [queue for queue in state.queues if not queue.stopping]
+@routes.get("/health")
+async def health(router: CurrentRouter) -> MonitoringHealth:
+    """The overall state in figures. Answers 200 in every state: `/health` is for probes."""
+    state = router.state()
+    found, queues = assess(state), [queue for queue in state.queues if not queue.stopping]
     failing_pools = sum(pool.success_rate < GOOD_RATE for pool in state.active_pools)
     return MonitoringHealth(
-        status=health.status.value,
+        status=found.status.value,
         timestamp=iso(state.now),
         uptime_millis=round(state.uptime * 1000),
         details=HealthDetails(
@@ -258,12 +200,70 @@ def _health(state: RouterState) -> MonitoringHealth:
             healthy_queues=sum(queue.success_rate >= GOOD_RATE for queue in queues),
             total_pools=state.pool_count,
             healthy_pools=state.pool_count - failing_pools,
-            active_warnings=warnings.total,
-            critical_warnings=warnings.active.get(Severity.CRITICAL, 0),
+            active_warnings=state.warnings.total,
+            critical_warnings=state.warnings.active.get(Severity.CRITICAL, 0),
             circuit_breakers_open=state.open_breakers,
-            degradation_reason=None if health.status is Status.HEALTHY else health.message,
+            degradation_reason=None if found.status is Status.HEALTHY else found.message,
         ),
     )
+
+
+@routes.get("/queue-stats", response_model=Mapping[str, QueueStats])
+async def queue_stats(router: CurrentRouter) -> Response:
+    """By queue: what came, and how it ended."""
+    return await _by_name(QueueStats, ((each.name, each) for each in router.state().queues))
+
+
+@routes.get("/pool-stats", response_model=Mapping[str, PoolStats])
+async def pool_stats(router: CurrentRouter) -> Response:
+    """By pool: outcomes, load and how long requests take."""
+    return await _by_name(PoolStats, ((each.code, each) for each in router.state().pools))
+
+
+@routes.put("/pools/{code:path}", openapi_extra=body_schema(PoolOrder), response_model=PoolStats)
+async def change_pool(router: CurrentRouter, code: str, request: Request) -> PoolState:
+    """Change a pool at once, until the next sync. Answers the pool's statistics."""
+    order = await read_json(request, PoolOrder)
+    return router.controls.change_pool(code, order.setting)
+
+
+@routes.get("/circuit-breakers", response_model=Mapping[str, BreakerStats])
+async def circuit_breakers(router: CurrentRouter) -> Response:
+    """By the targets' origin."""
+    breakers = router.state().breakers
+    return await _by_name(BreakerStats, ((each.name, each) for each in breakers))
+
+
+@routes.post("/circuit-breakers/reset-all")
+async def reset_all(router: CurrentRouter) -> BreakersReset:
+    """Close every circuit."""
+    return BreakersReset(reset=router.controls.reset_breakers())
+
+
+@routes.post("/circuit-breakers/{name:path}/reset")
+async def reset(router: CurrentRouter, name: str) -> BreakersReset:
+    """Close one circuit. Its name is percent-encoded."""
+    router.controls.reset_breaker(name)
+    return BreakersReset(reset=1)
+
+
+@routes.get("/consumer-health")
+async def consumer_health(router: CurrentRouter) -> Mapping[str, ConsumerHealth]:
+    """By queue. Each of several connections is shown on its own as `queue#1`, `queue#2` …"""
+    consumers = list(router.state().consumers)
+    connections = Counter(each.queue for each in consumers)
+    return {
+        f"{each.queue}#{each.connection}"
+        if connections[each.queue] > 1
+        else each.queue: ConsumerHealth.model_validate(each)
+        for each in consumers
+    }
+
+
+@routes.get("/standby-status", response_model=StandbyView)
+async def standby_status(router: CurrentRouter) -> StandbyStatus:
+    """Whether this router works, or waits for another one to fail."""
+    return router.state().standby
 
 
 async def _by_name(shape: type[ResponseModel], states: Iterable[tuple[str, Struct]]) -> Response:

@@ -1,11 +1,12 @@
-"""Bearer tokens of an OpenID provider: its keys are discovered, and in doubt nobody is let in.
+"""Bearer tokens of an OpenID provider. Its keys are discovered; in doubt, nobody is let in.
 
 The only user of PyJWT, and imported only where the auth mode is OIDC.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -46,13 +47,6 @@ class _KeySet(Struct, frozen=True):
     keys: list[dict[str, Any]]  # JSON Web Keys, read by PyJWT
 
 
-class _Header(Struct, frozen=True):
-    """What a token says of itself, before anything of it is proven."""
-
-    algorithm: str
-    key_id: str | None
-
-
 class _Unusable(Exception):
     """The provider gave no keys. Its text is for the log and the caller."""
 
@@ -68,32 +62,28 @@ class Provider:
 
     async def accepts(self, token: str) -> bool:
         """Raises CannotTell while there are no keys to judge by."""
-        header = _header(token)
-        if header is None or header.algorithm not in ALGORITHMS:
+        algorithm, key_id = unverified_header(token)
+        if algorithm not in ALGORITHMS:
             return False
-        keys = await self._keys.fitting(header)
-        return any(self._is_proven_by(key, token, header.algorithm) for key in keys)
-
-    def _is_proven_by(self, key: Mapping[str, Any], token: str, algorithm: str) -> bool:
-        try:
-            self._decoder.decode(
-                token,
-                jwt.PyJWK(dict(key), algorithm),
-                algorithms=[algorithm],
-                audience=self._audience,
-                issuer=self._issuer,
-                leeway=LEEWAY_SECONDS,
-                options={"require": list(REQUIRED)},
-            )
-        except jwt.PyJWTError:
-            return False
-        return True
+        for key in await self._keys.fitting(algorithm, key_id):
+            with suppress(jwt.PyJWTError):
+                self._decoder.decode(
+                    token,
+                    jwt.PyJWK(dict(key), algorithm),
+                    algorithms=[algorithm],
+                    audience=self._audience,
+                    issuer=self._issuer,
+                    leeway=LEEWAY_SECONDS,
+                    options={"require": list(REQUIRED)},
+                )
+                return True
+        return False
 
 
 class _Keys:
-    """The provider's keys, fetched on use, kept for a while, asked for anew when one is missing.
+    """The provider's keys: fetched on use, kept for a while, fetched again when one is missing.
 
-    PyJWT's PyJWKClient does not do for this: it drops keys that are an hour old even while the
+    PyJWT's PyJWKClient is not suitable: it drops keys that are an hour old even while the
     provider cannot be asked, it asks a failing provider again for each token, and it reads answers
     of any length. It also blocks a thread, which no timeout of ours can end.
     """
@@ -107,11 +97,13 @@ class _Keys:
         self._fetched_at = self._asked_at = float("-inf")
         self._failure = ""
 
-    async def fitting(self, header: _Header) -> Sequence[Mapping[str, Any]]:
-        """Those that may have signed it. Raises CannotTell."""
-        if self._age > REFRESH_AFTER_SECONDS or not self._find(header):
-            await self._refresh()
-        found = self._find(header)
+    async def fitting(self, algorithm: str, key_id: str | None) -> Sequence[Mapping[str, Any]]:
+        """Return the keys that may have signed a token. Raises CannotTell."""
+        if self._age > REFRESH_AFTER_SECONDS or not self._find(algorithm, key_id):
+            async with self._one_at_a_time:
+                if self._clock() - self._asked_at >= LEAST_INTERVAL_SECONDS:
+                    await self._refresh()
+        found = self._find(algorithm, key_id)
         if self._age > EXPIRE_AFTER_SECONDS or (self._failure and not found):
             raise CannotTell(f"the OpenID provider cannot be asked: {self._failure}")
         return found
@@ -120,43 +112,44 @@ class _Keys:
     def _age(self) -> float:
         return self._clock() - self._fetched_at
 
-    def _find(self, header: _Header) -> Sequence[Mapping[str, Any]]:
-        return [key for key in self._keys if _fits(key, header)]
+    def _find(self, algorithm: str, key_id: str | None) -> Sequence[Mapping[str, Any]]:
+        return [
+            key
+            for key in self._keys
+            if key_id in (None, key.get("kid"))
+            # A key may name the only use and algorithm that it is for.
+            and key.get("use", "sig") == "sig"
+            and key.get("alg", algorithm) == algorithm
+        ]
 
     async def _refresh(self) -> None:
-        async with self._one_at_a_time:
-            if self._clock() - self._asked_at < LEAST_INTERVAL_SECONDS:
-                return
-            try:
-                self._keys = await self._fetch()
-            except _Unusable as error:
-                self._failure = str(error)
-                log.warning("no keys from the OpenID provider: %s", error)
-            else:
-                self._fetched_at, self._failure = self._clock(), ""
-            self._asked_at = self._clock()  # when the answer came: waiting callers must not ask too
-
-    async def _fetch(self) -> Sequence[Mapping[str, Any]]:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                return await self._discover()
+                self._keys = await self._fetch()
         except TimeoutError:
-            raise _Unusable(f"no complete answer within {TIMEOUT_SECONDS:g} s") from None
+            self._failure = f"no complete answer within {TIMEOUT_SECONDS:g} s"
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # Their texts may quote the URL.
-            raise _Unusable(f"no usable answer ({type(error).__name__})") from None
+            self._failure = f"no usable answer ({type(error).__name__})"  # its text may quote URLs
+        except _Unusable as error:
+            self._failure = str(error)
         except (msgspec.MsgspecError, ValueError):
-            raise _Unusable("the answer is not what a provider says") from None
+            self._failure = "the answer is not that of an OpenID provider"
+        else:
+            self._fetched_at, self._failure = self._clock(), ""
+        if self._failure:
+            log.warning("no keys from the OpenID provider: %s", self._failure)
+        self._asked_at = self._clock()  # when the answer came: waiting callers must not ask too
 
-    async def _discover(self) -> Sequence[Mapping[str, Any]]:
+    async def _fetch(self) -> Sequence[Mapping[str, Any]]:
+        """Discover the provider's keys. Raises _Unusable, and what httpx and msgspec raise."""
         # A client per fetch: an hour apart, a kept connection would only be a dead one.
         async with httpx.AsyncClient(verify=self._context, trust_env=False, timeout=None) as client:  # noqa: S113 (the caller's timeout spans all of it)
             url = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
             found = msgspec.json.decode(await _get(client, url), type=_Discovery)
             if found.issuer != self._issuer:
-                raise _Unusable("it calls itself by another name than OIDC_ISSUER")
-            if urlsplit(found.jwks_uri).scheme not in _schemes(self._issuer):
-                raise _Unusable("its keys are not to be had over a safe connection")
+                raise _Unusable("its issuer is not OIDC_ISSUER")
+            if urlsplit(found.jwks_uri).scheme not in key_schemes(self._issuer):
+                raise _Unusable("it offers its keys over an unsafe connection")
             answer = await _get(client, found.jwks_uri)
         return msgspec.json.decode(answer, type=_KeySet).keys[:MAX_KEYS]
 
@@ -173,27 +166,15 @@ async def _get(client: httpx.AsyncClient, url: str) -> bytes:
     return bytes(body)
 
 
-def _header(token: str) -> _Header | None:
-    """None: this is no token."""
-    if len(token) > MAX_TOKEN_BYTES:
-        return None
+def unverified_header(token: str) -> tuple[str, str | None]:
+    """Return the algorithm and the key id that a token names, before anything of it is proven."""
     try:
-        raw = jwt.get_unverified_header(token)
+        header = jwt.get_unverified_header(token) if len(token) <= MAX_TOKEN_BYTES else {}
     except jwt.PyJWTError:
-        return None
-    return _Header(str(raw.get("alg")), raw.get("kid"))
+        header = {}
+    return str(header.get("alg", "")), header.get("kid")
 
 
-def _fits(key: Mapping[str, Any], header: _Header) -> bool:
-    """A key may name the only use and algorithm that it is for."""
-    named = header.key_id in (None, key.get("kid"))
-    return (
-        named
-        and key.get("use", "sig") == "sig"
-        and key.get("alg", header.algorithm) == header.algorithm
-    )
-
-
-def _schemes(issuer: str) -> Iterable[str]:
-    """Whoever is known over TLS must not hand out keys without."""
+def key_schemes(issuer: str) -> Sequence[str]:
+    """Return over which schemes keys may come. An issuer known over TLS must offer them so, too."""
     return ("https",) if urlsplit(issuer).scheme == "https" else ("http", "https")

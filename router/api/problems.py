@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -86,27 +86,21 @@ def problem_response(
     return JSONResponse(body, status, headers, "application/problem+json")
 
 
-def speak_problem_json(app: FastAPI) -> None:
-    """Make the app answer every error as problem+json."""
-    for kind in STATUSES:
-        app.add_exception_handler(kind, _expected)
+async def _raised(_: Request, error: ApiProblem) -> Response:
+    return error.response()
 
-    @app.exception_handler(ApiProblem)
-    async def raised(_: Request, error: ApiProblem) -> Response:
-        return error.response()
 
-    @app.exception_handler(HTTPException)
-    async def refused_by_the_framework(_: Request, error: HTTPException) -> Response:
-        return problem_response(error.status_code, error.detail, headers=error.headers)
+async def _refused_by_the_framework(_: Request, error: HTTPException) -> Response:
+    return problem_response(error.status_code, error.detail, headers=error.headers)
 
-    @app.exception_handler(RequestValidationError)
-    async def wrong_input(_: Request, error: RequestValidationError) -> Response:
-        return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, in_words(error.errors()))
 
-    @app.exception_handler(Exception)
-    async def unforeseen(_: Request, __: Exception) -> Response:
-        text = "the router failed to answer; see its log"
-        return problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, text)
+async def _wrong_input(_: Request, error: RequestValidationError) -> Response:
+    return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, in_words(error.errors()))
+
+
+async def _unforeseen(_: Request, __: Exception) -> Response:
+    text = "the router failed to answer; see its log"
+    return problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, text)
 
 
 async def _expected(_: Request, error: Exception) -> Response:
@@ -124,6 +118,15 @@ async def _expected(_: Request, error: Exception) -> Response:
         case _:
             pass
     return problem_response(status, text, more=done)
+
+
+HANDLERS: Final[dict[Any, Any]] = {  # typed as FastAPI types them
+    **dict.fromkeys(STATUSES, _expected),
+    ApiProblem: _raised,
+    HTTPException: _refused_by_the_framework,
+    RequestValidationError: _wrong_input,
+    Exception: _unforeseen,
+}
 
 
 def in_words(faults: Iterable[Mapping[str, Any]]) -> str:

@@ -1,7 +1,9 @@
-"""What the API asks of the router, and nothing else."""
+"""What the API asks of the router, and nothing else. Handlers get it as a dependency."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from fastapi import Depends, Request
 
 from router.core.config_plan import Plan
 from router.core.state import RouterState
@@ -53,3 +55,13 @@ class RouterApi(Protocol):
 
     async def reload(self) -> Plan:
         """Sync the configuration now, once. Raises SyncFailed."""
+
+
+async def current_router(request: Request) -> RouterApi:
+    router: RouterApi = request.app.state.router
+    return router
+
+
+# Handlers and dependencies are async even if they do not wait: FastAPI runs a plain `def` in a
+# thread, where it would read the router's state while the event loop changes it.
+CurrentRouter = Annotated[RouterApi, Depends(current_router)]

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from router.api.models import AT, EnumName, Masked, ResponseModel, Time, as_is, shown
 from router.api.problems import ApiProblem
 from router.api.requests import BLANK_IS_NONE, Name
-from router.api.router_api import RouterApi
+from router.api.router_api import CurrentRouter
 from router.core.warnings import Notice, Severity
 
 _CENTURY_HOURS: Final = 100 * 366 * 24
@@ -38,41 +38,44 @@ class Cleared(ResponseModel):
     cleared: int = as_is(1)
 
 
-def warning_routes(router: RouterApi) -> APIRouter:
-    routes = APIRouter(prefix="/warnings", tags=["warnings"])
+routes = APIRouter(prefix="/warnings", tags=["warnings"])
 
-    @routes.get("", response_model=Sequence[WarningView])
-    async def list_warnings(
-        severity: Annotated[SeverityName | None, BLANK_IS_NONE] = None,
-        code: Name = None,
-        acknowledged: Annotated[bool | None, BLANK_IS_NONE] = None,
-    ) -> Sequence[Notice]:
-        """List warnings, newest first."""
-        return router.warnings.list(
-            now=router.now(),
-            severity=Severity[severity] if severity else None,
-            code=code,
-            acknowledged=acknowledged,
-        )
 
-    @routes.post("/{warning_id}/acknowledge")
-    async def acknowledge(warning_id: str) -> Acknowledged:
-        """Mark one as known: it no longer counts, and repetitions stay silent."""
-        if not router.warnings.acknowledge(warning_id):
-            raise ApiProblem(HTTPStatus.NOT_FOUND, "there is no such warning")
-        return Acknowledged(acknowledged=1)
+@routes.get("", response_model=Sequence[WarningView])
+async def list_warnings(
+    router: CurrentRouter,
+    severity: Annotated[SeverityName | None, BLANK_IS_NONE] = None,
+    code: Name = None,
+    acknowledged: Annotated[bool | None, BLANK_IS_NONE] = None,
+) -> Sequence[Notice]:
+    """List warnings, newest first."""
+    return router.warnings.list(
+        now=router.now(),
+        severity=Severity[severity] if severity else None,
+        code=code,
+        acknowledged=acknowledged,
+    )
 
-    @routes.post("/acknowledge-all")
-    async def acknowledge_all() -> Acknowledged:
-        return Acknowledged(acknowledged=router.warnings.acknowledge_all())
 
-    @routes.delete("")
-    async def clear() -> Cleared:
-        return Cleared(cleared=router.warnings.clear())
+@routes.post("/{warning_id}/acknowledge")
+async def acknowledge(router: CurrentRouter, warning_id: str) -> Acknowledged:
+    """Mark one as known: it no longer counts, and repetitions stay silent."""
+    if not router.warnings.acknowledge(warning_id):
+        raise ApiProblem(HTTPStatus.NOT_FOUND, "there is no such warning")
+    return Acknowledged(acknowledged=1)
 
-    @routes.delete("/old")
-    async def clear_old(hours: Hours = 24) -> Cleared:
-        """Clear those that were not raised within the last `hours`."""
-        return Cleared(cleared=router.warnings.clear_older(hours, router.now()))
 
-    return routes
+@routes.post("/acknowledge-all")
+async def acknowledge_all(router: CurrentRouter) -> Acknowledged:
+    return Acknowledged(acknowledged=router.warnings.acknowledge_all())
+
+
+@routes.delete("")
+async def clear(router: CurrentRouter) -> Cleared:
+    return Cleared(cleared=router.warnings.clear())
+
+
+@routes.delete("/old")
+async def clear_old(router: CurrentRouter, hours: Hours = 24) -> Cleared:
+    """Clear those that were not raised within the last `hours`."""
+    return Cleared(cleared=router.warnings.clear_older(hours, router.now()))

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from router.api.access import Access
-from router.api.dashboard import Dashboard
+from router.api.dashboard import ASSETS
 from router.setting_values import AuthMode
 from tests.support.api import HandMadeRouter, assert_problem, calling
 
@@ -108,7 +108,7 @@ async def test_a_page_of_another_host_is_not_given_the_dashboard(router: HandMad
 
 @pytest.mark.rule("OPS-5")
 def test_libraries_are_shipped_with_their_licences() -> None:
-    licences = Dashboard()._assets["LICENSES.txt"].content.decode()
+    licences = ASSETS["LICENSES.txt"].content.decode()
 
     assert "preact" in licences
     assert "MIT License" in licences

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from router.api.access import Access
 from router.api.app import create_app
-from router.api.events import BEAT, LONGEST_SECONDS, MAX_WATCHERS, RETRY, Feed, event_routes
+from router.api.events import BEAT, LONGEST_SECONDS, MAX_WATCHERS, RETRY, Feed, routes
 from router.api.server import listen, serve
 from router.core.state import RouterState
 from tests.support.api import HandMadeRouter, assert_problem
@@ -116,7 +116,8 @@ async def test_a_stream_ends_when_the_router_does() -> None:
 
 async def test_events_are_server_sent_events_that_nobody_keeps() -> None:
     app = FastAPI()
-    app.include_router(event_routes(Counting(ends_after=2)))
+    app.include_router(routes)
+    app.state.feed = Feed(Counting(ends_after=2).state)
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://r") as api:
         answer = await api.get("/events")
@@ -129,7 +130,8 @@ async def test_events_are_server_sent_events_that_nobody_keeps() -> None:
 @pytest.mark.rule("P4")
 async def test_at_most_so_many_watch_and_a_place_is_free_again_when_one_leaves() -> None:
     app = FastAPI()
-    app.include_router(event_routes(Counting()))
+    app.include_router(routes)
+    app.state.feed = Feed(Counting().state)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://r") as api:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(MAX_WATCHERS):

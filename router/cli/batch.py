@@ -12,9 +12,16 @@ import click
 import msgspec
 
 from router.cli.connection import RouterClient, RouterRefused, connect, in_path, router_options
-from router.cli.message import changes, interval_option
 from router.cli.ndjson import MessageLine, batches, read_items
-from router.cli.output import json_option, plain, progress_bar, show_fields, show_json
+from router.cli.output import (
+    changes,
+    interval_option,
+    json_option,
+    plain,
+    progress_bar,
+    show_fields,
+    show_json,
+)
 from router.core.tsid import Tsids
 
 MAX_MESSAGES: Final = 1000  # that the API takes in one call
@@ -35,7 +42,7 @@ MAX_MESSAGES: Final = 1000  # that the API takes in one call
 @click.option("--id", "batch_id", metavar="ID", help="The id of the new batch. Default: a new one.")
 @click.option("--queue", metavar="NAME", help="A work queue of the router. Default: its only one.")
 @click.option("--watch", is_flag=True, help="Wait until all messages have ended.")
-@interval_option
+@interval_option(1.0)
 @router_options
 @json_option
 def batch(
@@ -51,8 +58,8 @@ def batch(
     """Publish messages as a batch, or show how far one has come.
 
     With --callback, FILE (or - for standard input) holds one JSON message per line. The callback
-    is published when all messages have ended. If publishing breaks off, the same command with the
-    same --id goes on. Without --callback, the batch with this ID is shown.
+    is published when all messages have ended. If publishing breaks off, run the same command with
+    the same --id to continue. Without --callback, the batch with this ID is shown.
 
     With --watch, the exit code is 1 if messages failed or were cancelled.
     """
@@ -97,20 +104,22 @@ def _publish(
     opening = {"id": batch_id, "size": len(items), "callback": callback}
     path = f"/batches/{in_path(batch_id)}/messages"
     accepted = 0
-    with connect() as router, progress_bar("published") as show:
+    with connect() as router, progress_bar("published", len(items)) as show:
         router.post("/batches", {"queue": queue}, msgspec.json.encode(opening))
         for some in batches(items, MAX_MESSAGES):
             body = b"[" + b",".join(item.body for item in some) + b"]"
             try:
                 answer = router.post(path, {"queue": queue}, body)
             except RouterRefused as error:
-                _name_the_line(error, some)
+                index = error.problem.get("index")
+                if isinstance(index, int) and 0 <= index < len(some):
+                    click.echo(f"line {some[index].line}: {error.message}", err=True)
                 raise click.ClickException(
-                    f"{error.message}; {accepted} of {len(items)} messages are in the batch: "
-                    f"the same command with --id {plain(batch_id)} goes on"
+                    f"{error.message}; {accepted} of {len(items)} messages are in the batch. "
+                    f"To continue, run the same command with --id {plain(batch_id)}"
                 ) from None
             accepted += answer["accepted"] + answer.get("duplicates", 0)
-            show(accepted, len(items))
+            show(accepted)
     if as_json:
         show_json({"id": batch_id, "accepted": accepted})
     else:
@@ -133,28 +142,24 @@ def _read_members(file: str, batch_id: str) -> Sequence[MessageLine]:
         raise click.ClickException("there are no messages: nothing was published")
     if len(members) < len(lines):
         repeated = len(lines) - len(members)
-        click.echo(f"{repeated} lines are the same as others, and left out", err=True)
+        click.echo(f"{repeated} lines repeat others and were left out", err=True)
     return list(members.values())
-
-
-def _name_the_line(error: RouterRefused, sent: Sequence[MessageLine]) -> None:
-    index = error.problem.get("index")
-    if isinstance(index, int) and 0 <= index < len(sent):
-        click.echo(f"line {sent[index].line}: {error.message}", err=True)
 
 
 def _follow(
     router: RouterClient, path: str, queue: str | None, interval: float, *, as_json: bool
 ) -> Mapping[str, Any]:
-    """Show how far it is until it is complete. Return its last state."""
-    with progress_bar("ended") as show:
-        for found in changes(lambda: router.get(path, {"queue": queue}), interval):
+    """Show the progress until the batch is complete. Return its last state."""
+    answers = changes(lambda: router.get(path, {"queue": queue}), interval)
+    first = next(answers)
+    with progress_bar("ended", first["size"]) as show:
+        for found in itertools.chain([first], answers):
             ended = found["succeeded"] + found["failed"] + found["cancelled"]
             if as_json:
                 click.echo(msgspec.json.encode(found))
             elif not sys.stderr.isatty():
                 click.echo(f"{found['state']}\t{ended}/{found['size']}\t{found['failed']} failed")
-            show(ended, found["size"])
+            show(ended)
             if found["state"] == "COMPLETE":
                 break
     last: Mapping[str, Any] = found

@@ -33,8 +33,8 @@ class RouterRefused(click.ClickException):
         text = f"the router refused ({status}): {reason}"
         if status == httpx.codes.UNAUTHORIZED:
             text = (
-                "the router wants credentials: set MESSAGE_ROUTER_API_TOKEN, or AUTH_BASIC_USERNAME"
-                " and AUTH_BASIC_PASSWORD"
+                "the router asks for credentials: set MESSAGE_ROUTER_API_TOKEN, or"
+                " AUTH_BASIC_USERNAME and AUTH_BASIC_PASSWORD"
             )
         super().__init__(text)
 
@@ -53,14 +53,20 @@ def connect() -> Iterator["RouterClient"]:
             headers={"Authorization": f"Bearer {token}"} if token else None,
             auth=(name, password) if user and not token else None,
             timeout=TIMEOUT_SECONDS,
-            trust_env=False,  # proxies are for the internet, not for a router next door
+            trust_env=False,  # a proxy is for the internet
         ) as client:
             yield RouterClient(client)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-        raise click.UsageError("--url must be such as http://127.0.0.1:8080") from None
+        raise click.UsageError("--url must be a URL such as http://127.0.0.1:8080") from None
     except httpx.HTTPError as error:
         why = str(error) or "timeout"
         raise Unreachable(f"no router answers at {public_uri(url)}: {why}") from None
+
+
+def get(path: str, query: Mapping[str, object] | None = None) -> Any:
+    """Ask the router once."""
+    with connect() as router:
+        return router.get(path, query)
 
 
 class RouterClient:
@@ -87,7 +93,7 @@ class RouterClient:
         return _answer(self._client.delete(path))
 
     def health(self) -> Any:
-        """The only call for which 503 is an answer."""
+        """Return the health, also if the router answers 503: it does when it is unhealthy."""
         reply = self._client.get("/health")
         is_down = reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
         return _json(reply) if is_down else _answer(reply)
@@ -131,7 +137,7 @@ def _json(reply: httpx.Response) -> Any:
         return reply.json()
     except ValueError:
         place = reply.url.copy_with(query=None)
-        raise click.ClickException(f"what answers at {place} is not a message-router") from None
+        raise click.ClickException(f"{place} is not a message-router") from None
 
 
 def _given(query: Mapping[str, object] | None) -> dict[str, str]:
@@ -150,43 +156,41 @@ def _default_url() -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def keep_in(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    """Return a callback that keeps an option in click's context instead of giving it away."""
+
+    def keep(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+        ctx.meta.setdefault(key, {})[option.name] = value
+
+    return keep
+
+
 def _default_user() -> str | None:
     name = os.environ.get("AUTH_BASIC_USERNAME")
     return f"{name}:{os.environ.get('AUTH_BASIC_PASSWORD', '')}" if name else None
 
 
-def _remember(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
-    ctx.meta.setdefault(_ACCESS, {})[option.name] = value
-
-
 def router_options(command: Command) -> Command:
     """Add the options that `connect` reads. The command itself does not see them."""
-    for option in (
-        click.option(
-            "--user",
-            metavar="NAME:PASSWORD",
-            default=_default_user,
-            expose_value=False,
-            callback=_remember,
-            help="For auth mode BASIC. Safer: AUTH_BASIC_USERNAME and AUTH_BASIC_PASSWORD.",
-        ),
-        click.option(
-            "--token",
-            metavar="TOKEN",
-            envvar="MESSAGE_ROUTER_API_TOKEN",
-            expose_value=False,
-            callback=_remember,
-            help="For auth mode TOKEN. Safer: MESSAGE_ROUTER_API_TOKEN, which `ps` does not show.",
-        ),
-        click.option(
-            "--url",
-            metavar="URL",
-            default=_default_url,
-            expose_value=False,
-            callback=_remember,
-            help="The router's API. Default: MESSAGE_ROUTER_HOST and MESSAGE_ROUTER_PORT,"
+    options: Mapping[str, Mapping[str, Any]] = {
+        "--user": {
+            "metavar": "NAME:PASSWORD",
+            "default": _default_user,
+            "help": "For auth mode BASIC. Safer: AUTH_BASIC_USERNAME and AUTH_BASIC_PASSWORD.",
+        },
+        "--token": {
+            "metavar": "TOKEN",
+            "envvar": "MESSAGE_ROUTER_API_TOKEN",
+            "help": "For auth mode TOKEN. Safer: MESSAGE_ROUTER_API_TOKEN, which `ps` cannot show.",
+        },
+        "--url": {
+            "metavar": "URL",
+            "default": _default_url,
+            "help": "The router's API. Default: MESSAGE_ROUTER_HOST and MESSAGE_ROUTER_PORT,"
             " else http://127.0.0.1:8080.",
-        ),
-    ):
-        command = option(command)
+        },
+    }
+    for name, settings in options.items():
+        add = click.option(name, expose_value=False, callback=keep_in(_ACCESS), **settings)
+        command = add(command)
     return command

@@ -6,7 +6,15 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from router.cli.connection import RouterRefused, connect, do_each, in_path, router_options
+from router.cli.connection import (
+    RouterRefused,
+    connect,
+    do_each,
+    get,
+    in_path,
+    keep_in,
+    router_options,
+)
 from router.cli.output import json_option, plain, show_fields, show_json, show_rows
 from router.core.dead_letter import Reason
 
@@ -30,17 +38,13 @@ _FILTERS: Final = (
 
 def _filter_options(command: Command) -> Command:
     """Add the options that `_chosen` reads."""
-
-    def choose(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
-        ctx.meta.setdefault(_CHOSEN, {})[option.name] = value
-
     for name, metavar, text in _FILTERS:
         command = click.option(
             f"--{name}",
             metavar=metavar,
             type=_REASONS if name == "reason" else None,
             expose_value=False,
-            callback=choose,
+            callback=keep_in(_CHOSEN),
             help=text,
         )(command)
     return command
@@ -67,8 +71,7 @@ def dead_letters() -> None:
 @json_option
 def list_letters(limit: int, cursor: str | None, as_json: bool) -> None:
     """List dead letters, newest first."""
-    with connect() as router:
-        page = router.get("/dead-letters", {**_chosen(), "limit": limit, "cursor": cursor})
+    page = get("/dead-letters", {**_chosen(), "limit": limit, "cursor": cursor})
     if as_json:
         show_json(page)
         return
@@ -83,8 +86,7 @@ def list_letters(limit: int, cursor: str | None, as_json: bool) -> None:
 @json_option
 def show_letter(letter_id: str, as_json: bool) -> None:
     """Show one dead letter. Tokens and secrets are never shown."""
-    with connect() as router:
-        letter = router.get(f"/dead-letters/{in_path(letter_id)}")
+    letter = get(f"/dead-letters/{in_path(letter_id)}")
     if as_json:
         show_json(letter)
     else:
@@ -112,9 +114,9 @@ def replay_letters(
     The oldest go first. With --all, when one fails, the later ones of its group stay dead letters.
     """
     if bool(letter_ids) == everything:
-        raise click.UsageError("name the ids to replay, or say --all (with filters)")
+        raise click.UsageError("give the ids to replay, or --all (with filters)")
     if letter_ids and (dry_run or any(_chosen().values())):
-        raise click.UsageError("filters and --dry-run go with --all, not with ids")
+        raise click.UsageError("filters and --dry-run need --all, not ids")
     with connect() as router:
 
         def replay(letter_id: str) -> None:

@@ -1,13 +1,19 @@
-"""Output: a table on a terminal, tab-separated lines in a pipe, JSON on request."""
+"""Output: a table on a terminal, tab-separated lines in a pipe, JSON on request.
+
+Also what `--watch` needs: the option for its interval, and the loop.
+"""
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 import msgspec
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -46,23 +52,52 @@ def show_fields(fields: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield what shows how many of how many are done: a bar on a terminal, nothing elsewhere."""
+def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Yield a function that shows how many are done: on a terminal, nowhere else."""
     if not sys.stderr.isatty():
-        yield lambda _done, _total: None
+        yield lambda _done: None
         return
     from rich import progress  # noqa: PLC0415  slow to import
     from rich.console import Console  # noqa: PLC0415  slow to import
 
-    with progress.Progress(
-        progress.BarColumn(),
-        progress.TextColumn("{task.completed:,.0f} of {task.total:,.0f} {task.description}"),
-        progress.TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task(what, total=0)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    done_of_all = progress.TextColumn(f"{{task.completed:,.0f}} of {total or 0:,} {what}")
+    done_and_rate = progress.TextColumn(
+        f"{{task.completed:,.0f}} {what}, {{task.fields[rate]:,.0f}}/s"
+    )
+    columns: Sequence[progress.ProgressColumn] = (
+        (progress.SpinnerColumn(), done_and_rate)
+        if total is None
+        else (progress.BarColumn(), done_of_all, progress.TimeRemainingColumn())
+    )
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task, started = bar.add_task(what, total=total, rate=0.0), time.monotonic()
+
+        def show(done: int) -> None:
+            bar.update(task, completed=done, rate=done / (time.monotonic() - started))
+
+        yield show
+
+
+def interval_option(default: float) -> Callable[[Command], Command]:
+    return click.option(
+        "--interval",
+        type=click.FloatRange(0.1, 3600),
+        default=default,
+        show_default=True,
+        metavar="SECONDS",
+        help="How often to ask, with --watch.",
+    )
+
+
+def changes(ask: Callable[[], Any], interval: float) -> Iterator[Any]:
+    """Ask again and again. Yield the answer whenever it has changed."""
+    before = None
+    while True:
+        found = ask()
+        if found != before:
+            yield found
+            before = found
+        time.sleep(interval)
 
 
 def plain(value: object) -> str:

@@ -14,8 +14,8 @@ import msgspec
 
 from router.cli.connection import router_options
 from router.cli.ndjson import BadLine, MessageLine, batches, read_items
-from router.cli.output import json_option, show_json
-from router.cli.sinks import SendResult, Sink, open_sink
+from router.cli.output import json_option, progress_bar, show_json
+from router.cli.sinks import SendResult, open_sink
 from router.core.message import Malformed, parse
 from router.core.tsid import Tsids
 
@@ -82,19 +82,34 @@ def send(
     Bad lines are reported and skipped, and make the exit code 1.
     """
     if queue and uri:
-        raise click.UsageError("--queue is of the running router, --uri a queue itself: choose one")
+        raise click.UsageError(
+            "give either --queue (of the running router) or --uri (a queue without a router)"
+        )
     new_id = Tsids(time.time, secrets.randbits).new
     source: Iterator[MessageLine | BadLine]
     if target:
         fields = {"mediationTarget": target, "poolCode": pool, "messageGroupId": group}
         source = itertools.islice(_generated(fields, new_id), count)
     elif file is None and sys.stdin.isatty():
-        raise click.UsageError("nothing to send: name a FILE, pipe NDJSON in, or give --target")
+        raise click.UsageError(
+            "nothing to send: give a FILE, NDJSON on standard input, or --target"
+        )
     else:
         source = read_items(file or sys.stdin.buffer, new_id)
     summary = SendSummary()
-    with _reported(summary, as_json=as_json), open_sink(queue, uri) as sink:
-        _send_all(_good(source, summary, strict=strict), sink, summary, strict=strict)
+    with (
+        _reported(summary, as_json=as_json),
+        open_sink(queue, uri) as sink,
+        progress_bar("sent") as show,
+    ):
+        for batch in batches(_good(source, summary, strict=strict)):
+            result = sink.send(batch)
+            summary.add(result)
+            show(summary.sent)
+            if result.broke_off:
+                raise click.ClickException(result.broke_off)
+            if strict and summary.refused:
+                break
     if summary.refused:
         sys.exit(1)
 
@@ -110,54 +125,16 @@ def _generated(fields: dict[str, str | None], new_id: Callable[[], str]) -> Iter
 
 
 def _good(
-    items: Iterable[MessageLine | BadLine], summary: SendSummary, *, strict: bool
+    lines: Iterable[MessageLine | BadLine], summary: SendSummary, *, strict: bool
 ) -> Iterator[MessageLine]:
-    for item in items:
-        if isinstance(item, MessageLine):
-            yield item
+    """Yield the messages, and report the bad lines."""
+    for line in lines:
+        if isinstance(line, MessageLine):
+            yield line
             continue
-        summary.refuse(item)
+        summary.refuse(line)
         if strict:
             return
-
-
-def _send_all(
-    items: Iterator[MessageLine], sink: Sink, summary: SendSummary, *, strict: bool
-) -> None:
-    with _progress_bar() as advance:
-        for batch in batches(items):
-            result = sink.send(batch)
-            summary.add(result)
-            advance(result.accepted)
-            if result.broke_off:
-                raise click.ClickException(result.broke_off)
-            if strict and summary.refused:
-                return
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[int], None]]:
-    """Show count and rate on a terminal, and nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda _sent: None
-        return
-    from rich import progress  # noqa: PLC0415  slow to import
-    from rich.console import Console  # noqa: PLC0415  slow to import
-
-    with progress.Progress(
-        progress.SpinnerColumn(),
-        progress.TextColumn("{task.completed:,.0f} sent, {task.fields[rate]:,.0f}/s"),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("sending", total=None, rate=0.0)
-        started = time.monotonic()
-
-        def advance(sent: int) -> None:
-            total = bar.tasks[task].completed + sent
-            bar.update(task, completed=total, rate=total / (time.monotonic() - started))
-
-        yield advance
 
 
 @contextmanager

@@ -6,15 +6,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
 from router.cli.connection import Unreachable, connect, router_options
-from router.cli.output import json_option, show_json
+from router.cli.output import interval_option, json_option, show_json
 from router.cli.status_report import StatusReport, ask
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 Show = Callable[[StatusReport | str], None]  # a report, or why the router does not answer
+
+_COLOURS: Final = {"HEALTHY": "green", "WARNING": "yellow", "DEGRADED": "red"}
 
 
 @click.command(
@@ -22,14 +28,7 @@ Show = Callable[[StatusReport | str], None]  # a report, or why the router does 
     "           message-router status --watch"
 )
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.1, 3600),
-    default=2.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often to refresh, with --watch.",
-)
+@interval_option(2.0)
 @router_options
 @json_option
 def status(watch: bool, interval: float, as_json: bool) -> None:
@@ -40,16 +39,24 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
     """
     if watch:
         with suppress(KeyboardInterrupt), _ctrl_c() as pressed, _open_screen(as_json) as show:
-            _follow(show, interval, pressed)
+            while not pressed.is_set():
+                try:
+                    with connect() as router:
+                        while not pressed.is_set():
+                            show(ask(router))
+                            time.sleep(interval)
+                except Unreachable as error:
+                    show(error.message)
+                    time.sleep(interval)
         return
     with connect() as router:
         report = ask(router)
     if as_json:
         show_json(report.for_programs())
     elif sys.stdout.isatty():
-        from router.cli.status_screen import draw  # noqa: PLC0415  slow to import
+        from rich.console import Console  # noqa: PLC0415  slow to import
 
-        draw(report)
+        Console().print(_drawn(report))
     else:
         _print_lines(report)
     sys.exit(0 if report.is_healthy else 1)
@@ -71,18 +78,6 @@ def _ctrl_c() -> Iterator[Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _follow(show: Show, interval: float, over: Event) -> None:
-    while not over.is_set():
-        try:
-            with connect() as router:
-                while not over.is_set():
-                    show(ask(router))
-                    time.sleep(interval)
-        except Unreachable as error:
-            show(error.message)
-            time.sleep(interval)
-
-
 @contextmanager
 def _open_screen(as_json: bool) -> Iterator[Show]:
     if as_json:
@@ -92,10 +87,8 @@ def _open_screen(as_json: bool) -> Iterator[Show]:
     else:
         from rich.live import Live  # noqa: PLC0415  slow to import
 
-        from router.cli.status_screen import drawn  # noqa: PLC0415  slow to import
-
         with Live(screen=True, auto_refresh=False) as live:
-            yield lambda seen: live.update(drawn(seen), refresh=True)
+            yield lambda seen: live.update(_drawn(seen), refresh=True)
 
 
 def _print_json(seen: StatusReport | str) -> None:
@@ -116,3 +109,37 @@ def _print_lines(seen: StatusReport | str) -> None:
             click.echo("\t".join((section.kind, *row)))
     if seen.refused:
         click.echo(f"No details: {seen.refused}", err=True)
+
+
+def _drawn(seen: StatusReport | str) -> "RenderableType":
+    """Draw a report, or why the router does not answer."""
+    from rich.console import Group  # noqa: PLC0415  slow to import
+    from rich.table import Table  # noqa: PLC0415  slow to import
+    from rich.text import Text  # noqa: PLC0415  slow to import
+
+    if isinstance(seen, str):
+        return Text(seen, style="bold red")
+    colour = _COLOURS.get(seen.state, "red")
+    head = Text.assemble((f"● {seen.state}", f"bold {colour}"), f"  {seen.headline}")
+    parts: list[RenderableType] = [
+        head,
+        *(Text(f"  {issue}", style=colour) for issue in seen.issues),
+    ]
+    for section in seen.sections:
+        table = Table(
+            *section.columns,
+            title=f"\n{section.title}",
+            title_justify="left",
+            title_style="bold",
+            caption=f"and {section.left_out} more" if section.left_out else None,
+            caption_justify="left",
+            box=None,
+            header_style="dim",
+            pad_edge=False,
+        )
+        for row in section.rows:
+            table.add_row(*map(Text, row))
+        parts.append(table)
+    if seen.refused:
+        parts.append(Text(f"No details: {seen.refused}", style="dim"))
+    return Group(*parts)

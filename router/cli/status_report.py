@@ -53,7 +53,29 @@ class StatusReport:
 
     @property
     def sections(self) -> Sequence[Section]:
-        return [section for section in _sections(self.details) if section.rows]
+        found = self.details
+        if not found:
+            return []
+        queues, pools = found["queues"].values(), found["pools"].values()
+        open_breakers = [
+            each for each in found["circuitBreakers"].values() if each["state"] != "CLOSED"
+        ]
+        sections = (
+            _section("queue", "Queues", _QUEUE, _busiest(queues, "pendingMessages"), MOST_ROWS),
+            _section("pool", "Pools", _POOL, _busiest(pools, "queueSize"), MOST_ROWS),
+            _section(
+                "breaker",
+                "Circuit breakers that are not closed",
+                _BREAKER,
+                open_breakers,
+                MOST_ROWS,
+            ),
+            _section(
+                "in-flight", "In flight, longest first", _MESSAGE, found["inFlight"], FEW_ROWS
+            ),
+            _section("warning", "Warnings, newest first", _WARNING, found["warnings"], FEW_ROWS),
+        )
+        return [section for section in sections if section.rows]
 
     def for_programs(self) -> Mapping[str, Any]:
         return {**self.health, **self.details}
@@ -73,18 +95,6 @@ def ask(router: RouterClient) -> StatusReport:
     except RouterRefused as error:
         return StatusReport(health=health, details={}, refused=error.message)
     return StatusReport(health=health, details=details)
-
-
-def _sections(details: Mapping[str, Any]) -> Iterable[Section]:
-    if not details:
-        return
-    queues, pools = details["queues"].values(), details["pools"].values()
-    breakers = [each for each in details["circuitBreakers"].values() if each["state"] != "CLOSED"]
-    yield _section("queue", "Queues", _QUEUE, _busiest(queues, "pendingMessages"), MOST_ROWS)
-    yield _section("pool", "Pools", _POOL, _busiest(pools, "queueSize"), MOST_ROWS)
-    yield _section("breaker", "Circuit breakers that are not closed", _BREAKER, breakers, MOST_ROWS)
-    yield _section("in-flight", "In flight, longest first", _MESSAGE, details["inFlight"], FEW_ROWS)
-    yield _section("warning", "Warnings, newest first", _WARNING, details["warnings"], FEW_ROWS)
 
 
 def _section(

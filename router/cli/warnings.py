@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from router.cli.connection import connect, do_each, router_options
+from router.cli.connection import connect, do_each, get, router_options
 from router.cli.output import json_option, show_json, show_rows
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -41,14 +41,25 @@ def warnings(
 ) -> None:
     """List warnings, newest first; acknowledge or clear them."""
     if ctx.invoked_subcommand is None:
-        _list(severity, code, everything=everything, as_json=as_json)
+        ctx.invoke(
+            list_warnings, severity=severity, code=code, everything=everything, as_json=as_json
+        )
 
 
 @warnings.command("list", epilog="\b\nExample:  message-router warnings list --code QUEUE_FULL")
 @_list_options
 def list_warnings(severity: str | None, code: str | None, everything: bool, as_json: bool) -> None:
     """List warnings, newest first. The same as `warnings` alone."""
-    _list(severity, code, everything=everything, as_json=as_json)
+    query = {
+        "severity": severity and severity.upper(),
+        "code": code,
+        "acknowledged": None if everything else False,
+    }
+    found = get("/warnings", query)
+    if as_json:
+        show_json(found)
+    else:
+        show_rows(found, _COLUMNS, empty="No warnings.")
 
 
 @warnings.command(
@@ -62,7 +73,7 @@ def list_warnings(severity: str | None, code: str | None, everything: bool, as_j
 def acknowledge(ids: tuple[str, ...], everything: bool) -> None:
     """Mark warnings as known: they no longer count, and repetitions stay silent."""
     if bool(ids) == everything:
-        raise click.UsageError("name the ids to acknowledge, or give --all")
+        raise click.UsageError("give the ids to acknowledge, or --all")
     with connect() as router:
         if everything:
             done = router.post("/warnings/acknowledge-all")["acknowledged"]
@@ -88,17 +99,3 @@ def clear(older_than: float | None, yes: bool) -> None:
     with connect() as router:
         cleared = router.delete(path)["cleared"]
     click.echo(f"cleared {cleared}")
-
-
-def _list(severity: str | None, code: str | None, *, everything: bool, as_json: bool) -> None:
-    query = {
-        "severity": severity and severity.upper(),
-        "code": code,
-        "acknowledged": None if everything else False,
-    }
-    with connect() as router:
-        found = router.get("/warnings", query)
-    if as_json:
-        show_json(found)
-    else:
-        show_rows(found, _COLUMNS, empty="No warnings.")

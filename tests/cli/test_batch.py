@@ -102,7 +102,7 @@ def test_the_same_line_twice_is_one_member(run: Run, fake: FakeRouter) -> None:
     result = run("batch", "-", "--callback", CALLBACK, "--id", "b/1", "--url", fake.url,
                  stdin=(line("a") * 3).encode())  # fmt: skip
 
-    assert "2 lines are the same as others" in result.stderr
+    assert "2 lines repeat others" in result.stderr
     assert fake.calls[0].json["size"] == 1
 
 
@@ -124,7 +124,7 @@ def test_what_the_router_refuses_is_named_with_how_to_go_on(
     assert (result.exit_code, result.stdout) == (1, "")
     assert "line 1004: " in result.stderr
     assert "1000 of 2500 messages are in the batch" in result.stderr
-    assert "the same command with --id b/1 goes on" in result.stderr
+    assert "run the same command with --id b/1" in result.stderr
 
 
 def test_what_was_there_counts_when_it_goes_on(run: Run, fake: FakeRouter) -> None:

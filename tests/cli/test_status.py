@@ -115,7 +115,7 @@ def test_who_may_not_see_details_still_sees_the_health(run: Run, fake: FakeRoute
 
     assert result.exit_code == 0
     assert "up 59 s" in result.stdout
-    assert "No details: the router wants credentials" in result.stderr
+    assert "No details: the router asks for credentials" in result.stderr
 
 
 def test_a_router_with_a_thousand_pools_still_fits_on_a_screen(fake: FakeRouter) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.acceptance.site import Site
+from tests.outbound.config.service import ConfigService
 from tests.outbound.servers import Target, listening
-from tests.outbound_config.service import ConfigService
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, ids, message
+from tests.outbound.config.service import ConfigService, answer
 from tests.outbound.servers import Target, listening
-from tests.outbound_config.service import ConfigService, answer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

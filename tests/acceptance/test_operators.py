@@ -7,9 +7,9 @@ import pytest
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import first, ids, message
+from tests.outbound.notifications.mail_server import MailServer
+from tests.outbound.notifications.web_server import WebServer
 from tests.outbound.servers import Target, listening, writing
-from tests.outbound_notifications.mail_server import MailServer
-from tests.outbound_notifications.web_server import WebServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.acceptance.process import ROOT, RouterProcess, eventually
 from tests.acceptance.site import Site
-from tests.outbound_process.test_processes import is_alive
+from tests.outbound.process.test_processes import is_alive
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

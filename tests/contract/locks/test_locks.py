@@ -6,7 +6,7 @@ import time
 import pytest
 
 from router.ports import Lock, LockState, LockUnavailable
-from tests.contract_locks.conftest import TTL, Place
+from tests.contract.locks.conftest import TTL, Place
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("CFG-9")]
 

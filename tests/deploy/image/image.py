@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.deploy.dockerfile import DOCKERFILE, ROOT, Instruction, Stage, read_dockerfile
+from tests.deploy.image.dockerfile import DOCKERFILE, ROOT, Instruction, Stage, read_dockerfile
 from tests.support.servers.postgres import unprivileged
 
 PLACES: Final = ("/opt/message-router", "/var/lib/message-router", "/build")

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from tests.acceptance.process import eventually
-from tests.deploy.image import Image
-from tests.deploy.sample import PASSWORD, Sample, running_brokers
-from tests.deploy.test_compose import DOCUMENT
+from tests.deploy.image.image import Image
+from tests.deploy.image.sample import PASSWORD, Sample, running_brokers
+from tests.deploy.image.test_compose import DOCUMENT
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("CFG-7")]
 

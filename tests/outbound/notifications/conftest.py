@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.outbound_notifications.mail_server import MailServer
-from tests.outbound_notifications.web_server import WebServer
+from tests.outbound.notifications.mail_server import MailServer
+from tests.outbound.notifications.web_server import WebServer
 
 
 @pytest.fixture

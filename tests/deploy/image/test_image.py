@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.process import eventually
-from tests.deploy.image import PATIENCE, Image
+from tests.deploy.image.image import PATIENCE, Image
 from tests.outbound.servers import listening
 from tests.support.servers.base import free_port
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.site import Site
-from tests.deploy_helm.rendering import render
+from tests.deploy.helm.rendering import render
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from router.curl.resolver import (
     TooManyLookUps,
     Unresolved,
 )
+from tests.outbound.sender.test_curl_loop import no_more_descriptors, refuse_nothing
 from tests.outbound.servers import listening, until
-from tests.outbound.test_curl_loop import no_more_descriptors, refuse_nothing
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("P5")]
 

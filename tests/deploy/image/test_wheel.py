@@ -13,8 +13,8 @@ import pytest
 
 import router
 from tests.acceptance.process import eventually
-from tests.deploy.dockerfile import ROOT
-from tests.deploy.image import PATIENCE, Image
+from tests.deploy.image.dockerfile import ROOT
+from tests.deploy.image.image import PATIENCE, Image
 from tests.outbound.servers import listening
 from tests.support.servers.base import free_port
 

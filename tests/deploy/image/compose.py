@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import yaml
 
-from tests.deploy.dockerfile import ROOT
+from tests.deploy.image.dockerfile import ROOT
 
 COMPOSE: Final = ROOT / "docker-compose.yml"
 OURS: Final = "message-router:local"

@@ -7,8 +7,8 @@ from router.core.warnings import Notice, Severity
 from router.outbound.notification_shapes import MOST_LINES, for_slack, for_teams, lines
 from router.outbound.notifications import ChannelAddresses, Mail, Webhook, open_channels
 from router.ports import NotSent
-from tests.outbound_notifications.mail_server import MailServer
-from tests.outbound_notifications.web_server import WebServer
+from tests.outbound.notifications.mail_server import MailServer
+from tests.outbound.notifications.web_server import WebServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-2")]
 

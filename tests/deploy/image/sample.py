@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.deploy.compose import Service, command, mounted_files, read_services
-from tests.deploy.dockerfile import ROOT
-from tests.deploy.image import Image
+from tests.deploy.image.compose import Service, command, mounted_files, read_services
+from tests.deploy.image.dockerfile import ROOT
+from tests.deploy.image.image import Image
 from tests.support.servers import activemq, nats, sqs
 from tests.support.servers.activemq import ActiveMqServer
 from tests.support.servers.base import free_port

@@ -15,7 +15,7 @@ from router.engine.consumer import RECEIVE_GRACE_SECONDS
 from router.engine.shutdown import ABORT_GRACE_SECONDS
 from router.outbound.config_source import ATTEMPT_SECONDS
 from router.settings import Settings, variables
-from tests.deploy_helm.rendering import EXAMPLES, NAMESPACE, POD, Refused, example, notes, render
+from tests.deploy.helm.rendering import EXAMPLES, NAMESPACE, POD, Refused, example, notes, render
 from tests.support.chart import CHART
 
 ROOT: Final = CHART.parents[2]

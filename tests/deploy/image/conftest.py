@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.image import Image, built_image
+from tests.deploy.image.image import Image, built_image
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.outbound_config.service import ConfigService
+from tests.outbound.config.service import ConfigService
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from router.core.config_document import MAX_DOCUMENT, embedded_config, read_docu
 from router.outbound.config_service import HttpSource
 from router.outbound.config_source import EmbeddedSource, FileSource, config_sources
 from router.ports import ConfigSource, ConfigUnavailable
-from tests.outbound_config.service import ConfigService, answer
+from tests.outbound.config.service import ConfigService, answer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("CFG-4")]
 

@@ -12,7 +12,7 @@ from yamllint import linter
 from yamllint.config import YamlLintConfig
 
 from router.settings import variables
-from tests.deploy_helm.rendering import EXAMPLES, helm
+from tests.deploy.helm.rendering import EXAMPLES, helm
 from tests.support.chart import (
     CHART,
     CHARTS_OWN,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[3]
 DOCKERFILE: Final = ROOT / "deploy/Dockerfile"
 DOCKERIGNORE: Final = ROOT / ".dockerignore"
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.acceptance.process import run_command
-from tests.deploy.compose import (
+from tests.deploy.image.compose import (
     COMPOSE,
     OURS,
     Service,
@@ -22,8 +22,8 @@ from tests.deploy.compose import (
     read_services,
     volumes,
 )
-from tests.deploy.dockerfile import DOCKERFILE, ROOT, read_dockerfile
-from tests.deploy.settings import is_setting
+from tests.deploy.image.dockerfile import DOCKERFILE, ROOT, read_dockerfile
+from tests.deploy.image.settings import is_setting
 
 pytestmark = pytest.mark.rule("CFG-1")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.dockerfile import DOCKERFILE, DOCKERIGNORE, ROOT, Stage, read_dockerfile
-from tests.deploy.settings import is_setting
+from tests.deploy.image.dockerfile import DOCKERFILE, DOCKERIGNORE, ROOT, Stage, read_dockerfile
+from tests.deploy.image.settings import is_setting
 
 pytestmark = pytest.mark.rule("CFG-1")
 

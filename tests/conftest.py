@@ -1,16 +1,33 @@
-"""Async tests run on virtual time unless their tier says otherwise."""
+"""On which clock async tests run, and which of them share a process."""
 
-from collections.abc import Mapping
-from typing import Any
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
+from tests.simulation.loop import SimLoop
 from tests.support.virtual_time import VirtualTimeLoop
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+CLOCKS: Final[Mapping[str, LoopFactory | None]] = {
+    "real": None,
+    "virtual": VirtualTimeLoop,
+    "simulated": SimLoop,
+}
+VIRTUAL_TIERS: Final = ("unit", "engine")
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, Mapping[str, Any]]:
+    """The clock of the mark `clock`. Without it: virtual time in unit and engine, else real time."""
+    tier = request.path.relative_to(Path(__file__).parent).parts[0]
+    mark = request.node.get_closest_marker("clock")
+    clock = mark.args[0] if mark else "virtual" if tier in VIRTUAL_TIERS else "real"
+    return "asyncio", {"loop_factory": CLOCKS[clock]}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

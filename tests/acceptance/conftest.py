@@ -1,19 +1,13 @@
 """The real process on loopback, in real time."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.acceptance.site import Site
 from tests.outbound.config.service import ConfigService
 from tests.outbound.servers import Target, listening
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -10,11 +9,6 @@ from router.engine.publishing import open_publishing
 from router.storage.dead_letters import open_store
 from tests.support.api import HandMadeRouter, calling
 from tests.support.queues import FakeQueues
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}  # the store works in a thread: real time
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 import asyncio
 import json
-from collections.abc import Mapping
-from typing import Any
 
 import httpx
 import pytest
@@ -14,14 +12,8 @@ from router.api.server import listen, serve
 from router.core.state import RouterState
 from tests.support.api import HandMadeRouter, assert_problem
 from tests.support.states import fresh_state
-from tests.support.virtual_time import VirtualTimeLoop
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
+pytestmark = [pytest.mark.anyio, pytest.mark.clock("virtual"), pytest.mark.rule("OPS-3")]
 
 
 class Counting:
@@ -144,12 +136,9 @@ async def test_at_most_so_many_watch_and_a_place_is_free_again_when_one_leaves()
     assert after.status_code == 200
 
 
+@pytest.mark.clock("real")
 class TestOverTheWire:
     """On a real connection, in real time."""
-
-    @pytest.fixture
-    def anyio_backend(self) -> tuple[str, Mapping[str, Any]]:
-        return "asyncio", {}
 
     async def test_head_has_an_end(self, router: HandMadeRouter) -> None:
         app = create_app(router, Access())

@@ -12,11 +12,6 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"  # real sockets need real time
-
-
-@pytest.fixture
 def fake() -> Iterator[FakeRouter]:
     with fake_router() as router:
         yield router

@@ -2,11 +2,13 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
+import pytest
+from _pytest.mark import ParameterSet
 from msgspec import Struct
 
 from router.brokers import BrokerRegistry
@@ -72,6 +74,13 @@ class Case(Struct, frozen=True, kw_only=True):
     prompt: bool = True  # False: a poll under way looks for what became due only now and then
     model: Kind | None = None  # of the simulation: what it does, the real one must do too (SIM-3)
     ample: bool = True  # False: too slow for many messages, each call looks at all of them
+
+    @property
+    def clock(self) -> str:
+        """Of its event loop, as the mark `clock` names it."""
+        if self.model is not None:
+            return "simulated"
+        return "virtual" if self.virtual_time else "real"
 
     @property
     def compares_bodies(self) -> bool:
@@ -242,6 +251,11 @@ CASES = [
         drops_duplicates=False,
     ),
 ]
+
+
+def params(cases: Iterable[Case]) -> list[ParameterSet]:
+    """To run a test once for each case, on its clock."""
+    return [pytest.param(case, marks=pytest.mark.clock(case.clock), id=case.name) for case in cases]
 
 
 class Ends(Struct, frozen=True):

@@ -2,33 +2,30 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from router.brokers import BrokerRegistry
 from router.brokers.machine import Machine
 from tests.contract.activemq_place import ActiveMqPlace
-from tests.contract.cases import CASES, Case, Ends, Place, both_ends
+from tests.contract.cases import CASES, Case, Ends, Place, both_ends, params
 from tests.contract.nats_place import NatsPlace
 from tests.contract.pgmq_place import PgmqPlace
 from tests.contract.postgres_place import PostgresPlace
 from tests.contract.rabbitmq_place import RabbitPlace
 from tests.contract.sqs_place import SqsPlace
-from tests.simulation.loop import SimLoop
 from tests.simulation.models import installed, make_server, place_of
 from tests.simulation.network import Weather
 from tests.support.servers import activemq as activemq_servers
 from tests.support.servers import nats, sqs
 from tests.support.servers.postgres import postgres_server, transaction_pooler
 from tests.support.servers.rabbitmq import rabbit_server
-from tests.support.virtual_time import VirtualTimeLoop
 
 
-@pytest.fixture(params=CASES, ids=lambda case: case.name)
+@pytest.fixture(params=params(CASES))
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Case:
     chosen: Case = request.param
     if chosen.server is None:
@@ -37,13 +34,6 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cas
     for name, value in place.env.items():
         monkeypatch.setenv(name, value)
     return place.prepare(chosen)
-
-
-@pytest.fixture
-def anyio_backend(case: Case) -> tuple[str, Mapping[str, Any]]:
-    if case.model is not None:
-        return "asyncio", {"loop_factory": SimLoop}
-    return "asyncio", {"loop_factory": VirtualTimeLoop} if case.virtual_time else {}
 
 
 @pytest.fixture

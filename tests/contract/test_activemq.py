@@ -4,9 +4,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -27,11 +26,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("BRK-3")]
 
 TRIED = Tally(failures=1, requests=3)
 USER = ("router", "hunter2")
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
@@ -15,18 +14,12 @@ from router.brokers.kit.pending_retries import PendingRetries
 from router.core.remembered import RememberedAcks
 from router.ports import Broker, Disconnected, QueueRefused
 from tests.contract.cases import bodies
-from tests.support.virtual_time import VirtualTimeLoop
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-1", "BRK-6")]
+pytestmark = [pytest.mark.anyio, pytest.mark.clock("virtual"), pytest.mark.rule("BRK-1", "BRK-6")]
 
 SERVER = Server("mq.example", 61613)
 ADDRESS = ActiveMqAddress((SERVER,), None, "orders", 1000, 5)
 WELCOME = {"version": "1.2", "heart-beat": "5000,10000"}
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
 
 
 class Wire(asyncio.Transport):

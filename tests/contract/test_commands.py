@@ -16,7 +16,7 @@ from router.core.config import QueueConfig
 from router.core.message import parse
 from router.core.outcome import Reply
 from router.ports import Publication
-from tests.contract.cases import CASES, Case, Ends, Place, several
+from tests.contract.cases import CASES, Case, Ends, Place, params, several
 from tests.support.fakes import FakeSender
 from tests.support.rig import Rig, body, pool, running
 
@@ -37,8 +37,8 @@ LATE_SECONDS = 3.0  # a poll, a stroke of a scheduler, a busy machine
 
 
 def on(names: list[str]) -> pytest.MarkDecorator:
-    cases = [case for case in CASES if case.name in names]
-    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name, indirect=True)
+    cases = params(case for case in CASES if case.name in names)
+    return pytest.mark.parametrize("case", cases, indirect=True)
 
 
 @pytest.fixture

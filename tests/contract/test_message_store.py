@@ -38,11 +38,6 @@ SUCCESS = Ending(result=b'{"sum": 3}')
 FAILURE = Ending(Failure("E42", "no such order", 422))
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Site(Struct, frozen=True):
     """Both ends of one queue, its store, and the consuming end of another in the same database."""
 

@@ -34,11 +34,6 @@ EXPLICIT: dict[str, object] = {
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
-
-
-@pytest.fixture
 def server(tmp_path: Path) -> Iterator[NatsServer]:
     with nats.running(NatsServer(nats.current(), tmp_path)) as server:
         yield server

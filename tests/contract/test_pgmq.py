@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -73,11 +73,6 @@ RETURNS SETOF BIGINT LANGUAGE sql AS $$
     SELECT clock_timestamp() + make_interval(secs => delay), unnest(msgs) RETURNING msg_id
 $$;
 """
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.fixture

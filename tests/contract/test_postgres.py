@@ -5,7 +5,7 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +31,6 @@ INSERT INTO message_router.queue_messages (queue, message_id, group_id, body)
 VALUES ($1, $2, $3, convert_to($2, 'UTF8')) ON CONFLICT DO NOTHING
 """
 CLAIM = "SELECT FROM message_router.claim($1, 'w', 7, 10, 60)"
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.fixture

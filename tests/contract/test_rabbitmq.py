@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import aio_pika
 import pytest
@@ -29,11 +28,6 @@ TRIED = Tally(failures=1, requests=1)
 BASIC_ACK = b"\x00\x3c\x00\x50"  # class and method, as they go over the wire
 FLOW_OK = b"\x00\x14\x00\x15"  # tells that an ACK before it was heard
 UNTIL_A_QUORUM_STANDS = 2.0  # killed earlier, a new quorum queue never elects a leader again
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.fixture

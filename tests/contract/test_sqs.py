@@ -5,7 +5,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -33,11 +32,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-1")]
 
 PATIENT = BrokerSettings(sqs=SqsSettings(wait=5.0))
 EITHER = pytest.mark.parametrize("stand_in", ["ministack", "moto"])
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """How long letters are kept, and how much: on virtual time, with a wall clock set by hand."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +15,13 @@ from router.ports import DeadLetterStore, StoreError
 from router.storage.dead_letters import open_store
 from tests.support.inline import InlineExecutor
 from tests.support.letters import LETTER, letter
-from tests.support.virtual_time import VirtualTimeLoop
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("DLQ-1")]
+pytestmark = [pytest.mark.anyio, pytest.mark.clock("virtual"), pytest.mark.rule("DLQ-1")]
 
 START = 1_800_000_000.0
 DAY = 86_400.0
 YEAR = 365 * DAY
 MIB = 1024 * 1024
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {"loop_factory": VirtualTimeLoop}
 
 
 @dataclass

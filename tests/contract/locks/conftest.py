@@ -2,10 +2,10 @@
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import pytest
 
@@ -47,11 +47,6 @@ class Place:
     ) -> AbstractAsyncContextManager[Lock]:
         request = LockRequest(self.key, instance, process or f"process-of-{instance}", ttl)
         return open_lock(self.url, request, NatsSettings())
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.fixture(params=CASES)

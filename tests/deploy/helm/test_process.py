@@ -1,18 +1,11 @@
 """The real process in the environment that the chart gives it."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.acceptance.site import Site
 from tests.deploy.helm.rendering import render
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.mark.anyio

@@ -1,16 +1,10 @@
 """What is shipped, built once for all tests of it."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from tests.deploy.image.image import Image, built_image
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,10 @@
 """A real config service on loopback, and real time."""
 
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.outbound.config.service import ConfigService
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.fixture

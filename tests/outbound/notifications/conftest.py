@@ -1,17 +1,11 @@
 """Real servers on loopback, and real time."""
 
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.outbound.notifications.mail_server import MailServer
 from tests.outbound.notifications.web_server import WebServer
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.fixture

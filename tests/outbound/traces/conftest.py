@@ -1,15 +1,9 @@
 """Real sockets on loopback, and real time: the SDK's thread knows no other."""
 
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.fixture(autouse=True)

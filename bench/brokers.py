@@ -58,7 +58,7 @@ def _sqlite(folder: Path) -> Iterator[Place]:
 
 @contextmanager
 def _nats(folder: Path) -> Iterator[Place]:
-    with nats.running(nats.NatsServer(nats.current(), folder)) as server:
+    with nats.NatsServer(nats.current(), folder).running() as server:
         streams = (f"BENCH{number}" for number in itertools.count(1))
 
         def new_stream() -> str:
@@ -72,7 +72,7 @@ def _nats(folder: Path) -> Iterator[Place]:
 @contextmanager
 def _sqs(folder: Path) -> Iterator[Place]:
     os.environ.update(sqs.ENV)  # this process publishes
-    with sqs.running(sqs.ministack(folder)) as server:
+    with sqs.ministack(folder).running() as server:
         env = {**sqs.ENV, **_SHORT_POLLS, "SQS_ENDPOINT_OVERRIDE": server.url}
         yield Place(lambda: server.new_queue(fifo=True, visibility=60), env, most=SQS_MOST)
 
@@ -109,7 +109,7 @@ def _rabbitmq(_: Path) -> Iterator[Place]:
 @contextmanager
 def _activemq(folder: Path) -> Iterator[Place]:
     numbers = itertools.count(1)
-    with activemq.running(activemq.ActiveMqServer(folder)) as server:
+    with activemq.ActiveMqServer(folder).running() as server:
         env = {"ACTIVEMQ_BROKER_URL": f"stomp://{server.address}"}
         yield Place(lambda: f"{server.url}/orders-{next(numbers)}", env)
 

@@ -23,7 +23,7 @@ VIRTUAL_TIERS: Final = ("unit", "engine")
 
 @pytest.fixture
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, Mapping[str, Any]]:
-    """The clock of the mark `clock`. Without it: virtual time in unit and engine, else real time."""
+    """The clock of the mark `clock`; without it virtual time in unit and engine, else real time."""
     tier = request.path.relative_to(Path(__file__).parent).parts[0]
     mark = request.node.get_closest_marker("clock")
     clock = mark.args[0] if mark else "virtual" if tier in VIRTUAL_TIERS else "real"

@@ -6,7 +6,7 @@ target at the same time.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -87,34 +87,6 @@ class Contest:
             await asyncio.sleep(SECONDS_PER_REQUEST)
             self.accepted.append(message_id)
             await connection.reply()
-
-
-def messages(groups: int, per_group: int) -> list[dict[str, object]]:
-    return [
-        {
-            "id": f"{group}:{number:03}",
-            "mediationTarget": TARGET,
-            "poolCode": "LOAD",
-            "messageGroupId": f"g{group}",
-        }
-        for number in range(per_group)
-        for group in range(groups)
-    ]
-
-
-def firsts_in_order(accepted: Sequence[str], groups: int, per_group: int) -> bool:
-    """Whether all were accepted, and for the first time in the order of their groups."""
-    firsts = list(dict.fromkeys(accepted))
-    by_group = {
-        group: [each for each in firsts if each.startswith(f"{group}:")] for group in range(groups)
-    }
-    wanted = [f"{number:03}" for number in range(per_group)]
-    return all([each.partition(":")[2] for each in found] == wanted for found in by_group.values())
-
-
-async def publish(router: RouterProcess, load: Sequence[dict[str, object]]) -> None:
-    for start in range(0, len(load), 1000):
-        await router.publish(load[start : start + 1000])
 
 
 async def role_of(router: RouterProcess) -> str:

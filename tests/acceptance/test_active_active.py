@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.contest import firsts_in_order, publish
+from tests.acceptance.load import firsts_in_order, group_of, load, publish
 from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
-from tests.acceptance.targets import id_of, message
-from tests.outbound.servers import Connection, Target, listening
+from tests.acceptance.targets import id_of
+from tests.outbound.servers import Connection, listening
 from tests.support.servers import sqs
 from tests.support.servers.postgres import PostgresServer, postgres_server
 from tests.support.servers.sqs import SqsServer
@@ -43,7 +43,7 @@ class Recorder:
     async def script(self, connection: Connection) -> None:
         while True:
             message_id = id_of(await connection.read())
-            group = message_id.partition(":")[0]
+            group = group_of(message_id)
             self.open_groups[group] += 1
             if self.open_groups[group] > 1:
                 self.overlaps.append(message_id)
@@ -54,14 +54,6 @@ class Recorder:
 
     async def has_accepted(self, number: int) -> None:
         await eventually(lambda: len(self.accepted) >= number, within=200)
-
-
-def load(target: Target) -> list[dict[str, object]]:
-    return [
-        message(f"{group}:{number:03}", target, pool="LOAD", group=f"g{group}")
-        for number in range(PER_GROUP)
-        for group in range(GROUPS)
-    ]
 
 
 @dataclass
@@ -94,7 +86,7 @@ async def run_and_kill(site: Site, recorder: Recorder, is_empty: Callable[[], bo
     ):
         fleet = Fleet(site, stack)
         await fleet.start(0, 1, 2)
-        tasks.create_task(publish(fleet.routers[0], load(target)))
+        tasks.create_task(publish(fleet.routers[0], load(target.url, GROUPS, PER_GROUP)))
         for enough, victim in KILLS:
             await recorder.has_accepted(enough)
             await fleet.routers[victim].kill()
@@ -155,7 +147,7 @@ async def test_three_routers_share_a_pgmq_queue(site: Site, postgres: PostgresSe
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Iterator[SqsServer]:
-    with sqs.running(sqs.ministack(tmp_path)) as server:
+    with sqs.ministack(tmp_path).running() as server:
         yield server
 
 

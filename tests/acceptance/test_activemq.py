@@ -2,18 +2,16 @@
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.process import RouterProcess, eventually
+from tests.acceptance.load import Accepting, are_all_there, firsts_in_order, load, publish, repeated
+from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
-from tests.acceptance.targets import Gate, Hesitant, id_of, ids, message
-from tests.outbound.servers import Connection, Target, listening
-from tests.support.servers import activemq
+from tests.acceptance.targets import Gate, Hesitant, ids, message
+from tests.outbound.servers import listening
 from tests.support.servers.activemq import ActiveMqServer
 from tests.support.stomp import waiting
 
@@ -27,7 +25,7 @@ QUEUE = "orders"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ActiveMqServer]:
-    with activemq.running(ActiveMqServer(tmp_path)) as server:
+    with ActiveMqServer(tmp_path).running() as server:
         yield server
 
 
@@ -43,48 +41,6 @@ def queue(site: Site, server: ActiveMqServer) -> None:
     site.settings["ACTIVEMQ_BROKER_URL"] = f"stomp://{server.address}"
 
 
-@dataclass
-class Accepting:
-    accepted: list[str] = field(default_factory=list)
-
-    async def script(self, connection: Connection) -> None:
-        while True:
-            request = await connection.read()
-            await asyncio.sleep(0.01)
-            self.accepted.append(id_of(request))
-            await connection.reply()
-
-
-def load(target: Target) -> list[dict[str, object]]:
-    return [
-        message(f"{group}:{number:03}", target, pool="LOAD", group=f"g{group}")
-        for number in range(PER_GROUP)
-        for group in range(GROUPS)
-    ]
-
-
-async def publish(router: RouterProcess, messages: Sequence[dict[str, object]]) -> None:
-    for start in range(0, len(messages), 1000):
-        await router.publish(messages[start : start + 1000])
-
-
-def are_all_there(accepted: Sequence[str], messages: Sequence[dict[str, object]]) -> bool:
-    return set(accepted) == {str(each["id"]) for each in messages}
-
-
-def numbers(delivered: Sequence[str], group: int) -> list[int]:
-    return [int(each.partition(":")[2]) for each in delivered if each.startswith(f"{group}:")]
-
-
-def are_in_order(accepted: Sequence[str]) -> bool:
-    firsts = list(dict.fromkeys(accepted))
-    return all(numbers(firsts, group) == list(range(PER_GROUP)) for group in range(GROUPS))
-
-
-def repeated(delivered: Sequence[str]) -> list[str]:
-    return [each for each, times in Counter(delivered).items() if times > 1]
-
-
 @pytest.mark.rule("P1", "P3", "FIFO-1", "BRK-6")
 async def test_killed_under_load_it_loses_nothing_and_keeps_every_group_in_order(
     site: Site, server: ActiveMqServer, queue: None
@@ -92,7 +48,7 @@ async def test_killed_under_load_it_loses_nothing_and_keeps_every_group_in_order
     del queue
     accepting = Accepting()
     async with listening(accepting.script) as target:
-        messages = load(target)
+        messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
             await publish(router, messages)
             await eventually(lambda: len(accepting.accepted) > 400)
@@ -104,7 +60,7 @@ async def test_killed_under_load_it_loses_nothing_and_keeps_every_group_in_order
             await eventually(lambda: are_all_there(accepting.accepted, messages))
             code = await router.stop()
 
-    assert are_in_order(accepting.accepted)
+    assert firsts_in_order(accepting.accepted, GROUPS, PER_GROUP)
     # At a kill, what was just accepted and not acknowledged yet comes again.
     assert len(repeated(accepting.accepted)) <= 2 * 5 * CONCURRENCY
     assert code == 0
@@ -118,7 +74,7 @@ async def test_a_broker_that_restarts_under_load_costs_neither_a_message_nor_the
     del queue
     accepting = Accepting()
     async with listening(accepting.script) as target:
-        messages = load(target)
+        messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
             await publish(router, messages)
             await eventually(lambda: len(accepting.accepted) > 300)
@@ -130,7 +86,7 @@ async def test_a_broker_that_restarts_under_load_costs_neither_a_message_nor_the
             await eventually(lambda: are_all_there(accepting.accepted, messages))
             code = await router.stop()
 
-    assert are_in_order(accepting.accepted)
+    assert firsts_in_order(accepting.accepted, GROUPS, PER_GROUP)
     # What the broker had confirmed as removed, and brought again after it was killed.
     assert len(repeated(accepting.accepted)) <= 5 * CONCURRENCY
     assert code == 0

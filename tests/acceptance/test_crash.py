@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
 
+from tests.acceptance.load import firsts_in_order, load, repeated
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import id_of, message
-from tests.outbound.servers import Connection, Target, listening
+from tests.outbound.servers import Connection, listening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -41,14 +41,6 @@ class Moody:
                 await connection.reply()
 
 
-def load(target: Target) -> list[dict[str, object]]:
-    return [
-        message(f"{group}:{number:03}", target, pool="LOAD", group=f"g{group}")
-        for number in range(PER_GROUP)
-        for group in range(GROUPS)
-    ]
-
-
 @pytest.mark.rule("P1", "P3", "WQ-4")
 async def test_killed_five_times_under_load_it_loses_nothing_and_keeps_every_group_in_order(
     site: Site,
@@ -57,7 +49,7 @@ async def test_killed_five_times_under_load_it_loses_nothing_and_keeps_every_gro
     in_flight: set[str] = set()
     site.configure({"code": "LOAD", "concurrency": 10})
     async with listening(moody.script) as target:
-        messages = load(target)
+        messages = load(target.url, GROUPS, PER_GROUP)
         await site.fill("orders", messages)
         for kill in range(KILLS):
             enough = len(moody.accepted) + BETWEEN_KILLS
@@ -70,15 +62,11 @@ async def test_killed_five_times_under_load_it_loses_nothing_and_keeps_every_gro
             await eventually(lambda: not site.unsettled(), within=90)
 
     firsts = list(dict.fromkeys(moody.accepted))
-    twice = {each for each, times in Counter(moody.accepted).items() if times > 1}
+    twice = repeated(moody.accepted)
     assert sorted(firsts) == sorted(str(each["id"]) for each in messages)
-    assert all(numbers(firsts, group) == list(range(PER_GROUP)) for group in range(GROUPS))
+    assert firsts_in_order(moody.accepted, GROUPS, PER_GROUP)
     assert twice <= in_flight
     assert len(in_flight) > 0
-
-
-def numbers(delivered: list[str], group: int) -> list[int]:
-    return [int(each.partition(":")[2]) for each in delivered if each.startswith(f"{group}:")]
 
 
 LONG_LEASE = 30  # seconds: nobody has to wait for it

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -13,10 +11,11 @@ from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 from router.core.message import parse
 from router.ports import Publication
+from tests.acceptance.load import Accepting, firsts_in_order, load, repeated
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
-from tests.acceptance.targets import Gate, Hesitant, id_of, ids, message
-from tests.outbound.servers import Connection, Target, listening
+from tests.acceptance.targets import Gate, Hesitant, ids, message
+from tests.outbound.servers import listening
 from tests.support.servers import nats
 from tests.support.servers.nats import NatsServer, add_stream, call
 
@@ -30,7 +29,7 @@ CONSUMER = "message-router-orders"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[NatsServer]:
-    with nats.running(NatsServer(nats.current(), tmp_path)) as server:
+    with NatsServer(nats.current(), tmp_path).running() as server:
         yield server
 
 
@@ -49,34 +48,6 @@ async def stream(site: Site, server: NatsServer) -> None:
     document.write_text(json.dumps({"queues": [queue], "processingPools": [pool]}))
     site.settings["MESSAGE_ROUTER_CONFIG_URL"] = document.as_uri()
     site.settings["NATS_SERVERS"] = f"nats://{server.address}"
-
-
-@dataclass
-class Accepting:
-    accepted: list[str] = field(default_factory=list)
-
-    async def script(self, connection: Connection) -> None:
-        while True:
-            request = await connection.read()
-            await asyncio.sleep(0.01)
-            self.accepted.append(id_of(request))
-            await connection.reply()
-
-
-def load(target: Target) -> list[dict[str, object]]:
-    return [
-        message(f"{group}:{number:03}", target, pool="LOAD", group=f"g{group}")
-        for number in range(PER_GROUP)
-        for group in range(GROUPS)
-    ]
-
-
-def numbers(delivered: Sequence[str], group: int) -> list[int]:
-    return [int(each.partition(":")[2]) for each in delivered if each.startswith(f"{group}:")]
-
-
-def repeated(delivered: Sequence[str]) -> list[str]:
-    return [each for each, times in Counter(delivered).items() if times > 1]
 
 
 async def publish(server: NatsServer, messages: Sequence[dict[str, object]]) -> None:
@@ -112,7 +83,7 @@ async def test_killed_under_load_it_loses_nothing(
     accepting = Accepting()
     held = 0
     async with listening(accepting.script) as target:
-        messages = load(target)
+        messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
             for start in range(0, len(messages), 1000):
                 await router.publish(messages[start : start + 1000])
@@ -137,7 +108,7 @@ async def test_a_server_that_restarts_under_load_costs_neither_a_message_nor_the
     del stream
     accepting = Accepting()
     async with listening(accepting.script) as target:
-        messages = load(target)
+        messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
             for start in range(0, len(messages), 1000):
                 await router.publish(messages[start : start + 1000])
@@ -152,7 +123,7 @@ async def test_a_server_that_restarts_under_load_costs_neither_a_message_nor_the
 
     firsts = list(dict.fromkeys(accepting.accepted))
     assert sorted(firsts) == sorted(str(each["id"]) for each in messages)
-    assert all(numbers(firsts, group) == list(range(PER_GROUP)) for group in range(GROUPS))
+    assert firsts_in_order(accepting.accepted, GROUPS, PER_GROUP)
     assert code == 0
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.acceptance.process import RouterProcess, eventually
+from tests.acceptance.load import firsts_in_order, group_of, load, publish, repeated
+from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import id_of, message
 from tests.acceptance.test_crash import redelivered_after
-from tests.outbound.servers import Connection, Target, listening
+from tests.outbound.servers import Connection, listening
 from tests.support.servers.postgres import PostgresServer, postgres_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -35,7 +36,7 @@ class Recorder:
     async def script(self, connection: Connection) -> None:
         while True:
             message_id = id_of(await connection.read())
-            group = message_id.partition(":")[0]
+            group = group_of(message_id)
             self.open_groups[group] += 1
             if self.open_groups[group] > 1:
                 self.overlaps.append(message_id)
@@ -55,10 +56,6 @@ class Recorder:
 
     async def has_accepted(self, number: int) -> None:
         await eventually(lambda: len(set(self.accepted)) >= number, within=60)
-
-    def numbers_of(self, group: int) -> list[int]:
-        firsts = dict.fromkeys(self.accepted)
-        return [int(each.partition(":")[2]) for each in firsts if each.startswith(f"{group}:")]
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +78,6 @@ def configure(site: Site, uri: str) -> None:
     site.settings["MESSAGE_ROUTER_CONFIG_URL"] = document.as_uri()
 
 
-def load(target: Target) -> list[dict[str, object]]:
-    return [
-        message(f"{group}:{number:03}", target, pool="LOAD", group=f"g{group}")
-        for number in range(PER_GROUP)
-        for group in range(GROUPS)
-    ]
-
-
-async def publish(router: RouterProcess, messages: list[dict[str, object]]) -> None:
-    for start in range(0, len(messages), 500):
-        await router.publish(messages[start : start + 500])
-
-
 def in_flight(server: PostgresServer) -> set[str]:
     query = "SELECT message_id FROM message_router.queue_messages WHERE state = 'in-flight'"
     return set(server.sql(query).splitlines())
@@ -111,7 +95,7 @@ async def test_nothing_is_lost_or_out_of_order_when_routers_are_killed_and_the_s
     recorder = Recorder()
     configure(site, f"{server.url}?queue=orders")
     async with listening(recorder.script) as target:
-        messages = load(target)
+        messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
             await publish(router, messages)
             await recorder.has_accepted(TOTAL // 5)
@@ -131,9 +115,9 @@ async def test_nothing_is_lost_or_out_of_order_when_routers_are_killed_and_the_s
             await eventually(lambda: not unsettled(server))
             code = await router.stop()
 
-    twice = {each for each, times in Counter(recorder.accepted).items() if times > 1}
+    twice = repeated(recorder.accepted)
     assert set(recorder.accepted) == {str(each["id"]) for each in messages}
-    assert all(recorder.numbers_of(group) == list(range(PER_GROUP)) for group in range(GROUPS))
+    assert firsts_in_order(recorder.accepted, GROUPS, PER_GROUP)
     assert twice <= maybe_twice
     assert recorder.overlaps == []
     assert (code, unsettled(server)) == (0, 0)

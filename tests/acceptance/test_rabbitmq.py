@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.acceptance.process import RouterProcess, eventually
+from tests.acceptance.load import firsts_in_order, group_of, load, publish, repeated
+from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Hesitant, id_of, ids, message
-from tests.outbound.servers import Connection, Target, listening
+from tests.outbound.servers import Connection, listening
 from tests.support.servers.rabbitmq import RabbitServer, rabbit_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -70,19 +71,6 @@ def configure(site: Site, uri: str) -> None:
     site.settings["MESSAGE_ROUTER_CONFIG_URL"] = document.as_uri()
 
 
-def load(target: Target) -> list[dict[str, object]]:
-    return [
-        message(f"{group}:{number:03}", target, pool="LOAD", group=f"g{group}")
-        for number in range(PER_GROUP)
-        for group in range(GROUPS)
-    ]
-
-
-async def publish(router: RouterProcess, messages: list[dict[str, object]]) -> None:
-    for start in range(0, len(messages), 500):
-        await router.publish(messages[start : start + 500])
-
-
 async def is_left_empty(server: RabbitServer, queue: str) -> bool:
     """Quorum queues count every five seconds only."""
     for _ in range(15):
@@ -105,7 +93,7 @@ async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts
     total = GROUPS * PER_GROUP
     configure(site, f"{server.url}?queue={kind}&type={kind}")
     async with listening(recorder.script) as target:
-        messages = load(target)
+        messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
             await publish(router, messages)
             recorder.opened.set()
@@ -124,7 +112,7 @@ async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts
             code = await router.stop()
 
     firsts = list(dict.fromkeys(recorder.accepted))
-    twice = [each for each, times in Counter(recorder.accepted).items() if times > 1]
+    twice = repeated(recorder.accepted)
     assert sorted(firsts) == sorted(str(each["id"]) for each in messages)
     # An ACK that was not heard is not remembered here: RabbitMQ makes no ids (BRK-3). And a group
     # that goes back is copied one by one: at a crash, one of it may be there twice.
@@ -134,15 +122,7 @@ async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts
     assert in_doubt.total() <= CRASHES * CONCURRENCY
     assert (code, emptied) == (0, True)
     if kind == "classic":
-        assert all(numbers(firsts, group) == list(range(PER_GROUP)) for group in range(GROUPS))
-
-
-def group_of(message_id: str) -> str:
-    return message_id.partition(":")[0]
-
-
-def numbers(delivered: list[str], group: int) -> list[int]:
-    return [int(each.partition(":")[2]) for each in delivered if each.startswith(f"{group}:")]
+        assert firsts_in_order(recorder.accepted, GROUPS, PER_GROUP)
 
 
 @pytest.mark.rule("P3", "FIFO-1", "BRK-4")

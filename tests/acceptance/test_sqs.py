@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.acceptance.load import Accepting, firsts_in_order, load, repeated
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
-from tests.acceptance.targets import Gate, id_of, ids, message
-from tests.outbound.servers import Connection, Target, listening
+from tests.acceptance.targets import Gate, ids, message
+from tests.outbound.servers import listening
 from tests.support.servers import sqs
 from tests.support.servers.sqs import SqsServer
 
@@ -24,7 +23,7 @@ PER_GROUP = 40
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[SqsServer]:
-    with sqs.running(sqs.ministack(tmp_path)) as server:
+    with sqs.ministack(tmp_path).running() as server:
         yield server
 
 
@@ -48,37 +47,13 @@ def queue_url(site: Site, server: SqsServer) -> str:
     return url
 
 
-@dataclass
-class Accepting:
-    accepted: list[str] = field(default_factory=list)
-
-    async def script(self, connection: Connection) -> None:
-        while True:
-            request = await connection.read()
-            await asyncio.sleep(0.01)
-            self.accepted.append(id_of(request))
-            await connection.reply()
-
-
-def load(target: Target) -> list[dict[str, object]]:
-    return [
-        message(f"{group}:{number:03}", target, pool="LOAD", group=f"g{group}")
-        for number in range(PER_GROUP)
-        for group in range(GROUPS)
-    ]
-
-
-def numbers(delivered: Sequence[str], group: int) -> list[int]:
-    return [int(each.partition(":")[2]) for each in delivered if each.startswith(f"{group}:")]
-
-
 @pytest.mark.rule("P1", "P3", "FIFO-1", "BRK-6")
 async def test_killed_and_cut_off_under_load_it_loses_nothing_and_keeps_every_group_in_order(
     site: Site, server: SqsServer, queue_url: str
 ) -> None:
     accepting = Accepting()
     async with listening(accepting.script) as target:
-        messages = load(target)
+        messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
             for start in range(0, len(messages), 1000):
                 await router.publish(messages[start : start + 1000])
@@ -93,9 +68,9 @@ async def test_killed_and_cut_off_under_load_it_loses_nothing_and_keeps_every_gr
             code = await router.stop()
 
     firsts = list(dict.fromkeys(accepting.accepted))
-    twice = [each for each, times in Counter(accepting.accepted).items() if times > 1]
+    twice = repeated(accepting.accepted)
     assert sorted(firsts) == sorted(str(each["id"]) for each in messages)
-    assert all(numbers(firsts, group) == list(range(PER_GROUP)) for group in range(GROUPS))
+    assert firsts_in_order(accepting.accepted, GROUPS, PER_GROUP)
     assert len(twice) <= held  # what was accepted, and not yet deleted when the router died
     assert code == 0
 

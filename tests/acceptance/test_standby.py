@@ -9,21 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.contest import (
+    TARGET,
     TTL,
     Contest,
     becomes,
-    firsts_in_order,
-    messages,
-    publish,
     role_of,
 )
+from tests.acceptance.load import firsts_in_order, load, publish
 from tests.acceptance.process import PATIENCE, RouterProcess, eventually
 from tests.acceptance.site import LEASE, Site
 from tests.support.servers import nats
 from tests.support.servers.base import Server
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer, postgres_server
-from tests.support.servers.redis import RedisServer, redis_server
+from tests.support.servers.redis import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("CFG-9", "P1", "P3")]
 
@@ -43,7 +42,7 @@ def contest(site: Site) -> Contest:
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    with redis_server(tmp_path) as server:
+    with RedisServer(tmp_path).running() as server:
         yield server
 
 
@@ -55,7 +54,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
-    with nats.running(NatsServer(nats.current(), tmp_path)) as server:
+    with NatsServer(nats.current(), tmp_path).running() as server:
         yield server
 
 
@@ -84,7 +83,7 @@ async def test_killed_or_stopped_a_primary_is_followed_by_one_of_its_standbys(
     names = {"a", "b", "c"}
     url = url_of(request.getfixturevalue(kind))
     async with contest.routers(url, *names) as routers:
-        await publish(routers["a"], messages(GROUPS, PER_GROUP))
+        await publish(routers["a"], load(TARGET, GROUPS, PER_GROUP))
         await eventually(lambda: len(contest.accepted) > 200)
         (first,) = contest.terms
         idle = (names - {first}).pop()
@@ -115,7 +114,7 @@ async def test_a_primary_that_was_stopped_for_longer_than_the_ttl_sends_nothing_
     # Not on a shared file: who is stopped there keeps the file's own lock.
     contest.site.configure_queue(f"{postgres.url}?queue=orders", POOL, visibilityTimeout=LEASE)
     async with contest.routers(postgres.url, "a", "b") as routers:
-        await publish(routers["a"], messages(GROUPS, PER_GROUP))
+        await publish(routers["a"], load(TARGET, GROUPS, PER_GROUP))
         await eventually(lambda: len(contest.accepted) > 200)
         (first,) = contest.terms
         (second,) = {"a", "b"} - {first}
@@ -138,7 +137,7 @@ async def test_a_lock_server_that_forgets_the_lock_never_makes_two_primaries(
     contest: Contest, redis: RedisServer
 ) -> None:
     async with contest.routers(redis.url, "a", "b") as routers:
-        await publish(routers["a"], messages(GROUPS, PER_GROUP))
+        await publish(routers["a"], load(TARGET, GROUPS, PER_GROUP))
         await eventually(lambda: len(contest.accepted) > 200)
         await asyncio.to_thread(redis.kill)
         await asyncio.to_thread(redis.start)
@@ -154,7 +153,7 @@ async def test_a_primary_stops_before_a_lock_runs_out_that_it_cannot_refresh(
     contest: Contest, postgres: PostgresServer
 ) -> None:
     async with contest.routers(postgres.url, "a", "b") as routers:
-        await publish(routers["a"], messages(GROUPS, PER_GROUP))
+        await publish(routers["a"], load(TARGET, GROUPS, PER_GROUP))
         await eventually(lambda: len(contest.accepted) > 200)
         await asyncio.to_thread(postgres.kill)
         killed_at = time.monotonic()

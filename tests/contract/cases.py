@@ -299,3 +299,20 @@ async def several(broker: Broker, count: int) -> list[ReceivedMessage]:
     while len(received) < count:
         received += await broker.receive(count - len(received))
     return received
+
+
+def queue_at(uri: str, lease: float | None = 30.0) -> QueueConfig:
+    return QueueConfig(name="orders", uri=uri, visibility_timeout=lease)
+
+
+async def receive_one(broker: Broker) -> ReceivedMessage:
+    (received,) = await broker.receive(1)
+    return received
+
+
+async def is_empty(broker: Broker) -> bool:
+    """Whether nothing can be had now; after it, the connection receives no more."""
+    waiting = asyncio.ensure_future(broker.receive(1))
+    await asyncio.sleep(0.2)
+    broker.interrupt()
+    return not await waiting

@@ -84,27 +84,27 @@ async def brief(case: Case, door: BrokerRegistry, tmp_path: Path) -> AsyncIterat
 
 @pytest.fixture(scope="session")
 def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqsPlace]:
-    with sqs.running(sqs.ministack(tmp_path_factory.mktemp("ministack"))) as server:
+    with sqs.ministack(tmp_path_factory.mktemp("ministack")).running() as server:
         yield SqsPlace(server, survives_a_stop=True)
 
 
 @pytest.fixture(scope="session")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqsPlace]:
-    with sqs.running(sqs.moto(tmp_path_factory.mktemp("moto"))) as server:
+    with sqs.moto(tmp_path_factory.mktemp("moto")).running() as server:
         yield SqsPlace(server, survives_a_stop=False)
 
 
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsPlace]:
     server = nats.NatsServer(nats.current(), tmp_path_factory.mktemp("nats"))
-    with nats.running(server):
+    with server.running():
         yield NatsPlace(server)
 
 
 @pytest.fixture(scope="session")
 def old_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsPlace]:
     server = nats.NatsServer(nats.old(), tmp_path_factory.mktemp("old-nats"))
-    with nats.running(server):
+    with server.running():
         yield NatsPlace(server)
 
 
@@ -141,5 +141,5 @@ def pooled_pgmq(pgmq: PgmqPlace) -> Iterator[PgmqPlace]:
 @pytest.fixture(scope="session")
 def activemq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActiveMqPlace]:
     server = activemq_servers.ActiveMqServer(tmp_path_factory.mktemp("activemq"))
-    with activemq_servers.running(server):
+    with server.running():
         yield ActiveMqPlace(server)

@@ -18,7 +18,7 @@ from router.ports import Broker, BrokerError, Disconnected, QueueRefused, StaleL
 from tests.contract.activemq_place import ActiveMqPlace
 from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication, several
 from tests.support.proxy import Proxy, proxy_to
-from tests.support.servers.activemq import ActiveMqServer, running
+from tests.support.servers.activemq import ActiveMqServer
 from tests.support.servers.base import free_port
 from tests.support.stomp import bare_stomp, waiting
 
@@ -42,7 +42,7 @@ def name(activemq: ActiveMqPlace) -> str:
 def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActiveMqServer]:
     """Without a scheduler, and for one user only."""
     directory = tmp_path_factory.mktemp("plain-activemq")
-    with running(ActiveMqServer(directory, scheduler=False, user=USER)) as server:
+    with ActiveMqServer(directory, scheduler=False, user=USER).running() as server:
         yield server
 
 

@@ -14,6 +14,7 @@ from router.brokers.kit.pending_retries import PendingRetries
 from router.core.remembered import RememberedAcks
 from router.ports import Broker, Disconnected, QueueRefused
 from tests.contract.cases import bodies
+from tests.support.virtual_time import now
 
 pytestmark = [pytest.mark.anyio, pytest.mark.clock("virtual"), pytest.mark.rule("BRK-1", "BRK-6")]
 
@@ -60,10 +61,6 @@ class Wire(asyncio.Transport):
             self.tell("CONNECTED", self._welcome)
         elif "receipt" in frame.headers:
             self.tell("RECEIPT", {"receipt-id": frame.headers["receipt"]})
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def connected(welcome: Mapping[str, str] = WELCOME) -> tuple[StompConnection, Wire]:

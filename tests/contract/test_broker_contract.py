@@ -12,30 +12,24 @@ from msgspec.structs import replace
 from router.brokers import BrokerRegistry
 from router.core.message import UNTRIED, ReceivedMessage, Tally
 from router.ports import Broker, Disconnected, StaleLease
-from tests.contract.cases import CASES, Case, Ends, bodies, both_ends, name_of, publication
+from tests.contract.cases import (
+    CASES,
+    Case,
+    Ends,
+    bodies,
+    both_ends,
+    is_empty,
+    name_of,
+    publication,
+    receive_one,
+)
 from tests.simulation.plan import Kind
+from tests.support.virtual_time import now
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-1", "BRK-3")]
 
 TRIED = Tally(failures=1, requests=3)
 MALFORMED = b"\x00\xff{not json"
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-async def receive_one(broker: Broker) -> ReceivedMessage:
-    (received,) = await broker.receive(1)
-    return received
-
-
-async def is_empty(broker: Broker) -> bool:
-    """Whether nothing can be had now; after it, the connection receives no more."""
-    waiting = asyncio.ensure_future(broker.receive(1))
-    await asyncio.sleep(0.1)
-    broker.interrupt()
-    return not await waiting
 
 
 async def depth_of(broker: Broker) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ from router.brokers.nats import pull
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, ReceivedMessage
 from router.ports import Broker, Depth, Disconnected, QueueRefused, StaleLease, Unsettled
-from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication
+from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication, receive_one
 from tests.support.proxy import proxy_to
 from tests.support.servers import nats
 from tests.support.servers.base import free_port
@@ -35,7 +35,7 @@ EXPLICIT: dict[str, object] = {
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[NatsServer]:
-    with nats.running(NatsServer(nats.current(), tmp_path)) as server:
+    with NatsServer(nats.current(), tmp_path).running() as server:
         yield server
 
 
@@ -76,11 +76,6 @@ async def kept(port: int) -> int:
     """How many messages are in the stream."""
     messages: int = (await call(port, f"STREAM.INFO.{STREAM}", {}))["state"]["messages"]
     return messages
-
-
-async def receive_one(broker: Broker) -> ReceivedMessage:
-    (received,) = await broker.receive(1)
-    return received
 
 
 async def receive_for_ever(broker: Broker) -> None:
@@ -289,7 +284,7 @@ async def test_what_is_given_back_in_the_end_keeps_its_place(
     tmp_path: Path, door: BrokerRegistry, program: Callable[[], str]
 ) -> None:
     names = [str(number) for number in range(10)]
-    with nats.running(NatsServer(program(), tmp_path)) as server:
+    with NatsServer(program(), tmp_path).running() as server:
         await add_stream(server.port, STREAM)
         async with both_ends(door, queue_at(server.port)) as ends:
             await ends.publisher.publish([publication(name) for name in names])
@@ -438,7 +433,7 @@ async def test_wrong_credentials_are_refused_and_right_ones_are_not(
     tmp_path: Path, door: BrokerRegistry, credentials: str
 ) -> None:
     guarded = NatsServer(nats.current(), tmp_path, user=("ada", "right-secret"))
-    with nats.running(guarded):
+    with guarded.running():
         wrong = QueueConfig(name="orders", uri=f"nats://{credentials}{guarded.address}/")
         right = QueueConfig(name="orders", uri=f"nats://ada:right-secret@{guarded.address}/")
 

@@ -14,7 +14,7 @@ from router.brokers import BrokerRegistry
 from router.brokers.pgmq import broker as pgmq_broker
 from router.core.config import QueueConfig, Route
 from router.core.ending import Ending, Failure
-from router.core.message import UNTRIED, ReceivedMessage, Tally
+from router.core.message import UNTRIED, Tally
 from router.ports import (
     Broker,
     Disconnected,
@@ -24,7 +24,16 @@ from router.ports import (
     QueueRefused,
     StaleLease,
 )
-from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication
+from tests.contract.cases import (
+    PARENT,
+    TRACED,
+    Ends,
+    bodies,
+    both_ends,
+    publication,
+    queue_at,
+    receive_one,
+)
 from tests.contract.pgmq_place import PgmqPlace
 from tests.support.servers.postgres import PostgresServer
 
@@ -107,27 +116,10 @@ async def other(server: PostgresServer, anyio_backend: object) -> AsyncIterator[
     connection.terminate()
 
 
-def queue_at(uri: str, lease: float = 30.0) -> QueueConfig:
-    return QueueConfig(name="orders", uri=uri, visibility_timeout=lease)
-
-
 def commands_at(pgmq: PgmqPlace, name: str) -> QueueConfig:
     route = Route(target="https://svc.example/debit")
     queue = queue_at(pgmq.uri(name))
     return replace(queue, envelope="command-bus", routes=(("Debit", route),))
-
-
-async def receive_one(broker: Broker) -> ReceivedMessage:
-    (received,) = await broker.receive(1)
-    return received
-
-
-async def is_empty(broker: Broker) -> bool:
-    """Whether nothing can be had now; after it, the connection receives no more."""
-    waiting = asyncio.ensure_future(broker.receive(1))
-    await asyncio.sleep(0.2)
-    broker.interrupt()
-    return not await waiting
 
 
 async def send(other: Any, name: str, message: object, headers: object = None) -> None:

@@ -20,7 +20,16 @@ from router.brokers.postgres import database, work_queue
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, ReceivedMessage, Tally, parse
 from router.ports import Broker, Disconnected, Publication, QueueRefused
-from tests.contract.cases import Ends, bodies, both_ends, publication, several
+from tests.contract.cases import (
+    Ends,
+    bodies,
+    both_ends,
+    is_empty,
+    publication,
+    queue_at,
+    receive_one,
+    several,
+)
 from tests.contract.postgres_place import PostgresPlace
 from tests.support.servers.postgres import PostgresServer
 
@@ -66,25 +75,8 @@ def new_door(
     return BrokerRegistry(worker_id=worker, dedup_window=dedup_window, state_dir=state_dir)
 
 
-def queue_at(uri: str, lease: float = 30.0) -> QueueConfig:
-    return QueueConfig(name="orders", uri=uri, visibility_timeout=lease)
-
-
 def name_of(queue: QueueConfig) -> str:
     return queue.uri.partition("queue=")[2].partition("&")[0]
-
-
-async def receive_one(broker: Broker) -> ReceivedMessage:
-    (received,) = await broker.receive(1)
-    return received
-
-
-async def is_empty(broker: Broker) -> bool:
-    """Whether nothing can be had now; after it, the connection receives no more."""
-    waiting = asyncio.ensure_future(broker.receive(1))
-    await asyncio.sleep(0.2)
-    broker.interrupt()
-    return not await waiting
 
 
 # When the server fails.

@@ -23,10 +23,12 @@ from tests.contract.cases import (
     bodies,
     both_ends,
     publication,
+    queue_at,
 )
 from tests.contract.sqs_place import SqsPlace
 from tests.support.servers.cutting import CuttingProxy
 from tests.support.servers.sqs import ENV
+from tests.support.virtual_time import now
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-1")]
 
@@ -44,10 +46,6 @@ def open_door(
     settings: BrokerSettings = SQS_IN_A_HURRY,
 ) -> AbstractAsyncContextManager[BrokerRegistry]:
     return BrokerRegistry(worker_id="worker-1", dedup_window=300.0, settings=settings)
-
-
-def queue_at(url: str, lease: float | None = 30.0) -> QueueConfig:
-    return QueueConfig(name="orders", uri=url, visibility_timeout=lease)
 
 
 def fifo(place: SqsPlace) -> QueueConfig:
@@ -70,10 +68,6 @@ async def receive_all(broker: Broker, count: int) -> Sequence[ReceivedMessage]:
     while len(received) < count:
         received += await broker.receive(10)
     return received
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 # The long poll.

@@ -12,16 +12,13 @@ from router.core.state import SyncCounts
 from router.core.warnings import Severity
 from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules
 from router.ports import ConfigUnavailable
+from tests.support.virtual_time import now
 
 pytestmark = pytest.mark.anyio
 
 NAMING = QueueNaming(QueueType.EMBEDDED, "/state")
 STRICT = "`strict` is planned (FIFO-2): until then the pool works as `batch`"
 DOWN = ConfigUnavailable("cannot connect")
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def queues(*names: str, connections: int = 1) -> bytes:

@@ -18,20 +18,12 @@ from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Depth, Disconnected, QueueRefused
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, Unpluggable, handed
-from tests.support.rig import QUEUE, Rig, body, grouped, pool, running
-from tests.support.virtual_time import VirtualTimeLoop
+from tests.support.rig import QUEUE, Rig, body, ended, grouped, pool, running
+from tests.support.virtual_time import VirtualTimeLoop, now
 
 pytestmark = pytest.mark.anyio
 
 LEASELESS = QueueConfig(name="q", uri="memory://q?lease=none")
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def ended(rig: Rig) -> dict[Fate, int]:
-    return {fate: n for fate, n in rig.manager.registry.ledger.ended.items() if n}
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Publication, Traits
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost
-from tests.support.rig import FREE_QUEUE, QUEUE, Rig, body, grouped, pool, running
+from tests.support.rig import FREE_QUEUE, QUEUE, Rig, body, ended, grouped, pool, running
 from tests.support.virtual_time import VirtualTimeLoop
 
 pytestmark = pytest.mark.anyio
@@ -32,10 +32,6 @@ async def scripted(
     async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
         await asyncio.sleep(1)  # connected; stories begin at t = 1
         yield rig
-
-
-def ended(rig: Rig, fate: Fate) -> int:
-    return rig.manager.registry.ledger.ended[fate]
 
 
 def stand_still(seconds: float) -> None:
@@ -55,7 +51,7 @@ async def test_a_redelivered_message_is_not_sent_again_and_settled_by_its_newest
 
         assert rig.sender.sent == [(1, "a")]
         assert queue.acked == [(11 + ACK_LINGER_SECONDS, "new")]
-        assert (ended(rig, Fate.DELIVERED), ended(rig, Fate.SUPERSEDED)) == (1, 1)
+        assert (ended(rig)[Fate.DELIVERED], ended(rig)[Fate.SUPERSEDED]) == (1, 1)
 
 
 @pytest.mark.rule("P1", "P5")
@@ -76,7 +72,7 @@ async def test_a_bug_met_while_routing_gives_one_message_back_and_strands_no_oth
         assert rig.sender.ids == ["a", "c"]
         assert [handle for _, handle in queue.acked] == ["a", "c"]
         assert queue.nacked == [(1, "b", DEFAULT_DELAY)]
-        assert ended(rig, Fate.RETURNED) == 1
+        assert ended(rig)[Fate.RETURNED] == 1
     assert "unhashable" in caplog.text
 
 
@@ -194,7 +190,7 @@ async def test_a_copy_inside_one_batch_is_acknowledged_away() -> None:
 
         assert rig.sender.sent == [(1, "a")]
         assert queue.acked == [(1 + ACK_LINGER_SECONDS, "copy"), (6 + ACK_LINGER_SECONDS, "first")]
-        assert (ended(rig, Fate.DELIVERED), ended(rig, Fate.SUPERSEDED)) == (1, 1)
+        assert (ended(rig)[Fate.DELIVERED], ended(rig)[Fate.SUPERSEDED]) == (1, 1)
 
 
 @pytest.mark.rule("ROUTE-3")
@@ -216,7 +212,7 @@ async def test_a_copy_inside_one_batch_of_the_memory_broker_is_acknowledged_away
             (1 + ACK_LINGER_SECONDS, "a"),
         ]
         assert rig.manager.consumers["q"].counts.calls["receive", "ok"] == 1
-        assert (ended(rig, Fate.DELIVERED), ended(rig, Fate.SUPERSEDED)) == (1, 1)
+        assert (ended(rig)[Fate.DELIVERED], ended(rig)[Fate.SUPERSEDED]) == (1, 1)
 
 
 @pytest.mark.rule("ROUTE-3")
@@ -260,7 +256,7 @@ async def test_a_copy_of_a_message_whose_lease_has_ended_is_delivered_if_that_on
 
         assert rig.sender.sent == [(1, "a"), (11, "a")]
         assert queue.acked == [(21 + ACK_LINGER_SECONDS, "copy")]
-        assert (ended(rig, Fate.DELIVERED), ended(rig, Fate.FORFEITED)) == (1, 1)
+        assert (ended(rig)[Fate.DELIVERED], ended(rig)[Fate.FORFEITED]) == (1, 1)
 
 
 @pytest.mark.rule("ROUTE-3", "P4")
@@ -278,7 +274,7 @@ async def test_of_the_copies_that_wait_only_those_with_a_lease_are_kept() -> Non
 
         assert rig.manager.registry.held == 2
         assert [handle for _, handle in queue.acked] == ["further"]
-        assert (ended(rig, Fate.SUPERSEDED), ended(rig, Fate.FORFEITED)) == (1, 1)
+        assert (ended(rig)[Fate.SUPERSEDED], ended(rig)[Fate.FORFEITED]) == (1, 1)
 
 
 @pytest.mark.rule("ROUTE-3", "P1", "BRK-3")
@@ -294,7 +290,7 @@ async def test_a_copy_whose_lease_has_ended_is_not_acknowledged_any_more() -> No
 
         assert rig.sender.ids == ["a"]
         assert [handle for _, handle in queue.acked] == ["first"]
-        assert (ended(rig, Fate.DELIVERED), ended(rig, Fate.SUPERSEDED)) == (1, 1)
+        assert (ended(rig)[Fate.DELIVERED], ended(rig)[Fate.SUPERSEDED]) == (1, 1)
 
 
 @pytest.mark.rule("ROUTE-3", "P1", "BRK-3")

@@ -12,17 +12,10 @@ from router.core.warnings import Severity
 from router.ports import Disconnected
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
-from tests.support.rig import FREE_QUEUE, QUEUE, Rig, body, grouped, pool, running
+from tests.support.rig import FREE_QUEUE, QUEUE, body, ended, grouped, pool, running
+from tests.support.virtual_time import now
 
 pytestmark = pytest.mark.anyio
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def ended(rig: Rig) -> dict[Fate, int]:
-    return {fate: n for fate, n in rig.manager.registry.ledger.ended.items() if n}
 
 
 @pytest.mark.rule("CFG-6")

@@ -17,7 +17,7 @@ from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Disconnected, QueueRefused, StaleLease
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost, not_now
-from tests.support.rig import Rig, body, pool, running
+from tests.support.rig import Rig, body, ended, pool, running
 
 pytestmark = pytest.mark.anyio
 
@@ -28,10 +28,6 @@ DEFER = Reply(200, b'{"ack": false}')
 async def scripted(queue: ScriptedQueue, sender: FakeSender | None = None) -> AsyncIterator[Rig]:
     async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
         yield rig
-
-
-def ended(rig: Rig) -> dict[Fate, int]:
-    return {fate: n for fate, n in rig.manager.registry.ledger.ended.items() if n}
 
 
 @pytest.mark.rule("BRK-3")

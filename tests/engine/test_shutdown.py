@@ -11,17 +11,10 @@ from router.engine.shutdown import shut_down
 from router.ports import Disconnected, StaleLease
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
-from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
+from tests.support.rig import FREE_QUEUE, Rig, body, ended, grouped, pool, running
+from tests.support.virtual_time import now
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-4")]
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def ended(rig: Rig) -> dict[Fate, int]:
-    return {fate: n for fate, n in rig.manager.registry.ledger.ended.items() if n}
 
 
 async def end(rig: Rig, grace: float = 30.0) -> float:

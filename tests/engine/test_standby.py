@@ -19,6 +19,7 @@ from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, not_now
 from tests.support.locks import FakeLock, LockServer
 from tests.support.rig import FREE_QUEUE, QUEUE, Rig, body, grouped, pool, running
+from tests.support.virtual_time import now
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("CFG-9")]
 
@@ -54,10 +55,6 @@ class Router:
     @property
     def ended(self) -> dict[Fate, int]:
         return {fate: n for fate, n in self.rig.manager.registry.ledger.ended.items() if n}
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
 from router.ports import Broker, Brokers, Depth, Disconnected, Publisher, Traits, Unsettled
+from tests.support.virtual_time import now
 
 
 class Unpluggable:
@@ -131,7 +132,7 @@ class Scripted:
 
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator["_Connection"]:
-        self.opened.append((_now(), queue.name))
+        self.opened.append((now(), queue.name))
         connection = _Connection(self.queues[queue.name])
         await connection.do("open", 1)
         try:
@@ -163,7 +164,7 @@ class _Connection:
 
     async def do(self, verb: str, count: int) -> None:
         queue = self._queue
-        queue.calls.append((_now(), verb, count))
+        queue.calls.append((now(), verb, count))
         if verb in queue.takes:
             await asyncio.sleep(queue.takes[verb])
         if verb in queue.failing:
@@ -173,8 +174,8 @@ class _Connection:
         queue = self._queue
         queue.limits.append(limit)
         await self.do("receive", limit)
-        give_up = _now() + 20.0
-        while queue.is_deaf or not (queue.ready or self._interrupted or _now() >= give_up):
+        give_up = now() + 20.0
+        while queue.is_deaf or not (queue.ready or self._interrupted or now() >= give_up):
             queue.changed.clear()
             try:
                 async with asyncio.timeout_at(None if queue.is_deaf else give_up):
@@ -194,18 +195,18 @@ class _Connection:
         await self.do("ack" if not error else "ack failed", len(handles))
         problems = self._problems(handles)
         bad = {problem.handle for problem in problems}
-        self._queue.acked += [(_now(), handle) for handle in handles if handle not in bad]
+        self._queue.acked += [(now(), handle) for handle in handles if handle not in bad]
         return problems
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
         _ = tally, error
         await self.do("nack", 1)
-        self._queue.nacked.append((_now(), handle, delay))
+        self._queue.nacked.append((now(), handle, delay))
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         _ = seconds
         await self.do("extend", len(handles))
-        self._queue.extended += [(_now(), handle) for handle in handles]
+        self._queue.extended += [(now(), handle) for handle in handles]
         return self._problems(handles)
 
     async def depth(self) -> Depth | None:
@@ -221,7 +222,7 @@ def handed(
     body: bytes, handle: Handle, broker_id: str | None = None, *, lease: float | None = None
 ) -> ReceivedMessage:
     """One hand-over, its lease counted from now."""
-    lease_until = None if lease is None else _now() + lease
+    lease_until = None if lease is None else now() + lease
     return ReceivedMessage(body, handle, broker_id, lease_until=lease_until)
 
 
@@ -231,7 +232,3 @@ def lost(handle: Handle) -> Unsettled:
 
 def not_now(handle: Handle) -> Unsettled:
     return Unsettled(handle, "not now", stale=False)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

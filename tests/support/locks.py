@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from router.ports import LockState, LockUnavailable
+from tests.support.virtual_time import now
 
 
 @dataclass
@@ -26,14 +27,14 @@ class LockServer:
         self.trouble = None
 
     def refresh(self) -> None:
-        self.refreshed_at = _now()
-        self.refreshes.append(_now())
+        self.refreshed_at = now()
+        self.refreshes.append(now())
 
     @property
     def is_free(self) -> bool:
         if self.is_new:
             return False
-        return self.owner is None or _now() >= self.refreshed_at + self.ttl
+        return self.owner is None or now() >= self.refreshed_at + self.ttl
 
 
 @dataclass
@@ -52,7 +53,7 @@ class FakeLock:
             holder=server.owner,
             is_ours=server.owner == self.name,
             fence=server.fence,
-            age=_now() - server.refreshed_at,
+            age=now() - server.refreshed_at,
         )
         await asyncio.sleep(server.takes)
         return tenure
@@ -74,7 +75,3 @@ class FakeLock:
     def _fail(self) -> None:
         if self.server.trouble is not None:
             raise self.server.trouble
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

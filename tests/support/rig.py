@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 from router.brokers import BrokerRegistry
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
+from router.core.job import Fate
 from router.core.message import parse
 from router.core.warnings import Notice, WarningBook
 from router.engine.alerts import Alerts
@@ -105,6 +107,11 @@ class Rig:
     @property
     def is_empty(self) -> bool:
         return self.manager.registry.held == 0
+
+
+def ended(rig: Rig) -> Counter[Fate]:
+    """How many messages ended how."""
+    return +Counter(rig.manager.registry.ledger.ended)
 
 
 @asynccontextmanager

@@ -10,6 +10,11 @@ import threading
 from typing import Any
 
 
+def now() -> float:
+    """Of the running event loop."""
+    return asyncio.get_running_loop().time()
+
+
 class Deadlock(BaseException):
     """Every task waits and no timer is set: nothing will ever happen again."""
 

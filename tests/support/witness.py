@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from router.core.config import QueueConfig
 from router.core.message import Handle, Malformed, ReceivedMessage, Tally, parse
 from router.ports import Broker, Brokers, Depth, Publisher, Traits, Unsettled
+from tests.support.virtual_time import now
 
 
 @dataclass
@@ -57,12 +58,12 @@ class Watched:
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         for handle in handles:
-            self.witness.acks.append((_now(), self.witness.ids[handle]))
+            self.witness.acks.append((now(), self.witness.ids[handle]))
         return await self.broker.ack(handles, error=error)
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
         message_id = self.witness.ids[handle]
-        self.witness.nacks.append((_now(), message_id, delay))
+        self.witness.nacks.append((now(), message_id, delay))
         self.witness.errors[message_id] = error
         self.witness.tallies[message_id] = tally
         await asyncio.sleep(self.witness.nack_takes)
@@ -80,7 +81,3 @@ def _id(received: ReceivedMessage) -> str:
         return parse(received.body).id
     except Malformed:
         return received.broker_id or "?"
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -9,14 +9,11 @@ from router.brokers.kit.long_poll import LongPoll
 from router.brokers.kit.tickets import OpenTickets
 from router.core.message import ReceivedMessage
 from router.ports import StaleLease
+from tests.support.virtual_time import now
 
 pytestmark = pytest.mark.anyio
 
 MESSAGE = ReceivedMessage(b"{}", 1, broker_id=None)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 @pytest.mark.rule("BRK-3")

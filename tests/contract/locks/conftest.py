@@ -15,7 +15,7 @@ from router.locks.request import LockRequest
 from router.ports import Lock
 from tests.support.servers import nats
 from tests.support.servers.postgres import postgres_server, transaction_pooler
-from tests.support.servers.redis import redis_server
+from tests.support.servers.redis import RedisServer
 
 TTL: Final = 0.6
 CASES: Final = ("redis", "postgres", "nats_server")
@@ -75,7 +75,7 @@ async def two(place: Place) -> AsyncIterator[Lock]:
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+    with RedisServer(tmp_path_factory.mktemp("redis")).running() as server:
         time.sleep(TTL + 2)  # until it lets anybody have a lock
         yield Place(server.url, server)
 
@@ -95,12 +95,12 @@ def pooled_postgres(postgres: Place) -> Iterator[Place]:
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     server = nats.NatsServer(nats.current(), tmp_path_factory.mktemp("nats"))
-    with nats.running(server):
+    with server.running():
         yield Place(f"nats://{server.address}", server)
 
 
 @pytest.fixture(scope="session")
 def old_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     server = nats.NatsServer(nats.old(), tmp_path_factory.mktemp("old-nats"))
-    with nats.running(server):
+    with server.running():
         yield Place(f"nats://{server.address}", server)

@@ -15,7 +15,7 @@ from typing import Final
 from tests.deploy.image.compose import Service, command, mounted_files, read_services
 from tests.deploy.image.dockerfile import ROOT
 from tests.deploy.image.image import Image
-from tests.support.servers import activemq, nats, sqs
+from tests.support.servers import nats, sqs
 from tests.support.servers.activemq import ActiveMqServer
 from tests.support.servers.base import free_port
 from tests.support.servers.nats import NatsServer
@@ -44,9 +44,9 @@ def running_brokers(folder: Path) -> Iterator[Brokers]:
         place.mkdir()
     with ExitStack() as stack, ThreadPoolExecutor() as starters:
         started = (
-            starters.submit(stack.enter_context, sqs.running(sqs.ministack(places["sqs"]))),
-            starters.submit(stack.enter_context, activemq.running(_activemq(places["activemq"]))),
-            starters.submit(stack.enter_context, nats.running(_nats(places["nats"]))),
+            starters.submit(stack.enter_context, sqs.ministack(places["sqs"]).running()),
+            starters.submit(stack.enter_context, _activemq(places["activemq"]).running()),
+            starters.submit(stack.enter_context, _nats(places["nats"]).running()),
             starters.submit(stack.enter_context, rabbit_server()),
             starters.submit(stack.enter_context, postgres_server()),
         )

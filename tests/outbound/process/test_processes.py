@@ -20,6 +20,7 @@ import pytest
 from router.outbound.process import runner
 from router.outbound.process.executors import TERM_SECONDS, BadExecutors, read_executors
 from router.outbound.process.runner import Processes, TaskResult, open_processes
+from tests.outbound.servers import open_descriptors
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("CMD-8")]
 
@@ -67,10 +68,6 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     return False
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def until_dead(pid: int) -> None:

@@ -4,7 +4,6 @@ import hashlib
 import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -24,6 +23,7 @@ from tests.outbound.servers import (
     answering,
     listening,
     nobody_accepts,
+    open_descriptors,
     polite,
     silent,
     until,
@@ -59,10 +59,6 @@ async def answer_of(script: Script, timeout: float = 5.0) -> Answer:
 
 def fault_of(answer: Answer) -> Cause | None:
     return answer.cause if isinstance(answer, NoReply) else None
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 # --- the request

@@ -1,7 +1,5 @@
 """ActiveMQ Classic as Debian packages it: one broker with a STOMP connector and nothing else."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -100,12 +98,3 @@ class ActiveMqServer(Server):
 
     def log(self) -> str:
         return (self.directory / "server.log").read_text(errors="replace")
-
-
-@contextmanager
-def running(server: ActiveMqServer) -> Iterator[ActiveMqServer]:
-    server.start()
-    try:
-        yield server
-    finally:
-        server.kill()

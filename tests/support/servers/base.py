@@ -8,9 +8,9 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Self
 
 import pytest
 
@@ -69,6 +69,14 @@ class Server:
         self._env = {**os.environ, **(env or {})}
         self._is_up = is_up or self._answers
         self._process: subprocess.Popen[bytes] | None = None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Self]:
+        self.start()
+        try:
+            yield self
+        finally:
+            self.kill()
 
     def start(self) -> None:
         log = (self.directory / "server.log").open("ab")

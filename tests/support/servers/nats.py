@@ -2,8 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,15 +41,6 @@ def current() -> str:
 
 def old() -> str:
     return str(OLD) if OLD.exists() else missing("Debian's nats-server")
-
-
-@contextmanager
-def running(server: NatsServer) -> Iterator[NatsServer]:
-    server.start()
-    try:
-        yield server
-    finally:
-        server.kill()
 
 
 async def call(port: int, subject: str, question: Mapping[str, object]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Redis as Debian packages it, without anything kept: what a restart forgets is forgotten."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.servers.base import Server, free_port, needed
@@ -19,14 +17,3 @@ class RedisServer(Server):
     def url(self) -> str:
         credentials = f":{self._password}@" if self._password else ""
         return f"redis://{credentials}127.0.0.1:{self.port}/0"
-
-
-@contextmanager
-def redis_server(directory: Path, password: str = "") -> Iterator[RedisServer]:
-    server = RedisServer(directory, password)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.thaw()
-        server.kill()

@@ -7,8 +7,7 @@ answers differently where SQS allows both: it runs the contract for standard que
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,12 +87,3 @@ def moto(directory: Path) -> SqsServer:
     port = free_port()
     command = [needed("moto_server", _PROGRAMS), "-H", "127.0.0.1", "-p", str(port)]
     return SqsServer(command, port, directory)
-
-
-@contextmanager
-def running(server: SqsServer) -> Iterator[SqsServer]:
-    server.start()
-    try:
-        yield server
-    finally:
-        server.kill()

@@ -5,7 +5,7 @@ import time
 
 import uvloop
 
-from bench.engine_rig import MadeUpQueue, OneQueue, Yes, engine
+from bench.engine_rig import Accepting, MadeUpQueue, OneQueue, engine
 from bench.measure import spread
 from bench.progress import say
 from bench.report import Table
@@ -20,7 +20,7 @@ async def cost(total: int, groups: int, pools: int) -> float:
     warm_up = max(pools, total // 10)
     total += warm_up
     queue = MadeUpQueue(total, groups, pools)
-    async with engine(OneQueue(queue), Yes(), pools):
+    async with engine(OneQueue(queue), Accepting(), pools):
         while queue.acked < warm_up:  # noqa: ASYNC110  an event would be looked at for each message
             await asyncio.sleep(LOOK_EVERY)
         before, done = time.process_time(), queue.acked

@@ -12,19 +12,20 @@ from itertools import islice
 from types import coroutine
 
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
-from router.core.dead_letter import DeadLetter
 from router.core.message import Handle, Message, ReceivedMessage, Tally
 from router.core.outcome import Answer, Reply
 from router.core.trace import Span
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
-from router.engine.dead_letter_writer import DeadLetterWriter
 from router.engine.delivery import Mediator
-from router.engine.deps import EngineDeps
-from router.engine.publishing import open_publishing
+from router.engine.journal import Journal
 from router.engine.queue_manager import QueueManager
 from router.ports import Broker, Brokers, Depth, Publisher, Sender, Traits, Unsettled
+from router.settings import Settings
+from router.storage.dead_letters import NO_STORE, open_store
+from router.wiring import open_engine
+from tests.support.rig import middle
 
 ACCEPTED = Reply(200, b'{"ack":true}')
 QUEUE = QueueConfig(name="q", uri="memory://q")
@@ -101,7 +102,9 @@ class OneQueue:
         return None
 
 
-class Yes:
+class Accepting:
+    """A target that accepts everything at once."""
+
     async def send(
         self,
         message: Message,
@@ -111,6 +114,9 @@ class Yes:
         max_attempts: int | None = None,
     ) -> Answer:
         await _a_turn()
+        return self.reply_to(message, post)
+
+    def reply_to(self, message: Message, post: int) -> Answer:
         return ACCEPTED
 
 
@@ -120,40 +126,28 @@ def _a_turn() -> Generator[None, None, None]:
     yield
 
 
-class NoLetters:
-    async def put(self, letter: DeadLetter) -> None:
-        raise AssertionError("nothing fails here")
-
-
 @asynccontextmanager
-async def engine(brokers: Brokers, sender: Sender, pools: int) -> AsyncIterator[QueueManager]:
+async def engine(
+    brokers: Brokers, sender: Sender, pools: int, journal: Journal | None = None
+) -> AsyncIterator[QueueManager]:
     """One that runs on the queue `QUEUE` for as long as the block does."""
     alerts = Alerts(WarningBook(), time.time)
     mediator = Mediator(
-        sender,
-        Breakers(lambda _: None),
-        alerts,
-        timeout=900.0,
-        jitter=_middle,
-        wall=time.time,
+        sender, Breakers(lambda _: None), alerts, timeout=900.0, jitter=middle, wall=time.time
     )
     async with (
-        open_publishing(
-            brokers, lambda: manager.applied, refuse_url=lambda *_: None, new_id=str
-        ) as publishing,
-        asyncio.TaskGroup() as tasks,
+        open_store(NO_STORE) as store,
+        open_engine(
+            Settings(),
+            mediator,
+            alerts,
+            brokers=brokers,
+            store=store,
+            new_id=str,
+            journal=journal,
+            jitter=middle,
+        ) as manager,
     ):
-        manager = QueueManager(
-            EngineDeps(
-                brokers=brokers,
-                mediator=mediator,
-                letters=DeadLetterWriter(NoLetters(), alerts, time.time),  # type: ignore[arg-type]  # unused
-                alerts=alerts,
-                publishing=publishing,
-                tasks=tasks,
-                jitter=_middle,
-            )
-        )
         codes = (f"POOL-{n}" for n in range(pools))
         wanted = tuple(PoolConfig(code=code, concurrency=CONCURRENCY) for code in codes)
         await manager.apply(RoutingConfig((QUEUE,), wanted))
@@ -161,8 +155,3 @@ async def engine(brokers: Brokers, sender: Sender, pools: int) -> AsyncIterator[
         manager.stop()
         if manager.registry.unaccounted:
             raise SystemExit("messages were lost: the figures mean nothing")
-
-
-def _middle(low: float, high: float) -> float:
-    """Jitter without chance."""
-    return (low + high) / 2

@@ -21,11 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from bench.engine_rig import ACCEPTED, QUEUE, MadeUpQueue, OneQueue, Yes, body, engine
+from bench.engine_rig import ACCEPTED, QUEUE, Accepting, MadeUpQueue, OneQueue, body, engine
 from router.brokers import BrokerRegistry
 from router.core.message import Message, parse
 from router.core.outcome import Answer, Reply
-from router.core.trace import Span
 from router.ports import Publication
 from tests.support.virtual_time import VirtualTimeLoop
 
@@ -82,28 +81,20 @@ class Count:
 async def _made_up(groups: int, pools: int) -> Effort:
     """Everything goes well, at both ends."""
     queue, count = MadeUpQueue(MESSAGES, groups, pools), Count()
-    async with engine(OneQueue(queue), Yes(), pools):
+    async with engine(OneQueue(queue), Accepting(), pools):
         with count:
             await queue.done.wait()
     return count.effort(MESSAGES)
 
 
-class RefusingSome:
+class RefusingSome(Accepting):
     """A target that wants every fifth message again, a second later."""
 
     def __init__(self, done: asyncio.Event) -> None:
         self._done = done
         self._left = MESSAGES
 
-    async def send(
-        self,
-        message: Message,
-        post: int,
-        timeout: float,
-        span: Span,
-        max_attempts: int | None = None,
-    ) -> Answer:
-        await asyncio.sleep(0)
+    def reply_to(self, message: Message, post: int) -> Answer:
         if post == 1 and int(message.id[-8:]) % ONE_IN == 0:
             return REFUSED
         self._left -= 1

@@ -14,27 +14,17 @@ from types import ModuleType
 
 import uvloop
 
-from bench.engine_rig import MadeUpQueue, NoLetters, OneQueue, Yes
+from bench.engine_rig import Accepting, MadeUpQueue, OneQueue, engine
 from bench.measure import spread
 from bench.progress import say
 from bench.report import Table
-from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.job import Fate, Job, Try
 from router.core.outcome import Metric
 from router.core.stats import Counts, Deliveries
 from router.core.trace import UNRECORDED, post_span
 from router.core.tracker import Ledger
-from router.core.warnings import WarningBook
 from router.engine import delivery, queue_manager, registry
-from router.engine.alerts import Alerts
-from router.engine.breaker import Breakers
-from router.engine.dead_letter_writer import DeadLetterWriter
-from router.engine.delivery import Mediator
-from router.engine.deps import EngineDeps
 from router.engine.journal import Journal
-from router.engine.publishing import open_publishing
-from router.engine.queue_manager import QueueManager
-from router.engine.registry import InFlightRegistry
 
 BOUND = 10.0  # microseconds per message
 GROUPS = 1_000
@@ -93,37 +83,15 @@ def replaced(module: ModuleType, name: str, by: type) -> Iterator[None]:
 async def cost(messages: int, *, instruments: bool) -> float:
     """CPU microseconds per message."""
     queue = MadeUpQueue(messages, GROUPS, POOLS)
-    alerts = Alerts(WarningBook(), time.time)
-    config = RoutingConfig(
-        (QueueConfig(name="q", uri="memory://q"),),
-        tuple(PoolConfig(code=f"POOL-{n}", concurrency=100) for n in range(POOLS)),
-    )
-    async with (
-        open_publishing(
-            OneQueue(queue), lambda: manager.applied, refuse_url=lambda *_: None, new_id=str
-        ) as publishing,
-        asyncio.TaskGroup() as tasks,
-    ):
-        with ExitStack() as stack:
-            for place in () if instruments else PLACES:
-                stack.enter_context(replaced(*place))
-            manager = QueueManager(
-                EngineDeps(
-                    brokers=OneQueue(queue),
-                    mediator=_mediator(alerts),
-                    letters=DeadLetterWriter(NoLetters(), alerts, time.time),  # type: ignore[arg-type]  # unused
-                    alerts=alerts,
-                    publishing=publishing,
-                    tasks=tasks,
-                    jitter=_middle,
-                    registry=InFlightRegistry(Journal() if instruments else NoJournal()),
-                )
-            )
-            await manager.apply(config)
-        before = time.process_time()
-        await queue.done.wait()
-        spent = time.process_time() - before
-        manager.stop()
+    journal = Journal() if instruments else NoJournal()
+    with ExitStack() as places:
+        for place in () if instruments else PLACES:
+            places.enter_context(replaced(*place))
+        async with engine(OneQueue(queue), Accepting(), POOLS, journal):
+            places.close()
+            before = time.process_time()
+            await queue.done.wait()
+            spent = time.process_time() - before
     return spent / messages * 1e6
 
 
@@ -165,18 +133,3 @@ def _measure(messages: int, *, instruments: bool) -> float:
 def _each(work: Callable[[], object]) -> float:
     spent = timeit.repeat(work, timer=time.process_time, number=TIMINGS, repeat=5)
     return min(spent) / TIMINGS * 1e6
-
-
-def _mediator(alerts: Alerts) -> Mediator:
-    return Mediator(
-        Yes(),
-        Breakers(lambda _: None),
-        alerts,
-        timeout=900.0,
-        jitter=_middle,
-        wall=time.time,
-    )
-
-
-def _middle(low: float, high: float) -> float:
-    return (low + high) / 2

@@ -20,7 +20,6 @@ from router.core.job import Fate
 from router.core.message import DEFAULT_POOL, parse
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
-from router.engine.publishing import open_publishing
 from router.engine.shutdown import shut_down
 from router.engine.tasks import TaskMediator
 from router.outbound.process.executors import Executor, ExecutorMode
@@ -29,7 +28,7 @@ from router.outbound.process.tasks import ProcessTasks
 from router.ports import Publication, TaskRunner
 from router.settings import Settings
 from router.storage.dead_letters import NO_STORE, open_store
-from router.wiring import new_leadership, new_manager, open_brokers
+from router.wiring import new_leadership, open_brokers, open_engine
 from router.worker import Command, Context, Worker
 
 LOOK_EVERY: Final = 0.001  # seconds
@@ -109,23 +108,15 @@ async def _drain(
                 ]
                 await publisher.publish([Publication(parse(each), each) for each in bodies])
         config = RoutingConfig((queue,), (pool,))
-        async with (
-            asyncio.TaskGroup() as group,
-            open_publishing(
-                brokers, lambda: config, refuse_url=lambda *_: None, new_id=lambda: "none"
-            ) as publishing,
-        ):
-            manager = new_manager(
-                settings,
-                TaskMediator(runner, alerts, time.time),
-                alerts,
-                brokers=brokers,
-                store=store,
-                publishing=publishing,
-                leadership=new_leadership(),
-                longest_delivery=0.0,
-                tasks=group,
-            )
+        async with open_engine(
+            settings,
+            TaskMediator(runner, alerts, time.time),
+            alerts,
+            brokers=brokers,
+            store=store,
+            new_id=lambda: "none",
+            leadership=new_leadership(),
+        ) as manager:
             ended = manager.registry.ledger.ended
             before, began = _cpu(helper), time.perf_counter()
             await manager.apply(config)

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -45,11 +45,12 @@ from router.engine.chores import Chores
 from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules, SyncStatus
 from router.engine.controls import Controls
 from router.engine.delivery import Mediator, longest_delivery
+from router.engine.journal import Journal
 from router.engine.loop_lag import LoopLag
 from router.engine.message_states import MessageStates
 from router.engine.notifier import Notifier
 from router.engine.periodic import every
-from router.engine.publishing import QueuePublisher, open_publishing
+from router.engine.publishing import QueuePublisher
 from router.engine.queue_manager import QueueManager
 from router.engine.replay import DeadLetterReplay
 from router.engine.shutdown import shut_down
@@ -76,7 +77,7 @@ from router.runtime import Shares
 from router.setting_values import BreakerScope, LogFormat
 from router.settings import BadSetting, Settings, setting_notes
 from router.storage.ticks import FileTicks
-from router.wiring import new_leadership, new_manager, open_brokers, open_letters
+from router.wiring import new_leadership, open_brokers, open_engine, open_letters
 
 log = logging.getLogger(__name__)
 
@@ -230,15 +231,10 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
     async with AsyncExitStack() as stack:
         # What can fail comes before the first task group, which would wrap its error.
         ports = await _open_ports(stack, settings, alerts, instance)
-        tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        publishing = await stack.enter_async_context(
-            open_publishing(
-                ports.brokers, lambda: manager.applied, refuse_url=ports.refuse, new_id=new_id
-            )
+        manager = await stack.enter_async_context(
+            _open_engine(settings, ports, alerts, breakers, new_id)
         )
-        manager = _new_manager(
-            settings, ports, alerts, breakers, tasks=tasks, publishing=publishing
-        )
+        tasks, publishing = manager.deps.tasks, manager.deps.publishing
         lag, store, letters = LoopLag(), ports.store, manager.deps.letters
         reader = StateReader(
             manager, breakers, letters, warnings, lag=lag, wall=time.time, tracer=ports.tracer
@@ -358,15 +354,13 @@ async def _open_ports(
     )
 
 
-def _new_manager(
+def _open_engine(
     settings: Settings,
     ports: Ports,
     alerts: Alerts,
     breakers: Breakers,
-    *,
-    tasks: asyncio.TaskGroup,
-    publishing: QueuePublisher,
-) -> QueueManager:
+    new_id: Callable[[], str],
+) -> AbstractAsyncContextManager[QueueManager]:
     mediator = Mediator(
         ports.sender,
         breakers,
@@ -378,17 +372,17 @@ def _new_manager(
         tasks=None if ports.tasks is None else TaskMediator(ports.tasks, alerts, time.time).attempt,
     )
     longest_task = max((each.longest_run for each in ports.executors.values()), default=0.0)
-    return new_manager(
+    return open_engine(
         settings,
         mediator,
         alerts,
         brokers=ports.brokers,
         store=ports.store,
-        publishing=publishing,
+        new_id=new_id,
+        refuse_url=ports.refuse,
         leadership=ports.leadership,
         longest_delivery=max(longest_delivery(settings.mediator_timeout), longest_task),
-        tasks=tasks,
-        tracer=ports.tracer,
+        journal=Journal(ports.tracer),
     )
 
 

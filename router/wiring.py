@@ -7,25 +7,28 @@ import random
 import secrets
 import socket
 import time
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 from router.brokers import BrokerRegistry
 from router.brokers.machine import THIS_MACHINE
-from router.core.config import QueueType
-from router.core.leadership import Leadership
+from router.core.config import QueueConfig, QueueType
+from router.core.leadership import Leadership, unlimited
+from router.core.retry import Jitter
+from router.core.target import Target
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.dead_letter_writer import DeadLetterWriter
 from router.engine.delivery import Deliverer
 from router.engine.deps import EngineDeps
 from router.engine.journal import Journal
-from router.engine.publishing import QueuePublisher
+from router.engine.publishing import open_publishing
 from router.engine.queue_manager import QueueManager
 from router.engine.registry import InFlightRegistry
-from router.ports import Brokers, DeadLetterStore, StoreError, Tracer
+from router.ports import Brokers, DeadLetterStore, StoreError
 from router.settings import Settings
 from router.storage.dead_letters import NO_STORE, open_store
 
@@ -72,35 +75,50 @@ def new_leadership() -> Leadership:
     return Leadership(THIS_MACHINE.uptime)
 
 
-def new_manager(
+@asynccontextmanager
+async def open_engine(
     settings: Settings,
     mediator: Deliverer,
     alerts: Alerts,
     *,
     brokers: Brokers,
     store: DeadLetterStore,
-    publishing: QueuePublisher,
-    leadership: Leadership,
-    longest_delivery: float,
-    tasks: asyncio.TaskGroup,
-    tracer: Tracer | None = None,
-) -> QueueManager:
-    deps = EngineDeps(
-        brokers=brokers,
-        mediator=mediator,
-        letters=DeadLetterWriter(store, alerts, time.time),
-        alerts=alerts,
-        publishing=publishing,
-        tasks=tasks,
-        jitter=random.uniform,
-        registry=InFlightRegistry(Journal(tracer)),
-        leadership=leadership,
-        longest_delivery=longest_delivery,
-        default_retry=settings.default_retry,
-        max_pools=settings.max_pools,
-        pool_warning_threshold=settings.pool_warning_threshold,
-    )
-    return QueueManager(deps)
+    new_id: Callable[[], str],
+    refuse_url: Callable[[Target, QueueConfig], str | None] = lambda *_: None,
+    leadership: Leadership | None = None,
+    longest_delivery: float = 0.0,
+    journal: Journal | None = None,
+    wall: Callable[[], float] = time.time,
+    jitter: Jitter = random.uniform,
+) -> AsyncIterator[QueueManager]:
+    """Open an engine without queues and pools: `QueueManager.apply` brings them.
+
+    Whoever opens it also stops it: the context ends when all tasks have ended.
+    """
+    async with (
+        asyncio.TaskGroup() as tasks,
+        open_publishing(
+            brokers, lambda: manager.applied, refuse_url=refuse_url, new_id=new_id, wall=wall
+        ) as publishing,
+    ):
+        manager = QueueManager(
+            EngineDeps(
+                brokers=brokers,
+                mediator=mediator,
+                letters=DeadLetterWriter(store, alerts, wall),
+                alerts=alerts,
+                publishing=publishing,
+                tasks=tasks,
+                jitter=jitter,
+                registry=InFlightRegistry(Journal() if journal is None else journal),
+                leadership=unlimited() if leadership is None else leadership,
+                longest_delivery=longest_delivery,
+                default_retry=settings.default_retry,
+                max_pools=settings.max_pools,
+                pool_warning_threshold=settings.pool_warning_threshold,
+            )
+        )
+        yield manager
 
 
 def _warn_of_queue(alerts: Alerts, queue: str, text: str) -> None:

@@ -67,14 +67,13 @@ from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.chores import Chores
-from router.engine.publishing import open_publishing
 from router.engine.queue_manager import QueueManager
 from router.engine.shutdown import shut_down
 from router.engine.tasks import TaskMediator
 from router.ports import Task
 from router.setting_values import dead_letter_url
 from router.settings import Settings, variables
-from router.wiring import new_leadership, new_manager, open_brokers, open_letters
+from router.wiring import new_leadership, open_brokers, open_engine, open_letters
 
 __all__ = ["Command", "Context", "Next", "Permanent", "RetryPolicy", "Transient", "Worker"]
 
@@ -235,29 +234,20 @@ class Worker:
             # What can fail comes before the task group, which would wrap its error.
             store = await stack.enter_async_context(open_letters(settings))
             brokers = await stack.enter_async_context(open_brokers(settings, alerts))
-            tasks = await stack.enter_async_context(asyncio.TaskGroup())
-            publishing = await stack.enter_async_context(
-                open_publishing(
-                    brokers,
-                    lambda: self._config,
-                    refuse_url=lambda *_: None,
+            self._manager = manager = await stack.enter_async_context(
+                open_engine(
+                    settings,
+                    TaskMediator(self._tasks, alerts, time.time),
+                    alerts,
+                    brokers=brokers,
+                    store=store,
                     new_id=Tsids(time.time, secrets.randbits).new,
+                    leadership=new_leadership(),
                 )
-            )
-            self._manager = manager = new_manager(
-                settings,
-                TaskMediator(self._tasks, alerts, time.time),
-                alerts,
-                brokers=brokers,
-                store=store,
-                publishing=publishing,
-                leadership=new_leadership(),
-                longest_delivery=0.0,
-                tasks=tasks,
             )
             try:
                 await manager.apply(self._config)
-                chores = Chores(manager, Breakers(lambda _: None), alerts).start(tasks)
+                chores = Chores(manager, Breakers(lambda _: None), alerts).start(manager.deps.tasks)
                 ready.set_result(None)
                 await self._stopping.wait()
                 for chore in chores:

@@ -9,7 +9,6 @@ from router.core.job import Fate, State
 from router.core.outcome import Reply
 from router.core.trace import UNRECORDED, Span, post_span
 from router.engine.journal import REMEMBERED, Journal, pool_code
-from router.engine.registry import InFlightRegistry
 from router.engine.state import InFlightFilter, MessageLookup
 from tests.support.fakes import FakeSender, FakeTracer
 from tests.support.faults import Scripted, ScriptedQueue, handed
@@ -45,7 +44,7 @@ async def test_long_texts_are_cut() -> None:
 async def test_every_visit_is_told_to_the_tracer_as_it_ends() -> None:
     tracer = FakeTracer()
 
-    async with running(pool("P"), registry=InFlightRegistry(Journal(tracer))) as rig:
+    async with running(pool("P"), journal=Journal(tracer)) as rig:
         await rig.publish(body("a"), body("b"))
         await asyncio.sleep(5)
 

@@ -4,25 +4,26 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from router.brokers import BrokerRegistry
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.job import Fate
+from router.core.leadership import Leadership
 from router.core.message import parse
 from router.core.warnings import Notice, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
-from router.engine.dead_letter_writer import DeadLetterWriter
 from router.engine.delivery import Mediator
-from router.engine.deps import EngineDeps
+from router.engine.journal import Journal
 from router.engine.pool import ProcessPool
-from router.engine.publishing import open_publishing
 from router.engine.queue_manager import QueueManager
 from router.engine.tasks import TaskMediator
 from router.ports import Brokers, Publication, TaskRunner
+from router.settings import Settings
+from router.wiring import open_engine
 from tests.support.fakes import FakeLetters, FakeSender
 from tests.support.witness import Witness
 
@@ -125,56 +126,47 @@ async def running(
     one_breaker: bool = False,
     reply_queues: Sequence[QueueConfig] = (),
     wall: Callable[[], float] | None = None,
-    **limits: Any,
+    leadership: Leadership | None = None,
+    longest_delivery: float = 0.0,
+    journal: Journal | None = None,
+    **limits: Any,  # settings
 ) -> AsyncIterator[Rig]:
     """A router that runs for as long as the block does; at its end, nothing is unaccounted for."""
     sender = sender or FakeSender()
     book, letters = WarningBook(), FakeLetters()
     alerts = Alerts(book, wall=lambda: 0.0)
     breakers = Breakers(on_change=lambda _: None, one_for_all=one_breaker)
-    task_attempt = None if tasks is None else TaskMediator(tasks, alerts, lambda: 0.0).attempt
-    async with (
-        BrokerRegistry(worker_id="test", dedup_window=300) as door,
-        AsyncExitStack() as stack,
-        asyncio.TaskGroup() as group,
-    ):
-        mediator = Mediator(
-            sender,
-            breakers,
-            alerts,
-            timeout=900.0,
-            jitter=middle,
-            wall=lambda: 0.0,
-            tasks=task_attempt,
-        )
+    mediator = Mediator(
+        sender,
+        breakers,
+        alerts,
+        timeout=900.0,
+        jitter=middle,
+        wall=_zero,
+        tasks=None if tasks is None else TaskMediator(tasks, alerts, _zero).attempt,
+    )
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as door:
         witness = Witness(brokers or door)
-        publishing = await stack.enter_async_context(
-            open_publishing(
-                witness,
-                lambda: manager.applied,
-                refuse_url=lambda *_: None,
-                new_id=lambda: "NEW",
-                wall=wall or _virtual_wall,
-            )
-        )
-        manager = QueueManager(
-            EngineDeps(
-                brokers=witness,
-                publishing=publishing,
-                mediator=mediator if handles is None else TaskMediator(handles, alerts, _zero),
-                letters=DeadLetterWriter(letters, alerts, wall=lambda: 0.0),
-                alerts=alerts,
-                tasks=group,
-                jitter=middle,
-                **limits,
-            )
-        )
-        rig = Rig(manager, sender, letters, book, breakers, witness, group, alerts, witness)
-        await rig.apply(*pools, queues=queues, reply_queues=reply_queues)
-        yield rig
-        manager.stop()
-        for pool_ in manager.draining_pools.values():
-            pool_.runner.abort()
-        assert manager.registry.unaccounted == 0
+        async with open_engine(
+            Settings(**limits),
+            mediator if handles is None else TaskMediator(handles, alerts, _zero),
+            alerts,
+            brokers=witness,
+            store=letters,
+            new_id=lambda: "NEW",
+            leadership=leadership,
+            longest_delivery=longest_delivery,
+            journal=journal,
+            wall=wall or _virtual_wall,
+            jitter=middle,
+        ) as manager:
+            group = manager.deps.tasks
+            rig = Rig(manager, sender, letters, book, breakers, witness, group, alerts, witness)
+            await rig.apply(*pools, queues=queues, reply_queues=reply_queues)
+            yield rig
+            manager.stop()
+            for pool_ in manager.draining_pools.values():
+                pool_.runner.abort()
+            assert manager.registry.unaccounted == 0
     assert manager.registry.held == 0
     assert manager.registry.unaccounted == 0

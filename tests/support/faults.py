@@ -1,13 +1,14 @@
 """Brokers that go wrong on purpose: one with a plug to pull, one that does what a test says."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
 from router.ports import Broker, Brokers, Depth, Disconnected, Publisher, Traits, Unsettled
+from tests.support.passing import PassingBroker, T
 from tests.support.virtual_time import now
 
 
@@ -30,7 +31,7 @@ class Unpluggable:
 
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
-        self.opened.append(asyncio.get_running_loop().time())
+        self.opened.append(now())
         if not self.is_plugged:
             raise Disconnected("unplugged")
         async with self._brokers.open_queue(queue) as broker:
@@ -45,53 +46,25 @@ class Unpluggable:
         return self._brokers.open_publisher(queue)
 
 
-class _Plugged:
+class _Plugged(PassingBroker):
     """One connection; dead for good once the plug was out."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+        super().__init__(broker)
         self._is_dead = False
 
     def die(self) -> None:
         self._is_dead = True
-        self._broker.interrupt()
+        self.interrupt()
 
-    @property
-    def holds_groups(self) -> bool:
-        return self._broker.holds_groups
-
-    @property
-    def lease_seconds(self) -> float | None:
-        return self._broker.lease_seconds
-
-    @property
-    def traits(self) -> Traits:
-        return self._broker.traits
+    async def carry(self, call: Callable[[], Awaitable[T]]) -> T:
+        self._check()
+        return await call()
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        self._check()
-        deliveries = await self._broker.receive(limit)
+        deliveries = await super().receive(limit)
         self._check()
         return deliveries
-
-    def interrupt(self) -> None:
-        self._broker.interrupt()
-
-    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
-        self._check()
-        return await self._broker.ack(handles, error=error)
-
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        self._check()
-        await self._broker.nack(handle, delay, tally, error=error)
-
-    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
-        self._check()
-        return await self._broker.extend(handles, seconds)
-
-    async def depth(self) -> Depth | None:
-        self._check()
-        return await self._broker.depth()
 
     def _check(self) -> None:
         if self._is_dead:

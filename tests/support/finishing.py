@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from router.core.config import QueueConfig
 from router.ports import Broker, Brokers, Finish, Publisher, Traits, Unsettled
-from tests.support.witness import Watched, Witness
+from tests.support.passing import PassingBroker
 
 
 @dataclass
@@ -22,15 +22,16 @@ class Finishing:
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
         async with self.door.open_queue(queue) as broker:
-            yield FinishingBroker(broker, Witness(self.door), self)
+            yield FinishingBroker(broker, self)
 
     def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
         return self.door.open_publisher(queue)
 
 
-@dataclass
-class FinishingBroker(Watched):
-    database: Finishing
+class FinishingBroker(PassingBroker):
+    def __init__(self, broker: Broker, database: Finishing) -> None:
+        super().__init__(broker)
+        self.database = database
 
     @property
     def traits(self) -> Traits:

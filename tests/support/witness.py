@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig
 from router.core.message import Handle, Malformed, ReceivedMessage, Tally, parse
-from router.ports import Broker, Brokers, Depth, Publisher, Traits, Unsettled
+from router.ports import Broker, Brokers, Publisher, Unsettled
+from tests.support.passing import PassingBroker
 from tests.support.virtual_time import now
 
 
@@ -30,36 +31,21 @@ class Witness:
         return self.door.open_publisher(queue)
 
 
-@dataclass
-class Watched:
-    broker: Broker
-    witness: Witness
-
-    @property
-    def holds_groups(self) -> bool:
-        return self.broker.holds_groups
-
-    @property
-    def lease_seconds(self) -> float | None:
-        return self.broker.lease_seconds
-
-    @property
-    def traits(self) -> Traits:
-        return self.broker.traits
+class Watched(PassingBroker):
+    def __init__(self, broker: Broker, witness: Witness) -> None:
+        super().__init__(broker)
+        self.witness = witness
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        deliveries = await self.broker.receive(limit)
+        deliveries = await super().receive(limit)
         for received in deliveries:
             self.witness.ids[received.handle] = _id(received)
         return deliveries
 
-    def interrupt(self) -> None:
-        self.broker.interrupt()
-
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         for handle in handles:
             self.witness.acks.append((now(), self.witness.ids[handle]))
-        return await self.broker.ack(handles, error=error)
+        return await super().ack(handles, error=error)
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
         message_id = self.witness.ids[handle]
@@ -67,13 +53,7 @@ class Watched:
         self.witness.errors[message_id] = error
         self.witness.tallies[message_id] = tally
         await asyncio.sleep(self.witness.nack_takes)
-        await self.broker.nack(handle, delay, tally, error=error)
-
-    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
-        return await self.broker.extend(handles, seconds)
-
-    async def depth(self) -> Depth | None:
-        return await self.broker.depth()
+        await super().nack(handle, delay, tally, error=error)
 
 
 def _id(received: ReceivedMessage) -> str:

@@ -1,0 +1,48 @@
+"""A broker that hands every call on to another: the base of those that watch or break calls."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from router.core.message import Handle, ReceivedMessage, Tally
+from router.ports import Broker, Depth, Traits, Unsettled
+
+T = TypeVar("T")
+
+
+class PassingBroker:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    async def carry(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Every call that may wait goes through here."""
+        return await call()
+
+    @property
+    def holds_groups(self) -> bool:
+        return self.broker.holds_groups
+
+    @property
+    def lease_seconds(self) -> float | None:
+        return self.broker.lease_seconds
+
+    @property
+    def traits(self) -> Traits:
+        return self.broker.traits
+
+    def interrupt(self) -> None:
+        self.broker.interrupt()
+
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
+        return await self.carry(lambda: self.broker.receive(limit))
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        return await self.carry(lambda: self.broker.ack(handles, error=error))
+
+    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+        await self.carry(lambda: self.broker.nack(handle, delay, tally, error=error))
+
+    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
+        return await self.carry(lambda: self.broker.extend(handles, seconds))
+
+    async def depth(self) -> Depth | None:
+        return await self.carry(self.broker.depth)

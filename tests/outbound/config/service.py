@@ -2,7 +2,8 @@
 
 import asyncio
 from contextlib import suppress
-from typing import Self
+
+from tests.support.loopback import LoopbackServer
 
 
 def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
@@ -10,27 +11,21 @@ def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-class ConfigService:
+class ConfigService(LoopbackServer):
     def __init__(self) -> None:
         self.reply = answer(b"{}")
         self.hangs = False
         self.requests: list[str] = []
         self._released = asyncio.Event()
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port: int = self._server.sockets[0].getsockname()[1]
-        return self
-
     async def __aexit__(self, *_: object) -> None:
         self._released.set()
-        self._server.close()
-        await self._server.wait_closed()
+        await super().__aexit__()
 
     def url(self, path: str = "/config", credentials: str = "") -> str:
         return f"http://{credentials}127.0.0.1:{self.port}{path}"
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A client may leave before it has asked, or in the middle of a large answer.
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())

@@ -3,26 +3,18 @@
 import asyncio
 from base64 import b64decode
 from contextlib import suppress
-from typing import Self
+
+from tests.support.loopback import LoopbackServer
 
 
-class MailServer:
+class MailServer(LoopbackServer):
     def __init__(self) -> None:
         self.refuses = ""  # a word that it answers with 550
         self.logins: list[str] = []
         self.said: list[str] = []  # commands as they came
         self.mails: list[str] = []
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port: int = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        await self._server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):  # some clients hang up when they do not like what they hear
             await self._talk(reader, writer)
         writer.close()

@@ -18,8 +18,8 @@ from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit.uri import QueueUri, read_uri, refusal
 from router.brokers.machine import THIS_MACHINE
 from router.brokers.sqlite.connection import QUERIES, T, Work, create_schema, transaction
-from router.brokers.sqlite.operations import QueueOperations
-from router.brokers.sqlite.store import SqliteStore
+from router.brokers.sqlite.queue_table import QueueTable
+from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
 from router.brokers.work_queue import DEFAULT_LEASE_SECONDS
 from router.core.config import QueueConfig
@@ -49,37 +49,35 @@ class MemoryQueues:
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator[WorkQueue]:
         uri = read_uri(queue, OPTIONS)
         lease = _lease(queue, uri)
-        operations = self._operations(queue, uri)
+        table = self._table(queue)
         if lease is None:
             own_id = f"{self._worker.id}#{next(self._connections)}"
-            operations = replace(operations, worker_id=own_id)
-        work_queue = WorkQueue(self._database, operations, lease, sinks=self._sink)
+            table = replace(table, worker_id=own_id)
+        work_queue = WorkQueue(self._database, table, lease, sinks=self._sink)
         try:
             yield work_queue
         finally:
             work_queue.interrupt()
             if lease is None:
-                await work_queue.end_leases([operations.worker_id])
+                await work_queue.end_leases([table.worker_id])
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator[WorkQueue]:
-        yield WorkQueue(self._database, self._operations(queue, read_uri(queue, OPTIONS)))
+        yield WorkQueue(self._database, self._table(queue))
 
     @asynccontextmanager
-    async def open_store(self, queue: QueueConfig) -> AsyncIterator[SqliteStore]:
-        operations = self._operations(queue, read_uri(queue, OPTIONS))
-        yield SqliteStore(self._database, operations, self._sink)
+    async def open_store(self, queue: QueueConfig) -> AsyncIterator[SqliteMessageStore]:
+        yield SqliteMessageStore(self._database, self._table(queue), self._sink)
 
-    def _sink(self, queue: QueueConfig) -> QueueOperations | None:
-        if not queue.uri.startswith("memory:"):
-            return None
-        return self._operations(queue, read_uri(queue, OPTIONS))
+    def _sink(self, queue: QueueConfig) -> QueueTable | None:
+        return self._table(queue) if queue.uri.startswith("memory:") else None
 
-    def _operations(self, queue: QueueConfig, uri: QueueUri) -> QueueOperations:
+    def _table(self, queue: QueueConfig) -> QueueTable:
+        uri = read_uri(queue, OPTIONS)
         groups = uri.options.get("groups", "hold")
         if groups not in GROUPS:
             raise refusal(queue, "has an option groups that is neither hold nor free")
-        return QueueOperations(
+        return QueueTable(
             queue=uri.address + uri.path,
             worker_id=self._worker.id,
             dedup_window=self._worker.dedup_window,
@@ -97,6 +95,7 @@ class MemoryDatabase:
         self.db: Final = sqlite3.connect(":memory:", isolation_level=None)
         self._signals: defaultdict[str, Signal] = defaultdict(Signal)
         self._open = True
+        self.wait = wait_for_signal
         with transaction(self.db):
             create_schema(self.db, THIS_MACHINE)
         self.incarnation, _, _ = self.db.execute(QUERIES["file"]).fetchone()
@@ -115,9 +114,6 @@ class MemoryDatabase:
 
     def signal(self, queue: str) -> Signal:
         return self._signals[queue]
-
-    async def wait(self, rung: asyncio.Event, seconds: float) -> None:
-        await wait_for_signal(rung, seconds)
 
     def close(self) -> None:
         self._open = False

@@ -2,33 +2,34 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from router.brokers.kit import loop_time
+from router.brokers.kit.long_poll import NEVER, LongPoll
 from router.brokers.kit.uri import QueueUri, refusal
 from router.core.config import QueueConfig
-from router.core.ending import Ending, Failure
-from router.core.message import Message, ReceivedMessage
-from router.ports import BatchConflict, MessageStatus, Unsettled
-from router.signal import Signal
+from router.core.ending import ACCEPTED, Ending, Failure
+from router.core.message import Handle, Message, ReceivedMessage
+from router.ports import BatchConflict, BatchRecord, MessageRecord, MessageStatus, Unsettled
 
-LONG_POLL_SECONDS: Final = 20.0
 DEFAULT_LEASE_SECONDS: Final = 30.0
 DEFAULT_AUDIT_SECONDS: Final = 3600.0
 BATCH_RETENTION_SECONDS: Final = 7 * 86_400.0  # after its completion (CMD-4)
 MAX_ERROR_CHARACTERS: Final = 1024
+UNNAMED: Final = "FAILED"  # the code of a failure that has none
 # Two clocks never agree to the last bit: wait at least this long instead of asking again at once.
 SHORTEST_WAIT_SECONDS: Final = 0.001
 
-_STATUSES: Final = {
-    "ready": MessageStatus.READY,
-    "in-flight": MessageStatus.IN_FLIGHT,
-    "succeeded": MessageStatus.SUCCEEDED,
-    "failed": MessageStatus.FAILED,
-    "cancelled": MessageStatus.CANCELLED,
-}
+T = TypeVar("T")
+
+
+class Row(Protocol):
+    """A row of the database, by the names of its columns."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
 
 
 class Lease(Struct, frozen=True, array_like=True, gc=False):
@@ -46,47 +47,49 @@ class ClaimedBatch(Struct, frozen=True):
     wait: float  # if nothing was found: seconds until a delay or a lease ends
 
 
-class ClaimPoll:
-    """Repeats a claim until it finds messages, for 20 seconds at most."""
-
-    def __init__(
-        self,
-        claim: Callable[[int], Awaitable[ClaimedBatch]],
-        signal: Signal,
-        wait: Callable[[asyncio.Event, float], Awaitable[None]],
-    ) -> None:
-        """`signal` rings when a claim may find more. `wait` waits for it, at most so long."""
-        self._claim = claim
-        self._signal = signal
-        self._wait = wait
-        self._interrupted = False
-
-    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        now = asyncio.get_running_loop().time
-        give_up = now() + LONG_POLL_SECONDS
-        while not self._interrupted:
-            rung = self._signal.listen()
-            claim = await self._claim(limit)
-            if claim.messages:
-                return claim.messages
-            patience = give_up - now()
-            if patience <= 0:
-                break
-            await self._wait(rung, max(min(claim.wait, patience), SHORTEST_WAIT_SECONDS))
-        return ()
-
-    def interrupt(self) -> None:
-        """Let a receive under way, and every later one, return at once."""
-        self._interrupted = True
-        self._signal.ring()
+# Finds the queue of that configuration, if it is in the same database.
+Sinks = Callable[[QueueConfig], T | None]
 
 
-def stale(leases: Sequence[Lease], lost: Sequence[int]) -> Sequence[Unsettled]:
+def no_sinks(_: QueueConfig) -> None:
+    return None
+
+
+def sink_for(sinks: Sinks[T], queue: QueueConfig) -> T:
+    sink = sinks(queue)
+    if sink is None:
+        raise ValueError(f"{queue.name} is not in this database")
+    return sink
+
+
+async def receive_by_claims(
+    poll: LongPoll,
+    claim: Callable[[], Awaitable[ClaimedBatch]],
+    wait: Callable[[asyncio.Event, float], Awaitable[None]],
+) -> Sequence[ReceivedMessage]:
+    """Repeat a claim until it finds messages, for 20 seconds at most."""
+    next_due = NEVER
+
+    async def look() -> Sequence[ReceivedMessage]:
+        nonlocal next_due
+        found = await claim()
+        next_due = loop_time() + max(found.wait, SHORTEST_WAIT_SECONDS)
+        return found.messages
+
+    return await poll.receive(look, lambda: next_due, wait)
+
+
+def stale(leases: Sequence[Handle], lost: Sequence[int]) -> Sequence[Unsettled]:
     """Return the answer for those leases, by their positions, that were lost (WQ-3)."""
     return [Unsettled(leases[position], "the lease was lost", stale=True) for position in lost]
 
 
-def is_kept(message: Message) -> bool:
+def ending_with(error: str) -> Ending:
+    """Return how a message ended that was acknowledged: accepted, or given up for this reason."""
+    return Ending(Failure(UNNAMED, error)) if error else ACCEPTED
+
+
+def must_stay(message: Message) -> bool:
     """Return whether its row stays for the retention of results, and not just for a while."""
     return message.has_payload or message.reply_to is not None
 
@@ -98,25 +101,46 @@ def callback_prefix(body: bytes) -> bytes:
     return msgspec.json.encode(fields)[:-1] + b',"payload":'
 
 
-def status_of(state: str, *, is_scheduled: bool) -> MessageStatus:
-    """Return the status for a row's state. `is_scheduled`: it waits for its first delivery."""
-    return MessageStatus.SCHEDULED if is_scheduled else _STATUSES[state]
-
-
-def ending_of(
-    state: str,
-    *,
-    result: bytes | None,
-    result_omitted: bool,
-    failure: tuple[str | None, str | None, int | None],
-) -> Ending | None:
-    """Return how a message ended, from its row. `failure`: code, text and HTTP status."""
+def message_record(message_id: str, row: Row) -> MessageRecord:
+    """Return what a row says whose columns have the names of the table, and Unix times."""
+    state, error = row["state"], row["last_error"]
+    is_scheduled = row["is_delayed"] and row["not_before"] and row["first_claimed_at"] is None
+    ending = None
     if state == "succeeded":
-        return Ending(result=result, result_omitted=result_omitted)
+        ending = Ending(result=row["result"], result_omitted=bool(row["result_omitted"]))
     if state == "failed":
-        code, text, status = failure
-        return Ending(Failure(code or "FAILED", text or "FAILED", status))
-    return None
+        code = row["error_code"] or UNNAMED
+        ending = Ending(Failure(code, error or UNNAMED, row["http_status"]))
+    return MessageRecord(
+        id=message_id,
+        status=MessageStatus.SCHEDULED
+        if is_scheduled
+        else MessageStatus(state.upper().replace("-", "_")),
+        failures=row["attempts"],
+        requests=row["posts"],
+        created_at=row["published_at"],
+        not_before=row["not_before"],
+        started_at=row["first_claimed_at"],
+        ended_at=row["finished_at"],
+        worker_id=row["worker_id"],
+        correlation_id=row["correlation_id"],
+        batch_id=row["batch_id"],
+        payload_bytes=row["payload_size"] or 0,
+        last_error=error,
+        ending=ending,
+    )
+
+
+def batch_record(batch_id: str, row: Row) -> BatchRecord:
+    return BatchRecord(
+        id=batch_id,
+        size=row["size"],
+        total=row["total"],
+        succeeded=row["succeeded"],
+        failed=row["failed"],
+        cancelled=row["cancelled"],
+        callback_published_at=row["callback_at"],
+    )
 
 
 def batch_conflict(

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from router.brokers.postgres.database import PostgresDatabase
-from router.brokers.postgres.store import PostgresStore
+from router.brokers.postgres.store import PostgresMessageStore
 from router.brokers.postgres.work_queue import PostgresQueue
 from router.brokers.work_queue import Lease
 from router.core.message import Tally
@@ -63,7 +63,7 @@ class PostgresComparison(RuleBasedStateMachine):
             for worker in WORKERS
         }
         self.loop.run(self.tables["anna"].configure(keep=0.0, audit=0.0))
-        self.store = PostgresStore(
+        self.store = PostgresMessageStore(
             self.database, self.queue, dedup_window=WINDOW, sinks=lambda _: None
         )
         self.leases: list[Lease] = []

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from router.brokers import BrokerRegistry
 from router.brokers.sqlite import connection, database
 from router.brokers.sqlite.database import FileDatabase
-from router.brokers.sqlite.operations import QueueOperations
+from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.work_queue import WorkQueue
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, ReceivedMessage
@@ -428,7 +428,7 @@ async def test_large_bodies_are_published_by_the_thread_and_read_beside_the_loop
         workers.append(threading.current_thread().name)
         return time.time()
 
-    queue = WorkQueue(desk.file, QueueOperations("orders", "worker-1", 300.0, clock, clock), 30.0)
+    queue = WorkQueue(desk.file, QueueTable("orders", "worker-1", 300.0, clock, clock), 30.0)
     await desk.file.prepare()
     published = [publication(f"m{number}", body=bytes(size)) for number in range(9)]
 
@@ -445,7 +445,7 @@ async def test_large_bodies_are_published_by_the_thread_and_read_beside_the_loop
 @pytest.mark.rule("WQ-2")
 async def test_what_a_receiver_waits_for_is_claimed_in_the_same_transaction(desk: Desk) -> None:
     queue = WorkQueue(
-        desk.file, QueueOperations("orders", "worker-1", 300.0, time.time, time.time), 30.0
+        desk.file, QueueTable("orders", "worker-1", 300.0, time.time, time.time), 30.0
     )
     statements: list[str] = []
     await desk.file.run(lambda db: db.set_trace_callback(statements.append))

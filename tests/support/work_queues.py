@@ -9,10 +9,10 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from router.brokers.memory import MemoryDatabase
-from router.brokers.sqlite.operations import QueueOperations
-from router.brokers.sqlite.store import SqliteStore
-from router.brokers.sqlite.work_queue import WorkQueue, no_sinks
-from router.brokers.work_queue import ClaimedBatch, Lease
+from router.brokers.sqlite.queue_table import QueueTable
+from router.brokers.sqlite.store import SqliteMessageStore
+from router.brokers.sqlite.work_queue import WorkQueue
+from router.brokers.work_queue import ClaimedBatch, Lease, no_sinks
 from router.core.ending import Ending
 from router.core.message import UNTRIED, Message, Tally
 from router.ports import (
@@ -45,17 +45,15 @@ class Queue:
     A settlement answers the positions of the leases that were lost.
     """
 
-    def __init__(
-        self, database: MemoryDatabase, operations: QueueOperations, runner: asyncio.Runner
-    ) -> None:
+    def __init__(self, database: MemoryDatabase, table: QueueTable, runner: asyncio.Runner) -> None:
         self._database = database
-        self._operations = operations
+        self._table = table
         self._runner = runner
-        self._queue = WorkQueue(database, operations, LEASE)
+        self._queue = WorkQueue(database, table, LEASE)
 
     @classmethod
     def of(cls, database: MemoryDatabase, clock: Any, runner: asyncio.Runner) -> Self:
-        return cls(database, QueueOperations("orders", "anna", WINDOW, clock, clock), runner)
+        return cls(database, QueueTable("orders", "anna", WINDOW, clock, clock), runner)
 
     @property
     def db(self) -> sqlite3.Connection:
@@ -63,7 +61,7 @@ class Queue:
 
     def but(self, **changes: Any) -> "Queue":
         """The same with another `worker_id`, `queue` or `audit`."""
-        return Queue(self._database, replace(self._operations, **changes), self._runner)
+        return Queue(self._database, replace(self._table, **changes), self._runner)
 
     def publish(self, items: Sequence[Publication]) -> list[bool]:
         return list(self._run(self._queue.publish(items)))
@@ -110,8 +108,8 @@ class Queue:
         return self._run(self.store.cancel(message_id))
 
     @property
-    def store(self) -> SqliteStore:
-        return SqliteStore(self._database, self._operations, no_sinks)
+    def store(self) -> SqliteMessageStore:
+        return SqliteMessageStore(self._database, self._table, no_sinks)
 
     def depth(self) -> Depth:
         return self._run(self._queue.depth())

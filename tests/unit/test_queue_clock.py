@@ -10,7 +10,7 @@ import pytest
 from router.brokers.machine import Machine
 from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite.connection import LONGEST_DELAY_SECONDS, set_clock
-from router.brokers.sqlite.operations import QueueOperations
+from router.brokers.sqlite.queue_table import QueueTable
 from tests.support.work_queues import LEASE, WINDOW, Queue, publication, story
 
 YEAR = 365 * 86_400.0
@@ -40,8 +40,8 @@ class World:
         def clock() -> float:
             return machine.uptime() + offset
 
-        operations = QueueOperations("orders", worker, WINDOW, clock, machine.wall, audit=3600.0)
-        return Queue(self.memory, operations, self.runner)
+        table = QueueTable("orders", worker, WINDOW, clock, machine.wall, audit=3600.0)
+        return Queue(self.memory, table, self.runner)
 
     def boot(self, *, wall_error: float = 0.0) -> None:
         self.true_time += 60

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from router.brokers.machine import THIS_MACHINE
 from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite.connection import QUERIES, create_schema
-from router.brokers.sqlite.operations import PRUNED_AT_ONCE
+from router.brokers.sqlite.queue_table import PRUNED_AT_ONCE
 from router.brokers.sqlite.work_queue import PRUNE_EVERY_MESSAGES
 from router.brokers.work_queue import MAX_ERROR_CHARACTERS, Lease
 from router.core.ending import Ending

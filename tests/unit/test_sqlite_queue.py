@@ -12,7 +12,7 @@ from router.brokers import BrokerRegistry
 from router.brokers.machine import Machine
 from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite.connection import Work
-from router.brokers.sqlite.operations import QueueOperations
+from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.work_queue import WorkQueue
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Message
@@ -150,7 +150,7 @@ class NotingDatabase(MemoryDatabase):
 
 def queue_in(database: MemoryDatabase) -> WorkQueue:
     clock = asyncio.get_running_loop().time
-    return WorkQueue(database, QueueOperations("orders", "anna", 300.0, clock, clock), 30.0)
+    return WorkQueue(database, QueueTable("orders", "anna", 300.0, clock, clock), 30.0)
 
 
 @pytest.mark.rule("P1")

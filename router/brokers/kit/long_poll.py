@@ -13,8 +13,8 @@ NEVER: Final = float("inf")
 
 
 class LongPoll:
-    def __init__(self) -> None:
-        self.news = Signal()  # rung when a message came, and when the connection is lost
+    def __init__(self, news: Signal | None = None) -> None:
+        self.news = news or Signal()  # rung when a message came, and when the connection is lost
         self.interrupted = asyncio.Event()
 
     @property
@@ -29,6 +29,7 @@ class LongPoll:
         self,
         look: Callable[[], Awaitable[Sequence[ReceivedMessage]]],
         next_due: Callable[[], float] = lambda: NEVER,
+        wait: Callable[[asyncio.Event, float], Awaitable[None]] = wait_for_signal,
     ) -> Sequence[ReceivedMessage]:
         """Return what `look` finds, or nothing after 20 seconds or an interruption.
 
@@ -40,5 +41,5 @@ class LongPoll:
             batch = await look()
             if batch or loop_time() >= give_up:
                 return batch
-            await wait_for_signal(rung, min(give_up, next_due()) - loop_time())
+            await wait(rung, min(give_up, next_due()) - loop_time())
         return ()

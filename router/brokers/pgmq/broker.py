@@ -5,12 +5,14 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final, cast
 
 import msgspec
 
 from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit import loop_time
+from router.brokers.kit.long_poll import LongPoll
 from router.brokers.kit.pending_retries import MAX_GATHERING_SECONDS, PendingRetries
 from router.brokers.kit.shared import Shared
 from router.brokers.pgmq.address import PgmqAddress, read_address
@@ -18,13 +20,19 @@ from router.brokers.pgmq.envelope import Envelope, command_reply
 from router.brokers.pgmq.table import (
     GROUP_HEADER,
     TALLY_HEADER,
-    Item,
+    PgmqItem,
     PgmqLease,
     PgmqTable,
     open_table,
 )
 from router.brokers.postgres.database import PostgresDatabase
-from router.brokers.work_queue import DEFAULT_LEASE_SECONDS, ClaimedBatch, ClaimPoll
+from router.brokers.postgres.rows import text
+from router.brokers.work_queue import (
+    DEFAULT_LEASE_SECONDS,
+    ClaimedBatch,
+    receive_by_claims,
+    stale,
+)
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Handle, Mode, ReceivedMessage, Tally
@@ -33,14 +41,13 @@ from router.ports import (
     Depth,
     Disconnected,
     Finish,
-    Outgoing,
     Publication,
     QueueRefused,
     StaleLease,
     Traits,
     Unsettled,
 )
-from router.signal import Signal, wait_for_signal
+from router.signal import Signal
 
 FIRST_POLL_SECONDS: Final = 0.05  # for others' changes, after something came …
 LAST_POLL_SECONDS: Final = 1.0  # … and when nothing has come for a while
@@ -107,8 +114,8 @@ class PgmqBroker:
         self._signal = database.signal(table.channel)
         database.add_channel(table.channel)
         self._pause = FIRST_POLL_SECONDS
-        self._poll = ClaimPoll(self._claim, self._signal, self._wait)
-        self._interrupted = False
+        self._poll = LongPoll(self._signal)
+        self.interrupt = self._poll.interrupt
         self._lease = max(math.ceil(queue.visibility_timeout or DEFAULT_LEASE_SECONDS), 1)
         self.lease_seconds: float = float(self._lease)
         self.holds_groups = table.reads_groups
@@ -117,12 +124,13 @@ class PgmqBroker:
         )
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        batch = [*await self._poll.receive(limit)]
+        claim, wait = partial(self._claim, limit), self._database.wait
+        batch = [*await receive_by_claims(self._poll, claim, wait)]
         if not self._pending:
             return batch
 
         def returned() -> list[bytes]:
-            if self._interrupted or len(batch) >= limit:
+            if self._poll.is_interrupted or len(batch) >= limit:
                 return []
             return [each.body for each in batch if each.count is not None and each.count > 1]
 
@@ -136,15 +144,12 @@ class PgmqBroker:
             await self._pending.gather(returned, read_more, at_most)
         return batch
 
-    def interrupt(self) -> None:
-        self._interrupted = True
-        self._poll.interrupt()
-
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         leases = cast("Sequence[PgmqLease]", handles)
         lost = await (self._table.archive(leases) if error else self._table.delete(leases))
-        self._ring_if_grouped()
-        return _stale(leases, lost)
+        if self.holds_groups:  # the next message of a group may be read now
+            self._signal.ring()
+        return stale(leases, lost)
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
         del error  # PGMQ has no place for it
@@ -158,7 +163,7 @@ class PgmqBroker:
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         leases = cast("Sequence[PgmqLease]", handles)
-        return _stale(leases, await self._table.hide(leases, math.ceil(seconds)))
+        return stale(leases, await self._table.hide(leases, math.ceil(seconds)))
 
     async def depth(self) -> Depth:
         """A retry that waits is in flight: PGMQ cannot tell them apart."""
@@ -178,16 +183,18 @@ class PgmqBroker:
         """Settle them and send what goes out, in one transaction. PGMQ keeps no results."""
         leases = [cast("PgmqLease", item.handle) for item in items]
         failed = [number for number, item in enumerate(items, 1) if item.ending.failure is not None]
-        outgoing = [
-            self._outgoing(each, number)
-            for number, item in enumerate(items, 1)
-            for each in item.outgoing
-        ]
+        outgoing = []
+        for number, item in enumerate(items, 1):
+            for each in item.outgoing:
+                reply = each.publication
+                if self._envelope is not None:
+                    reply = msgspec.structs.replace(reply, body=command_reply(reply.body))
+                outgoing.append(_item(read_address(each.queue), reply, number))
         lost, stuck = await self._table.finish(leases, failed, outgoing)
         self._signal.ring()
         no_queue = "the PGMQ queue of its reply does not exist"
         return [
-            *_stale(leases, lost),
+            *stale(leases, lost),
             *(
                 Unsettled(leases[position], no_queue, stale=False)
                 for position in stuck
@@ -226,21 +233,6 @@ class PgmqBroker:
             flaw=flaw,
         )
 
-    def _outgoing(self, outgoing: Outgoing, position: int) -> Item:
-        address, item = read_address(outgoing.queue), outgoing.publication
-        if self._envelope is not None:
-            item = msgspec.structs.replace(item, body=command_reply(item.body))
-        return _item(address, item, position)
-
-    def _ring_if_grouped(self) -> None:
-        """The next message of a group may be read now."""
-        if self.holds_groups:
-            self._signal.ring()
-
-    async def _wait(self, rung: asyncio.Event, seconds: float) -> None:
-        await self._database.listen()
-        await wait_for_signal(rung, seconds)
-
 
 class PgmqPublisher:
     def __init__(self, table: PgmqTable, address: PgmqAddress, signal: Signal) -> None:
@@ -256,20 +248,20 @@ class PgmqPublisher:
         return [True] * len(items)
 
 
-def _item(address: PgmqAddress, item: Publication, position: int = 0) -> Item:
+def _item(address: PgmqAddress, item: Publication, position: int = 0) -> PgmqItem:
     message = item.message
     group = message.group if message.mode is not Mode.IMMEDIATE else None
     if group is None and address.is_fifo:  # else all that have none would be one group
         group = secrets.token_hex(16)
-    headers = None if group is None else msgspec.json.encode({GROUP_HEADER: _text(group)}).decode()
+    headers = None if group is None else msgspec.json.encode({GROUP_HEADER: text(group)}).decode()
     body = _as_json(dated_body(message, item.body, item.not_before))
-    return Item(address.name, body, headers, item.not_before or 0.0, position)
+    return PgmqItem(address.name, body, headers, item.not_before or 0.0, position)
 
 
 def _as_json(body: bytes) -> str:
     """Return what jsonb stores. A body that is no JSON object, or none for jsonb, is a string."""
     try:
-        text = body.decode()
+        decoded = body.decode()
     except UnicodeDecodeError:
         raise QueueRefused("PGMQ stores text only: the body is not UTF-8") from None
     try:
@@ -277,13 +269,8 @@ def _as_json(body: bytes) -> str:
     except (msgspec.MsgspecError, RecursionError):
         is_object = False
     if is_object and _NUL not in body:
-        return text
-    return msgspec.json.encode(_text(text)).decode()
-
-
-def _text(text: str) -> str:
-    """Replace the one character that PostgreSQL cannot store."""
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+        return decoded
+    return msgspec.json.encode(text(decoded)).decode()
 
 
 def _read_headers(headers: str) -> tuple[Tally, Span | None]:
@@ -294,7 +281,3 @@ def _read_headers(headers: str) -> tuple[Tally, Span | None]:
     except msgspec.MsgspecError:
         return UNTRIED, None
     return tally, carried_in(given)
-
-
-def _stale(leases: Sequence[PgmqLease], lost: Sequence[int]) -> list[Unsettled]:
-    return [Unsettled(leases[position], "the lease was lost", stale=True) for position in lost]

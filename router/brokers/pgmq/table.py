@@ -173,7 +173,7 @@ class PgmqLease(Struct, frozen=True, eq=False, gc=False):
     body: bytes
 
 
-class Item(Struct, frozen=True):
+class PgmqItem(Struct, frozen=True):
     """One message on its way into a queue of this database."""
 
     queue: str
@@ -253,11 +253,11 @@ class PgmqTable:
         fence = (lease.msg_id, lease.read_ct, lease.enqueued)
         return bool(await self._database.call(self._give_back, *fence, seconds, tried))
 
-    async def send(self, items: Sequence[Item]) -> None:
+    async def send(self, items: Sequence[PgmqItem]) -> None:
         await self._database.call(self._send, *_item_columns(items))
 
     async def finish(
-        self, leases: Sequence[PgmqLease], failed: Sequence[int], items: Sequence[Item]
+        self, leases: Sequence[PgmqLease], failed: Sequence[int], items: Sequence[PgmqItem]
     ) -> tuple[Sequence[int], Sequence[int]]:
         """Send the items and settle the leases they belong to.
 
@@ -321,7 +321,7 @@ def _fences(
     )
 
 
-def _item_columns(items: Sequence[Item]) -> tuple[Sequence[object], ...]:
+def _item_columns(items: Sequence[PgmqItem]) -> tuple[Sequence[object], ...]:
     return (
         [item.queue for item in items],
         [item.position for item in items],

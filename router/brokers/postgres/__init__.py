@@ -11,10 +11,14 @@ from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit.shared import Shared
 from router.brokers.kit.uri import QueueUri, read_uri, refusal
 from router.brokers.postgres.database import PostgresDatabase
-from router.brokers.postgres.rows import Sinks
-from router.brokers.postgres.store import PostgresStore
+from router.brokers.postgres.store import PostgresMessageStore
 from router.brokers.postgres.work_queue import PostgresQueue
-from router.brokers.work_queue import DEFAULT_AUDIT_SECONDS, DEFAULT_LEASE_SECONDS, seconds_option
+from router.brokers.work_queue import (
+    DEFAULT_AUDIT_SECONDS,
+    DEFAULT_LEASE_SECONDS,
+    Sinks,
+    seconds_option,
+)
 from router.brokers.worker_locks import Liveness, Recovery
 from router.core.config import QueueConfig
 
@@ -60,10 +64,10 @@ class PostgresQueues:
             yield self._work_queue(database, queue, uri)
 
     @asynccontextmanager
-    async def open_store(self, queue: QueueConfig) -> AsyncIterator[PostgresStore]:
+    async def open_store(self, queue: QueueConfig) -> AsyncIterator[PostgresMessageStore]:
         uri = read_uri(queue, OURS | CONNECTING)
         async with self._databases.use(dsn_of(uri)) as database:
-            yield PostgresStore(
+            yield PostgresMessageStore(
                 database,
                 _name(queue, uri),
                 dedup_window=self._worker.dedup_window,
@@ -100,7 +104,7 @@ def _name(queue: QueueConfig, uri: QueueUri) -> str:
     return uri.options.get("queue") or queue.name
 
 
-def _sinks(uri: QueueUri) -> Sinks:
+def _sinks(uri: QueueUri) -> Sinks[str]:
     """Return what finds the queues of the same database."""
     dsn = dsn_of(uri)
 

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import asyncpg
 
-from router.brokers.postgres.listener import NotifyListener
-from router.ports import Disconnected, QueueRefused
-from router.signal import Signal
+from router.brokers.kit import loop_time
+from router.ports import BrokerError, Disconnected, QueueRefused
+from router.signal import Signal, wait_for_signal
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION: Final = 3  # that schema.sql installs
+SCHEMA_VERSION: Final = 4  # that schema.sql installs
 OLDEST_SERVER: Final = 15
 MAX_CONNECTIONS: Final = 4  # of this process, and one that listens
 MAX_CLAIMS: Final = 2  # of those, so that settling never waits for a claim that waits for its turn
@@ -24,6 +24,8 @@ CONNECT_TIMEOUT_SECONDS: Final = 5.0
 CALL_TIMEOUT_SECONDS: Final = 10.0
 INSTALL_TIMEOUT_SECONDS: Final = 600.0
 LISTEN_TIMEOUT_SECONDS: Final = 2.0
+LISTEN_AGAIN_SECONDS: Final = 30.0  # after an attempt, if it did not last
+NEVER: Final = float("-inf")
 CLOSE_TIMEOUT_SECONDS: Final = 1.0
 KEPT_STATEMENTS: Final = 100  # of a connection: more than there are
 CHANNEL: Final = "message_router"
@@ -59,7 +61,8 @@ class PostgresDatabase:
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
         self._claims = asyncio.Semaphore(MAX_CLAIMS)
         self._signals: defaultdict[str, Signal] = defaultdict(Signal)
-        self._listener = NotifyListener(self._listen)
+        self._listener: asyncpg.Connection | None = None  # nothing depends on it: receivers poll
+        self._listened_at = NEVER  # when we last tried
         self._channels = {CHANNEL}
         self._is_closed = False
         self._keeps_statements: bool | None = None  # prepared ones; None: not found out yet
@@ -120,48 +123,40 @@ class PostgresDatabase:
         """Let empty notifications of that channel ring the signal of the same name."""
         if channel not in self._channels:
             self._channels.add(channel)
-            self._listener.close()  # the next one listens to all
+            self._stop_listening()  # the next connection listens to all
 
-    async def listen(self) -> None:
-        """Let other processes ring the signals, if that is possible."""
+    async def wait(self, rung: asyncio.Event, seconds: float) -> None:
+        """Wait for the signal, at most `seconds`. Other processes ring it if that is possible."""
         if not self._is_closed:
-            await self._listener.open()
+            await self._listen()
+        await wait_for_signal(rung, seconds)
 
     async def close(self) -> None:
         self._is_closed = True
-        self._listener.close()
+        self._stop_listening()
         while self._idle:
             await _close(self._idle.pop())
 
     async def _call(self, query: str, arguments: Sequence[object]) -> Sequence[Any]:
-        connection = self._take_idle() or await self._connect()
+        connection = None
+        while self._idle and (connection is None or connection.is_closed()):
+            connection = self._idle.pop()
+        if connection is None or connection.is_closed():
+            connection = await self._connect()
         try:
             rows: Sequence[Any] = await connection.fetch(query, *arguments)
         except BaseException:
+            # What happened to one connection has probably happened to all.
             connection.terminate()
-            self._drop_all()
+            self._stop_listening()
+            while self._idle:
+                self._idle.pop().terminate()
             raise
-        self._put_back(connection)
-        return rows
-
-    def _take_idle(self) -> asyncpg.Connection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.is_closed():
-                return connection
-        return None
-
-    def _put_back(self, connection: asyncpg.Connection) -> None:
         if self._is_closed:
             connection.terminate()
         else:
             self._idle.append(connection)
-
-    def _drop_all(self) -> None:
-        """Close all connections: what happened to one has probably happened to all."""
-        self._listener.close()
-        while self._idle:
-            self._idle.pop().terminate()
+        return rows
 
     async def _connect(self) -> asyncpg.Connection:
         return await asyncpg.connect(
@@ -183,16 +178,35 @@ class PostgresDatabase:
             finally:
                 await _close(connection)
 
-    async def _listen(self) -> asyncpg.Connection:
-        async with _our_errors(LISTEN_TIMEOUT_SECONDS):
-            connection = await self._connect()
-            try:
-                for channel in self._channels:
-                    await connection.add_listener(channel, self._ring)
-            except BaseException:
-                connection.terminate()
-                raise
-            return connection
+    async def _listen(self) -> None:
+        """Learn of what other processes publish sooner than by polling (WQ-6).
+
+        There is no task for it: a receiver that starts to wait opens the connection again, but not
+        all the time.
+        """
+        is_open = self._listener is not None and not self._listener.is_closed()
+        if is_open or loop_time() < self._listened_at + LISTEN_AGAIN_SECONDS:
+            return
+        self._listened_at = loop_time()
+        try:
+            async with _our_errors(LISTEN_TIMEOUT_SECONDS):
+                connection = await self._connect()
+                try:
+                    for channel in self._channels:
+                        await connection.add_listener(channel, self._ring)
+                except BaseException:
+                    connection.terminate()
+                    raise
+        except BrokerError as error:
+            log.info("not listening for notifications, only polling: %s", error)
+        else:
+            self._listener = connection
+
+    def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        self._listened_at = NEVER
+        if listener is not None:
+            listener.terminate()
 
     def _ring(self, _connection: object, _pid: int, channel: str, queue: str) -> None:
         self._signals[queue or channel].ring()

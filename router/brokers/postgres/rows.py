@@ -1,21 +1,12 @@
 """Messages as the columns that the functions in schema.sql are called with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
-from router.brokers.work_queue import is_kept
-from router.core.config import QueueConfig
+from router.brokers.work_queue import Sinks, must_stay, sink_for
 from router.core.message import DEFAULT_POOL, Message, Mode
 from router.ports import Outgoing, Publication
-
-# The name of that queue, if it is in the same database.
-Sinks = Callable[[QueueConfig], str | None]
-Columns = tuple[Sequence[Any] | None, ...]
-
-
-def no_sinks(_: QueueConfig) -> None:
-    return None
 
 
 def publication_columns(items: Sequence[Publication]) -> tuple[Any, ...]:
@@ -33,7 +24,7 @@ def publication_columns(items: Sequence[Publication]) -> tuple[Any, ...]:
         [message.level for message in messages],
         [item.body for item in items],
     )
-    kept = [is_kept(message) for message in messages]
+    kept = [must_stay(message) for message in messages]
     if not (
         any(kept)
         or any(item.not_before is not None for item in items)
@@ -52,12 +43,10 @@ def extra_columns(items: Sequence[Publication]) -> tuple[Any, Any, Any]:
     )
 
 
-def outgoing_columns(outgoing: Sequence[Sequence[Outgoing]], sinks: Sinks) -> tuple[Any, ...]:
+def outgoing_columns(outgoing: Sequence[Sequence[Outgoing]], sinks: Sinks[str]) -> tuple[Any, ...]:
     """Return places and queues of what goes out, and the columns of the messages."""
     flat = [(place, one) for place, several in enumerate(outgoing) for one in several]
-    names = [sinks(one.queue) for _, one in flat]
-    if None in names:
-        raise ValueError("a queue to publish to is not in this database")
+    names = [sink_for(sinks, one.queue) for _, one in flat]
     publications = [one.publication for _, one in flat]
     return ([place for place, _ in flat], names, *publication_columns(publications))
 

@@ -244,101 +244,67 @@ $$;
 CREATE TRIGGER published AFTER INSERT ON queue_messages
     REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION published();
 
--- Adds the messages in their order. Returns the identities of those that were not there yet. The last
--- four arrays are NULL if no message has any of these.
+-- Adds the messages in their order. Returns the identities of those that were not there yet. Of the
+-- arrays _kept to _payload_sizes, each is NULL if no message has any of these. With _done, it adds
+-- only those whose place is among them.
 CREATE FUNCTION publish(
-    _queue text, _dedup_window double precision, _message_ids text[], _dedup_keys text[],
+    _dedup_window double precision, _queues text[], _message_ids text[], _identities text[],
     _pools text[], _group_ids text[], _priorities smallint[], _bodies bytea[], _kept boolean[],
-    _not_befores double precision[], _correlation_ids text[], _payload_sizes integer[]
+    _not_befores double precision[], _correlation_ids text[], _payload_sizes integer[],
+    _places integer[] DEFAULT NULL, _done integer[] DEFAULT NULL
 ) RETURNS SETOF text
 LANGUAGE plpgsql
 AS $$
 BEGIN
     -- Finished messages outside of the dedup window may come again. If the clock was set back, they
     -- may be in the future. The coalesce keeps the planner from reading all that is finished.
-    UPDATE queue_messages SET identity = NULL
-    WHERE queue = _queue AND identity = ANY (_dedup_keys)
+    UPDATE queue_messages AS message SET identity = NULL
+    FROM unnest(_queues, _identities) AS item (queue, identity)
+    WHERE message.queue = item.queue AND message.identity = item.identity
       AND coalesce(finished_at, clock_timestamp())
           NOT BETWEEN clock_timestamp() - make_interval(secs => _dedup_window)
               AND clock_timestamp() + make_interval(secs => _dedup_window);
 
+    -- By queue, so that no two calls wait for each other.
     RETURN QUERY
     INSERT INTO queue_messages (
         queue, message_id, identity, pool, group_id, priority, high_priority, body, is_kept,
         not_before, correlation_id, payload_size
     )
-    SELECT _queue, item.message_id, item.identity, item.pool, item.group_id, item.priority,
+    SELECT item.queue, item.message_id, item.identity, item.pool, item.group_id, item.priority,
            item.priority = 9, item.body, coalesce(item.is_kept, false),
            to_timestamp(item.not_before), item.correlation_id, item.payload_size
     FROM unnest(
-             _message_ids, _dedup_keys, _pools, _group_ids, _priorities, _bodies, _kept,
-             _not_befores, _correlation_ids, _payload_sizes
+             _queues, _message_ids, _identities, _pools, _group_ids, _priorities, _bodies, _kept,
+             _not_befores, _correlation_ids, _payload_sizes, _places
          ) WITH ORDINALITY
          AS item (
-             message_id, identity, pool, group_id, priority, body, is_kept, not_before,
-             correlation_id, payload_size, place
+             queue, message_id, identity, pool, group_id, priority, body, is_kept, not_before,
+             correlation_id, payload_size, place, number
          )
-    ORDER BY item.place
+    WHERE _done IS NULL OR item.place = ANY (_done)
+    ORDER BY item.queue, item.number
     ON CONFLICT DO NOTHING
     RETURNING queue_messages.identity;
-END
-$$;
-
--- Publishes to several queues what goes out with the messages at these places.
-CREATE FUNCTION send_out(
-    _done integer[], _dedup_window double precision, _places integer[], _queues text[],
-    _message_ids text[], _dedup_keys text[], _pools text[], _group_ids text[],
-    _priorities smallint[], _bodies bytea[], _kept boolean[], _not_befores double precision[],
-    _correlation_ids text[], _payload_sizes integer[]
-) RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    _queue text;
-BEGIN
-    FOR _queue IN SELECT DISTINCT unnest(_queues) ORDER BY 1 LOOP
-        PERFORM publish(
-            _queue, _dedup_window,
-            array_agg(item.message_id ORDER BY item.number),
-            array_agg(item.identity ORDER BY item.number),
-            array_agg(item.pool ORDER BY item.number),
-            array_agg(item.group_id ORDER BY item.number),
-            array_agg(item.priority ORDER BY item.number),
-            array_agg(item.body ORDER BY item.number),
-            array_agg(item.is_kept ORDER BY item.number),
-            array_agg(item.not_before ORDER BY item.number),
-            array_agg(item.correlation_id ORDER BY item.number),
-            array_agg(item.payload_size ORDER BY item.number)
-        )
-        FROM unnest(
-                 _places, _queues, _message_ids, _dedup_keys, _pools, _group_ids, _priorities,
-                 _bodies, _kept, _not_befores, _correlation_ids, _payload_sizes
-             ) WITH ORDINALITY
-             AS item (
-                 place, queue, message_id, identity, pool, group_id, priority, body, is_kept,
-                 not_before, correlation_id, payload_size, number
-             )
-        WHERE item.queue = _queue AND item.place = ANY (_done);
-    END LOOP;
 END
 $$;
 
 -- Publishes a tick of a schedule, unless it is not newer than the last one (CMD-10).
 CREATE FUNCTION publish_tick(
     _schedule text, _tick bigint,
-    _queue text, _dedup_window double precision, _message_ids text[], _dedup_keys text[],
+    _dedup_window double precision, _queues text[], _message_ids text[], _identities text[],
     _pools text[], _group_ids text[], _priorities smallint[], _bodies bytea[], _kept boolean[],
     _not_befores double precision[], _correlation_ids text[], _payload_sizes integer[]
 ) RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    INSERT INTO queue_ticks AS last (queue, schedule, tick) VALUES (_queue, _schedule, _tick)
+    INSERT INTO queue_ticks AS last (queue, schedule, tick) VALUES (_queues[1], _schedule, _tick)
     ON CONFLICT (queue, schedule) DO UPDATE SET tick = excluded.tick
     WHERE last.tick < excluded.tick;
     IF FOUND THEN
         PERFORM publish(
-            _queue, _dedup_window, _message_ids, _dedup_keys, _pools, _group_ids, _priorities,
+            _dedup_window, _queues, _message_ids, _identities, _pools, _group_ids, _priorities,
             _bodies, _kept, _not_befores, _correlation_ids, _payload_sizes
         );
         RETURN true;
@@ -842,55 +808,15 @@ BEGIN
 END
 $$;
 
--- Finishes the messages. Returns the positions (from 0) of those whose lease was lost. A message that
--- was finished with the same lease before is not an error. What has failed may be published again.
-CREATE FUNCTION finish(_ids bigint[], _tokens bigint[], _error text)
-RETURNS SETOF integer
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    _finished integer;
-    _members  bigint[];
-BEGIN
-    WITH done AS (
-        UPDATE queue_messages AS message
-        SET state = CASE WHEN _error = '' THEN 'succeeded' ELSE 'failed' END,
-            identity = CASE WHEN _error = '' THEN message.identity END,
-            last_error = CASE WHEN _error = '' THEN message.last_error ELSE _error END,
-            lease_until = NULL,
-            finished_at = clock_timestamp(),
-            body = ''
-        FROM unnest(_ids, _tokens) AS lease (id, token)
-        WHERE message.id = lease.id AND message.lease_token = lease.token
-          AND message.finished_at IS NULL
-        RETURNING message.id, message.queue, message.group_key, message.state, message.worker_id,
-                  message.batch
-    ), changed AS (
-        INSERT INTO queue_changes (queue, group_key)
-        SELECT DISTINCT done.queue, done.group_key FROM done WHERE done.group_key IS NOT NULL
-    ), noted AS (
-        INSERT INTO queue_audit (id, queue, state, worker_id, error)
-        SELECT done.id, done.queue, done.state, done.worker_id, nullif(_error, '')
-        FROM done JOIN queues USING (queue) WHERE queues.audit > 0
-    )
-    SELECT count(*), array_agg(done.id) FILTER (WHERE done.batch IS NOT NULL)
-    INTO _finished, _members FROM done;
-    IF _members IS NOT NULL THEN
-        PERFORM count_ended(_members);
-    END IF;
-    IF _finished < cardinality(_ids) THEN
-        RETURN QUERY SELECT * FROM lost_leases(_ids, _tokens);
-    END IF;
-END
-$$;
-
--- As `finish`, and keeps how each message ended: with an error code, it failed. Publishes what goes
--- out with those that end now: each item belongs to the message at its place (from 0).
-CREATE FUNCTION finish_all(
+-- Finishes the messages, and keeps how each ended: with an error code, it failed, and may be published
+-- again. Publishes what goes out with those that end now: each item belongs to the message at its
+-- place (from 0). Returns the positions (from 0) of those whose lease was lost. A message that was
+-- finished with the same lease before is not an error.
+CREATE FUNCTION finish(
     _ids bigint[], _tokens bigint[], _results bytea[], _omitted boolean[], _codes text[],
     _errors text[], _statuses integer[],
     _dedup_window double precision, _places integer[], _queues text[],
-    _message_ids text[], _dedup_keys text[], _pools text[], _group_ids text[],
+    _message_ids text[], _identities text[], _pools text[], _group_ids text[],
     _priorities smallint[], _bodies bytea[], _kept boolean[], _not_befores double precision[],
     _correlation_ids text[], _payload_sizes integer[]
 ) RETURNS SETOF integer
@@ -932,9 +858,9 @@ BEGIN
     INTO _done, _members FROM done;
 
     IF _done IS NOT NULL AND cardinality(_places) > 0 THEN
-        PERFORM send_out(
-            _done, _dedup_window, _places, _queues, _message_ids, _dedup_keys, _pools, _group_ids,
-            _priorities, _bodies, _kept, _not_befores, _correlation_ids, _payload_sizes
+        PERFORM publish(
+            _dedup_window, _queues, _message_ids, _identities, _pools, _group_ids, _priorities,
+            _bodies, _kept, _not_befores, _correlation_ids, _payload_sizes, _places, _done
         );
     END IF;
     IF _members IS NOT NULL THEN
@@ -951,7 +877,7 @@ $$;
 CREATE FUNCTION cancel(
     _queue text, _message_id text, _id bigint,
     _dedup_window double precision, _places integer[], _queues text[],
-    _message_ids text[], _dedup_keys text[], _pools text[], _group_ids text[],
+    _message_ids text[], _identities text[], _pools text[], _group_ids text[],
     _priorities smallint[], _bodies bytea[], _kept boolean[], _not_befores double precision[],
     _correlation_ids text[], _payload_sizes integer[]
 ) RETURNS boolean
@@ -984,9 +910,9 @@ BEGIN
         RETURN false;
     END IF;
     IF cardinality(_places) > 0 THEN
-        PERFORM send_out(
-            _places, _dedup_window, _places, _queues, _message_ids, _dedup_keys, _pools,
-            _group_ids, _priorities, _bodies, _kept, _not_befores, _correlation_ids, _payload_sizes
+        PERFORM publish(
+            _dedup_window, _queues, _message_ids, _identities, _pools, _group_ids, _priorities,
+            _bodies, _kept, _not_befores, _correlation_ids, _payload_sizes
         );
     END IF;
     IF _batch IS NOT NULL THEN
@@ -1146,7 +1072,7 @@ BEGIN
         WHERE pronamespace = 'message_router'::regnamespace
           AND proname IN (
               'publish', 'claim', 'finish', 'give_back', 'extend', 'end_leases', 'depth',
-              'finish_all', 'cancel', 'publish_tick'
+              'cancel', 'publish_tick'
           )
     LOOP
         EXECUTE format(
@@ -1165,4 +1091,4 @@ $$;
 ALTER FUNCTION add_to_batch SET search_path = message_router, pg_temp;
 
 INSERT INTO schema_versions (version, incarnation)
-VALUES (3, left(replace(gen_random_uuid()::text, '-', ''), 16));
+VALUES (4, left(replace(gen_random_uuid()::text, '-', ''), 16));

@@ -1,12 +1,10 @@
 """What a work queue in PostgreSQL can do beside consuming and publishing (CMD-2 to CMD-10)."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final, cast
 
 from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.postgres.rows import (
-    Sinks,
     extra_columns,
     group_of,
     optional_text,
@@ -15,7 +13,13 @@ from router.brokers.postgres.rows import (
     publication_columns,
     text,
 )
-from router.brokers.work_queue import batch_conflict, callback_prefix, ending_of, status_of
+from router.brokers.work_queue import (
+    Sinks,
+    batch_conflict,
+    batch_record,
+    callback_prefix,
+    message_record,
+)
 from router.core.config import QueueConfig
 from router.core.identity import digest_of
 from router.core.message import DEFAULT_POOL
@@ -29,13 +33,13 @@ from router.ports import (
 )
 
 _FIND: Final = """
-SELECT message.*, batch.batch_id
+SELECT message.state, attempts, posts, extract(epoch FROM published_at)::float8 AS published_at,
+       extract(epoch FROM not_before)::float8 AS not_before, run_after IS NOT NULL AS is_delayed,
+       extract(epoch FROM first_claimed_at)::float8 AS first_claimed_at,
+       extract(epoch FROM finished_at)::float8 AS finished_at, worker_id, correlation_id,
+       batch_id, payload_size, last_error, result, result_omitted, error_code, http_status
 FROM (
-    SELECT state, attempts, posts, published_at, not_before, run_after, first_claimed_at,
-           finished_at, worker_id, correlation_id, batch, payload_size, last_error, result,
-           result_omitted, error_code, http_status
-    FROM message_router.queue_messages
-    WHERE message_id = $2 AND queue = $1
+    SELECT * FROM message_router.queue_messages WHERE message_id = $2 AND queue = $1
     ORDER BY message_id, id DESC LIMIT 1
 ) AS message
 LEFT JOIN message_router.queue_batches AS batch ON batch.number = message.batch
@@ -51,18 +55,19 @@ FROM message_router.queue_messages WHERE message_id = $2 AND queue = $1
 _CANCEL: Final = f"SELECT message_router.cancel({places(16)}) AS is_done"
 _ADD_TO_BATCH: Final = f"SELECT * FROM message_router.add_to_batch({places(19)})"  # noqa: S608  numbers
 _FIND_BATCH: Final = """
-SELECT size, total, succeeded, failed, cancelled, callback_at
+SELECT size, total, succeeded, failed, cancelled,
+       extract(epoch FROM callback_at)::float8 AS callback_at
 FROM message_router.queue_batches WHERE queue = $1 AND batch_id = $2
 """
 _PUBLISH_TICK: Final = f"SELECT message_router.publish_tick({places(14)}) AS is_newer"
 _LAST_TICK: Final = "SELECT tick FROM message_router.queue_ticks WHERE queue = $1 AND schedule = $2"
 
 
-class PostgresStore:
+class PostgresMessageStore:
     """The messages and batches of one queue."""
 
     def __init__(
-        self, database: PostgresDatabase, name: str, *, dedup_window: float, sinks: Sinks
+        self, database: PostgresDatabase, name: str, *, dedup_window: float, sinks: Sinks[str]
     ) -> None:
         self._database = database
         self._name = name
@@ -74,33 +79,7 @@ class PostgresStore:
 
     async def find(self, message_id: str) -> MessageRecord | None:
         rows = await self._database.call(_FIND, self._name, text(message_id))
-        if not rows:
-            return None
-        (row,) = rows
-        is_waiting = None not in (row["not_before"], row["run_after"])
-        return MessageRecord(
-            id=message_id,
-            status=status_of(
-                row["state"], is_scheduled=is_waiting and row["first_claimed_at"] is None
-            ),
-            failures=row["attempts"],
-            requests=row["posts"],
-            created_at=row["published_at"].timestamp(),
-            not_before=_unix(row["not_before"]),
-            started_at=_unix(row["first_claimed_at"]),
-            ended_at=_unix(row["finished_at"]),
-            worker_id=row["worker_id"],
-            correlation_id=row["correlation_id"],
-            batch_id=row["batch_id"],
-            payload_bytes=row["payload_size"] or 0,
-            last_error=row["last_error"],
-            ending=ending_of(
-                row["state"],
-                result=row["result"],
-                result_omitted=bool(row["result_omitted"]),
-                failure=(row["error_code"], row["last_error"], row["http_status"]),
-            ),
-        )
+        return message_record(message_id, rows[0]) if rows else None
 
     async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
         while True:
@@ -142,23 +121,12 @@ class PostgresStore:
 
     async def find_batch(self, batch_id: str) -> BatchRecord | None:
         rows = await self._database.call(_FIND_BATCH, self._name, text(batch_id))
-        if not rows:
-            return None
-        (row,) = rows
-        return BatchRecord(
-            id=batch_id,
-            size=row["size"],
-            total=row["total"],
-            succeeded=row["succeeded"],
-            failed=row["failed"],
-            cancelled=row["cancelled"],
-            callback_published_at=_unix(row["callback_at"]),
-        )
+        return batch_record(batch_id, rows[0]) if rows else None
 
     async def publish_tick(self, schedule: str, tick: int, item: Publication) -> bool:
         columns = publication_columns([item])
         (row,) = await self._database.call(
-            _PUBLISH_TICK, text(schedule), tick, self._name, self._dedup_window, *columns
+            _PUBLISH_TICK, text(schedule), tick, self._dedup_window, [self._name], *columns
         )
         if row["is_newer"]:
             self._database.signal(self._name).ring()
@@ -187,7 +155,3 @@ class PostgresStore:
             raise batch_conflict(row["problem"], batch_id, row["size"], row["total"], row["added"])
         self._database.signal(self._name).ring()
         return int(row["added"])
-
-
-def _unix(at: datetime | None) -> float | None:
-    return None if at is None else at.timestamp()

@@ -1,24 +1,27 @@
 """One queue in PostgreSQL, both ends of it: each call is one of the functions in schema.sql."""
 
-import asyncio
 import secrets
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Final, cast
 
+from router.brokers.kit import loop_time
+from router.brokers.kit.long_poll import LongPoll
 from router.brokers.postgres.database import PostgresDatabase
-from router.brokers.postgres.rows import (
+from router.brokers.postgres.rows import outgoing_columns, places, publication_columns, text
+from router.brokers.work_queue import (
+    MAX_ERROR_CHARACTERS,
+    ClaimedBatch,
+    Lease,
     Sinks,
+    ending_with,
     no_sinks,
-    outgoing_columns,
-    places,
-    publication_columns,
-    text,
+    receive_by_claims,
+    stale,
 )
-from router.brokers.work_queue import MAX_ERROR_CHARACTERS, ClaimedBatch, ClaimPoll, Lease, stale
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
 from router.ports import Depth, Finish, Publication, StaleLease, Traits, Unsettled
-from router.signal import wait_for_signal
 
 FIRST_POLL_SECONDS: Final = 0.05  # for others' changes, after something came …
 LAST_POLL_SECONDS: Final = 1.0  # … and when nothing has come for a while
@@ -26,8 +29,7 @@ LAST_POLL_SECONDS: Final = 1.0  # … and when nothing has come for a while
 _CONFIGURE: Final = "SELECT message_router.configure($1, $2, $3, $4)"
 _PUBLISH: Final = f"SELECT message_router.publish({places(12)}) AS identity"
 _CLAIM: Final = "SELECT * FROM message_router.claim($1, $2, $3, $4, $5)"
-_FINISH: Final = "SELECT message_router.finish($1, $2, $3) AS position"
-_FINISH_ALL: Final = f"SELECT message_router.finish_all({places(20)}) AS position"
+_FINISH: Final = f"SELECT message_router.finish({places(20)}) AS position"
 _GIVE_BACK: Final = "SELECT message_router.give_back($1, $2, $3, $4, $5, $6) AS is_ours"
 _EXTEND: Final = "SELECT message_router.extend($1, $2, $3) AS position"
 _END_LEASES: Final = "SELECT message_router.end_leases($1, $2)"
@@ -48,7 +50,7 @@ class PostgresQueue:
         dedup_window: float,
         lease: float,
         result_retention: float = 0.0,
-        sinks: Sinks = no_sinks,
+        sinks: Sinks[str] = no_sinks,
     ) -> None:
         """`sinks` finds the queues of the same database."""
         self._database = database
@@ -60,10 +62,9 @@ class PostgresQueue:
         self.traits = Traits(ordered_here=False, finisher=self)
         self._signal = database.signal(name)
         self._pause = FIRST_POLL_SECONDS
-        self._poll = ClaimPoll(self.claim, self._signal, self._wait)
-        self.lease_seconds = lease
-        self.receive = self._poll.receive
+        self._poll = LongPoll(self._signal)
         self.interrupt = self._poll.interrupt
+        self.lease_seconds = lease
 
     async def configure(self, *, keep: float, audit: float) -> None:
         """Set how many seconds finished messages and audit rows stay, for all who consume it."""
@@ -75,7 +76,8 @@ class PostgresQueue:
         """Answer when the database has committed them."""
         columns = publication_columns(items)
         keys = columns[1]
-        rows = await self._database.call(_PUBLISH, self._name, self._dedup_window, *columns)
+        queues = [self._name] * len(items)
+        rows = await self._database.call(_PUBLISH, self._dedup_window, queues, *columns)
         if rows:
             self._signal.ring()
         new = {row["identity"] for row in rows}
@@ -85,10 +87,13 @@ class PostgresQueue:
             new.discard(key)  # of a key that comes twice, only the first was added
         return added
 
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
+        return await receive_by_claims(self._poll, partial(self.claim, limit), self._database.wait)
+
     async def claim(self, limit: int) -> ClaimedBatch:
         """Take the next messages, if there are any now."""
         token = secrets.randbits(63)
-        lease_until = asyncio.get_running_loop().time() + self.lease_seconds
+        lease_until = loop_time() + self.lease_seconds
         rows = await self._database.claim(
             _CLAIM, self._name, self._worker_id, token, limit, self.lease_seconds
         )
@@ -108,37 +113,19 @@ class PostgresQueue:
         return ClaimedBatch(messages, 0.0)
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
-        leases = cast("Sequence[Lease]", handles)
-        rows = await self._database.call(
-            _FINISH, *_columns(leases), text(error[:MAX_ERROR_CHARACTERS])
-        )
-        if any(lease.is_grouped for lease in leases):
+        ending = ending_with(error)
+        unsettled = await self._finish([Finish(handle, ending) for handle in handles])
+        if any(cast("Lease", handle).is_grouped for handle in handles):
             self._signal.ring()
-        return stale(leases, [row["position"] for row in rows])
+        return unsettled
 
     def takes(self, queue: QueueConfig) -> bool:
         return self._sinks(queue) is not None
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
-        leases = [cast("Lease", item.handle) for item in items]
-        endings = [item.ending for item in items]
-        failures = [ending.failure for ending in endings]
-        outgoing = outgoing_columns([item.outgoing for item in items], self._sinks)
-        rows = await self._database.call(
-            _FINISH_ALL,
-            *_columns(leases),
-            [ending.result for ending in endings],
-            [ending.result_omitted for ending in endings],
-            [None if one is None else text(one.code) for one in failures],
-            [None if one is None else text(one.message[:MAX_ERROR_CHARACTERS]) for one in failures],
-            [None if one is None else one.http_status for one in failures],
-            self._dedup_window,
-            *outgoing,
-        )
+        unsettled = await self._finish(items)
         self._signal.ring()
-        for name in set(cast("Sequence[str]", outgoing[1])):
-            self._database.signal(name).ring()
-        return stale(leases, [row["position"] for row in rows])
+        return unsettled
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
         lease = cast("Lease", handle)
@@ -169,9 +156,25 @@ class PostgresQueue:
         (row,) = await self._database.call(_DEPTH, self._name, self._worker_id)
         return Depth(waiting=row["waiting"], in_flight=row["in_flight"], due=row["due"])
 
-    async def _wait(self, rung: asyncio.Event, seconds: float) -> None:
-        await self._database.listen()
-        await wait_for_signal(rung, seconds)
+    async def _finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
+        leases = [cast("Lease", item.handle) for item in items]
+        endings = [item.ending for item in items]
+        failures = [ending.failure for ending in endings]
+        outgoing = outgoing_columns([item.outgoing for item in items], self._sinks)
+        rows = await self._database.call(
+            _FINISH,
+            *_columns(leases),
+            [ending.result for ending in endings],
+            [ending.result_omitted for ending in endings],
+            [None if one is None else text(one.code) for one in failures],
+            [None if one is None else text(one.message[:MAX_ERROR_CHARACTERS]) for one in failures],
+            [None if one is None else one.http_status for one in failures],
+            self._dedup_window,
+            *outgoing,
+        )
+        for name in set(cast("Sequence[str]", outgoing[1])):
+            self._database.signal(name).ring()
+        return stale(leases, [row["position"] for row in rows])
 
 
 def _columns(leases: Sequence[Lease]) -> tuple[Sequence[int], Sequence[int]]:

@@ -9,12 +9,17 @@ from typing import Final
 
 from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit.shared import Shared
-from router.brokers.kit.uri import QueueUri, read_uri, refusal
+from router.brokers.kit.uri import read_uri, refusal
 from router.brokers.sqlite.database import FileDatabase
-from router.brokers.sqlite.operations import QueueOperations
-from router.brokers.sqlite.store import SqliteStore
-from router.brokers.sqlite.work_queue import Sinks, WorkQueue
-from router.brokers.work_queue import DEFAULT_AUDIT_SECONDS, DEFAULT_LEASE_SECONDS, seconds_option
+from router.brokers.sqlite.queue_table import QueueTable
+from router.brokers.sqlite.store import SqliteMessageStore
+from router.brokers.sqlite.work_queue import WorkQueue
+from router.brokers.work_queue import (
+    DEFAULT_AUDIT_SECONDS,
+    DEFAULT_LEASE_SECONDS,
+    Sinks,
+    seconds_option,
+)
 from router.brokers.worker_locks import Recovery
 from router.core.config import QueueConfig, sqlite_path
 
@@ -42,13 +47,11 @@ class SqliteQueues:
 
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator[WorkQueue]:
-        uri = read_uri(queue, OPTIONS)
         lease = queue.visibility_timeout or DEFAULT_LEASE_SECONDS
-        async with self._files.use(_path(queue, uri)) as file:
+        async with self._files.use(_path(queue)) as file:
             with file.liveness.claim_own(self._worker.id):
-                operations = self._operations(file, queue, uri)
-                sinks = self._sinks(file, queue, uri)
-                work_queue = WorkQueue(file, operations, lease, file.recovery, sinks)
+                table, sinks = self._table(file, queue), self._sinks(file)
+                work_queue = WorkQueue(file, table, lease, file.recovery, sinks)
                 await work_queue.recover()
                 try:
                     yield work_queue
@@ -57,34 +60,27 @@ class SqliteQueues:
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator[WorkQueue]:
-        uri = read_uri(queue, OPTIONS)
-        async with self._files.use(_path(queue, uri)) as file:
-            yield WorkQueue(file, self._operations(file, queue, uri))
+        async with self._files.use(_path(queue)) as file:
+            yield WorkQueue(file, self._table(file, queue))
 
     @asynccontextmanager
-    async def open_store(self, queue: QueueConfig) -> AsyncIterator[SqliteStore]:
-        uri = read_uri(queue, OPTIONS)
-        async with self._files.use(_path(queue, uri)) as file:
-            sinks = self._sinks(file, queue, uri)
-            yield SqliteStore(file, self._operations(file, queue, uri), sinks)
+    async def open_store(self, queue: QueueConfig) -> AsyncIterator[SqliteMessageStore]:
+        async with self._files.use(_path(queue)) as file:
+            yield SqliteMessageStore(file, self._table(file, queue), self._sinks(file))
 
-    def _sinks(self, file: WorkedFile, queue: QueueConfig, uri: QueueUri) -> Sinks:
+    def _sinks(self, file: WorkedFile) -> Sinks[QueueTable]:
         """Return what finds the queues of the same file."""
-        path = _path(queue, uri)
 
         @cache  # to follow symbolic links takes several system calls
-        def find(other: QueueConfig) -> QueueOperations | None:
-            if not other.uri.startswith("sqlite:"):
-                return None
-            other_uri = read_uri(other, OPTIONS)
-            if _path(other, other_uri) != path:
-                return None
-            return self._operations(file, other, other_uri)
+        def find(other: QueueConfig) -> QueueTable | None:
+            is_here = other.uri.startswith("sqlite:") and _path(other) == file.path
+            return self._table(file, other) if is_here else None
 
         return find
 
-    def _operations(self, file: WorkedFile, queue: QueueConfig, uri: QueueUri) -> QueueOperations:
-        return QueueOperations(
+    def _table(self, file: WorkedFile, queue: QueueConfig) -> QueueTable:
+        uri = read_uri(queue, OPTIONS)
+        return QueueTable(
             queue=uri.options.get("queue") or queue.name,
             worker_id=self._worker.id,
             dedup_window=self._worker.dedup_window,
@@ -95,7 +91,8 @@ class SqliteQueues:
         )
 
 
-def _path(queue: QueueConfig, uri: QueueUri) -> Path:
+def _path(queue: QueueConfig) -> Path:
+    uri = read_uri(queue, OPTIONS)
     if uri.address:
         raise refusal(queue, "needs three slashes, and then the path of a file")
     if uri.path.endswith("/") or not uri.path:

@@ -16,7 +16,7 @@ from router.ports import QueueRefused
 BUSY_TIMEOUT_SECONDS: Final = 5.0  # that another process may hold the write lock
 LONGEST_DELAY_SECONDS: Final = 43_200.0
 APPLICATION_ID: Final = 1297239633  # "MRQQ": marks the file as a work queue
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]

@@ -47,7 +47,7 @@ class FileDatabase:
     """
 
     def __init__(self, path: Path, machine: Machine = THIS_MACHINE) -> None:
-        self._path = path
+        self.path = path
         self._loop = asyncio.get_running_loop()
         self._connection = FileConnection(path, machine)  # of whoever takes the turn
         self.now = self._connection.now
@@ -76,23 +76,23 @@ class FileDatabase:
 
     async def run(self, work: Work[T], *, is_large: bool = False) -> T:
         if self._closing:
-            raise Disconnected(f"{self._path.name} is closed")
+            raise Disconnected(f"{self.path.name} is closed")
         answer: asyncio.Future[T] = self._loop.create_future()
         self._jobs.append(_Job(work, is_large, answer))
         self._go_on()
-        with _our_errors(self._path):
+        with _our_errors(self.path):
             return await answer
 
     async def sync(self) -> None:
         """Have the disk keep the log. Syncs take turns; one serves all who came before it began."""
         if self._closing:
-            raise Disconnected(f"{self._path.name} is closed")
+            raise Disconnected(f"{self.path.name} is closed")
         self._asked += 1
         asked = self._asked
         async with self._syncing:
             if self._synced < asked:
                 covered = self._asked
-                with _our_errors(self._path):
+                with _our_errors(self.path):
                     await self._loop.run_in_executor(self._disk, self._connection.sync_log)
                 self._synced = covered
 
@@ -195,8 +195,8 @@ class FileDatabase:
 
     def _look(self, work: Work[T]) -> T:
         with (
-            _our_errors(self._path),
-            closing(sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True)) as db,
+            _our_errors(self.path),
+            closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as db,
         ):
             return work(db)
 

@@ -45,45 +45,35 @@ WHERE queue = :queue AND dedup_key IN (SELECT value FROM json_each(:keys));
 SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'queue_messages';
 
 -- name: add_groups
--- Of each message in :rows: id, message id, dedup key, pool, group, priority, offset and size of its
--- body. By their positions: names cost 2 µs more for each message.
+-- :rows are the columns of each message, by their positions: names cost 2 µs more for each message.
+-- 0 message id, 1 dedup key, 2 pool, 3 group, 4 priority, 5 is kept, 6 payload size, 7 correlation id,
+-- 8 not before, 9 id, 10 run after, 11 and 12 offset and size of the body.
 INSERT INTO queue_groups (queue, pool, group_id)
-SELECT :queue, value ->> 3, value ->> 4 FROM json_each(:rows)
-WHERE value ->> 4 IS NOT NULL
+SELECT :queue, value ->> 2, value ->> 3 FROM json_each(:rows)
+WHERE value ->> 3 IS NOT NULL
 ON CONFLICT DO NOTHING;
 
 -- name: publish
--- What has no group can be claimed at once. What has one is offered by `offer`.
+-- What is due and has no group can be claimed at once. What has one is offered by `offer`.
 INSERT INTO queue_messages (
     id, queue, message_id, dedup_key, pool, group_id, group_number, priority, high_priority, size,
-    offered_to, published_at, is_kept
+    offered_to, run_after, wait_seconds, published_at, is_kept, not_before, correlation_id,
+    payload_size, batch
 )
 SELECT
-    value ->> 0, :queue, value ->> 1, value ->> 2, value ->> 3, value ->> 4,
+    value ->> 9, :queue, value ->> 0, value ->> 1, value ->> 2, value ->> 3,
     (SELECT number FROM queue_groups
-     WHERE queue = :queue AND pool = value ->> 3 AND group_id = value ->> 4),
-    value ->> 5, value ->> 5 = 9, value ->> 7, iif(value ->> 4 IS NULL, '', NULL), :now, 0
+     WHERE queue = :queue AND pool = value ->> 2 AND group_id = value ->> 3),
+    value ->> 4, value ->> 4 = 9, value ->> 12,
+    iif(coalesce(value ->> 3, value ->> 10) IS NULL, '', NULL), value ->> 10, value ->> 10 - :now,
+    :now, value ->> 5, value ->> 8, value ->> 7, value ->> 6, :batch
 FROM json_each(:rows);
 
 -- name: store_bodies
 -- They come in one piece, as JSON cannot carry bytes.
 INSERT INTO queue_bodies (id, body)
-SELECT value ->> 0, coalesce(substr(:bodies, value ->> 6 + 1, value ->> 7), x'')
+SELECT value ->> 9, coalesce(substr(:bodies, value ->> 11 + 1, value ->> 12), x'')
 FROM json_each(:rows);
-
--- name: add_extras
--- What only some messages have.
-UPDATE queue_messages
-SET is_kept = value ->> 'is_kept',
-    not_before = value ->> 'not_before',
-    run_after = value ->> 'run_after',
-    wait_seconds = value ->> 'run_after' - :now,
-    offered_to = iif(value ->> 'run_after' IS NULL, offered_to, NULL),
-    correlation_id = value ->> 'correlation_id',
-    payload_size = value ->> 'payload_size',
-    batch = :batch
-FROM json_each(:extras)
-WHERE queue_messages.id = value ->> 'id';
 
 -- name: offer
 -- Decides what the groups of these messages offer: of each lane the first message, unless it has to
@@ -227,13 +217,8 @@ FROM json_each(:leases) AS lease
         ON message.id = lease.value ->> 0 AND lease_token = lease.value ->> 1;
 
 -- name: finish
--- The token stays: an acknowledgement that is sent twice is no error. What failed may come again.
-UPDATE queue_messages
-SET state = :state,
-    lease_until = NULL,
-    finished_at = :now,
-    dedup_key = iif(:state = 'failed', NULL, dedup_key),
-    last_error = iif(:error = '', last_error, :error)
+-- The token stays: an acknowledgement that is sent twice is no error.
+UPDATE queue_messages SET state = 'succeeded', lease_until = NULL, finished_at = :now
 WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: keep_endings
@@ -263,12 +248,13 @@ FROM queue_messages INDEXED BY by_message_id
 WHERE message_id = :message_id AND queue = :queue;
 
 -- name: find
-SELECT message.id, state, attempts, posts, published_at, not_before, run_after, first_claimed_at,
-       finished_at, worker_id, correlation_id, batch_id, payload_size, last_error, result,
-       result_omitted, error_code, http_status
+SELECT state, attempts, posts, published_at + :unix AS published_at, not_before,
+       run_after IS NOT NULL AS is_delayed, first_claimed_at + :unix AS first_claimed_at,
+       finished_at + :unix AS finished_at, worker_id, correlation_id, batch_id, payload_size,
+       last_error, CAST(result AS BLOB) AS result, result_omitted, error_code, http_status
 FROM queue_messages AS message INDEXED BY by_message_id
     LEFT JOIN queue_batches ON number = batch
-WHERE message_id = :message_id AND message.queue = :queue
+WHERE message_id = :name AND message.queue = :queue
 ORDER BY message.id DESC LIMIT 1;
 
 -- name: delete_bodies
@@ -331,9 +317,9 @@ WHERE at <= :before AND id IN (
 );
 
 -- name: batch
-SELECT number, batch_id, size, total, succeeded, failed, cancelled, callback, callback_body,
-       callback_at
-FROM queue_batches WHERE queue = :queue AND batch_id = :batch_id;
+SELECT number, size, total, succeeded, failed, cancelled, callback_body,
+       callback_at + :unix AS callback_at
+FROM queue_batches WHERE queue = :queue AND batch_id = :name;
 
 -- name: open_batch
 INSERT INTO queue_batches (queue, batch_id, size, callback, callback_body)
@@ -372,7 +358,10 @@ RETURNING number;
 -- Marks a batch as complete if it is, once. Answers what its callback is made of.
 UPDATE queue_batches SET callback_at = :now
 WHERE number = :batch AND callback_at IS NULL AND succeeded + failed + cancelled >= size
-RETURNING queue, batch_id, total, succeeded, failed, cancelled, callback, callback_body;
+RETURNING queue, callback, callback_body, json_object(
+    'batchId', batch_id, 'total', total, 'succeeded', succeeded, 'failed', failed,
+    'cancelled', cancelled
+);
 
 -- name: prune_members
 -- Of a batch that was complete before.
@@ -399,7 +388,7 @@ INSERT INTO queue_ticks (queue, schedule, tick) VALUES (:queue, :schedule, :tick
 ON CONFLICT DO UPDATE SET tick = excluded.tick WHERE tick < excluded.tick;
 
 -- name: last_tick
-SELECT max(tick) FROM queue_ticks WHERE queue = :queue AND schedule = :schedule;
+SELECT tick FROM queue_ticks WHERE queue = :queue AND schedule = :name;
 
 -- name: depth
 -- Waiting; in flight; and due: what stands first in its lane and could be handed to this worker now,

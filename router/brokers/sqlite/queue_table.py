@@ -1,28 +1,62 @@
-"""One queue of a SQLite database: how messages come into it, and how batches are counted.
+"""The tables of one queue: every rule about who may claim what is here and in queries.sql.
 
 Synchronous on purpose: one call is a part of one transaction, which the database begins and ends.
 """
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.brokers import work_queue
 from router.brokers.sqlite.connection import QUERIES
+from router.brokers.work_queue import BATCH_RETENTION_SECONDS, MAX_ERROR_CHARACTERS, must_stay
+from router.core.ending import ACCEPTED, Ending
 from router.core.identity import dedup_key_of
 from router.core.message import DEFAULT_POOL, Mode
 from router.ports import Publication
 
-Row = dict[str, object]  # a message that is to be added, by the names of its columns
+WOKEN_AT_ONCE: Final = 1000  # delays, and leases, that one claim ends
+PRUNED_AT_ONCE: Final = 1000  # messages, and audit rows
 
-_COLUMNS: Final = (  # in the order of `publish`
-    *("id", "message_id", "dedup_key", "pool", "group_id", "priority", "offset", "size"),
-)
+
+class NewMessage(Struct, array_like=True, gc=False):
+    """A message that is to be added: its columns, in the order of the statement `publish`."""
+
+    message_id: str
+    dedup_key: str | None
+    pool: str
+    group_id: str | None
+    priority: int
+    is_kept: bool
+    payload_size: int | None
+    correlation_id: str | None
+    not_before: float | None  # Unix seconds
+    # What `insert` finds out:
+    id: int = 0
+    run_after: float | None = None  # by the clock of the database
+    offset: int = 0  # of its body in those of all
+    size: int = 0
+
+
+class Chosen(Struct, frozen=True, array_like=True, gc=False):
+    """What the statement `choose` answers for each message."""
+
+    id: int
+    is_grouped: bool
+    is_high: bool
+    size: int
+    deliveries: int  # before this one
+    failures: int
+    requests: int
+    in_batch: bool
+
+
 _keys: Final = msgspec.json.Decoder(set[str])
+_chosen: Final = msgspec.json.Decoder(list[Chosen], strict=False)  # SQLite has no booleans
 
 
 class QueueTable(Struct, frozen=True):
@@ -45,76 +79,155 @@ class QueueTable(Struct, frozen=True):
         db.execute(QUERIES["forget"], asked)
         known = _keys.decode(json_value(db, "known", asked))
         added: list[bool] = []
-        rows: list[Row] = []
-        bodies: list[bytes] = []
+        new: list[Publication] = []
+        rows: list[NewMessage] = []
         for key, item in zip(keys, items, strict=True):
             added.append(key not in known)
             if key not in known:
                 known.add(key)
+                new.append(item)
                 rows.append(self.row_of(item, key))
-                bodies.append(item.body)
         if rows:
-            self.insert(db, rows, bodies)
+            self.insert(db, rows, [item.body for item in new])
         return added
 
-    def row_of(self, item: Publication, dedup_key: str | None, *, is_kept: bool = False) -> Row:
-        """Return the row of a message, without what only `insert` knows."""
+    def row_of(
+        self, item: Publication, dedup_key: str | None = None, *, is_kept: bool = False
+    ) -> NewMessage:
         message = item.message
         in_group = self.holds_groups and message.mode is not Mode.IMMEDIATE
-        row: Row = {
-            "message_id": message.id,
-            "dedup_key": dedup_key,
-            "pool": message.pool or DEFAULT_POOL,
-            "group_id": message.group if in_group else None,
-            "priority": message.level,
-        }
-        is_kept = is_kept or work_queue.is_kept(message)
-        if is_kept or message.correlation_id is not None or item.not_before is not None:
-            row |= {
-                "is_kept": int(is_kept),
-                "payload_size": len(message.payload) if message.has_payload else None,
-                "correlation_id": message.correlation_id,
-                "not_before": item.not_before,
-            }
-        return row
+        return NewMessage(
+            message.id,
+            dedup_key,
+            message.pool or DEFAULT_POOL,
+            message.group if in_group else None,
+            message.level,
+            is_kept or must_stay(message),
+            len(message.payload) if message.has_payload else None,
+            message.correlation_id,
+            item.not_before,
+        )
 
     def insert(
         self,
         db: sqlite3.Connection,
-        rows: Sequence[Row],
+        rows: Sequence[NewMessage],
         bodies: Sequence[bytes],
         batch: int | None = None,
     ) -> None:
         """Add messages, whatever else is there."""
-        now = self.clock()
+        now, unix = self.clock(), self.wall()
         (last_id,) = db.execute(QUERIES["last_id"]).fetchone()
         offset = 0
         for number, (row, body) in enumerate(zip(rows, bodies, strict=True), last_id + 1):
-            row |= {"id": number, "offset": offset, "size": len(body)}
+            row.id, row.offset, row.size = number, offset, len(body)
             offset += len(body)
-            if row.get("not_before") is not None:
-                due = float(cast("float", row["not_before"])) + now - self.wall()
-                row["run_after"] = due if due > now else None
-        ids = to_json([row["id"] for row in rows])
+            if row.not_before is not None and row.not_before > unix:
+                row.run_after = row.not_before + now - unix
+        ids = to_json([row.id for row in rows])
         asked = {
             "queue": self.queue,
-            "rows": to_json([[row[column] for column in _COLUMNS] for row in rows]),
+            "rows": to_json(rows),
             "bodies": b"".join(bodies),
             "now": now,
+            "batch": batch,
             "ids": ids,
         }
-        has_groups = any(row["group_id"] is not None for row in rows)
+        has_groups = any(row.group_id is not None for row in rows)
         if has_groups:
             db.execute(QUERIES["add_groups"], asked)
         for query in ("publish", "store_bodies"):
             db.execute(QUERIES[query], asked)
-        extras = [row for row in rows if "is_kept" in row]
-        if extras:
-            asked = {"extras": to_json(extras), "batch": batch, "now": now}
-            db.execute(QUERIES["add_extras"], asked)
         if has_groups:
             db.execute(QUERIES["offer"], {"ids": ids})
         self.audit_change(db, ids, "ready")
+
+    def claim(
+        self, db: sqlite3.Connection, limit: int, lease: float, token: int
+    ) -> Sequence[Chosen]:
+        """Take the next messages (WQ-2), after ending the delays and leases that are due."""
+        now = self.clock()
+        if _next_wake(db) <= now:
+            due = {"now": now, "at_most": WOKEN_AT_ONCE}
+            self.release(db, "ended_delays", due)
+            self.release(db, "ended_leases", due, "the lease ended")
+        asked: dict[str, object] = {
+            "queue": self.queue,
+            "worker_id": self.worker_id,
+            "limit": limit,
+            "now": now,
+            "lease": lease,
+            "token": token,
+        }
+        chosen = _chosen.decode(json_value(db, "choose", asked))
+        if chosen:
+            asked["ids"] = ids = to_json([message.id for message in chosen])
+            db.execute(QUERIES["claim"], asked)
+            self.audit_change(db, ids, "in-flight")
+            # The regular lane of a group whose high lane was taken is for this worker alone now.
+            # The other way round nothing is on offer: high priority is taken first.
+            high = [message.id for message in chosen if message.is_grouped and message.is_high]
+            if high:
+                db.execute(QUERIES["offer"], {"ids": to_json(high)})
+        return chosen
+
+    def rest(self, db: sqlite3.Connection) -> float:
+        """Use a moment without work. Return the seconds until a delay or a lease ends."""
+        self.prune(db)
+        return max(_next_wake(db) - self.clock(), 0.0)
+
+    def end(self, db: sqlite3.Connection, ending: Sequence[tuple[int, Ending]]) -> None:
+        """Finish messages that are in flight, and keep how each ended."""
+        ids = to_json([row_id for row_id, _ in ending])
+        asked = {"ids": ids, "now": self.clock()}
+        for query in ("finish", "delete_bodies", "offer"):
+            db.execute(QUERIES[query], asked)
+        rows: list[Sequence[object]] = []  # in the order of `keep_endings`
+        alike: defaultdict[str, list[int]] = defaultdict(list)  # by their errors
+        for row_id, how in ending:
+            error = ""
+            if how.failure is not None:
+                error = how.failure.message[:MAX_ERROR_CHARACTERS]
+                code, status = how.failure.code, how.failure.http_status
+                rows.append((row_id, "failed", None, 0, error, code, status))
+            elif how != ACCEPTED:
+                result = None if how.result is None else how.result.decode()
+                rows.append((row_id, "succeeded", result, int(how.result_omitted)))
+            alike[error].append(row_id)
+        if rows:
+            db.execute(QUERIES["keep_endings"], {"endings": to_json(rows)})
+        for error, several in alike.items():
+            self.audit_change(db, to_json(several), "failed" if error else "succeeded", error)
+
+    def release(
+        self, db: sqlite3.Connection, query: str, asked: Mapping[str, object], why: str = ""
+    ) -> None:
+        """Make the messages that the query finds claimable, of whichever queue they are.
+
+        `why`: their state changes, for this reason.
+        """
+        for queue, ids in db.execute(QUERIES[query], asked).fetchall():
+            db.execute(QUERIES["release"], {"ids": ids})
+            db.execute(QUERIES["offer"], {"ids": ids})
+            if why:
+                self.audit_change(db, ids, "ready", why, queue)
+
+    def prune(self, db: sqlite3.Connection) -> None:
+        """Forget messages that were finished before the dedup window, and old audit rows."""
+        now = self.clock()
+        asked = {
+            "before": now - self.dedup_window,
+            "kept_before": now - max(self.dedup_window, self.result_retention),
+            "at_most": PRUNED_AT_ONCE,
+        }
+        ids = {"ids": json_value(db, "to_prune", asked)}
+        db.execute(QUERIES["drop_groups"], ids)
+        db.execute(QUERIES["prune"], ids)
+        asked["before"] = now - self.audit
+        db.execute(QUERIES["prune_audit"], asked)
+        asked["before"] = now - BATCH_RETENTION_SECONDS
+        db.execute(QUERIES["prune_members"], asked)
+        db.execute(QUERIES["prune_batch"], asked)
 
     def count_ended(self, db: sqlite3.Connection, ids: str) -> None:
         """Count messages that have just ended in their batches (CMD-4)."""
@@ -124,18 +237,10 @@ class QueueTable(Struct, frozen=True):
     def complete(self, db: sqlite3.Connection, batch: int) -> None:
         """Publish the callback of a batch if all of its members have ended, once."""
         asked = {"batch": batch, "now": self.clock()}
-        for queue, batch_id, total, succeeded, failed, cancelled, row, body in db.execute(
-            QUERIES["complete"], asked
-        ).fetchall():
-            payload = {
-                "batchId": batch_id,
-                "total": total,
-                "succeeded": succeeded,
-                "failed": failed,
-                "cancelled": cancelled,
-            }
-            callback = body + msgspec.json.encode(payload) + b"}"
-            replace(self, queue=queue).insert(db, [msgspec.json.decode(row)], [callback])
+        for queue, row, body, counts in db.execute(QUERIES["complete"], asked).fetchall():
+            new = msgspec.json.decode(row, type=NewMessage)
+            callback = body + counts.encode() + b"}"
+            replace(self, queue=queue).insert(db, [new], [callback])
 
     def audit_change(
         self, db: sqlite3.Connection, ids: str, state: str, error: str = "", queue: str = ""
@@ -150,6 +255,12 @@ class QueueTable(Struct, frozen=True):
                 "ids": ids,
             }
             db.execute(QUERIES["audit"], asked)
+
+
+def _next_wake(db: sqlite3.Connection) -> float:
+    """Return when a delay or a lease ends next."""
+    (at,) = db.execute(QUERIES["next_wake"]).fetchone()
+    return float("inf") if at is None else float(at)
 
 
 def json_value(db: sqlite3.Connection, query: str, asked: Mapping[str, object]) -> str:

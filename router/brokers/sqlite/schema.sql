@@ -114,7 +114,7 @@ CREATE TABLE queue_batches (
     succeeded        INTEGER NOT NULL DEFAULT 0,
     failed           INTEGER NOT NULL DEFAULT 0,
     cancelled        INTEGER NOT NULL DEFAULT 0,
-    callback         TEXT    NOT NULL,      -- its row in queue_messages, as JSON
+    callback         TEXT    NOT NULL,      -- its columns in queue_messages, as JSON
     callback_body    BLOB    NOT NULL,      -- up to the value of its payload
     callback_at      REAL,                  -- when it was published: the batch is complete
     UNIQUE (queue, batch_id)
@@ -140,4 +140,4 @@ CREATE TABLE queue_ticks (
 
 -- "MRQQ": marks the file as a work queue.
 PRAGMA application_id = 1297239633;
-PRAGMA user_version = 6;
+PRAGMA user_version = 7;

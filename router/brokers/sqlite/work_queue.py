@@ -1,19 +1,35 @@
-"""One queue of a SQLite database, on disk or in memory: both ends of it."""
+"""One queue of a SQLite database, on disk or in memory: both ends of it (WQ-1 to WQ-10)."""
 
 import asyncio
+import secrets
 import sqlite3
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol, cast
 
-from router.brokers.sqlite.connection import T, Work
-from router.brokers.sqlite.operations import (
+import msgspec
+
+from router.brokers.kit import loop_time
+from router.brokers.kit.long_poll import LongPoll
+from router.brokers.sqlite.connection import QUERIES, T, Work
+from router.brokers.sqlite.queue_table import (
     PRUNED_AT_ONCE,
-    Claimed,
-    QueueOperations,
-    read_bodies,
+    Chosen,
+    QueueTable,
+    json_value,
+    to_json,
 )
-from router.brokers.work_queue import ClaimedBatch, ClaimPoll, Lease, stale
+from router.brokers.work_queue import (
+    MAX_ERROR_CHARACTERS,
+    ClaimedBatch,
+    Lease,
+    Sinks,
+    ending_with,
+    no_sinks,
+    receive_by_claims,
+    sink_for,
+    stale,
+)
 from router.brokers.worker_locks import Recovery
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
@@ -53,12 +69,9 @@ class Database(Protocol):
         """Wait for the signal, at most `seconds`. Other processes' changes ring it too."""
 
 
-# The queue of that configuration, if it is in the same database.
-Sinks = Callable[[QueueConfig], QueueOperations | None]
-
-
-def no_sinks(_: QueueConfig) -> None:
-    return None
+_ids: Final = msgspec.json.Decoder(list[int])
+_states: Final = msgspec.json.Decoder(list[str | None])
+_UNSETTLED: Final = ("in-flight", "ended")  # states of a lease
 
 
 class WorkQueue:
@@ -67,35 +80,33 @@ class WorkQueue:
     def __init__(
         self,
         database: Database,
-        operations: QueueOperations,
+        table: QueueTable,
         lease: float | None = None,
         recovery: Recovery | None = None,
-        sinks: Sinks = no_sinks,
+        sinks: Sinks[QueueTable] = no_sinks,
     ) -> None:
-        """`recovery` is for workers that may die while this process lives.
-
-        `sinks` finds the queues of the same database.
-        """
+        """`recovery` is for workers that may die while this process lives."""
         self._database = database
-        self._operations = operations
+        self._table = table
         self._recovery = recovery
-        self._finished = 0  # messages, since the last pruning
-        self._signal = database.signal(operations.queue)
-        self._poll = ClaimPoll(self.claim, self._signal, database.wait)
-        self.lease_seconds = lease
-        self.holds_groups = operations.holds_groups
         self._sinks = sinks
-        self.traits = Traits(ordered_here=not operations.holds_groups, finisher=self)
-        self.receive = self._poll.receive
+        self._finished = 0  # messages, since the last pruning
+        self._signal = database.signal(table.queue)
+        self._poll = LongPoll(self._signal)
         self.interrupt = self._poll.interrupt
+        self.lease_seconds = lease
+        self.holds_groups = table.holds_groups
+        self.traits = Traits(ordered_here=not table.holds_groups, finisher=self)
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         """Answer when the disk has them. The first may be delivered by then."""
         is_large = len(items) > MANY_MESSAGES or sum(len(item.body) for item in items) > LARGE_BYTES
-        work = partial(self._operations.publish, items=items)
-        added = await self._change(work, is_large=is_large)
+        added = await self._change(partial(self._table.publish, items=items), is_large=is_large)
         await self._database.sync()
         return added
+
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
+        return await receive_by_claims(self._poll, partial(self.claim, limit), self._database.wait)
 
     async def claim(self, limit: int) -> ClaimedBatch:
         """Take the next messages, if there are any now."""
@@ -111,62 +122,98 @@ class WorkQueue:
         return self._recovery is not None and await self._recovery.run(self.end_leases)
 
     async def end_leases(self, worker_ids: Collection[str]) -> None:
-        await self._change(
-            partial(self._operations.end_leases, worker_ids=worker_ids), is_large=True
-        )
+        """Give back all that these dead workers hold, in all queues of the file (WQ-10)."""
+        asked = {"worker_ids": to_json(list(worker_ids))}
+        work = partial(self._table.release, query="leases_of", asked=asked, why="the worker died")
+        await self._change(work, is_large=True)
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
-        leases = cast("Sequence[Lease]", handles)
-        work = partial(self._operations.finish, leases=leases, error=error)
-        is_large = sum(lease.size for lease in leases) > LARGE_BYTES
-        if any(lease.is_grouped or lease.in_batch for lease in leases):
-            self._signal.ring()
-        lost = await self._database.run(work, is_large=is_large)
-        await self._prune_after(len(leases))
-        return stale(leases, lost)
+        ending = ending_with(error)
+        return await self.finish([Finish(handle, ending) for handle in handles])
 
     def takes(self, queue: QueueConfig) -> bool:
         return self._sinks(queue) is not None
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
         leases = [cast("Lease", item.handle) for item in items]
-        outgoing = []
-        for position, item in enumerate(items):
-            for one in item.outgoing:
-                queue = self._sinks(one.queue)
-                if queue is None:
-                    raise ValueError(f"{one.queue.name} is not in this database")
-                outgoing.append((position, queue, one.publication))
-        work = partial(self._operations.end, items=items, outgoing=outgoing)
+        outgoing = [
+            (position, sink_for(self._sinks, one.queue), one.publication)
+            for position, item in enumerate(items)
+            for one in item.outgoing
+        ]
+
+        def work(db: sqlite3.Connection) -> Sequence[int]:
+            states = _lease_states(db, leases, self._table.clock())
+            # One that was finished with the same lease before is not an error.
+            ending = [at for at, state in enumerate(states) if state in _UNSETTLED]
+            if ending:
+                self._table.end(db, [(leases[at].id, items[at].ending) for at in ending])
+            published: dict[str, tuple[QueueTable, list[Publication]]] = {}
+            for position, table, publication in outgoing:
+                if states[position] in _UNSETTLED:
+                    published.setdefault(table.queue, (table, []))[1].append(publication)
+            for table, publications in published.values():
+                table.publish(db, publications)
+            members = [leases[position].id for position in ending if leases[position].in_batch]
+            if members:
+                self._table.count_ended(db, to_json(members))
+            return [position for position, state in enumerate(states) if state is None]
+
         size = sum(lease.size for lease in leases) + sum(len(one.body) for *_, one in outgoing)
         is_large = size > LARGE_BYTES or len(outgoing) > MANY_MESSAGES
-        for name in {queue.queue for _, queue, _ in outgoing}:
+        for name in {table.queue for _, table, _ in outgoing}:
             self._database.signal(name).ring()
         if any(lease.is_grouped or lease.in_batch for lease in leases):
             self._signal.ring()
         lost = await self._database.run(work, is_large=is_large)
-        await self._prune_after(len(leases))
+        self._finished += len(leases)
+        if self._finished >= PRUNE_EVERY_MESSAGES:
+            self._finished = 0
+            await self._database.run(self._table.prune, is_large=True)
         return stale(leases, lost)
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
         lease = cast("Lease", handle)
-        work = partial(self._operations.nack, lease=lease, delay=delay, tally=tally, error=error)
+
+        def work(db: sqlite3.Connection) -> bool:
+            asked = {
+                "id": lease.id,
+                "token": lease.token,
+                "delay": delay,
+                "attempts": tally.failures,
+                "posts": tally.requests,
+                "error": error[:MAX_ERROR_CHARACTERS],
+                "now": self._table.clock(),
+            }
+            is_ours = db.execute(QUERIES["nack"], asked).rowcount > 0
+            if is_ours:
+                ids = to_json([lease.id])
+                db.execute(QUERIES["offer"], {"ids": ids})
+                self._table.audit_change(db, ids, "ready", error)
+            return is_ours
+
         if not await self._change(work):
             raise StaleLease(f"message {lease.id} is not ours any more")
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         leases = cast("Sequence[Lease]", handles)
-        work = partial(self._operations.extend, leases=leases, seconds=seconds)
+
+        def work(db: sqlite3.Connection) -> Sequence[int]:
+            now = self._table.clock()
+            states = _lease_states(db, leases, now)
+            ids = [leases[at].id for at, state in enumerate(states) if state == "in-flight"]
+            db.execute(QUERIES["extend"], {"ids": to_json(ids), "now": now, "lease": seconds})
+            return [position for position, state in enumerate(states) if state != "in-flight"]
+
         return stale(leases, await self._database.run(work))
 
     async def depth(self) -> Depth:
-        return await self._database.look(self._operations.depth)
+        def work(db: sqlite3.Connection) -> Depth:
+            table = self._table
+            asked = {"queue": table.queue, "worker_id": table.worker_id, "now": table.clock()}
+            return Depth(*db.execute(QUERIES["depth"], asked).fetchone())
 
-    async def _prune_after(self, finished: int) -> None:
-        self._finished += finished
-        if self._finished >= PRUNE_EVERY_MESSAGES:
-            self._finished = 0
-            await self._database.run(self._operations.prune, is_large=True)
+        return await self._database.look(work)
 
     async def _change(self, work: Work[T], *, is_large: bool = False) -> T:
         """Ring first: receivers that wait ask now, come next and share the transaction."""
@@ -175,29 +222,52 @@ class WorkQueue:
 
     async def _claim(self, limit: int) -> ClaimedBatch:
         lease = float("inf") if self.lease_seconds is None else self.lease_seconds
-        lease_until = asyncio.get_running_loop().time() + lease
+        lease_until = None if self.lease_seconds is None else loop_time() + lease
+        token = secrets.randbits(63)
 
-        def work(db: sqlite3.Connection) -> tuple[Claimed, Mapping[int, bytes] | None]:
-            claimed = self._operations.claim(db, limit, lease)
-            is_large = sum(message.size for message in claimed.messages) > LARGE_BYTES
-            return claimed, None if is_large else read_bodies(db, claimed.messages)
+        def work(
+            db: sqlite3.Connection,
+        ) -> tuple[Sequence[Chosen], Mapping[int, bytes] | None, float]:
+            chosen = self._table.claim(db, limit, lease, token)
+            if not chosen:
+                return (), {}, self._table.rest(db)
+            is_large = sum(message.size for message in chosen) > LARGE_BYTES
+            return chosen, None if is_large else _read_bodies(db, chosen), 0.0
 
-        claimed, bodies = await self._database.run(work)
+        chosen, bodies, wait = await self._database.run(work)
         if bodies is None:
-            bodies = await self._database.look(partial(read_bodies, chosen=claimed.messages))
+            bodies = await self._database.look(partial(_read_bodies, chosen=chosen))
         incarnation = self._database.incarnation
         messages = [
             ReceivedMessage(
                 bodies[message.id],
-                Lease(
-                    message.id, claimed.token, message.is_grouped, message.size, message.in_batch
-                ),
+                Lease(message.id, token, message.is_grouped, message.size, message.in_batch),
                 f"{incarnation}-{message.id}",
                 message.deliveries + 1,
-                None if self.lease_seconds is None else lease_until,
+                lease_until,
                 Tally(message.failures, message.requests),
             )
-            for message in claimed.messages
+            for message in chosen
             if message.id in bodies
         ]
-        return ClaimedBatch(messages, claimed.wait)
+        return ClaimedBatch(messages, wait)
+
+
+def _read_bodies(db: sqlite3.Connection, chosen: Sequence[Chosen]) -> Mapping[int, bytes]:
+    """Return the bodies of claimed messages by id. One that was finished meanwhile is missing."""
+    asked = {"ids": to_json([message.id for message in chosen])}
+    found, joined = db.execute(QUERIES["bodies"], asked).fetchone()
+    sizes = {message.id: message.size for message in chosen}
+    bodies: dict[int, bytes] = {}
+    start = 0
+    for row_id in _ids.decode(found):
+        bodies[row_id] = joined[start : start + sizes[row_id]]
+        start += sizes[row_id]
+    return bodies
+
+
+def _lease_states(
+    db: sqlite3.Connection, leases: Sequence[Lease], now: float
+) -> Sequence[str | None]:
+    """Return the state of each lease's message, `ended` if it is over, None if not ours."""
+    return _states.decode(json_value(db, "lease_states", {"leases": to_json(leases), "now": now}))

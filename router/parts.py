@@ -15,8 +15,7 @@ from typing import Final
 from router.api.access import Access, TokenJudge, is_loopback
 from router.core.target_safety import TargetPolicy
 from router.engine.notifier import Notifier
-from router.locks import open_lock
-from router.locks.request import LockRequest
+from router.locks import LockRequest, open_lock
 from router.outbound.notifications import ChannelAddresses, open_channels
 from router.outbound.process.executors import BadExecutors, Executor, read_executors
 from router.ports import Lock, QueueRefused, Tracer

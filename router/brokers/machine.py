@@ -10,13 +10,8 @@ from typing import Final
 from msgspec import Struct
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-# On macOS, it is the monotonic clock that goes on while the machine sleeps.
+# Seconds since the boot, sleep included. On macOS, the monotonic clock goes on while it sleeps.
 _UPTIME: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def _uptime() -> float:
-    """Seconds since the boot, sleep included. Nobody can set this clock."""
-    return time.clock_gettime(_UPTIME)
 
 
 def _boot_id() -> str:
@@ -28,7 +23,7 @@ def _boot_id() -> str:
 
 class Machine(Struct, frozen=True):
     wall: Callable[[], float] = time.time  # may be set by anyone, to any time
-    uptime: Callable[[], float] = _uptime
+    uptime: Callable[[], float] = partial(time.clock_gettime, _UPTIME)  # nobody can set it
     boot_id: str = _boot_id()  # names what `uptime` counts from; "": unknown
     new_id: Callable[[], str] = partial(secrets.token_hex, 8)
 

@@ -73,7 +73,13 @@ class WorkerLocks:
         try:
             yield
         finally:
-            _let_go(path)
+            own = _held[path]
+            own.users -= 1
+            if not own.users:
+                del _held[path]
+                with suppress(OSError):
+                    path.unlink()
+                os.close(own.file)
 
     def others(self) -> Collection[str]:
         if self._is_reliable is None:
@@ -93,26 +99,20 @@ class WorkerLocks:
         locked: dict[str, int] = {}
         try:
             for worker_id in worker_ids:
-                file = self._lock_if_dead(worker_id)
-                if file is not None:
-                    locked[worker_id] = file
+                path = self._path(worker_id)
+                # The content is written under the lock. So a living worker's file never has its
+                # content without its lock.
+                with suppress(OSError):
+                    if path not in _held and path.read_text() == self._content(worker_id):
+                        file = _lock(path, os.O_RDWR)
+                        if file is not None:
+                            locked[worker_id] = file
             yield locked.keys()
             for worker_id in locked:
                 self._path(worker_id).unlink(missing_ok=True)
         finally:
             for file in locked.values():
                 os.close(file)
-
-    def _lock_if_dead(self, worker_id: str) -> int | None:
-        path = self._path(worker_id)
-        if path in _held:
-            return None
-        with suppress(OSError):
-            # The content is written under the lock. So a living worker's file never has its content
-            # without its lock.
-            if path.read_text() == self._content(worker_id):
-                return _lock(path, os.O_RDWR)
-        return None
 
     def _path(self, worker_id: str) -> Path:
         return self._folder / (self._name + quote(worker_id, safe=""))
@@ -170,16 +170,6 @@ def _hold(path: Path, content: str) -> None:
             raise
         own = _held[path] = _Own(file)
     own.users += 1
-
-
-def _let_go(path: Path) -> None:
-    own = _held[path]
-    own.users -= 1
-    if not own.users:
-        del _held[path]
-        with suppress(OSError):
-            path.unlink()
-        os.close(own.file)
 
 
 def _lock(path: Path, flags: int) -> int | None:

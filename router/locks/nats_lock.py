@@ -16,7 +16,7 @@ from router.brokers.kit import loop_time
 from router.brokers.nats.address import NatsSettings, read_address
 from router.brokers.nats.connection import ApiError, NatsConnection, Request, read_answer
 from router.core.config import QueueConfig
-from router.locks.request import LockRequest, instance_of, lock_errors
+from router.locks import LockRequest, instance_of, lock_errors
 from router.ports import Disconnected, LockState, LockUnavailable
 
 BUCKET: Final = "message-router-locks"
@@ -52,7 +52,7 @@ class _Got(Struct, frozen=True):
     message: _Stored = _Stored()
 
 
-class _Written(Struct, frozen=True):
+class _Revision(Struct, frozen=True):
     seq: int
 
 
@@ -155,7 +155,7 @@ class NatsLock:
         if answer is None:
             await self.close()  # the bucket is gone: the next connection makes it again
             raise Disconnected("nobody answers there")
-        written = read_answer(answer, _Written)
+        written = read_answer(answer, _Revision)
         if isinstance(written, ApiError):
             if written.err_code != _WRONG_REVISION:
                 raise written.raised()

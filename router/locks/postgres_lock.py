@@ -3,7 +3,7 @@
 from typing import Final
 
 from router.brokers.postgres.database import PostgresDatabase
-from router.locks.request import LockRequest, instance_of, lock_errors
+from router.locks import LockRequest, instance_of, lock_errors
 from router.ports import LockState
 
 _IS_THERE: Final = "SELECT to_regclass('message_router.leader_locks') IS NOT NULL AS is_there"
@@ -64,7 +64,11 @@ class PostgresLock:
     async def acquire(self) -> LockState:
         request = self._request
         with lock_errors():
-            await self._prepare()
+            if not self._is_prepared:
+                (row,) = await self._database.call(_IS_THERE)
+                if not row["is_there"]:
+                    await self._database.call(_CREATE)
+                self._is_prepared = True
             taken = await self._database.call(_ACQUIRE, request.key, request.owner, request.ttl)
             if taken:
                 return LockState(holder=request.instance, is_ours=True, fence=taken[0]["fence"])
@@ -81,11 +85,3 @@ class PostgresLock:
         if self._is_prepared:
             with lock_errors():
                 await self._database.call(_RELEASE, self._request.key, self._request.owner)
-
-    async def _prepare(self) -> None:
-        if self._is_prepared:
-            return
-        (row,) = await self._database.call(_IS_THERE)
-        if not row["is_there"]:
-            await self._database.call(_CREATE)
-        self._is_prepared = True

@@ -7,7 +7,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
-from router.locks.request import LockRequest, instance_of
+from router.locks import LockRequest, instance_of
 from router.ports import LockState, LockUnavailable
 
 CALL_SECONDS: Final = 5.0

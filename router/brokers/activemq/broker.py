@@ -183,7 +183,29 @@ class ActiveMqBroker:
         connection.on_loss = self._poll.news.ring
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        return await self._poll.receive(partial(self._look, limit), self._prefetched.next_due)
+        prefetched = self._prefetched
+
+        def returned() -> list[bytes]:
+            if self._poll.is_interrupted or prefetched.count_due(loop_time()) >= limit:
+                return []
+            return [each.frame.body for each in prefetched.first(limit) if each.history.deliveries]
+
+        async def await_more() -> None:
+            self._connection.check()
+            await self._poll.news.wait(GATHER_STEP_SECONDS)
+
+        async def look() -> Sequence[ReceivedMessage]:
+            self._connection.check()
+            await self._subscribe()
+            if not prefetched.count_due(loop_time()):
+                return ()
+            await self._gather_pushed(limit)
+            # The scheduler works in strokes: wait for those that were put off together.
+            await self._pending_retries.gather(returned, await_more)
+            self._connection.check()
+            return [self._received(each) for each in prefetched.take(limit, loop_time())]
+
+        return await self._poll.receive(look, prefetched.next_due)
 
     def interrupt(self) -> None:
         self._poll.interrupt()
@@ -226,17 +248,6 @@ class ActiveMqBroker:
         """Return None: STOMP has no way to ask."""
         return None
 
-    async def _look(self, limit: int) -> Sequence[ReceivedMessage]:
-        self._connection.check()
-        await self._subscribe()
-        if not self._prefetched.count_due(loop_time()):
-            return ()
-        await self._gather_pushed(limit)
-        # The scheduler works in strokes: wait for those that were put off together.
-        await self._pending_retries.gather(partial(self._returned, limit), self._await_more)
-        self._connection.check()
-        return [self._received(each) for each in self._prefetched.take(limit, loop_time())]
-
     async def _subscribe(self) -> None:
         """At the first receive: whoever does not ask must not be sent anything."""
         if self._is_subscribed:
@@ -267,17 +278,6 @@ class ActiveMqBroker:
             await wait_for_signal(rung, QUIET_SECONDS)
             if not rung.is_set():
                 return
-
-    def _returned(self, limit: int) -> list[bytes]:
-        if self._poll.is_interrupted or self._prefetched.count_due(loop_time()) >= limit:
-            return []
-        return [
-            each.frame.body for each in self._prefetched.first(limit) if each.history.deliveries
-        ]
-
-    async def _await_more(self) -> None:
-        self._connection.check()
-        await self._poll.news.wait(GATHER_STEP_SECONDS)
 
     def _arrive(self, frame: Frame) -> None:
         message = StompMessage(next(self._places), frame, history_of(frame))

@@ -75,7 +75,11 @@ class StompConnection(asyncio.Protocol):
         if welcome.headers.get("version") != VERSION:
             raise QueueRefused(f"the broker does not speak STOMP {VERSION}")
         beats = welcome.headers.get("heart-beat", "").partition(",")[0]
-        self._tick_in(heartbeat / CHECKS_PER_BEAT, _max_silent_checks(beats, heartbeat))
+        max_silent = None  # the broker never beats
+        if beats.isdecimal() and int(beats):
+            beat = max(int(beats) / 1000, heartbeat)
+            max_silent = round(BEATS_MISSED * CHECKS_PER_BEAT * beat / heartbeat)
+        self._tick_in(heartbeat / CHECKS_PER_BEAT, max_silent)
 
     async def exchange(self, *frames: Frame) -> None:
         """Send these; the broker has handled all of them on return. Raises Disconnected."""
@@ -224,11 +228,3 @@ async def _connect(server: Server, login: Login | None, heartbeat: int) -> Stomp
             raise QueueRefused("the broker does not accept this user and password") from None
         raise
     return connection
-
-
-def _max_silent_checks(beats_of_broker: str, heartbeat: int) -> int | None:
-    """Return how many silent checks are too many, or None if the broker never beats."""
-    if not beats_of_broker.isdecimal() or not int(beats_of_broker):
-        return None
-    beat = max(int(beats_of_broker) / 1000, heartbeat)
-    return round(BEATS_MISSED * CHECKS_PER_BEAT * beat / heartbeat)

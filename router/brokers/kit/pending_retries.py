@@ -5,21 +5,25 @@ message by message must therefore return together: if its first message were han
 failed again, those behind it would overtake it.
 """
 
+import asyncio
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 from msgspec import Struct, field
 
 from router.brokers.kit import loop_time
-from router.core.message import MAX_BODY, Mode
+from router.core.message import MAX_BODY, Mode, ReceivedMessage
+from router.ports import Disconnected
 
 SOON_SECONDS: Final = 1.0  # between two messages that were given back one after the other, at most
 LATE_SECONDS: Final = 1.0  # a message this much overdue has gone to another router
 MAX_GATHERING_SECONDS: Final = 2.0
+GATHER_SHARE: Final = 1 / 3  # of the lease, at most
 CAPACITY: Final = 100_000  # messages, about 30 MB; nobody waits for more
 
 
@@ -97,6 +101,34 @@ class PendingRetries:
         give_up = loop_time() + at_most
         while self and loop_time() < give_up and self.awaits_mates_of(returned(), loop_time()):
             await step()
+
+    async def fill(
+        self,
+        batch: list[ReceivedMessage],
+        limit: int,
+        fetch: Callable[[int], Awaitable[Sequence[ReceivedMessage]]],
+        *,
+        step_seconds: float,
+        lease: float,
+        is_interrupted: Callable[[], bool],
+    ) -> None:
+        """Add the group mates of the retries in a batch, by fetching again and again.
+
+        Each message that went back has a time of its own. What is gathered is not extended yet, so
+        this takes a part of the lease at most.
+        """
+
+        def returned() -> list[bytes]:
+            if is_interrupted() or len(batch) >= limit:
+                return []
+            return [each.body for each in batch if each.count is not None and each.count > 1]
+
+        async def step() -> None:
+            await asyncio.sleep(step_seconds)
+            batch.extend(await fetch(limit - len(batch)))
+
+        with suppress(Disconnected):  # the next receive finds out; what is here is ours
+            await self.gather(returned, step, min(MAX_GATHERING_SECONDS, lease * GATHER_SHARE))
 
     def _advance(self, now: float) -> None:
         """Forget what will not come any more. Called by all others, so nothing piles up (P4)."""

@@ -12,8 +12,7 @@ from msgspec import Struct
 from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit import loop_time
 from router.brokers.kit.long_poll import LONG_POLL_SECONDS
-from router.brokers.kit.pending_retries import MAX_GATHERING_SECONDS
-from router.brokers.nats.address import NatsAddress, read_address
+from router.brokers.nats.address import read_address
 from router.brokers.nats.connection import (
     ApiError,
     NatsConnection,
@@ -46,7 +45,6 @@ from router.ports import (
 )
 
 GATHER_STEP_SECONDS: Final = 0.005
-GATHER_SHARE: Final = 1 / 3  # of the lease, at most: what is gathered is not extended yet
 CLOSING_SECONDS: Final = 3.0
 WILDCARD: Final = "message-router"  # published instead of a * or a > in a subject
 
@@ -95,8 +93,14 @@ class NatsQueues:
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["NatsPublisher"]:
         address = read_address(queue, self._settings)
         async with open_connection(address) as connection:
-            subject = await _publishing_subject(connection, address)
-            yield NatsPublisher(connection, queue.name, subject)
+            subject = address.subject
+            if subject is None:
+                stream = await find_stream(connection, address)
+                subject = next(iter(stream.config.subjects), None)
+            if subject is None:
+                raise QueueRefused(f"stream {address.stream!r} takes no subject")
+            tokens = [WILDCARD if each in {"*", ">"} else each for each in subject.split(".")]
+            yield NatsPublisher(connection, queue.name, ".".join(tokens))
 
 
 class NatsBroker:
@@ -120,20 +124,14 @@ class NatsBroker:
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         self._lease_table.sweep(loop_time(), self._consumer.lease)
         batch = await self._fetch(limit, LONG_POLL_SECONDS)
-
-        def returned() -> list[bytes]:
-            if self._puller.is_interrupted or len(batch) >= limit:
-                return []
-            return [each.body for each in batch if each.count is not None and each.count > 1]
-
-        async def fetch_more() -> None:
-            await asyncio.sleep(GATHER_STEP_SECONDS)
-            batch.extend(await self._fetch(limit - len(batch), 0))
-
-        # Each message that went back has a time of its own: wait for those of the same group.
-        at_most = min(MAX_GATHERING_SECONDS, self._consumer.lease * GATHER_SHARE)
-        with suppress(Disconnected):  # the next receive finds out; what is here is ours
-            await self._lease_table.pending_retries.gather(returned, fetch_more, at_most)
+        await self._lease_table.pending_retries.fill(
+            batch,
+            limit,
+            self._fetch,
+            step_seconds=GATHER_STEP_SECONDS,
+            lease=self._consumer.lease,
+            is_interrupted=lambda: self._puller.is_interrupted,
+        )
         return batch
 
     def interrupt(self) -> None:
@@ -189,7 +187,7 @@ class NatsBroker:
             deferred_limit=most,
         )
 
-    async def _fetch(self, limit: int, patience: float) -> list[ReceivedMessage]:
+    async def _fetch(self, limit: int, patience: float = 0.0) -> list[ReceivedMessage]:
         with our_errors():
             return [self._received(each) for each in await self._puller.fetch(limit, patience)]
 
@@ -241,45 +239,27 @@ class NatsPublisher:
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         """Not all or none: the server takes them one by one. After a failure, the keys tell."""
-        requests = [self._request(item) for item in items]
+        requests = []
+        for item in items:
+            # Only an explicit key is the server's dedup id (WQ-1). The server compares those of all
+            # queues of a stream, so the queue's name is part of it. A header is ASCII.
+            key = secrets.token_hex(16)
+            if item.dedup_key is not None:
+                key = quote(f"{self._queue}/{item.dedup_key}", safe=_KEPT_IN_A_HEADER)
+            body = dated_body(item.message, item.body, item.not_before)
+            requests.append(Request(body, {"Nats-Msg-Id": key}))
         if any(each.size > self._connection.max_payload for each in requests):
             raise QueueRefused("a message is larger than the NATS server allows")
-        answers = await self._connection.ask_all(self._subject, requests)
-        return [_was_added(answer) for answer in answers]
-
-    def _request(self, item: Publication) -> Request:
-        """Only an explicit key is the server's dedup id (WQ-1).
-
-        The server compares those of all queues of a stream, so the queue's name is part of it.
-        """
-        body = dated_body(item.message, item.body, item.not_before)
-        if item.dedup_key is None:
-            return Request(body, {"Nats-Msg-Id": secrets.token_hex(16)})
-        # A header is ASCII and has no blank ends.
-        key = quote(f"{self._queue}/{item.dedup_key}", safe=_KEPT_IN_A_HEADER)
-        return Request(body, {"Nats-Msg-Id": key})
+        added = []
+        for data in await self._connection.ask_all(self._subject, requests):
+            if data is None:
+                raise QueueRefused("no stream takes that subject")
+            answer = read_answer(data, PubAck)
+            if isinstance(answer, ApiError):
+                raise answer.raised()
+            added.append(not answer.duplicate)
+        return added
 
 
 class PubAck(Struct, frozen=True):
     duplicate: bool = False
-
-
-async def _publishing_subject(connection: NatsConnection, address: NatsAddress) -> str:
-    """Return the queue's own subject, or the first one of its stream."""
-    subject = address.subject
-    if subject is None:
-        stream = await find_stream(connection, address)
-        subject = next(iter(stream.config.subjects), None)
-    if subject is None:
-        raise QueueRefused(f"stream {address.stream!r} takes no subject")
-    tokens = subject.split(".")
-    return ".".join(WILDCARD if token in {"*", ">"} else token for token in tokens)
-
-
-def _was_added(data: bytes | None) -> bool:
-    if data is None:
-        raise QueueRefused("no stream takes that subject")
-    answer = read_answer(data, PubAck)
-    if isinstance(answer, ApiError):
-        raise answer.raised()
-    return not answer.duplicate

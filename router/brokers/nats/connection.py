@@ -111,7 +111,7 @@ class NatsConnection:
     def __init__(self) -> None:
         self._client = _Client()
         self._last_error: Exception | None = None
-        self._on_close: list[Callable[[], None]] = [self._end_waiting]
+        self._on_close: list[Callable[[], None]] = []
         self._replies = ""  # answers come to subjects below this one
         self._numbers = itertools.count(1)
         self._awaited: dict[str, asyncio.Future[Incoming | None]] = {}  # None: it was lost
@@ -217,12 +217,10 @@ class NatsConnection:
         if awaited is not None and not awaited.done():
             awaited.set_result(message)
 
-    def _end_waiting(self) -> None:
+    async def _note_close(self) -> None:
         for awaited in self._awaited.values():
             if not awaited.done():
                 awaited.set_result(None)
-
-    async def _note_close(self) -> None:
         for tell in self._on_close:
             tell()
 

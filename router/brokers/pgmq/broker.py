@@ -1,10 +1,9 @@
 """Both ends of one queue in PGMQ."""
 
-import asyncio
 import math
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, cast
 
@@ -13,7 +12,7 @@ import msgspec
 from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit import loop_time
 from router.brokers.kit.long_poll import LongPoll
-from router.brokers.kit.pending_retries import MAX_GATHERING_SECONDS, PendingRetries
+from router.brokers.kit.pending_retries import PendingRetries
 from router.brokers.kit.shared import Shared
 from router.brokers.pgmq.address import PgmqAddress, read_address
 from router.brokers.pgmq.envelope import Envelope, command_reply
@@ -39,7 +38,6 @@ from router.core.message import UNTRIED, Handle, Mode, ReceivedMessage, Tally
 from router.core.trace import Span, carried_in
 from router.ports import (
     Depth,
-    Disconnected,
     Finish,
     Publication,
     QueueRefused,
@@ -52,7 +50,6 @@ from router.signal import Signal
 FIRST_POLL_SECONDS: Final = 0.05  # for others' changes, after something came …
 LAST_POLL_SECONDS: Final = 1.0  # … and when nothing has come for a while
 GATHER_STEP_SECONDS: Final = 0.02
-GATHER_SHARE: Final = 1 / 3  # of the lease, at most: what is gathered is not extended yet
 
 _NUL: Final = b"\\u0000"  # the one character that jsonb cannot store
 
@@ -126,22 +123,18 @@ class PgmqBroker:
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         claim, wait = partial(self._claim, limit), self._database.wait
         batch = [*await receive_by_claims(self._poll, claim, wait)]
-        if not self._pending:
-            return batch
 
-        def returned() -> list[bytes]:
-            if self._poll.is_interrupted or len(batch) >= limit:
-                return []
-            return [each.body for each in batch if each.count is not None and each.count > 1]
+        async def fetch(limit: int) -> Sequence[ReceivedMessage]:
+            return (await self._claim(limit)).messages
 
-        async def read_more() -> None:
-            await asyncio.sleep(GATHER_STEP_SECONDS)
-            batch.extend((await self._claim(limit - len(batch))).messages)
-
-        # Each message that went back has a time of its own: wait for those of the same group.
-        at_most = min(MAX_GATHERING_SECONDS, self._lease * GATHER_SHARE)
-        with suppress(Disconnected):  # the next receive finds out; what is here is ours
-            await self._pending.gather(returned, read_more, at_most)
+        await self._pending.fill(
+            batch,
+            limit,
+            fetch,
+            step_seconds=GATHER_STEP_SECONDS,
+            lease=self.lease_seconds,
+            is_interrupted=lambda: self._poll.is_interrupted,
+        )
         return batch
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:

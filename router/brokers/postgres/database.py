@@ -89,7 +89,15 @@ class PostgresDatabase:
     async def check_server(self) -> None:
         """Refuse a server on which no queue is safe."""
         if self._keeps_statements is None:
-            self._keeps_statements = await self._has_sessions()
+            # A connection is one session of the server if the process that answers is the one that
+            # was announced. A pooler may give each call to another session, and makes a number up.
+            async with _our_errors(CALL_TIMEOUT_SECONDS):
+                connection = await self._connect()
+                try:
+                    process = await connection.fetchval("SELECT pg_backend_pid()")
+                    self._keeps_statements = process == connection.get_server_pid()
+                finally:
+                    await _close(connection)
         (row,) = await self.call(
             "SELECT current_setting('server_version_num')::int / 10000 AS server,"
             " current_setting('transaction_isolation') AS isolation"
@@ -165,18 +173,6 @@ class PostgresDatabase:
             statement_cache_size=KEPT_STATEMENTS if self._keeps_statements else 0,
             server_settings={"application_name": "message-router"},
         )
-
-    async def _has_sessions(self) -> bool:
-        """Whether a connection is one session of the server: the process that answers is the one
-        that was announced. A pooler may give each call to another session, and makes a number up.
-        """
-        async with _our_errors(CALL_TIMEOUT_SECONDS):
-            connection = await self._connect()
-            try:
-                process = await connection.fetchval("SELECT pg_backend_pid()")
-                return bool(process == connection.get_server_pid())
-            finally:
-                await _close(connection)
 
     async def _listen(self) -> None:
         """Learn of what other processes publish sooner than by polling (WQ-6).

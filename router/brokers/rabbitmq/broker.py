@@ -207,7 +207,31 @@ class RabbitBroker:
             self.interrupt()
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        return await self._poll.receive(partial(self._look, limit))
+        def returned() -> list[bytes]:
+            waiting = self._consumer.waiting
+            if self._poll.is_interrupted or len(waiting) >= limit:
+                return []
+            return [each.body for each in waiting if history_of(each.properties).deliveries]
+
+        async def await_more() -> None:
+            self._connection.check()
+            await self._poll.news.wait(GATHER_STEP_SECONDS)
+            await self._send_on_early(limit)
+
+        async def look() -> Sequence[ReceivedMessage]:
+            self._connection.check()
+            await self._consumer.start()
+            if 0 < len(self._consumer.waiting) < limit:
+                # Pushed one by one; a batch is all that was there with its first message (FIFO-1).
+                await self._connection.catch_up()
+            await self._send_on_early(limit)
+            # Each copy has a time of its own: wait for those that were put off together.
+            await self._pending_retries.gather(returned, await_more)
+            await self._remove_copied(limit)
+            waiting = self._consumer.waiting
+            return [self._received(waiting.popleft()) for _ in range(min(limit, len(waiting)))]
+
+        return await self._poll.receive(look)
 
     def interrupt(self) -> None:
         self._poll.interrupt()
@@ -234,7 +258,15 @@ class RabbitBroker:
             deliveries=_count(message, history),
             due_at=self._clock() + delay,
         )
-        await self._replace(message, history)
+        asked_at = loop_time()
+        waits = await self._keep_copy(message, history)
+        # If the connection breaks before the broker has removed the original, we remove it when it
+        # comes again, but only while nobody can have been handed the copy. The broker may have
+        # removed the original without our knowing, and what looks like it may be the same message,
+        # published once more: a duplicate while the copy waits, but the only one afterwards.
+        self._copied.add(proof_of(message), asked_at, lifetime=waits)
+        await self._connection.ack([message.tag])
+        self._copied.forget(proof_of(message))
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         del seconds  # they are ours as long as the connection anyway
@@ -248,33 +280,6 @@ class RabbitBroker:
         here, out = len(self._consumer.waiting), len(self._tickets)
         window = max(address.prefetch - here - out, 0)
         return Depth(in_queue + here, out, due=here + min(in_queue, window))
-
-    async def _look(self, limit: int) -> Sequence[ReceivedMessage]:
-        self._connection.check()
-        await self._consumer.start()
-        if 0 < len(self._consumer.waiting) < limit:
-            # Pushed one by one; a batch is all that was there with its first message (FIFO-1).
-            await self._connection.catch_up()
-        await self._send_on_early(limit)
-        # Each copy has a time of its own: wait for those that were put off together.
-        await self._pending_retries.gather(
-            partial(self._returned, limit), partial(self._await_more, limit)
-        )
-        await self._remove_copied(limit)
-        waiting = self._consumer.waiting
-        batch = [waiting.popleft() for _ in range(min(limit, len(waiting)))]
-        return [self._received(message) for message in batch]
-
-    def _returned(self, limit: int) -> list[bytes]:
-        waiting = self._consumer.waiting
-        if self._poll.is_interrupted or len(waiting) >= limit:
-            return []
-        return [each.body for each in waiting if history_of(each.properties).deliveries]
-
-    async def _await_more(self, limit: int) -> None:
-        self._connection.check()
-        await self._poll.news.wait(GATHER_STEP_SECONDS)
-        await self._send_on_early(limit)
 
     async def _send_on_early(self, limit: int) -> None:
         """Of the next messages, let those hop again that came before their time.
@@ -318,20 +323,6 @@ class RabbitBroker:
             parent=carried_in(message.properties.headers or {}),
             claimed_id=history.first_id,
         )
-
-    async def _replace(self, original: RabbitMessage, history: RetryHistory) -> None:
-        """Replace a message by a copy that comes later.
-
-        If the connection breaks before the broker has removed the original, we remove it when it
-        comes again, but only while nobody can have been handed the copy. The broker may have
-        removed the original without our knowing, and what looks like it may be the same message,
-        published once more: a duplicate while the copy waits, but the only one afterwards.
-        """
-        asked_at = loop_time()
-        waits = await self._keep_copy(original, history)
-        self._copied.add(proof_of(original), asked_at, lifetime=waits)
-        await self._connection.ack([original.tag])
-        self._copied.forget(proof_of(original))
 
     async def _keep_copy(self, message: RabbitMessage, history: RetryHistory) -> float:
         """Return for how many seconds it waits at the broker."""

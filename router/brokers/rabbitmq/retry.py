@@ -126,23 +126,18 @@ class RetryQueues:
             if step in self._made:
                 return
             if not await self._connection.exists(name):
-                await self._connection.declare(name, self._arguments(step))
+                arguments: Table = {
+                    "x-queue-type": self._kind,
+                    "x-message-ttl": step * 1000,
+                    "x-dead-letter-exchange": "",
+                    "x-dead-letter-routing-key": self._queue,
+                }
+                if self._kind == "quorum":
+                    # Removed only once the main queue has the message. Classic queues cannot.
+                    arguments["x-dead-letter-strategy"] = "at-least-once"
+                    arguments["x-overflow"] = "reject-publish"
+                await self._connection.declare(name, arguments)
             self._made.add(step)
 
     def _name(self, step: int) -> str:
         return f"{self._queue}.retry.{step}s"
-
-    def _arguments(self, step: int) -> Table:
-        arguments: Table = {
-            "x-queue-type": self._kind,
-            "x-message-ttl": step * 1000,
-            "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": self._queue,
-        }
-        if self._kind == "quorum":
-            # Removed only once the main queue has the message. Classic queues do not offer this.
-            arguments |= {
-                "x-dead-letter-strategy": "at-least-once",
-                "x-overflow": "reject-publish",
-            }
-        return arguments

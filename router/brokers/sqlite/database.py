@@ -97,7 +97,12 @@ class FileDatabase:
                 self._synced = covered
 
     async def look(self, work: Work[T]) -> T:
-        return await asyncio.to_thread(self._look, work)
+        def read() -> T:
+            uri = f"{self.path.as_uri()}?mode=ro"
+            with _our_errors(self.path), closing(sqlite3.connect(uri, uri=True)) as db:
+                return work(db)
+
+        return await asyncio.to_thread(read)
 
     def signal(self, queue: str) -> Signal:
         return self._signals[queue]
@@ -192,13 +197,6 @@ class FileDatabase:
                 signal.ring()
         self._pause = min(2 * self._pause, LAST_POLL_SECONDS)
         self._poll_later()
-
-    def _look(self, work: Work[T]) -> T:
-        with (
-            _our_errors(self.path),
-            closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as db,
-        ):
-            return work(db)
 
 
 @contextmanager

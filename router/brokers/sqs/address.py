@@ -66,11 +66,15 @@ def read_address(queue: QueueConfig, settings: SqsSettings) -> SqsAddress:
     if not name or not parts.hostname:
         raise refusal(queue, "names no queue: it must be such as https://host/account/name")
     origin = f"{parts.scheme}://{parts.netloc}"
+    found = _REGION.fullmatch(parts.hostname)
+    region = found and (found["today"] or found["older"])
+    if parts.hostname == _OLDEST_HOST:
+        region = _OLDEST_REGION
     return SqsAddress(
         name=name,
         url=origin + parts.path,
         endpoint=endpoint or f"{origin}/",
-        region=_region(parts.hostname) or settings.region,
+        region=region or settings.region,
     )
 
 
@@ -85,10 +89,3 @@ def _split(queue: QueueConfig, uri: str) -> SplitResult:
     if parts.query or parts.fragment:
         raise refusal(queue, "must end with the queue's name")
     return parts
-
-
-def _region(host: str) -> str | None:
-    if host == _OLDEST_HOST:
-        return _OLDEST_REGION
-    found = _REGION.fullmatch(host)
-    return found and (found["today"] or found["older"])

@@ -78,7 +78,21 @@ class SqsQueues:
 
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator["SqsBroker"]:
-        broker = await self._connect(queue)
+        address = read_address(queue, self._settings)
+        most, wait = self._settings.max_messages, round(self._settings.wait)
+        async with AsyncExitStack() as unless_connected:
+            calls = await self._client(address, CALLS_AT_ONCE, CALL_SECONDS)
+            unless_connected.push_async_callback(calls.close)
+            polls = await self._client(address, 1, wait + POLL_GRACE_SECONDS)
+            unless_connected.push_async_callback(polls.close)
+            url = await _find_url(address, calls)
+            # Asked for even if the lease is given: a missing queue is better noticed now.
+            reply = await calls.call(GET_QUEUE_ATTRIBUTES, GetQueueAttributes(url, (_LEASE,)))
+            found = float(reply.attributes.get(_LEASE, DEFAULT_LEASE_SECONDS))
+            lease = max(queue.visibility_timeout or found, self._settings.shortest_lease)
+            unless_connected.pop_all()
+        queue_found = SqsQueue(url, address.is_fifo, math.ceil(lease), most, wait)
+        broker = SqsBroker(queue_found, polls, calls)
         try:
             yield broker
         finally:
@@ -101,23 +115,6 @@ class SqsQueues:
             yield SqsPublisher(client, url, is_fifo=address.is_fifo, clock=self._clock)
         finally:
             await client.close()
-
-    async def _connect(self, queue: QueueConfig) -> "SqsBroker":
-        address = read_address(queue, self._settings)
-        most, wait = self._settings.max_messages, round(self._settings.wait)
-        async with AsyncExitStack() as unless_connected:
-            calls = await self._client(address, CALLS_AT_ONCE, CALL_SECONDS)
-            unless_connected.push_async_callback(calls.close)
-            polls = await self._client(address, 1, wait + POLL_GRACE_SECONDS)
-            unless_connected.push_async_callback(polls.close)
-            url = await _find_url(address, calls)
-            # Asked for even if the lease is given: a missing queue is better noticed now.
-            reply = await calls.call(GET_QUEUE_ATTRIBUTES, GetQueueAttributes(url, (_LEASE,)))
-            found = float(reply.attributes.get(_LEASE, DEFAULT_LEASE_SECONDS))
-            lease = max(queue.visibility_timeout or found, self._settings.shortest_lease)
-            unless_connected.pop_all()
-        queue_found = SqsQueue(url, address.is_fifo, math.ceil(lease), most, wait)
-        return SqsBroker(queue_found, polls, calls)
 
     async def _client(self, address: SqsAddress, connections: int, timeout: float) -> SqsClient:
         if self._account is None:
@@ -188,26 +185,24 @@ class CallBatcher(Generic[T, R]):
     async def ask(self, item: T) -> R:
         answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._requests.append((item, answer))
-        if len(self._requests) == 1:
-            await self._send_for_all()
-        return await answer
-
-    async def _send_for_all(self) -> None:
         requests = self._requests
+        if len(requests) > 1:
+            return await answer
         try:
             await asyncio.sleep(self._linger_seconds)
             self._requests = []
             results = await self._send([item for item, _ in requests])
-            for (_, answer), result in zip(requests, results, strict=True):
-                if not answer.done():  # else nobody waits any more
-                    answer.set_result(result)
+            for (_, waiting), result in zip(requests, results, strict=True):
+                if not waiting.done():  # else nobody waits any more
+                    waiting.set_result(result)
         finally:
             if self._requests is requests:
                 self._requests = []
             # Whoever sends for the others may be cancelled, or fail: they must not wait for ever.
-            for _, answer in requests[1:]:
-                if not answer.done():
-                    answer.set_exception(Disconnected("the call was not made"))
+            for _, waiting in requests[1:]:
+                if not waiting.done():
+                    waiting.set_exception(Disconnected("the call was not made"))
+        return await answer
 
 
 class SqsBroker:

@@ -205,22 +205,17 @@ class Signer:
         scope = f"{moment[:8]}/{self._region}/{SERVICE}/aws4_request"
         request = f"POST\n{self._path}\n\n{heads}\n\n{listed}\n{_digest(body)}"
         to_sign = f"{_ALGORITHM}\n{moment}\n{scope}\n{_digest(request.encode())}"
-        signature = hmac.digest(
-            self._day_key(moment[:8], credentials), to_sign.encode(), "sha256"
-        ).hex()
+        if self._key_of != (moment[:8], credentials):
+            key = f"AWS4{credentials.secret_key}".encode()
+            for part in scope.split("/"):
+                key = hmac.digest(key, part.encode(), "sha256")
+            self._key_of, self._key = (moment[:8], credentials), key
+        signature = hmac.digest(self._key, to_sign.encode(), "sha256").hex()
         lines.append(
             f"authorization:{_ALGORITHM} Credential={credentials.access_key}/{scope}, "
             f"SignedHeaders={listed}, Signature={signature}"
         )
         return lines
-
-    def _day_key(self, day: str, credentials: AwsCredentials) -> bytes:
-        if self._key_of != (day, credentials):
-            key = f"AWS4{credentials.secret_key}".encode()
-            for part in (day, self._region, SERVICE, "aws4_request"):
-                key = hmac.digest(key, part.encode(), "sha256")
-            self._key_of, self._key = (day, credentials), key
-        return self._key
 
 
 def host_header(endpoint: str) -> str:

@@ -8,13 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from router.brokers.sqs.client import SqsClient
-from router.brokers.sqs.wire import (
-    MAX_ENTRIES,
-    SEND_MESSAGES,
-    BatchRequest,
-    FailedEntry,
-    SendEntry,
-)
+from router.brokers.sqs.wire import MAX_ENTRIES, SEND_MESSAGES, BatchRequest, SendEntry
 from router.core.commands import dated_body
 from router.ports import Disconnected, Publication, QueueRefused
 
@@ -50,19 +44,17 @@ class SqsPublisher:
                 for position, item in enumerate(some)
             ]
             reply = await self._client.call(SEND_MESSAGES, BatchRequest(self._url, entries))
-            if reply.failed:
-                raise _failure(some, reply.failed[0])
+            for failed in reply.failed:
+                text = f"message {some[int(failed.id)].message.id!r} was not sent: {failed.code}"
+                raise QueueRefused(text) if failed.sender_fault else Disconnected(text)
             ids = {done.id: done.message_id or "" for done in reply.successful}
-            added += [self._is_new(ids[entry.id]) for entry in entries]
+            for entry in entries:
+                message_id = ids[entry.id]
+                added.append(message_id not in self._sent)
+                self._sent[message_id] = None
+                if len(self._sent) > REMEMBERED:
+                    del self._sent[next(iter(self._sent))]
         return added
-
-    def _is_new(self, message_id: str) -> bool:
-        if message_id in self._sent:
-            return False
-        self._sent[message_id] = None
-        if len(self._sent) > REMEMBERED:
-            del self._sent[next(iter(self._sent))]
-        return True
 
 
 def batches(items: Sequence[Publication]) -> Iterator[list[Publication]]:
@@ -97,8 +89,3 @@ def send_entry(position: int, item: Publication, *, is_fifo: bool, now: float) -
 def plain(text: str) -> str:
     """Return the text if SQS accepts it, else its hash: it is only compared."""
     return text if _PLAIN.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()
-
-
-def _failure(batch: Sequence[Publication], failed: FailedEntry) -> Disconnected | QueueRefused:
-    text = f"message {batch[int(failed.id)].message.id!r} was not sent: {failed.code}"
-    return QueueRefused(text) if failed.sender_fault else Disconnected(text)

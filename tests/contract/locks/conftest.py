@@ -10,8 +10,7 @@ from typing import Final, Protocol
 import pytest
 
 from router.brokers.nats.address import NatsSettings
-from router.locks import open_lock
-from router.locks.request import LockRequest
+from router.locks import LockRequest, open_lock
 from router.ports import Lock
 from tests.support.servers import nats
 from tests.support.servers.postgres import postgres_server, transaction_pooler

@@ -2,11 +2,18 @@
 
 import json
 import logging
+import os
 import sys
+import threading
+from collections import deque
 from datetime import UTC, datetime
-from typing import Final, TextIO
+from typing import Final
 
 from router.core.redact import mask_urls
+
+MAX_WAITING_BYTES: Final = 4 * 1024 * 1024  # lines that nobody has read yet; more are dropped
+MAX_TEXT: Final = 16 * 1024  # characters of a message or a stack trace
+CLOSE_SECONDS: Final = 2.0  # for a reader to take the last lines
 
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {
     "message",
@@ -15,14 +22,100 @@ _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {
 }
 
 
-def configure_logging(level: str, *, as_json: bool, stream: TextIO = sys.stdout) -> None:
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines() if as_json else PlainLines())
+def configure_logging(level: str, *, as_json: bool) -> "LogWriter":
+    """Log to standard output from now on. To close what this returns writes the last lines."""
+    handler = LogWriter(sys.stdout.fileno(), JsonLines() if as_json else PlainLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for chatty in ("httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     for repeating in ("aiormq", "aio_pika"):  # what they log, the adapter is told by exceptions
         logging.getLogger(repeating).setLevel(logging.CRITICAL)
+    return handler
+
+
+def dropped_lines() -> int:
+    """Count the log lines that were dropped because nobody read them."""
+    handlers = logging.getLogger().handlers
+    return sum(handler.dropped for handler in handlers if isinstance(handler, LogWriter))
+
+
+class LogWriter(logging.Handler):
+    """Writes lines to a file descriptor from a thread of its own.
+
+    A write blocks while the reader of a pipe stands still. The thread waits then, the event loop
+    does not: lines gather up to a limit, and the rest is dropped and counted.
+    """
+
+    def __init__(self, fd: int, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.dropped = 0
+        self._fd = fd
+        self._lines: deque[bytes] = deque()
+        self._waiting_bytes = 0  # until they are written
+        self._unreported = 0  # dropped lines
+        self._is_closed = False
+        self._changed = threading.Condition(threading.Lock())
+        self._thread = threading.Thread(target=self._write_lines, name="log", daemon=True)
+        self.setFormatter(formatter)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        except Exception:  # noqa: BLE001 as all handlers do: a log line must not break its caller
+            self.handleError(record)
+            return
+        with self._changed:
+            if self._waiting_bytes + len(line) > MAX_WAITING_BYTES or self._is_closed:
+                self.dropped += 1
+                self._unreported += 1
+                return
+            self._lines.append(line)
+            self._waiting_bytes += len(line)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Wait a moment for the last lines to be written."""
+        with self._changed:
+            was_closed, self._is_closed = self._is_closed, True
+            self._changed.notify()
+        if not was_closed:  # the interpreter closes it once more
+            self._thread.join(CLOSE_SECONDS)
+        super().close()
+
+    def _write_lines(self) -> None:
+        while True:
+            with self._changed:
+                while not self._lines and not self._is_closed:
+                    self._changed.wait()
+                if not self._lines:
+                    return
+                line = self._lines.popleft()
+                dropped = 0 if self._lines else self._unreported
+                self._unreported -= dropped
+            self._write(line)
+            with self._changed:
+                self._waiting_bytes -= len(line)
+            if dropped:
+                self._report(dropped)
+
+    def _write(self, line: bytes) -> None:
+        while line:
+            try:
+                line = line[os.write(self._fd, line) :]
+            except OSError:  # nobody is there to read it, now or ever
+                with self._changed:
+                    self.dropped += 1
+                return
+
+    def _report(self, dropped: int) -> None:
+        """Say how much is missing, where it is missing: the reader has caught up."""
+        text = "log lines were dropped: nobody read them"
+        record = logging.makeLogRecord(
+            {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
+        )
+        record.lines = dropped
+        self._write(f"{self.format(record)}\n".encode())
 
 
 class JsonLines(logging.Formatter):
@@ -33,11 +126,11 @@ class JsonLines(logging.Formatter):
             "time": _time(record),
             "level": record.levelname,
             "logger": record.name,
-            "message": mask_urls(record.getMessage()),  # some of it is a broker's own words
+            "message": _text(record.getMessage()),  # some of it is a broker's own words
             **_extras(record),
         }
         if record.exc_info:
-            facts["exception"] = mask_urls(self.formatException(record.exc_info))
+            facts["exception"] = _text(self.formatException(record.exc_info))
         return json.dumps(facts, ensure_ascii=False, default=str)
 
 
@@ -46,17 +139,22 @@ class PlainLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         facts = " ".join(f"{key}={value}" for key, value in _extras(record).items())
-        message = _one_line(mask_urls(record.getMessage()))
+        message = _one_line(_text(record.getMessage()))
         line = f"{_time(record)[11:23]} {record.levelname:<8} {message}"
         text = f"{line}  {_one_line(facts)}" if facts else line
         if not record.exc_info:
             return text
-        return f"{text}\n{mask_urls(self.formatException(record.exc_info))}"
+        return f"{text}\n{_text(self.formatException(record.exc_info))}"
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:
     given = record.__dict__
     return {key: given[key] for key in given if key not in _STANDARD and given[key] is not None}
+
+
+def _text(text: str) -> str:
+    """Return it without secrets, and not longer than anyone reads."""
+    return mask_urls(text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} …")
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -58,7 +58,7 @@ from router.engine.standby import Alone, Candidate, Election, Standby
 from router.engine.state import MessageLookup, StateReader
 from router.engine.stores import QueueStores
 from router.engine.tasks import TaskMediator
-from router.logs import configure_logging
+from router.logs import configure_logging, dropped_lines
 from router.outbound.config_source import config_sources
 from router.outbound.http_sender import HttpSender
 from router.outbound.process.executors import Executor
@@ -166,12 +166,12 @@ def run(env: Mapping[str, str]) -> int:
     as_json = settings.log_format is LogFormat.JSON or (
         settings.log_format is LogFormat.AUTO and not sys.stdout.isatty()
     )
-    configure_logging(settings.log_level.name, as_json=as_json)
-    for note in setting_notes(env):
-        log.warning("%s", note)
-    runtime.raise_limit()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run_until_signalled(settings))
+    with closing(configure_logging(settings.log_level.name, as_json=as_json)):
+        for note in setting_notes(env):
+            log.warning("%s", note)
+        runtime.raise_limit()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run_until_signalled(settings))
 
 
 async def _run_until_signalled(settings: Settings) -> int:
@@ -237,7 +237,14 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
         tasks, publishing = manager.deps.tasks, manager.deps.publishing
         lag, store, letters = LoopLag(), ports.store, manager.deps.letters
         reader = StateReader(
-            manager, breakers, letters, warnings, lag=lag, wall=time.time, tracer=ports.tracer
+            manager,
+            breakers,
+            letters,
+            warnings,
+            lag=lag,
+            wall=time.time,
+            tracer=ports.tracer,
+            dropped_logs=dropped_lines,
         )
         beat = Beat(
             lambda: manager.applied,
@@ -402,6 +409,7 @@ def _config_sync(
         attempts=settings.config_attempts,
         retry_delay=settings.config_retry_delay,
         allow_empty=settings.allow_empty_config,
+        max_connections=settings.max_connections,
     )
     sources = config_sources(settings.config_urls, settings.config_token, settings.naming)
     return ConfigSync(sources, apply, alerts.raise_warning, rules, time.time)

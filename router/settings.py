@@ -89,6 +89,8 @@ class Settings:
     pool_warning_threshold: int = env(
         "MESSAGE_ROUTER_POOL_WARNING_THRESHOLD", whole(1, 1_000_000), "5000",
         "number of pools from which on a warning is raised")
+    max_connections: int = env("MESSAGE_ROUTER_MAX_CONNECTIONS", whole(1, 1_000_000), "1000",
+        "limit on the sum of `connections` over all queues")
     allow_empty_config: bool = env("MESSAGE_ROUTER_ALLOW_EMPTY_CONFIG", switch, "false",
         "let a document remove every queue of a running router")
     state_dir: Path = env("MESSAGE_ROUTER_STATE_DIR", directory, "./.message-router",

@@ -126,6 +126,11 @@ ROUTER_METRICS: Final[Sequence[Family[RouterState]]] = (
         lambda router: [((), router.loop_lag)],
     ),
     Family(
+        "counter log_lines_dropped_total",
+        "Log lines that were dropped because nobody read standard output",
+        lambda router: [((), router.dropped_logs)],
+    ),
+    Family(
         "counter spans_total{result}",
         "Trace spans by result; missing if tracing is off",
         lambda router: _by_label(router.spans),

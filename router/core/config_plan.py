@@ -115,6 +115,31 @@ def unite(
     return config, [*queues.conflicts, *same, *conflicts]
 
 
+def limit_connections(
+    config: RoutingConfig, most: int, running: RoutingConfig = NOTHING
+) -> tuple[RoutingConfig, str]:
+    """Return a configuration with at most so many connections, and what that costs.
+
+    Queues with many give up some first. If there are more queues than connections, those that run
+    already are kept, then the first ones.
+    """
+    wanted = sum(queue.connections for queue in config.queues)
+    if wanted <= most:
+        return config, ""
+    names = {queue.name for queue in running.queues}
+    by_age = sorted(config.queues, key=lambda queue: queue.name not in names)
+    kept = {queue.name for queue in by_age[:most]}
+    queues = [queue for queue in config.queues if queue.name in kept]
+    each = 1
+    while sum(min(queue.connections, each + 1) for queue in queues) <= most:
+        each += 1
+    cut = [replace(queue, connections=min(queue.connections, each)) for queue in queues]
+    skipped = len(config.queues) - len(queues)
+    costs = f"{skipped} queues are skipped" if skipped else f"a queue gets at most {each}"
+    text = f"the queues want {wanted} connections, more than MESSAGE_ROUTER_MAX_CONNECTIONS"
+    return replace(config, queues=tuple(cut)), f"{text} ({most}): {costs}"
+
+
 def plan(old: RoutingConfig, new: RoutingConfig) -> Plan:
     """Return what has to be done to get from what runs to what is wanted."""
     queues = {queue.name: queue for queue in old.queues}

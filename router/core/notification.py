@@ -107,10 +107,15 @@ class PendingDigest:
         return item if isinstance(item, StateChange) else StateChange(subject, at)
 
     def _put(self, key: str, item: Item) -> None:
-        if key in self._items or len(self._items) < MOST_ITEMS:
-            self._items[key] = item
-        else:
+        if key not in self._items and len(self._items) >= MOST_ITEMS:
             self.dropped += 1
+            if _severity(item) <= self._least:
+                return  # without a look at the others, which are no milder
+            mildest = min(self._items, key=lambda each: _severity(self._items[each]))
+            if _severity(item) <= _severity(self._items[mildest]):
+                return
+            del self._items[mildest]
+        self._items[key] = item
 
 
 def digest(items: Sequence[Item], *, instance: str, at: float, dropped: int) -> Digest:
@@ -119,6 +124,10 @@ def digest(items: Sequence[Item], *, instance: str, at: float, dropped: int) -> 
     notices.sort(key=lambda notice: notice.severity, reverse=True)
     changes = [item for item in items if isinstance(item, StateChange)]
     return Digest(instance=instance, at=at, notices=notices, changes=changes, dropped=dropped)
+
+
+def _severity(item: Item) -> Severity:
+    return item.severity if isinstance(item, Notice) else item.subject.severity
 
 
 def _remember(known: OrderedDict[str, Value], key: str, value: Value, most: int) -> None:

@@ -9,6 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 CAPACITY: Final = 1000
+CAPACITY_OF_ONE: Final = 100  # warnings of one code from one source
+MAX_TEXT: Final = 1000  # characters
 LIFETIME_SECONDS: Final = 8 * 3600.0
 REPEAT_SECONDS: Final = 5 * 60.0
 FRESH_SECONDS: Final = 30 * 60.0  # how long a critical warning degrades the router's health
@@ -77,16 +79,22 @@ class WarningSummary(Struct, frozen=True):
 
 
 class WarningBook:
-    """The latest warnings. Adding is O(1); expired ones are removed when somebody reads."""
+    """The latest warnings. Expired ones are removed when somebody reads.
+
+    Messages can cause any number of warnings. So those of one code from one source push out only
+    each other, and a mild warning never pushes out a severe one.
+    """
 
     def __init__(self) -> None:
         self._notices: OrderedDict[str, Notice] = OrderedDict()  # least recently raised first
-        self._acknowledged: OrderedDict[str, None] = OrderedDict()  # ids, in order of acknowledging
+        self._alike: dict[tuple[str, str], OrderedDict[str, None]] = {}  # code, source → ids
         self._latest: dict[tuple[str, str, str], str] = {}  # code, source, message → id
         self._added = 0
 
     def add(self, code: str, severity: Severity, source: str, message: str, now: float) -> Notice:
         """Add a warning, or count it if it was raised within the last five minutes."""
+        if len(message) > MAX_TEXT:
+            message = f"{message[:MAX_TEXT]} …"
         last = self._notices.get(self._latest.get((code, source, message), ""))
         if last is not None and now - last.last_at <= REPEAT_SECONDS:
             return self._repeat(last, severity, now)
@@ -100,11 +108,14 @@ class WarningBook:
             first_at=now,
             last_at=now,
         )
-        if len(self._notices) == CAPACITY:
-            # Somebody has seen the acknowledged ones; among equals the oldest goes.
-            self._remove(next(iter(self._acknowledged or self._notices)))
+        alike = self._alike.setdefault((code, source), OrderedDict())
         self._notices[notice.id] = notice
         self._latest[code, source, message] = notice.id
+        alike[notice.id] = None
+        if len(alike) > CAPACITY_OF_ONE:
+            self._remove(min(alike, key=self._worth))
+        elif len(self._notices) > CAPACITY:
+            self._remove(min(self._notices, key=self._worth))
         return notice
 
     def list(
@@ -145,7 +156,6 @@ class WarningBook:
         if notice is None:
             return False
         self._notices[notice_id] = replace(notice, acknowledged=True)
-        self._acknowledged[notice_id] = None
         return True
 
     def acknowledge_all(self) -> int:
@@ -170,13 +180,17 @@ class WarningBook:
             severity=max(severity, last.severity),
             last_at=now,
             count=last.count + 1,
-            acknowledged=last.acknowledged and not worse,
+            acknowledged=last.acknowledged and not worse,  # that was about something milder
         )
-        if worse:  # the operator acknowledged something milder
-            self._acknowledged.pop(last.id, None)
         self._notices[last.id] = notice
         self._notices.move_to_end(last.id)
+        self._alike[last.code, last.source].move_to_end(last.id)
         return notice
+
+    def _worth(self, notice_id: str) -> int:
+        """Return how long to keep it. Among equals the least recently raised one goes first."""
+        notice = self._notices[notice_id]
+        return 0 if notice.acknowledged else notice.severity
 
     def _remove_all(self, ids: Sequence[str]) -> int:
         for notice_id in ids:
@@ -185,7 +199,10 @@ class WarningBook:
 
     def _remove(self, notice_id: str) -> None:
         notice = self._notices.pop(notice_id)
-        self._acknowledged.pop(notice_id, None)
+        alike = self._alike[notice.code, notice.source]
+        del alike[notice_id]
+        if not alike:
+            del self._alike[notice.code, notice.source]
         text = (notice.code, notice.source, notice.message)
         if self._latest[text] == notice_id:  # otherwise a newer one has replaced it
             del self._latest[text]

@@ -13,7 +13,15 @@ from msgspec import Struct
 
 from router.core.config import NOTHING, QueueNaming, RoutingConfig
 from router.core.config_document import BadDocument, Document, as_document, read_document
-from router.core.config_plan import CONFIG_CONFLICT, EMPTYING, Plan, empties, unite
+from router.core.config_entry import CONFIGURATION
+from router.core.config_plan import (
+    CONFIG_CONFLICT,
+    EMPTYING,
+    Plan,
+    empties,
+    limit_connections,
+    unite,
+)
 from router.core.retry import Jitter
 from router.core.state import SyncCounts
 from router.core.warnings import Severity
@@ -39,6 +47,7 @@ class SyncRules(Struct, frozen=True, kw_only=True):
     attempts: int = 12
     retry_delay: float = 5.0
     allow_empty: bool = False
+    max_connections: int = 1000  # of all queues together
 
 
 class SyncResult(Struct, frozen=True):
@@ -177,7 +186,8 @@ class ConfigSync:
         for error in errors:
             log.warning("a configuration source failed, its last good document counts: %s", error)
         documents = [(s.origin.name, s.document) for s in self._sources if s.document is not None]
-        config, conflicts = unite(documents, self._applied)
+        wanted, conflicts = unite(documents, self._applied)
+        config, shortage = limit_connections(wanted, self._rules.max_connections, self._applied)
         if empties(self._applied, config) and not self._rules.allow_empty:
             raise SyncFailed(EMPTYING)
         # Called even if nothing changes: what operators changed by hand goes back (CONTRACTS §6).
@@ -192,6 +202,8 @@ class ConfigSync:
                 self._warn(problem.code, f"{name}: {problem}")
         for conflict in conflicts:
             self._warn(CONFIG_CONFLICT, conflict)
+        if shortage:
+            self._warn(CONFIGURATION, shortage)
         return changes
 
     def _warn(self, code: str, text: str) -> None:

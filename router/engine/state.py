@@ -73,6 +73,7 @@ class StateReader:
         lag: LoopLag,
         wall: Callable[[], float],
         tracer: Tracer | None = None,
+        dropped_logs: Callable[[], int] = lambda: 0,
     ) -> None:
         self.initialized = False
         self.shutting_down = False
@@ -84,6 +85,7 @@ class StateReader:
         self._lag = lag
         self._wall = wall
         self._tracer = tracer
+        self._dropped_logs = dropped_logs
         self._started = _now()
         # Fixed, so that the dashboard shows the same instant always as the same number.
         self._loop_to_wall = wall() - self._started
@@ -113,6 +115,7 @@ class StateReader:
             unaccounted=registry.unaccounted,
             dead_letters={reason.value: count for reason, count in self._letters.kept.items()},
             loop_lag=self._lag.seconds,
+            dropped_logs=self._dropped_logs(),
             spans={} if self._tracer is None else self._tracer.counts,
             warnings=self._warnings.summary(self._wall()),
             syncs=syncs,

@@ -147,11 +147,20 @@ class RouterProcess:
             return await client.request(method, path, json=content)
 
 
-def start(env: Mapping[str, str], port: int, folder: Path) -> RouterProcess:
+def start(
+    env: Mapping[str, str], port: int, folder: Path, output: int | None = None
+) -> RouterProcess:
+    """`output`: a file descriptor for its log; None: a file."""
     number = len(list(folder.glob("router-*.log"))) + 1
     stdout, stderr = folder / f"router-{number}.log", folder / f"router-{number}.err"
     with stdout.open("wb") as out, stderr.open("wb") as err:
-        process = subprocess.Popen(_command("run"), env=env, cwd=ROOT, stdout=out, stderr=err)
+        process = subprocess.Popen(
+            _command("run"),
+            env=env,
+            cwd=ROOT,
+            stdout=out if output is None else output,
+            stderr=err,
+        )
     return RouterProcess(process, port, stdout, stderr, env)
 
 

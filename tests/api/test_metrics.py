@@ -36,6 +36,7 @@ NAMES = {  # CONTRACTS §7
     "config_sync_total": {"result"},
     "config_last_sync_timestamp_seconds": set[str](),
     "event_loop_lag_seconds": set[str](),
+    "log_lines_dropped_total": set[str](),
     "ledger_total": {"state"},
     "unaccounted_messages": set[str](),
     "spans_total": {"result"},

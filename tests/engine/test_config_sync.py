@@ -72,8 +72,10 @@ class Router:
         return [(code, severity) for code, severity, _, _ in self.warnings]
 
 
-def syncing(router: Router, *sources: Source, allow_empty: bool = False) -> ConfigSync:
-    rules = SyncRules(naming=NAMING, allow_empty=allow_empty)
+def syncing(
+    router: Router, *sources: Source, allow_empty: bool = False, max_connections: int = 1000
+) -> ConfigSync:
+    rules = SyncRules(naming=NAMING, allow_empty=allow_empty, max_connections=max_connections)
     return ConfigSync(sources, router.apply, router.raise_warning, rules, lambda: 1000 + now())
 
 
@@ -176,6 +178,21 @@ async def test_an_emptying_document_is_applied_if_that_is_allowed() -> None:
 
     assert result.ok
     assert router.queue_names == []
+
+
+@pytest.mark.rule("CFG-5", "P4")
+async def test_b10_the_sum_of_connections_is_limited() -> None:
+    router = Router()
+    sync = syncing(router, Source([queues("a", "b", connections=100)]), max_connections=50)
+
+    await sync.sync(first=True)
+
+    _, applied = router.applied[-1]
+    assert [each.connections for each in applied.queues] == [25, 25]
+    assert [warning[:3] for warning in router.warnings] == [
+        ("CONFIGURATION", Severity.WARN, "ConfigSync")
+    ]
+    assert "MESSAGE_ROUTER_MAX_CONNECTIONS (50)" in router.warnings[0][3]
 
 
 @pytest.mark.rule("CFG-5")

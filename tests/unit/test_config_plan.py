@@ -21,6 +21,7 @@ from router.core.config_plan import (
     Plan,
     check_document,
     empties,
+    limit_connections,
     plan,
     unite,
 )
@@ -86,6 +87,42 @@ def test_sources_that_agree_are_no_conflict() -> None:
     same = document(queue("a"), pool("A"))
 
     assert unite([("one", same), ("two", same)]) == (config(queue("a"), pool("A")), [])
+
+
+@pytest.mark.rule("CFG-5", "P4")
+@pytest.mark.parametrize(
+    ("wanted", "most", "given"),
+    [
+        ((1, 2), 3, (1, 2)),
+        ((100, 1, 1), 10, (8, 1, 1)),
+        ((100, 100, 1), 11, (5, 5, 1)),
+        ((100, 100, 1), 10, (4, 4, 1)),
+        ((3, 3, 3), 3, (1, 1, 1)),
+    ],
+)
+def test_b10_queues_with_many_connections_give_up_some(
+    wanted: tuple[int, ...], most: int, given: tuple[int, ...]
+) -> None:
+    names = "abc"[: len(wanted)]
+    made = config(*(queue(name, connections=n) for name, n in zip(names, wanted, strict=True)))
+
+    limited, costs = limit_connections(made, most)
+
+    assert tuple(each.connections for each in limited.queues) == given
+    assert bool(costs) is (wanted != given)
+    if costs:
+        assert f"want {sum(wanted)} connections" in costs
+        assert f"at most {max(given)}" in costs
+
+
+@pytest.mark.rule("CFG-5", "P4")
+def test_b10_with_more_queues_than_connections_those_that_run_are_kept() -> None:
+    made = config(*(queue(name, connections=100) for name in "abcd"))
+
+    limited, costs = limit_connections(made, 2, running=config(queue("d")))
+
+    assert limited == config(queue("a"), queue("d"))
+    assert "2 queues are skipped" in costs
 
 
 @pytest.mark.rule("CFG-4", "P2")

@@ -139,6 +139,23 @@ def test_there_is_never_more_to_tell_than_fits() -> None:
     assert len(gathering.take()) == MOST_ITEMS
 
 
+def test_b9_a_severe_warning_takes_the_place_of_a_mild_one() -> None:
+    gathering = PendingDigest(Severity.INFO)
+    for number in range(MOST_ITEMS):
+        gathering.warned(notice(number))
+    critical, error = notice(1001, Severity.CRITICAL), notice(1002, Severity.ERROR)
+
+    gathering.warned(notice(1000))
+    gathering.warned(critical)
+    gathering.began(BREAKER, 0.0)
+    gathering.warned(error)
+    gathering.warned(notice(1003, Severity.INFO))
+
+    items = gathering.take()
+    assert (len(items), gathering.dropped) == (MOST_ITEMS, 5)
+    assert items[-3:] == [critical, StateChange(BREAKER, 0.0, began=1), error]
+
+
 @pytest.mark.rule("P4")
 def test_what_was_told_is_not_remembered_for_ever() -> None:
     gathering = PendingDigest(Severity.INFO)

@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from router.core.warnings import (
     CAPACITY,
+    CAPACITY_OF_ONE,
     FRESH_SECONDS,
     LIFETIME_SECONDS,
+    MAX_TEXT,
     REPEAT_SECONDS,
     Code,
     Notice,
@@ -27,8 +29,9 @@ def warn(
     now: float = NOON,
     severity: Severity = Severity.WARN,
     code: str = Code.QUEUE_FULL,
+    source: str = "ProcessPool:A",
 ) -> Notice:
-    return book.add(code, severity, "ProcessPool:A", message, now)
+    return book.add(code, severity, source, message, now)
 
 
 def messages(notices: Sequence[Notice]) -> list[str]:
@@ -105,21 +108,28 @@ def test_a_warning_is_gone_eight_hours_after_it_was_last_raised() -> None:
     assert after == []
 
 
+def fill(book: WarningBook, severity: Severity = Severity.WARN) -> None:
+    """With as many sources as it takes."""
+    for number in range(CAPACITY):
+        source = f"Consumer:q{number // CAPACITY_OF_ONE}"
+        warn(book, str(number), source=source, severity=severity)
+
+
 def test_what_does_not_fit_pushes_out_the_oldest() -> None:
     book = WarningBook()
-    for number in range(CAPACITY + 2):
-        warn(book, str(number))
+    fill(book)
+    for number in range(2):
+        warn(book, f"more {number}")
 
     kept = messages(book.list(now=NOON))
 
     assert len(kept) == CAPACITY
-    assert kept[-1] == "2"
+    assert (kept[0], kept[-1]) == ("more 1", "2")
 
 
 def test_acknowledged_warnings_are_pushed_out_first() -> None:
     book = WarningBook()
-    for number in range(CAPACITY):
-        warn(book, str(number))
+    fill(book)
     newest = book.list(now=NOON)[0]
     book.acknowledge(newest.id)
 
@@ -130,9 +140,55 @@ def test_acknowledged_warnings_are_pushed_out_first() -> None:
     assert kept[-1] == "0"
 
 
+def test_b9_warnings_of_one_code_and_source_push_out_only_each_other() -> None:
+    book = WarningBook()
+    warn(book, "mine")
+    warn(book, "of another code", code=Code.ROUTING, source="QueueManager", severity=Severity.INFO)
+    for number in range(1100):
+        warn(book, f"made-up pool {number}", source="QueueManager")
+
+    kept = messages(book.list(now=NOON))
+
+    assert len(kept) == CAPACITY_OF_ONE + 2
+    assert (kept[0], kept[CAPACITY_OF_ONE - 1]) == ("made-up pool 1099", "made-up pool 1000")
+    assert kept[CAPACITY_OF_ONE:] == ["of another code", "mine"]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_b9_a_mild_warning_never_pushes_out_a_severe_one(*, is_full: bool) -> None:
+    book = WarningBook()
+    severe = warn(book, "severe", severity=Severity.CRITICAL)
+    if is_full:
+        fill(book)
+    for number in range(2 * CAPACITY_OF_ONE):
+        warn(book, str(number))
+
+    assert book.list(now=NOON, severity=Severity.CRITICAL) == [severe]
+    assert len(book.list(now=NOON)) == (CAPACITY if is_full else CAPACITY_OF_ONE)
+
+
+def test_b9_a_mild_warning_among_severe_ones_goes_itself() -> None:
+    book = WarningBook()
+    fill(book, Severity.CRITICAL)
+
+    warn(book, "mild")
+
+    assert len(book.list(now=NOON, severity=Severity.CRITICAL)) == CAPACITY
+
+
+def test_b9_a_long_text_is_cut() -> None:
+    book = WarningBook()
+
+    first = warn(book, "x" * 1024 * 1024)
+    again = warn(book, "x" * 1024 * 1024)
+
+    assert first.message == "x" * MAX_TEXT + " …"
+    assert (again.id, again.count) == (first.id, 2)
+
+
 def test_a_warning_pushed_out_and_raised_again_starts_anew() -> None:
     book = WarningBook()
-    for number in range(CAPACITY + 1):
+    for number in range(CAPACITY_OF_ONE + 1):
         warn(book, str(number))
 
     again = warn(book, "0")

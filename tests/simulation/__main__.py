@@ -12,8 +12,9 @@ from typing import Final
 
 from msgspec import Struct
 
+from tests.simulation.draw import draw
 from tests.simulation.mutants import FOUND, MOST_WORLDS, find_all
-from tests.simulation.plan import Act, Kind, Plan, draw
+from tests.simulation.plan import Act, Kind, Plan
 from tests.simulation.shrink import shrink
 from tests.simulation.world import Result, run
 

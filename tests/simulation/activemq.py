@@ -15,7 +15,7 @@ from msgspec import Struct
 from router.brokers.activemq.frames import Frame, FrameReader, encode
 from router.core.message import Message
 from tests.simulation.loop import OWNER, Process
-from tests.simulation.network import Mishap, Pipe, Weather
+from tests.simulation.network import Mishap, Pipe, Put, Weather, unheard
 
 GROUP: Final = "JMSXGroupID"
 TEMPORARY: Final = "/temp-queue/"  # of one connection
@@ -51,6 +51,7 @@ class ActiveMqServer:
         self.queues: dict[str, StompQueue] = {}
         self.transports: list[StompTransport] = []
         self.scheduled: list[Stored] = []
+        self.on_put: Put = unheard
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()  # nobody's: its timers outlive the processes it serves
         self.numbers = itertools.count(1)
@@ -101,6 +102,7 @@ class ActiveMqServer:
             number, f"ID:broker-{number}", frame.body, headers, frame.headers.get(GROUP)
         )
         destination, delay = frame.headers["destination"], frame.headers.get(DELAY)
+        self.on_put(destination.removeprefix("/queue/"), frame.body)
         if delay is None:
             self.put(destination, stored)
             return

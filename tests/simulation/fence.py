@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+from msgspec.structs import replace
+
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
-from router.ports import Broker, Brokers, Depth, Publisher, Traits, Unsettled
+from router.ports import Broker, Depth, Finish, MessageStore, Publisher, Traits, Unsettled
 from tests.simulation.loop import Process
+from tests.simulation.networked import Opener
 from tests.simulation.oracle import Oracle
 
 
@@ -22,7 +25,7 @@ class Fence:
             Process, asyncio.Future[None]
         ] = {}  # who is to stand still when it settles
 
-    def around(self, brokers: Brokers, process: Process) -> Brokers:
+    def around(self, brokers: Opener, process: Process) -> Opener:
         return _Watched(self, brokers, process)
 
     def handed_over(self, deliveries: Sequence[ReceivedMessage], process: Process) -> None:
@@ -32,12 +35,13 @@ class Fence:
             self._ids[received.handle] = key
             self._oracle.handed_over(received.body, process)
 
-    def settling(self, process: Process) -> None:
+    async def settling(self, process: Process) -> None:
         """What is decided by now is carried out when the process goes on."""
         stall = self.stalls.pop(process, None)
         if stall is not None and not stall.done() and not process.is_frozen:
             process.is_frozen = True
             stall.set_result(None)
+            await asyncio.sleep(0)
 
     def settled(self, handle: Handle, how: str) -> None:
         key = self._ids.get(handle)
@@ -46,7 +50,7 @@ class Fence:
 
 
 class _Watched:
-    def __init__(self, fence: Fence, brokers: Brokers, process: Process) -> None:
+    def __init__(self, fence: Fence, brokers: Opener, process: Process) -> None:
         self._fence = fence
         self._brokers = brokers
         self._process = process
@@ -58,6 +62,9 @@ class _Watched:
 
     def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
         return self._brokers.open_publisher(queue)
+
+    def open_store(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageStore] | None:
+        return self._brokers.open_store(queue)
 
 
 class _WatchedBroker:
@@ -76,7 +83,22 @@ class _WatchedBroker:
 
     @property
     def traits(self) -> Traits:
-        return self._broker.traits
+        return replace(self._broker.traits, finisher=self)
+
+    def takes(self, queue: QueueConfig) -> bool:
+        finisher = self._broker.traits.finisher
+        return finisher is not None and finisher.takes(queue)
+
+    async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
+        finisher = self._broker.traits.finisher
+        assert finisher is not None
+        await self._fence.settling(self._process)
+        refused = await finisher.finish(items)
+        problems = {each.handle for each in refused}
+        for item in items:
+            if item.handle not in problems:
+                self._fence.settled(item.handle, "end")
+        return refused
 
     def interrupt(self) -> None:
         self._broker.interrupt()
@@ -87,7 +109,7 @@ class _WatchedBroker:
         return deliveries
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
-        self._fence.settling(self._process)
+        await self._fence.settling(self._process)
         refused = await self._broker.ack(handles, error=error)
         problems = {each.handle for each in refused}
         for handle in handles:
@@ -96,7 +118,7 @@ class _WatchedBroker:
         return refused
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        self._fence.settling(self._process)
+        await self._fence.settling(self._process)
         await self._broker.nack(handle, delay, tally, error=error)
         self._fence.settled(handle, "give back")
 

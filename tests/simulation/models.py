@@ -1,7 +1,8 @@
 """Which model stands behind which kind of queue, and how the adapters come to talk to it."""
 
 import asyncio
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any, Final, Protocol
 from router.brokers.nats import broker as nats
 from router.brokers.rabbitmq import broker as rabbitmq
 from router.brokers.sqlite import database as sqlite_database
+from router.brokers.sqlite.queue_table import QueueTable, Row
 from router.brokers.sqs import broker as sqs
 from router.core.config import QueueConfig
 from router.core.message import Message
@@ -19,7 +21,7 @@ from tests.simulation import networked
 from tests.simulation import rabbitmq as rabbit_model
 from tests.simulation import sqs as sqs_model
 from tests.simulation.loop import Process, SimLoop
-from tests.simulation.network import Weather
+from tests.simulation.network import Put, Weather
 from tests.simulation.plan import Kind
 
 IDLE_POLL: Final = 2.0  # hours of idleness are looked through more quickly than in real life
@@ -27,6 +29,8 @@ IDLE_POLL: Final = 2.0  # hours of idleness are looked through more quickly than
 
 class Server(Protocol):
     """A model of a broker, as the world treats it."""
+
+    on_put: Put
 
     def make(self, queue: str) -> None: ...
     def publish(self, queue: str, body: bytes, message: Message | None) -> None: ...
@@ -71,10 +75,28 @@ def make_server(kind: Kind, weather: Weather) -> Server:
             return activemq_model.ActiveMqServer(weather)
 
 
+def _heard(server: Server, insert: Callable[..., None]) -> Callable[..., None]:
+    """Have the world hear of what comes into the table, as it does."""
+
+    def hear(
+        table: QueueTable,
+        db: sqlite3.Connection,
+        rows: Sequence[Row],
+        bodies: Sequence[bytes],
+        batch: int | None = None,
+    ) -> None:
+        insert(table, db, rows, bodies, batch)
+        for body in bodies:
+            server.on_put(table.queue, body)
+
+    return hear
+
+
 @contextmanager
 def installed(server: Server) -> Iterator[None]:
     """Where the adapters open their connections, the model answers."""
     changes: list[tuple[Any, str, Any]] = [
+        (QueueTable, "insert", _heard(server, QueueTable.insert)),
         # A turn that takes the loop long is noticed by a clock of the machine: there is none here.
         (sqlite_database, "time", SimpleNamespace(perf_counter=lambda: 0.0)),
         (sqlite_database, "LAST_POLL_SECONDS", IDLE_POLL),

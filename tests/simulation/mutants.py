@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from tests.simulation.plan import draw
+from tests.simulation.draw import draw
 from tests.simulation.world import run
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ from router.brokers.nats.connection import Callback, NatsConnection, Request
 from router.core.message import Message
 from router.ports import Disconnected
 from tests.simulation.loop import OWNER, Process
-from tests.simulation.network import Pipe, Weather, Wire
+from tests.simulation.network import Pipe, Put, Weather, Wire, unheard
 
 ANSWER_SECONDS: Final = 5.0
 NANOSECONDS: Final = 1_000_000_000
@@ -80,6 +80,7 @@ class NatsServer:
         self.weather = weather
         self.streams: dict[str, Stream] = {}
         self.links: list[SimNatsConnection] = []
+        self.on_put: Put = unheard
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()  # nobody's: its timers outlive the processes it serves
 
@@ -182,6 +183,7 @@ class NatsServer:
             if now < stream.known.get(message_id, 0.0):
                 return 0
             stream.known[message_id] = now + DEDUP_WINDOW
+        self.on_put(name, body)
         stream.messages.append(body)
         for consumer in stream.consumers.values():
             self._serve(stream, consumer)

@@ -11,6 +11,13 @@ from tests.simulation.loop import OWNER, Process
 
 T = TypeVar("T")
 
+Put = Callable[[str, bytes], None]  # a queue took this: its name there, and the body
+
+
+def unheard(_queue: str, _body: bytes) -> None:
+    """Nobody asks what is put into queues."""
+
+
 NEXT: Final = 1e-6  # seconds between two that follow each other
 LATENCIES: Final = (0.0002, 0.001, 0.001, 0.003, 0.02)
 SLOW_LATENCIES: Final = (0.05, 0.3, 1.5)

@@ -2,28 +2,40 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Final
+from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from router.core.config import QueueConfig
 from router.core.message import Handle, Message, ReceivedMessage, Tally
 from router.ports import (
+    BatchRecord,
     Broker,
     Brokers,
+    Cancellation,
+    CancelReply,
     Depth,
+    Finish,
+    MessageRecord,
+    MessageStore,
+    MessageStores,
     Publication,
     Publisher,
     Receipt,
     Traits,
     Unsettled,
+    no_reply,
 )
 from tests.simulation.loop import Process
-from tests.simulation.network import Weather, Wire
+from tests.simulation.network import Put, Weather, Wire, unheard
 
 CALL_TIMEOUT: Final = 20.0
 
 
 class NoServer:
     """The embedded queue has none."""
+
+    on_put: Put = staticmethod(unheard)
 
     def make(self, queue: str) -> None:
         """Made by who opens it first."""
@@ -43,7 +55,7 @@ class NetworkedServer(NoServer):
         self.weather = weather
         self.wires: list[Wire] = []
 
-    def brokers(self, brokers: Brokers) -> Brokers:
+    def brokers(self, brokers: "Opener") -> "Opener":
         return _Networked(self, brokers)
 
     def drop(self, process: Process | None = None, *, restarted: bool = False) -> None:
@@ -60,8 +72,12 @@ class NetworkedServer(NoServer):
         return wire
 
 
+class Opener(Brokers, MessageStores, Protocol):
+    """Opens queues, and what else work queues offer."""
+
+
 class _Networked:
-    def __init__(self, server: NetworkedServer, brokers: Brokers) -> None:
+    def __init__(self, server: NetworkedServer, brokers: Opener) -> None:
         self._server = server
         self._brokers = brokers
 
@@ -88,6 +104,50 @@ class _Networked:
         finally:
             wire.lose("closed")
 
+    @asynccontextmanager
+    async def open_store(self, queue: QueueConfig) -> AsyncIterator[MessageStore]:
+        wire = await self._server.connect()
+        opening = self._brokers.open_store(queue)
+        assert opening is not None
+        try:
+            async with opening as store:
+                yield _RemoteStore(store, wire)
+        finally:
+            wire.lose("closed")
+
+
+class _RemoteStore:
+    def __init__(self, store: MessageStore, wire: Wire) -> None:
+        self._store = store
+        self._wire = wire
+
+    def takes(self, queue: QueueConfig) -> bool:
+        return self._store.takes(queue)
+
+    async def find(self, message_id: str) -> MessageRecord | None:
+        return await self._wire.carry(lambda: self._store.find(message_id))
+
+    async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
+        return await self._wire.carry(lambda: self._store.cancel(message_id, reply))
+
+    async def open_batch(
+        self, batch_id: str, size: int | None, callback: Publication, items: Sequence[Publication]
+    ) -> int:
+        store = self._store
+        return await self._wire.carry(lambda: store.open_batch(batch_id, size, callback, items))
+
+    async def add_to_batch(self, batch_id: str, items: Sequence[Publication]) -> int:
+        return await self._wire.carry(lambda: self._store.add_to_batch(batch_id, items))
+
+    async def find_batch(self, batch_id: str) -> BatchRecord | None:
+        return await self._wire.carry(lambda: self._store.find_batch(batch_id))
+
+    async def publish_tick(self, schedule: str, tick: int, item: Publication) -> bool:
+        return await self._wire.carry(lambda: self._store.publish_tick(schedule, tick, item))
+
+    async def last_tick(self, schedule: str) -> int | None:
+        return await self._wire.carry(lambda: self._store.last_tick(schedule))
+
 
 class _RemotePublisher:
     def __init__(self, publisher: Publisher, wire: Wire) -> None:
@@ -113,7 +173,16 @@ class _Remote:
 
     @property
     def traits(self) -> Traits:
-        return self._broker.traits
+        return replace(self._broker.traits, finisher=self)
+
+    def takes(self, queue: QueueConfig) -> bool:
+        finisher = self._broker.traits.finisher
+        return finisher is not None and finisher.takes(queue)
+
+    async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
+        finisher = self._broker.traits.finisher
+        assert finisher is not None
+        return await self._wire.carry(lambda: finisher.finish(items))
 
     def interrupt(self) -> None:
         self._broker.interrupt()

@@ -3,13 +3,14 @@
 import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
 
 from router.core.message import Message, Mode
 from router.core.outcome import Answer, Cause, NoReply, Reply
+from tests.simulation.command_check import CommandCheck
+from tests.simulation.events import Answered, Book, Sent
 from tests.simulation.loop import Process
 from tests.simulation.plan import DROPPED_POOL, POOLS, SETTLED_WITHIN, Act, Body, Kind, Plan
 
@@ -17,32 +18,6 @@ HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
 BREAKER_FORGOTTEN: Final = 3600.0
 EPSILON: Final = 0.001
 _BLAMES: Final = frozenset({Cause.NETWORK, Cause.TIMEOUT})
-
-
-class Answered(StrEnum):
-    ACCEPTED = "accepted"
-    DUPLICATE = "duplicate"
-    REJECTED = "rejected"
-    UNKNOWN = "unknown"  # no answer, or an error: it may be in, or not
-
-
-class Sent(Struct):
-    """One publication of one body."""
-
-    body: Body
-    act: Act
-    queue: int
-    at: float
-    answered_at: float
-    answer: Answered
-
-
-class Violation(Struct, frozen=True):
-    rule: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.text}"
 
 
 class Post(Struct, eq=False):
@@ -103,32 +78,21 @@ class _Circuit:
         self._recent.clear()
 
 
-class Oracle:
-    def __init__(self, plan: Plan, now: Callable[[], float]) -> None:
-        self.plan = plan
-        self.history: list[str] = []
-        self.violations: list[Violation] = []
-        self.sent: list[Sent] = []
-        self.acceptances: defaultdict[int, list[float]] = defaultdict(list)
-        self.kept: defaultdict[int, list[float]] = defaultdict(list)
-        self._now = now
-        self._by_token = {body.token: body for body in plan.bodies}
+class Oracle(Book):
+    def __init__(self, plan: Plan, now: Callable[[], float], wall: Callable[[], float]) -> None:
+        super().__init__(plan, now, wall)
+        self.commands = CommandCheck(self)
         self._by_content = {body.content: body for body in plan.bodies}
         self._open: Counter[tuple[str, ...]] = Counter()
         self._circuits: defaultdict[tuple[str, int], _Circuit] = defaultdict(_Circuit)
         self._starts: defaultdict[str, list[float]] = defaultdict(list)  # of deliveries by pool R
         self._sent_before: set[tuple[str, int]] = set()
         self._holders: dict[int, Process] = {}
-        self._count = Counter(number for step in plan.steps for number in step.bodies)
+        self._count = Counter(
+            number for step in plan.steps if step.act is not Act.CANCEL for number in step.bodies
+        )
         self.is_pool_back = False  # a pool was dropped and came back: some of it is elsewhere
         self._changes_pools = any(step.act is Act.POOLS for step in plan.steps)
-
-    def note(self, *words: object) -> None:
-        self.history.append(f"{self._now():12.4f}  " + " ".join(str(word) for word in words))
-
-    def violate(self, rule: str, text: str) -> None:
-        self.note("VIOLATION", rule, text)
-        self.violations.append(Violation(rule, text))
 
     # What targets see.
 
@@ -151,6 +115,7 @@ class Oracle:
             self.violate("MED-4", f"{problem} to t{body.host}")
         post.epoch = circuit.epoch
         self._note_rate(post, body)
+        self.commands.posted(body, post.message)
         if self._holders.get(body.number, post.process) is not post.process:
             self.violate("BRK-5", f"{name} sends body {body.number} although another has it")
 
@@ -164,12 +129,13 @@ class Oracle:
         ok = None if answer is None else not isinstance(answer, NoReply)
         if isinstance(answer, NoReply) and answer.cause not in _BLAMES:
             ok = None
-        self._circuits[post.process.name, body.host].end(post.epoch, self._now(), ok=ok)
+        self._circuits[post.process.name, body.host].end(post.epoch, self.now(), ok=ok)
 
     def accepted(self, post: Post) -> None:
         body = self._body_of(post)
         self.note("target accepts", body.number)
-        self.acceptances[body.number].append(self._now())
+        self.acceptances[body.number].append(self.now())
+        self.commands.accepted(body)
 
     def handed_over(self, content: bytes, process: Process) -> None:
         """By a work queue: whoever had it before may not begin to send it any more."""
@@ -178,7 +144,9 @@ class Oracle:
             self._holders[body.number] = process
 
     def _body_of(self, post: Post) -> Body:
-        return self._by_token[post.message.token or ""]
+        body = self.commands.body_of(post.message.id, post.message.token or "")
+        assert body is not None
+        return body
 
     def _marks(self, post: Post, body: Body) -> Iterable[tuple[tuple[str, ...], str]]:
         name, message = post.process.name, post.message
@@ -204,25 +172,26 @@ class Oracle:
 
     # What is published and kept.
 
-    def published(self, sent: Sent) -> None:
-        self.note(sent.act, sent.body.number, "to", sent.queue, "is", sent.answer)
-        self.sent.append(sent)
+    def find(self, content: bytes) -> Body | None:
+        return self._by_content.get(content) or self.commands.find(content)
 
     def letter_kept(self, content: bytes) -> None:
-        body = self._by_content.get(content)
+        body = self.find(content)
         if body is None:
             self.violate("DLQ-1", f"a letter holds what nobody published: {content!r}")
             return
         self.note("kept as a dead letter:", body.number)
-        self.kept[body.number].append(self._now())
+        self.kept[body.number].append(self.now())
 
     # What must hold in the end.
 
     def judge(self, stored: Iterable[bytes], still_held: Sequence[str]) -> None:
-        in_store = {body.number for content in stored if (body := self._by_content.get(content))}
+        in_store = {body.number for content in stored if (body := self.find(content))}
         for text in still_held:
             self.violate("P1", f"not at its end after hours of peace: {text}")
-        for number in self.kept.keys() - in_store:
+        for number, times in self.kept.items():
+            if not times or number in in_store:
+                continue
             self.violate("DLQ-1", f"the dead letter of body {number} is gone from the store")
         for sent in self.sent:
             self._judge_publication(sent, in_store)
@@ -241,6 +210,8 @@ class Oracle:
             return
         if any(at >= kept_since for at in self.kept[number]) and number in in_store:
             return
+        if any(each.began >= since for each in self.cancels[number]):
+            return
         self.violate(
             "P1", f"body {number} ({sent.act} at {sent.at:g}) was neither accepted nor kept"
         )
@@ -251,18 +222,21 @@ class Oracle:
         A router that ends between a dead letter and its ACK leaves the message in its queue, where
         the next delivery may be accepted after all.
         """
-        number = sent.body.number
-        earlier = [
-            each.at
-            for each in self.sent
-            if each is not sent
-            and each.body.number == number
-            and each.answer in {Answered.ACCEPTED, Answered.UNKNOWN}
-            and each.at <= sent.answered_at
-        ]
+        earlier: defaultdict[int, list[float]] = defaultdict(list)
+        for each in self.sent:
+            if (
+                each is not sent
+                and each.body.sort == sent.body.sort
+                and each.answer in {Answered.ACCEPTED, Answered.UNKNOWN}
+                and each.at <= sent.answered_at
+            ):
+                earlier[each.body.number].append(each.at)
+        return any(self._lives(number, times, sent) for number, times in earlier.items())
+
+    def _lives(self, number: int, published: list[float], sent: Sent) -> bool:
         died = max((at for at in self.kept[number] if at < sent.at - SETTLED_WITHIN), default=-1e9)
         accepted = [at for at in self.acceptances[number] if at <= sent.answered_at]
-        return bool(earlier) and any(at > died for at in earlier + accepted)
+        return any(at > died for at in published + accepted)
 
     def _judge_order(self) -> None:
         count = Counter(sent.body.number for sent in self.sent)
@@ -276,7 +250,7 @@ class Oracle:
                 and sent.answer is Answered.ACCEPTED
                 and count[body.number] == 1
             ):
-                lines[sent.queue, body.pool, body.group, body.high].append(sent)
+                lines[sent.queue, body.pool, body.group, body.is_high].append(sent)
         for line in lines.values():
             for first, second in itertools.combinations(line, 2):
                 if first.answered_at <= second.at:
@@ -284,7 +258,8 @@ class Oracle:
 
     def _judge_pair(self, first: int, second: int) -> None:
         never = float("inf")
-        ended = min([*self.acceptances[first], *self.kept[first]], default=never)
+        cancelled = [each.began for each in self.cancels[first]]
+        ended = min([*self.acceptances[first], *self.kept[first], *cancelled], default=never)
         passed = min(self.acceptances[second], default=never)
         if passed < ended:
             self.violate("FIFO-1", f"body {second} was delivered before body {first} of its group")

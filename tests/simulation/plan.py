@@ -1,11 +1,11 @@
-"""What will happen in a world: drawn from its seed before anything runs, so it can be shrunk."""
+"""What will happen in a world: known before anything runs, so it can be shrunk."""
 
 import json
-import random
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 DAY: Final = 86_400.0
 YEAR: Final = 365 * DAY
@@ -14,6 +14,11 @@ DEDUP_WINDOW: Final = 300.0
 # first was accepted, as long as its ACK is on its way or its router stands still.
 SETTLED_WITHIN: Final = 200.0
 LONGEST_PAUSE: Final = 100.0
+START: Final = 1_800_000_000.0  # the wall clock, when a world begins
+REPLIES: Final = "replies"  # the queue that replies go to
+HOSTS: Final = 3
+DROPPED_POOL: Final = "P"  # by a change of the pools
+POOLS: Final = {"P": 1, "Q": 3, "R": 20}  # concurrency; R has a rate limit
 
 
 class Kind(StrEnum):
@@ -26,6 +31,9 @@ class Kind(StrEnum):
     SQS_FIFO = "sqs-fifo"
     NATS = "nats"
     ACTIVEMQ = "activemq"
+
+
+WORK_QUEUES: Final = frozenset({Kind.SQLITE, Kind.POSTGRES})
 
 
 class Mood(StrEnum):
@@ -47,6 +55,10 @@ class Mood(StrEnum):
 class Act(StrEnum):
     PUBLISH = "publish"  # straight into the broker
     SEND = "send"  # by a router
+    BATCH = "open a batch"
+    ADD = "add to a batch"
+    CANCEL = "cancel"
+    FOLLOW = "published by the router itself"  # a next step, a callback or a tick
     REPLAY = "replay"  # all dead letters
     KILL = "kill"
     PAUSE = "pause"
@@ -63,6 +75,21 @@ class Act(StrEnum):
     POOLS = "change the pools"
 
 
+class Wish(Struct, frozen=True):
+    """What a message asks for beside its delivery (CMD-1 to CMD-6, CMD-11)."""
+
+    payload: int | None = None
+    reply: bool = False
+    delay: float | None = None  # seconds from when it is published
+    due: float | None = None  # seconds from the start of the world
+    priority: int | None = None
+    by_content: bool = False  # what has the same content is the same message
+    pass_result: bool = False  # of a step: it gets the result of the one before it
+
+
+PLAIN: Final = Wish()
+
+
 class Body(Struct, frozen=True):
     """One message as published. Its number is in its token, and so in what a target is sent."""
 
@@ -74,6 +101,8 @@ class Body(Struct, frozen=True):
     dispatch: str | None = None
     high: bool = False
     malformed: bool = False
+    wish: Wish = PLAIN
+    then: tuple["Body", ...] = ()
 
     @property
     def target(self) -> str:
@@ -84,23 +113,96 @@ class Body(Struct, frozen=True):
         return f"tok-{self.number}"
 
     @property
+    def correlation(self) -> str:
+        return f"c{self.number}"
+
+    @property
+    def is_high(self) -> bool:
+        return self.high or self.wish.priority == 9
+
+    @property
+    def sort(self) -> object:
+        """What it shares with messages that a queue takes for the same."""
+        wish = self.wish
+        if not wish.by_content:
+            return self.number
+        return self.host, self.pool, self.group, wish.reply, wish.payload
+
+    @property
     def content(self) -> bytes:
         if self.malformed:
             return b'{"malformed": %d' % self.number
+        return json.dumps(self.fields).encode()
+
+    @property
+    def callback(self) -> bytes:
+        """As a batch takes it, which gives it an id."""
+        fields = self.fields
+        del fields["id"]
+        return json.dumps(fields).encode()
+
+    @property
+    def fields(self) -> dict[str, object]:
+        wish = self.wish
         fields: dict[str, object] = {
             "id": self.id,
             "mediationTarget": self.target,
             "authToken": self.token,
         }
-        if self.pool is not None:
-            fields["poolCode"] = self.pool
-        if self.group is not None:
-            fields["messageGroupId"] = self.group
-        if self.dispatch is not None:
-            fields["dispatchMode"] = self.dispatch
-        if self.high:
-            fields["highPriority"] = True
-        return json.dumps(fields).encode()
+        optional: dict[str, object] = {
+            "poolCode": self.pool,
+            "messageGroupId": self.group,
+            "dispatchMode": self.dispatch,
+            "highPriority": self.high or None,
+        }
+        if wish != PLAIN:
+            due = None if wish.due is None else datetime.fromtimestamp(START + wish.due, UTC)
+            optional |= {
+                "payload": None if wish.payload is None else {"n": wish.payload},
+                "correlationId": self.correlation,
+                "replyTo": REPLIES if wish.reply else None,
+                "delaySeconds": wish.delay,
+                "notBefore": None if due is None else due.isoformat(),
+                "priority": wish.priority,
+                "dedup": "content" if wish.by_content else None,
+                "passResult": wish.pass_result or None,
+            }
+        if self.then:
+            optional["then"] = [step.fields for step in self.then]
+        return fields | {name: value for name, value in optional.items() if value is not None}
+
+
+class Batch(Struct, frozen=True):
+    """Messages that are told of together (CMD-4)."""
+
+    id: str
+    queue: int
+    members: tuple[int, ...]
+    callback: int
+    is_sized: bool  # more members are added later
+
+
+class Beats(Struct, frozen=True):
+    """A message that is published again and again (CMD-10)."""
+
+    name: str
+    queue: int
+    every: int  # seconds
+    host: int
+    pool: str | None
+
+    @property
+    def token(self) -> str:
+        return f"tick-{self.name}"
+
+    @property
+    def fields(self) -> dict[str, object]:
+        target = f"http://t{self.host}.test/hook"
+        pool = {} if self.pool is None else {"poolCode": self.pool}
+        return {"mediationTarget": target, "authToken": self.token, **pool}
+
+
+_OF_PRODUCERS: Final = frozenset({Act.PUBLISH, Act.SEND, Act.BATCH, Act.ADD, Act.CANCEL})
 
 
 class Step(Struct, frozen=True):
@@ -113,10 +215,11 @@ class Step(Struct, frozen=True):
     router: int = 0
     seconds: float = 0.0
     share: float = 0.0
+    batch: int = 0
 
     @property
-    def is_publication(self) -> bool:
-        return self.act in {Act.PUBLISH, Act.SEND}
+    def is_of_a_producer(self) -> bool:
+        return self.act in _OF_PRODUCERS
 
 
 class Phase(Struct, frozen=True):
@@ -139,177 +242,6 @@ class Plan(Struct, frozen=True):
     bodies: tuple[Body, ...]
     steps: tuple[Step, ...]
     phases: tuple[tuple[Phase, ...], ...]  # by target
-
-    @property
-    def faults(self) -> int:
-        return sum(not step.is_publication for step in self.steps)
-
-
-KINDS: Final = tuple(Kind)
-HOSTS: Final = 3
-DROPPED_POOL: Final = "P"  # by a change of the pools
-POOLS: Final = {"P": 1, "Q": 3, "R": 20}  # concurrency; R has a rate limit
-GOOD_MOODS: Final = (Mood.OK, Mood.OK, Mood.OK, Mood.SLOW, Mood.CUTS)
-BAD_MOODS: Final = (
-    Mood.REFUSES,
-    Mood.HANGS,
-    Mood.DENIES,
-    Mood.DENIES,
-    Mood.UNAUTHORIZED,
-    Mood.FAILS,
-    Mood.BUSY,
-    Mood.LIMITS,
-    Mood.DEFERS,
-)
-FAULTS: Final = (
-    Act.KILL,
-    Act.KILL,
-    Act.KILL,
-    Act.PAUSE,
-    Act.STALL,
-    Act.OUTAGE,
-    Act.BREAK,
-    Act.LOSSES,
-    Act.LOSSES,
-    Act.HANGS,
-    Act.SLOW,
-    Act.CLOCK,
-    Act.STORE,
-    Act.REPLAY,
-    Act.POOLS,
-)
-LATER: Final = (SETTLED_WITHIN + 5,) * 3 + (DEDUP_WINDOW - 10, 900.0)
-FLOODS: Final = 0.03  # of all worlds
-FLOOD: Final = 40  # messages of one call
-CLOCK_STEPS: Final = (-YEAR, -3600.0, -40.0, 40.0, 3600.0, YEAR)
-
-
-class _Drawing(Struct):
-    rng: random.Random
-    kind: Kind
-    routers: int
-    queues: int
-    bodies: list[Body] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-
-    def publish(self, at: float, *bodies: Body, queue: int | None = None) -> None:
-        by_router = self.kind in {Kind.SQLITE, Kind.POSTGRES} or self.rng.random() < 0.5
-        self.steps.append(
-            Step(
-                at,
-                Act.SEND if by_router else Act.PUBLISH,
-                tuple(body.number for body in bodies),
-                queue=self.rng.randrange(self.queues) if queue is None else queue,
-                router=self.rng.randrange(self.routers),
-            )
-        )
-
-    def body(self, message_id: str, *, like: Body | None = None) -> Body:
-        """A new one; `like`: it belongs to the same place as that."""
-        rng = self.rng
-        number = len(self.bodies)
-        if like is not None and rng.random() < 0.7:
-            drawn = Body(number, message_id, like.host, like.pool, like.group, like.dispatch)
-        else:
-            mode = rng.choice((None, None, None, "NEXT_ON_ERROR", "IMMEDIATE"))
-            group = rng.choice((None, "g", "g", "h"))
-            drawn = Body(
-                number,
-                message_id,
-                rng.randrange(HOSTS),
-                rng.choice((None, "P", "P", "Q", "Q", "R", "unknown")),
-                None if mode == "IMMEDIATE" else group,
-                mode,
-                high=rng.random() < 0.15,
-                malformed=rng.random() < 0.05,
-            )
-        self.bodies.append(drawn)
-        return drawn
-
-    def produce(self, at: float) -> None:
-        """One producer does something, and maybe something about it later."""
-        rng = self.rng
-        body = self.body(f"m{len(self.bodies)}")
-        pick = rng.random()
-        queue = rng.randrange(self.queues)
-        if pick < 0.35:
-            self.publish(at, body, queue=queue)
-        elif pick < 0.55:  # the id again, for another content: an order created, an order paid
-            self.publish(at, body, queue=queue)
-            again = self.body(body.id, like=body)
-            self.publish(at + rng.choice((0.0, 0.5, 5.0, 40.0)), again)
-        elif pick < 0.7:  # a true duplicate
-            self.publish(at, body, queue=queue)
-            self.publish(at + rng.choice((0.0, 0.01, 1.0, 31.0)), body)
-        elif pick < 0.88:  # the same once more, much later, as after a death
-            self.publish(at, body, queue=queue)
-            later = rng.choice(LATER)
-            self.publish(at + later, body, queue=queue)
-        else:  # one call, one id, two targets
-            other = self.body(body.id)
-            self.publish(at, body, other, queue=queue)
-
-    def flood(self, at: float) -> None:
-        """More than a pool holds, in a few calls."""
-        pool = self.rng.choice(("P", "R", "R"))
-        for _ in range(3):
-            first = len(self.bodies)
-            group = self.rng.choice((None, "g"))
-            for number in range(first, first + FLOOD):
-                mode = None if group else "IMMEDIATE"
-                self.bodies.append(Body(number, f"m{number}", 0, pool, group, mode))
-            self.publish(at, *self.bodies[first:])
-
-    def fault(self, at: float) -> None:
-        rng = self.rng
-        act = rng.choice(FAULTS)
-        seconds = rng.choice((0.5, 3.0, 12.0, 35.0))
-        if act is Act.CLOCK:
-            seconds = rng.choice(CLOCK_STEPS)
-        elif act in {Act.PAUSE, Act.STALL}:
-            seconds = rng.choice((2.0, 31.0, 65.0, LONGEST_PAUSE))
-        if act is Act.KILL and self.kind is Kind.SQLITE and rng.random() < 0.4:
-            act = rng.choice((Act.RECREATE, Act.REBOOT))
-        share = rng.choice((0.1, 0.3, 0.6))
-        router = rng.randrange(self.routers)
-        self.steps.append(Step(at, act, router=router, seconds=seconds, share=share))
-
-
-def draw(seed: int, kind: Kind | None = None) -> Plan:
-    rng = random.Random(seed)  # noqa: S311  repeatable, not secret
-    drawn = kind or rng.choice(KINDS)
-    routers = rng.choice((1, 1, 1, 2, 3))
-    drawing = _Drawing(rng, drawn, routers, rng.choice((1, 1, 2)))
-    span = rng.choice((2.0, 20.0, 60.0))
-    for _ in range(rng.choice((1, 2, 3, 5, 8, 12))):
-        drawing.produce(round(rng.random() * span, 3))
-    if rng.random() < FLOODS:
-        drawing.flood(round(rng.random() * span, 3))
-    published = [step.at for step in drawing.steps]
-    for _ in range(rng.choice((0, 1, 1, 2, 3, 5))):
-        if rng.random() < 0.5:  # while something is on its way
-            at = rng.choice(published) + rng.choice((-0.2, 0.0, 0.01, 0.1, 1.0)) + rng.random() / 50
-        else:
-            at = rng.random() * (span + 40)
-        drawing.fault(round(max(at, 0.0), 3))
-    return Plan(
-        seed=seed,
-        kind=drawn,
-        routers=routers,
-        connections=rng.choice((1, 1, 2)),
-        queues=drawing.queues,
-        attempts=rng.choice((None, 1, 2, 3)),
-        lease=rng.choice((30.0, 30.0, 15.0, 60.0)),
-        rate=rng.choice((None, 30, 120)),
-        bodies=tuple(drawing.bodies),
-        steps=tuple(sorted(drawing.steps, key=lambda step: step.at)),
-        phases=tuple(_phases(rng, span) for _ in range(HOSTS)),
-    )
-
-
-def _phases(rng: random.Random, span: float) -> tuple[Phase, ...]:
-    phases = [Phase(0.0, rng.choice((*GOOD_MOODS, *BAD_MOODS)), rng.choice((0.3, 1.0)))]
-    for _ in range(rng.choice((0, 1, 2))):
-        at = round(rng.random() * (span + 60), 3)
-        phases.append(Phase(at, rng.choice((*GOOD_MOODS, *BAD_MOODS)), rng.choice((0.3, 1.0))))
-    return tuple(sorted(phases, key=lambda phase: phase.at))
+    batches: tuple[Batch, ...] = ()
+    beats: tuple[Beats, ...] = ()
+    replies_elsewhere: bool = False  # the work queue's replies go to another file

@@ -14,17 +14,24 @@ from router.core.config import RoutingConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
+from router.engine.batches import Batches
+from router.engine.beat import Beat
 from router.engine.breaker import Breakers
 from router.engine.chores import Chores
 from router.engine.dead_letter_writer import DeadLetterWriter
 from router.engine.delivery import Mediator
 from router.engine.deps import EngineDeps
+from router.engine.message_states import MessageStates
 from router.engine.publishing import QueuePublisher, open_publishing
 from router.engine.queue_manager import QueueManager
 from router.engine.replay import DeadLetterReplay
-from router.ports import Brokers, DeadLetterStore, Sender, StoreError
+from router.engine.state import MessageLookup
+from router.engine.stores import QueueStores
+from router.ports import DeadLetterStore, Sender, StoreError
 from router.storage.dead_letters import open_store
+from router.storage.ticks import FileTicks
 from tests.simulation.loop import Process, SimLoop
+from tests.simulation.networked import Opener
 from tests.simulation.plan import DEDUP_WINDOW
 
 TIMEOUT = 60.0  # of a request
@@ -43,7 +50,7 @@ class Surrounding(Protocol):
     def liveness(self, prefix: Path) -> Liveness: ...
     def jitter(self, low: float, high: float) -> float: ...
     def new_id(self) -> str: ...
-    def brokers(self, door: BrokerRegistry, process: Process) -> Brokers: ...
+    def brokers(self, door: BrokerRegistry, process: Process) -> Opener: ...
     def sender(self, process: Process) -> Sender: ...
     def letter_kept(self, content: bytes) -> None: ...
 
@@ -91,6 +98,8 @@ class SimRouter:
     publishing: QueuePublisher
     replays: DeadLetterReplay
     store: SimStore
+    batches: Batches
+    messages: MessageStates
 
     def __init__(self, name: str, world: Surrounding, directory: Path) -> None:
         self.process = Process(name)
@@ -190,10 +199,32 @@ class SimRouter:
             self.replays = DeadLetterReplay(
                 self.store, self.publishing, wall=world.wall, new_id=world.new_id
             )
+            self._offer_commands(brokers, breakers, alerts, tasks)
             await self.manager.apply(world.config)
             Chores(self.manager, breakers, alerts).start(tasks)
             self.is_ready = True
             await asyncio.Event().wait()
+
+    def _offer_commands(
+        self, brokers: Opener, breakers: Breakers, alerts: Alerts, tasks: asyncio.TaskGroup
+    ) -> None:
+        world, manager, publishing = self._world, self.manager, self.publishing
+        stores = QueueStores(brokers, lambda: manager.applied)
+        lookup = MessageLookup(manager, breakers, self.store, world.wall)
+        self.batches = Batches(stores, publishing, world.new_id)
+        self.messages = MessageStates(stores, lookup, publishing)
+        if world.config.schedules:
+            ticks = FileTicks(self._directory / "schedules.json")
+            beat = Beat(
+                lambda: manager.applied,
+                publishing,
+                brokers,
+                ticks,
+                alerts,
+                wall=world.wall,
+                is_alone=True,
+            )
+            tasks.create_task(beat.run(lambda: True), name="beat")
 
 
 def release(file: Any) -> None:

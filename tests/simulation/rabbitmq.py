@@ -17,7 +17,7 @@ from msgspec import Struct
 from router.brokers.rabbitmq.connection import NoSuchQueue, Properties, RabbitMessage, Table
 from router.core.message import Message
 from tests.simulation.loop import OWNER, Process
-from tests.simulation.network import Pipe, Weather, Wire
+from tests.simulation.network import Pipe, Put, Weather, Wire, unheard
 
 CALL_TIMEOUT: Final = 15.0
 PERSISTENT: Final = 2
@@ -51,6 +51,7 @@ class RabbitServer:
         self.weather = weather
         self.queues: dict[str, RabbitQueue] = {}
         self.links: list[SimLink] = []
+        self.on_put: Put = unheard
         self._places = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()  # nobody's: its timers outlive the processes it serves
@@ -93,6 +94,7 @@ class RabbitServer:
         found = self.queues.get(queue)
         if found is None:
             raise NoSuchQueue(queue)
+        self.on_put(queue, body)
         stored = Stored(next(self._places), body, properties)
         found.ready.append(stored)
         if found.ttl is not None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from tests.simulation.oracle import Violation
+from tests.simulation.events import Violation
 from tests.simulation.plan import Mood, Phase, Plan
 from tests.simulation.world import Result, run
 
@@ -51,8 +51,16 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
     steps = plan.steps
     if plan.routers > 1:
         yield replace(plan, routers=1, steps=tuple(replace(each, router=0) for each in steps))
+    if plan.beats:
+        yield replace(plan, beats=())
     if plan.queues > 1:
-        yield replace(plan, queues=1, steps=tuple(replace(each, queue=0) for each in steps))
+        yield replace(
+            plan,
+            queues=1,
+            steps=tuple(replace(each, queue=0) for each in steps),
+            batches=tuple(replace(each, queue=0) for each in plan.batches),
+            beats=tuple(replace(each, queue=0) for each in plan.beats),
+        )
     simplest = replace(plan, connections=1, rate=None, attempts=None)
     if simplest != plan:
         yield simplest

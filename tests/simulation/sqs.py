@@ -35,7 +35,7 @@ from router.brokers.sqs.wire import (
 from router.core.message import Message
 from router.ports import Disconnected
 from tests.simulation.loop import Process
-from tests.simulation.network import Weather, Wire
+from tests.simulation.network import Put, Weather, Wire, unheard
 
 T = TypeVar("T")
 
@@ -67,6 +67,7 @@ class SqsServer:
     def __init__(self, weather: Weather) -> None:
         self.weather = weather
         self.queues: dict[str, SqsQueue] = {}
+        self.on_put: Put = unheard
         self._numbers = itertools.count(1)
         self._now = asyncio.get_running_loop().time
         self._news = asyncio.Event()
@@ -89,7 +90,14 @@ class SqsServer:
 
     # What clients do.
 
-    def send(self, url: str, body: str, group: str | None, dedup_id: str | None) -> str:
+    def send(
+        self,
+        url: str,
+        body: str,
+        group: str | None,
+        dedup_id: str | None,
+        delay: int | None = None,
+    ) -> str:
         queue = self.queues[url]
         number = f"id-{next(self._numbers)}"
         if queue.is_fifo and dedup_id is not None:
@@ -97,8 +105,10 @@ class SqsServer:
             if self._now() < until:
                 return first
             queue.known[dedup_id] = self._now() + DEDUP_WINDOW, number
+        self.on_put(url, body.encode())
+        visible_at = self._now() + (delay or 0)
         queue.messages.append(
-            Stored(number, body, group if queue.is_fifo else None, self._now(), [])
+            Stored(number, body, group if queue.is_fifo else None, visible_at, [])
         )
         self._ring()
         return number
@@ -260,6 +270,7 @@ def _change(server: SqsServer, action: str, batch: BatchRequest) -> object:
                         each.message_body,
                         each.message_group_id,
                         each.message_deduplication_id,
+                        each.delay_seconds,
                     ),
                 )
                 for each in sends

@@ -97,9 +97,19 @@ class SimSender:
             else:
                 await asyncio.sleep(script.takes)
                 answer = script.answer
+                if script.accepts and answer == Reply(200) and _wants_result(message):
+                    answer = Reply(200, b'{"result": {"of": %s}}' % _number_of(message))
             return answer
         finally:
             self._oracle.post_ended(current, answer)
+
+
+def _wants_result(message: Message) -> bool:
+    return message.has_payload or message.reply_to is not None or bool(message.then)
+
+
+def _number_of(message: Message) -> bytes:
+    return (message.token or "").removeprefix("tok-").encode()
 
 
 def _host_of(target: str) -> int:

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from tests.simulation.__main__ import Choice, explain, worlds
-from tests.simulation.plan import Kind, draw
+from tests.simulation.draw import draw
+from tests.simulation.plan import Kind
 from tests.simulation.world import run
 
 BUDGET = float(os.environ.get("SIMULATION_SECONDS", "110"))

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import hashlib
+import json
 import logging
 import random
 import shutil
@@ -10,38 +11,47 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
 from router.brokers.machine import Machine
 from router.brokers.worker_locks import Liveness
 from router.core.config import PoolConfig, QueueConfig, RetryPolicy, RoutingConfig
-from router.core.dead_letter import LetterFilter, Reason
-from router.core.message import parse
-from router.engine.publishing import BrokeOff, Published, Rejected
-from router.engine.replay import NotReplayable
-from router.ports import Brokers, Sender
+from router.core.schedule import Schedule
+from router.ports import Sender
+from tests.simulation.command_check import is_reply
+from tests.simulation.events import Violation
 from tests.simulation.fence import Fence
 from tests.simulation.liveness import NOBODY, Workers
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.models import Server, installed, make_server, place_of, uri_of
 from tests.simulation.network import Mishap, Weather
-from tests.simulation.networked import NetworkedServer
-from tests.simulation.oracle import Answered, Oracle, Sent, Violation
-from tests.simulation.plan import DROPPED_POOL, POOLS, Act, Kind, Plan, Step
+from tests.simulation.networked import NetworkedServer, Opener
+from tests.simulation.oracle import Oracle
+from tests.simulation.plan import (
+    DROPPED_POOL,
+    POOLS,
+    REPLIES,
+    START,
+    WORK_QUEUES,
+    Act,
+    Kind,
+    Plan,
+    Step,
+)
 from tests.simulation.process import SimRouter
+from tests.simulation.producers import ANSWER_WITHIN, Producers
 from tests.simulation.targets import SimSender, Targets
 
-START: Final = 1_800_000_000.0  # the wall clock, when a world begins
 PEACE: Final = 3 * 3600.0
 LOOK_EVERY: Final = 5.0
 SILENCE: Final = 30.0  # a server cuts off who stands still for longer
-ANSWER_WITHIN: Final = 120.0
 STALLS_WITHIN: Final = 300.0
 RETRY_SCHEDULE: Final = (1.0, 5.0, 12.0)
 RESTARTS: Final = 0.2  # below that share, the broker itself was restarted
@@ -125,9 +135,6 @@ class World:
         answers = random.Random(plan.seed ^ 0x7A26E7)  # noqa: S311  likewise
         self._targets = Targets(answers, plan.phases)
         self._works: dict[Act, Callable[[Step], Awaitable[None]]] = {
-            Act.PUBLISH: self._publish,
-            Act.SEND: self._send,
-            Act.REPLAY: self._replay,
             Act.KILL: self._restart,
             Act.PAUSE: self._pause,
             Act.STALL: self._stall,
@@ -137,7 +144,9 @@ class World:
             Act.CLOCK: self._set_clock,
             Act.BREAK: self._break_connections,
         }
-        self._server: Server
+        self.queues = self.config.queues
+        self._old_replies: list[bytes] = []  # of queues that were deleted
+        self.server: Server
         self._loop: SimLoop
         self.oracle: Oracle
         self._fence: Fence
@@ -167,9 +176,9 @@ class World:
         self._ids += 1
         return f"new-{self._ids}"
 
-    def brokers(self, door: BrokerRegistry, process: Process) -> Brokers:
-        if isinstance(self._server, NetworkedServer):
-            return self._server.brokers(self._fence.around(door, process))
+    def brokers(self, door: BrokerRegistry, process: Process) -> Opener:
+        if isinstance(self.server, NetworkedServer):
+            return self.server.brokers(self._fence.around(door, process))
         if self.plan.kind is Kind.SQLITE:
             return self._fence.around(door, process)
         return door
@@ -187,17 +196,20 @@ class World:
         assert isinstance(loop, SimLoop)
         self._loop = loop
         loop.thread_takes = self.weather.latency
-        self.oracle = Oracle(self.plan, loop.time)
+        self.oracle = Oracle(self.plan, loop.time, self.wall)
+        self._works |= Producers(self).works
         self._fence = Fence(self.oracle)
-        self._server = make_server(self.plan.kind, self.weather)
-        with installed(self._server):
-            for queue in self.config.queues:
-                self._server.make(place_of(queue))
+        self.server = make_server(self.plan.kind, self.weather)
+        self.server.on_put = self._put
+        with installed(self.server):
+            for queue in (*self.config.queues, *self.config.reply_queues):
+                self.server.make(place_of(queue))
             for index in range(self.plan.routers):
                 self._start(index)
             await self._happen()
             await self._make_peace()
             self.oracle.judge(self._stored(), await self._still_held())
+            self._judge_commands()
             for index in range(self.plan.routers):
                 self._kill(index)
         return Result(
@@ -223,6 +235,8 @@ class World:
         self.oracle.note("peace")
         self._targets.is_peaceful = True
         began = self._loop.now
+        if self.plan.beats:  # each is due once more
+            await asyncio.sleep(max(beats.every for beats in self.plan.beats) + LOOK_EVERY)
         while self._loop.now < began + PEACE:
             await asyncio.sleep(LOOK_EVERY)
             if not await self._still_held():
@@ -245,7 +259,8 @@ class World:
                 self.oracle.violate("POOL-1", f"pool {pool.code} holds {pool.queued}")
 
     async def _still_held(self) -> list[str]:
-        held = [f"{content!r} is in the queue" for content in self._server.contents()]
+        contents = [each for each in self.server.contents() if b'"outcome"' not in each]
+        held = [f"{content!r} is in the queue" for content in contents]
         for router in self._living():
             if router.held:
                 held.append(f"{router.process.name} holds {router.held} messages")
@@ -255,23 +270,40 @@ class World:
 
     def _rows(self) -> list[str]:
         """What waits in the work queue's file."""
-        path = self._directory / "queue.db"
+        rows = self._look("queue.db", _UNSETTLED)
+        return [f"row {row[0]} ({row[1]}) is {row[2]}" for row in rows]
+
+    def _replies(self) -> list[bytes]:
+        """What the reply queue of a work queue holds."""
+        rows = self._look("replies.db" if self.plan.replies_elsewhere else "queue.db", _REPLIES)
+        return [bytes(row[0]) for row in rows]
+
+    def _look(self, file: str, query: str) -> list[Any]:
+        path = self._directory / file
         if not path.exists():
             return []
-        with suppress(sqlite3.Error):
-            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-            try:
-                rows = db.execute(_UNSETTLED).fetchall()
-            finally:
-                db.close()
-            return [f"row {row[0]} ({row[1]}) is {row[2]}" for row in rows]
+        with suppress(sqlite3.Error), closing(_read_only(path)) as db:
+            return db.execute(query).fetchall()
         return []
+
+    def _put(self, queue: str, content: bytes) -> None:
+        self.oracle.commands.put(queue, content, is_reply=is_reply(queue))
+
+    def _judge_commands(self) -> None:
+        is_work_queue = self.plan.kind in WORK_QUEUES
+        self.oracle.commands.judge(self._replies() + self._old_replies if is_work_queue else None)
+        ticks = dict(self._look("queue.db", _TICKS))
+        for beats in self.plan.beats:
+            self.oracle.commands.judge_beats(beats, ticks.get(beats.name))
 
     def _stored(self) -> Iterator[bytes]:
         for path in sorted(self._directory.glob("r*/dead-letters.db")):
-            db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-            yield from (bytes(row[0]) for row in db.execute("SELECT body FROM dead_letters"))
-            db.close()
+            with closing(_read_only(path)) as db:
+                yield from (bytes(row[0]) for row in db.execute("SELECT body FROM dead_letters"))
+
+    def router(self, index: int) -> SimRouter | None:
+        found = self._routers[index]
+        return found if found is not None and found.is_ready else None
 
     def _living(self) -> list[SimRouter]:
         return [router for router in self._routers if router is not None and router.is_ready]
@@ -279,7 +311,7 @@ class World:
     # What happens.
 
     async def _do(self, step: Step) -> None:
-        if not step.is_publication:
+        if not step.is_of_a_producer:
             self._faults += 1
             self.oracle.note(step.act, f"r{step.router}", f"{step.seconds:g}", f"{step.share:g}")
         work = self._works.get(step.act)
@@ -295,67 +327,11 @@ class World:
         self._start(step.router)
 
     async def _set_clock(self, step: Step) -> None:
+        self.oracle.commands.clock_steps += abs(step.seconds)
         self._offset += step.seconds
 
     async def _break_connections(self, step: Step) -> None:
-        self._server.drop(restarted=step.share < RESTARTS)
-
-    async def _publish(self, step: Step) -> None:
-        queue = place_of(self.config.queues[step.queue])
-        for number in step.bodies:
-            body = self.plan.bodies[number]
-            message = None if body.malformed else parse(body.content)
-            self._server.publish(queue, body.content, message)
-            now = self._loop.now
-            self.oracle.published(Sent(body, step.act, step.queue, now, now, Answered.ACCEPTED))
-
-    async def _send(self, step: Step) -> None:
-        router = self._routers[step.router]
-        if router is None or not router.is_ready:
-            return
-        name = self.config.queues[step.queue].name
-        bodies = [self.plan.bodies[number] for number in step.bodies]
-        began = self._loop.now
-        contents = [body.content for body in bodies]
-        answers = [Answered.UNKNOWN] * len(bodies)
-        try:
-            async with asyncio.timeout(ANSWER_WITHIN):
-                told = await router.do(lambda: router.publishing.publish(name, contents))
-                answers = answered(told, len(bodies))
-        except Rejected:
-            answers = [Answered.REJECTED] * len(bodies)
-        except (BrokeOff, TimeoutError) as error:
-            self.oracle.note("not sent:", type(error).__name__)
-        for body, answer in zip(bodies, answers, strict=True):
-            now = self._loop.now
-            self.oracle.published(Sent(body, step.act, step.queue, began, now, answer))
-
-    async def _replay(self, step: Step) -> None:
-        router = self._routers[step.router]
-        if router is None or not router.is_ready:
-            return
-        try:
-            async with asyncio.timeout(ANSWER_WITHIN):
-                found = await router.do(lambda: router.store.find(LetterFilter(), limit=100))
-        except TimeoutError:
-            return
-        for kept in reversed(found):
-            if kept.letter.reason is not Reason.MALFORMED and router.is_ready:
-                await self._replay_one(router, kept.id)
-
-    async def _replay_one(self, router: SimRouter, letter_id: int) -> None:
-        began = self._loop.now
-        try:
-            async with asyncio.timeout(ANSWER_WITHIN):
-                kept = await router.do(lambda: router.store.get(letter_id))
-                await router.do(lambda: router.replays.replay(letter_id))
-        except (NotReplayable, BrokeOff, TimeoutError) as error:
-            self.oracle.note("not replayed:", type(error).__name__)
-            return
-        body = next(each for each in self.plan.bodies if each.content == kept.letter.body)
-        names = [queue.name for queue in self.config.queues]
-        queue, now = names.index(kept.letter.queue), self._loop.now
-        self.oracle.published(Sent(body, Act.REPLAY, queue, began, now, Answered.ACCEPTED))
+        self.server.drop(restarted=step.share < RESTARTS)
 
     def _start(self, index: int) -> None:
         if self._routers[index] is not None:
@@ -372,7 +348,7 @@ class World:
         if router is not None:
             self._routers[index] = None
             router.kill()
-            self._server.drop(router.process)
+            self.server.drop(router.process)
 
     async def _pause(self, step: Step) -> None:
         router = self._routers[step.router]
@@ -385,7 +361,7 @@ class World:
         if seconds > SILENCE:
             await asyncio.sleep(SILENCE)
             if process.is_alive:
-                self._server.drop(process)
+                self.server.drop(process)
         await asyncio.sleep(max(seconds - SILENCE, 0.0) or seconds)
         if process.is_alive:
             self._loop.resume(process)
@@ -406,7 +382,7 @@ class World:
         router = self._routers[step.router]
         if router is None:
             return
-        if self.plan.kind not in {Kind.SQLITE, Kind.POSTGRES}:
+        if self.plan.kind not in WORK_QUEUES:
             await self._pause(step)
             return
         self._fence.stalls[router.process] = self._loop.create_future()
@@ -420,6 +396,8 @@ class World:
         for index in range(self.plan.routers):
             self._kill(index)
         if not self._rows():
+            self._old_replies += [] if self.plan.replies_elsewhere else self._replies()
+            self.oracle.commands.queue_is_new()
             for path in self._directory.glob("queue.db*"):
                 path.unlink()
             self._fence = Fence(self.oracle)  # rows are counted anew
@@ -429,9 +407,9 @@ class World:
 
     async def _change_pools(self, step: Step) -> None:
         """A pool is taken out of the configuration, and comes back."""
-        without = RoutingConfig(
-            self.config.queues,
-            tuple(pool for pool in self.config.pools if pool.code != DROPPED_POOL),
+        without = replace(
+            self.config,
+            pools=tuple(pool for pool in self.config.pools if pool.code != DROPPED_POOL),
         )
         for config in (without, self.config):
             self.oracle.is_pool_back |= config is self.config
@@ -456,19 +434,9 @@ class World:
         place, name, value = changed[step.act]
         setattr(place, name, value)
         if step.act is Act.OUTAGE:
-            self._server.drop()
+            self.server.drop()
         yield
         setattr(place, name, type(value)())
-
-
-def answered(told: Published, count: int) -> list[Answered]:
-    """What `QueuePublisher.publish` says about each message. It counts duplicates only."""
-    match told.duplicates:
-        case 0:
-            return [Answered.ACCEPTED] * count
-        case duplicates if duplicates == count:
-            return [Answered.DUPLICATE] * count
-    return [Answered.UNKNOWN] * count
 
 
 def _config(plan: Plan, directory: Path) -> RoutingConfig:
@@ -487,7 +455,39 @@ def _config(plan: Plan, directory: Path) -> RoutingConfig:
         PoolConfig(code=code, concurrency=most, rate_per_minute=plan.rate if code == "R" else None)
         for code, most in POOLS.items()
     )
-    return RoutingConfig(queues, pools)
+    return RoutingConfig(queues, pools, _reply_queues(plan, directory), _schedules(plan))
 
 
-_UNSETTLED: Final = "SELECT id, message_id, state FROM queue_messages WHERE finished_at IS NULL"
+def _reply_queues(plan: Plan, directory: Path) -> tuple[QueueConfig, ...]:
+    if not any(body.wish.reply for body in plan.bodies):
+        return ()
+    uri = uri_of(plan.kind, REPLIES, directory)
+    if plan.replies_elsewhere:
+        uri = uri.replace("queue.db", "replies.db")
+    return (QueueConfig(name=REPLIES, uri=uri),)
+
+
+def _schedules(plan: Plan) -> tuple[Schedule, ...]:
+    return tuple(
+        Schedule(
+            name=beats.name,
+            queue=f"q{beats.queue}",
+            message=json.dumps(beats.fields).encode(),
+            every_seconds=beats.every,
+        )
+        for beats in plan.beats
+    )
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+
+
+_UNSETTLED: Final = """
+    SELECT id, message_id, state FROM queue_messages
+    WHERE finished_at IS NULL AND queue <> 'replies'
+"""
+_REPLIES: Final = """
+    SELECT body FROM queue_messages JOIN queue_bodies USING (id) WHERE queue = 'replies'
+"""
+_TICKS: Final = "SELECT schedule, tick FROM queue_ticks"

@@ -1,0 +1,99 @@
+"""Draws a world from its seed."""
+
+import random
+from typing import Final
+
+from msgspec.structs import replace
+
+from tests.simulation.command_drawing import draw_commands
+from tests.simulation.drawing import Drawing
+from tests.simulation.plan import HOSTS, WORK_QUEUES, Act, Kind, Mood, Phase, Plan, Step
+
+KINDS: Final = tuple(Kind)
+FLOODS: Final = 0.03  # of all worlds
+COMMANDS: Final = 0.35  # likewise
+SHORT_LEASE: Final = 15.0
+LAPSES: Final = 0.15  # of worlds with a work queue
+GOOD_MOODS: Final = (Mood.OK, Mood.OK, Mood.OK, Mood.SLOW, Mood.CUTS)
+BAD_MOODS: Final = (
+    Mood.REFUSES,
+    Mood.HANGS,
+    Mood.DENIES,
+    Mood.DENIES,
+    Mood.UNAUTHORIZED,
+    Mood.FAILS,
+    Mood.BUSY,
+    Mood.LIMITS,
+    Mood.DEFERS,
+)
+
+
+def draw(seed: int, kind: Kind | None = None) -> Plan:
+    """Draw the world of a seed. Each aspect has its own numbers, so that none changes another."""
+    plan = _draw_plain(seed, kind)
+    rng = random.Random(seed ^ 0xC0DE)  # noqa: S311  repeatable, not secret
+    if rng.random() < COMMANDS:
+        plan = draw_commands(rng, plan)
+    rng = random.Random(seed ^ 0x1EA5E)  # noqa: S311  likewise
+    if plan.kind in WORK_QUEUES and rng.random() < LAPSES:
+        plan = _with_a_lapse(rng, plan)
+    return plan
+
+
+def _with_a_lapse(rng: random.Random, plan: Plan) -> Plan:
+    """A router stands still with a decision, until another one has the message (WQ-3).
+
+    For most of them not so long that it gives its call up when it goes on.
+    """
+    routers = max(plan.routers, 2)
+    lease = rng.choice((SHORT_LEASE, SHORT_LEASE, plan.lease))
+    published = [step for step in plan.steps if step.is_of_a_producer]
+    beginning = rng.choice(published).at + rng.choice((-0.2, 0.0, 0.01, 0.5))
+    stall = Step(
+        round(max(beginning, 0.0), 3),
+        Act.STALL,
+        router=rng.randrange(routers),
+        seconds=lease + rng.choice((2.0, 5.0, 8.0)),
+    )
+    steps = sorted((*plan.steps, stall), key=lambda step: step.at)
+    return replace(plan, routers=routers, lease=lease, steps=tuple(steps))
+
+
+def _draw_plain(seed: int, kind: Kind | None) -> Plan:
+    rng = random.Random(seed)  # noqa: S311  repeatable, not secret
+    drawn = kind or rng.choice(KINDS)
+    routers = rng.choice((1, 1, 1, 2, 3))
+    drawing = Drawing(rng, drawn, routers, rng.choice((1, 1, 2)))
+    span = rng.choice((2.0, 20.0, 60.0))
+    for _ in range(rng.choice((1, 2, 3, 5, 8, 12))):
+        drawing.produce(round(rng.random() * span, 3))
+    if rng.random() < FLOODS:
+        drawing.flood(round(rng.random() * span, 3))
+    published = [step.at for step in drawing.steps]
+    for _ in range(rng.choice((0, 1, 1, 2, 3, 5))):
+        if rng.random() < 0.5:  # while something is on its way
+            at = rng.choice(published) + rng.choice((-0.2, 0.0, 0.01, 0.1, 1.0)) + rng.random() / 50
+        else:
+            at = rng.random() * (span + 40)
+        drawing.fault(round(max(at, 0.0), 3))
+    return Plan(
+        seed=seed,
+        kind=drawn,
+        routers=routers,
+        connections=rng.choice((1, 1, 2)),
+        queues=drawing.queues,
+        attempts=rng.choice((None, 1, 2, 3)),
+        lease=rng.choice((30.0, 30.0, 15.0, 60.0)),
+        rate=rng.choice((None, 30, 120)),
+        bodies=tuple(drawing.bodies),
+        steps=tuple(sorted(drawing.steps, key=lambda step: step.at)),
+        phases=tuple(_phases(rng, span) for _ in range(HOSTS)),
+    )
+
+
+def _phases(rng: random.Random, span: float) -> tuple[Phase, ...]:
+    phases = [Phase(0.0, rng.choice((*GOOD_MOODS, *BAD_MOODS)), rng.choice((0.3, 1.0)))]
+    for _ in range(rng.choice((0, 1, 2))):
+        at = round(rng.random() * (span + 60), 3)
+        phases.append(Phase(at, rng.choice((*GOOD_MOODS, *BAD_MOODS)), rng.choice((0.3, 1.0))))
+    return tuple(sorted(phases, key=lambda phase: phase.at))

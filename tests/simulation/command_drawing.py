@@ -102,7 +102,9 @@ class CommandDrawing(Drawing):
     def _same_content(self, at: float) -> None:
         first = self._command(Wish(payload=self.rng.randrange(9), by_content=True))
         number, queue = len(self.bodies), self.rng.randrange(self.queues)
-        second = replace(first, number=number, id=f"m{number}")
+        payload = self.rng.choice((first.wish.payload, first.wish.payload, 10))
+        wish = replace(first.wish, payload=payload)
+        second = replace(first, number=number, id=f"m{number}", wish=wish)
         self.bodies.append(second)
         self.publish(at, first, queue=queue)
         self.publish(at + self.rng.choice((0.0, 1.0, 20.0, *LATER)), second, queue=queue)

@@ -1,11 +1,15 @@
 """Watches hand-overs of a work queue: a lease that was lost settles and starts nothing (WQ-3)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from sqlite3 import Connection
+from typing import Any, cast
 
 from msgspec.structs import replace
 
+from router.brokers.sqlite.operations import Claimed, QueueOperations
+from router.brokers.work_queue import Lease
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
 from router.ports import Broker, Depth, Finish, MessageStore, Publisher, Traits, Unsettled
@@ -15,12 +19,11 @@ from tests.simulation.oracle import Oracle
 
 
 class Fence:
-    """Who was handed each message last, over all routers."""
+    """Which lease of each message is the newest, over all routers."""
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
-        self._newest: dict[str, Handle] = {}  # by the broker's id
-        self._ids: dict[Handle, str] = {}
+        self._newest: dict[int, int] = {}  # tokens, by row
         self.stalls: dict[
             Process, asyncio.Future[None]
         ] = {}  # who is to stand still when it settles
@@ -28,11 +31,12 @@ class Fence:
     def around(self, brokers: Opener, process: Process) -> Opener:
         return _Watched(self, brokers, process)
 
+    def clear(self) -> None:
+        """Rows are counted from one again."""
+        self._newest.clear()
+
     def handed_over(self, deliveries: Sequence[ReceivedMessage], process: Process) -> None:
         for received in deliveries:
-            key = f"{received.broker_id}"
-            self._newest[key] = received.handle
-            self._ids[received.handle] = key
             self._oracle.handed_over(received.body, process)
 
     async def settling(self, process: Process) -> None:
@@ -43,10 +47,57 @@ class Fence:
             stall.set_result(None)
             await asyncio.sleep(0)
 
-    def settled(self, handle: Handle, how: str) -> None:
-        key = self._ids.get(handle)
-        if key is not None and self._newest[key] != handle:
-            self._oracle.violate("WQ-3", f"a lost lease could still {how} row {key}")
+    def watched(self) -> Sequence[tuple[type, str, Callable[..., Any]]]:
+        """What to put in the place of the table's operations, to see what each of them does."""
+        table = QueueOperations
+        claim, nack = table.claim, table.nack
+        finish, end, extend = table.finish, table.end, table.extend
+
+        def claims(table: QueueOperations, *asked: Any, **named: Any) -> Claimed:
+            claimed = claim(table, *asked, **named)
+            self._newest |= {message.id: claimed.token for message in claimed.messages}
+            return claimed
+
+        def nacks(table: QueueOperations, db: Connection, lease: Lease, **named: Any) -> bool:
+            is_ours = nack(table, db, lease, **named)
+            if is_ours:
+                self._settled(lease, "give back")
+            return is_ours
+
+        def finishes(
+            table: QueueOperations, db: Connection, leases: Sequence[Lease], **named: Any
+        ) -> Sequence[int]:
+            return self._all_settled("remove", leases, finish(table, db, leases, **named))
+
+        def ends(
+            table: QueueOperations, db: Connection, items: Sequence[Finish], **named: Any
+        ) -> Sequence[int]:
+            leases = [cast("Lease", item.handle) for item in items]
+            return self._all_settled("end", leases, end(table, db, items, **named))
+
+        def extends(
+            table: QueueOperations, db: Connection, leases: Sequence[Lease], **named: Any
+        ) -> Sequence[int]:
+            return self._all_settled("extend", leases, extend(table, db, leases, **named))
+
+        made: dict[str, Callable[..., Any]] = {
+            "claim": claims,
+            "nack": nacks,
+            "finish": finishes,
+            "end": ends,
+            "extend": extends,
+        }
+        return [(table, name, change) for name, change in made.items()]
+
+    def _all_settled(self, how: str, leases: Sequence[Lease], lost: Sequence[int]) -> Sequence[int]:
+        for position, lease in enumerate(leases):
+            if position not in lost:
+                self._settled(lease, how)
+        return lost
+
+    def _settled(self, lease: Lease, how: str) -> None:
+        if self._newest.get(lease.id, lease.token) != lease.token:
+            self._oracle.violate("WQ-3", f"a lost lease could still {how} row {lease.id}")
 
 
 class _Watched:
@@ -93,12 +144,7 @@ class _WatchedBroker:
         finisher = self._broker.traits.finisher
         assert finisher is not None
         await self._fence.settling(self._process)
-        refused = await finisher.finish(items)
-        problems = {each.handle for each in refused}
-        for item in items:
-            if item.handle not in problems:
-                self._fence.settled(item.handle, "end")
-        return refused
+        return await finisher.finish(items)
 
     def interrupt(self) -> None:
         self._broker.interrupt()
@@ -110,25 +156,14 @@ class _WatchedBroker:
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         await self._fence.settling(self._process)
-        refused = await self._broker.ack(handles, error=error)
-        problems = {each.handle for each in refused}
-        for handle in handles:
-            if handle not in problems:
-                self._fence.settled(handle, "remove")
-        return refused
+        return await self._broker.ack(handles, error=error)
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
         await self._fence.settling(self._process)
         await self._broker.nack(handle, delay, tally, error=error)
-        self._fence.settled(handle, "give back")
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
-        refused = await self._broker.extend(handles, seconds)
-        problems = {each.handle for each in refused}
-        for handle in handles:
-            if handle not in problems:
-                self._fence.settled(handle, "extend")
-        return refused
+        return await self._broker.extend(handles, seconds)
 
     async def depth(self) -> Depth | None:
         return await self._broker.depth()

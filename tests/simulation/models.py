@@ -93,9 +93,10 @@ def _heard(server: Server, insert: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def installed(server: Server) -> Iterator[None]:
-    """Where the adapters open their connections, the model answers."""
+def installed(server: Server, more: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
+    """Where the adapters open their connections, the model answers. `more`: also change these."""
     changes: list[tuple[Any, str, Any]] = [
+        *more,
         (QueueTable, "insert", _heard(server, QueueTable.insert)),
         # A turn that takes the loop long is noticed by a clock of the machine: there is none here.
         (sqlite_database, "time", SimpleNamespace(perf_counter=lambda: 0.0)),

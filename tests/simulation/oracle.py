@@ -88,6 +88,7 @@ class Oracle(Book):
         self._starts: defaultdict[str, list[float]] = defaultdict(list)  # of deliveries by pool R
         self._sent_before: set[tuple[str, int]] = set()
         self._holders: dict[int, Process] = {}
+        self._posted: defaultdict[int, list[float]] = defaultdict(list)
         self._count = Counter(
             number for step in plan.steps if step.act is not Act.CANCEL for number in step.bodies
         )
@@ -100,6 +101,7 @@ class Oracle(Book):
         body = self._body_of(post)
         name = post.process.name
         self.note(name, "posts", body.number)
+        self._posted[body.number].append(post.started)
         post.marks = tuple(mark for mark, _ in self._marks(post, body))
         for mark, rule in self._marks(post, body):
             self._open[mark] += 1
@@ -235,8 +237,9 @@ class Oracle(Book):
 
     def _lives(self, number: int, published: list[float], sent: Sent) -> bool:
         died = max((at for at in self.kept[number] if at < sent.at - SETTLED_WITHIN), default=-1e9)
-        accepted = [at for at in self.acceptances[number] if at <= sent.answered_at]
-        return any(at > died for at in published + accepted)
+        seen = [at for at in self._posted[number] if at <= sent.answered_at]
+        seen += [at for at in self.acceptances[number] if at <= sent.answered_at]
+        return any(at > died for at in published + seen)
 
     def _judge_order(self) -> None:
         count = Counter(sent.body.number for sent in self.sent)

@@ -14,12 +14,14 @@ from tests.simulation.plan import (
     Batch,
     Beats,
     Body,
+    Kind,
     Plan,
     Step,
     Wish,
 )
 
-WAITS: Final = (2.0, 2.0, 15.0, 70.0, 950.0)  # SQS itself delays for at most 900 s
+WAITS: Final = (2.0, 2.0, 15.0, 70.0)
+LONG_WAIT: Final = 950.0  # SQS itself delays for at most 900 s
 # Who waits for a time of the calendar waits for longer if the clock is set back.
 FURTHEST_BACK: Final = -40.0
 CANCELLED_AFTER: Final = (0.0, 0.01, 0.3, 1.0, 5.0, 20.0)
@@ -34,12 +36,15 @@ def draw_commands(rng: random.Random, plan: Plan) -> Plan:
     span = min(latest, rng.choice((2.0, 20.0, 60.0)))
     for _ in range(rng.choice((1, 2, 3, 5))):
         drawing.produce_command(round(rng.random() * span, 3))
-    if drawing.is_work_queue and rng.random() < 0.4:
+    if drawing.is_work_queue and rng.random() < 0.25:
         drawing.draw_beats()
     asked = [step.at for step in drawing.steps[len(plan.steps) :]]
     for _ in range(rng.choice((0, 1, 1, 2, 3))):
         at = rng.choice(asked) + rng.choice((0.0, 0.01, 0.1, 1.0, 5.0)) + rng.random() / 50
         drawing.fault(round(at, 3))
+    for step in drawing.steps[:]:
+        if step.act is Act.BATCH and rng.random() < 0.5:  # members end while answers are lost
+            drawing.steps.append(Step(step.at, Act.LOSSES, seconds=12.0, share=0.3))
     return replace(
         plan,
         bodies=tuple(drawing.bodies),
@@ -81,7 +86,7 @@ class CommandDrawing(Drawing):
                 Beats(
                     f"s{number}",
                     rng.randrange(self.queues),
-                    rng.choice((1, 3, 20, 60)),
+                    rng.choice((10, 20, 60)),
                     rng.randrange(HOSTS),
                     rng.choice((None, "P", "Q")),
                 )
@@ -134,7 +139,8 @@ class CommandDrawing(Drawing):
 
     def _wish(self, at: float, *, is_step: bool = False) -> Wish:
         rng = self.rng
-        wait = rng.choice(WAITS) if rng.random() < 0.3 else None
+        waits = (*WAITS, LONG_WAIT) if self.kind is Kind.SQS else WAITS
+        wait = rng.choice(waits) if rng.random() < 0.3 else None
         is_delay = is_step or rng.random() < 0.5
         return Wish(
             payload=rng.choice((None, rng.randrange(9))),

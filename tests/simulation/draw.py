@@ -11,7 +11,8 @@ from tests.simulation.plan import HOSTS, WORK_QUEUES, Act, Kind, Mood, Phase, Pl
 
 KINDS: Final = tuple(Kind)
 FLOODS: Final = 0.03  # of all worlds
-COMMANDS: Final = 0.35  # likewise
+COMMANDS: Final = 0.25  # likewise
+COMMANDS_IN_WORK_QUEUES: Final = 0.6  # which take more kinds of them
 SHORT_LEASE: Final = 15.0
 LAPSES: Final = 0.15  # of worlds with a work queue
 GOOD_MOODS: Final = (Mood.OK, Mood.OK, Mood.OK, Mood.SLOW, Mood.CUTS)
@@ -32,7 +33,7 @@ def draw(seed: int, kind: Kind | None = None) -> Plan:
     """Draw the world of a seed. Each aspect has its own numbers, so that none changes another."""
     plan = _draw_plain(seed, kind)
     rng = random.Random(seed ^ 0xC0DE)  # noqa: S311  repeatable, not secret
-    if rng.random() < COMMANDS:
+    if rng.random() < (COMMANDS_IN_WORK_QUEUES if plan.kind in WORK_QUEUES else COMMANDS):
         plan = draw_commands(rng, plan)
     rng = random.Random(seed ^ 0x1EA5E)  # noqa: S311  likewise
     if plan.kind in WORK_QUEUES and rng.random() < LAPSES:

@@ -36,6 +36,7 @@ class Fence:
         self._newest.clear()
 
     def handed_over(self, deliveries: Sequence[ReceivedMessage], process: Process) -> None:
+        self._oracle.claimed([received.body for received in deliveries])
         for received in deliveries:
             self._oracle.handed_over(received.body, process)
 

@@ -17,6 +17,7 @@ from tests.simulation.plan import DROPPED_POOL, POOLS, SETTLED_WITHIN, Act, Body
 HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
 BREAKER_FORGOTTEN: Final = 3600.0
 EPSILON: Final = 0.001
+HIGH: Final = 9  # the priority that passes the rest of a group
 _BLAMES: Final = frozenset({Cause.NETWORK, Cause.TIMEOUT})
 
 
@@ -145,6 +146,13 @@ class Oracle(Book):
         if body is not None and self._count[body.number] == 1:  # else there may be several copies
             self._holders[body.number] = process
 
+    def claimed(self, contents: Sequence[bytes]) -> None:
+        """By one call, in this order."""
+        found = [body for content in contents if (body := self.find(content))]
+        levels = [body.level for body in found if body.is_alone]
+        if levels != sorted(levels, reverse=True):
+            self.violate("CMD-6", f"a work queue hands out priorities in the order {levels}")
+
     def _body_of(self, post: Post) -> Body:
         body = self.commands.body_of(post.message.id, post.message.token or "")
         assert body is not None
@@ -253,7 +261,7 @@ class Oracle(Book):
                 and sent.answer is Answered.ACCEPTED
                 and count[body.number] == 1
             ):
-                lines[sent.queue, body.pool, body.group, body.is_high].append(sent)
+                lines[sent.queue, body.pool, body.group, body.level == HIGH].append(sent)
         for line in lines.values():
             for first, second in itertools.combinations(line, 2):
                 if first.answered_at <= second.at:

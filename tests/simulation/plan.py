@@ -117,8 +117,13 @@ class Body(Struct, frozen=True):
         return f"c{self.number}"
 
     @property
-    def is_high(self) -> bool:
-        return self.high or self.wish.priority == 9
+    def level(self) -> int:
+        return 9 if self.high else self.wish.priority or 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no group holds it back."""
+        return self.group is None or self.dispatch == "IMMEDIATE"
 
     @property
     def sort(self) -> object:

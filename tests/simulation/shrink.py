@@ -1,6 +1,7 @@
 """Makes a failing world as small as it can be: what is left is what matters."""
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -11,6 +12,7 @@ from tests.simulation.plan import Mood, Phase, Plan
 from tests.simulation.world import Result, run
 
 MOST_RUNS: Final = 400
+MOST_SECONDS: Final = 120.0
 _PARTICULARS: Final = re.compile(r"b'.*'|\(.*\)|[rt]?[0-9.]+")
 
 
@@ -31,11 +33,12 @@ def _kind_of(violation: Violation) -> str:
 
 def _shrink(result: Result, fails: Callable[[Result], bool], runs: int) -> Result:
     smallest = result
+    give_up = time.monotonic() + MOST_SECONDS
     is_smaller = True
     while is_smaller:
         is_smaller = False
         for plan in _simpler(smallest.plan):
-            if runs <= 0:
+            if runs <= 0 or time.monotonic() > give_up:
                 return smallest
             runs -= 1
             found = run(plan)

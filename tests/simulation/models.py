@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from router.brokers.nats import broker as nats
 from router.brokers.rabbitmq import broker as rabbitmq
 from router.brokers.sqlite import database as sqlite_database
-from router.brokers.sqlite.queue_table import QueueTable, Row
+from router.brokers.sqlite.queue_table import NewMessage, QueueTable
 from router.brokers.sqs import broker as sqs
 from router.core.config import QueueConfig
 from router.core.message import Message
@@ -81,7 +81,7 @@ def _heard(server: Server, insert: Callable[..., None]) -> Callable[..., None]:
     def hear(
         table: QueueTable,
         db: sqlite3.Connection,
-        rows: Sequence[Row],
+        rows: Sequence[NewMessage],
         bodies: Sequence[bytes],
         batch: int | None = None,
     ) -> None:
@@ -93,10 +93,9 @@ def _heard(server: Server, insert: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def installed(server: Server, more: Sequence[tuple[Any, str, Any]] = ()) -> Iterator[None]:
-    """Where the adapters open their connections, the model answers. `more`: also change these."""
+def installed(server: Server) -> Iterator[None]:
+    """Where the adapters open their connections, the model answers."""
     changes: list[tuple[Any, str, Any]] = [
-        *more,
         (QueueTable, "insert", _heard(server, QueueTable.insert)),
         # A turn that takes the loop long is noticed by a clock of the machine: there is none here.
         (sqlite_database, "time", SimpleNamespace(perf_counter=lambda: 0.0)),

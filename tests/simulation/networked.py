@@ -1,21 +1,21 @@
 """A work queue behind a network: the real table, as PostgreSQL would keep it for many routers."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, Protocol
 
 from msgspec.structs import replace
 
 from router.core.config import QueueConfig
-from router.core.message import Handle, Message, ReceivedMessage, Tally
+from router.core.message import Message
 from router.ports import (
     BatchRecord,
     Broker,
     Brokers,
     Cancellation,
     CancelReply,
-    Depth,
     Finish,
+    Finisher,
     MessageRecord,
     MessageStore,
     MessageStores,
@@ -28,6 +28,7 @@ from router.ports import (
 )
 from tests.simulation.loop import Process
 from tests.simulation.network import Put, Weather, Wire, unheard
+from tests.support.passing import PassingBroker, T
 
 CALL_TIMEOUT: Final = 20.0
 
@@ -158,46 +159,30 @@ class _RemotePublisher:
         return await self._wire.carry(lambda: self._publisher.publish(items))
 
 
-class _Remote:
-    def __init__(self, broker: Broker, wire: Wire) -> None:
-        self._broker = broker
-        self._wire = wire
-
-    @property
-    def holds_groups(self) -> bool:
-        return self._broker.holds_groups
-
-    @property
-    def lease_seconds(self) -> float | None:
-        return self._broker.lease_seconds
+class FinishingBroker(PassingBroker):
+    """Hands on as well what a work queue can do when a message ends."""
 
     @property
     def traits(self) -> Traits:
-        return replace(self._broker.traits, finisher=self)
+        return replace(self.broker.traits, finisher=self)
 
     def takes(self, queue: QueueConfig) -> bool:
-        finisher = self._broker.traits.finisher
-        return finisher is not None and finisher.takes(queue)
+        return self._finisher.takes(queue)
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
-        finisher = self._broker.traits.finisher
+        return await self.carry(lambda: self._finisher.finish(items))
+
+    @property
+    def _finisher(self) -> Finisher:
+        finisher = self.broker.traits.finisher
         assert finisher is not None
-        return await self._wire.carry(lambda: finisher.finish(items))
+        return finisher
 
-    def interrupt(self) -> None:
-        self._broker.interrupt()
 
-    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        return await self._wire.carry(lambda: self._broker.receive(limit))
+class _Remote(FinishingBroker):
+    def __init__(self, broker: Broker, wire: Wire) -> None:
+        super().__init__(broker)
+        self._wire = wire
 
-    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
-        return await self._wire.carry(lambda: self._broker.ack(handles, error=error))
-
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        await self._wire.carry(lambda: self._broker.nack(handle, delay, tally, error=error))
-
-    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
-        return await self._wire.carry(lambda: self._broker.extend(handles, seconds))
-
-    async def depth(self) -> Depth | None:
-        return await self._wire.carry(self._broker.depth)
+    async def carry(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await self._wire.carry(call)

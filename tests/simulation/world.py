@@ -201,7 +201,7 @@ class World:
         self._fence = Fence(self.oracle)
         self.server = make_server(self.plan.kind, self.weather)
         self.server.on_put = self._put
-        with installed(self.server, self._fence.watched()):
+        with installed(self.server):
             for queue in (*self.config.queues, *self.config.reply_queues):
                 self.server.make(place_of(queue))
             for index in range(self.plan.routers):
@@ -400,7 +400,7 @@ class World:
             self.oracle.commands.queue_is_new()
             for path in self._directory.glob("queue.db*"):
                 path.unlink()
-            self._fence.clear()
+            self._fence = Fence(self.oracle)  # rows are counted from one again
         await asyncio.sleep(step.seconds)
         for index in range(self.plan.routers):
             self._start(index)

@@ -1,6 +1,6 @@
-"""Makes parts of the service from its settings, and refuses what cannot be had.
+"""Opens what connects the service to the outside world, as its settings say.
 
-`main` says which part goes where. What every engine needs is made in `wiring`.
+`main` wires it. What every engine needs is made in `wiring`.
 """
 
 import logging
@@ -10,21 +10,113 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
+from dataclasses import dataclass
 from typing import Final
 
+from router import runtime
 from router.api.access import Access, TokenJudge, is_loopback
+from router.api.server import listen
+from router.brokers import BrokerRegistry
+from router.core.config import QueueConfig
+from router.core.leadership import Leadership
+from router.core.target import PROCESS, Target
 from router.core.target_safety import TargetPolicy
+from router.core.warnings import Code, Severity
+from router.curl.loop import CurlOptions
+from router.engine.alerts import Alerts
 from router.engine.notifier import Notifier
 from router.locks import LockRequest, open_lock
+from router.outbound.http_sender import HttpSender
 from router.outbound.notifications import ChannelAddresses, open_channels
 from router.outbound.process.executors import BadExecutors, Executor, read_executors
-from router.ports import Lock, QueueRefused, Tracer
+from router.outbound.process.runner import open_processes
+from router.outbound.process.tasks import ProcessTasks, refusal
+from router.ports import DeadLetterStore, Lock, QueueRefused, Tracer
 from router.setting_values import AuthMode
 from router.settings import BadSetting, Settings
+from router.wiring import new_leadership, open_brokers, open_letters
 
 log = logging.getLogger(__name__)
 
 _LOOPBACKS: Final = ("127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """What connects the router to the outside world."""
+
+    instance: str  # the name of this router
+    listener: socket.socket
+    policy: TargetPolicy
+    store: DeadLetterStore
+    lock: Lock | None
+    leadership: Leadership
+    brokers: BrokerRegistry
+    shares: runtime.Shares
+    tracer: Tracer | None
+    sender: HttpSender
+    executors: Mapping[str, Executor]
+    tasks: ProcessTasks | None  # None: there are no executors
+
+    @property
+    def longest_task(self) -> float:
+        """Return how many seconds the run of a process may take."""
+        return max((each.longest_run for each in self.executors.values()), default=0.0)
+
+    def refuse(self, target: Target, queue: QueueConfig) -> str | None:
+        """Return why messages of this queue may not go there, as far as can be seen."""
+        if self.executors and target.scheme == PROCESS:
+            return refusal(self.executors, target.host, queue.name)
+        return self.policy.refuse_url(target)
+
+
+async def open_ports(
+    stack: AsyncExitStack, settings: Settings, alerts: Alerts, instance: str
+) -> Ports:
+    # The helper that starts processes comes before anything that may start a thread.
+    executors, tasks = executors_of(settings), None
+    if executors:
+        try:
+            processes = await stack.enter_async_context(open_processes(executors))
+        except OSError as error:
+            text = f"MEDIATOR_EXECUTORS_FILE: processes cannot be started: {error}"
+            raise BadSetting(text) from None
+        tasks = ProcessTasks(executors, processes)
+    listener = stack.enter_context(listen(settings.host, settings.port))
+    policy = target_policy(settings, listener)
+    store = await stack.enter_async_context(open_letters(settings))
+    lock = await open_leader_lock(stack, settings, instance)
+    brokers = await stack.enter_async_context(open_brokers(settings, alerts))
+    leadership = new_leadership()
+    shares = runtime.shares(runtime.current_limit(), settings.api_max_connections)
+    if shares.api < settings.api_max_connections:
+        text = (
+            f"the system allows {shares.limit} open files: the API accepts {shares.api} "
+            f"connections, not {settings.api_max_connections}; raise the limit (ulimit -n) or "
+            "lower MESSAGE_ROUTER_API_MAX_CONNECTIONS"
+        )
+        alerts.raise_warning(Code.CONFIGURATION, Severity.WARN, "Process", text)
+    options = CurlOptions(
+        http_version=settings.mediator_http_version.name,
+        proxy=settings.proxy,
+        max_connections=shares.idle,
+    )
+    return Ports(
+        instance=instance,
+        listener=listener,
+        policy=policy,
+        store=store,
+        lock=lock,
+        leadership=leadership,
+        brokers=brokers,
+        shares=shares,
+        tracer=await stack.enter_async_context(open_tracer(settings, instance)),
+        sender=await stack.enter_async_context(
+            HttpSender(policy, options, leadership=leadership if lock else None)
+        ),
+        executors=executors,
+        tasks=tasks,
+    )
 
 
 def target_policy(settings: Settings, listener: socket.socket) -> TargetPolicy:

@@ -28,7 +28,7 @@ def configure_logging(level: str, *, as_json: bool) -> "LogWriter":
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for chatty in ("httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    for repeating in ("aiormq", "aio_pika"):  # what they log, the adapter is told by exceptions
+    for repeating in ("aiormq", "aio_pika"):  # the adapter gets the same as exceptions
         logging.getLogger(repeating).setLevel(logging.CRITICAL)
     return handler
 
@@ -119,14 +119,14 @@ class LogWriter(logging.Handler):
 
 
 class JsonLines(logging.Formatter):
-    """For machines: everything that the caller gave is a field."""
+    """For machines: each extra value is a field."""
 
     def format(self, record: logging.LogRecord) -> str:
         facts: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname,
             "logger": record.name,
-            "message": _text(record.getMessage()),  # some of it is a broker's own words
+            "message": _text(record.getMessage()),  # some of it is text of a broker
             **_extras(record),
         }
         if record.exc_info:
@@ -163,5 +163,5 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _one_line(text: str) -> str:
-    """A message's id or a target's text must not be able to write log lines of its own."""
+    """Keep the text on one line, so that foreign text cannot forge log lines."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -2,10 +2,10 @@
 
 brokers ─► consumers ─► dispatcher ─► pools ─► mediator ─► sender ─► targets
    ▲                                    │
-   └───────────── settlers ◄────────────┘     configuration sync, chores and the API stand beside
+   └───────────── settlers ◄────────────┘     with configuration sync, chores and the API around it
 
-`Router` is the engine with what stands beside it, `open_router` opens all of it, `serve` runs it
-until it is told to stop, and `run` is the program.
+`Router` is the engine with everything around it, `open_router` opens it, `serve` runs it until it
+is told to stop, and `run` is the program.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ T = TypeVar("T")
 
 
 class Router:
-    """A running router, as the API and the demo use it: the engine, and what stands beside it."""
+    """A running router, as the API and the demo use it: the engine with everything around it."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class Router:
         return started
 
     async def _apply(self, config: RoutingConfig) -> Plan:
-        """Apply it, unless nobody would stop what it starts: a reload may come at any time."""
+        """Apply it, unless the router is disabled or shutting down: a reload can come any time."""
         if not self._settings.enabled:
             raise SyncFailed("MESSAGE_ROUTER_ENABLED is false")
         if self.reader.shutting_down:

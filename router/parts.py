@@ -181,7 +181,7 @@ async def open_leader_lock(stack: AsyncExitStack, settings: Settings, instance: 
 def open_tracer(settings: Settings, instance: str) -> AbstractAsyncContextManager[Tracer | None]:
     """Return None if traces are off, or if the packages are not installed.
 
-    That does not prevent a start: platforms set these variables for everything that they run.
+    That is no reason not to start: platforms set these variables for everything that they run.
     """
     endpoint = settings.traces_endpoint
     if endpoint is None:
@@ -190,7 +190,7 @@ def open_tracer(settings: Settings, instance: str) -> AbstractAsyncContextManage
         from router.outbound.traces import Traces  # noqa: PLC0415  on use: an extra
     except ModuleNotFoundError as error:
         needs = f"they need the package {error.name}: pip install 'message-router[otel]'"
-        log.warning("OTEL_* asks for traces, and there are none: %s", needs)
+        log.warning("OTEL_* variables are set, but traces are off: %s", needs)
         return nullcontext()
     try:
         return Traces(endpoint, settings.sampling, instance)
@@ -211,20 +211,19 @@ def notifier_of(settings: Settings, instance: str) -> Notifier:
 
 
 def access_of(settings: Settings) -> Access:
+    judge: TokenJudge | None = None
+    if settings.auth_mode is AuthMode.OIDC:
+        try:
+            from router.api.oidc import Provider  # noqa: PLC0415  on use: an extra
+        except ModuleNotFoundError as error:
+            needs = f"needs the package {error.name}: pip install 'message-router[oidc]'"
+            raise BadSetting(f"MESSAGE_ROUTER_AUTH_MODE: OIDC {needs}") from None
+        judge = Provider(settings.oidc_issuer or "", settings.oidc_audience or "", time.monotonic)
     return Access(
         mode=settings.auth_mode,
         host=settings.host,
         username=settings.basic_username or "",
         password=settings.basic_password or "",
         token=settings.api_token or "",
-        judge=_token_judge(settings) if settings.auth_mode is AuthMode.OIDC else None,
+        judge=judge,
     )
-
-
-def _token_judge(settings: Settings) -> TokenJudge:
-    try:
-        from router.api.oidc import Provider  # noqa: PLC0415  on use: an extra
-    except ModuleNotFoundError as error:
-        needs = f"needs the package {error.name}: pip install 'message-router[oidc]'"
-        raise BadSetting(f"MESSAGE_ROUTER_AUTH_MODE: OIDC {needs}") from None
-    return Provider(settings.oidc_issuer or "", settings.oidc_audience or "", time.monotonic)

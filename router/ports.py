@@ -53,7 +53,7 @@ class Publication(Struct, frozen=True):
 
     message: Message
     body: bytes
-    # Taken at its word: same key, same message (WQ-1). None: only what is identical is the same.
+    # Trusted: same key, same message (WQ-1). None: only identical messages are the same.
     dedup_key: str | None = None
     not_before: float | None = None  # Unix seconds: it is delivered no sooner (CMD-5)
 
@@ -141,7 +141,7 @@ class Broker(Protocol):
 
 
 class StaleLease(BrokerError):
-    """Settled too late: the lease was lost and the message may be someone else's (WQ-3)."""
+    """Settled too late: the lease was lost, and another consumer may have the message (WQ-3)."""
 
 
 class MessageStatus(StrEnum):
@@ -204,7 +204,7 @@ class BatchConflict(Exception):
 
 
 class MessageStore(Protocol):
-    """What a work queue can do beside consuming and publishing."""
+    """What a work queue can do besides consuming and publishing."""
 
     async def find(self, message_id: str) -> MessageRecord | None:
         """Return the newest publication under that id."""
@@ -238,7 +238,7 @@ class MessageStore(Protocol):
     async def last_tick(self, schedule: str) -> int | None: ...
 
 
-# True: added. False: a duplicate, ignored. A text: likewise, and the id of the one that is kept.
+# True: added. False: a duplicate, ignored. A text: a duplicate of the message with this id.
 Receipt = bool | str
 
 
@@ -253,15 +253,15 @@ class Brokers(Protocol):
     """Opens queues. The only port that knows which brokers there are."""
 
     def open_queue(self, queue: QueueConfig) -> AbstractAsyncContextManager[Broker]:
-        """A new connection for consuming. Raises QueueRefused or Disconnected on entering."""
+        """Return a new connection for consuming. Entering raises QueueRefused or Disconnected."""
 
     def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
-        """A connection for publishing; None: this broker is only consumed."""
+        """Return a connection for publishing, or None if this broker is only consumed."""
 
 
 @runtime_checkable
 class MessageStores(Protocol):
-    """Opens what work queues offer beside consuming and publishing."""
+    """Opens what work queues offer besides consuming and publishing."""
 
     def open_store(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageStore] | None:
         """Return None if it is no work queue."""
@@ -296,7 +296,7 @@ class Sender(Protocol):
     ) -> Answer:
         """Send the `post`-th request for a message, as this span, and return the answer.
 
-        `max_attempts`: after so many failures the message is given up; None: no policy says.
+        `max_attempts`: the message is given up after so many failures. None: there is no limit.
 
         Every HTTP status is a Reply, everything else a NoReply; it raises only when cancelled, and
         then leaves nothing behind.
@@ -307,7 +307,7 @@ class Tracer(Protocol):
     """Reports the history of messages to a tracing system."""
 
     def ended(self, visit: HandOver) -> None:
-        """Report one that has just ended. Takes no time, waits for nothing and never fails."""
+        """Report one that has just ended. Never blocks, never fails."""
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -359,11 +359,11 @@ class LockState(Struct, frozen=True, kw_only=True):
 class Lock(Protocol):
     """The leader lock, for one process. Each call is atomic, and raises LockUnavailable.
 
-    Whoever holds it and refreshes it no more loses it after its TTL, never before.
+    A holder that stops refreshing it loses it after the TTL, never before.
     """
 
     async def acquire(self) -> LockState:
-        """Take it if nobody has it, or keep it. Return who has it now."""
+        """Take the lock if it is free, or keep it. Return who has it now."""
 
     async def renew(self, fence: int) -> bool:
         """Keep it for another TTL. Return False if it was lost since that fence."""

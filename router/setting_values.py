@@ -210,7 +210,10 @@ def host_pattern(raw: str) -> str:
 def url(*schemes: str) -> Parser[str]:
     def parse(raw: str) -> str:
         parts = _split(raw)
-        if parts is None or parts.scheme not in schemes or not _names_a_place(parts):
+        if parts is None or parts.scheme not in schemes:
+            raise _must_begin_with(schemes)
+        is_file = parts.netloc in {"", "localhost"} and parts.path.startswith("/")
+        if not (is_file if parts.scheme == "file" else parts.hostname):
             raise _must_begin_with(schemes)
         return raw
 
@@ -263,12 +266,6 @@ def _split(raw: str) -> SplitResult | None:
     except ValueError:
         return None
     return parts
-
-
-def _names_a_place(parts: SplitResult) -> bool:
-    if parts.scheme == "file":
-        return parts.netloc in {"", "localhost"} and parts.path.startswith("/")
-    return bool(parts.hostname)
 
 
 def _must_begin_with(schemes: tuple[str, ...]) -> NotAllowed:

@@ -205,10 +205,15 @@ class Settings:
         """Check the settings that depend on each other."""
         if self.standby_enabled and self.standby_lock_url is None:
             raise BadSetting("STANDBY_LOCK_URL must be set when STANDBY_ENABLED is true")
-        mode = self.auth_mode.name
-        for name, value in self._credentials().items():
-            if value is None:
-                raise BadSetting(f"{name} must be set when MESSAGE_ROUTER_AUTH_MODE is {mode}")
+        for name, mode, value in (
+            ("AUTH_BASIC_USERNAME", AuthMode.BASIC, self.basic_username),
+            ("AUTH_BASIC_PASSWORD", AuthMode.BASIC, self.basic_password),
+            ("MESSAGE_ROUTER_API_TOKEN", AuthMode.TOKEN, self.api_token),
+            ("OIDC_ISSUER", AuthMode.OIDC, self.oidc_issuer),
+            ("OIDC_AUDIENCE", AuthMode.OIDC, self.oidc_audience),
+        ):
+            if self.auth_mode is mode and value is None:
+                raise BadSetting(f"{name} must be set when MESSAGE_ROUTER_AUTH_MODE is {mode.name}")
         if (self.notify_smtp_url is None) != (not self.notify_email_to):
             raise BadSetting("NOTIFY_SMTP_URL and NOTIFY_EMAIL_TO go together: set both or none")
         protocol = self.otlp_traces_protocol or self.otlp_protocol
@@ -245,31 +250,20 @@ class Settings:
     def sampling(self) -> Sampling:
         return self.traces_sampler.rule(self.traces_ratio)
 
-    def _credentials(self) -> Mapping[str, str | None]:
-        """Return what the auth mode needs, by variable."""
-        match self.auth_mode:
-            case AuthMode.BASIC:
-                return {
-                    "AUTH_BASIC_USERNAME": self.basic_username,
-                    "AUTH_BASIC_PASSWORD": self.basic_password,
-                }
-            case AuthMode.TOKEN:
-                return {"MESSAGE_ROUTER_API_TOKEN": self.api_token}
-            case AuthMode.OIDC:
-                return {"OIDC_ISSUER": self.oidc_issuer, "OIDC_AUDIENCE": self.oidc_audience}
-            case _:
-                return {}
-
 
 def setting_notes(env: Mapping[str, str]) -> list[str]:
-    """Return what is set to no effect, for a warning at start."""
+    """Return which variables have no effect, for warnings at start."""
     known = [variable.name for variable in variables()]
     unknown = sorted(
         name
         for name, raw in env.items()
         if name.startswith(_PREFIX) and name not in known and not _is_service_link(name, raw)
     )
-    return [f"{name} is not a setting{_guess(name, known)}" for name in unknown]
+    notes = []
+    for name in unknown:
+        close = get_close_matches(name, known, n=1, cutoff=0.8)  # the prefix alone gives 0.75
+        notes.append(f"{name} is not a setting" + (f": did you mean {close[0]}?" if close else ""))
+    return notes
 
 
 def settings_table() -> str:
@@ -296,28 +290,19 @@ def _read(kind: type[T], given: Mapping[str, str]) -> T:
         if "variable" in spec.metadata:
             variable = spec.metadata["variable"]
             raw = given.get(variable.name, "")
-            values[spec.name] = _parse(variable, raw) if raw else spec.default
+            try:
+                values[spec.name] = variable.parse(raw) if raw else spec.default
+            except NotAllowed as error:
+                shown = MASK if variable.secret else _shown(raw)
+                raise BadSetting(f"{variable.name} {error}, not {shown}") from None
         elif is_dataclass(spec.default):
             values[spec.name] = _read(type(spec.default), given)
     return kind(**values)
 
 
-def _parse(variable: Variable, raw: str) -> object:
-    try:
-        return variable.parse(raw)
-    except NotAllowed as error:
-        shown = MASK if variable.secret else _shown(raw)
-        raise BadSetting(f"{variable.name} {error}, not {shown}") from None
-
-
 def _shown(raw: str) -> str:
     """One short line."""
     return repr(mask_malformed(raw)[:_LONGEST_SHOWN])
-
-
-def _guess(name: str, known: list[str]) -> str:
-    close = get_close_matches(name, known, n=1, cutoff=0.8)  # the common prefix alone gives 0.75
-    return f": did you mean {close[0]}?" if close else ""
 
 
 def _is_service_link(name: str, raw: str) -> bool:

@@ -1,13 +1,13 @@
-"""Waking those who wait for something to change, so that they look again."""
+"""Wakes tasks that wait for a change."""
 
 import asyncio
 
 
 class Signal:
-    """Wakes everyone who waits when it is rung.
+    """Wakes every waiting task when it is rung.
 
-    Code that awaits between looking and waiting listens first, then looks, then waits: a ring in
-    between is not missed.
+    Code that awaits between checking and waiting must listen first, then check, then wait, so that
+    it does not miss a ring in between.
     """
 
     __slots__ = ("_next_ring",)

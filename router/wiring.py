@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -36,13 +35,16 @@ log = logging.getLogger(__name__)
 
 
 def open_brokers(settings: Settings, alerts: Alerts) -> BrokerRegistry:
+    def warn(queue: str, text: str) -> None:
+        alerts.raise_warning(Code.QUEUE_VALIDATION, Severity.CRITICAL, f"Consumer:{queue}", text)
+
     return BrokerRegistry(
         worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
         dedup_window=settings.dedup_window,
         result_retention=settings.result_retention,
         state_dir=settings.state_dir,
         settings=settings.brokers,
-        warn=partial(_warn_of_queue, alerts),
+        warn=warn,
     )
 
 
@@ -52,7 +54,9 @@ def open_letters(settings: Settings) -> AbstractAsyncContextManager[DeadLetterSt
         _make_folder("MESSAGE_ROUTER_STATE_DIR", settings.state_dir)
     path = settings.dead_letter_path
     if path is None:
-        log.warning("MESSAGE_ROUTER_DEAD_LETTER_URL=none: what no target accepts will be lost")
+        log.warning(
+            "MESSAGE_ROUTER_DEAD_LETTER_URL=none: messages that no target accepts will be lost"
+        )
         return open_store(NO_STORE)
     given_by = "STATE_DIR" if settings.dead_letter_url is None else "DEAD_LETTER_URL"
     _make_folder(f"MESSAGE_ROUTER_{given_by}", path.parent)
@@ -67,11 +71,11 @@ def _make_folder(variable: str, path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"{variable}: cannot make {path}: {error.strerror}") from None
+        raise StoreError(f"{variable}: cannot create {path}: {error.strerror}") from None
 
 
 def new_leadership() -> Leadership:
-    """It goes on while the machine sleeps, as the clocks of lock servers do."""
+    """Return a leadership whose clock runs while the machine sleeps, as on a lock server."""
     return Leadership(THIS_MACHINE.uptime)
 
 
@@ -91,9 +95,9 @@ async def open_engine(
     wall: Callable[[], float] = time.time,
     jitter: Jitter = random.uniform,
 ) -> AsyncIterator[QueueManager]:
-    """Open an engine without queues and pools: `QueueManager.apply` brings them.
+    """Open an engine without queues and pools; `QueueManager.apply` adds them.
 
-    Whoever opens it also stops it: the context ends when all tasks have ended.
+    The caller stops it: the context ends when all tasks have ended.
     """
     async with (
         asyncio.TaskGroup() as tasks,
@@ -119,8 +123,3 @@ async def open_engine(
             )
         )
         yield manager
-
-
-def _warn_of_queue(alerts: Alerts, queue: str, text: str) -> None:
-    """Report what an adapter finds out about its broker."""
-    alerts.raise_warning(Code.QUEUE_VALIDATION, Severity.CRITICAL, f"Consumer:{queue}", text)

@@ -294,7 +294,8 @@ class _HandlerTasks:
             detail = f"the handler failed: {error.code}"
             return NoReply(Cause.TASK_FAILED, detail, error.message, error.code)
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
                 raise
             return _failure(target.host, error)  # the handler waited for something cancelled
         except Exception as error:  # noqa: BLE001 - the bulkhead: a handler may raise anything
@@ -325,11 +326,6 @@ def _reply(result: object) -> Answer:
     except (TypeError, ValueError, RecursionError) as error:
         detail, code = "the handler's result is no JSON", "RESULT_NOT_JSON"
         return NoReply(Cause.PERMANENT, detail, str(error), code)  # again would be no better
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _failure(command_type: str, error: BaseException) -> NoReply:

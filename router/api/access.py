@@ -44,7 +44,7 @@ _CHALLENGES: Final[Mapping[AuthMode, str]] = {
 
 
 class Access(Struct, frozen=True, kw_only=True):
-    """Where the API listens, and what it asks for."""
+    """Where the API listens, and which credentials it requires."""
 
     mode: AuthMode = AuthMode.NONE
     host: str = "127.0.0.1"
@@ -109,7 +109,11 @@ class Guard:
             path, headers = scope["path"], Headers(scope=scope)
             refusal = await refuse(scope["method"], path, headers, self._access)
             wants_page = path == "/" and "text/html" in headers.get("accept", "")
-            if refusal is not None and wants_page and refusal.status is HTTPStatus.UNAUTHORIZED:
+            if (
+                refusal is not None
+                and wants_page
+                and refusal.status_code == HTTPStatus.UNAUTHORIZED
+            ):
                 answer = self._login
             elif refusal is not None:
                 answer = refusal.response()
@@ -132,9 +136,9 @@ async def refuse(  # noqa: PLR0911  a list of checks, in their order
         return ApiProblem(HTTPStatus.UNAUTHORIZED, "credentials are needed", headers=challenge)
     if access.mode is AuthMode.NONE and not access.is_local:
         if changes:
-            return _forbidden("set MESSAGE_ROUTER_AUTH_MODE: without it nothing can be changed")
+            return _forbidden("nothing can be changed unless MESSAGE_ROUTER_AUTH_MODE is set")
         if any(path == each or path.startswith(f"{each}/") for each in PRIVATE_FOLDERS):
-            return _forbidden("set MESSAGE_ROUTER_AUTH_MODE: without it this is not shown")
+            return _forbidden("this is not shown unless MESSAGE_ROUTER_AUTH_MODE is set")
     # A page of another site whose name was made to point at this machine (DNS rebinding).
     if access.is_local and not is_loopback(_host_name(headers.get("host", ""))):
         return _forbidden("the `Host` of a call over loopback must be a loopback name")

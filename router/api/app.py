@@ -88,7 +88,7 @@ class HeadAsGet:
 
 
 class CloseUnread:
-    """Closes a connection that is answered before its body was read: it could send for ever."""
+    """Closes a connection that is answered before its body was read: it could send endlessly."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -94,7 +94,7 @@ class AcceptedMembersView(ResponseModel):
 class BatchView(ResponseModel):
     id: str = shown("record.id", _ID)
     queue: str = as_is("orders")
-    size: int = shown("record.size", 2, "It is complete when so many have ended")
+    size: int = shown("record.size", 2, "The batch is complete when this many messages have ended")
     total: int = shown("record.total", 1, "Members so far")
     succeeded: int = shown("record.succeeded", 0)
     failed: int = shown("record.failed", 0)
@@ -126,11 +126,11 @@ routes = APIRouter(tags=["batches"])
 async def open_batch(
     router: CurrentRouter, request: Request, queue: Name = None
 ) -> AcceptedMembers:
-    """Publish messages as a batch; when all of them have ended, the callback is published.
+    """Publish messages as a batch. When all of them have ended, the callback is published.
 
-    With `size`, more can be added until there are so many. At most 1000 messages in one call.
-    The same call again adds nothing twice, as long as the messages have ids. The payload of
-    the callback is `{"batchId","total","succeeded","failed","cancelled"}`.
+    With `size`, messages can be added until the batch has that many. One call takes at most 1000
+    messages. A repeated call adds no message twice if the messages have ids. The payload of the
+    callback is `{"batchId","total","succeeded","failed","cancelled"}`.
     """
     given = _decode(await read_body(request), _BatchBody)
     return await router.batches.open(
@@ -153,7 +153,7 @@ async def open_batch(
 async def add(
     router: CurrentRouter, request: Request, batch_id: str, queue: Name = None
 ) -> AcceptedMembers:
-    """Add messages to an open batch: one, a list, or an object with a list as `messages`."""
+    """Add messages to an open batch: one message, a list, or an object with a list `messages`."""
     body = await read_body(request)
     messages = split_messages(body)
     if not body.lstrip().startswith(b"["):
@@ -164,7 +164,7 @@ async def add(
 
 @routes.get("/batches/{batch_id:path}", response_model=BatchView)
 async def show(router: CurrentRouter, batch_id: str, queue: Name = None) -> BatchState:
-    """Show how far a batch has come. Batches are kept for 7 days after their completion."""
+    """Show the progress of a batch. A batch is kept for 7 days after it is complete."""
     return await router.batches.find(batch_id, queue)
 
 

@@ -16,7 +16,7 @@ class SourceView(ResponseModel):
 
 
 class ConfigView(ResponseModel):
-    """The applied document, in the form it is configured in, and where it came from."""
+    """The applied document, in the form of the configuration, and its sources."""
 
     queues: Sequence[Mapping[str, Any]] = shown("document.queues", [{"queueName": "orders"}])
     processing_pools: Sequence[Mapping[str, Any]] = shown(
@@ -27,7 +27,7 @@ class ConfigView(ResponseModel):
 
 
 class Reloaded(ResponseModel):
-    changes: Sequence[str] = as_is(["queue orders: added"], "For people")
+    changes: Sequence[str] = as_is(["queue orders: added"], "Readable by people")
     queues: Mapping[str, Sequence[str]] = as_is({"added": ["orders"]})
     pools: Mapping[str, Sequence[str]] = as_is({})
 
@@ -37,12 +37,12 @@ routes = APIRouter(prefix="/config", tags=["configuration"])
 
 @routes.get("")
 async def show(router: CurrentRouter) -> ConfigView:
-    """The applied document without its secrets, and the last sync."""
+    """Show the applied configuration without its secrets, and the last sync."""
     return ConfigView.model_validate(router.config_status())
 
 
 @routes.post("/reload")
 async def reload(router: CurrentRouter) -> Reloaded:
-    """Sync now, once. Answers what changed."""
+    """Sync the configuration now, once. Returns what changed."""
     plan = await router.reload()
     return Reloaded.model_validate({"changes": plan.lines(), **plan.as_json()})

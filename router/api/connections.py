@@ -1,9 +1,9 @@
 """The API's open connections: how many there may be, and how long one may keep us waiting.
 
-Anybody can connect before we know who it is. So connections are counted, and each has limited time
+Anyone can connect before being authenticated. So connections are counted, and each has limited time
 to send its request. When the limit is reached, a new connection replaces the one that has kept us
-waiting longest: probes are answered, however many connections send nothing. A connection whose call
-is being answered (`/events` for minutes) does not keep us waiting, so it stays.
+waiting longest, so probes are answered however many connections send nothing. A connection whose
+call is being answered (`/events` takes minutes) does not keep us waiting, so it stays.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _FULL: Final = (
 
 
 class ClientWait(Enum):
-    """What a client may keep us waiting for."""
+    """What we may be waiting for."""
 
     HEAD = auto()  # of a call
     BODY = auto()  # the rest of it
@@ -42,7 +42,7 @@ class ConnectionLimit:
         ] = {}  # since when; the longest first
 
     def take(self, connection: "Connection") -> bool:
-        """Admit it, in place of another if need be. Return False if none can go."""
+        """Admit it, if necessary in place of another. Return False if none can be dropped."""
         if len(self._open) >= self.limit:
             longest = next(iter(self._waiting), None)
             if longest is None:

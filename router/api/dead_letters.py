@@ -43,8 +43,10 @@ class LetterView(ResponseModel):
     http_status: int | None = shown("letter.http_status", 404)
     reply: Text = shown("letter.reply", "no such path", "The first KiB of the target's answer")
     error: Masked = shown("letter.error", "HTTP 404")
-    failures: int = shown("letter.failures", 1, "Deliveries that ended in a real failure")
-    requests: int = shown("letter.requests", 1, "POSTs")
+    failures: int = shown(
+        "letter.failures", 1, "Failed deliveries that count towards the retry limit"
+    )
+    requests: int = shown("letter.requests", 1, "Requests to the target")
     attempts: int = shown("letter.requests", 1, "The same as `requests`, for old clients")
     first_seen: Time = shown("letter.first_seen", AT)
     dead_at: Time = shown("letter.dead_at", AT)
@@ -68,7 +70,7 @@ class MessageView(ResponseModel):
 
 
 class LetterDetail(LetterView):
-    """One letter, with as much of its message as may be shown."""
+    """A dead letter with its message, as far as it may be shown."""
 
     body_bytes: Length = shown("letter.body", 182)
     message: Annotated[MessageView | None, BeforeValidator(_parsed)] = shown(
@@ -81,7 +83,7 @@ class Replayed(ResponseModel):
 
 
 class ReplayedMany(ResponseModel):
-    """In a dry run: what would be done."""
+    """What was done, or in a dry run, what would be done."""
 
     replayed: int = as_is(12)
     skipped: int = as_is(2)
@@ -94,7 +96,7 @@ class Discarded(ResponseModel):
 
 
 class ReplayOrder(RequestBody):
-    """The parameters of a replay as JSON. To ignore its filters would be to replay everything."""
+    """The parameters of a replay as JSON."""
 
     model_config = ConfigDict(json_schema_extra={"example": {"reason": "CONFIG_ERROR"}})
 
@@ -140,7 +142,7 @@ async def list_letters(
 
 @routes.get("/{letter_id}", response_model=LetterDetail)
 async def show(router: CurrentRouter, letter_id: str) -> KeptLetter:
-    """Show one, with its message but without token, secret and body."""
+    """Show a dead letter and its message, without the token, the secret and the body."""
     kept = await router.letters.get(_number(letter_id))
     if kept is None:
         raise _unknown()
@@ -157,7 +159,7 @@ async def replay_many(
     dry_run: Annotated[bool, Query(alias="dryRun")] = False,
     force: bool = False,
 ) -> ReplayedMany:
-    """Publish all that match, oldest first: to their own queues, or to the queue named `to`.
+    """Publish all dead letters that match, oldest first, to their own queues or to `to`.
 
     When one fails, the later ones of its group stay dead letters. All parameters may also be
     given in a JSON body.
@@ -186,9 +188,9 @@ async def replay_many(
 async def replay(
     router: CurrentRouter, letter_id: str, to: Name = None, force: bool = False
 ) -> Replayed:
-    """Publish it to the queue it came from, or to the one named `to`.
+    """Publish a dead letter to the queue it came from, or to the queue named `to`.
 
-    A second replay needs `force`. A letter whose queue is gone needs `to`.
+    A second replay needs `force`. If the queue no longer exists, `to` is needed.
     """
     await router.replays.replay(_number(letter_id), to=to, force=force)
     return Replayed(replayed=1)
@@ -196,7 +198,7 @@ async def replay(
 
 @routes.delete("/{letter_id}")
 async def discard(router: CurrentRouter, letter_id: str) -> Discarded:
-    """Delete it for good."""
+    """Delete a dead letter permanently."""
     if not await router.letters.discard(_number(letter_id)):
         raise _unknown()
     return Discarded(discarded=1)

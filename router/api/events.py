@@ -109,7 +109,7 @@ def snapshot(state: RouterState) -> dict[str, object]:
     """Return what the dashboard shows, bounded whatever the router holds.
 
     Times are Unix seconds, rates are 0…1. Lists that people page through and search (messages,
-    warnings, dead letters, the configuration) are not in it: marks tell when they have changed.
+    warnings, dead letters, the configuration) are not in it; marks show when they have changed.
     """
     # Plain dicts instead of models: 1.3 ms instead of 2.3 for 100 pools, every second, and only our
     # own page reads them.

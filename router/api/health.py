@@ -14,7 +14,7 @@ from router.core.health import Probe, assess, readiness, startup
 class HealthView(ResponseModel):
     healthy: bool = as_is(example=True, description="Whether the router itself can work")
     status: str = as_is("WARNING", "HEALTHY, WARNING or DEGRADED")
-    message: str = as_is("unhealthy consumers: orders", "The gravest issue")
+    message: str = as_is("unhealthy consumers: orders", "The most serious issue")
     issues: Sequence[str] = as_is(["unhealthy consumers: orders"])
     version: str = as_is("1.0.0")
     uptime_seconds: float = as_is(86_400.0)
@@ -32,7 +32,7 @@ routes = APIRouter(prefix="/health", tags=["health"])
 
 @routes.get("")
 async def health(router: CurrentRouter, response: Response) -> HealthView:
-    """Whether the router can work. Answers 503 if it cannot; failing targets do not count."""
+    """Report whether the router can work. Returns 503 if not. Failing targets do not count."""
     state = router.state()
     found = assess(state)
     if not found.healthy:

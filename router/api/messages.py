@@ -96,7 +96,7 @@ _BODY: Final = {
 class Accepted(ResponseModel):
     accepted: int = as_is(1)
     duplicates: int = as_is(0, "Messages that the queue already had")
-    ids: Sequence[str] = as_is([_ID], "Of all messages, in their order")
+    ids: Sequence[str] = as_is([_ID], "Of all messages, in the order of the request")
 
 
 class FailureView(ResponseModel):
@@ -113,10 +113,14 @@ class MessageStateView(ResponseModel):
         "SUCCEEDED",
         "READY, SCHEDULED, IN_FLIGHT, SUCCEEDED, FAILED or CANCELLED",
     )
-    failures: int = shown("record.failures", 0, "Deliveries that ended in a real failure")
-    requests: int = shown("record.requests", 1, "POSTs")
+    failures: int = shown(
+        "record.failures", 0, "Failed deliveries that count towards the retry limit"
+    )
+    requests: int = shown("record.requests", 1, "Requests to the target")
     created_at: Time = shown(
-        "record.created_at", AT, "When it was published; elsewhere, when the router received it"
+        "record.created_at",
+        AT,
+        "When it was published. Not on a work queue: when the router received it",
     )
     not_before: Time | None = shown("record.not_before", None)
     started_at: Time | None = shown("record.started_at", AT)
@@ -125,7 +129,7 @@ class MessageStateView(ResponseModel):
     correlation_id: str | None = shown("record.correlation_id", "order-12345")
     batch_id: str | None = shown("record.batch_id", None)
     payload_bytes: int = shown("record.payload_bytes", 120, "The payload itself is not shown")
-    result: Any = as_is({"total": 3}, "What the target answered, on work queues", default=None)
+    result: Any = as_is({"total": 3}, "The target's answer. Work queues only", default=None)
     result_omitted: bool = shown(
         "record.ending.result_omitted",
         example=False,
@@ -177,19 +181,19 @@ class WaitView(ResponseModel):
 
 class AttemptView(ResponseModel):
     started_at: Time = as_is(AT)
-    duration_ms: WholeMilliseconds | None = shown("seconds", 48, "null while it is open")
+    duration_ms: WholeMilliseconds | None = shown("seconds", 48, "null while the request is open")
     status: int | None = as_is(200)
-    error: str | None = as_is(None, "null if it was accepted, or is still open")
+    error: str | None = as_is(None, "null if the target accepted it, or while the request is open")
 
 
 class VisitView(ResponseModel):
-    """From one hand-over by the broker to its ACK or NACK. What has not happened yet is null."""
+    """One hand-over by the broker, up to its ACK or NACK. What has not happened yet is null."""
 
     queue_id: str = shown("queue", "orders")
     pool_code: str = shown("pool", "POOL-A")
     message_group: str = shown("group", "order-12345")
     mediation_target: str = shown("target", "https://svc/api/process")
-    state: EnumName = as_is("ENDED", "ENDED, or how far it is", default="ENDED")
+    state: EnumName = as_is("ENDED", "ENDED, or the current step", default="ENDED")
     received_at: Time = as_is(AT)
     waits: Sequence[WaitView] = as_is([{"reason": "QUEUED", "since": AT, "until": AT}])
     attempts: Sequence[AttemptView] = shown(
@@ -207,7 +211,7 @@ class VisitView(ResponseModel):
 
 class HistoryView(ResponseModel):
     message_id: str = as_is(_ID)
-    visits: Sequence[VisitView] = shown("hand_overs", [], "The oldest first")
+    visits: Sequence[VisitView] = shown("hand_overs", [], "Oldest first")
     dead_letter: LetterView | None = shown("letter", None)
 
 
@@ -225,9 +229,9 @@ class ExplanationView(ResponseModel):
     since: Time | None = as_is(AT)
     until: Time | None = as_is(None)
     attempt: int | None = as_is(None)
-    behind: str | None = as_is(_ID, "The message that must go first")
+    behind: str | None = as_is(_ID, "The message that must be delivered first")
     dead_letter_id: int | None = shown("dead_letter", None)
-    reason: str | None = as_is(None, "Of the dead letter")
+    reason: str | None = as_is(None, "Why it became a dead letter")
     notes: Sequence[Masked] = as_is([])
 
 
@@ -249,9 +253,9 @@ async def publish(request: Request, queue: Name = None) -> Published:
 
 @routes.get("/messages/{message_id:path}", response_model=MessageStateView)
 async def show(router: CurrentRouter, message_id: str, queue: Name = None) -> Response:
-    """Show what became of a message: the newest one that was published under this id.
+    """Show the state of a message. If an id was published several times, the newest one is shown.
 
-    Work queues keep this. Of other queues, the router remembers the latest 10,000 messages.
+    Work queues store the state. For other queues, the router remembers the last 10,000 messages.
     """
     found = await router.messages.find(message_id, queue)
     return Response(MessageStateView.render(found), media_type="application/json")
@@ -281,7 +285,7 @@ async def list_in_flight(
 
 @monitoring_routes.post("/in-flight-messages/check", openapi_extra=body_schema(IdsToCheck))
 async def check(router: CurrentRouter, request: Request) -> Mapping[str, bool]:
-    """Tell for each of these messages whether the router holds it."""
+    """Return for each of these messages whether the router holds it."""
     return router.lookup.are_in_flight((await read_json(request, IdsToCheck)).message_ids)
 
 
@@ -295,7 +299,7 @@ async def show_history(router: CurrentRouter, message_id: str) -> MessageHistory
     if history.is_empty:
         raise ApiProblem(
             HTTPStatus.NOT_FOUND,
-            "nothing is known of it: it never came, waits in its queue, or is long gone",
+            "nothing is known of it: it never arrived, waits in its queue, or ended long ago",
         )
     return history
 
@@ -313,9 +317,9 @@ async def explain(
     A group is looked up in `DEFAULT-POOL` unless `pool` is given.
     """
     if sum(each is not None for each in (message, group, target)) != 1:
-        raise unprocessable("ask for one of `message`, `group` (with `pool`) and `target`")
+        raise unprocessable("give exactly one of `message`, `group` (with `pool`) and `target`")
     if pool is not None and group is None:
-        raise unprocessable("`pool` goes with `group`")
+        raise unprocessable("`pool` needs `group`")
     if message is not None:
         return await router.lookup.explain_message(message)
     if target is not None:

@@ -223,7 +223,7 @@ routes = APIRouter(tags=["metrics"])
 
 @routes.get("/metrics", response_class=Response, responses={HTTPStatus.OK: _DESCRIPTION})
 async def metrics(router: CurrentRouter) -> Response:
-    """For Prometheus, in its text format."""
+    """Return all metrics in the text format of Prometheus."""
     page, state = _Page(), router.state()
     page.add(ROUTER_METRICS, [state])
     async for queues in sliced(state.queues):

@@ -65,7 +65,7 @@ class QueueStats(ResponseModel):
     total_failed: int = shown("total.failed", 12)
     total_failed_5min: int = shown("last_5min.failed", 0)
     total_failed_30min: int = shown("last_30min.failed", 2)
-    total_deferred: int = shown("total.deferred", 488, "Returned for later")
+    total_deferred: int = shown("total.deferred", 488, "Returned to the queue for later")
     total_deferred_5min: int = shown("last_5min.deferred", 4)
     total_deferred_30min: int = shown("last_30min.deferred", 8)
     success_rate: float = shown("total.success_rate", 0.9999)
@@ -74,7 +74,9 @@ class QueueStats(ResponseModel):
     throughput: PerSecond = as_is(4.1, "Accepted messages per second")
     throughput_5min: PerSecond = as_is(4.0)
     throughput_30min: PerSecond = as_is(4.05)
-    current_size: int | None = shown("size", 37, "In the broker; null if it does not say")
+    current_size: int | None = shown(
+        "size", 37, "Messages in the broker; null if it does not report them"
+    )
     pending_messages: int | None = shown("waiting", 25)
     messages_not_visible: int | None = shown("handed_out", 12)
 
@@ -138,7 +140,7 @@ class ConsumerHealth(ResponseModel):
     queue: str = as_is("orders")
     connection: int = as_is(1, "Counted from 1")
     is_healthy: bool = shown("healthy", example=True)
-    last_poll_time: Time | None = shown("last_poll", AT, "null: the broker has not answered yet")
+    last_poll_time: Time | None = shown("last_poll", AT, "null until the broker has answered")
     time_since_last_poll_ms: WholeMilliseconds | None = shown("since_poll", 412)
     is_running: bool = shown("running", example=True)
     restarts: int = as_is(0)
@@ -153,7 +155,7 @@ class StandbyView(ResponseModel):
 
 
 class PoolOrder(RequestBody):
-    """What is left out stays as it is."""
+    """Fields that are left out stay unchanged."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -169,7 +171,7 @@ class PoolOrder(RequestBody):
 
     @property
     def setting(self) -> PoolSetting:
-        """Raises ApiProblem when it asks for nothing."""
+        """Raise ApiProblem if there is nothing to change."""
         rate_given = "rate_limit_per_minute" in self.model_fields_set
         if self.concurrency is None and not rate_given:
             raise unprocessable(
@@ -187,7 +189,7 @@ routes = APIRouter(prefix="/monitoring", tags=["monitoring"])
 
 @routes.get("/health")
 async def health(router: CurrentRouter) -> MonitoringHealth:
-    """The overall state in figures. Answers 200 in every state: `/health` is for probes."""
+    """Summarize the state in figures. Always returns 200; probes use `/health`."""
     state = router.state()
     found, queues = assess(state), [queue for queue in state.queues if not queue.stopping]
     failing_pools = sum(pool.success_rate < GOOD_RATE for pool in state.active_pools)
@@ -210,46 +212,46 @@ async def health(router: CurrentRouter) -> MonitoringHealth:
 
 @routes.get("/queue-stats", response_model=Mapping[str, QueueStats])
 async def queue_stats(router: CurrentRouter) -> Response:
-    """By queue: what came, and how it ended."""
+    """Show by queue how many messages arrived and how they ended."""
     return await _by_name(QueueStats, ((each.name, each) for each in router.state().queues))
 
 
 @routes.get("/pool-stats", response_model=Mapping[str, PoolStats])
 async def pool_stats(router: CurrentRouter) -> Response:
-    """By pool: outcomes, load and how long requests take."""
+    """Show by pool the outcomes, the load and how long requests take."""
     return await _by_name(PoolStats, ((each.code, each) for each in router.state().pools))
 
 
 @routes.put("/pools/{code:path}", openapi_extra=body_schema(PoolOrder), response_model=PoolStats)
 async def change_pool(router: CurrentRouter, code: str, request: Request) -> PoolState:
-    """Change a pool at once, until the next sync. Answers the pool's statistics."""
+    """Change a pool until the next sync. Returns the statistics of the pool."""
     order = await read_json(request, PoolOrder)
     return router.controls.change_pool(code, order.setting)
 
 
 @routes.get("/circuit-breakers", response_model=Mapping[str, BreakerStats])
 async def circuit_breakers(router: CurrentRouter) -> Response:
-    """By the targets' origin."""
+    """Show the circuit breakers by the origin of their targets."""
     breakers = router.state().breakers
     return await _by_name(BreakerStats, ((each.name, each) for each in breakers))
 
 
 @routes.post("/circuit-breakers/reset-all")
 async def reset_all(router: CurrentRouter) -> BreakersReset:
-    """Close every circuit."""
+    """Close every circuit breaker."""
     return BreakersReset(reset=router.controls.reset_breakers())
 
 
 @routes.post("/circuit-breakers/{name:path}/reset")
 async def reset(router: CurrentRouter, name: str) -> BreakersReset:
-    """Close one circuit. Its name is percent-encoded."""
+    """Close one circuit breaker. Its name is percent-encoded."""
     router.controls.reset_breaker(name)
     return BreakersReset(reset=1)
 
 
 @routes.get("/consumer-health")
 async def consumer_health(router: CurrentRouter) -> Mapping[str, ConsumerHealth]:
-    """By queue. Each of several connections is shown on its own as `queue#1`, `queue#2` …"""
+    """Show the consumers by queue. Several connections are shown as `queue#1`, `queue#2` …"""
     consumers = list(router.state().consumers)
     connections = Counter(each.queue for each in consumers)
     return {
@@ -262,7 +264,7 @@ async def consumer_health(router: CurrentRouter) -> Mapping[str, ConsumerHealth]
 
 @routes.get("/standby-status", response_model=StandbyView)
 async def standby_status(router: CurrentRouter) -> StandbyStatus:
-    """Whether this router works, or waits for another one to fail."""
+    """Show whether this router is the primary or waits as a standby."""
     return router.state().standby
 
 

@@ -33,18 +33,11 @@ PROBLEM_SCHEMA: Final = {
 }
 
 
-class ApiProblem(Exception):
-    """Ends the call with this status. Its text tells the caller why."""
-
-    def __init__(
-        self, status: HTTPStatus, detail: str, *, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.headers = headers
+class ApiProblem(HTTPException):
+    """Ends the call with this status. `detail` explains why, for the caller."""
 
     def response(self) -> Response:
-        return problem_response(self.status, str(self), headers=self.headers)
+        return problem_response(self.status_code, self.detail, headers=self.headers)
 
 
 STATUSES: Final[Mapping[type[Exception], HTTPStatus]] = {
@@ -86,11 +79,7 @@ def problem_response(
     return JSONResponse(body, status, headers, "application/problem+json")
 
 
-async def _raised(_: Request, error: ApiProblem) -> Response:
-    return error.response()
-
-
-async def _refused_by_the_framework(_: Request, error: HTTPException) -> Response:
+async def _refused(_: Request, error: HTTPException) -> Response:
     return problem_response(error.status_code, error.detail, headers=error.headers)
 
 
@@ -122,8 +111,7 @@ async def _expected(_: Request, error: Exception) -> Response:
 
 HANDLERS: Final[dict[Any, Any]] = {  # typed as FastAPI types them
     **dict.fromkeys(STATUSES, _expected),
-    ApiProblem: _raised,
-    HTTPException: _refused_by_the_framework,
+    HTTPException: _refused,
     RequestValidationError: _wrong_input,
     Exception: _unforeseen,
 }

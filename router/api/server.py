@@ -42,7 +42,7 @@ def listen(host: str, port: int) -> socket.socket:
 async def serve(
     app: ASGIApp, listener: socket.socket, max_connections: int = MAX_CONNECTIONS
 ) -> AsyncIterator[int]:
-    """ResponseModel calls until the context ends, then close the listener. Gives its port."""
+    """Answer calls until the context ends, then close the listener. Yields its port."""
     places = ConnectionLimit(max_connections)
     protocol: Any = partial(Connection, places=places)
     config = uvicorn.Config(

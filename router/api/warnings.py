@@ -59,7 +59,7 @@ async def list_warnings(
 
 @routes.post("/{warning_id}/acknowledge")
 async def acknowledge(router: CurrentRouter, warning_id: str) -> Acknowledged:
-    """Mark one as known: it no longer counts, and repetitions stay silent."""
+    """Mark a warning as known. It no longer counts, and repetitions are not logged."""
     if not router.warnings.acknowledge(warning_id):
         raise ApiProblem(HTTPStatus.NOT_FOUND, "there is no such warning")
     return Acknowledged(acknowledged=1)
@@ -67,15 +67,17 @@ async def acknowledge(router: CurrentRouter, warning_id: str) -> Acknowledged:
 
 @routes.post("/acknowledge-all")
 async def acknowledge_all(router: CurrentRouter) -> Acknowledged:
+    """Mark all warnings as known."""
     return Acknowledged(acknowledged=router.warnings.acknowledge_all())
 
 
 @routes.delete("")
 async def clear(router: CurrentRouter) -> Cleared:
+    """Delete all warnings."""
     return Cleared(cleared=router.warnings.clear())
 
 
 @routes.delete("/old")
 async def clear_old(router: CurrentRouter, hours: Hours = 24) -> Cleared:
-    """Clear those that were not raised within the last `hours`."""
+    """Delete warnings that were not raised within the last `hours`."""
     return Cleared(cleared=router.warnings.clear_older(hours, router.now()))

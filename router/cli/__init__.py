@@ -18,16 +18,20 @@ COMMANDS = (
     LazyCommand("run", "run:run", "Run the router."),
     LazyCommand("demo", "demo:demo", "Watch a router deliver messages on this machine."),
     LazyCommand("send", "send:send", "Publish messages to a queue."),
-    LazyCommand("message", "lookup:message", "Show what became of a message."),
-    LazyCommand("batch", "batch:batch", "Publish a batch with a callback, or watch one."),
+    LazyCommand("message", "lookup:message", "Show the state of a message."),
+    LazyCommand("batch", "batch:batch", "Publish a batch with a callback, or show one."),
     LazyCommand("schedules", "lookup:schedules", "List schedules and their next runs."),
     LazyCommand("status", "status:status", "Show the router's state on one screen."),
-    LazyCommand("explain", "lookup:explain", "Explain why a message, group or target waits."),
+    LazyCommand("explain", "lookup:explain", "Explain why a message, group or target is waiting."),
     LazyCommand("warnings", "warnings:warnings", "List, acknowledge and clear warnings."),
     LazyCommand("pools", "pools:pools", "Change a pool of the running router."),
     LazyCommand("config", "config:config", "Check a routing configuration."),
-    LazyCommand("dead-letters", "dead_letters:dead_letters", "List, replay, discard dead letters."),
-    LazyCommand("sample-target", "sample_target:sample_target", "Run an HTTP target for trials."),
+    LazyCommand(
+        "dead-letters", "dead_letters:dead_letters", "List, replay and discard dead letters."
+    ),
+    LazyCommand(
+        "sample-target", "sample_target:sample_target", "Run an HTTP target to try the router with."
+    ),
 )
 
 

@@ -55,7 +55,7 @@ def batch(
     interval: float,
     as_json: bool,
 ) -> None:
-    """Publish messages as a batch, or show how far one has come.
+    """Publish messages as a batch, or show the progress of one.
 
     With --callback, FILE (or - for standard input) holds one JSON message per line. The callback
     is published when all messages have ended. If publishing breaks off, run the same command with

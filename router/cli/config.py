@@ -36,13 +36,17 @@ def config() -> None:
 def check(source: str, as_json: bool) -> None:
     """Check a routing configuration and print what applying it would change.
 
-    It is compared with the running router, if one answers. Queue names are interpreted by the
-    settings in the environment, as the router does. The exit code is 1 if the document has errors.
+    If a router is running, the document is compared with its configuration. Queue names are
+    resolved with the settings in the environment, as in the router. The exit code is 1 if the
+    document has errors.
     """
-    url = _as_url(source)
+    if "://" not in source:
+        source = Path(source).resolve().as_uri()
+    elif urlsplit(source).scheme not in _SCHEMES:
+        raise click.UsageError(f"a configuration comes from a file or by {', '.join(_SCHEMES)}")
     settings = settings_here()
     # As the router would do it: the token goes only to the origin of the first URL.
-    urls = (*settings.config_urls, url)
+    urls = (*settings.config_urls, source)
     *_, fetched = config_sources(urls, settings.config_token, settings.naming)
     try:
         body = asyncio.run(fetched.fetch())
@@ -67,23 +71,15 @@ def check(source: str, as_json: bool) -> None:
     sys.exit(0 if report.ok else 1)
 
 
-def _as_url(source: str) -> str:
-    if "://" not in source:
-        return Path(source).resolve().as_uri()
-    if urlsplit(source).scheme not in _SCHEMES:
-        raise click.UsageError(f"a configuration comes from a file or by {', '.join(_SCHEMES)}")
-    return source
-
-
 def _running(naming: QueueNaming) -> RoutingConfig | None:
     """Return what the running router has applied, or print why it cannot be asked."""
     try:
         with connect() as router:
             applied = router.get("/config")
     except (Unreachable, RouterRefused) as error:
-        click.echo(f"Compared with nothing: {error.message}.", err=True)
+        click.echo(f"Not compared with a running router: {error.message}.", err=True)
         return None
     if not isinstance(applied, dict) or "queues" not in applied:
-        raise click.ClickException("what answers /config there is not a message-router")
+        raise click.ClickException("what answers there is not a message-router")
     document = read_document(msgspec.json.encode(applied), naming)
     return RoutingConfig(document.queues, document.pools, document.reply_queues)

@@ -65,7 +65,14 @@ def dead_letters() -> None:
     "list", epilog="\b\nExample:  message-router dead-letters list --queue orders --limit 20"
 )
 @_filter_options
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="How many to list.",
+)
 @click.option("--cursor", metavar="CURSOR", help="Continue where the last list ended.")
 @router_options
 @json_option
@@ -103,7 +110,7 @@ def show_letter(letter_id: str, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Replay all that match the filters below.")
 @_filter_options
 @click.option("--to", metavar="QUEUE", help="Publish to this queue instead of the original one.")
-@click.option("--dry-run", is_flag=True, help="Only count them.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be replayed.")
 @click.option("--force", is_flag=True, help="Include those that were replayed before.")
 @router_options
 def replay_letters(
@@ -145,9 +152,9 @@ def replay_letters(
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @router_options
 def discard_letters(letter_ids: tuple[str, ...], yes: bool) -> None:
-    """Delete dead letters for good."""
+    """Delete dead letters permanently."""
     if not yes:
-        click.confirm(f"Delete {len(letter_ids)} for good?", abort=True, err=True)
+        click.confirm(f"Delete {len(letter_ids)} permanently?", abort=True, err=True)
     with connect() as router:
         done = do_each(letter_ids, lambda each: router.delete(f"/dead-letters/{each}"))
     click.echo(f"discarded {done}")

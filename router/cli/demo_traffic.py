@@ -34,8 +34,18 @@ POOLS: Final = (
 
 def demo_env(folder: Path, port: int) -> dict[str, str]:
     """Return the settings of the demo's router. The real environment does not matter."""
+    pools = [
+        {
+            "code": pool.code,
+            "concurrency": pool.concurrency,
+            "rateLimitPerMinute": pool.rate_per_minute,
+            "retry": {"backoff": [1, 2, 5]},  # the default 30 s would outlast most demos
+        }
+        for pool in POOLS
+    ]
+    document = {"queues": [{"queueName": QUEUE, "queueUri": QUEUE}], "processingPools": pools}
     routing = folder / "routing.json"
-    routing.write_bytes(msgspec.json.encode(_document()))
+    routing.write_bytes(msgspec.json.encode(document))
     return {
         "MESSAGE_ROUTER_CONFIG_URL": routing.as_uri(),
         "MESSAGE_ROUTER_QUEUE_TYPE": "EMBEDDED",
@@ -61,16 +71,12 @@ class Traffic:
             await asyncio.sleep(_TICK_SECONDS)
             due = int((loop.time() - started) * self._rate)
             # After a pause of the machine it continues without making up for all of it.
-            await self._publish(publishing, min(due - done, MAX_MESSAGES))
+            bodies = list(itertools.islice(self._bodies, min(due - done, MAX_MESSAGES)))
+            try:
+                self.published += (await publishing.publish(QUEUE, bodies)).accepted
+            except BrokeOff as error:
+                self.published += len(error.accepted)
             done = due
-
-    async def _publish(self, publishing: QueuePublisher, count: int) -> None:
-        try:
-            done = await publishing.publish(QUEUE, list(itertools.islice(self._bodies, count)))
-        except BrokeOff as error:
-            self.published += len(error.accepted)
-        else:
-            self.published += done.accepted
 
 
 def _bodies(target: str, new_id: Callable[[], str]) -> Iterator[bytes]:
@@ -84,18 +90,3 @@ def _bodies(target: str, new_id: Callable[[], str]) -> Iterator[bytes]:
                 "messageGroupId": f"{pool.code.lower()}-{random.randrange(pool.groups)}",  # noqa: S311  a demo
             }
         )
-
-
-def _document() -> dict[str, object]:
-    return {
-        "queues": [{"queueName": QUEUE, "queueUri": QUEUE}],
-        "processingPools": [
-            {
-                "code": pool.code,
-                "concurrency": pool.concurrency,
-                "rateLimitPerMinute": pool.rate_per_minute,
-                "retry": {"backoff": [1, 2, 5]},  # the default 30 s would outlast most demos
-            }
-            for pool in POOLS
-        ],
-    }

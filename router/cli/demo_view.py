@@ -88,43 +88,34 @@ def as_summary(counts: DemoCounts, waiting: int) -> str:
 
 def as_screen(frame: DemoFrame, address: str) -> RenderableType:
     """Draw it for a terminal."""
-    warnings = [Text(f"! {text}", "yellow", overflow="ellipsis") for text in frame.warnings]
-    if warnings:
-        warnings.insert(0, Text())
-    return Panel(
-        Group(_counts(frame), Text(), _pools(frame), *warnings),
-        title=f"message-router demo · {frame.seconds:.0f} s",
-        subtitle=f"{address} · Ctrl-C ends it",
-        box=box.ROUNDED,
-    )
-
-
-def _counts(frame: DemoFrame) -> Table:
-    table = Table.grid(padding=(0, 3))
     now, rate = frame.counts, frame.per_second
-    table.add_row("published", f"[bold]{now.published:,}", f"[dim]{rate.published}/s")
-    table.add_row("delivered", f"[bold green]{now.delivered:,}", f"[dim]{rate.delivered}/s")
-    table.add_row("in flight", f"[bold]{frame.in_flight:,}")
-    table.add_row("retried", f"[yellow]{now.retried:,}", f"[dim]{rate.retried}/s")
-    table.add_row("dead letters", f"[red]{now.dead_letters:,}", f"[dim]{rate.dead_letters}/s")
-    return table
-
-
-def _pools(frame: DemoFrame) -> Table:
-    table = Table("pool", "workers", "", "buffer", "", box=None, pad_edge=False)
+    counts = Table.grid(padding=(0, 3))
+    counts.add_row("published", f"[bold]{now.published:,}", f"[dim]{rate.published}/s")
+    counts.add_row("delivered", f"[bold green]{now.delivered:,}", f"[dim]{rate.delivered}/s")
+    counts.add_row("in flight", f"[bold]{frame.in_flight:,}")
+    counts.add_row("retried", f"[yellow]{now.retried:,}", f"[dim]{rate.retried}/s")
+    counts.add_row("dead letters", f"[red]{now.dead_letters:,}", f"[dim]{rate.dead_letters}/s")
+    pools = Table("pool", "workers", "", "buffer", "", box=None, pad_edge=False)
     for pool in frame.pools:
-        table.add_row(
+        pools.add_row(
             Text(pool.code),
             _bar(pool.in_flight, pool.concurrency, "green"),
             f"{pool.in_flight}/{pool.concurrency}",
             _bar(pool.queued, pool.capacity, "cyan"),
             f"{pool.queued}/{pool.capacity}",
         )
-    return table
+    warnings = [Text(f"! {text}", "yellow", overflow="ellipsis") for text in frame.warnings]
+    if warnings:
+        warnings.insert(0, Text())
+    return Panel(
+        Group(counts, Text(), pools, *warnings),
+        title=f"message-router demo · {frame.seconds:.0f} s",
+        subtitle=f"{address} · Ctrl-C ends it",
+        box=box.ROUNDED,
+    )
 
 
 def _bar(value: int, full: int, colour: str) -> Text:
-    filled = min(
-        _BAR_CHARACTERS, -(-value * _BAR_CHARACTERS // max(full, 1))
-    )  # rounded up: one is visible
+    rounded_up = -(-value * _BAR_CHARACTERS // max(full, 1))  # so that a single one is visible
+    filled = min(_BAR_CHARACTERS, rounded_up)
     return Text("█" * filled, colour) + Text("·" * (_BAR_CHARACTERS - filled), "dim")

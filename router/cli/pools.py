@@ -29,7 +29,7 @@ def pools() -> None:
 def set_pool(code: str, concurrency: int | None, rate: int | None, as_json: bool) -> None:
     """Change a pool at once. The next configuration sync reverts it.
 
-    Open deliveries finish. Messages that wait for the rate limit follow the new one.
+    Open deliveries finish. Messages that wait for the rate limit are subject to the new one.
     """
     if concurrency is None and rate is None:
         raise click.UsageError("give --concurrency, --rate or both")

@@ -1,6 +1,6 @@
-"""A target to try the router with: a small HTTP server that is now and then slow, or fails.
+"""A target to try the router with: a small HTTP server that is sometimes slow or fails.
 
-How often it does can be changed while it runs: `PUT /faults`.
+`PUT /faults` changes how often, while it runs.
 """
 
 import asyncio
@@ -24,16 +24,14 @@ from router.api.server import serve
 
 _MAX_CONNECTIONS: Final = 10_000
 _MAX_BODY: Final = 1024 * 1024
-_REMEMBERED: Final = (
-    100_000  # messages: who is delivered twice is so soon, and targets run for days
-)
+_REMEMBERED: Final = 100_000  # messages: a second delivery follows soon, and targets run for days
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
 class Behaviour(Enum):
-    """What a request meets."""
+    """How a request is answered."""
 
     ACCEPTED = auto()
     FAILED = auto()  # tried again at once
@@ -61,7 +59,7 @@ class Manners(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dropping: Share = 0.0
 
     def choose(self, chance: Callable[[], float]) -> tuple[Behaviour, float]:
-        """Throw the dice for one request: what it meets, and after how many seconds."""
+        """Choose at random how one request is answered, and after how many seconds."""
         seconds = self.seconds * (10 if chance() < self.slow else 1)
         throw = chance()
         for share, fate in (
@@ -78,7 +76,7 @@ class Manners(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(slots=True)
 class Seen:
-    """What has come in so far."""
+    """The requests so far."""
 
     fates: Counter[Behaviour] = field(default_factory=Counter)
     accepted: int = 0  # messages, each counted once
@@ -128,7 +126,7 @@ class SampleTarget:
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """Serve while the block runs; gives the port (0: one that is free)."""
+        """Serve while the block runs. Yields the port; 0 picks a free one."""
         with socket.create_server((host, port)) as listener:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # of each connection
             async with serve(self, listener, _MAX_CONNECTIONS) as actual:
@@ -153,11 +151,18 @@ class SampleTarget:
             case "POST", _:
                 return await self._deliver(body)
             case "PUT", "/faults":
-                return self._change_manners(body)
+                try:
+                    self._manners = _manners.decode(body)
+                except msgspec.MsgspecError as error:
+                    return _json(400, msgspec.json.encode({"error": str(error)}))
             case "GET", "/faults":
-                return _json(200, self._in_words())
+                pass
             case _:
                 raise _CutOff
+        fates = {fate.name: self.seen.fates[fate] for fate in Behaviour}
+        accepted = self.seen.accepted
+        report = {"faults": self._manners, "requests": fates, "messagesAccepted": accepted}
+        return _json(200, msgspec.json.encode(report))
 
     async def _deliver(self, body: bytes) -> Response:
         fate, seconds = self._manners.choose(self._chance)
@@ -171,19 +176,6 @@ class SampleTarget:
             raise _CutOff
         return _json(*_ANSWERS[fate])
 
-    def _change_manners(self, body: bytes) -> Response:
-        try:
-            self._manners = _manners.decode(body)
-        except msgspec.MsgspecError as error:
-            return _json(400, msgspec.json.encode({"error": str(error)}))
-        return _json(200, self._in_words())
-
-    def _in_words(self) -> bytes:
-        fates = {fate.name: self.seen.fates[fate] for fate in Behaviour}
-        accepted = self.seen.accepted
-        told = {"faults": self._manners, "requests": fates, "messagesAccepted": accepted}
-        return msgspec.json.encode(told)
-
 
 def _json(status: int, body: bytes) -> Response:
     return Response(body, status, media_type="application/json")
@@ -196,9 +188,16 @@ _share: Final = click.FloatRange(0, 1)
     epilog="\b\nExamples:  message-router sample-target --port 9000 --failing 0.05\n"
     "           curl -X PUT -d '{\"dropping\": 1}' http://127.0.0.1:9000/faults"
 )
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=9000, show_default=True)
-@click.option("--seconds", type=click.FloatRange(0), default=0.02, help="That a request takes.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    default=9000,
+    show_default=True,
+    help="Port to listen on; 0 picks a free one.",
+)
+@click.option("--seconds", type=click.FloatRange(0), default=0.02, help="How long a request takes.")
 @click.option("--slow", type=_share, default=0.0, help="Share that takes ten times as long.")
 @click.option("--failing", type=_share, default=0.0, help="Share answered 500.")
 @click.option("--deferring", type=_share, default=0.0, help="Share answered `ack: false`.")
@@ -217,7 +216,7 @@ def sample_target(
 ) -> None:
     """Run a target to try the router with, until Ctrl-C. Shares are 0…1.
 
-    `PUT /faults` changes all of it while it runs, `GET /faults` tells what came in.
+    `PUT /faults` changes these values while it runs. `GET /faults` shows them and counts requests.
     """
     manners = Manners(
         seconds=seconds,

@@ -5,7 +5,6 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -58,7 +57,9 @@ class SendSummary:
 )
 @click.option("--uri", metavar="URI", help="Publish to this queue directly, without a router.")
 @click.option("--target", metavar="URL", help="Generate messages for this target.")
-@click.option("--count", type=click.IntRange(min=1), default=1, help="How many to generate.")
+@click.option(
+    "--count", metavar="N", type=click.IntRange(min=1), default=1, help="How many to generate."
+)
 @click.option("--pool", metavar="CODE", help="Pool of generated messages.")
 @click.option("--group", metavar="ID", help="Group of generated messages.")
 @click.option("--strict", is_flag=True, help="Stop at the first bad line.")
@@ -79,7 +80,7 @@ def send(
     """Publish messages to a queue.
 
     FILE (or standard input) holds one JSON message per line. Messages without an id get a new one.
-    Bad lines are reported and skipped, and make the exit code 1.
+    Bad lines are reported and skipped; the exit code is then 1.
     """
     if queue and uri:
         raise click.UsageError(
@@ -97,19 +98,23 @@ def send(
     else:
         source = read_items(file or sys.stdin.buffer, new_id)
     summary = SendSummary()
-    with (
-        _reported(summary, as_json=as_json),
-        open_sink(queue, uri) as sink,
-        progress_bar("sent") as show,
-    ):
-        for batch in batches(_good(source, summary, strict=strict)):
-            result = sink.send(batch)
-            summary.add(result)
-            show(summary.sent)
-            if result.broke_off:
-                raise click.ClickException(result.broke_off)
-            if strict and summary.refused:
-                break
+    started = time.monotonic()
+    try:
+        with open_sink(queue, uri) as sink, progress_bar("sent") as show:
+            for batch in batches(_good(source, summary, strict=strict)):
+                result = sink.send(batch)
+                summary.add(result)
+                show(summary.sent)
+                if result.broke_off:
+                    raise click.ClickException(result.broke_off)
+                if strict and summary.refused:
+                    break
+    finally:  # also after an error, for what was sent before it
+        seconds = time.monotonic() - started
+        if as_json:
+            show_json({**msgspec.to_builtins(summary), "seconds": round(seconds, 3)})
+        else:
+            click.echo(summary.in_words(seconds))
     if summary.refused:
         sys.exit(1)
 
@@ -135,17 +140,3 @@ def _good(
         summary.refuse(line)
         if strict:
             return
-
-
-@contextmanager
-def _reported(summary: SendSummary, *, as_json: bool) -> Iterator[None]:
-    """Report at the end what was sent, also after an error."""
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        seconds = time.monotonic() - started
-        if as_json:
-            show_json({**msgspec.to_builtins(summary), "seconds": round(seconds, 3)})
-        else:
-            click.echo(summary.in_words(seconds))

@@ -1,6 +1,6 @@
 """libcurl on the running event loop: POST one request, get one answer.
 
-libcurl does the protocols and tells us which sockets to watch (`router.curl.sockets`) and when to
+libcurl implements the protocols. It says which sockets to watch (`router.curl.sockets`) and when to
 wake it. No other module uses pycurl.
 """
 
@@ -89,11 +89,11 @@ class Place(NamedTuple):
 
 
 class CurlOptions(Struct, frozen=True, kw_only=True):
-    """What is the same for every request."""
+    """The options that all requests share."""
 
     http_version: str = "HTTP_2"
     proxy: str | None = None
-    ca_file: str | None = None  # None: the bundle that comes with us
+    ca_file: str | None = None  # None: the bundle of certifi
     connect_timeout: float = 30.0
     max_connections: int = 1000  # kept open for reuse, over all origins
     max_at_once: int = 0  # connections in use, more requests wait; 0: as many as there are requests
@@ -116,7 +116,7 @@ class CurlLoop:
         self._look_up = look_up
         proxy = options.proxy or ""
         # Most proxies look up the target's name themselves.
-        self._place_of = _place_of if not proxy or proxy.startswith("socks5:") else _no_place
+        self._looks_up = not proxy or proxy.startswith("socks5:")
         self._refuse_address = refuse_address
         self._transfers: dict[pycurl.Curl, _Transfer] = {}
         self._idle: list[_Transfer] = []  # those of them that have nothing to do
@@ -157,7 +157,7 @@ class CurlLoop:
 
     async def post(self, url: str, headers: Headers, body: bytes, timeout: float) -> Answer:
         """Raises ValueError when libcurl cannot make a request of it."""
-        place, addresses = self._place_of(url), None
+        place, addresses = _place_of(url) if self._looks_up else None, None
         if place is not None:
             addresses = self._resolver.recall(place.host)
             if addresses is None:
@@ -168,7 +168,11 @@ class CurlLoop:
                 addresses = found
                 timeout -= self._loop.time() - begun
         if not self._idle:
-            self._add_transfer()
+            new = _Transfer(
+                self._options, self._refuse_address, self._sockets.expect_new, self._leadership
+            )
+            self._transfers[new.easy] = new
+            self._idle.append(new)
         transfer = self._idle[-1]
         transfer.prepare(url, headers, body, timeout)  # raises: then it is still idle
         if addresses is not None or transfer.is_pinned:
@@ -195,14 +199,8 @@ class CurlLoop:
                 return NoReply(Cause.OVERLOADED, NO_DESCRIPTORS)
             return NoReply(Cause.NETWORK, str(error))
 
-    def _add_transfer(self) -> None:
-        on_open = self._sockets.expect_new
-        transfer = _Transfer(self._options, self._refuse_address, on_open, self._leadership)
-        self._transfers[transfer.easy] = transfer
-        self._idle.append(transfer)
-
     def _finish(self, transfer: "_Transfer", answer: Answer) -> None:
-        """Take it from libcurl, which ends the request if it is still under way."""
+        """Take the handle from libcurl, which ends the request if it is still open."""
         self._remove_handle(transfer.easy)
         self._idle.append(transfer)
         done, transfer.done = transfer.done, None
@@ -215,7 +213,7 @@ class CurlLoop:
         self._collect()
 
     def _take_turn_soon(self) -> None:
-        """libcurl has something to do that waits for no socket and no time."""
+        """Let libcurl run soon: it has something to do that waits for no socket and no time."""
         if self._next_turn is None:
             self._next_turn = self._loop.call_soon(self._take_turn)
 
@@ -225,7 +223,7 @@ class CurlLoop:
         self._collect()
 
     def _set_alarm(self) -> None:
-        """Ask libcurl when it wants its next turn, once for all that it was told in this one.
+        """Ask libcurl when it wants its next turn, once for everything that happened in this one.
 
         (It could call us each time that it changes its mind: several times for each request.) An
         alarm that rings early does no harm, so one that is due earlier anyway is left as it is.
@@ -274,7 +272,7 @@ class _Transfer:
         self._getinfo = self.easy.getinfo
         self._leadership = leadership
         # Behind a proxy the hook sees the proxy's address, not the target's.
-        self._refuse_address = refuse_address if options.proxy is None else _refuse_none
+        self._refuse_address = refuse_address if options.proxy is None else lambda _ip, _port: None
         self._on_open = on_open
         self._reply_cap = options.reply_cap
         self._url = ""
@@ -316,7 +314,7 @@ class _Transfer:
         self._setopt(pycurl.RESOLVE, [f"+{place.host}:{place.port}:{ips}"])
 
     def reply(self) -> Reply:
-        """Of a request that libcurl has carried to its end."""
+        """Return the reply to a request that libcurl has completed."""
         status = self._getinfo(pycurl.RESPONSE_CODE)
         body = b"".join(self._chunks)
         if status < _NO_SUCCESS:
@@ -324,22 +322,22 @@ class _Transfer:
         return Reply(status, body, self._retry_after())
 
     def answer(self, code: int, text: str) -> Answer:
-        """What came of a request that libcurl has given up, by its result code."""
+        """Return the answer of a request that libcurl has given up, by its result code."""
         if self._room < 0:
-            return self._cut_reply()
+            whole = self.reply()
+            body = whole.body[: self._reply_cap]
+            return Reply(whole.status, body, whole.retry_after, too_long=True)
         if self._refusal is not None and not self._opened:
             return NoReply(Cause.TARGET_REFUSED, self._refusal)
         if code == pycurl.E_ABORTED_BY_CALLBACK:
             return NoReply(Cause.UNFORESEEN, OVERRULED)
         if code == pycurl.E_OPERATION_TIMEDOUT:
-            return NoReply(self._timeout_fault(), text)
+            # Not by the times that libcurl keeps: those of steps not reached are set, too.
+            was_sent = self._getinfo(pycurl.REQUEST_SIZE) > 0
+            return NoReply(Cause.TIMEOUT if was_sent else Cause.NETWORK, text)
         if self._starved and not self._opened:
             return NoReply(Cause.OVERLOADED, NO_DESCRIPTORS)
         return NoReply(_FAULTS.get(code, Cause.UNFORESEEN), text)
-
-    def _cut_reply(self) -> Reply:
-        whole = self.reply()
-        return Reply(whole.status, whole.body[: self._reply_cap], whole.retry_after, too_long=True)
 
     def _retry_after(self) -> str | None:
         said: str | None = None
@@ -350,13 +348,8 @@ class _Transfer:
                 said = line[12:].decode("latin-1").strip()
         return said
 
-    def _timeout_fault(self) -> Cause:
-        # Not by the times that libcurl keeps: it sets those of steps not reached to the end, too.
-        was_sent = self._getinfo(pycurl.REQUEST_SIZE) > 0
-        return Cause.TIMEOUT if was_sent else Cause.NETWORK
-
     def _set_up(self, options: CurlOptions) -> None:
-        """What stays for all requests.
+        """Set the options that stay the same for all requests.
 
         Left as libcurl has it: no cookies, no .netrc, no Accept-Encoding; and a POST on a reused
         connection that turns out to be dead before a byte of the reply came is sent again on a new
@@ -397,7 +390,7 @@ class _Transfer:
         return 0 if self._room < 0 else None  # 0: libcurl ends the transfer
 
     def _open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[str, int]]) -> int:
-        """libcurl is about to connect: the one place where the resolved address is known (MED-5).
+        """Open a socket for libcurl: the one place where the resolved address is known (MED-5).
 
         Refusing one address of several lets libcurl try the next. A connection that is used again
         was checked when it was opened.
@@ -418,7 +411,7 @@ class _Transfer:
 
 @lru_cache(maxsize=10_000)  # URLs repeat
 def _place_of(url: str) -> Place | None:
-    """Tell what of a URL has to be looked up. None: it names an address, or this host."""
+    """Return what of a URL has to be looked up. None: it names an address, or this host."""
     try:
         target = read_target(url)
     except BadTarget:
@@ -434,12 +427,8 @@ def _place_of(url: str) -> Place | None:
     return Place(target.host, target.port)
 
 
-def _no_place(_url: str) -> None:
-    """There is nothing to look up."""
-
-
 def _has_no_descriptors() -> bool:
-    """Tell whether a look-up may have failed for lack of descriptors. It does not say so itself."""
+    """Return whether a look-up may have failed for lack of descriptors. It does not say so."""
     try:
         socket.socket().close()
     except OSError as error:
@@ -447,14 +436,10 @@ def _has_no_descriptors() -> bool:
     return False
 
 
-def _refuse_none(_ip: str, _port: int) -> None:
-    """Where the proxy is, operators say."""
-
-
 def _allow(leadership: Leadership, *_: object) -> int:
-    """The connection is there and the request is about to be written: the last look (CFG-9).
+    """Check leadership once more, just before the request is written (CFG-9).
 
-    An earlier one is not enough. Whoever is stopped between the look and the writing would send
-    what another router sends by now; here, that is no more than a few instructions.
+    An earlier check is not enough: a router that is suspended between the check and the write
+    would send what another router sends by now. Here, only a few instructions lie between.
     """
     return _ABORT if leadership.is_over else _OK

@@ -1,9 +1,8 @@
 """Host names to addresses: a slow name delays deliveries to itself, and to no other.
 
-libcurl looks up all names with a few threads, so a few slow names stop everybody. Here each look-up
-has a thread of its own, one at a time for each name, and all who want that name wait for it. What
-was found is used for a minute and looked up again before that ends. So whoever sends to a name all
-the time never waits.
+libcurl looks up all names with a few threads, so a few slow names would stop all deliveries. Here
+each look-up has a thread of its own, with one look-up at a time for each name. An address is used
+for a minute and looked up again before the minute ends, so steady traffic never waits.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ class TooManyLookUps(Exception):
 
 
 class HostAddresses(Struct, eq=False):
-    """What a name stands for. Each look-up makes a new one."""
+    """The addresses of a name. Each look-up makes a new object."""
 
     ips: Sequence[str]
     found_at: float  # loop time
@@ -72,7 +71,7 @@ class Resolver:
         return addresses
 
     async def resolve(self, host: str, within: float) -> HostAddresses:
-        """Look the name up, or wait for who does so already.
+        """Look the name up, or wait for a look-up of it that is running.
 
         Raises Unresolved, and TooManyLookUps.
         """
@@ -86,7 +85,7 @@ class Resolver:
         return result
 
     def close(self) -> None:
-        """Let go of all who wait. Threads under way end when the system answers."""
+        """Release all who wait. Running threads end when the system answers."""
         for host in list(self._running):
             self._end(host, Unresolved("closed"))
 

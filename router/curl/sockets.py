@@ -32,10 +32,10 @@ class CurlSockets(Protocol):
         """How many sockets libcurl waits for."""
 
     def watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
-        """libcurl's wish: which readiness of which socket to tell it about."""
+        """Watch a socket as libcurl asks. It is told when the socket is ready."""
 
     def expect_new(self) -> None:
-        """A descriptor is about to be opened. It may have the number of one that was closed."""
+        """Expect a new descriptor. It may have the number of one that was closed."""
 
     def close(self) -> None: ...
 
@@ -51,7 +51,6 @@ class EpollSockets:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_ready: OnReady) -> None:
         self._loop = loop
-        self._on_ready = on_ready
         self._masks = {
             _IN: select.EPOLLIN,
             _OUT: select.EPOLLOUT,
@@ -60,7 +59,7 @@ class EpollSockets:
         self._wanted: set[int] = set()  # sockets that libcurl waits for
         self._watched: dict[int, int] = {}  # what is sure to be in the set, and for what
         self._epoll = select.epoll()
-        loop.add_reader(self._epoll.fileno(), self._on_events)
+        loop.add_reader(self._epoll.fileno(), lambda: on_ready(self._ready()))
 
     def __len__(self) -> int:
         return len(self._wanted)
@@ -84,9 +83,6 @@ class EpollSockets:
     def close(self) -> None:
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
-
-    def _on_events(self) -> None:
-        self._on_ready(self._ready())
 
     def _ready(self) -> Iterator[int]:
         for fd, _ in self._epoll.poll(0, EVENTS_AT_ONCE):

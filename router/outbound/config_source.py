@@ -20,18 +20,18 @@ TOO_LARGE: Final = f"the document is larger than {MAX_DOCUMENT} bytes"
 def config_sources(
     urls: Sequence[str], token: str | None, naming: QueueNaming
 ) -> tuple[ConfigSource, ...]:
-    """One source per URL, in order. The token goes to the first one's origin and nowhere else."""
+    """Return one source per URL, in order. The token goes only to the origin of the first."""
     if not urls:
         return (EmbeddedSource(naming),)
-    return tuple(_source(url, token if _origin(url) == _origin(urls[0]) else None) for url in urls)
+    sources: list[ConfigSource] = []
+    for url in urls:
+        if urlsplit(url).scheme == "file":
+            sources.append(FileSource(url))
+        else:
+            from router.outbound.config_service import HttpSource  # noqa: PLC0415  slow to import
 
-
-def _source(url: str, token: str | None) -> ConfigSource:
-    if urlsplit(url).scheme == "file":
-        return FileSource(url)
-    from router.outbound.config_service import HttpSource  # noqa: PLC0415 on use: it is slow
-
-    return HttpSource(url, token)
+            sources.append(HttpSource(url, token if _origin(url) == _origin(urls[0]) else None))
+    return tuple(sources)
 
 
 class EmbeddedSource:

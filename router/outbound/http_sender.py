@@ -87,8 +87,8 @@ class HttpSender:
         except ValueError as error:
             return NoReply(Cause.BAD_REQUEST, str(error))
         except Exception as error:
-            # The bulkhead of a delivery: whatever it is, it is no answer, and the router goes on.
-            log.exception("sending %s failed in an unforeseen way", message.id)
+            # The bulkhead of a delivery: whatever happened, the router goes on.
+            log.exception("sending %s failed unexpectedly", message.id)
             return NoReply(Cause.UNFORESEEN, repr(error))
 
     def _check_target(self, url: str) -> str | NoReply:

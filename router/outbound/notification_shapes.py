@@ -1,12 +1,12 @@
-"""A notification as each service wants to read it. Credentials in texts are masked here."""
+"""A notification in the form of each service. Credentials in texts are masked here."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from router.core.notification import Digest, StateChange
+from router.core.notification import Digest
 from router.core.redact import mask_urls
-from router.core.warnings import Notice, Severity
+from router.core.warnings import Severity
 
 MOST_LINES: Final = 50  # chat services refuse long texts
 SEND_SECONDS: Final = 8.0  # for each step of a conversation
@@ -31,8 +31,29 @@ def for_webhook(digest: Digest) -> dict[str, object]:
         "timestamp": _iso(digest.at),
         "severity": digest.worst.name,
         "summary": summary(digest),
-        "warnings": [_warning(notice) for notice in digest.notices],
-        "changes": [_change(change) for change in digest.changes],
+        "warnings": [
+            {
+                "id": notice.id,
+                "code": notice.code,
+                "severity": notice.severity.name,
+                "source": mask_urls(notice.source),
+                "message": mask_urls(notice.message),
+                "timestamp": _iso(notice.first_at),
+                "lastSeen": _iso(notice.last_at),
+                "count": notice.count,
+            }
+            for notice in digest.notices
+        ],
+        "changes": [
+            {
+                "subject": mask_urls(change.subject.name),
+                "text": mask_urls(change.text),
+                "severity": change.subject.severity.name,
+                "recovered": change.is_over,
+                "timestamp": _iso(change.at),
+            }
+            for change in digest.changes
+        ],
         "dropped": digest.dropped,
     }
 
@@ -52,7 +73,9 @@ def for_teams(digest: Digest) -> dict[str, object]:
         "color": _TEAMS_COLOURS[digest.worst],
     }
     facts = [
-        {"type": "TextBlock", "text": _teams_text(line), "wrap": True} for line in lines(digest)
+        # Without the blank, the card's Markdown would make a link of it.
+        {"type": "TextBlock", "text": line.replace("](", "] ("), "wrap": True}
+        for line in lines(digest)
     ]
     card = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
@@ -65,7 +88,7 @@ def for_teams(digest: Digest) -> dict[str, object]:
 
 
 def summary(digest: Digest) -> str:
-    """One line without words of others: it also is the subject of a mail."""
+    """Return one line without foreign text: it is also the subject of a mail."""
     parts = []
     if digest.notices:
         parts.append(f"{_count(len(digest.notices), 'warning')}, worst {digest.worst.name}")
@@ -75,60 +98,26 @@ def summary(digest: Digest) -> str:
 
 
 def lines(digest: Digest) -> Sequence[str]:
-    """What happened, a line each, the states first."""
-    found = [*_change_lines(digest), *_notice_lines(digest)]
+    """Return what happened, a line each, changes of state first."""
+    found = []
+    for change in digest.changes:
+        state = "RECOVERED" if change.is_over else change.subject.severity.name
+        found.append(f"{state}: {change.text} ({_iso(change.at)})")
+    for notice in digest.notices:
+        times = f" ({notice.count} times)" if notice.count > 1 else ""
+        text = f"{notice.message}{times} [{notice.source}]"
+        found.append(f"{notice.severity.name} {notice.code}: {text}")
     left_out = len(found) - MOST_LINES + digest.dropped
-    shown = [_short(mask_urls(line)) for line in found[:MOST_LINES]]
+    shown = [
+        line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
+        for line in map(mask_urls, found[:MOST_LINES])
+    ]
     return [*shown, f"and {left_out} more"] if left_out > 0 else shown
 
 
-def _change_lines(digest: Digest) -> Iterator[str]:
-    for change in digest.changes:
-        state = "RECOVERED" if change.is_over else change.subject.severity.name
-        yield f"{state}: {change.text} ({_iso(change.at)})"
-
-
-def _notice_lines(digest: Digest) -> Iterator[str]:
-    for notice in digest.notices:
-        times = f" ({notice.count} times)" if notice.count > 1 else ""
-        yield f"{notice.severity.name} {notice.code}: {notice.message}{times} [{notice.source}]"
-
-
-def _warning(notice: Notice) -> dict[str, object]:
-    return {
-        "id": notice.id,
-        "code": notice.code,
-        "severity": notice.severity.name,
-        "source": mask_urls(notice.source),
-        "message": mask_urls(notice.message),
-        "timestamp": _iso(notice.first_at),
-        "lastSeen": _iso(notice.last_at),
-        "count": notice.count,
-    }
-
-
-def _change(change: StateChange) -> dict[str, object]:
-    return {
-        "subject": mask_urls(change.subject.name),
-        "text": mask_urls(change.text),
-        "severity": change.subject.severity.name,
-        "recovered": change.is_over,
-        "timestamp": _iso(change.at),
-    }
-
-
 def _slack_text(text: str) -> str:
-    """Slack's own three signs, so that nobody's words can mention or link."""
+    """Escape the three characters of Slack's markup, so that no text can mention or link."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _teams_text(text: str) -> str:
-    """Its Markdown would make a link of it."""
-    return text.replace("](", "] (")
-
-
-def _short(line: str) -> str:
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
 
 
 def _count(number: int, thing: str) -> str:

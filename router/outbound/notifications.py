@@ -1,6 +1,6 @@
-"""The ways to reach people: webhooks and mail. A failure is told as NotSent, never with an address.
+"""The ways to reach people: webhooks and mail. A failure is raised as NotSent, without an address.
 
-ChannelAddresses are secrets here: whoever knows a chat service's URL can write there.
+Addresses are secrets here: anyone who knows the URL of a chat channel can write there.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _SMTP_PORTS: Final = {"smtp": 25, "smtps": 465}
 
 
 class ChannelAddresses(Struct, frozen=True, kw_only=True):
-    """Where notifications go; None: not there."""
+    """Where notifications go. None: this channel is not used."""
 
     webhook: str | None = None
     slack: str | None = None
@@ -120,20 +120,18 @@ class Mail:
         return message
 
     def _deliver(self, message: EmailMessage) -> None:
-        context = ssl.create_default_context()
-        with self._connect(context) as server:
+        context, (host, port) = ssl.create_default_context(), self._server
+        with (
+            smtplib.SMTP_SSL(host, port, timeout=SEND_SECONDS, context=context)
+            if self._is_tls
+            else smtplib.SMTP(host, port, timeout=SEND_SECONDS)
+        ) as server:
             server.ehlo()
             if not self._is_tls and server.has_extn("starttls"):
                 server.starttls(context=context)
             if self._user:
                 server.login(self._user, self._password)
             server.send_message(message)
-
-    def _connect(self, context: ssl.SSLContext) -> smtplib.SMTP:
-        host, port = self._server
-        if self._is_tls:
-            return smtplib.SMTP_SSL(host, port, timeout=SEND_SECONDS, context=context)
-        return smtplib.SMTP(host, port, timeout=SEND_SECONDS)
 
 
 def _sender(query: str, user: str, host: str) -> str:

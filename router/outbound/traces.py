@@ -1,8 +1,8 @@
 """Messages as OpenTelemetry traces: a span for each visit, and within it one for each request.
 
-The spans of a visit are made when it has ended, from what the journal keeps of it anyway, and leave
-in batches on a thread of the SDK's. Whoever collects them may be slow or gone: the queue before
-that thread is bounded, what does not fit is dropped and counted, and deliveries do not notice.
+The spans of a visit are made when it has ended, from the record in the journal. A thread of the SDK
+exports them in batches. A slow or missing collector does not affect deliveries: the queue before
+that thread is bounded, and what does not fit is dropped and counted.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class Traces:
     def __init__(
         self, endpoint: str, rule: Sampling, instance: str, wall: Callable[[], float] = time.time
     ) -> None:
-        """Raises ValueError: another variable of OpenTelemetry's makes no sense."""
+        """Raise ValueError if another OpenTelemetry variable is invalid."""
         self._rule = rule
         self._wall = wall
         self._now = asyncio.get_running_loop().time
@@ -81,7 +81,7 @@ class Traces:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Send the rest, for a while. The thread is no hindrance: it ends with the process."""
+        """Export the rest, for a limited time. The thread is a daemon: it ends with the process."""
         flushed: Future[None] = Future()
 
         def flush() -> None:
@@ -105,25 +105,23 @@ class Traces:
     def ended(self, visit: HandOver) -> None:
         try:
             span = visit_span(visit.message_id, visit.received_at, visit.parent, self._rule)
-            if span.sampled:
-                self._tell(visit, span)
+            if not span.sampled:
+                return
+            on_their_way = self._given - self._outbox.exported - self._outbox.failed
+            if on_their_way + 1 + len(visit.tries) > MAX_QUEUED_SPANS:
+                self._dropped += 1 + len(visit.tries)
+                return
+            clock = self._wall() - self._now()
+            for each in _VisitSpans(visit, span, self._rule, self._resource, clock).spans():
+                self._processor.on_end(each)
+                self._given += 1
         except Exception:
-            # A bulkhead: a message that cannot be told must still be settled.
+            # A bulkhead: a message that cannot be traced must still be settled.
             log.exception("no trace of %s", visit.message_id)
 
-    def _tell(self, visit: HandOver, span: Span) -> None:
-        on_their_way = self._given - self._outbox.exported - self._outbox.failed
-        if on_their_way + 1 + len(visit.tries) > MAX_QUEUED_SPANS:
-            self._dropped += 1 + len(visit.tries)
-            return
-        clock = self._wall() - self._now()
-        for each in _Telling(visit, span, self._rule, self._resource, clock).spans():
-            self._processor.on_end(each)
-            self._given += 1
 
-
-class _Telling:
-    """One visit, as it is told."""
+class _VisitSpans:
+    """One visit as spans."""
 
     def __init__(
         self, visit: HandOver, span: Span, rule: Sampling, resource: Resource, clock: float
@@ -150,7 +148,11 @@ class _Telling:
             start_time=self._nanoseconds(visit.received_at),
             end_time=self._nanoseconds(visit.ended_at),
             attributes=_facts_of_visit(visit),
-            events=[self._refusal(each) for each in visit.tries if each.error in _UNSENT],
+            events=[
+                Event("not sent", {"error.type": each.error}, self._nanoseconds(each.started_at))
+                for each in visit.tries
+                if each.error in _UNSENT
+            ],
             status=_status(error),
             resource=self._resource,
             instrumentation_scope=_SCOPE,
@@ -171,10 +173,6 @@ class _Telling:
             resource=self._resource,
             instrumentation_scope=_SCOPE,
         )
-
-    def _refusal(self, each: Try) -> Event:
-        facts = {"error.type": each.error or ""}
-        return Event("not sent", facts, self._nanoseconds(each.started_at))
 
     def _nanoseconds(self, at: float) -> int:
         return int((at + self._clock) * 1e9)
@@ -234,7 +232,7 @@ def _context(span: Span, *, is_remote: bool = False) -> SpanContext:
 
 
 def _resource(instance: str) -> Resource:
-    """Who tells: what the environment says goes before our own words."""
+    """Return what identifies this router. The environment overrides our own values."""
     ours = {
         "service.name": SERVICE,
         "service.version": __version__,
@@ -244,7 +242,7 @@ def _resource(instance: str) -> Resource:
 
 
 class _Outbox(SpanExporter):
-    """Counts what gets through, and says now and then if nothing does. Used by one thread only."""
+    """Counts what is exported, and logs failures now and then. Used by one thread only."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self.exported = 0
@@ -261,9 +259,16 @@ class _Outbox(SpanExporter):
             result = self._exporter.export(spans)
         finally:
             if result is SpanExportResult.SUCCESS:
-                self._count_success(len(spans))
+                self.exported += len(spans)
+                if self._quiet_until:
+                    self._quiet_until = 0.0
+                    log.info("traces are exported again")
             else:
-                self._count_failure(len(spans))
+                self.failed += len(spans)
+                if time.monotonic() >= self._quiet_until:
+                    self._quiet_until = time.monotonic() + COMPLAINT_SECONDS
+                    reason = self._reasons.first or "no reason given"
+                    log.warning("traces cannot be exported: %s", reason)
         return result
 
     def shutdown(self) -> None:
@@ -272,21 +277,9 @@ class _Outbox(SpanExporter):
             self._exporter.shutdown()
             self._reasons.stop()
 
-    def _count_success(self, spans: int) -> None:
-        self.exported += spans
-        if self._quiet_until:
-            self._quiet_until = 0.0
-            log.info("traces get through again")
-
-    def _count_failure(self, spans: int) -> None:
-        self.failed += spans
-        if time.monotonic() >= self._quiet_until:
-            self._quiet_until = time.monotonic() + COMPLAINT_SECONDS
-            log.warning("traces do not get through: %s", self._reasons.first or "no reason given")
-
 
 class _Reasons(logging.Handler):
-    """The exporter gives its reasons to its log only, and at every try."""
+    """Reads the exporter's reasons from its log, which is the only place where it gives them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

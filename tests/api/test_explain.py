@@ -148,10 +148,10 @@ async def test_an_explanation_is_told_without_secrets(
 @pytest.mark.parametrize(
     ("query", "detail"),
     [
-        ("", "ask for one of"),
-        ("message=m&target=http://t/", "ask for one of"),
-        ("message=m&pool=P", "`pool` goes with `group`"),
-        ("pool=P", "ask for one of"),
+        ("", "give exactly one of"),
+        ("message=m&target=http://t/", "give exactly one of"),
+        ("message=m&pool=P", "`pool` needs `group`"),
+        ("pool=P", "give exactly one of"),
         ("target=nowhere", "`target` not an absolute URL"),
     ],
 )

@@ -27,7 +27,7 @@ def test_a_good_document_is_shown_as_what_it_would_change(run: Run, tmp_path: Pa
     assert result.exit_code == 0
     assert "queue orders: start" in result.stdout
     assert "pool A: create" in result.stdout
-    assert "Compared with nothing" in result.stderr
+    assert "Not compared with a running router" in result.stderr
 
 
 def test_it_is_compared_with_the_running_router(run: Run, fake: FakeRouter, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def read_executors(path: Path) -> dict[str, Executor]:
     return found
 
 
-def _problem_of(executor: Executor) -> str | None:
+def _problem_of(executor: Executor) -> str | None:  # noqa: PLR0911  a list of checks
     program, folder = Path(executor.command[0]), Path(executor.cwd)
     texts = (*executor.command, executor.cwd, *executor.env, *executor.env.values())
     checks = {
@@ -106,14 +106,11 @@ def _problem_of(executor: Executor) -> str | None:
         return f"`command`: {program} is not an executable file"
     if not (folder.is_absolute() and folder.is_dir()):
         return f"`cwd` must be the absolute path of a directory, not {executor.cwd!r}"
-    return _problem_of_user(executor.user) if executor.user is not None else None
-
-
-def _problem_of_user(user: str) -> str | None:
-    try:
-        account = pwd.getpwnam(user)
-    except KeyError:
-        return f"`user`: there is no user {user!r}"
-    if os.geteuid() not in (0, account.pw_uid):
-        return f"`user`: only root can run tasks as {user!r}"
+    if executor.user is not None:
+        try:
+            account = pwd.getpwnam(executor.user)
+        except KeyError:
+            return f"`user`: there is no user {executor.user!r}"
+        if os.geteuid() not in (0, account.pw_uid):
+            return f"`user`: only root can run tasks as {executor.user!r}"
     return None

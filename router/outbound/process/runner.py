@@ -1,4 +1,4 @@
-"""Runs tasks in processes and returns what came of them (CMD-8)."""
+"""Runs tasks in processes and returns their results (CMD-8)."""
 
 import asyncio
 import contextlib
@@ -130,7 +130,7 @@ class Processes:
 
 
 class _Spawner:
-    """Our end of the socket to the spawner. It is started again if it is lost."""
+    """The router's end of the socket to the spawner, which is restarted if it is lost."""
 
     def __init__(self, executors: Mapping[str, Executor]) -> None:
         self._executors = executors
@@ -144,7 +144,7 @@ class _Spawner:
         self._connect()
 
     def start(self, executor: str) -> "_Process":
-        """Start a process. Raises NotStarted; a later failure is told by its exit."""
+        """Start a process. Raises NotStarted. A later failure shows as its exit."""
         self._number += 1
         try:
             if self._socket is None:
@@ -254,7 +254,7 @@ class _Spawner:
                 process.ended(news["exit"])
 
     def _lose(self, reason: str) -> None:
-        """Its tasks cannot be waited for any more: kill them."""
+        """Kill its tasks: nobody can wait for them any more."""
         if self._socket is None:
             return
         self._loop.remove_reader(self._socket)
@@ -336,7 +336,9 @@ class _Process:
         self._error = b""
         self._to_write = line
         self._write_more(then_close=False)
-        while not self._has_answered:
+        # Until there is an answer, or will be none because its output has ended. The end of the
+        # process does not count: it may be reported before we have read the last line.
+        while not (b"\n" in self._output or self._is_overlong or self._stdout not in self._open):
             await self._change()
         if self._stdout not in self._open and not self._exit.done():
             with contextlib.suppress(TimeoutError):
@@ -345,8 +347,12 @@ class _Process:
         self._is_asked = False
         answer, newline, rest = bytes(self._output).partition(b"\n")
         self._output.clear()
+        if not newline and self._is_overlong:
+            return self._bad(f"an answer of more than {MAX_OUTPUT_BYTES} bytes")
+        if not newline and not self._exit.done():
+            return self._bad("it closed its standard output")
         if not newline:
-            return self._unanswered()
+            return TaskResult(self._exit.result() or 1, error=self.error_text)
         if rest or self._to_write:  # a surplus line; or it has not read all that it was given
             self._is_spoilt = True
         try:
@@ -356,19 +362,6 @@ class _Process:
         if answered_id != message_id:
             return self._bad("the answer has another messageId")
         return TaskResult(0, answer, self.error_text)
-
-    @property
-    def _has_answered(self) -> bool:
-        """Whether there is an answer, or will be none: its output has ended (not its process,
-        whose end may be reported before we have read its last line)."""
-        return b"\n" in self._output or self._is_overlong or self._stdout not in self._open
-
-    def _unanswered(self) -> TaskResult:
-        if self._is_overlong:
-            return self._bad(f"an answer of more than {MAX_OUTPUT_BYTES} bytes")
-        if not self._exit.done():
-            return self._bad("it closed its standard output")
-        return TaskResult(self._exit.result() or 1, error=self.error_text)
 
     def _bad(self, problem: str) -> TaskResult:
         self._is_spoilt = True
@@ -388,7 +381,7 @@ class _Process:
         self._exit.add_done_callback(lambda _: self.close())
 
     async def end(self) -> None:
-        """The same, and wait until it has ended."""
+        """Terminate it and wait until it has ended."""
         self.terminate()
         with contextlib.suppress(NotStarted, SpawnerLost):
             await asyncio.shield(self._exit)

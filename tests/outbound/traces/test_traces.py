@@ -191,9 +191,9 @@ async def test_a_collector_that_refuses_is_complained_about_once(
         await until(lambda: opened.counts["exported"] == 3)
 
     first, second = complaints(caplog)
-    assert first.startswith("traces do not get through: ")
+    assert first.startswith("traces cannot be exported: ")
     assert "400" in first
-    assert second == "traces get through again"
+    assert second == "traces are exported again"
 
 
 async def test_a_complaint_gives_away_no_secret_of_the_endpoint(

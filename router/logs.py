@@ -6,9 +6,9 @@ import os
 import sys
 import threading
 from collections import deque
-from datetime import UTC, datetime
 from typing import Final
 
+from router.core.iso import iso
 from router.core.redact import mask_urls
 
 MAX_WAITING_BYTES: Final = 4 * 1024 * 1024  # lines that nobody has read yet; more are dropped
@@ -23,7 +23,7 @@ _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {
 
 
 def configure_logging(level: str, *, as_json: bool) -> "LogWriter":
-    """Log to standard output from now on. To close what this returns writes the last lines."""
+    """Log to standard output. Closing the returned handler writes the last lines."""
     handler = LogWriter(sys.stdout.fileno(), JsonLines() if as_json else PlainLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for chatty in ("httpx", "uvicorn"):
@@ -42,8 +42,8 @@ def dropped_lines() -> int:
 class LogWriter(logging.Handler):
     """Writes lines to a file descriptor from a thread of its own.
 
-    A write blocks while the reader of a pipe stands still. The thread waits then, the event loop
-    does not: lines gather up to a limit, and the rest is dropped and counted.
+    A write blocks while nobody reads the pipe. Then the thread waits, but the event loop does not:
+    lines are kept up to a limit, and the rest is dropped and counted.
     """
 
     def __init__(self, fd: int, formatter: logging.Formatter) -> None:
@@ -109,7 +109,7 @@ class LogWriter(logging.Handler):
                 return
 
     def _report(self, dropped: int) -> None:
-        """Say how much is missing, where it is missing: the reader has caught up."""
+        """Report the dropped lines once the reader has caught up."""
         text = "log lines were dropped: nobody read them"
         record = logging.makeLogRecord(
             {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
@@ -123,7 +123,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         facts: dict[str, object] = {
-            "time": _time(record),
+            "time": iso(record.created),
             "level": record.levelname,
             "logger": record.name,
             "message": _text(record.getMessage()),  # some of it is text of a broker
@@ -140,7 +140,7 @@ class PlainLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         facts = " ".join(f"{key}={value}" for key, value in _extras(record).items())
         message = _one_line(_text(record.getMessage()))
-        line = f"{_time(record)[11:23]} {record.levelname:<8} {message}"
+        line = f"{iso(record.created)[11:23]} {record.levelname:<8} {message}"
         text = f"{line}  {_one_line(facts)}" if facts else line
         if not record.exc_info:
             return text
@@ -153,13 +153,8 @@ def _extras(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _text(text: str) -> str:
-    """Return it without secrets, and not longer than anyone reads."""
+    """Return the text without secrets, cut to a readable length."""
     return mask_urls(text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} …")
-
-
-def _time(record: logging.LogRecord) -> str:
-    moment = datetime.fromtimestamp(record.created, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _one_line(text: str) -> str:

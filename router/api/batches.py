@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-import msgspec
 from fastapi import APIRouter, Request
 from msgspec import Meta, Raw, Struct
 
 from router.api.messages import MESSAGE_SCHEMA
 from router.api.models import AT, EnumName, ResponseModel, Time, as_is, shown
-from router.api.requests import Name, read_body, split_messages, unprocessable
+from router.api.requests import Name, decode, read_body, split_messages, unprocessable
 from router.api.router_api import CurrentRouter
 from router.engine.batches import (
     MAX_BATCH_ID,
@@ -132,7 +131,7 @@ async def open_batch(
     messages. A repeated call adds no message twice if the messages have ids. The payload of the
     callback is `{"batchId","total","succeeded","failed","cancelled"}`.
     """
-    given = _decode(await read_body(request), _BatchBody)
+    given = decode(await read_body(request), _BatchBody)
     return await router.batches.open(
         queue,
         NewBatch(
@@ -157,7 +156,7 @@ async def add(
     body = await read_body(request)
     messages = split_messages(body)
     if not body.lstrip().startswith(b"["):
-        listed = _decode(body, _MessagesBody).messages
+        listed = decode(body, _MessagesBody).messages
         messages = _listed(listed) if listed else messages
     return await router.batches.add(batch_id, queue, messages)
 
@@ -175,15 +174,6 @@ schedule_routes = APIRouter(tags=["schedules"])
 async def list_schedules(router: CurrentRouter) -> Sequence[ScheduleState]:
     """List the schedules of the configuration, and when each runs next."""
     return router.schedules()
-
-
-def _decode(body: bytes, shape: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(body, type=shape)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise unprocessable(f"the body cannot be read: {error}") from None
-    except RecursionError:
-        raise unprocessable("the body is nested too deep") from None
 
 
 def _listed(messages: Raw) -> Sequence[bytes]:

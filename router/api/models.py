@@ -7,7 +7,6 @@ document. Its type says how the value is shown, for instance `Time` for Unix sec
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any, Final, TypeVar
 
@@ -22,17 +21,13 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from router.core.iso import iso
 from router.core.redact import mask_urls
 
 AT: Final = "2026-01-31T08:15:30.123Z"  # in examples
 SLICE: Final = 25  # pools or queues: a few milliseconds of work
 
 T = TypeVar("T")
-
-
-def iso(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-    return moment.replace("+00:00", "Z")
 
 
 Time = Annotated[str, BeforeValidator(iso)]

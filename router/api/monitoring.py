@@ -20,7 +20,6 @@ from router.api.models import (
     Time,
     WholeMilliseconds,
     as_is,
-    iso,
     shown,
     sliced,
 )
@@ -29,6 +28,7 @@ from router.api.router_api import CurrentRouter
 from router.core.config import MAX_CONCURRENCY
 from router.core.config_entry import MAX_RATE
 from router.core.health import Status, assess
+from router.core.iso import iso
 from router.core.state import GOOD_RATE, PoolState, StandbyStatus
 from router.core.warnings import Severity
 from router.engine.controls import PoolSetting

@@ -17,6 +17,7 @@ MAX_BODY_BYTES: Final = 8 * 1024 * 1024  # bytes
 
 BLANK_IS_NONE: Final = BeforeValidator(lambda given: given or None)  # as in `?queue=&pool=a`
 Name = Annotated[str | None, BLANK_IS_NONE]
+T = TypeVar("T")
 Shape = TypeVar("Shape", bound="RequestBody")
 
 
@@ -28,10 +29,6 @@ class RequestBody(BaseModel):
 
 class _Anything(Struct, gc=False):
     """Some JSON object. Counting a million of them costs little."""
-
-
-_COUNT: Final = msgspec.json.Decoder(list[_Anything])
-_SPLIT: Final = msgspec.json.Decoder(list[Raw])
 
 
 async def read_body(request: Request) -> bytes:
@@ -71,11 +68,16 @@ def split_messages(body: bytes) -> Sequence[bytes]:
     """Return the messages of one body, each as it came: a list of them, or a single one."""
     if not body.lstrip().startswith(b"["):
         return [body]
+    count = len(decode(body, list[_Anything]))
+    if count > MAX_MESSAGES:
+        raise unprocessable(f"at most {MAX_MESSAGES} messages at once, not {count}")
+    return [bytes(message) for message in decode(body, list[Raw])]
+
+
+def decode(body: bytes, shape: type[T]) -> T:
+    """Decode JSON. Raises ApiProblem."""
     try:
-        count = len(_COUNT.decode(body))
-        if count > MAX_MESSAGES:
-            raise unprocessable(f"at most {MAX_MESSAGES} messages at once, not {count}")
-        return [bytes(message) for message in _SPLIT.decode(body)]
+        return msgspec.json.decode(body, type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise unprocessable(f"the body cannot be read: {error}") from None
     except RecursionError:

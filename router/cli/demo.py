@@ -7,8 +7,6 @@ import secrets
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -99,10 +97,14 @@ async def _demo(settings: Settings, rate: float, seconds: float | None) -> str:
     async with target.listening(_HOST, 0) as target_port:
         new_id = Tsids(time.time, secrets.randbits).new
         traffic = Traffic(f"http://{_HOST}:{target_port}/", rate, new_id)
-        async with _running(settings) as router:
+        stop, ready = asyncio.Event(), asyncio.Event()
+        async with open_router(settings) as router, asyncio.TaskGroup() as tasks:
+            tasks.create_task(serve(router, settings, stop, ready.set), name="router")
+            await ready.wait()
             if seconds is not None:
                 loop.call_later(seconds, ending.enough.set)
             await _watch(router, traffic, DemoMeter(router, traffic, target), ending)
+            stop.set()
     counts = _counts(traffic, target)._replace(dead_letters=await _dead_letters(settings))
     return as_summary(counts, await _left_in_the_queue(settings))
 
@@ -146,16 +148,6 @@ class DemoMeter:
             pools=tuple(self._router.state().pools),
             warnings=tuple(f"{each.code}: {each.message}" for each in notices[:_WARNINGS_SHOWN]),
         )
-
-
-@asynccontextmanager
-async def _running(settings: Settings) -> AsyncIterator[Router]:
-    stop, ready = asyncio.Event(), asyncio.Event()
-    async with open_router(settings) as router, asyncio.TaskGroup() as tasks:
-        tasks.create_task(serve(router, settings, stop, ready.set), name="router")
-        await ready.wait()
-        yield router
-        stop.set()
 
 
 async def _watch(router: Router, traffic: Traffic, meter: DemoMeter, ending: DemoEnding) -> None:

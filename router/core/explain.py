@@ -4,7 +4,6 @@ The engine looks up what it knows; here it becomes one situation and one sentenc
 seconds.
 """
 
-from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
@@ -13,6 +12,7 @@ from msgspec.structs import replace
 
 from router.core.dead_letter import KeptLetter
 from router.core.history import HandOver, MessageHistory
+from router.core.iso import iso
 from router.core.job import Fate, State
 from router.core.outcome import RULES, Cause
 from router.core.state import Circuit
@@ -282,5 +282,4 @@ def _count(messages: int) -> str:
 
 
 def _at(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return iso(seconds, "seconds")

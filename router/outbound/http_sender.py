@@ -7,13 +7,13 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final, Self
 from urllib.parse import quote
 
 import msgspec
 
+from router.core.iso import iso
 from router.core.leadership import Leadership
 from router.core.message import Message
 from router.core.outcome import Answer, Cause, NoReply
@@ -136,8 +136,7 @@ def signature_headers(secret: str, message_id: str, body: bytes, now: float) -> 
     seconds = int(now)
     signed = f"{message_id}.{seconds}.".encode() + body
     signature = base64.b64encode(hmac.digest(_webhook_key(secret), signed, "sha256")).decode()
-    moment = datetime.fromtimestamp(now, UTC).replace(tzinfo=None)
-    instant = f"{moment.isoformat(timespec='milliseconds')}Z"  # exactly three fraction digits
+    instant = iso(now)
     older_signature = hmac.digest(secret.encode(), instant.encode() + body, "sha256").hex()
     return [
         f"webhook-id: {message_id}",

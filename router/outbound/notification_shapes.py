@@ -1,9 +1,9 @@
 """A notification in the form of each service. Credentials in texts are masked here."""
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Final
 
+from router.core.iso import iso
 from router.core.notification import Digest
 from router.core.redact import mask_urls
 from router.core.warnings import Severity
@@ -28,7 +28,7 @@ def for_webhook(digest: Digest) -> dict[str, object]:
     return {
         "source": "message-router",
         "instance": digest.instance,
-        "timestamp": _iso(digest.at),
+        "timestamp": iso(digest.at),
         "severity": digest.worst.name,
         "summary": summary(digest),
         "warnings": [
@@ -38,8 +38,8 @@ def for_webhook(digest: Digest) -> dict[str, object]:
                 "severity": notice.severity.name,
                 "source": mask_urls(notice.source),
                 "message": mask_urls(notice.message),
-                "timestamp": _iso(notice.first_at),
-                "lastSeen": _iso(notice.last_at),
+                "timestamp": iso(notice.first_at),
+                "lastSeen": iso(notice.last_at),
                 "count": notice.count,
             }
             for notice in digest.notices
@@ -50,7 +50,7 @@ def for_webhook(digest: Digest) -> dict[str, object]:
                 "text": mask_urls(change.text),
                 "severity": change.subject.severity.name,
                 "recovered": change.is_over,
-                "timestamp": _iso(change.at),
+                "timestamp": iso(change.at),
             }
             for change in digest.changes
         ],
@@ -102,7 +102,7 @@ def lines(digest: Digest) -> Sequence[str]:
     found = []
     for change in digest.changes:
         state = "RECOVERED" if change.is_over else change.subject.severity.name
-        found.append(f"{state}: {change.text} ({_iso(change.at)})")
+        found.append(f"{state}: {change.text} ({iso(change.at)})")
     for notice in digest.notices:
         times = f" ({notice.count} times)" if notice.count > 1 else ""
         text = f"{notice.message}{times} [{notice.source}]"
@@ -122,8 +122,3 @@ def _slack_text(text: str) -> str:
 
 def _count(number: int, thing: str) -> str:
     return f"1 {thing}" if number == 1 else f"{number} {thing}s"
-
-
-def _iso(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-    return moment.replace("+00:00", "Z")

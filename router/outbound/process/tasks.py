@@ -69,13 +69,8 @@ def answer_of(result: TaskResult) -> Answer:
     if code is None:
         return NoReply(Cause.TASK_FAILED, result.problem, error)
     if code < 0:
-        return NoReply(Cause.TASK_FAILED, f"ended by {_signal_name(-code)}", error)
+        names = {number.value: number.name for number in signal.Signals}  # not those in real time
+        name = names.get(-code, f"signal {-code}")
+        return NoReply(Cause.TASK_FAILED, f"ended by {name}", error)
     causes = {EX_DATAERR: Cause.PERMANENT, EX_TEMPFAIL: Cause.DEFERRED}
     return NoReply(causes.get(code, Cause.TASK_FAILED), f"exit code {code}", error)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"

@@ -19,8 +19,8 @@ from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.delivery import Mediator
-from router.engine.journal import Journal
 from router.engine.queue_manager import QueueManager
+from router.engine.registry import Journal
 from router.ports import Broker, Brokers, Depth, Publisher, Sender, Traits, Unsettled
 from router.settings import Settings
 from router.storage.dead_letters import NO_STORE, open_store

@@ -24,7 +24,7 @@ from router.core.stats import Counts, Deliveries
 from router.core.trace import UNRECORDED, post_span
 from router.core.tracker import Ledger
 from router.engine import delivery, queue_manager, registry
-from router.engine.journal import Journal
+from router.engine.registry import Journal
 
 BOUND = 10.0  # microseconds per message
 GROUPS = 1_000

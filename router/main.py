@@ -34,24 +34,21 @@ from router.core.trace import UNRECORDED
 from router.core.tsid import Tsids
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
-from router.engine.batches import Batches
 from router.engine.beat import Beat, ScheduleState
 from router.engine.breaker import Breaker, Breakers
 from router.engine.chores import Chores
 from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules, SyncStatus
 from router.engine.controls import Controls
 from router.engine.delivery import Mediator, longest_delivery
-from router.engine.journal import Journal
-from router.engine.loop_lag import LoopLag
-from router.engine.message_states import MessageStates
 from router.engine.notifier import Notifier
 from router.engine.periodic import every
 from router.engine.queue_manager import QueueManager
+from router.engine.registry import Journal
 from router.engine.replay import DeadLetterReplay
 from router.engine.shutdown import shut_down
 from router.engine.standby import Alone, Candidate, Election, Standby
 from router.engine.state import MessageLookup, StateReader
-from router.engine.stores import QueueStores
+from router.engine.stores import Batches, MessageStates, QueueStores
 from router.engine.tasks import TaskMediator
 from router.logs import configure_logging, dropped_lines
 from router.outbound.config_source import config_sources

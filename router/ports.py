@@ -12,11 +12,10 @@ from msgspec import Struct
 
 from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
-from router.core.ending import Ending
 from router.core.history import HandOver
 from router.core.message import Handle, Message, ReceivedMessage, Tally
 from router.core.notification import Digest
-from router.core.outcome import Answer
+from router.core.outcome import Answer, Ending
 from router.core.trace import Span
 
 

@@ -23,10 +23,9 @@ from router.engine.alerts import Alerts
 from router.engine.dead_letter_writer import DeadLetterWriter
 from router.engine.delivery import Deliverer
 from router.engine.deps import EngineDeps
-from router.engine.journal import Journal
 from router.engine.publishing import open_publishing
 from router.engine.queue_manager import QueueManager
-from router.engine.registry import InFlightRegistry
+from router.engine.registry import InFlightRegistry, Journal
 from router.ports import Brokers, DeadLetterStore, StoreError
 from router.settings import Settings
 from router.storage.dead_letters import NO_STORE, open_store

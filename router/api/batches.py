@@ -11,14 +11,14 @@ from router.api.messages import MESSAGE_SCHEMA
 from router.api.models import AT, EnumName, ResponseModel, Time, as_is, shown
 from router.api.requests import Name, decode, read_body, split_messages, unprocessable
 from router.api.router_api import CurrentRouter
-from router.engine.batches import (
+from router.engine.beat import ScheduleState
+from router.engine.stores import (
     MAX_BATCH_ID,
     MAX_BATCH_SIZE,
     AcceptedMembers,
     BatchState,
     NewBatch,
 )
-from router.engine.beat import ScheduleState
 
 _ID: Final = "import-2026-01-31"
 _CALLBACK_SCHEMA: Final = {

@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from router.api.problems import problem_response
 from router.core.health import assess
+from router.core.history import HeldGroup, why_waiting
 from router.core.outcome import Metric
 from router.core.state import Circuit, PoolState, QueueState, RouterState
-from router.core.waiting import HeldGroup, why_waiting
 
 INTERVAL_SECONDS: Final = 1.0
 MAX_WATCHERS: Final = 20

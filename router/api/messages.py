@@ -30,13 +30,12 @@ from router.api.requests import (
     unprocessable,
 )
 from router.api.router_api import CurrentRouter, current_router
-from router.core.ending import Failure
 from router.core.explain import Explanation
-from router.core.history import MessageHistory
-from router.core.waiting import WaitReason
-from router.engine.message_states import FoundMessage
+from router.core.history import MessageHistory, WaitReason
+from router.core.outcome import Failure
 from router.engine.publishing import Published
 from router.engine.state import InFlightFilter, InFlightMessage
+from router.engine.stores import FoundMessage
 
 MAX_LISTED: Final = 10_000
 MAX_CHECKED: Final = 5_000

@@ -12,8 +12,8 @@ from fastapi import APIRouter, Response
 
 from router.api.models import sliced
 from router.api.router_api import CurrentRouter
-from router.core.histogram import SHOWN, cumulative
 from router.core.state import PoolState, QueueState, RouterState
+from router.core.stats import SHOWN, cumulative
 from router.core.warnings import Severity
 
 PREFIX: Final = "message_router_"

@@ -12,13 +12,17 @@ from starlette.requests import ClientDisconnect
 
 from router.core.redact import mask_urls
 from router.core.target import BadTarget
-from router.engine.batches import AmbiguousBatch, UnknownBatch
 from router.engine.config_sync import SyncFailed
 from router.engine.controls import UnknownBreaker, UnknownPool
-from router.engine.message_states import NotCancellable, UnknownMessage
 from router.engine.publishing import BrokeOff, NotPublishable, Rejected, UnknownQueue
 from router.engine.replay import NotReplayable, ReplayBrokeOff, UnknownLetter
-from router.engine.stores import NoWorkQueue
+from router.engine.stores import (
+    AmbiguousBatch,
+    NotCancellable,
+    NoWorkQueue,
+    UnknownBatch,
+    UnknownMessage,
+)
 from router.ports import BatchConflict, StoreError
 
 PROBLEM_SCHEMA: Final = {

@@ -8,14 +8,13 @@ from fastapi import Depends, Request
 from router.core.config_plan import Plan
 from router.core.state import RouterState
 from router.core.warnings import WarningBook
-from router.engine.batches import Batches
 from router.engine.beat import ScheduleState
 from router.engine.config_sync import SyncStatus
 from router.engine.controls import Controls
-from router.engine.message_states import MessageStates
 from router.engine.publishing import QueuePublisher
 from router.engine.replay import DeadLetterReplay
 from router.engine.state import MessageLookup
+from router.engine.stores import Batches, MessageStates
 from router.ports import DeadLetterStore
 
 

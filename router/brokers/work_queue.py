@@ -11,8 +11,8 @@ from router.brokers.kit import loop_time
 from router.brokers.kit.long_poll import NEVER, LongPoll
 from router.brokers.kit.uri import QueueUri, refusal
 from router.core.config import QueueConfig
-from router.core.ending import ACCEPTED, Ending, Failure
 from router.core.message import Handle, Message, ReceivedMessage
+from router.core.outcome import ACCEPTED, Ending, Failure
 from router.ports import BatchConflict, BatchRecord, MessageRecord, MessageStatus, Unsettled
 
 DEFAULT_LEASE_SECONDS: Final = 30.0

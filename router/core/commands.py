@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from router.core.ending import MAX_ERROR_BYTES, Ending, Failure
 from router.core.job import GiveUp, Job
 from router.core.message import Malformed as _Malformed
 from router.core.message import Message, parse, step_bodies, with_id
+from router.core.outcome import MAX_ERROR_BYTES, Ending, Failure
 from router.core.redact import mask_sent_secrets, mask_urls
 
 HALF_A_DAY_SECONDS: Final = 12 * 3600.0

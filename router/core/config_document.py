@@ -35,9 +35,11 @@ from router.core.config_entry import (
     read_pool,
     read_queue,
     read_reply_queue,
+    read_schedule,
     reply_entry,
+    schedule_entry,
+    schedule_identity,
 )
-from router.core.config_schedules import read_schedule, schedule_entry, schedule_identity
 from router.core.schedule import MAX_SCHEDULES, Schedule
 
 MAX_DOCUMENT: Final = 10 * 1024 * 1024  # bytes

@@ -1,4 +1,4 @@
-"""Reads and writes one entry of a configuration document: a queue or a pool.
+"""Reads and writes one entry of a configuration document: a queue, a pool or a schedule.
 
 A number that is too large is cut and noted; any other error makes the entry a bad one.
 """
@@ -6,11 +6,11 @@ A number that is too large is cut and noted; any other error makes the entry a b
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Raw, Struct
 
 from router.core.config import (
     MAX_CONCURRENCY,
@@ -23,7 +23,8 @@ from router.core.config import (
 )
 from router.core.message import Malformed, parse
 from router.core.outcome import MAX_DELAY
-from router.core.redact import public_uri
+from router.core.redact import mask_urls, public_uri
+from router.core.schedule import BadSchedule, Schedule, check_cron
 
 MAX_NAME: Final = 512  # characters
 MAX_URI: Final = 4096  # characters
@@ -59,6 +60,7 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 Number = int | float
 T = TypeVar("T")
+MAX_EVERY_SECONDS: Final = 366 * 24 * 3600
 
 
 class Problem(Struct, frozen=True):
@@ -376,3 +378,63 @@ def _retry_entry(policy: RetryPolicy | None) -> _RetryEntry | None:
         "exponential" if policy.schedule is None else list(policy.schedule),
         sorted(policy.statuses) or None,
     )
+
+
+class _ScheduleEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z")]
+    queue: Annotated[str, Meta(min_length=1, max_length=512)]
+    cron: Annotated[str, Meta(max_length=256)] | None = None
+    every_seconds: Annotated[int, Meta(ge=1, le=MAX_EVERY_SECONDS)] | None = None
+    timezone: Annotated[str, Meta(max_length=64)] = "UTC"
+    message: dict[str, object] = {}
+
+
+def schedule_identity(raw: object) -> str | None:
+    name = raw.get("name") if isinstance(raw, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def read_schedule(raw: object, _notes: Notes) -> Schedule:
+    """Read an entry, or raise BadEntry with the field that is wrong."""
+    entry = convert_entry(raw, _ScheduleEntry)
+    if (entry.cron is None) == (entry.every_seconds is None):
+        raise BadEntry("", "needs `cron` or `everySeconds`, and not both")
+    try:
+        check_cron(entry.cron or "* * * * *", entry.timezone)
+    except BadSchedule as error:
+        raise BadEntry("", str(error)) from None
+    if "id" in entry.message:
+        raise BadEntry("message.id", "must be absent: the schedule makes the id")
+    schedule = Schedule(
+        name=entry.name,
+        queue=entry.queue,
+        message=msgspec.json.encode(entry.message),
+        every_seconds=entry.every_seconds,
+        cron=entry.cron,
+        timezone=entry.timezone,
+    )
+    try:
+        parse(schedule.body_of(0))
+    except Malformed as error:
+        raise BadEntry("message", str(error)) from None
+    return schedule
+
+
+def schedule_entry(schedule: Schedule) -> dict[str, object]:
+    """Return the entry for people to read. The message may hold a token, so only a few fields."""
+    fields = msgspec.json.decode(schedule.message, type=dict[str, Raw])
+    shown = ("mediationTarget", "mediationType", "poolCode", "messageGroupId", "priority")
+    message = {name: _public(fields[name]) for name in shown if name in fields}
+    given = {"cron": schedule.cron, "everySeconds": schedule.every_seconds}
+    return {
+        "name": schedule.name,
+        "queue": schedule.queue,
+        **{name: value for name, value in given.items() if value is not None},
+        "timezone": schedule.timezone,
+        "message": message,
+    }
+
+
+def _public(value: Raw) -> object:
+    given = msgspec.json.decode(value)
+    return mask_urls(given) if isinstance(given, str) else given

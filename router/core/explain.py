@@ -16,7 +16,6 @@ from router.core.iso import iso
 from router.core.job import Fate, State
 from router.core.outcome import RULES, Cause
 from router.core.state import Circuit
-from router.core.waiting import Held, WaitReason, why_waiting
 
 
 class Situation(Enum):

@@ -8,10 +8,9 @@ from msgspec import Struct
 
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.dead_letter import Reason
-from router.core.ending import Ending, Failure
 from router.core.identity import MessageKey
 from router.core.message import DEFAULT_GROUP, Handle, Message, Mode, ReceivedMessage, Tally
-from router.core.outcome import Metric
+from router.core.outcome import Ending, Failure, Metric
 from router.core.stats import Deliveries
 
 NEVER: Final = float("inf")

@@ -1,6 +1,6 @@
-"""The messages of one group that wait in a pool: two tiers, first in, first out in each."""
+"""The groups of a pool: what waits in each, and which of them make no progress."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -12,6 +12,11 @@ from router.core.message import Mode
 
 # Shared: an empty deque takes 760 bytes, and most lanes need none of the three.
 _UNUSED: Final[deque[Job]] = deque(maxlen=0)
+BLOCKED_SECONDS: Final = 15 * 60.0
+BLOCKED_FAILURES: Final = 20
+MOST_NAMED: Final = 20  # groups of a pool; a dead target can block thousands, and warnings are few
+MOST_FAILING: Final = 10_000  # groups
+FORGOTTEN_SECONDS: Final = 24 * 3600.0
 
 
 def ordering_group(job: Job, pool: PoolConfig) -> str | None:
@@ -151,3 +156,49 @@ class Lanes(dict[str | None, Lane]):
             if first is not None:
                 overdue.append((lane, first))
         return overdue
+
+
+class _Note(Struct):
+    since: float  # the first failure after the last progress
+    due: float = 0.0  # when the message that failed comes back
+    failures: int = 0
+
+
+class FailingGroups(OrderedDict[str, _Note]):
+    """By group, least recently failed first. Empty, and free of cost, while nothing fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reported: set[str] = set()
+
+    def fail(self, job: Job, *, counted: bool, now: float, delay: float) -> bool:
+        """Note that the first message of a group goes back. Return True to report the group now.
+
+        The failures that its broker has counted outlive this process. A message without a group
+        blocks others only as long as none gets through, so there our own count decides.
+        """
+        group = job.group
+        while self:
+            oldest, old = next(iter(self.items()))
+            if len(self) < MOST_FAILING and old.due + FORGOTTEN_SECONDS > now:
+                break
+            self.progress(oldest)
+        note = self.get(group)
+        # A message that came back much later than it was due was held by another consumer.
+        if note is None or job.tracked_at > note.due + BLOCKED_SECONDS:
+            self.progress(group)
+            note = self[group] = _Note(now)
+        self.move_to_end(group)
+        note.due = now + delay
+        note.failures += counted
+        failures = note.failures if job.message.group is None else job.failures
+        if failures < BLOCKED_FAILURES and now - note.since < BLOCKED_SECONDS:
+            return False
+        is_news = group not in self.reported
+        self.reported.add(group)
+        return is_news
+
+    def progress(self, group: str) -> None:
+        """Forget the failures of a group: one of it was accepted, or given up."""
+        self.pop(group, None)
+        self.reported.discard(group)

@@ -2,7 +2,8 @@
 
 `judge` turns an answer into an Outcome; `RULES` says what follows from its cause. Every rule that
 leads from an HTTP answer to ACK, retry, dead letter or warning is in this file, and the engine
-reads every column of the table: to change a cell is to change what the router does.
+reads every column of the table: to change a cell is to change what the router does. An Ending is
+what replies, next steps and work queues get to know of it.
 """
 
 import math
@@ -18,10 +19,12 @@ from msgspec import Raw, Struct
 
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
-from router.core.ending import MAX_CODE_CHARACTERS, MAX_RESULT_BYTES, Ending, Failure
 from router.core.message import is_given, is_too_deep
 from router.core.warnings import Code, Severity
 
+MAX_RESULT_BYTES: Final = 64 * 1024
+MAX_ERROR_BYTES: Final = 1024
+MAX_CODE_CHARACTERS: Final = 128
 DEFAULT_DELAY: Final = 30.0  # seconds (BRK-4)
 FAST_FAIL_DELAY: Final = 10.0  # seconds
 MIN_DELAY: Final = 1.0  # seconds
@@ -29,6 +32,25 @@ MAX_DELAY: Final = 43_200.0  # seconds; SQS allows no more, so it is the limit e
 REPLY_CAP: Final = 1024 * 1024  # bytes
 REPLY_KEPT: Final = 1024  # bytes of a reply in a dead letter
 _LONGEST_DATE: Final = 64  # characters; an HTTP date has at most 33
+
+
+class Failure(Struct, frozen=True):
+    """Why a message was given up."""
+
+    code: str  # the target's own, or HTTP_<status>, or the name of our error
+    message: str  # masked; never empty
+    http_status: int | None = None
+
+
+class Ending(Struct, frozen=True):
+    """A message that ended for good: accepted, or given up with a failure."""
+
+    failure: Failure | None = None
+    result: bytes | None = None  # JSON, at most MAX_RESULT_BYTES
+    result_omitted: bool = False  # the target gave a result that is too long to keep
+
+
+ACCEPTED: Final = Ending()  # of a message that wants a reply or next steps, and gave no result
 
 
 class Cause(Enum):

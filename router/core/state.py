@@ -11,9 +11,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.core.rolling import covered
-from router.core.stats import LONG, SHORT, Counts, Deliveries, PoolPeriod, QueuePeriod
-from router.core.waiting import HeldGroup, WaitReason
+from router.core.history import HeldGroup, WaitReason
+from router.core.stats import LONG, SHORT, Counts, Deliveries, PoolPeriod, QueuePeriod, covered
 from router.core.warnings import WarningSummary
 
 GOOD_RATE: Final = 0.9

@@ -1,11 +1,17 @@
-"""What the router holds, and how what came in has ended (SPEC §5, OPS-6)."""
+"""What the router holds, what it remembers, and how what came in has ended (ROUTE-2, OPS-6)."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator
 from enum import Enum, auto
+from typing import Final
 
 from router.core.identity import MessageKey
 from router.core.job import EXPIRED, Fate, Job
+from router.core.message import UNTRIED, Tally
+
+REMEMBERED_SECONDS: Final = 12 * 3600.0
+MOST_REMEMBERED: Final = 100_000
 
 
 class ArrivalKind(Enum):
@@ -80,3 +86,50 @@ class Ledger:
     def unaccounted(self, held: int) -> int:
         """Return 0, always: `held` is counted where they are held, not here."""
         return self.received - sum(self.ended.values()) - held
+
+
+class RememberedAcks(OrderedDict[Hashable, tuple[float, str]]):
+    """ACKs that the broker may not have heard: the next delivery is acknowledged instead (BRK-3).
+
+    By what proves that a delivery is that very copy: until when that is known, and the error. The
+    error is why the message became a dead letter; "" if it was accepted.
+    """
+
+    def add(
+        self, proof: Hashable, now: float, *, lifetime: float = REMEMBERED_SECONDS, error: str = ""
+    ) -> None:
+        self[proof] = now + lifetime, error
+        self.move_to_end(proof)
+        if len(self) > MOST_REMEMBERED:
+            self.popitem(last=False)
+
+    def knows(self, proof: Hashable, now: float) -> bool:
+        return self.error_of(proof, now) is not None
+
+    def error_of(self, proof: Hashable, now: float) -> str | None:
+        """Return the error with which it has to be acknowledged, or None if it is not known."""
+        until, error = self.get(proof, (now, ""))
+        return error if now < until else None
+
+    def forget(self, proof: Hashable) -> None:
+        """Forget an ACK: the broker has removed the message."""
+        self.pop(proof, None)
+
+
+class Tallies(OrderedDict[MessageKey, Tally]):
+    """What was tried of messages whose broker cannot keep it (WQ-5).
+
+    Forgotten by a restart, and the oldest when there are too many: never counted too high.
+    """
+
+    def keep(self, key: MessageKey, tally: Tally) -> None:
+        self[key] = tally
+        self.move_to_end(key)
+        if len(self) > MOST_REMEMBERED:
+            self.popitem(last=False)
+
+    def of(self, key: MessageKey) -> Tally:
+        return self.get(key, UNTRIED)
+
+    def forget(self, key: MessageKey) -> None:
+        self.pop(key, None)

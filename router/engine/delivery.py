@@ -5,10 +5,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
-from router.core.blocked import MOST_NAMED, FailingGroups
 from router.core.config import PoolConfig
 from router.core.job import NEVER, GiveUp, Job, State, Try
-from router.core.lanes import Lane
+from router.core.lanes import MOST_NAMED, FailingGroups, Lane
 from router.core.leadership import FOREVER, Leadership
 from router.core.outcome import (
     DEFAULT_DELAY,
@@ -30,7 +29,7 @@ from router.core.trace import UNRECORDED, Sampling, post_span
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
-from router.engine.permits import Permits
+from router.engine.limits import Permits
 from router.ports import Sender
 from router.signal import Signal
 

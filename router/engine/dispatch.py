@@ -12,11 +12,10 @@ from typing import Final, NoReturn, Protocol
 
 from msgspec import Struct, field
 
-from router.core.ending import ACCEPTED
 from router.core.identity import key_of
 from router.core.job import Batch, Job, Settler, State, new_job
 from router.core.message import Malformed, Message, ReceivedMessage, parse
-from router.core.outcome import MAX_DELAY
+from router.core.outcome import ACCEPTED, MAX_DELAY
 from router.core.tracker import ArrivalKind
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts

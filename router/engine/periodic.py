@@ -1,15 +1,18 @@
-"""Work that is done at intervals."""
+"""Work that is done at intervals, and how late the event loop lets it begin."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from router.core.retry import Jitter
 
 log = logging.getLogger(__name__)
 
-Job = Callable[[], Awaitable[object]]
+Chore = Callable[[], Awaitable[object]]
 Pause = Callable[[float], float]  # from the interval to the pause that is really made
+PAUSE_SECONDS: Final = 0.25
+PROBES: Final = 120  # in a period of half a minute
 
 
 def steady(seconds: float) -> float:
@@ -21,16 +24,42 @@ def give_or_take(share: float, jitter: Jitter) -> Pause:
     return lambda seconds: jitter(seconds * (1 - share), seconds * (1 + share))
 
 
-async def every(seconds: float, job: Job, *, jitter: Pause = steady) -> None:
-    """Run `job` after each pause of `seconds`, one run at a time, until cancelled."""
+async def every(seconds: float, chore: Chore, *, jitter: Pause = steady) -> None:
+    """Run `chore` after each pause of `seconds`, one run at a time, until cancelled."""
     while True:
         await asyncio.sleep(jitter(seconds))
         try:
-            await job()
+            await chore()
         except Exception:
             # The bulkhead: a bug in one chore must end neither the chore nor the router.
-            log.exception("%s failed", _name_of(job))
+            log.exception("%s failed", getattr(chore, "__qualname__", type(chore).__name__))
 
 
-def _name_of(job: Job) -> str:
-    return getattr(job, "__qualname__", type(job).__name__)
+class LoopLag:
+    """Keeps the worst of the period under way and of the one before.
+
+    So a scrape every half minute misses nothing, and reading resets nothing.
+    """
+
+    def __init__(self) -> None:
+        self._worst = 0.0
+        self._worst_before = 0.0
+        self._probes = 0
+
+    @property
+    def seconds(self) -> float:
+        return max(self._worst, self._worst_before)
+
+    async def watch(self) -> None:
+        """Measure until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + PAUSE_SECONDS
+            await asyncio.sleep(PAUSE_SECONDS)
+            self.note(loop.time() - due)
+
+    def note(self, late: float) -> None:
+        self._worst = max(self._worst, late)
+        self._probes += 1
+        if self._probes == PROBES:
+            self._worst_before, self._worst, self._probes = self._worst, 0.0, 0

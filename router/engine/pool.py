@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from router.core.config import PoolConfig
+from router.core.history import WaitReason
 from router.core.job import Job
 from router.core.lanes import Lane, Lanes, ordering_group
-from router.core.waiting import WaitReason
 from router.engine.delivery import DeliveryRunner, nack_group
-from router.engine.permits import Permits
-from router.engine.rate_limiter import RateLimiter
+from router.engine.limits import Permits, RateLimiter
 
 CAPACITY_PER_WORKER: Final = 20  # messages
 LEAST_CAPACITY: Final = 50  # messages

@@ -20,9 +20,9 @@ from router.core.commands import (
     reply_body,
 )
 from router.core.config import QueueConfig, RoutingConfig
-from router.core.ending import Ending, Failure
 from router.core.identity import MessageKey
 from router.core.message import Malformed, Message, is_given, parse, steps_of, with_id
+from router.core.outcome import Ending, Failure
 from router.core.target import Target, read_target
 from router.ports import (
     BrokerError,

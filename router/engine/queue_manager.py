@@ -17,7 +17,7 @@ from router.engine.consumer import QueueConsumer
 from router.engine.delivery import DeliveryRunner, nack_in_order
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import SOURCE, Dispatcher
-from router.engine.permits import Permits
+from router.engine.limits import Permits
 from router.engine.pool import ProcessPool, Workers
 
 __all__ = ["SOURCE", "QueueManager"]

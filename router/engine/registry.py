@@ -1,26 +1,34 @@
 """The one book-keeper: all that the router holds, and what became of it.
 
 `track` takes a message in, `finish` lets it go. Every hand-over passes both, on every path, and
-nothing else counts messages, keeps the ledger, remembers ACKs or writes history.
+nothing else counts messages, keeps the ledger, remembers ACKs or writes history. The Journal keeps
+the latest hand-overs that have ended.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
+from msgspec.structs import force_setattr
+
+from router.core.history import TEXT_KEPT, HandOver
 from router.core.identity import proof_of_copy
 from router.core.job import Fate, Job, Settler
-from router.core.message import ReceivedMessage
-from router.core.outcome import Metric
-from router.core.remembered import RememberedAcks, Tallies
+from router.core.message import DEFAULT_POOL, ReceivedMessage
+from router.core.outcome import Ending, Metric
+from router.core.redact import mask_urls
 from router.core.stats import Counts
-from router.core.tracker import ArrivalKind, Ledger, Tracker
-from router.engine.journal import Journal
+from router.core.tracker import ArrivalKind, Ledger, RememberedAcks, Tallies, Tracker
+from router.ports import Tracer
 
 _REMOVED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED}  # the ACK went through
+RESULT_BYTES: Final = 16 * 1024 * 1024  # of all results together
+REMEMBERED: Final = 10_000  # about 6 MB; 30 MB if every text in them has its full length
 
 
 class InFlightRegistry:
-    def __init__(self, journal: Journal | None = None) -> None:
+    def __init__(self, journal: "Journal | None" = None) -> None:
         self.tracker = Tracker()
         self.ledger = Ledger()
         self.journal = Journal() if journal is None else journal
@@ -132,3 +140,78 @@ def _settle_followers(job: Job, fate: Fate) -> None:
             settler.discard(received, job.error)
         else:
             settler.readmit(received)
+
+
+class Journal:
+    """Adding costs little; readers pay for the search."""
+
+    def __init__(self, tracer: Tracer | None = None, capacity: int = REMEMBERED) -> None:
+        self._tracer = tracer
+        self._ended: deque[HandOver] = deque(maxlen=capacity)
+        self._results: deque[Ending] = deque()  # those with a result, oldest first
+        self._result_bytes = 0
+
+    def note(self, jobs: Iterable[Job], fate: Fate, now: float) -> None:
+        """Record that these jobs have just ended."""
+        ended = [_hand_over(job, fate, now) for job in jobs]
+        self._ended += ended
+        if self._tracer is not None:
+            for hand_over in ended:
+                self._tracer.ended(hand_over)
+
+    def limit_results(self, new: Iterable[Ending | None]) -> None:
+        """Forget the oldest results when they take too much memory (P4)."""
+        for ending in new:
+            if ending is not None and ending.result is not None:
+                self._results.append(ending)
+                self._result_bytes += len(ending.result)
+        while self._result_bytes > RESULT_BYTES:
+            oldest = self._results.popleft()
+            self._result_bytes -= len(oldest.result or b"")
+            force_setattr(oldest, "result", None)
+            force_setattr(oldest, "result_omitted", True)
+
+    def of_message(self, message_id: str) -> Sequence[HandOver]:
+        """Return the hand-overs of one message, the oldest first."""
+        return [hand_over for hand_over in self._ended if hand_over.message_id == message_id]
+
+    def latest_first(self) -> Iterator[HandOver]:
+        return reversed(self._ended)
+
+    def __len__(self) -> int:
+        return len(self._ended)
+
+
+def _hand_over(job: Job, fate: Fate, now: float) -> HandOver:
+    message = job.message
+    return HandOver(
+        message.id,
+        job.key,
+        job.settler.queue_name,
+        pool_code(job),
+        job.group,
+        _shown(message.target),
+        job.tracked_at,
+        job.tries,
+        now,
+        fate,
+        job.returned_for,
+        job.error[:TEXT_KEPT],
+        job.requests,
+        job.received.parent,
+        job.ending,
+        job.failures,
+        message.correlation_id,
+        len(message.payload),
+    )
+
+
+@lru_cache(maxsize=10_000)  # targets repeat
+def _shown(target: str) -> str:
+    # Masked before it is cut: half of a password looks like a port.
+    return mask_urls(target)[:TEXT_KEPT]
+
+
+def pool_code(job: Job) -> str:
+    """Return the pool that holds the job, or the one that it asks for while none does."""
+    return job.message.pool or DEFAULT_POOL if job.pool is None else job.pool.code

@@ -15,11 +15,10 @@ from typing import Final
 from router.core.commands import failure_of, next_steps
 from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
-from router.core.ending import ACCEPTED, Ending
 from router.core.identity import key_of
 from router.core.job import EXPIRED, NEVER, Fate, GiveUp, Job, State
 from router.core.message import Handle, ReceivedMessage, Tally
-from router.core.outcome import DEFAULT_DELAY, FAST_FAIL_DELAY
+from router.core.outcome import ACCEPTED, DEFAULT_DELAY, FAST_FAIL_DELAY, Ending
 from router.core.retry import reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.core.explain import Explanation, explain_group, explain_message, explain_target
-from router.core.history import HandOver, MessageHistory, moved_tries
+from router.core.history import HandOver, Held, HeldGroup, MessageHistory, Standing, moved_tries
 from router.core.identity import shown_id
 from router.core.job import NEVER, Job, State, Try
 from router.core.lanes import Lane
@@ -31,16 +31,15 @@ from router.core.state import (
     SyncCounts,
 )
 from router.core.target import BadTarget, read_target
-from router.core.waiting import Held, HeldGroup, Standing
 from router.core.warnings import WarningBook
 from router.engine.breaker import WINDOW, Breaker, Breakers, BreakerState
 from router.engine.consumer import QueueConsumer
 from router.engine.dead_letter_writer import DeadLetterWriter
-from router.engine.journal import pool_code
-from router.engine.loop_lag import LoopLag
+from router.engine.limits import MINUTE
+from router.engine.periodic import LoopLag
 from router.engine.pool import ProcessPool, waits_in
 from router.engine.queue_manager import QueueManager
-from router.engine.rate_limiter import MINUTE
+from router.engine.registry import pool_code
 from router.ports import DeadLetterStore, Tracer
 
 MOST_BUSIEST_POOLS: Final = 100

@@ -1,17 +1,38 @@
-"""The work queues of the configuration, and what they keep."""
+"""The work queues of the configuration, and what they keep: messages and batches (CMD-2, CMD-4)."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from enum import StrEnum
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
 
 from router.core.config import QueueConfig, RoutingConfig
-from router.engine.publishing import BrokeOff, UnknownQueue
-from router.ports import BrokerError, MessageStore, MessageStores
+from router.core.dead_letter import KeptLetter
+from router.core.history import HandOver, Held, MessageHistory
+from router.core.job import Fate, Try
+from router.core.outcome import Ending, Failure
+from router.engine.publishing import BrokeOff, QueuePublisher, Rejected, UnknownQueue
+from router.ports import (
+    BatchRecord,
+    BrokerError,
+    Cancellation,
+    MessageRecord,
+    MessageStatus,
+    MessageStore,
+    MessageStores,
+    Outgoing,
+)
 
 STORE_TIMEOUT_SECONDS: Final = 30.0
 
 T = TypeVar("T")
+MAX_BATCH_ID: Final = 500  # characters: the id of the callback is longer, and a message's id
+MAX_BATCH_SIZE: Final = 100_000_000  # messages
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class NoWorkQueue(Exception):
@@ -80,3 +101,317 @@ class QueueStores:
             return self._stores.open_store(queue) is not None
         except BrokerError:  # a queue that cannot even be consumed
             return False
+
+
+class UnknownMessage(Exception):
+    """No work queue has a message of this id, and the router remembers none."""
+
+
+class NotCancellable(Exception):
+    """The message is in flight or has ended, or it is not clear which one is meant."""
+
+
+class FoundMessage(Struct, frozen=True):
+    queue: str
+    record: MessageRecord
+
+
+class Memory(Protocol):
+    """What the router itself remembers of messages."""
+
+    async def history(self, message_id: str) -> MessageHistory: ...
+
+
+class MessageStates:
+    def __init__(self, stores: QueueStores, memory: Memory, publishing: QueuePublisher) -> None:
+        self._stores = stores
+        self._memory = memory
+        self._publishing = publishing
+
+    async def find(self, message_id: str, queue: str | None) -> FoundMessage:
+        """Return the newest publication under this id, in this queue or in any.
+
+        Work queues keep it. Of other queues, the router remembers the latest messages. Raises
+        UnknownMessage, UnknownQueue or BrokeOff.
+        """
+        try:
+            work_queues = self._stores.work_queues(queue)
+        except NoWorkQueue:
+            work_queues = ()
+        found = await self._stores.ask(work_queues, lambda store: store.find(message_id))
+        if found:
+            newest, record = max(found, key=lambda each: each[1].created_at)
+            return FoundMessage(newest.name, record)
+        remembered = remembered_message(await self._memory.history(message_id), queue)
+        if remembered is None:
+            raise UnknownMessage(
+                "nothing is known of it: it never came, waits in a queue of a broker that tells "
+                "nothing of it, or is long gone"
+            )
+        return remembered
+
+    async def cancel(self, message_id: str, queue: str | None) -> None:
+        """Cancel a message that is neither in flight nor ended.
+
+        Raises UnknownMessage, NotCancellable, UnknownQueue, NoWorkQueue or BrokeOff.
+        """
+        work_queues = self._stores.work_queues(queue)
+        if len(work_queues) > 1:
+            found = await self._stores.ask(work_queues, lambda store: store.find(message_id))
+            work_queues = [each for each, _ in found]
+        if len(work_queues) > 1:
+            names = ", ".join(each.name for each in work_queues)
+            raise NotCancellable(f"several queues have a message of this id, name one: {names}")
+        outcome = Cancellation.UNKNOWN
+        for only in work_queues:
+            async with self._stores.open(only) as store:
+                outcome = await self._cancel_in(store, only, message_id)
+        if outcome is Cancellation.UNKNOWN:
+            raise UnknownMessage("no work queue has a message of this id")
+        if outcome is not Cancellation.CANCELLED:
+            raise NotCancellable(_REFUSALS[outcome])
+
+    async def _cancel_in(
+        self, store: MessageStore, queue: QueueConfig, message_id: str
+    ) -> Cancellation:
+        """Cancel it, with its reply: in the same transaction where the queue can do that."""
+        sent: set[str | None] = set()
+
+        def reply(broker_id: str, body: bytes) -> Sequence[Outgoing]:
+            replies = self._publishing.replies_to_cancelled(queue, broker_id, body)
+            left = [each for each in replies if each.publication.dedup_key not in sent]
+            for outgoing in left:
+                if not store.takes(outgoing.queue):
+                    raise _ReplyElsewhere(outgoing)
+            return left
+
+        while True:
+            try:
+                return await store.cancel(message_id, reply)
+            except _ReplyElsewhere as error:
+                # Before the message is cancelled: a reply may come twice, but none is lost.
+                await self._publishing.put(error.outgoing.queue, [error.outgoing.publication])
+                sent.add(error.outgoing.publication.dedup_key)
+
+
+_REFUSALS: Final = {
+    Cancellation.AMBIGUOUS: "several messages of this id wait in the queue",
+    Cancellation.TOO_LATE: "it is in flight, or has ended",
+}
+
+
+class _ReplyElsewhere(Exception):
+    """The reply goes to a queue that is not in the same database."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        super().__init__("the reply goes to another broker")
+        self.outgoing = outgoing
+
+
+def remembered_message(history: MessageHistory, queue: str | None) -> FoundMessage | None:
+    """Return what the router itself remembers of a message, if it came from this queue.
+
+    Only its broker knows when it was published: here, it counts from when the router got it.
+    """
+    held = [each for each in history.held if queue in (None, each.queue)]
+    if held:
+        return _held(held[-1])
+    ended = [
+        each
+        for each in history.ended
+        if queue in (None, each.queue) and each.fate is not Fate.SUPERSEDED
+    ]
+    letter = history.letter
+    if letter is not None and queue not in (None, letter.letter.queue):
+        letter = None
+    if ended:
+        return _ended(ended[-1], letter)
+    return None if letter is None else _dead(letter)
+
+
+def _held(held: Held) -> FoundMessage:
+    record = MessageRecord(
+        id=held.message_id,
+        status=MessageStatus.IN_FLIGHT,
+        failures=held.failures,
+        requests=held.attempt,
+        created_at=held.received_at,
+        started_at=_start(held.tries),
+        correlation_id=held.correlation_id,
+        payload_bytes=held.payload_bytes,
+        last_error=_last_error(held.tries),
+    )
+    return FoundMessage(held.queue, record)
+
+
+def _ended(ended: HandOver, letter: KeptLetter | None) -> FoundMessage:
+    ending, status = None, MessageStatus.READY  # its broker has it again
+    if ended.fate is Fate.DELIVERED:
+        ending, status = ended.ending or Ending(), MessageStatus.SUCCEEDED
+    elif ended.fate is Fate.DEAD_LETTERED:
+        http_status = ended.tries[-1].status if ended.tries else None
+        reason = "FAILED" if letter is None else letter.letter.reason.name
+        known = _failure(reason, ended.error, http_status)
+        ending, status = ended.ending or known, MessageStatus.FAILED
+    record = MessageRecord(
+        id=ended.message_id,
+        status=status,
+        failures=ended.failures,
+        requests=ended.requests,
+        created_at=ended.received_at,
+        started_at=_start(ended.tries),
+        ended_at=None if ending is None else ended.ended_at,
+        correlation_id=ended.correlation_id,
+        payload_bytes=ended.payload_bytes,
+        last_error=_last_error(ended.tries),
+        ending=ending,
+    )
+    return FoundMessage(ended.queue, record)
+
+
+def _dead(kept: KeptLetter) -> FoundMessage:
+    letter = kept.letter
+    record = MessageRecord(
+        id=letter.message_id or "",
+        status=MessageStatus.FAILED,
+        failures=letter.failures,
+        requests=letter.requests,
+        created_at=letter.first_seen,
+        ended_at=letter.dead_at,
+        ending=_failure(letter.reason.name, letter.error, letter.http_status),
+    )
+    return FoundMessage(letter.queue, record)
+
+
+def _failure(reason: str, error: str, http_status: int | None) -> Ending:
+    code = reason if http_status is None else f"HTTP_{http_status}"
+    return Ending(Failure(code, error or code, http_status))
+
+
+def _start(tries: tuple[Try, ...]) -> float | None:
+    return tries[0].started_at if tries else None
+
+
+def _last_error(tries: tuple[Try, ...]) -> str | None:
+    return next((each.error for each in reversed(tries) if each.error), None)
+
+
+class UnknownBatch(Exception):
+    """No work queue knows a batch of this id."""
+
+
+class AmbiguousBatch(Exception):
+    """Several queues have a batch of this id."""
+
+
+class BatchStatus(StrEnum):
+    OPEN = "OPEN"  # more messages can be added
+    RUNNING = "RUNNING"
+    COMPLETE = "COMPLETE"
+
+
+class NewBatch(Struct, frozen=True, kw_only=True):
+    """What a publisher asks for. Bodies are as they came."""
+
+    id: str | None = None
+    size: int | None = None  # None: no messages but these
+    messages: Sequence[bytes] = ()
+    callback: bytes
+
+
+class AcceptedMembers(Struct, frozen=True):
+    id: str  # of the batch
+    accepted: int
+    duplicates: int  # that were members already
+
+
+class BatchState(Struct, frozen=True):
+    queue: str
+    record: BatchRecord
+
+    @property
+    def pending(self) -> int:
+        """Members that have not ended."""
+        record = self.record
+        return record.total - record.succeeded - record.failed - record.cancelled
+
+    @property
+    def status(self) -> BatchStatus:
+        if self.record.total < self.record.size:
+            return BatchStatus.OPEN
+        return BatchStatus.RUNNING if self.pending else BatchStatus.COMPLETE
+
+
+class Batches:
+    def __init__(
+        self, stores: QueueStores, publishing: QueuePublisher, new_id: Callable[[], str]
+    ) -> None:
+        self._stores = stores
+        self._publishing = publishing
+        self._new_id = new_id
+
+    async def open(self, queue: str | None, batch: NewBatch) -> AcceptedMembers:
+        """Publish the first members of a batch, and remember its callback.
+
+        No queue named: the only work queue. Asking again with the same id adds what is missing.
+        Raises Rejected, UnknownQueue, NoWorkQueue, BatchConflict or BrokeOff.
+        """
+        chosen = self._stores.only_work_queue(queue)
+        batch_id = self._new_id() if batch.id is None else batch.id
+        if not 1 <= len(batch_id) <= MAX_BATCH_ID or _CONTROL.search(batch_id):
+            raise Rejected(f"`id` must be 1 to {MAX_BATCH_ID} characters, no control characters")
+        if batch.size is not None and not len(batch.messages) <= batch.size <= MAX_BATCH_SIZE:
+            least = max(len(batch.messages), 1)
+            raise Rejected(f"`size` must be from {least}, the messages given, to {MAX_BATCH_SIZE}")
+        body = _callback_body(batch.callback, batch_id)
+        try:
+            (callback,) = self._publishing.check_all(chosen, [body])
+        except Rejected as error:
+            raise Rejected(f"`callback`: {error.reason}") from None
+        items = self._publishing.check_all(chosen, batch.messages)
+        async with self._stores.open(chosen) as store:
+            added = await store.open_batch(batch_id, batch.size, callback, items)
+        return AcceptedMembers(batch_id, added, len(items) - added)
+
+    async def add(
+        self, batch_id: str, queue: str | None, messages: Sequence[bytes]
+    ) -> AcceptedMembers:
+        """Publish more members of an open batch. Raises as `open` does, and UnknownBatch."""
+        state = await self.find(batch_id, queue)
+        chosen = self._stores.only_work_queue(state.queue)
+        items = self._publishing.check_all(chosen, messages)
+        async with self._stores.open(chosen) as store:
+            added = await store.add_to_batch(batch_id, items)
+        return AcceptedMembers(batch_id, added, len(items) - added)
+
+    async def find(self, batch_id: str, queue: str | None) -> BatchState:
+        """Raises UnknownBatch, AmbiguousBatch, UnknownQueue, NoWorkQueue or BrokeOff."""
+        found = await self._stores.ask(
+            self._stores.work_queues(queue), lambda store: store.find_batch(batch_id)
+        )
+        if not found:
+            raise UnknownBatch("there is no such batch")
+        if len(found) > 1:
+            names = ", ".join(each.name for each, _ in found)
+            raise AmbiguousBatch(f"several queues have a batch of this id, name one: {names}")
+        ((chosen, record),) = found
+        return BatchState(chosen.name, record)
+
+
+def _callback_body(callback: bytes, batch_id: str) -> bytes:
+    """Return the callback with an id of its own, always the same for the batch."""
+    try:
+        fields = msgspec.json.decode(callback, type=dict[str, Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Rejected(f"`callback` cannot be read: {error}") from None
+    for name, why in _NOT_IN_A_CALLBACK.items():
+        if name in fields and bytes(fields[name]) != b"null":
+            raise Rejected(f"`callback.{name}` must be absent: {why}")
+        fields.pop(name, None)
+    return msgspec.json.encode({"id": f"{batch_id}-callback", **fields})
+
+
+_NOT_IN_A_CALLBACK: Final = {
+    "id": "the batch makes the id",
+    "payload": "the payload is the result of the batch",
+}

@@ -9,12 +9,11 @@ from msgspec.structs import replace
 
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.dead_letter import KeptLetter
-from router.core.ending import Ending, Failure
-from router.core.history import HandOver, MessageHistory
+from router.core.history import HandOver, Held, MessageHistory
 from router.core.identity import MessageKey
 from router.core.job import Fate, State, Try
 from router.core.message import parse
-from router.core.waiting import Held
+from router.core.outcome import Ending, Failure
 from router.ports import Disconnected, MessageRecord, MessageStatus, Publication
 from tests.support.api import HandMadeRouter, assert_problem
 from tests.support.letters import LETTER

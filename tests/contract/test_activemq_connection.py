@@ -11,7 +11,7 @@ from router.brokers.activemq.connection import NoAnswer, StompConnection
 from router.brokers.activemq.frames import Frame, FrameReader, encode
 from router.brokers.activemq.retry import RetryPublisher
 from router.brokers.kit.pending_retries import PendingRetries
-from router.core.remembered import RememberedAcks
+from router.core.tracker import RememberedAcks
 from router.ports import Broker, Disconnected, QueueRefused
 from tests.contract.cases import bodies
 from tests.support.virtual_time import now

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
-from router.core.ending import Ending, Failure
 from router.core.message import UNTRIED, Message, parse
+from router.core.outcome import Ending, Failure
 from router.ports import (
     BatchConflict,
     Broker,

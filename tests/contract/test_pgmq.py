@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from router.brokers import BrokerRegistry
 from router.brokers.pgmq import broker as pgmq_broker
 from router.core.config import QueueConfig, Route
-from router.core.ending import Ending, Failure
 from router.core.message import UNTRIED, Tally
+from router.core.outcome import Ending, Failure
 from router.ports import (
     Broker,
     Disconnected,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.core.blocked import MOST_NAMED
 from router.core.config import RetryPolicy
+from router.core.lanes import MOST_NAMED
 from router.core.outcome import Answer, Reply
 from router.core.warnings import Severity
 from tests.support.fakes import FakeSender

@@ -13,10 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.config import QueueConfig, RetryPolicy
-from router.core.ending import Ending, Failure
 from router.core.job import Fate
-from router.core.outcome import MAX_DELAY, Reply
-from router.engine import journal, settle
+from router.core.outcome import MAX_DELAY, Ending, Failure, Reply
+from router.engine import registry, settle
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Broker, Disconnected, Publisher, Traits
 from tests.support.fakes import OK, REFUSED, FakeSender
@@ -296,7 +295,7 @@ class TestEndings:
     async def test_the_oldest_results_are_forgotten_first(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(journal, "RESULT_BYTES", 12)
+        monkeypatch.setattr(registry, "RESULT_BYTES", 12)
         async with stage(*[Reply(200, b'{"result":"1234"}')] * 3) as on:
             for handle in "hij":
                 on.hand_over("a", handle)

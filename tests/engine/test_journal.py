@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from router.core.job import Fate, State
 from router.core.outcome import Reply
 from router.core.trace import UNRECORDED, Span, post_span
-from router.engine.journal import REMEMBERED, Journal, pool_code
+from router.engine.registry import REMEMBERED, Journal, pool_code
 from router.engine.state import InFlightFilter, MessageLookup
 from tests.support.fakes import FakeSender, FakeTracer
 from tests.support.faults import Scripted, ScriptedQueue, handed

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router.engine.loop_lag import PAUSE_SECONDS, PROBES, LoopLag
+from router.engine.periodic import PAUSE_SECONDS, PROBES, LoopLag
 from tests.support.virtual_time import VirtualTimeLoop
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from router.engine.rate_limiter import RateLimiter
+from router.engine.limits import RateLimiter
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.rig import Rig, body, grouped, pool, running
 

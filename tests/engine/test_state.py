@@ -7,10 +7,10 @@ import pytest
 
 from router.api.metrics import MAX_ORIGINS, OTHERS, breaker_states
 from router.core.config import PoolConfig, QueueConfig
+from router.core.history import WaitReason
 from router.core.outcome import Reply
 from router.core.state import PoolState, QueueState
 from router.core.stats import PoolPeriod, QueuePeriod
-from router.core.waiting import WaitReason
 from router.ports import Depth, Disconnected
 from tests.support.fakes import REFUSED, FakeSender, FakeTracer
 from tests.support.faults import Scripted, ScriptedQueue, Unpluggable, handed

@@ -14,19 +14,17 @@ from router.core.config import RoutingConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
-from router.engine.batches import Batches
 from router.engine.beat import Beat
 from router.engine.breaker import Breakers
 from router.engine.chores import Chores
 from router.engine.dead_letter_writer import DeadLetterWriter
 from router.engine.delivery import Mediator
 from router.engine.deps import EngineDeps
-from router.engine.message_states import MessageStates
 from router.engine.publishing import QueuePublisher, open_publishing
 from router.engine.queue_manager import QueueManager
 from router.engine.replay import DeadLetterReplay
 from router.engine.state import MessageLookup
-from router.engine.stores import QueueStores
+from router.engine.stores import Batches, MessageStates, QueueStores
 from router.ports import DeadLetterStore, Sender, StoreError
 from router.storage.dead_letters import open_store
 from router.storage.ticks import FileTicks

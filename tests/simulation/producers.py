@@ -8,10 +8,15 @@ from typing import Final, Protocol
 from router.core.config import QueueConfig
 from router.core.dead_letter import LetterFilter, Reason
 from router.core.message import parse
-from router.engine.batches import AcceptedMembers, NewBatch, UnknownBatch
-from router.engine.message_states import NotCancellable, UnknownMessage
 from router.engine.publishing import BrokeOff, Published, Rejected
 from router.engine.replay import NotReplayable
+from router.engine.stores import (
+    AcceptedMembers,
+    NewBatch,
+    NotCancellable,
+    UnknownBatch,
+    UnknownMessage,
+)
 from router.ports import BatchConflict
 from tests.simulation.events import Answered, Cancel, Sent
 from tests.simulation.models import Server, place_of

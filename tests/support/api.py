@@ -12,13 +12,11 @@ from router.core.config_plan import Plan
 from router.core.state import RouterState, StandbyStatus, SyncCounts
 from router.core.tracker import Tracker
 from router.core.warnings import WarningBook
-from router.engine.batches import Batches
 from router.engine.beat import ScheduleState
 from router.engine.config_sync import SourceStatus, SyncFailed, SyncStatus
-from router.engine.message_states import MessageStates
 from router.engine.publishing import QueuePublisher
 from router.engine.replay import DeadLetterReplay
-from router.engine.stores import QueueStores
+from router.engine.stores import Batches, MessageStates, QueueStores
 from router.ports import DeadLetterStore
 from tests.support.queues import ONE_QUEUE, ORDERS, FakeQueues
 from tests.support.states import (

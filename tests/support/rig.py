@@ -17,9 +17,9 @@ from router.core.warnings import Notice, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.delivery import Mediator
-from router.engine.journal import Journal
 from router.engine.pool import ProcessPool
 from router.engine.queue_manager import QueueManager
+from router.engine.registry import Journal
 from router.engine.tasks import TaskMediator
 from router.ports import Brokers, Publication, TaskRunner
 from router.settings import Settings

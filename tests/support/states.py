@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from router.core.explain import Explanation, Situation
-from router.core.history import MessageHistory
+from router.core.history import MessageHistory, WaitReason
 from router.core.outcome import Metric
 from router.core.state import (
     Circuit,
@@ -17,10 +17,9 @@ from router.core.state import (
 from router.core.stats import Counts, Deliveries, Latency, PoolPeriod, QueuePeriod
 from router.core.target import read_target
 from router.core.tracker import Tracker
-from router.core.waiting import WaitReason
 from router.engine.controls import Controls, PoolSetting, UnknownBreaker, UnknownPool
 from router.engine.dead_letter_writer import DeadLetterWriter
-from router.engine.loop_lag import LoopLag
+from router.engine.periodic import LoopLag
 from router.engine.state import MessageLookup, StateReader
 from router.ports import Tracer
 from tests.support.rig import Rig

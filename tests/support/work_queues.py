@@ -13,8 +13,8 @@ from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
 from router.brokers.work_queue import ClaimedBatch, Lease, no_sinks
-from router.core.ending import Ending
 from router.core.message import UNTRIED, Message, Tally
+from router.core.outcome import Ending
 from router.ports import (
     BatchRecord,
     Cancellation,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from router.core import blocked
-from router.core.blocked import CAPACITY, FORGOTTEN_SECONDS, FailingGroups
+from router.core import lanes
 from router.core.job import Job
+from router.core.lanes import FORGOTTEN_SECONDS, MOST_FAILING, FailingGroups
 from router.core.message import Tally
 from tests.support.jobs import make_job
 
@@ -40,10 +40,10 @@ def test_a_group_that_stayed_away_can_be_reported_again() -> None:
 
 def test_no_more_groups_are_remembered_than_there_is_room_for() -> None:
     groups = FailingGroups()
-    for n in range(CAPACITY + 100):
+    for n in range(MOST_FAILING + 100):
         groups.fail(failed(f"g{n}", failures=20), counted=True, now=0.0, delay=10.0)
 
-    assert len(groups) == len(groups.reported) == CAPACITY
+    assert len(groups) == len(groups.reported) == MOST_FAILING
     assert next(iter(groups)) == "g100"
 
 
@@ -64,4 +64,4 @@ def test_progress_of_a_group_that_never_failed_is_no_news() -> None:
     groups.progress("g")
 
     assert not groups
-    assert blocked.BLOCKED_SECONDS == 15 * 60
+    assert lanes.BLOCKED_SECONDS == 15 * 60

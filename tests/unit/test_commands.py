@@ -16,10 +16,9 @@ from router.core.commands import (
     reply_body,
 )
 from router.core.dead_letter import Reason
-from router.core.ending import Ending, Failure
 from router.core.job import GiveUp, Try
 from router.core.message import MAX_BODY, MAX_STEPS, Malformed, Message, parse, steps_of
-from router.core.outcome import Outcome, Reply, judge
+from router.core.outcome import Ending, Failure, Outcome, Reply, judge
 from tests.support.jobs import make_job
 
 TARGET = "http://target.test/"

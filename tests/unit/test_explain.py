@@ -11,11 +11,10 @@ from router.core.explain import (
     explain_message,
     explain_target,
 )
-from router.core.history import HandOver, MessageHistory
+from router.core.history import HandOver, Held, MessageHistory, Standing
 from router.core.identity import MessageKey
 from router.core.job import Fate, State, Try
 from router.core.state import Circuit
-from router.core.waiting import Held, Standing
 from tests.support.letters import LETTER
 
 pytestmark = pytest.mark.rule("OPS-3")

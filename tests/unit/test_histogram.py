@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.histogram import BOUNDS, BUCKETS, SHOWN, bucket_of, cumulative, quantile
+from router.core.stats import BOUNDS, BUCKETS, SHOWN, bucket_of, cumulative, quantile
 
 pytestmark = pytest.mark.rule("OPS-3")
 

@@ -2,10 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.history import HandOver
+from router.core.history import HandOver, PastWait, WaitReason, past_waits
 from router.core.identity import MessageKey
 from router.core.job import Fate, Try
-from router.core.waiting import PastWait, WaitReason, past_waits
 
 pytestmark = pytest.mark.rule("OPS-5")
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.engine.permits import Permits
+from router.engine.limits import Permits
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("POOL-6")]
 

@@ -20,8 +20,8 @@ from router.brokers.sqlite.connection import QUERIES, create_schema
 from router.brokers.sqlite.queue_table import PRUNED_AT_ONCE
 from router.brokers.sqlite.work_queue import PRUNE_EVERY_MESSAGES
 from router.brokers.work_queue import MAX_ERROR_CHARACTERS, Lease
-from router.core.ending import Ending
 from router.core.message import UNTRIED, Message, Mode, Tally
+from router.core.outcome import Ending
 from router.ports import Cancellation, Depth, Publication, QueueRefused
 from tests.support.work_queues import LEASE, WINDOW, Clock, Queue, lease_of, publication, story
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core import remembered
-from router.core.remembered import CAPACITY, LIFETIME_SECONDS, RememberedAcks
+from router.core import tracker
+from router.core.tracker import MOST_REMEMBERED, REMEMBERED_SECONDS, RememberedAcks
 
 pytestmark = pytest.mark.rule("BRK-3")
 
@@ -36,9 +36,9 @@ def test_it_is_forgotten_after_twelve_hours() -> None:
     acks = RememberedAcks()
     acks.add(A, now=0)
 
-    assert LIFETIME_SECONDS == 12 * 3600
-    assert acks.knows(A, now=LIFETIME_SECONDS - 0.001)
-    assert not acks.knows(A, now=LIFETIME_SECONDS)
+    assert REMEMBERED_SECONDS == 12 * 3600
+    assert acks.knows(A, now=REMEMBERED_SECONDS - 0.001)
+    assert not acks.knows(A, now=REMEMBERED_SECONDS)
 
 
 def test_it_is_forgotten_earlier_if_it_was_so_said() -> None:
@@ -65,7 +65,7 @@ def test_to_forget_what_was_never_known_changes_nothing() -> None:
 
 @pytest.mark.rule("P4")
 def test_the_oldest_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "CAPACITY", 3)
+    monkeypatch.setattr(tracker, "MOST_REMEMBERED", 3)
     acks = RememberedAcks()
     for n in range(3):
         acks.add(("q", str(n), 0), now=n)
@@ -75,7 +75,7 @@ def test_the_oldest_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch
     known = [n for n in range(4) if acks.knows(("q", str(n), 0), now=5)]
 
     assert known == [0, 2, 3]
-    assert CAPACITY == 100_000
+    assert MOST_REMEMBERED == 100_000
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["add", "forget"])), max_size=60))

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
-from router.core.ending import Failure
 from router.core.job import GiveUp
 from router.core.outcome import (
     NO_OUTCOME,
     Answer,
     Cause,
+    Failure,
     NoReply,
     Outcome,
     Reply,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.rolling import LONGEST, Rolling
+from router.core.stats import LONGEST, Rolling
 
 pytestmark = pytest.mark.rule("OPS-3", "P4")
 

@@ -35,8 +35,8 @@ from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.identity import MessageKey, digest_of
 from router.core.message import Handle, ReceivedMessage, Tally
-from router.core.remembered import RememberedAcks
 from router.core.trace import carried_in
+from router.core.tracker import RememberedAcks
 from router.ports import Depth, Publication, QueueRefused, Traits, Unsettled
 from router.signal import wait_for_signal
 

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from router.brokers.sqlite.connection import QUERIES
 from router.brokers.work_queue import BATCH_RETENTION_SECONDS, MAX_ERROR_CHARACTERS, must_stay
-from router.core.ending import ACCEPTED, Ending
 from router.core.identity import dedup_key_of
 from router.core.message import DEFAULT_POOL, Mode
+from router.core.outcome import ACCEPTED, Ending
 from router.ports import Publication
 
 WOKEN_AT_ONCE: Final = 1000  # delays, and leases, that one claim ends

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from router.core.warnings import Notice, Severity, WarningBook
 
@@ -13,6 +14,12 @@ _LEVELS = {
     Severity.ERROR: logging.ERROR,
     Severity.CRITICAL: logging.CRITICAL,
 }
+
+
+class Warn(Protocol):
+    """Raises the warnings of one source."""
+
+    def __call__(self, code: str, text: str, severity: Severity = Severity.WARN) -> None: ...
 
 
 class Alerts:
@@ -37,3 +44,11 @@ class Alerts:
                 message,
                 extra={"code": str(code), "severity": severity.name, "source": source},
             )
+
+    def of(self, source: str) -> Warn:
+        """Return what raises the warnings of this source."""
+
+        def warn(code: str, text: str, severity: Severity = Severity.WARN) -> None:
+            self.raise_warning(code, severity, source, text)
+
+        return warn

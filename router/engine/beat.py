@@ -11,7 +11,7 @@ from router.core.commands import not_before_of
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.message import parse
 from router.core.schedule import Schedule
-from router.core.warnings import Code, Severity
+from router.core.warnings import Code
 from router.engine.alerts import Alerts
 from router.engine.publishing import NotPublishable, UnknownQueue
 from router.ports import BrokerError, MessageStores, Publication
@@ -80,7 +80,7 @@ class Beat:
         self._queues = queues
         self._stores = stores
         self._ticks = ticks
-        self._alerts = alerts
+        self._warn = alerts.of(SOURCE)
         self._wall = wall
         self._is_alone = is_alone
         self._known: tuple[Schedule, ...] = ()
@@ -109,7 +109,7 @@ class Beat:
                 await self._publish_if_due(schedule, now)
             except Exception as error:  # the bulkhead: one schedule stops no other
                 text = f"schedule {schedule.name} could not be published: {error}"
-                self._alerts.raise_warning(Code.PROCESSING, Severity.WARN, SOURCE, text)
+                self._warn(Code.PROCESSING, text)
                 if not isinstance(error, _EXPECTED):
                     log.exception("a schedule failed")
                 self._due[schedule] = now + LONGEST_SLEEP_SECONDS
@@ -188,7 +188,7 @@ class Beat:
             f"schedule {schedule.name}: {schedule.queue} does not recognize copies, so each "
             "replica of the router publishes its own; use a standby or another queue"
         )
-        self._alerts.raise_warning(Code.CONFIGURATION, Severity.WARN, SOURCE, text)
+        self._warn(Code.CONFIGURATION, text)
 
 
 def _deduplicates(queue: QueueConfig) -> bool:

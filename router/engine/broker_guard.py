@@ -25,15 +25,12 @@ class GuardedBroker:
         self.is_broken = False
         self.traits = broker.traits
         self.lease_seconds = broker.lease_seconds
+        self.holds_groups = broker.holds_groups
         self._broker = broker
         self._on_break = on_break
         self._counts = counts
         self._leadership = leadership
         self._calls: dict[asyncio.Timeout, None] = {}  # those under way, in their order
-
-    @property
-    def holds_groups(self) -> bool:
-        return self._broker.holds_groups
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         """Wait for messages. Not bounded: a long poll ends by itself, and one that is cancelled

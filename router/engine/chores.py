@@ -24,7 +24,7 @@ class Chores:
     def __init__(self, manager: QueueManager, breakers: Breakers, alerts: Alerts) -> None:
         self._manager = manager
         self._breakers = breakers
-        self._alerts = alerts
+        self._warn = alerts.of(SOURCE)
         self._waiting: dict[str, list[int]] = {}  # the last depths of each queue
         self.depths: dict[str, int] = {}
 
@@ -100,6 +100,3 @@ class Chores:
         if limit is not None and depth.deferred >= limit * NEARLY_ALL:
             text = f"messages of {name} that wait for a retry use up its limit of unsettled ones"
             self._warn(Code.BROKER_LIMIT, text)
-
-    def _warn(self, code: Code, text: str, severity: Severity = Severity.WARN) -> None:
-        self._alerts.raise_warning(code, severity, SOURCE, text)

@@ -8,7 +8,7 @@ from typing import Final
 from router.core.config import MAX_BATCH, QueueConfig
 from router.core.retry import reconnect_delays
 from router.core.stats import Counts
-from router.core.warnings import Code, Severity
+from router.core.warnings import Code
 from router.engine.broker_guard import GuardedBroker
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import Dispatcher, read_ahead
@@ -63,6 +63,7 @@ class Receiver:
     ) -> None:
         self.queue = queue
         self.settler = QueueSettler(queue, deps, dispatcher, counts)
+        self._warn = self.settler.warn
         self._now = asyncio.get_running_loop().time
         self.health = PollHealth(self._now())
         self.task: asyncio.Task[None] | None = None
@@ -245,10 +246,6 @@ class Receiver:
             self._lost_at = self._now()
         if self._now() - self._lost_at >= UNREACHABLE_SECONDS or not self.health.has_polled:
             self._warn(Code.QUEUE_UNREACHABLE, f"{self.queue.name} cannot be reached: {error}")
-
-    def _warn(self, code: Code, text: str) -> None:
-        source = f"Consumer:{self.queue.name}"
-        self._deps.alerts.raise_warning(code, Severity.WARN, source, text)
 
 
 class QueueConsumer:

@@ -24,7 +24,7 @@ class DeadLetterWriter:
 
     def __init__(self, store: DeadLetterStore, alerts: Alerts, wall: Callable[[], float]) -> None:
         self._store = store
-        self._alerts = alerts
+        self._warn = alerts.of("DeadLetters")
         self._wall = wall
         self._ahead = float("-inf")  # of the loop's clock is the wall clock, by so many seconds
         self.kept: dict[Reason, int] = dict.fromkeys(Reason, 0)
@@ -84,4 +84,4 @@ class DeadLetterWriter:
 
     def _alarm(self, reason: str) -> None:
         text = f"a dead letter could not be written, its message is given back: {reason}"
-        self._alerts.raise_warning(Code.DEAD_LETTER_STORE, Severity.CRITICAL, "DeadLetters", text)
+        self._warn(Code.DEAD_LETTER_STORE, text, Severity.CRITICAL)

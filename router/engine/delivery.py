@@ -73,7 +73,7 @@ class Mediator:
         self._sender = sender
         self._tasks = tasks
         self._breakers = breakers
-        self._alerts = alerts
+        self._warn = alerts.of(SOURCE)
         self._timeout = timeout
         self._jitter = jitter
         self._wall = wall
@@ -112,10 +112,10 @@ class Mediator:
         if outcome.rule.warning is not None:
             code, severity = outcome.rule.warning
             about = f"{origin}: " if outcome.rule.about_target else ""
-            self._alerts.raise_warning(code, severity, SOURCE, f"{about}{outcome.detail}")
+            self._warn(code, f"{about}{outcome.detail}", severity)
         if not isinstance(answer, NoReply) and answer.too_long:
             text = f"{origin} sent a reply of more than 1 MiB; it was judged by its status alone"
-            self._alerts.raise_warning(Code.PROCESSING, Severity.WARN, SOURCE, text)
+            self._warn(Code.PROCESSING, text)
         return outcome
 
 
@@ -139,7 +139,7 @@ class DeliveryRunner:
         self.requests: dict[Job, asyncio.Task[None]] = {}  # the open ones
         self._mediator = mediator
         self._permits = permits
-        self._alerts = alerts
+        self._warn = alerts.of(f"ProcessPool:{config.code}")
         self._jitter = jitter
         self._leadership = leadership
         self._loop = asyncio.get_running_loop()
@@ -311,9 +311,6 @@ class DeliveryRunner:
         mates = lane.take_scope(head.failure_scope) if head.blocks_on_error else []
         await head.settler.nack(head, delay, error)
         await nack_group(mates, delay)
-
-    def _warn(self, code: Code, text: str, severity: Severity = Severity.WARN) -> None:
-        self._alerts.raise_warning(code, severity, f"ProcessPool:{self.config.code}", text)
 
 
 def _log_failure(job: Job, outcome: Outcome, now: float, follows: str) -> None:

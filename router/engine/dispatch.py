@@ -17,7 +17,7 @@ from router.core.job import Batch, Job, Settler, State, new_job
 from router.core.message import Malformed, Message, ReceivedMessage, parse
 from router.core.outcome import ACCEPTED, MAX_DELAY
 from router.core.tracker import ArrivalKind
-from router.core.warnings import Code, Severity
+from router.core.warnings import Code
 from router.engine.alerts import Alerts
 from router.engine.pool import ProcessPool
 from router.engine.registry import InFlightRegistry
@@ -69,7 +69,7 @@ class Dispatcher:
         self._is_reply_queue = is_reply_queue
         self._wall = wall
         self._registry = registry
-        self._alerts = alerts
+        self._warn = alerts.of(SOURCE)
 
     def dispatch(
         self,
@@ -237,9 +237,6 @@ class Dispatcher:
             job.ending = ACCEPTED
         if message.reply_to is not None and not self._is_reply_queue(message.reply_to):
             self._warn(Code.CONFIGURATION, "replyTo ignored: there is no such reply queue")
-
-    def _warn(self, code: Code, text: str) -> None:
-        self._alerts.raise_warning(code, Severity.WARN, SOURCE, text)
 
 
 def _is_certainly_held(held: Job, settler: Settler, now: float) -> bool:

@@ -38,6 +38,7 @@ class QueueManager:
         self.applied = RoutingConfig()
         self.leadership = deps.leadership
         self.deps = deps
+        self._warn = deps.alerts.of(SOURCE)
         publishing = deps.publishing
         self._dispatcher = Dispatcher(
             deps.registry, self, deps.alerts, publishing.reply_queue, wall=publishing.wall
@@ -221,6 +222,3 @@ class QueueManager:
         consumer.stop()
         self.stopping_consumers.append(consumer)
         log.info("consumer stopping", extra={"queue": consumer.queue.name})
-
-    def _warn(self, code: Code, text: str, severity: Severity = Severity.WARN) -> None:
-        self.deps.alerts.raise_warning(code, severity, SOURCE, text)

@@ -8,34 +8,24 @@ the Returner gives back what is not delivered, the DeadLetterWriter stores what 
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import Final
 
-from router.core.commands import failure_of, next_steps
+from router.core.commands import failure_of
 from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
-from router.core.identity import key_of
 from router.core.job import EXPIRED, NEVER, Fate, GiveUp, Job, State
 from router.core.message import Handle, ReceivedMessage, Tally
-from router.core.outcome import ACCEPTED, DEFAULT_DELAY, FAST_FAIL_DELAY, Ending
+from router.core.outcome import DEFAULT_DELAY, FAST_FAIL_DELAY, Ending
 from router.core.retry import reconnect_delays
 from router.core.stats import Counts
-from router.core.warnings import Code, Severity
+from router.core.warnings import Code
 from router.engine.broker_guard import GuardedBroker
 from router.engine.delivery import nack_in_order
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import Dispatcher, Unroutable
 from router.engine.leases import extend_leases
-from router.ports import (
-    BrokerError,
-    Disconnected,
-    Finish,
-    Finisher,
-    Outgoing,
-    Publication,
-    Unsettled,
-)
+from router.engine.outgoing import OutgoingMessages
+from router.ports import BrokerError, Disconnected
 from router.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -45,7 +35,6 @@ ACKS_PER_CALL: Final = 500
 _LAST_DELIVERY: Final = GiveUp(
     Reason.RETRIES_EXHAUSTED, "its broker would not have handed it out again"
 )
-_ERROR: Final = attrgetter("error")
 
 
 class QueueSettler:
@@ -67,19 +56,14 @@ class QueueSettler:
         self.renewed = Signal()  # rung when the connection was opened or lost
         self.acks_per_call = ACKS_PER_CALL  # so many wait for no others
         self.keeps_tally = True  # its broker remembers what was tried (WQ-5)
+        self.holds_groups = False  # its broker holds a group back while one of its messages is out
+        self.is_ordered_here = False  # its broker leaves the order within a group to us
+        self.warn = deps.alerts.of(f"Consumer:{queue.name}")
         self.now = asyncio.get_running_loop().time
         self._acks = AckBatcher(self)
         self._guarded: GuardedBroker | None = None
         self._hold_seconds: float | None = None  # that its broker lets a message wait here
         self._is_stopping = False
-
-    @property
-    def holds_groups(self) -> bool:
-        return self._guarded is not None and self._guarded.holds_groups
-
-    @property
-    def is_ordered_here(self) -> bool:
-        return self._guarded is not None and self._guarded.traits.ordered_here
 
     @property
     def connection(self) -> GuardedBroker:
@@ -94,15 +78,17 @@ class QueueSettler:
         return not self.held and not self._acks.is_busy and not self.returner.is_busy
 
     def connected(self, guarded: GuardedBroker) -> None:
-        self._guarded = guarded
-        self._hold_seconds = guarded.traits.hold_seconds
-        self.acks_per_call = guarded.traits.acks_per_call or ACKS_PER_CALL
-        self.keeps_tally = guarded.traits.keeps_tally
+        traits, self._guarded = guarded.traits, guarded
+        self._hold_seconds = traits.hold_seconds
+        self.acks_per_call = traits.acks_per_call or ACKS_PER_CALL
+        self.keeps_tally = traits.keeps_tally
+        self.holds_groups, self.is_ordered_here = guarded.holds_groups, traits.ordered_here
         self.renewed.ring()
 
     def disconnected(self) -> None:
         """Cut open calls. What had no lease of its own is lost with its connection (BRK-6)."""
         guarded, self._guarded = self.connection, None
+        self.holds_groups = self.is_ordered_here = False
         guarded.abort()
         if guarded.lease_seconds is None:
             # Followers first: what ends below must not bring them back.
@@ -141,10 +127,7 @@ class QueueSettler:
 
     def ack(self, job: Job) -> None:
         job.state = State.SETTLING
-        if job.ending is None:
-            self._acks.add(job)
-        else:
-            self._acks.add_command(job)
+        self._acks.add(job)
 
     def discard(self, received: ReceivedMessage, error: str = "") -> None:
         self._acks.add_copy(received, error)
@@ -173,7 +156,7 @@ class QueueSettler:
         log.info("lease lost before delivery: left to the broker", extra=_id(job))
         if job.lease_until > self.now():  # a group mate of the one whose lease ended
             job.state = State.SETTLING
-            _spawn(self, self.nack(job, 0.0), "return")
+            self.spawn(self.nack(job, 0.0), "return")
         else:
             self.finish([job], Fate.FORFEITED)
 
@@ -184,7 +167,7 @@ class QueueSettler:
         self.deps.registry.release_untracked(received)
         unroutable, _ = self.dispatcher.dispatch(self, [received], self.now())
         if unroutable:
-            _spawn(self, self.returner.clear(unroutable), "refuse")
+            self.spawn(self.returner.clear(unroutable), "refuse")
 
     def finish(self, jobs: Sequence[Job], fate: Fate) -> None:
         """End jobs, on every path."""
@@ -203,9 +186,8 @@ class QueueSettler:
         if self.is_idle:
             self.emptied.ring()
 
-    def warn(self, code: Code, text: str) -> None:
-        source = f"Consumer:{self.queue.name}"
-        self.deps.alerts.raise_warning(code, Severity.WARN, source, text)
+    def spawn(self, work: Coroutine[object, object, None], what: str) -> None:
+        self.deps.tasks.create_task(work, name=f"{what} {self.queue.name}")
 
 
 class AckBatcher:
@@ -217,32 +199,29 @@ class AckBatcher:
         self._jobs: list[Job] = []
         self._commands: list[Job] = []  # those that a plain ACK does not do for
         self._copies: list[tuple[str, ReceivedMessage]] = []  # each with its message's error
-        # What has to be published before a job may be ACKed: its reply, its next steps (CMD-3).
-        self._outgoing: dict[Job, tuple[Outgoing, ...]] = {}
+        self._outgoing = OutgoingMessages(settler.queue, settler.deps.publishing, settler.warn)
 
     def add(self, job: Job) -> None:
+        if job.ending is not None:
+            self._commands.append(job)
+            if len(self._commands) == 1:
+                self._settler.spawn(self._finish_commands(), "finish")
+            return
         self._jobs.append(job)
         if not self.is_busy:
-            self._flush_soon()
-
-    def add_command(self, job: Job) -> None:
-        self._commands.append(job)
-        if len(self._commands) == 1:
-            _spawn(self._settler, self._finish(), "finish")
+            self.is_busy = True
+            self._settler.spawn(self._flush(), "ack")
 
     def add_copy(self, received: ReceivedMessage, error: str) -> None:
         self._copies.append((error, received))
         if not self.is_busy:
-            self._flush_soon()
+            self.is_busy = True
+            self._settler.spawn(self._flush(), "ack")
 
     def forfeit_copies(self) -> None:
         copies, self._copies = self._copies, []
         for _, received in copies:
             self._settler.deps.registry.finish_untracked(received, Fate.FORFEITED)
-
-    def _flush_soon(self) -> None:
-        self.is_busy = True
-        _spawn(self._settler, self._flush(), "ack")
 
     async def _flush(self) -> None:
         """Send what has gathered, and go on until nothing is left."""
@@ -256,11 +235,11 @@ class AckBatcher:
             batch, self._jobs = self._jobs[:ACKS_PER_CALL], self._jobs[ACKS_PER_CALL:]
             unsettled = await self._ack(batch)
             if unsettled:
-                _spawn(settler, self._ack_again(unsettled), "ack again")
+                settler.spawn(self._ack_again(unsettled), "ack again")
         self.is_busy = False
         settler.ring_if_idle()
 
-    async def _finish(self) -> None:
+    async def _finish_commands(self) -> None:
         """End what has gathered of messages that a plain ACK does not do for.
 
         A reply that cannot be published delays none but its own message.
@@ -268,42 +247,11 @@ class AckBatcher:
         await asyncio.sleep(ACK_LINGER_SECONDS)
         jobs, self._commands = self._commands[:ACKS_PER_CALL], self._commands[ACKS_PER_CALL:]
         if self._commands:
-            _spawn(self._settler, self._finish(), "finish")
-        for job in jobs:
-            outgoing = outgoing_of(self._settler, job)
-            if outgoing:
-                self._outgoing[job] = outgoing
-        await self._ack_again(await self._ack(jobs))
-        for job in jobs:
-            self._outgoing.pop(job, None)
+            self._settler.spawn(self._finish_commands(), "finish")
+        self._outgoing.prepare(jobs)
+        await self._ack_again(await self._ack_by_error(jobs))
+        self._outgoing.forget(jobs)
         self._settler.deps.registry.journal.limit_results([job.ending for job in jobs])
-
-    async def _publish_outgoing(self, jobs: Sequence[Job], finisher: Finisher | None) -> set[Job]:
-        """Publish what has to be before these are ACKed. Return those of which some is left.
-
-        What the queue can publish in the transaction of the ACK is left to that.
-        """
-        settler, failed = self._settler, set[Job]()
-        by_queue: dict[QueueConfig, list[tuple[Job, Outgoing]]] = {}
-        for job in jobs:
-            for each in self._outgoing.get(job, ()):
-                if finisher is None or not finisher.takes(each.queue):
-                    by_queue.setdefault(each.queue, []).append((job, each))
-        for queue, some in by_queue.items():
-            try:
-                await settler.deps.publishing.put(queue, [each.publication for _, each in some])
-            except Exception as error:
-                if not isinstance(error, BrokerError):  # the bulkhead: a bug in an adapter
-                    log.exception("publishing failed unexpectedly")
-                text = f"nothing can be published to {queue.name}, it is tried again: {error}"
-                settler.warn(Code.REPLY_FAILED, text)
-                failed.update(job for job, _ in some)
-            else:
-                done = {id(each) for _, each in some}
-                for job, _ in some:
-                    left = tuple(each for each in self._outgoing[job] if id(each) not in done)
-                    self._outgoing[job] = left
-        return failed
 
     async def _ack_again(self, jobs: list[Job]) -> None:
         """Try with backoff, and at once on a new connection, until their leases end."""
@@ -312,16 +260,17 @@ class AckBatcher:
         while jobs:
             left = min(job.lease_until for job in jobs) - settler.now()
             await settler.renewed.wait(max(min(next(delays), left), 0.0))
-            jobs = await self._ack(jobs)
+            jobs = await self._ack_by_error(jobs)
 
-    async def _ack(self, jobs: list[Job]) -> list[Job]:
+    async def _ack_by_error(self, jobs: list[Job]) -> list[Job]:
         """ACK them, those with the same error in one call. Return those to be tried again."""
         unsettled: list[Job] = []
-        for error, some in groupby(sorted(jobs, key=_ERROR), key=_ERROR):
-            unsettled += await self._ack_some(list(some), error)
+        for error in sorted({job.error for job in jobs}):
+            unsettled += await self._ack([job for job in jobs if job.error == error], error)
         return unsettled
 
-    async def _ack_some(self, jobs: list[Job], error: str) -> list[Job]:
+    async def _ack(self, jobs: list[Job], error: str = "") -> list[Job]:
+        """ACK what is still ours in one call. Return what has to be tried again."""
         settler = self._settler
         held, now = settler.held, NEVER if settler.deps.leadership.is_over else settler.now()
         ours = [job for job in jobs if job in held and job.lease_until > now]
@@ -333,7 +282,7 @@ class AckBatcher:
             if ours[0].ending is None:  # none of them has one, or all
                 refused = await settler.connection.ack([job.handle for job in ours], error=error)
             else:
-                refused = await self._end(ours, error)
+                refused = await self._outgoing.finish(ours, settler.connection, error)
         except BrokerError as reason:
             log.warning("ACKs delayed: %s", reason, extra={"queue": settler.queue.name})
             return ours
@@ -346,34 +295,11 @@ class AckBatcher:
         self._remember([job for job in ours if is_stale.get(job.handle)])
         return [job for job in ours if is_stale.get(job.handle) is False]
 
-    async def _end(self, jobs: list[Job], error: str) -> Sequence[Unsettled]:
-        """Publish what goes out, then ACK; in one call where the queue can do that."""
-        settler, connection = self._settler, self._settler.connection
-        finisher = connection.traits.finisher
-        unpublished = await self._publish_outgoing(jobs, finisher)
-        ours = [job for job in jobs if job not in unpublished and job.lease_until > settler.now()]
-        refused = [
-            Unsettled(job.handle, "not published", stale=job.lease_until <= settler.now())
-            for job in jobs
-            if job not in ours
-        ]
-        if not ours:
-            return refused
-        if finisher is None:
-            return [
-                *refused,
-                *await connection.ack([job.handle for job in ours], error=error),
-            ]
-        items = [
-            Finish(job.handle, job.ending or ACCEPTED, self._outgoing.get(job, ())) for job in ours
-        ]
-        return [*refused, *await connection.finish(finisher, items)]
-
     def _remember(self, jobs: Sequence[Job]) -> None:
         """The broker will hand them out again: be ready to acknowledge that then (BRK-3)."""
         settler = self._settler
         for job in jobs:
-            if self._outgoing.get(job):  # its reply would never be published
+            if self._outgoing.is_left_of(job):  # its reply would never be published
                 log.warning("ACK came too late: it is delivered again", extra=_id(job))
                 continue
             log.warning("ACK came too late, the next delivery will be acknowledged", extra=_id(job))
@@ -428,7 +354,7 @@ class Returner:
         self._unwanted += deliveries
         if not self.is_busy:
             self.is_busy = True
-            _spawn(self._settler, self._return_unwanted(), "return")
+            self._settler.spawn(self._return_unwanted(), "return")
 
     async def clear(self, unroutable: Unroutable) -> None:
         """Deal with what found no place in a pool."""
@@ -492,26 +418,6 @@ class Returner:
             log.info("not returned, it comes back when its lease ends: %s", reason)
             return Fate.FORFEITED
         return Fate.RETURNED
-
-
-def outgoing_of(settler: QueueSettler, job: Job) -> tuple[Outgoing, ...]:
-    """Return what is published when a job ends: its reply, and its next steps (CMD-3, CMD-11)."""
-    message, ending, queue = job.message, job.ending, settler.queue
-    if ending is None or (message.reply_to is None and not message.then):
-        return ()
-    fingerprint = key_of(queue.uri, job.received, message.id).fingerprint(job.received.body)
-    publishing = settler.deps.publishing
-    outgoing = publishing.replies(message, fingerprint, ending)
-    for step in next_steps(message, fingerprint, ending.result) if ending.failure is None else ():
-        item = publishing.schedule(Publication(step.message, step.body, step.key))
-        outgoing.append(Outgoing(queue, item))
-        if step.lacks_result:
-            settler.warn(Code.PROCESSING, "a next step cannot take the result: see passResult")
-    return tuple(outgoing)
-
-
-def _spawn(settler: QueueSettler, work: Coroutine[object, object, None], what: str) -> None:
-    settler.deps.tasks.create_task(work, name=f"{what} {settler.queue.name}")
 
 
 def _id(job: Job) -> dict[str, object]:

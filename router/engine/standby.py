@@ -11,6 +11,7 @@ longer than the server does. If the lock cannot be refreshed, work ends while it
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
@@ -19,7 +20,7 @@ from router.core.config import RoutingConfig
 from router.core.config_plan import Plan
 from router.core.leadership import NEVER
 from router.core.state import StandbyStatus
-from router.core.warnings import Code, Severity
+from router.core.warnings import Code
 from router.engine.alerts import Alerts
 from router.engine.queue_manager import QueueManager
 from router.engine.shutdown import ABORT_GRACE_SECONDS, settled
@@ -77,7 +78,7 @@ class Standby:
         self._lock = lock
         self._candidate = candidate
         self._manager = manager
-        self._alerts = alerts
+        self._warn = partial(alerts.of(SOURCE), Code.STANDBY_LOCK)
         self._wall = wall
         self._on_change = on_change
         self._leadership = manager.leadership
@@ -203,9 +204,6 @@ class Standby:
 
     def _share(self, of_ttl: float) -> float:
         return self._candidate.ttl * of_ttl
-
-    def _warn(self, text: str) -> None:
-        self._alerts.raise_warning(Code.STANDBY_LOCK, Severity.WARN, SOURCE, text)
 
 
 Election = Alone | Standby

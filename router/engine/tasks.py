@@ -10,7 +10,7 @@ from router.core.config import PoolConfig
 from router.core.job import Job
 from router.core.outcome import NoReply, Outcome, judge
 from router.core.target import origin_of
-from router.core.warnings import Code, Severity
+from router.core.warnings import Code
 from router.engine.alerts import Alerts
 from router.ports import Task, TaskRunner
 
@@ -22,7 +22,7 @@ class TaskMediator:
 
     def __init__(self, runner: TaskRunner, alerts: Alerts, wall: Callable[[], float]) -> None:
         self._runner = runner
-        self._alerts = alerts
+        self._warn = alerts.of(SOURCE)
         self._wall = wall
 
     async def attempt(self, job: Job, pool: PoolConfig) -> Outcome:
@@ -45,9 +45,8 @@ class TaskMediator:
             job.requests -= 1
         if outcome.rule.warning is not None:
             code, severity = outcome.rule.warning
-            text = f"{origin_of(job.message.target)}: {outcome.detail}"
-            self._alerts.raise_warning(code, severity, SOURCE, text)
+            self._warn(code, f"{origin_of(job.message.target)}: {outcome.detail}", severity)
         if not isinstance(answer, NoReply) and answer.too_long:
             text = f"{origin_of(job.message.target)} wrote more than 1 MiB; it was discarded"
-            self._alerts.raise_warning(Code.PROCESSING, Severity.WARN, SOURCE, text)
+            self._warn(Code.PROCESSING, text)
         return outcome

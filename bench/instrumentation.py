@@ -45,7 +45,7 @@ class NoCounts(Counts):
 
 
 class NoDeliveries(Deliveries):
-    def record(self, metric: Metric, now: float) -> None:
+    def record(self, metric: Metric | None, now: float, hand_overs: int = 1) -> None:
         pass
 
     def time(self, seconds: float, now: float) -> None:

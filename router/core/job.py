@@ -9,7 +9,7 @@ from msgspec import Struct
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.dead_letter import Reason
 from router.core.identity import MessageKey
-from router.core.message import DEFAULT_GROUP, Handle, Message, Mode, ReceivedMessage, Tally
+from router.core.message import DEFAULT_POOL, Handle, Message, Mode, ReceivedMessage, Tally
 from router.core.outcome import Ending, Failure, Metric
 from router.core.stats import Deliveries
 
@@ -116,21 +116,19 @@ class JobPool(Protocol):
     @property
     def deliveries(self) -> Deliveries: ...
 
-    def release(self, job: "Job") -> None: ...
+    def release(self) -> None:
+        """Stop counting a job: it has ended, or goes elsewhere."""
 
 
-class Batch:
+class Batch(Struct, eq=False):
     """One receive. Knows whether any of it led to a request (ROUTE-5)."""
 
-    __slots__ = ("at", "failure_scope", "left", "requests", "settler")
-
-    def __init__(self, settler: Settler, at: float, failure_scope: str | None = None) -> None:
-        self.settler = settler
-        self.at = at
-        # What of a group goes back when one of it fails; None: what this batch brought (FIFO-1).
-        self.failure_scope = failure_scope
-        self.left = 0
-        self.requests = 0
+    settler: Settler
+    at: float
+    # What of a group goes back when one of it fails; None: what this batch brought (FIFO-1).
+    failure_scope: str | None = None
+    left: int = 0
+    requests: int = 0
 
     def end_one(self) -> bool:
         """One of it has ended undelivered. Return True if so have all, without a request."""
@@ -176,6 +174,11 @@ class Job(Struct, eq=False):
         return Tally(self.failures, self.requests)
 
     @property
+    def pool_code(self) -> str:
+        """The pool that holds it, or the one that it asks for while none does."""
+        return self.message.pool or DEFAULT_POOL if self.pool is None else self.pool.code
+
+    @property
     def failure_scope(self) -> Batch | str:
         """What of its group has the same scope goes back with it (FIFO-1)."""
         return self.batch.failure_scope or self.batch
@@ -186,21 +189,3 @@ class Job(Struct, eq=False):
 
     def __repr__(self) -> str:
         return f"<Job {self.message.id} {self.state.name.lower()} posts={self.requests}>"
-
-
-def new_job(message: Message, received: ReceivedMessage, batch: Batch, key: MessageKey) -> Job:
-    tally, lease_until, at = received.tally, received.lease_until, batch.at
-    return Job(
-        key,
-        message,
-        message.group or DEFAULT_GROUP,
-        received,
-        received.handle,
-        NEVER if lease_until is None else lease_until,
-        batch.settler,
-        batch,
-        at,
-        at,
-        tally.failures,
-        tally.requests,
-    )

@@ -30,6 +30,18 @@ SHORT: Final = 5  # minutes
 LONG: Final = 30  # minutes
 _MICROSECONDS: Final = 1_000_000
 
+# The places of the totals; outcomes come first for both pools and queues.
+_SUCCEEDED, _FAILED, _TRANSIENT, _UNSENT = range(4)
+_PLACES: Final[Mapping[Metric | None, int]] = {
+    Metric.SUCCESS: _SUCCEEDED,
+    Metric.FAILURE: _FAILED,
+    Metric.TRANSIENT: _TRANSIENT,
+    None: _UNSENT,
+}
+_RECEIVED, _QUEUE_TOTALS = 4, 5
+_LIMITED, _TIME, _FIRST_BUCKET = 4, 5, 6
+_POOL_TOTALS: Final = _FIRST_BUCKET + BUCKETS
+
 
 class Rolling:
     """A fixed number of totals. Their values are noted once in each minute that changes them.
@@ -105,18 +117,6 @@ def _within(bucket: int, share: float) -> float:
     return lower + (BOUNDS[bucket] - lower) * share
 
 
-# The places of the totals; outcomes come first for both pools and queues.
-_SUCCEEDED, _FAILED, _TRANSIENT = 0, 1, 2
-_PLACES: Final[Mapping[Metric, int]] = {
-    Metric.SUCCESS: _SUCCEEDED,
-    Metric.FAILURE: _FAILED,
-    Metric.TRANSIENT: _TRANSIENT,
-}
-_UNSENT, _RECEIVED, _QUEUE_TOTALS = 3, 4, 5
-_LIMITED, _TIME, _FIRST_BUCKET = 3, 4, 5
-_POOL_TOTALS: Final = _FIRST_BUCKET + BUCKETS
-
-
 class Latency(Struct, frozen=True, kw_only=True):
     """Seconds that a request took, or 0 if there was none."""
 
@@ -162,9 +162,13 @@ class Outcomes(Rolling):
 
     __slots__ = ()
 
+    def record(self, metric: Metric | None, now: float, hand_overs: int = 1) -> None:
+        """Count messages that have ended so. None: they were never sent."""
+        self.at(now)[_PLACES[metric]] += hand_overs
+
     @property
     def by_metric(self) -> Mapping[Metric, int]:
-        return {metric: self.totals[place] for metric, place in _PLACES.items()}
+        return {metric: self.totals[_PLACES[metric]] for metric in Metric}
 
     def success_rate(self, now: float) -> float:
         """Of the last 30 minutes. Every health check asks every pool, and most never failed."""
@@ -190,10 +194,6 @@ class Counts(Outcomes):
     def receive(self, hand_overs: int, now: float) -> None:
         self.at(now)[_RECEIVED] += hand_overs
 
-    def record(self, metric: Metric | None, now: float, hand_overs: int = 1) -> None:
-        """Count messages that have ended. None: they were never sent."""
-        self.at(now)[_UNSENT if metric is None else _PLACES[metric]] += hand_overs
-
     def call(self, verb: str, result: str) -> None:
         """Count one call of the broker."""
         self.calls[verb, result] += 1
@@ -216,9 +216,6 @@ class Deliveries(Outcomes):
 
     def __init__(self) -> None:
         super().__init__(_POOL_TOTALS)
-
-    def record(self, metric: Metric, now: float) -> None:
-        self.at(now)[_PLACES[metric]] += 1
 
     def time(self, seconds: float, now: float) -> None:
         """Count one request that took so long."""
@@ -248,7 +245,7 @@ class Deliveries(Outcomes):
 
 
 def _pool_period(totals: Sequence[int]) -> PoolPeriod:
-    succeeded, failed, transient, limited, microseconds = totals[:_FIRST_BUCKET]
+    succeeded, failed, transient, _, limited, microseconds = totals[:_FIRST_BUCKET]
     buckets, latency = totals[_FIRST_BUCKET:], Latency()
     if requests := sum(buckets):
         latency = Latency(

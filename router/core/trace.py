@@ -88,15 +88,13 @@ def read_xray(given: str) -> Span | None:
 
 def visit_span(message_id: str, received_at: float, parent: Span | None, rule: Sampling) -> Span:
     """From receiving it to settling it."""
-    return _span("visit", message_id, received_at, parent, rule)
+    return post_span(message_id, received_at, parent, rule, what="visit")
 
 
-def post_span(message_id: str, started_at: float, parent: Span | None, rule: Sampling) -> Span:
-    """One request of it."""
-    return _span("post", message_id, started_at, parent, rule)
-
-
-def _span(what: str, message_id: str, at: float, parent: Span | None, rule: Sampling) -> Span:
+def post_span(
+    message_id: str, at: float, parent: Span | None, rule: Sampling, *, what: str = "post"
+) -> Span:
+    """One request of it, which started then."""
     # Python's own hash is quick, the same as long as the process lives, another one in the next.
     span_id = (hash((what, message_id, at)) & _SPAN_IDS).to_bytes(8, "big").hex()
     if parent is not None:

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from router.core.config import PoolConfig
 from router.core.job import NEVER, GiveUp, Job, State, Try
 from router.core.lanes import MOST_NAMED, FailingGroups, Lane
-from router.core.leadership import FOREVER, Leadership
+from router.core.leadership import Leadership
 from router.core.outcome import (
     DEFAULT_DELAY,
     FAST_FAIL_DELAY,
@@ -204,8 +204,12 @@ class DeliveryRunner:
                     break
                 _log_failure(job, failed, self._loop.time(), f"next try in {pause:g} s")
                 await self._pause(job, pause)
-            if not self._begin_try(job, task):
+            now, leadership = self._loop.time(), self._leadership
+            if self._stopped or job.lease_until <= now or leadership.is_over:
                 return None
+            job.state = State.DELIVERING
+            self.requests[job] = task
+            self.last_start = job.started_at = now
             try:
                 answer = await self._mediator.attempt(job, self.config)
             except asyncio.CancelledError:
@@ -213,7 +217,8 @@ class DeliveryRunner:
                     raise
                 self._aborted.discard(task)
                 task.uncancel()
-                self._end_try(job, None, _ABORTED)
+                seconds = self._loop.time() - job.started_at
+                job.tries += (Try(job.started_at, seconds, None, _ABORTED),)
                 return None
             finally:
                 del self.requests[job]
@@ -221,31 +226,15 @@ class DeliveryRunner:
             if answer is None:
                 code, severity = RULES[Cause.NO_OUTCOME].warning or (Code.PROCESSING, Severity.WARN)
                 self._warn(code, "the mediator gave no outcome for a message", severity)
-            seconds, now = self._end_try(job, outcome.status, outcome.rule.word)
+            now = self._loop.time()
+            seconds = now - job.started_at
+            job.tries += (Try(job.started_at, seconds, outcome.status, outcome.rule.word),)
             if outcome.rule.was_sent:  # else a time of 0 would only flatter the target
                 self.deliveries.time(seconds, now)
             if not outcome.may_try_again:
                 return failed if failed and outcome.cause is Cause.CIRCUIT_OPEN else outcome
             failed = outcome
         return failed
-
-    def _begin_try(self, job: Job, task: asyncio.Task[None]) -> bool:
-        """Return False if it may not be sent."""
-        now, leadership = self._loop.time(), self._leadership
-        if self._stopped or job.lease_until <= now:
-            return False
-        if leadership.until != FOREVER and leadership.is_over:
-            return False
-        job.state = State.DELIVERING
-        self.requests[job] = task
-        self.last_start = job.started_at = now
-        return True
-
-    def _end_try(self, job: Job, status: int | None, error: str | None) -> tuple[float, float]:
-        now = self._loop.time()
-        seconds = now - job.started_at
-        job.tries += (Try(job.started_at, seconds, status, error),)
-        return seconds, now
 
     async def _pause(self, job: Job, seconds: float) -> None:
         """Wait for the next try; the permit is free meanwhile."""

@@ -13,8 +13,8 @@ from typing import Final, NoReturn, Protocol
 from msgspec import Struct, field
 
 from router.core.identity import key_of
-from router.core.job import Batch, Job, Settler, State, new_job
-from router.core.message import Malformed, Message, ReceivedMessage, parse
+from router.core.job import NEVER, Batch, Job, Settler, State
+from router.core.message import DEFAULT_GROUP, Malformed, Message, ReceivedMessage, parse
 from router.core.outcome import ACCEPTED, MAX_DELAY
 from router.core.tracker import ArrivalKind
 from router.core.warnings import Code
@@ -130,7 +130,6 @@ class Dispatcher:
     ) -> Job | None:
         """Return a job if the message is new to the router, else deal with it."""
         settler, registry = batch.settler, self._registry
-        queue_uri = settler.queue.uri
         if registry.remembered and self._was_acked(settler, received, batch.at):
             return None
         try:
@@ -143,7 +142,21 @@ class Dispatcher:
         due = message.not_before
         if due is not None and self._is_early(due, message, received, unroutable):
             return None
-        job = new_job(message, received, batch, key_of(queue_uri, received, message.id))
+        lease_until, tally = received.lease_until, received.tally
+        job = Job(
+            key_of(settler.queue.uri, received, message.id),
+            message,
+            message.group or DEFAULT_GROUP,
+            received,
+            received.handle,
+            NEVER if lease_until is None else lease_until,
+            settler,
+            batch,
+            tracked_at=batch.at,
+            started_at=batch.at,
+            failures=tally.failures,
+            requests=tally.requests,
+        )
         if message.dispatch is not None or message.reply_to is not None or message.then:
             self._note_wishes(job)
         claim, held = registry.track(job)

@@ -104,8 +104,7 @@ class ProcessPool:
             self._pump()
         return True
 
-    def release(self, _job: Job) -> None:
-        """Stop counting a job: it has ended, or goes elsewhere."""
+    def release(self) -> None:
         self.held -= 1
         if not self.has_room:
             self._note_room()
@@ -221,7 +220,7 @@ class ProcessPool:
         if lane.blocked:
             for job in lane.blocked:
                 job.pool = None
-                self.release(job)
+                self.release()
             self._on_group_free(lane.blocked)
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import force_setattr
 from router.core.history import TEXT_KEPT, HandOver
 from router.core.identity import proof_of_copy
 from router.core.job import Fate, Job, Settler
-from router.core.message import DEFAULT_POOL, ReceivedMessage
+from router.core.message import ReceivedMessage
 from router.core.outcome import Ending, Metric
 from router.core.redact import mask_urls
 from router.core.stats import Counts
@@ -64,17 +64,15 @@ class InFlightRegistry:
         self.journal.note(jobs, fate, now)
         if fate is Fate.DELIVERED:
             counts.record(Metric.SUCCESS, now, len(jobs))
-        else:
-            for job in jobs:
-                counts.record(job.metric, now)
         if self.tallies and fate in _REMOVED:
             for job in jobs:
                 self.tallies.forget(job.key)
         for job in jobs:
+            if fate is not Fate.DELIVERED:
+                counts.record(job.metric, now)
             if job.pool is not None:
-                if job.metric is not None:
-                    job.pool.deliveries.record(job.metric, now)
-                job.pool.release(job)
+                job.pool.deliveries.record(job.metric, now)
+                job.pool.release()
             if job.followers:
                 _settle_followers(job, fate)
 
@@ -153,7 +151,29 @@ class Journal:
 
     def note(self, jobs: Iterable[Job], fate: Fate, now: float) -> None:
         """Record that these jobs have just ended."""
-        ended = [_hand_over(job, fate, now) for job in jobs]
+        ended = [
+            HandOver(
+                job.message.id,
+                job.key,
+                job.settler.queue_name,
+                job.pool_code,
+                job.group,
+                _shown(job.message.target),
+                job.tracked_at,
+                job.tries,
+                now,
+                fate,
+                job.returned_for,
+                job.error[:TEXT_KEPT],
+                job.requests,
+                job.received.parent,
+                job.ending,
+                job.failures,
+                job.message.correlation_id,
+                len(job.message.payload),
+            )
+            for job in jobs
+        ]
         self._ended += ended
         if self._tracer is not None:
             for hand_over in ended:
@@ -182,36 +202,7 @@ class Journal:
         return len(self._ended)
 
 
-def _hand_over(job: Job, fate: Fate, now: float) -> HandOver:
-    message = job.message
-    return HandOver(
-        message.id,
-        job.key,
-        job.settler.queue_name,
-        pool_code(job),
-        job.group,
-        _shown(message.target),
-        job.tracked_at,
-        job.tries,
-        now,
-        fate,
-        job.returned_for,
-        job.error[:TEXT_KEPT],
-        job.requests,
-        job.received.parent,
-        job.ending,
-        job.failures,
-        message.correlation_id,
-        len(message.payload),
-    )
-
-
 @lru_cache(maxsize=10_000)  # targets repeat
 def _shown(target: str) -> str:
     # Masked before it is cut: half of a password looks like a port.
     return mask_urls(target)[:TEXT_KEPT]
-
-
-def pool_code(job: Job) -> str:
-    """Return the pool that holds the job, or the one that it asks for while none does."""
-    return job.message.pool or DEFAULT_POOL if job.pool is None else job.pool.code

@@ -39,7 +39,6 @@ from router.engine.limits import MINUTE
 from router.engine.periodic import LoopLag
 from router.engine.pool import ProcessPool, waits_in
 from router.engine.queue_manager import QueueManager
-from router.engine.registry import pool_code
 from router.ports import DeadLetterStore, Tracer
 
 MOST_BUSIEST_POOLS: Final = 100
@@ -237,7 +236,7 @@ def held_state(job: Job, loop_to_wall: float) -> Held:
     return Held(
         message_id=job.message.id,
         queue=job.settler.queue_name,
-        pool=pool_code(job),
+        pool=job.pool_code,
         group=job.group,
         target=mask_urls(job.message.target),
         state=job.state,
@@ -304,7 +303,7 @@ class InFlightFilter(Struct, frozen=True, kw_only=True):
     def matches(self, job: Job) -> bool:
         return (
             self.message_id in (None, job.message.id)
-            and self.pool in (None, pool_code(job))
+            and self.pool in (None, job.pool_code)
             and self.queue in (None, job.settler.queue_name)
         )
 
@@ -336,7 +335,7 @@ class MessageLookup:
                 message_id=job.message.id,
                 broker_id=shown_id(job.key, job.message.id),
                 queue=job.settler.queue_name,
-                pool=pool_code(job),
+                pool=job.pool_code,
                 group=job.group,
                 state=job.state,
                 attempt=job.requests,

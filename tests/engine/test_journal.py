@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from router.core.job import Fate, State
 from router.core.outcome import Reply
 from router.core.trace import UNRECORDED, Span, post_span
-from router.engine.registry import REMEMBERED, Journal, pool_code
+from router.engine.registry import REMEMBERED, Journal
 from router.engine.state import InFlightFilter, MessageLookup
 from tests.support.fakes import FakeSender, FakeTracer
 from tests.support.faults import Scripted, ScriptedQueue, handed
@@ -109,7 +109,7 @@ async def test_an_aborted_attempt_is_noted_too() -> None:
 async def test_a_message_without_a_pool_counts_to_the_one_it_asks_for() -> None:
     job = make_job()
 
-    assert pool_code(job) == "P"
+    assert job.pool_code == "P"
 
 
 @pytest.mark.rule("TRK-1")

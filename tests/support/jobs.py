@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.identity import MessageKey
-from router.core.job import Batch, GiveUp, Job, new_job
-from router.core.message import Message, ReceivedMessage, Tally
+from router.core.job import NEVER, Batch, GiveUp, Job
+from router.core.message import DEFAULT_GROUP, Message, ReceivedMessage, Tally
 
 QUEUE = QueueConfig(name="q", uri="memory://q")
 
@@ -84,3 +84,20 @@ def make_job(
 
 def make_batch(scope: str | None = None) -> Batch:
     return Batch(FakeSettler(), 0.0, scope)
+
+
+def new_job(message: Message, received: ReceivedMessage, batch: Batch, key: MessageKey) -> Job:
+    return Job(
+        key,
+        message,
+        message.group or DEFAULT_GROUP,
+        received,
+        received.handle,
+        NEVER if received.lease_until is None else received.lease_until,
+        batch.settler,
+        batch,
+        batch.at,
+        batch.at,
+        received.tally.failures,
+        received.tally.requests,
+    )

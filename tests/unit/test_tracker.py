@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core.identity import key_of
-from router.core.job import EXPIRED, NEVER, Job, new_job
+from router.core.job import EXPIRED, NEVER, Job
 from router.core.message import ReceivedMessage, parse
 from router.core.tracker import ArrivalKind, Tracker
-from tests.support.jobs import make_batch
+from tests.support.jobs import make_batch, new_job
 
 A, B = (
     b'{"id":"x","mediationTarget":"http://a.test/"}',

@@ -170,8 +170,14 @@ class Beat:
             async with store as opened:
                 await opened.publish_tick(schedule.name, tick, item)
         else:
-            if self._is_alone and not _deduplicates(queue):
-                self._warn_of_replicas(schedule)
+            scheme = queue.uri.partition(":")[0].lower()
+            is_fifo = queue.uri.partition("?")[0].endswith(".fifo")
+            if self._is_alone and not is_fifo and scheme not in _DEDUPLICATING:
+                text = (
+                    f"schedule {schedule.name}: {schedule.queue} does not recognize copies, so "
+                    "each replica of the router publishes its own; use a standby or another queue"
+                )
+                self._warn(Code.CONFIGURATION, text)
             await self._queues.put(queue, [item])
             await self._ticks.keep(schedule.name, tick)
         self._last[schedule] = self._published[schedule.name] = tick
@@ -182,15 +188,3 @@ class Beat:
             return self._ticks.last(schedule.name)
         async with store as opened:
             return await opened.last_tick(schedule.name)
-
-    def _warn_of_replicas(self, schedule: Schedule) -> None:
-        text = (
-            f"schedule {schedule.name}: {schedule.queue} does not recognize copies, so each "
-            "replica of the router publishes its own; use a standby or another queue"
-        )
-        self._warn(Code.CONFIGURATION, text)
-
-
-def _deduplicates(queue: QueueConfig) -> bool:
-    scheme = queue.uri.partition(":")[0].lower()
-    return scheme in _DEDUPLICATING or queue.uri.partition("?")[0].endswith(".fifo")

@@ -49,7 +49,7 @@ class Breaker:
         self._recent_failures = 0
         self._epoch = 0
         self._probing = 0
-        self._half_open_at = 0.0
+        self.retry_at = 0.0  # when an open breaker lets a probe through
         # Its own reset time-out would ask the wall clock; `call` is used while half open only, so
         # that it never does.
         self._machine = pybreaker.CircuitBreaker(
@@ -60,7 +60,7 @@ class Breaker:
         self.last_used = now
         if self.state is BreakerState.CLOSED:
             return self._epoch
-        if self.state is BreakerState.OPEN and now >= self._half_open_at:
+        if self.state is BreakerState.OPEN and now >= self.retry_at:
             self._machine.half_open()
             self._moved(BreakerState.HALF_OPEN)
         if self.state is BreakerState.HALF_OPEN and self._probing < PROBES:
@@ -87,20 +87,22 @@ class Breaker:
             return
         if self.state is BreakerState.HALF_OPEN:
             self._probing -= 1
-            if ok is not None:
-                self._note_probe(ok=ok, now=now)
-        elif ok is not None:
+        if ok is None:
+            return
+        if self.state is BreakerState.CLOSED:
             self._note_call(ok=ok, now=now)
+            return
+        with suppress(_ProbeFailed):
+            self._machine.call(_probe, ok)
+        if self._machine.current_state == pybreaker.STATE_OPEN:
+            self._opened(now)
+        elif self._machine.current_state == pybreaker.STATE_CLOSED:
+            self._moved(BreakerState.CLOSED)
 
     def reset(self) -> None:
         """Close it, whatever has failed."""
         self._machine.close()
         self._moved(BreakerState.CLOSED)
-
-    @property
-    def retry_at(self) -> float:
-        """When an open breaker lets a probe through."""
-        return self._half_open_at
 
     @property
     def buffered(self) -> tuple[int, int]:
@@ -117,16 +119,8 @@ class Breaker:
             self._machine.open()
             self._opened(now)
 
-    def _note_probe(self, *, ok: bool, now: float) -> None:
-        with suppress(_ProbeFailed):
-            self._machine.call(_succeed if ok else _fail)
-        if self._machine.current_state == pybreaker.STATE_OPEN:
-            self._opened(now)
-        elif self._machine.current_state == pybreaker.STATE_CLOSED:
-            self._moved(BreakerState.CLOSED)
-
     def _opened(self, now: float) -> None:
-        self._half_open_at = now + OPEN_SECONDS
+        self.retry_at = now + OPEN_SECONDS
         self._moved(BreakerState.OPEN)
 
     def _moved(self, state: BreakerState) -> None:
@@ -138,12 +132,9 @@ class Breaker:
         self._on_change(self)
 
 
-def _succeed() -> None:
-    return
-
-
-def _fail() -> None:
-    raise _ProbeFailed
+def _probe(ok: bool) -> None:
+    if not ok:
+        raise _ProbeFailed
 
 
 class Breakers:

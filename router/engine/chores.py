@@ -12,7 +12,7 @@ from router.engine.breaker import Breakers
 from router.engine.delivery import nack_in_order
 from router.engine.periodic import every
 from router.engine.queue_manager import SOURCE, QueueManager
-from router.ports import BrokerError, Depth
+from router.ports import BrokerError
 
 BACKLOG: Final = 1000  # messages
 GROWTH: Final = 100  # messages between two measurements
@@ -26,7 +26,6 @@ class Chores:
         self._breakers = breakers
         self._warn = alerts.of(SOURCE)
         self._waiting: dict[str, list[int]] = {}  # the last depths of each queue
-        self.depths: dict[str, int] = {}
 
     def start(self, tasks: asyncio.TaskGroup) -> Sequence[asyncio.Task[None]]:
         schedule = (
@@ -76,27 +75,26 @@ class Chores:
             await nack_in_order(pool.take_overdue(now), 0.0)
 
     async def measure_queues(self) -> None:
-        for name, consumer in list(self._manager.consumers.items()):
+        consumers = self._manager.consumers
+        self._waiting = {name: self._waiting.get(name, []) for name in consumers}
+        for name, consumer in list(consumers.items()):
             try:
                 depth = await consumer.depth()
             except BrokerError:
                 continue  # its receiver reports that
-            if depth is not None:
-                self.depths[name] = depth.waiting
-                self._warn_of_depth(name, depth)
-        for name in self.depths.keys() - self._manager.consumers.keys():
-            del self.depths[name], self._waiting[name]
-
-    def _warn_of_depth(self, name: str, depth: Depth) -> None:
-        if depth.waiting > BACKLOG:
-            self._warn(Code.QUEUE_BACKLOG, f"more than {BACKLOG} messages wait in {name}")
-        seen = self._waiting.setdefault(name, [])
-        seen.append(depth.waiting)
-        del seen[: -(GROWTHS_IN_A_ROW + 1)]
-        steps = [after - before for before, after in pairwise(seen)]
-        if len(steps) == GROWTHS_IN_A_ROW and min(steps) >= GROWTH:
-            self._warn(Code.QUEUE_GROWING, f"{name} grows faster than it is delivered")
-        limit = depth.deferred_limit
-        if limit is not None and depth.deferred >= limit * NEARLY_ALL:
-            text = f"messages of {name} that wait for a retry use up its limit of unsettled ones"
-            self._warn(Code.BROKER_LIMIT, text)
+            if depth is None:
+                continue
+            if depth.waiting > BACKLOG:
+                self._warn(Code.QUEUE_BACKLOG, f"more than {BACKLOG} messages wait in {name}")
+            seen = self._waiting.setdefault(name, [])
+            seen.append(depth.waiting)
+            del seen[: -(GROWTHS_IN_A_ROW + 1)]
+            steps = [after - before for before, after in pairwise(seen)]
+            if len(steps) == GROWTHS_IN_A_ROW and min(steps) >= GROWTH:
+                self._warn(Code.QUEUE_GROWING, f"{name} grows faster than it is delivered")
+            limit = depth.deferred_limit
+            if limit is not None and depth.deferred >= limit * NEARLY_ALL:
+                text = (
+                    f"messages of {name} that wait for a retry use up its limit of unsettled ones"
+                )
+                self._warn(Code.BROKER_LIMIT, text)

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
@@ -125,7 +126,8 @@ class ConfigSync:
 
     async def run(self, interval: float, jitter: Jitter) -> None:
         """Sync again and again, until cancelled. The caller makes the first sync."""
-        await every(interval, self._sync_later, jitter=give_or_take(_SPREAD, jitter))
+        sync = partial(self.sync, first=False)
+        await every(interval, sync, jitter=give_or_take(_SPREAD, jitter))
 
     async def sync(self, *, first: bool) -> SyncResult:
         """Try until it works, or until the attempts are used up."""
@@ -154,9 +156,6 @@ class ConfigSync:
             succeeded=self._succeeded,
             failed=self._failed,
         )
-
-    async def _sync_later(self) -> None:
-        await self.sync(first=False)
 
     async def _sync(self, attempts: int, severity: Severity) -> Plan:
         async with self._one_at_a_time:

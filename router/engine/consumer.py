@@ -149,12 +149,18 @@ class Receiver:
         deps, settler = self._deps, self.settler
         self._guarded = guarded = GuardedBroker(broker, self._wake, self._counts, deps.leadership)
         settler.connected(guarded)
-        self._warn_of_limits(guarded)
+        name, answer_within = self.queue.name, guarded.traits.answer_within
+        if self.queue.connections > 1 and not guarded.holds_groups:
+            text = f"{name} does not hold groups back: several connections break order"
+            self._warn(Code.QUEUE_VALIDATION, text)
+        if answer_within is not None and deps.longest_delivery > answer_within:
+            text = f"a delivery may take longer than {name} waits for its answer"
+            self._warn(Code.BROKER_LIMIT, text)
         lease, heartbeat = guarded.lease_seconds, None
         if lease is not None:
             extend = partial(extend_leases, settler.held, guarded, lease, deps.extended)
             heartbeat = deps.tasks.create_task(
-                every(lease / LOOKS_PER_LEASE, extend), name=f"leases {self.queue.name}"
+                every(lease / LOOKS_PER_LEASE, extend), name=f"leases {name}"
             )
         try:
             while self._may_receive:
@@ -172,15 +178,6 @@ class Receiver:
             settler.disconnected()
         if guarded.is_broken:
             raise Disconnected("a call failed")
-
-    def _warn_of_limits(self, guarded: GuardedBroker) -> None:
-        name, answer_within = self.queue.name, guarded.traits.answer_within
-        if self.queue.connections > 1 and not guarded.holds_groups:
-            text = f"{name} does not hold groups back: several connections break order"
-            self._warn(Code.QUEUE_VALIDATION, text)
-        if answer_within is not None and self._deps.longest_delivery > answer_within:
-            text = f"a delivery may take longer than {name} waits for its answer"
-            self._warn(Code.BROKER_LIMIT, text)
 
     async def _receive(self, guarded: GuardedBroker, limit: int) -> None:
         """Receive one batch and dispatch it."""

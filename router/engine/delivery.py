@@ -170,8 +170,13 @@ class DeliveryRunner:
     async def serve(self, lane: Lane, job: Job, task: asyncio.Task[None]) -> None:
         """Deliver a message and settle it."""
         outcome = await self._deliver(job, task)
+        if outcome is None and job.lease_until > self._loop.time():
+            await job.settler.nack(job, 0.0)
+            return
         if outcome is None:
-            await self._return_unsent(lane, job)
+            # Its lease has ended: it may be someone else's by now, so its group goes, too (BRK-5).
+            for each in (job, *lane.take_all()):
+                each.settler.forfeit(each)
             return
         job.metric = outcome.rule.metric
         if outcome.rule.disposition is not Disposition.ACK:
@@ -251,14 +256,6 @@ class DeliveryRunner:
             self._permits.take()
         else:
             await self._permits.take_again()
-
-    async def _return_unsent(self, lane: Lane, job: Job) -> None:
-        if job.lease_until > self._loop.time():
-            await job.settler.nack(job, 0.0)
-            return
-        # Its lease has run out: it may be someone else's by now, so its group goes, too (BRK-5).
-        for each in (job, *lane.take_all()):
-            each.settler.forfeit(each)
 
     async def _settle_failure(self, lane: Lane, job: Job, outcome: Outcome) -> None:
         """Settle what was not accepted, and what must not go before it."""

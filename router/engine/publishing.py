@@ -153,7 +153,21 @@ class QueuePublisher:
         if len(bodies) > MAX_MESSAGES:
             raise Rejected(f"at most {MAX_MESSAGES} messages at once, not {len(bodies)}")
         now = self.wall()  # read once: what comes in one call is due at one time
-        return [self._check(index, body, queue, now) for index, body in enumerate(bodies)]
+        checked = []
+        for index, given in enumerate(bodies):
+            body = with_id(given, self._new_id)
+            try:
+                message = parse(body)
+                self._refuse("", message, queue, now)
+            except Malformed as error:
+                raise Rejected(str(error), index) from None
+            if b'"batchId"' in body and is_given(_batch_field.decode(body).batch_id):
+                raise Rejected("`batchId` must be absent: use POST /batches", index)
+            key = message.explicit_dedup_key
+            if key is None and message.dedup == "content":
+                key = content_key(message)
+            checked.append(Publication(message, body, key, not_before_of(message, now)))
+        return checked
 
     def queue_named(self, name: str) -> QueueConfig:
         """A queue that can be published to. Raises UnknownQueue or NotPublishable."""
@@ -244,20 +258,6 @@ class QueuePublisher:
             return False
         del self._links[queue]
         return True
-
-    def _check(self, index: int, body: bytes, queue: QueueConfig, now: float) -> Publication:
-        body = with_id(body, self._new_id)
-        try:
-            message = parse(body)
-            self._refuse("", message, queue, now)
-        except Malformed as error:
-            raise Rejected(str(error), index) from None
-        if b'"batchId"' in body and is_given(_batch_field.decode(body).batch_id):
-            raise Rejected("`batchId` must be absent: use POST /batches", index)
-        key = message.explicit_dedup_key
-        if key is None and message.dedup == "content":
-            key = content_key(message)
-        return Publication(message, body, key, not_before_of(message, now))
 
     def _refuse(self, place: str, message: Message, queue: QueueConfig, now: float) -> None:
         """Raise Malformed if it, or a step behind it, asks for what this router cannot do."""

@@ -112,8 +112,14 @@ class DeadLetterReplay:
             if kept is None:
                 raise UnknownLetter("there is no such dead letter")
             queue = self._target_of(kept, to, force=force)
-            item = self._publication_of(kept)
-            group = queue.name, item.message.group or letter_id
+            body = kept.letter.body
+            try:
+                message = parse(body)
+            except Malformed as error:
+                raise NotReplayable(f"its body is not a message any more: {error}") from None
+            # A new key: the queue may still remember the message's own as done.
+            item = Publication(message, body, f"replay-{self._new_id()}")
+            group = queue.name, message.group or letter_id
             if group in stopped:
                 raise NotReplayable("an earlier one of its group was not replayed")
             if not is_ours:
@@ -139,15 +145,6 @@ class DeadLetterReplay:
         except (UnknownQueue, NotPublishable) as error:
             advice = "`to` (--to QUEUE) replays it to another"
             raise NotReplayable(f"{error}; {advice}") from None
-
-    def _publication_of(self, kept: KeptLetter) -> Publication:
-        body = kept.letter.body
-        try:
-            message = parse(body)
-        except Malformed as error:
-            raise NotReplayable(f"its body is not a message any more: {error}") from None
-        # A new key: the queue may still remember the message's own as done.
-        return Publication(message, body, f"replay-{self._new_id()}")
 
     async def _publish(self, queue: QueueConfig, item: Publication) -> None:
         try:

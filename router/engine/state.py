@@ -33,7 +33,6 @@ from router.core.state import (
 from router.core.target import BadTarget, read_target
 from router.core.warnings import WarningBook
 from router.engine.breaker import WINDOW, Breaker, Breakers, BreakerState
-from router.engine.consumer import QueueConsumer
 from router.engine.dead_letter_writer import DeadLetterWriter
 from router.engine.limits import MINUTE
 from router.engine.periodic import LoopLag
@@ -106,7 +105,9 @@ class StateReader:
             active_pools=Lazily(self._active_pools),
             busiest_pools=Lazily(self._busiest_pools),
             groups=Lazily(self._groups),
-            breakers=Lazily(lambda: map(self._circuit, self._breakers.all())),
+            breakers=Lazily(
+                lambda: (circuit_state(each, self._loop_to_wall) for each in self._breakers.all())
+            ),
             open_breakers=sum(each.state is BreakerState.OPEN for each in self._breakers.all()),
             held=registry.held,
             ledger={"received": registry.ledger.received, **ended},
@@ -141,24 +142,21 @@ class StateReader:
         manager = self._manager
         stopping = {consumer.queue.name: consumer for consumer in manager.stopping_consumers}
         for name, consumer in {**stopping, **manager.consumers}.items():
-            yield self._queue(consumer, stopping=name not in manager.consumers)
-
-    def _queue(self, consumer: QueueConsumer, *, stopping: bool) -> QueueState:
-        now, name, depth = _now(), consumer.queue.name, consumer.last_depth
-        return QueueState(
-            name=name,
-            counts=consumer.counts,
-            now=now,
-            uptime=now - self._started,
-            stopping=stopping,
-            waiting=None if depth is None else depth.waiting,
-            handed_out=None if depth is None else depth.in_flight,
-            unknown_pools=self._manager.unknown_pools[name],
-            since_poll=max(now - each.health.last_poll for each in consumer.connections),
-            connections=len(consumer.connections),
-            healthy=consumer.is_healthy(now),
-            restarts=consumer.restarts,
-        )
+            now, depth = _now(), consumer.last_depth
+            yield QueueState(
+                name=name,
+                counts=consumer.counts,
+                now=now,
+                uptime=now - self._started,
+                stopping=name not in manager.consumers,
+                waiting=None if depth is None else depth.waiting,
+                handed_out=None if depth is None else depth.in_flight,
+                unknown_pools=manager.unknown_pools[name],
+                since_poll=max(now - each.health.last_poll for each in consumer.connections),
+                connections=len(consumer.connections),
+                healthy=consumer.is_healthy(now),
+                restarts=consumer.restarts,
+            )
 
     def _all_pools(self) -> list[ProcessPool]:
         """A draining pool counts until it is gone (§7)."""
@@ -188,9 +186,6 @@ class StateReader:
                 seen.add(lane)
                 waiting = len(lane) + (lane.current is job)  # which is no longer in its lane
                 yield HeldGroup(held_state(job, self._loop_to_wall), waiting)
-
-    def _circuit(self, breaker: Breaker) -> Circuit:
-        return circuit_state(breaker, self._loop_to_wall)
 
 
 def pool_state(pool: ProcessPool, now: float) -> PoolState:
@@ -419,20 +414,18 @@ class MessageLookup:
 
     def _queue_notes(self) -> tuple[str, ...]:
         """Return what may keep a message in its queue."""
-        return tuple(islice(self._all_queue_notes(), MOST_NOTES))
-
-    def _all_queue_notes(self) -> Iterator[str]:
-        manager = self._manager
+        manager, notes = self._manager, list[str]()
         if not manager.consumers:
-            yield "no queue is consumed"
+            notes.append("no queue is consumed")
         for name, consumer in manager.consumers.items():
             if not any(connection.is_connected for connection in consumer.connections):
-                yield f"queue {name} is not connected"
+                notes.append(f"queue {name} is not connected")
             elif consumer.last_depth is not None and consumer.last_depth.waiting:
-                yield f"queue {name}: {consumer.last_depth.waiting} wait in it, when last seen"
-        for code, pool in manager.pools.items():
-            if not pool.has_room:
-                yield f"pool {code} is full"
+                waiting = consumer.last_depth.waiting
+                notes.append(f"queue {name}: {waiting} wait in it, when last seen")
+        full = [code for code, pool in manager.pools.items() if not pool.has_room]
+        notes += [f"pool {code} is full" for code in full]
+        return tuple(notes[:MOST_NOTES])
 
 
 def _has_origin(ended: HandOver, origin: str) -> bool:

@@ -42,7 +42,7 @@ ROUTER: Final = Contender("message-router", (sys.executable, "-m", "router", "ru
 
 
 def peer(command: str) -> Contender:
-    """Any other router program (CONTRACTS §9)."""
+    """Any other router program."""
     return Contender(textwrap.shorten(f"peer: {command}", NAME_WIDTH), shlex.split(command))
 
 

@@ -20,7 +20,7 @@ OPEN_PATHS: Final = frozenset(
     {"/health", "/health/live", "/health/ready", "/health/startup", "/metrics"}
 )
 OPEN_FOLDER: Final = "/static/"  # of the dashboard: a browser sends no token for it
-# Beyond loopback, these show nothing without credentials: payloads, results and errors (§20).
+# Beyond loopback, these show nothing without credentials: payloads, results and errors (CMD-2).
 PRIVATE_FOLDERS: Final = ("/messages", "/batches", "/schedules", "/dead-letters")
 _READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 

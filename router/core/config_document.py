@@ -1,4 +1,4 @@
-"""Reads and writes routing configuration documents (CONTRACTS §3).
+"""Reads and writes routing configuration documents (CFG-5).
 
 A document that is not of the right shape is refused as a whole. One bad entry is skipped and
 reported, and the rest is applied (CFG-5): an error in one queue or pool never affects another.

@@ -107,7 +107,7 @@ class Notes:
         return int(self.cut(where, value, most))
 
     def whole_or_none(self, where: str, value: Number | None, most: int) -> int | None:
-        """Like `whole`, where zero and less mean: not given (POOL-6, §9)."""
+        """Like `whole`, where zero and less mean: not given (POOL-6)."""
         return None if value is None or value <= 0 else self.whole(where, value, most)
 
     def seconds(self, where: str, value: Number | None) -> float | None:

@@ -1,4 +1,4 @@
-"""What is stored of a message that leaves its queue without having been accepted (§11)."""
+"""What is stored of a message that leaves its queue without having been accepted (DLQ-1)."""
 
 from enum import Enum
 

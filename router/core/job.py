@@ -58,7 +58,10 @@ class Try(Struct, frozen=True, gc=False):
 
 
 class Settler(Protocol):
-    """Settles the messages of one connection. A pool never sees a broker."""
+    """Settles the messages of one connection. A pool never sees a broker.
+
+    The engine's QueueSettler, seen from here: core must not import the engine.
+    """
 
     @property
     def queue(self) -> QueueConfig: ...
@@ -108,7 +111,7 @@ class Settler(Protocol):
 
 
 class JobPool(Protocol):
-    """The pool that a job counts against until it has ended."""
+    """The pool that a job counts against until it has ended: the engine's ProcessPool, likewise."""
 
     @property
     def code(self) -> str: ...

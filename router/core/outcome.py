@@ -117,7 +117,7 @@ _NO_RESOURCES: Final = (Code.CONFIGURATION, Severity.WARN)
 _STRANGE: Final = (Code.PROCESSING, Severity.WARN)
 _NO_RESULT: Final = (Code.MEDIATOR_NULL_RESULT, Severity.CRITICAL)
 
-# SPEC §11, CONTRACTS §5.
+# MED-3, BRK-4; the table of section 17 in docs/specification.md.
 # fmt: off
 RULES: Final[Mapping[Cause, Rule]] = {
     Cause.ACCEPTED: Rule(None, Disposition.ACK, Metric.SUCCESS),

@@ -189,7 +189,7 @@ class ConfigSync:
         config, shortage = limit_connections(wanted, self._rules.max_connections, self._applied)
         if empties(self._applied, config) and not self._rules.allow_empty:
             raise SyncFailed(EMPTYING)
-        # Called even if nothing changes: what operators changed by hand goes back (CONTRACTS §6).
+        # Called even if nothing changes: what operators changed by hand goes back (CFG-6).
         changes = await self._apply(config)
         now = self._wall()
         for source in self._sources:

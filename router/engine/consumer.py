@@ -1,4 +1,4 @@
-"""Consuming one queue: receivers that poll, hold back, reconnect and keep leases alive (§3)."""
+"""Consuming one queue: receivers that poll, hold back, reconnect and keep leases (BRK-1, 5, 6)."""
 
 import asyncio
 import logging

@@ -56,7 +56,7 @@ class Deliverer(Protocol):
 
 
 class Mediator:
-    """Makes one attempt at delivering one message: circuit breaker, request, judgement (§10)."""
+    """Makes one attempt at one message: circuit breaker, request, judgement (MED-1 to 4)."""
 
     def __init__(
         self,

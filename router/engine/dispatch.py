@@ -1,4 +1,4 @@
-"""From a received batch to jobs in pools: duplicates, capacity, order of refusals (SPEC §4).
+"""From a received batch to jobs in pools: duplicates, capacity, order of refusals (ROUTE-1 to 7).
 
 Dispatching is synchronous, so a batch sees one state of pools and registry. What takes time (dead
 letters for malformed bodies, NACKs of refused messages) is returned, for the caller to do.

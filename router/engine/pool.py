@@ -1,4 +1,4 @@
-"""A pool: so many deliveries at once, so many a minute, in order within a group (SPEC §6, §7, §9).
+"""A pool: so many deliveries at once, so many a minute, in order within a group (POOL-1 to 7).
 
 A group that has work is a lane; a lane that can go on is once in `lanes.ready`. Workers, at most
 `concurrency` of them at once, take the next ready lane, deliver one message of it and put the lane
@@ -72,7 +72,7 @@ class ProcessPool:
     def submit(self, job: Job) -> bool:
         """Take a job. Return False if the pool is full, or draining.
 
-        A draining pool takes what belongs to a group that it holds, to pass it on later (§7).
+        A draining pool takes what belongs to a group that it holds, to pass it on later (CFG-6).
         """
         if self.held >= self.capacity and self.queued >= self.capacity:
             return False
@@ -110,7 +110,7 @@ class ProcessPool:
             self._note_room()
 
     def change(self, config: PoolConfig) -> None:
-        """Take effect at once; running deliveries finish (POOL-6, §9)."""
+        """Take effect at once; running deliveries finish (CFG-6)."""
         self.config = self.runner.config = config
         self.capacity = _capacity(config)
         self.gate.change(config)
@@ -127,7 +127,7 @@ class ProcessPool:
         self.change(config)
 
     def drain(self) -> None:
-        """Start no new try and return what has no open request; open requests finish (§7)."""
+        """Start no new try and return what has no open request; open requests finish (CFG-6)."""
         self.draining = True
         if self.waits_for_rate is not None:
             self.waits_for_rate.cancel()

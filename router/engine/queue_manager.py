@@ -88,7 +88,7 @@ class QueueManager:
         return not self.pools or len(self._full) < len(self.pools)
 
     def pool_for(self, job: Job) -> ProcessPool:
-        """Return the pool of its code; a draining one of that code if it holds its group (§7).
+        """Return the pool of its code; a draining one of that code if it holds its group (CFG-6).
 
         A message for a pool that is missing goes to the default pool (ROUTE-4). These are counted
         by queue, because producers can make up any number of pool codes.
@@ -205,7 +205,7 @@ class QueueManager:
             self._full.add(pool)
 
     def _place_blocked(self, blocked: Sequence[Job]) -> None:
-        """Place jobs that waited for a draining pool to finish with their group (§7)."""
+        """Place jobs that waited for a draining pool to finish with their group (CFG-6)."""
         refused = blocked if self._is_stopped else self._dispatcher.place(blocked)
         if refused:
             delay = 0.0 if self._is_stopped else FAST_FAIL_DELAY

@@ -159,7 +159,7 @@ class StateReader:
             )
 
     def _all_pools(self) -> list[ProcessPool]:
-        """A draining pool counts until it is gone (§7)."""
+        """A draining pool counts until it is gone (CFG-6)."""
         return [*self._manager.pools.values(), *self._manager.draining_pools.values()]
 
     def _active_pools(self) -> Iterator[PoolState]:

@@ -1,4 +1,4 @@
-"""How a message becomes a signed POST to its target (CONTRACTS §5)."""
+"""How a message becomes a signed POST to its target (MED-1)."""
 
 import base64
 import binascii

@@ -18,7 +18,7 @@ from tests.support.states import ORIGIN
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
 
-NAMES = {  # CONTRACTS §7
+NAMES = {  # section 8 of the specification
     "messages_total": {"queue", "outcome"},
     "deliveries_total": {"pool", "outcome"},
     "delivery_seconds": {"pool"},

@@ -1,4 +1,4 @@
-"""What becomes of an arrival: new, handed over again, a copy, or too much for its pool (§4)."""
+"""What becomes of an arrival: new, handed over again, a copy, or too much for its pool."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A pool that goes, and one that comes back before it is gone (SPEC §7)."""
+"""A pool that goes, and one that comes back before it is gone (CFG-6)."""
 
 import asyncio
 

@@ -139,7 +139,7 @@ async def test_what_the_router_lacks_itself_is_blamed_on_no_target_and_is_no_att
 
 
 class TestOutcomes:
-    """SPEC §11, line by line."""
+    """The table of section 17 of the specification, line by line."""
 
     @pytest.mark.parametrize(
         ("answers", "metric", "fate", "warned"),

@@ -1,4 +1,4 @@
-"""A pool: capacity, permits, groups, priorities, dispatch modes, and tasks that die (SPEC §6)."""
+"""A pool: capacity, permits, groups, priorities, dispatch modes, and tasks that die."""
 
 import asyncio
 

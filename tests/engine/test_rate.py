@@ -1,4 +1,4 @@
-"""So many a minute, also while that changes (SPEC §9)."""
+"""So many a minute, also while that changes."""
 
 import asyncio
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""A deterministic world in which whole routers run, break and start again (SPEC §15).
+"""A deterministic world in which whole routers run, break and start again.
 
 One seed decides what is published, what goes wrong and when, and how long everything takes. Real
 code: the engine, the broker adapters, publishing, replays, the SQLite queue and the dead-letter

@@ -1,4 +1,4 @@
-"""What is a message, and what is none (CONTRACTS §4)."""
+"""What is a message, and what is malformed (section 5 of the specification)."""
 
 import gc
 import json

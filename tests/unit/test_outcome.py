@@ -34,13 +34,13 @@ def now() -> float:
     return TODAY.timestamp()
 
 
-# What follows from an outcome: what is done with the message, and how it is counted (SPEC §11).
+# What follows from an outcome: what is done with the message, and how it is counted (section 17).
 ACK = (Disposition.ACK, Metric.SUCCESS)
 CONFIG = (Disposition.DEAD_LETTER, Metric.FAILURE)
 PROCESS = (Disposition.RETRY, Metric.TRANSIENT)
 CONNECTION = (Disposition.RETRY, Metric.FAILURE)
 
-# Which warning it raises (CONTRACTS §5).
+# Which warning it raises (section 6.2).
 ERROR = (Code.CONFIGURATION, Severity.ERROR)
 CRITICAL = (Code.CONFIGURATION, Severity.CRITICAL)
 OVERLOADED = (Code.CONFIGURATION, Severity.WARN)
@@ -77,7 +77,7 @@ def verdict(outcome: Outcome) -> tuple[Follows, str | None, Warns, bool]:
     return (rule.disposition, rule.metric), rule.word, rule.warning, outcome.may_try_again
 
 
-# The table of CONTRACTS §5 for HTTP statuses: result, error, warning, tried again at once?
+# The table of section 6.2 for HTTP statuses: result, error, warning, tried again at once?
 STATUSES = {
     100: (PROCESS, "HttpError", None, False),
     101: (PROCESS, "HttpError", None, False),

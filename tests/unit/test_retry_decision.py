@@ -1,4 +1,4 @@
-"""What becomes of a message that was not accepted: the table of SPEC §11, and retry policies."""
+"""What becomes of a message that was not accepted: the table of outcomes, and retry policies."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""What an arrival is to the router, by the two indexes of the tracker (SPEC §5)."""
+"""What an arrival is to the router, by the two indexes of the tracker (ROUTE-2, ROUTE-3)."""
 
 from typing import Any
 

@@ -168,7 +168,7 @@ async def bind_consumer(
     info = await consumer_info(connection, address.stream, address.consumer)
     wanted = queue.visibility_timeout
     if info is None:
-        # Without limits of its own: pools bound what is in flight, and nothing is given up (§3).
+        # Without limits of its own: pools bound what is in flight, and nothing is given up (BRK-1).
         config: dict[str, object] = {
             "durable_name": address.consumer,
             "description": "made by message-router",

@@ -76,19 +76,14 @@ def next_steps(message: Message, fingerprint: str, result: bytes | None) -> list
             steps.append(NextStep(step, body, key))
             continue
         try:
-            richer = _with_result(body, result)
+            fields = _fields.decode(body)
+            payload = {} if not step.has_payload else _fields.decode(step.payload)
+            payload["previous"] = _NULL if result is None else Raw(result)
+            richer = _encode({**fields, "payload": payload})
             steps.append(NextStep(parse(richer), richer, key))
         except (msgspec.MsgspecError, _Malformed):  # no object, too long or too deep
             steps.append(NextStep(step, body, key, lacks_result=True))
     return steps
-
-
-def _with_result(body: bytes, result: bytes | None) -> bytes:
-    fields = _fields.decode(body)
-    given = fields.get("payload", _NULL)
-    payload = {} if given == _NULL else _fields.decode(given)
-    payload["previous"] = _NULL if result is None else Raw(result)
-    return _encode({**fields, "payload": payload})
 
 
 def content_key(message: Message) -> str:

@@ -140,7 +140,8 @@ def with_reply_names(
     queues: Sequence[QueueConfig], reply_queues: Sequence[QueueConfig]
 ) -> tuple[QueueConfig, ...]:
     """Tell the queues with commands which reply queues are in their database (CMD-7)."""
-    places = [(_pgmq_place(each), each.name) for each in reply_queues if _is_pgmq(each)]
+    pgmq = [each for each in reply_queues if each.uri.lower().startswith("pgmq:")]
+    places = [(_pgmq_place(each), each.name) for each in pgmq]
     named = []
     for queue in queues:
         known = queue
@@ -150,10 +151,6 @@ def with_reply_names(
             known = replace(queue, reply_names=names)
         named.append(known)
     return tuple(named)
-
-
-def _is_pgmq(queue: QueueConfig) -> bool:
-    return queue.uri.lower().startswith("pgmq:")
 
 
 def _pgmq_place(queue: QueueConfig) -> tuple[str, str]:

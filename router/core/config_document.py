@@ -77,7 +77,11 @@ def read_document(body: bytes, naming: QueueNaming) -> Document:
     if queue_entries is None and pool_entries is None:
         raise BadDocument("$", "neither `queues` nor `processingPools` is there")
     whole = Notes("$", CONFIGURATION)
-    connections = _top_connections(top, whole)
+    try:
+        given = msgspec.convert(top.get("connections"), Number | None)
+        connections = whole.whole("connections", given, MAX_CONNECTIONS) or 1
+    except (msgspec.ValidationError, BadEntry):
+        raise BadDocument("$.connections", "not a whole number above 0") from None
     read_entry = partial(read_queue, naming=naming, connections=connections)
     queues = _Section("queues", QUEUE_VALIDATION, queue_identity, read_entry)
     queues.read(queue_entries or [])
@@ -157,14 +161,6 @@ def _entries(top: Mapping[str, object], name: str, most: int = MAX_ENTRIES) -> l
     if len(entries) > most:
         raise BadDocument(f"$.{name}", f"more than {most} entries")
     return entries
-
-
-def _top_connections(top: Mapping[str, object], notes: Notes) -> int:
-    try:
-        given = msgspec.convert(top.get("connections"), Number | None)
-        return notes.whole("connections", given, MAX_CONNECTIONS) or 1
-    except (msgspec.ValidationError, BadEntry):
-        raise BadDocument("$.connections", "not a whole number above 0") from None
 
 
 @dataclass(slots=True)

@@ -341,6 +341,11 @@ def _read_policy(entry: _RetryEntry, notes: Notes) -> RetryPolicy:
 
 
 def queue_entry(queue: QueueConfig) -> _QueueEntry:
+    shown = [(kind, route.without_secrets()) for kind, route in queue.routes]
+    routes: dict[str, object] = {
+        kind: _RouteEntry(route.target, route.pool, route.group_field, route.token)
+        for kind, route in shown
+    }
     return _QueueEntry(
         queue_name=queue.name,
         queue_uri=public_uri(queue.uri),
@@ -349,13 +354,8 @@ def queue_entry(queue: QueueConfig) -> _QueueEntry:
         max_messages=queue.max_messages,
         retry=_retry_entry(queue.retry),
         envelope="command-bus" if queue.envelope else None,
-        routes={kind: _route_entry(route.without_secrets()) for kind, route in queue.routes}
-        or None,
+        routes=routes or None,
     )
-
-
-def _route_entry(route: Route) -> _RouteEntry:
-    return _RouteEntry(route.target, route.pool, route.group_field, route.token)
 
 
 def pool_entry(pool: PoolConfig) -> _PoolEntry:
@@ -424,17 +424,15 @@ def schedule_entry(schedule: Schedule) -> dict[str, object]:
     """Return the entry for people to read. The message may hold a token, so only a few fields."""
     fields = msgspec.json.decode(schedule.message, type=dict[str, Raw])
     shown = ("mediationTarget", "mediationType", "poolCode", "messageGroupId", "priority")
-    message = {name: _public(fields[name]) for name in shown if name in fields}
-    given = {"cron": schedule.cron, "everySeconds": schedule.every_seconds}
+    given = {name: msgspec.json.decode(fields[name]) for name in shown if name in fields}
+    message = {
+        name: mask_urls(value) if isinstance(value, str) else value for name, value in given.items()
+    }
+    times = {"cron": schedule.cron, "everySeconds": schedule.every_seconds}
     return {
         "name": schedule.name,
         "queue": schedule.queue,
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in times.items() if value is not None},
         "timezone": schedule.timezone,
         "message": message,
     }
-
-
-def _public(value: Raw) -> object:
-    given = msgspec.json.decode(value)
-    return mask_urls(given) if isinstance(given, str) else given

@@ -182,8 +182,11 @@ def parse(body: bytes, steps_before: int = 0) -> Message:
     except msgspec.MsgspecError as error:
         raise Malformed(str(error)) from None
     _check(message)
-    if message.then:
-        _check_steps(message, steps_before)
+    if message.then and is_given(message.then):
+        if steps_before == MAX_STEPS:
+            raise Malformed(f"`then` is more than {MAX_STEPS} deep")
+        for _ in steps_of(message, steps_before + 1):
+            pass  # reading them checks them
     return message
 
 
@@ -258,13 +261,6 @@ def _check_type(message: Message, target: Target) -> None:
     if target.scheme != PROCESS:
         must = "must be process:<name> if `mediationType` is PROCESS"
         raise Malformed(f"`mediationTarget` {must}")
-
-
-def _check_steps(message: Message, steps_before: int) -> None:
-    if is_given(message.then) and steps_before == MAX_STEPS:
-        raise Malformed(f"`then` is more than {MAX_STEPS} deep")
-    for _ in steps_of(message, steps_before + 1):
-        pass
 
 
 _TOO_DEEP: Final = f"the body is nested more than {MAX_DEPTH} deep"

@@ -94,15 +94,13 @@ def mask_sent_secrets(content: bytes, message: Message) -> bytes:
     """Mask what was sent to a target and nobody else may see, in what it answered."""
     query = message.target.partition("#")[0].partition("?")[2]
     for secret in (message.token, message.secret, query if len(query) >= _TELLING else None):
-        if secret:
-            content = _mask(content, secret.encode())
-    return content
-
-
-def _mask(content: bytes, secret: bytes) -> bytes:
-    content = content.replace(secret, MASK.encode())
-    # The reply was cut at its first KiB, perhaps in the middle of the secret.
-    for length in range(min(len(secret), len(content)), _TELLING - 1, -1):
-        if content.endswith(secret[:length]):
-            return content[:-length] + MASK.encode()
+        if not secret:
+            continue
+        hidden = secret.encode()
+        content = content.replace(hidden, MASK.encode())
+        # The reply was cut at its first KiB, perhaps in the middle of the secret.
+        for length in range(min(len(hidden), len(content)), _TELLING - 1, -1):
+            if content.endswith(hidden[:length]):
+                content = content[:-length] + MASK.encode()
+                break
     return content

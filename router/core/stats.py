@@ -23,6 +23,7 @@ BOUNDS: Final = (
     *(float(f"{step}e{decade}") for decade in range(-3, 3) for step in _STEPS),
     1000.0,
 )  # seconds, each the upper end of its bucket
+_EDGES: Final = (0.0, *BOUNDS)
 BUCKETS: Final = len(BOUNDS) + 1  # the last one is open above
 SHOWN: Final = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # in metrics
 _SHOWN_PLACES: Final = tuple((bound, BOUNDS.index(bound)) for bound in SHOWN)
@@ -60,7 +61,10 @@ class Rolling:
     def at(self, now: float) -> list[int]:
         """Return the totals for adding to them at this instant."""
         if now >= self._noted_until:
-            self._note(int(now // MINUTE))
+            minute = int(now // MINUTE)
+            self._noted_until = (minute + 1) * MINUTE
+            self._notes.append((minute, array(_INTEGERS, self.totals)))
+            del self._notes[:-LONGEST]
         return self.totals
 
     def growth(self, minutes: int, now: float) -> Sequence[int]:
@@ -74,11 +78,6 @@ class Rolling:
         if not self._notes or self._notes[-1][0] < first:
             return self.totals  # nothing has changed since
         return next(totals for minute, totals in self._notes if minute >= first)
-
-    def _note(self, minute: int) -> None:
-        self._noted_until = (minute + 1) * MINUTE
-        self._notes.append((minute, array(_INTEGERS, self.totals)))
-        del self._notes[:-LONGEST]
 
 
 def covered(minutes: int, now: float) -> float:
@@ -99,7 +98,8 @@ def quantile(counts: Sequence[int], share: float) -> float:
     below = 0
     for bucket, count in enumerate(counts):
         if count and below + count >= wanted:
-            return _within(bucket, (wanted - below) / count)
+            lower, upper = _EDGES[bucket], _EDGES[min(bucket + 1, len(BOUNDS))]
+            return lower + (upper - lower) * ((wanted - below) / count)
         below += count
     return 0.0
 
@@ -108,13 +108,6 @@ def cumulative(counts: Sequence[int]) -> Sequence[tuple[float, int]]:
     """Return how many took no longer, for each bound that metrics show."""
     sums = list(accumulate(counts))
     return [(bound, sums[place]) for bound, place in _SHOWN_PLACES]
-
-
-def _within(bucket: int, share: float) -> float:
-    if bucket == len(BOUNDS):
-        return BOUNDS[-1]
-    lower = BOUNDS[bucket - 1] if bucket else 0.0
-    return lower + (BOUNDS[bucket] - lower) * share
 
 
 class Latency(Struct, frozen=True, kw_only=True):

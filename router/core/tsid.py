@@ -24,8 +24,5 @@ class Tsids:
         moment = int((self._clock() - EPOCH) * 1000) << TAIL_BITS
         # Within a millisecond, and while a clock that was set back catches up, ids count on.
         self._last = max(moment | self._random_bits(TAIL_BITS - 1), self._last + 1)
-        return _spelled(self._last)
-
-
-def _spelled(number: int) -> str:
-    return "".join(CROCKFORD[number >> shift & 31] for shift in range(5 * (LENGTH - 1), -1, -5))
+        shifts = range(5 * (LENGTH - 1), -1, -5)
+        return "".join(CROCKFORD[self._last >> shift & 31] for shift in shifts)

@@ -135,7 +135,13 @@ class Receiver:
                     self._warn(Code.QUEUE_VALIDATION, text)
                     await self._back_off(UNREACHABLE_SECONDS)
                 except Disconnected as error:
-                    self._note_loss(error)
+                    log.warning("connection lost: %s", error, extra={"queue": self.queue.name})
+                    self._lost_at = self._now() if self._lost_at is None else self._lost_at
+                    lost_for = self._now() - self._lost_at
+                    # A queue that never answered is reported at once, a lost one after a minute.
+                    if lost_for >= UNREACHABLE_SECONDS or not self.health.has_polled:
+                        text = f"{self.queue.name} cannot be reached: {error}"
+                        self._warn(Code.QUEUE_UNREACHABLE, text)
                     await self._back_off(next(self._delays))
                 except Exception:
                     # The bulkhead: a bug met on one connection must end neither it nor the others.
@@ -235,14 +241,6 @@ class Receiver:
         deadline = self._now() + seconds
         while not self._is_done and (left := deadline - self._now()) > 0:
             await self._wait(left)
-
-    def _note_loss(self, error: Disconnected) -> None:
-        """Warn of a queue that never answered at once, of a lost one after a minute."""
-        log.warning("connection lost: %s", error, extra={"queue": self.queue.name})
-        if self._lost_at is None:
-            self._lost_at = self._now()
-        if self._now() - self._lost_at >= UNREACHABLE_SECONDS or not self.health.has_polled:
-            self._warn(Code.QUEUE_UNREACHABLE, f"{self.queue.name} cannot be reached: {error}")
 
 
 class QueueConsumer:

@@ -7,8 +7,7 @@ letters for malformed bodies, NACKs of refused messages) is returned, for the ca
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import Final, NoReturn, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct, field
 
@@ -130,17 +129,13 @@ class Dispatcher:
     ) -> Job | None:
         """Return a job if the message is new to the router, else deal with it."""
         settler, registry = batch.settler, self._registry
-        if registry.remembered and self._was_acked(settler, received, batch.at):
-            return None
-        try:
-            flaw = received.flaw
-            message = read(received.body) if flaw is None else _refuse(flaw)
-        except Malformed as problem:
-            registry.hold_untracked(received)
-            unroutable.malformed.append((received, str(problem)))
-            return None
-        due = message.not_before
-        if due is not None and self._is_early(due, message, received, unroutable):
+        if registry.remembered:
+            error = registry.remembered_error(settler.queue.uri, received, batch.at)
+            if error is not None:
+                self._discard(settler, received, error)
+                return None
+        message = self._read(received, read, unroutable)
+        if message is None:
             return None
         lease_until, tally = received.lease_until, received.tally
         job = Job(
@@ -174,6 +169,28 @@ class Dispatcher:
             self._follow(held, settler, received, batch.at)
         return None
 
+    def _read(
+        self, received: ReceivedMessage, read: Reader, unroutable: Unroutable
+    ) -> Message | None:
+        """Return its message, or set it aside: it is malformed (BRK-2), or comes early (CMD-5)."""
+        flaw = received.flaw  # that the adapter has found, if any
+        if flaw is None:
+            try:
+                message = read(received.body)
+            except Malformed as problem:
+                flaw = str(problem)
+        if flaw is not None:
+            self._registry.hold_untracked(received)
+            unroutable.malformed.append((received, flaw))
+            return None
+        if message.not_before is not None:
+            wait = message.not_before.timestamp() - self._wall()
+            if wait > 0:
+                self._registry.hold_untracked(received)
+                unroutable.early.append((received, min(wait, MAX_DELAY), message))
+                return None
+        return message
+
     def _redelivered(
         self,
         held: Job,
@@ -202,22 +219,6 @@ class Dispatcher:
         self._registry.drop_followers(held, lambda each: each[1].has_ended(now))
         self._registry.hold_untracked(received)
         held.followers += ((settler, received),)
-
-    def _was_acked(self, settler: Settler, received: ReceivedMessage, now: float) -> bool:
-        error = self._registry.remembered_error(settler.queue.uri, received, now)
-        if error is not None:
-            self._discard(settler, received, error)
-        return error is not None
-
-    def _is_early(
-        self, due: datetime, message: Message, received: ReceivedMessage, unroutable: Unroutable
-    ) -> bool:
-        """Set aside what comes before its time, to be given back for what is left (CMD-5)."""
-        wait = due.timestamp() - self._wall()
-        if wait > 0:
-            self._registry.hold_untracked(received)
-            unroutable.early.append((received, min(wait, MAX_DELAY), message))
-        return wait > 0
 
     def _hold_back(
         self, jobs: list[Job], deliveries: Sequence[ReceivedMessage], unroutable: Unroutable
@@ -297,8 +298,3 @@ async def read_ahead(deliveries: Sequence[ReceivedMessage]) -> Reader:
         return result
 
     return recall
-
-
-def _refuse(flaw: str) -> NoReturn:
-    """Say what the adapter has found out already, as the parser would."""
-    raise Malformed(flaw)

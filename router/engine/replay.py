@@ -1,8 +1,7 @@
 """Publishes dead letters once more, to their own queue or another (DLQ-2)."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -107,7 +106,10 @@ class DeadLetterReplay:
         self, letter_id: int, to: QueueConfig | None, stopped: set[Group], *, force: bool
     ) -> None:
         """Replay one letter unless its group is `stopped`; a failure stops the group."""
-        with self._claimed(letter_id) as is_ours:
+        # Two operators with one idea publish it once.
+        is_ours = letter_id not in self._under_way
+        self._under_way.add(letter_id)
+        try:
             kept = await self._store.get(letter_id)
             if kept is None:
                 raise UnknownLetter("there is no such dead letter")
@@ -131,6 +133,9 @@ class DeadLetterReplay:
             except Exception:
                 stopped.add(group)
                 raise
+        finally:
+            if is_ours:
+                self._under_way.discard(letter_id)
 
     def _queue_named(self, name: str | None) -> QueueConfig | None:
         return None if name is None else self._publishing.queue_named(name)
@@ -153,14 +158,3 @@ class DeadLetterReplay:
             raise BrokeOff(str(error)) from error
         if was_new is not True:
             raise NotReplayable("the queue took it for a duplicate")
-
-    @contextmanager
-    def _claimed(self, letter_id: int) -> Iterator[bool]:
-        """Yield False if it is being replayed: two operators with one idea publish it once."""
-        is_ours = letter_id not in self._under_way
-        self._under_way.add(letter_id)
-        try:
-            yield is_ours
-        finally:
-            if is_ours:
-                self._under_way.discard(letter_id)

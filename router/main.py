@@ -41,7 +41,7 @@ from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules, SyncSta
 from router.engine.controls import Controls
 from router.engine.delivery import Mediator, longest_delivery
 from router.engine.notifier import Notifier
-from router.engine.periodic import every
+from router.engine.periodic import LoopLag, every
 from router.engine.queue_manager import QueueManager
 from router.engine.registry import Journal
 from router.engine.replay import DeadLetterReplay

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.core.dead_letter import KeptLetter
-from router.core.history import HandOver, MessageHistory
+from router.core.history import HandOver, Held, MessageHistory, WaitReason, why_waiting
 from router.core.iso import iso
 from router.core.job import Fate, State
 from router.core.outcome import RULES, Cause

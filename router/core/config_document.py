@@ -131,11 +131,6 @@ def embedded_document(naming: QueueNaming) -> bytes:
     return msgspec.json.encode(as_document(config))
 
 
-def embedded_config(naming: QueueNaming) -> RoutingConfig:
-    document = read_document(embedded_document(naming), naming)
-    return RoutingConfig(document.queues, document.pools)
-
-
 def _decode(body: bytes) -> dict[str, object]:
     if len(body) > MAX_DOCUMENT:
         raise BadDocument("$", f"larger than {MAX_DOCUMENT} bytes")

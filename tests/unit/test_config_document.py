@@ -23,7 +23,7 @@ from router.core.config_document import (
     BadDocument,
     Document,
     as_document,
-    embedded_config,
+    embedded_document,
     read_document,
 )
 from router.core.redact import public_uri
@@ -594,11 +594,13 @@ def test_of_very_many_problems_only_the_first_are_told() -> None:
 
 
 def test_a_router_without_a_configuration_has_one_queue_and_one_pool() -> None:
-    config = embedded_config(QueueNaming(QueueType.SQS, "/state"))
+    naming = QueueNaming(QueueType.SQS, "/state")
 
-    assert config == RoutingConfig(
-        (QueueConfig(name="default", uri="sqlite:////state/queue.db?queue=default"),),
-        (PoolConfig(code="DEFAULT-POOL", concurrency=20),),
+    document = read_document(embedded_document(naming), naming)
+
+    assert document == Document(
+        queues=(QueueConfig(name="default", uri="sqlite:////state/queue.db?queue=default"),),
+        pools=(PoolConfig(code="DEFAULT-POOL", concurrency=20),),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.core.config import QueueNaming, QueueType
-from router.core.config_document import MAX_DOCUMENT, embedded_config, read_document
+from router.core.config_document import MAX_DOCUMENT, embedded_document, read_document
 from router.outbound.config_service import HttpSource
 from router.outbound.config_source import EmbeddedSource, FileSource, config_sources
 from router.ports import ConfigSource, ConfigUnavailable
@@ -230,4 +230,4 @@ async def test_without_a_url_the_router_configures_itself() -> None:
 
     assert isinstance(source, EmbeddedSource)
     assert source.name == "embedded"
-    assert document.queues == embedded_config(NAMING).queues
+    assert document == read_document(embedded_document(NAMING), NAMING)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -74,7 +75,7 @@ class Receiver:
         self._guarded: GuardedBroker | None = None
         self._stopped_at: float | None = None
         self._fed: set[ProcessPool] = set()  # by the last batch
-        self._delays = reconnect_delays(deps.jitter)
+        self._delays: Iterator[float] | None = None  # before it connects again; None: all is well
         self._lost_at: float | None = None
 
     def start(self) -> None:
@@ -142,11 +143,11 @@ class Receiver:
                     if lost_for >= UNREACHABLE_SECONDS or not self.health.has_polled:
                         text = f"{self.queue.name} cannot be reached: {error}"
                         self._warn(Code.QUEUE_UNREACHABLE, text)
-                    await self._back_off(next(self._delays))
+                    await self._back_off()
                 except Exception:
                     # The bulkhead: a bug met on one connection must end neither it nor the others.
                     log.exception("connection failed", extra={"queue": self.queue.name})
-                    await self._back_off(next(self._delays))
+                    await self._back_off()
         finally:
             self.is_running = False
 
@@ -191,8 +192,7 @@ class Receiver:
         now = self._now()
         self.health.last_poll, self.health.has_polled = now, True
         # Only an answer shows that the broker is back: many let us connect to nothing.
-        self._delays = reconnect_delays(self._deps.jitter)
-        self._lost_at = None
+        self._delays = self._lost_at = None
         if not deliveries:
             return
         self.health.last_message = now
@@ -237,8 +237,10 @@ class Receiver:
         self.health.is_waiting = False
         self.health.waited_until = self._now()
 
-    async def _back_off(self, seconds: float) -> None:
-        deadline = self._now() + seconds
+    async def _back_off(self, seconds: float | None = None) -> None:
+        """Wait for so long, or longer each time until the broker answers (BRK-6)."""
+        self._delays = self._delays or reconnect_delays(self._deps.jitter)
+        deadline = self._now() + (next(self._delays) if seconds is None else seconds)
         while not self._is_done and (left := deadline - self._now()) > 0:
             await self._wait(left)
 

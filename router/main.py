@@ -83,9 +83,7 @@ class Router:
         notifier: Notifier,
         new_id: Callable[[], str],
     ) -> None:
-        self._settings = settings
-        self._notifier = notifier
-        self._lag = LoopLag()
+        self._settings, self._notifier, self._lag = settings, notifier, LoopLag()
         alerts, publishing, store = manager.deps.alerts, manager.deps.publishing, ports.store
         self.port = 0  # of the API
         self.manager = manager

@@ -71,13 +71,14 @@ class Settings:
     # fmt: off
     config_urls: tuple[str, ...] = env(
         "MESSAGE_ROUTER_CONFIG_URL", listed(url("http", "https", "file")), "",
-        "URLs of the routing configuration, comma-separated; none: embedded queue `default`")
+        "URLs of the routing configuration, comma-separated; if not set: embedded queue `default`")
     config_token: str | None = optional("MESSAGE_ROUTER_CONFIG_TOKEN", header_text,
-        "sent as a bearer token to the first configuration URL's origin", secret=True)
+        "bearer token for the origin of the first configuration URL", secret=True)
     enabled: bool = env("MESSAGE_ROUTER_ENABLED", switch, "true",
-        "master switch; `false`: healthy, and consumes nothing")
+        "`false`: the router is healthy but consumes nothing")
     queue_type: QueueType | None = optional("MESSAGE_ROUTER_QUEUE_TYPE", choice(QueueType),
-        "broker of a `queueUri` without a scheme; none: `SQS` with a config URL, else `EMBEDDED`")
+        "broker of a `queueUri` without a scheme; if not set: `SQS` with a config URL, otherwise "
+        "`EMBEDDED`")
     sync_interval: float = env("MESSAGE_ROUTER_SYNC_INTERVAL", seconds(1, _DAY), "5m",
         "time between two configuration syncs")
     config_attempts: int = env("MESSAGE_ROUTER_CONFIG_ATTEMPTS", whole(1, 1000), "12",
@@ -88,82 +89,84 @@ class Settings:
         "maximum number of pools")
     pool_warning_threshold: int = env(
         "MESSAGE_ROUTER_POOL_WARNING_THRESHOLD", whole(1, 1_000_000), "5000",
-        "number of pools from which on a warning is raised")
+        "a warning is raised when there are this many pools")
     max_connections: int = env("MESSAGE_ROUTER_MAX_CONNECTIONS", whole(1, 1_000_000), "1000",
         "limit on the sum of `connections` over all queues")
     allow_empty_config: bool = env("MESSAGE_ROUTER_ALLOW_EMPTY_CONFIG", switch, "false",
-        "let a document remove every queue of a running router")
+        "allow a document to remove every queue of a running router")
     state_dir: Path = env("MESSAGE_ROUTER_STATE_DIR", directory, "./.message-router",
-        "embedded queue and dead letters")
+        "directory of the embedded queue and the dead letters")
     dead_letter_url: str | None = optional("MESSAGE_ROUTER_DEAD_LETTER_URL", dead_letter_url,
-        "`sqlite:///path`, or `none` to drop them; none given: SQLite in the state directory")
+        "dead-letter store: `sqlite:///path`, or `none` to drop dead letters; if not set: a file "
+        "in the state directory")
     dead_letter_retention: float | None = optional(
         "MESSAGE_ROUTER_DEAD_LETTER_RETENTION", seconds(60, 10 * _YEAR),
-        "dead letters are removed when they are older than this, such as `720h`; none: never")
+        "age at which dead letters are removed, such as `720h`; if not set: never")
     dead_letter_max_bytes: int = env(
         "MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES", size(_LEAST_STORE, _TIB), "1GiB",
-        "size at which the dead-letter store is full: bytes, or with `KiB`, `MiB`, `GiB`")
+        "size at which the dead-letter store is full, in bytes or with `KiB`, `MiB`, `GiB`")
     host: str = env("MESSAGE_ROUTER_HOST", text, "127.0.0.1",
         "address of the API")
     port: int = env("MESSAGE_ROUTER_PORT", whole(0, 65535), "8080",
-        "port of the API; 0: a free one")
+        "port of the API; 0 picks a free one")
     api_max_connections: int = env("MESSAGE_ROUTER_API_MAX_CONNECTIONS", whole(1, 100_000), "200",
-        "open connections of the API; at most a quarter of the open files that the system allows")
+        "limit of open connections to the API; at most a quarter of the open files that the system "
+        "allows")
     auth_mode: AuthMode = env("MESSAGE_ROUTER_AUTH_MODE", choice(AuthMode), "NONE",
-        "who may use the API: `NONE`, `BASIC`, `TOKEN`, `OIDC`")
+        "authentication of the API: `NONE`, `BASIC`, `TOKEN`, `OIDC`")
     basic_username: str | None = optional("AUTH_BASIC_USERNAME", text,
-        "for auth mode `BASIC`")
+        "user name for auth mode `BASIC`")
     basic_password: str | None = optional("AUTH_BASIC_PASSWORD", text,
-        "for auth mode `BASIC`", secret=True)
+        "password for auth mode `BASIC`", secret=True)
     api_token: str | None = optional("MESSAGE_ROUTER_API_TOKEN", header_text,
-        "for auth mode `TOKEN`", secret=True)
+        "token for auth mode `TOKEN`", secret=True)
     log_level: LogLevel = env("MESSAGE_ROUTER_LOG_LEVEL", choice(LogLevel), "INFO",
         "`DEBUG`, `INFO`, `WARNING`, `ERROR`, `CRITICAL`")
     log_format: LogFormat = env("MESSAGE_ROUTER_LOG_FORMAT", choice(LogFormat), "auto",
-        "`json`, `text`; `auto`: JSON unless on a terminal")
+        "`json`, `text` or `auto`: text on a terminal, else JSON")
     shutdown_timeout: float = env("MESSAGE_ROUTER_SHUTDOWN_TIMEOUT", seconds(0, _HOUR), "30s",
-        "time for open deliveries to finish")
+        "how long a shutdown waits for open deliveries")
     brokers: BrokerSettings = BrokerSettings()
     mediator_timeout: float = env("MEDIATOR_HTTP_TIMEOUT_MS", milliseconds(1, 86_400_000), "900000",
-        "time for one delivery, in milliseconds")
+        "timeout of one request, in milliseconds")
     mediator_http_version: HttpVersion = env("MEDIATOR_HTTP_VERSION", choice(HttpVersion), "HTTP_2",
         "`HTTP_2` where the target offers it, or `HTTP_1_1`")
     breaker_scope: BreakerScope = env("MEDIATOR_BREAKER_SCOPE", choice(BreakerScope), "origin",
-        "one circuit breaker per target `origin`, or one `global` one")
+        "one circuit breaker per target `origin`, or a single `global` one")
     allowed_hosts: tuple[str, ...] = env("MEDIATOR_ALLOWED_HOSTS", listed(host_pattern), "",
-        "host patterns that may be delivered to, comma-separated; none: any")
+        "host patterns of allowed targets, comma-separated; if not set: any host")
     block_private: bool = env("MEDIATOR_BLOCK_PRIVATE", switch, "false",
-        "refuse loopback and private targets too")
+        "also refuse targets on loopback and in private networks")
     proxy: str | None = optional("MEDIATOR_PROXY", url("http", "https", "socks5", "socks5h"),
         "proxy for deliveries", secret=True)
     executors_file: Path | None = optional("MEDIATOR_EXECUTORS_FILE", directory,
-        "local file that defines which processes messages may run; none: no processes")
+        "file that defines which processes messages may run; if not set: none")
     dedup_window: float = env("MESSAGE_ROUTER_DEDUP_WINDOW", seconds(0, _DAY), "5m",
-        "work queues: how long a finished id is remembered")
+        "work queues: how long duplicates of a finished message are recognized")
     result_retention: float = env("MESSAGE_ROUTER_RESULT_RETENTION", seconds(0, _YEAR), "24h",
         "work queues: how long a finished message with a payload, result, reply or batch is kept")
     default_retry: RetryPolicy | None = optional("MESSAGE_ROUTER_DEFAULT_RETRY", retry_policy,
-        'retry policy of pools and queues without one, such as `{"maxAttempts": 20}`; none: for '
-        "ever, every 30 s")
+        'retry policy of pools and queues without one, such as `{"maxAttempts": 20}`; if not set: '
+        "retry every 30 s without end")
     standby_enabled: bool = env("STANDBY_ENABLED", switch, "false",
-        "hot standby: of several routers, one works at a time")
+        "hot standby: only one of several routers works at a time")
     standby_lock_url: str | None = optional(
         "STANDBY_LOCK_URL", servers("redis", "rediss", "postgresql", "nats"),
-        "where the leader lock is: `redis://`, `postgresql://`, `nats://`", secret=True)
+        "URL of the leader lock: `redis://`, `postgresql://` or `nats://`", secret=True)
     standby_lock_key: str = env("STANDBY_LOCK_KEY", text, "message-router-primary-lock",
         "name of the leader lock")
     standby_lock_ttl: float = env("STANDBY_LOCK_TTL", seconds(1, _HOUR), "30s",
-        "how long the leader lock lasts without being refreshed")
+        "how long the leader lock is valid after a refresh")
     standby_instance_id: str | None = optional("STANDBY_INSTANCE_ID", text,
-        "name of this router, in `/monitoring/standby-status`; none: the host's")
+        "name of this router in `/monitoring/standby-status`; if not set: the host name")
     oidc_issuer: str | None = optional("OIDC_ISSUER", url("http", "https"),
         "for auth mode `OIDC`: the provider's issuer URL, exactly as in its tokens")
     oidc_audience: str | None = optional("OIDC_AUDIENCE", text,
         "for auth mode `OIDC`: the audience that tokens must name")
     notify_webhook_url: str | None = optional("NOTIFY_WEBHOOK_URL", url("http", "https"),
-        "where notifications go as JSON", secret=True)
+        "URL that notifications are sent to as JSON", secret=True)
     notify_slack_url: str | None = optional("NOTIFY_SLACK_URL", url("http", "https"),
-        "incoming webhook of Slack", secret=True)
+        "incoming webhook of a Slack channel", secret=True)
     notify_teams_url: str | None = optional("NOTIFY_TEAMS_URL", url("http", "https"),
         "incoming webhook of a Teams workflow", secret=True)
     notify_smtp_url: str | None = optional("NOTIFY_SMTP_URL", url("smtp", "smtps"),
@@ -171,23 +174,23 @@ class Settings:
     notify_email_to: tuple[str, ...] = env("NOTIFY_EMAIL_TO", listed(text), "",
         "recipients of notifications by mail, comma-separated")
     notify_min_severity: Severity = env("NOTIFY_MIN_SEVERITY", choice(Severity), "WARN",
-        "lowest severity to notify of: `INFO`, `WARN`, `ERROR`, `CRITICAL`")
+        "lowest severity that is notified: `INFO`, `WARN`, `ERROR`, `CRITICAL`")
     notify_batch_interval: float = env("NOTIFY_BATCH_INTERVAL", seconds(1, _DAY), "5m",
         "how long notifications are collected before they are sent")
     otel_disabled: bool = env("OTEL_SDK_DISABLED", switch, "false",
-        "`true`: no traces, whatever else is set")
+        "`true` turns traces off")
     traces_exporter: TracesExporter | None = optional(
         "OTEL_TRACES_EXPORTER", choice(TracesExporter),
-        "`otlp` or `none`; none given: `otlp` if an endpoint is set")
+        "`otlp` or `none`; if not set: `otlp` if there is an endpoint")
     otlp_endpoint: str | None = optional("OTEL_EXPORTER_OTLP_ENDPOINT", url("http", "https"),
-        "where traces go; `/v1/traces` is added to it", secret=True)
+        "endpoint for traces; `/v1/traces` is appended", secret=True)
     otlp_traces_endpoint: str | None = optional(
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url("http", "https"),
         "full URL for traces; overrides `OTEL_EXPORTER_OTLP_ENDPOINT`", secret=True)
     otlp_protocol: str = env("OTEL_EXPORTER_OTLP_PROTOCOL", text, OTLP_HTTP,
-        "protocol of traces; no other is supported")
+        "protocol for traces; no other is supported")
     otlp_traces_protocol: str | None = optional("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", text,
-        "the same for traces only; overrides `OTEL_EXPORTER_OTLP_PROTOCOL`")
+        "protocol for traces; overrides `OTEL_EXPORTER_OTLP_PROTOCOL`")
     traces_sampler: Sampler = env("OTEL_TRACES_SAMPLER", choice(Sampler), "parentbased_always_on",
         "which messages are traced: `always_on`, `always_off`, `traceidratio`; with the prefix "
         "`parentbased_`, a message that carries a trace is traced if its publisher was")

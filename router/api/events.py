@@ -53,20 +53,17 @@ class Feed:
         sent = b""
         while _now() < ends:
             if _now() - self._made_at >= INTERVAL_SECONDS / 2:  # else made for another watcher
-                self._refresh()
+                self._made_at = _now()
+                state = self._read()
+                self._is_last = state.shutting_down  # an open stream would delay the shutdown
+                event = b"data: %b\n\n" % msgspec.json.encode(snapshot(state))
+                if event != self._event:
+                    self._event = event
             yield BEAT if sent is self._event else self._event
             sent = self._event
             if self._is_last:
                 return
             await asyncio.sleep(INTERVAL_SECONDS)
-
-    def _refresh(self) -> None:
-        self._made_at = _now()
-        state = self._read()
-        self._is_last = state.shutting_down  # an open stream would delay the shutdown
-        event = b"data: %b\n\n" % msgspec.json.encode(snapshot(state))
-        if event != self._event:
-            self._event = event
 
 
 class _WatcherResponse(Response):

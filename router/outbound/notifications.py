@@ -100,15 +100,14 @@ class Mail:
         self._recipients = recipients
 
     async def send(self, digest: Digest) -> None:
-        message = self._message(digest)
         try:
-            await asyncio.to_thread(self._deliver, message)
+            await asyncio.to_thread(self._deliver, digest)
         except smtplib.SMTPResponseException as error:
             raise NotSent(f"{type(error).__name__} {error.smtp_code}") from None
         except (smtplib.SMTPException, OSError, ValueError) as error:
             raise NotSent(type(error).__name__) from None
 
-    def _message(self, digest: Digest) -> EmailMessage:
+    def _deliver(self, digest: Digest) -> None:
         message = EmailMessage()
         message["Subject"] = summary(digest)
         message["From"] = self._sender
@@ -117,9 +116,6 @@ class Mail:
         message["Message-ID"] = make_msgid(domain="message-router")
         message["Auto-Submitted"] = "auto-generated"  # no out-of-office replies
         message.set_content("\n".join(lines(digest)) + "\n")
-        return message
-
-    def _deliver(self, message: EmailMessage) -> None:
         context, (host, port) = ssl.create_default_context(), self._server
         with (
             smtplib.SMTP_SSL(host, port, timeout=SEND_SECONDS, context=context)

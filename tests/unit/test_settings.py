@@ -367,7 +367,7 @@ def test_the_table_for_people_has_a_row_for_every_variable() -> None:
     lines = settings_table().splitlines()
 
     assert lines[:2] == ["| variable | default | meaning |", "|---|---|---|"]
-    assert "| `MESSAGE_ROUTER_PORT` | `8080` | port of the API; 0: a free one |" in lines
+    assert "| `MESSAGE_ROUTER_PORT` | `8080` | port of the API; 0 picks a free one |" in lines
     assert len(lines) == 2 + len(list(variables()))
     assert all(line.count("|") == 4 for line in lines)
 

@@ -28,6 +28,7 @@ _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", re.ASCII)
 _DECIMAL: Final = re.compile(r"\d{1,9}(?:\.\d{0,18})?|\.\d{1,18}", re.ASCII)
 _RETRY_EXAMPLE: Final = '{"maxAttempts": 20, "backoff": [10, 60, 300], "statuses": [408, 423]}'
 _SIZE_UNITS: Final = {"": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
+_WHOLE: Final = re.compile(r"[0-9]{1,18}")
 _SIZE: Final = re.compile(r"(\d{1,15}) ?(kib|mib|gib|)", re.ASCII)
 _HOST_PATTERN: Final = re.compile(r"[A-Za-z0-9*._:\[\]-]+")
 
@@ -139,7 +140,7 @@ def switch(raw: str) -> bool:
 
 def whole(least: int, most: int) -> Parser[int]:
     def parse(raw: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,18}", raw) or not least <= int(raw) <= most:
+        if not _WHOLE.fullmatch(raw) or not least <= int(raw) <= most:
             raise NotAllowed(f"must be a whole number from {least} to {most}")
         return int(raw)
 

@@ -26,6 +26,7 @@ from router.core.redact import mask_urls
 
 AT: Final = "2026-01-31T08:15:30.123Z"  # in examples
 SLICE: Final = 25  # pools or queues: a few milliseconds of work
+_MINUTES: Final = re.compile(r"(\d)Min$")
 
 T = TypeVar("T")
 
@@ -60,7 +61,7 @@ def as_is(example: object, description: str | None = None, *, default: object = 
 class ResponseModel(BaseModel):
     model_config = ConfigDict(
         alias_generator=AliasGenerator(
-            serialization_alias=lambda field: re.sub(r"(\d)Min$", r"\1min", to_camel(field))
+            serialization_alias=lambda field: _MINUTES.sub(r"\1min", to_camel(field))
         ),
         validate_by_name=True,
         validate_by_alias=True,

@@ -29,6 +29,10 @@ Name = Annotated[str, Meta(max_length=512)]
 Handle = Hashable  # opaque: good for settling one hand-over, and only by who made it
 
 
+# What reading JSON raises if it is not what was expected.
+NOT_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
 class Malformed(ValueError):
     """The body is not a message. No retry will ever make it one."""
 
@@ -220,7 +224,7 @@ def with_id(body: bytes, new_id: Callable[[], str]) -> bytes:
     """Return the message with an id, if it has none. Malformed ones are left to the parser."""
     try:
         fields = _fields.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return body
     if is_given(fields.get("id", _NOTHING)):
         return body

@@ -19,7 +19,7 @@ from msgspec import Raw, Struct
 
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
-from router.core.message import is_given, is_too_deep
+from router.core.message import NOT_JSON, is_given, is_too_deep
 from router.core.warnings import Code, Severity
 
 MAX_RESULT_BYTES: Final = 64 * 1024
@@ -308,7 +308,7 @@ _said_error: Final = msgspec.json.Decoder(_SaidError)
 def _read(body: bytes) -> _Said:
     try:
         return _said.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return _Said()
 
 
@@ -331,7 +331,7 @@ def _result(reply: Reply) -> Ending | None:
 def _error(reply: Reply) -> Failure | None:
     try:
         said = _said_error.decode(_read(reply.body).error)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_JSON:
         return None
     code = "" if said.code is None else str(said.code).strip()[:MAX_CODE_CHARACTERS]
     return Failure(code, said.message or "", reply.status)

@@ -29,7 +29,7 @@ _BASE64_PREFIX: Final = "whsec_"
 _encode: Final = msgspec.json.Encoder().encode
 _ASCII: Final = "".join(map(chr, range(0x20, 0x7F)))
 # Printable ASCII without % and without blanks at its ends: a header shows it as it is.
-_is_plain: Final = re.compile(r"[!-$&-~](?:[ -$&-~]*[!-$&-~])?").fullmatch
+_PLAIN: Final = re.compile(r"[!-$&-~](?:[ -$&-~]*[!-$&-~])?")
 
 
 class BadSecret(ValueError):
@@ -102,7 +102,7 @@ class HttpSender:
         self, message: Message, post: int, body: bytes, span: Span | None
     ) -> list[str | bytes]:
         """Raises BadSecret."""
-        message_id = message.id if _is_plain(message.id) else _header_value(message.id)
+        message_id = message.id if _PLAIN.fullmatch(message.id) else _header_value(message.id)
         lines: list[str | bytes] = [
             b"Content-Type: application/json",
             b"Accept: application/json",

@@ -76,6 +76,7 @@ def test_signs_of_life_between_frames_are_no_frames() -> None:
     ("data", "problem"),
     [
         (b"MESSAGE\ncontent-length:two\n\n\0", "not a number"),
+        (b"MESSAGE\ncontent-length:" + b"9" * 5000 + b"\n\n\0", "too large"),
         (b"MESSAGE\ncontent-length:2\n\nabc\0", "longer than it says"),
         (b"MESSAGE\na:\xff\n\n\0", "not UTF-8"),
         (b"x" * (MAX_HEAD_BYTES + 1), "do not end"),

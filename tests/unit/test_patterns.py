@@ -4,6 +4,7 @@ Each one meets strings made of its own words and punctuation, repeated, in all p
 expression reads 16,000 characters in about a millisecond; a quadratic one takes seconds.
 """
 
+import ast
 import importlib
 import inspect
 import itertools
@@ -11,6 +12,7 @@ import pkgutil
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +79,39 @@ def seconds(pattern: Any, subject: str | bytes, searched: bool) -> float:
 @pytest.mark.parametrize("name", sorted(patterns()))
 def test_a_pattern_takes_linear_time(name: str) -> None:
     assert not is_super_linear(patterns()[name], searched=is_searched(name))
+
+
+def hidden_patterns(source: str) -> list[int]:
+    """The lines with an expression that `patterns` cannot see: not kept by its module."""
+    tree = ast.parse(source)
+    kept = {id(node.value) for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)}
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _is_of_re(node.func) and id(node) not in kept
+    ]
+
+
+def _is_of_re(function: ast.expr) -> bool:
+    return (
+        isinstance(function, ast.Attribute)
+        and isinstance(function.value, ast.Name)
+        and function.value.id == "re"
+        and function.attr != "escape"
+    )
+
+
+@pytest.mark.rule("P5")
+def test_every_pattern_is_kept_by_its_module_so_that_it_is_checked() -> None:
+    root = Path(router.__file__).parent
+    found = {
+        f"{path.relative_to(root)}:{line}"
+        for path in root.rglob("*.py")
+        for line in hidden_patterns(path.read_text())
+    }
+
+    assert found == set()
+    assert hidden_patterns("import re\nA = re.compile('a')\ndef f(): re.sub('a', 'b', 'c')") == [3]
 
 
 @pytest.mark.rule("P5")

@@ -109,7 +109,14 @@ def test_what_cannot_be_delivered_stays_as_it_is_with_the_reason(command: object
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"id": "1", "mediationTarget": "http://s/"}', b"{}", b"not JSON"]
+    "body",
+    [
+        b'{"id": "1", "mediationTarget": "http://s/"}',
+        b"{}",
+        b"not JSON",
+        b'{"command_id": "\xff", "command_type": "Ping"}',
+        b'{"command_id": "1", "command_type": "Ping", "data": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    ],
 )
 def test_what_is_no_command_is_left_to_the_parser(body: bytes) -> None:
     assert Envelope(QUEUE).open(body) == (body, None)
@@ -140,3 +147,8 @@ def test_what_is_no_command_is_left_to_the_parser(body: bytes) -> None:
 )
 def test_a_reply_has_the_field_names_of_the_command_bus(reply: object, said: object) -> None:
     assert json.loads(command_reply(json.dumps(reply).encode())) == said
+
+
+@pytest.mark.parametrize("body", [b'{"messageId": "\xff", "outcome": "x"}', b'{"a":' * 5000])
+def test_what_is_no_reply_stays_as_it_is(body: bytes) -> None:
+    assert command_reply(body) == body

@@ -6,7 +6,7 @@ import pytest
 from router.core.message import parse
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.outbound.process.executors import Executor
-from router.outbound.process.runner import TaskResult
+from router.outbound.process.runner import TaskResult, problem_of_answer
 from router.outbound.process.tasks import answer_of, input_line, refusal
 
 BODY = b"""{"id": "a\\"b", "mediationType": "PROCESS", "mediationTarget": "process:x",
@@ -67,3 +67,22 @@ def test_only_listed_executors_and_queues_are_served() -> None:
     assert refusal(executors, "x", "orders") is None
     assert refusal(executors, "x", "others") == "executor 'x' does not serve queue 'others'"
     assert refusal(executors, "y", "orders") == "there is no executor 'y'"
+
+
+@pytest.mark.rule("CMD-8")
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b'{"messageId": "a", "result": 1}', None),
+        (b'{"messageId": "b"}', "the answer has another messageId"),
+        (b"hello", "the answer cannot be read: "),
+        (b'{"messageId": "\xff"}', "the answer cannot be read: "),
+        (b'{"messageId": "a", "result": ' + b"[" * 5000, "the answer cannot be read: "),
+    ],
+)
+def test_a_line_that_is_no_answer_is_a_problem_of_its_task(
+    line: bytes, problem: str | None
+) -> None:
+    found = problem_of_answer(line, "a")
+
+    assert found == problem if problem is None else (found or "").startswith(problem)

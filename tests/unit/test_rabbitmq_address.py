@@ -51,6 +51,7 @@ def test_a_queue_has_the_usual_window_unless_told_otherwise() -> None:
         ("amqp://me:secret@host:port/?queue=q", "wrong port"),
         ("amqp://host?queue=q&type=stream", "neither classic nor quorum"),
         ("amqp://host?queue=q&prefetch=0", "from 1 to 65535"),
+        (f"amqp://host?queue=q&prefetch={'9' * 5000}", "from 1 to 65535"),
         ("amqp://host?queue=q&heartbeat=soon", "from 1 to 60"),
         ("amqp://me:secret@host?qeue=q", "unknown option (qeue)"),
     ],

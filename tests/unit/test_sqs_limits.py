@@ -4,11 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.brokers.sqs.broker import MAX_HOLD_SECONDS, Receipt, SqsBroker, releases
+from router.brokers.sqs.broker import (
+    MAX_HOLD_SECONDS,
+    Receipt,
+    SqsBroker,
+    received_message,
+    releases,
+)
+from router.brokers.sqs.client import answer_of
 from router.brokers.sqs.publisher import MAX_BYTES, batches, plain, send_entry
-from router.brokers.sqs.wire import MAX_ENTRIES, SendEntry, SqsMessage
+from router.brokers.sqs.wire import (
+    MAX_ENTRIES,
+    RECEIVE_MESSAGE,
+    SendEntry,
+    SqsMessage,
+    SystemAttributes,
+)
 from router.core.message import Message
-from router.ports import Publication
+from router.ports import Disconnected, Publication
 
 pytestmark = pytest.mark.rule("BRK-3")
 
@@ -118,3 +131,22 @@ def test_a_standard_queue_holds_a_new_message_back_for_15_minutes_at_most(
     item = Publication(message, b"text", "key", not_before)
 
     assert send_entry(0, item, is_fifo=is_fifo, now=100.0).delay_seconds == delay
+
+
+@pytest.mark.rule("BRK-6")
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>", b'{"message": "\xff", "Messages": "\xff"}', b'{"Messages": ' + b"[" * 5000],
+)
+@pytest.mark.parametrize("status", [200, 503])
+def test_an_answer_that_is_not_of_sqs_is_a_lost_connection(status: int, body: bytes) -> None:
+    with pytest.raises(Disconnected, match="as SQS does"):
+        answer_of(RECEIVE_MESSAGE, status, body)
+
+
+@pytest.mark.rule("BRK-2")
+@pytest.mark.parametrize(("said", "count"), [("2", 2), ("", None), ("x", None), ("9" * 5000, None)])
+def test_a_count_that_cannot_be_is_no_count(said: str, count: int | None) -> None:
+    message = SqsMessage("id", "receipt", "{}", SystemAttributes(said))
+
+    assert received_message(message, 0.0, 30.0).count == count

@@ -19,6 +19,7 @@ _ESCAPED: Final = re.compile(r"\\.")
 _UNESCAPED_COMMANDS: Final = frozenset({"CONNECT", "CONNECTED"})  # as they were in STOMP 1.0
 _HEAD_END: Final = re.compile(rb"\n\r?\n")
 _LONGEST_HEAD_END: Final = 3
+_MAX_LENGTH_DIGITS: Final = 18  # Python refuses to read numbers of thousands
 
 
 class BadFrame(Exception):
@@ -77,6 +78,8 @@ class FrameReader:
         given = head.headers.get("content-length")
         if given is not None and not (given.isascii() and given.isdigit()):
             raise BadFrame("a frame has a length that is not a number")
+        if given is not None and len(given) > _MAX_LENGTH_DIGITS:
+            raise BadFrame("a frame has a length that is too large")
         length = None if given is None else int(given)
         end = self._buffer.find(b"\0", self._searched) if length is None else length
         if end < 0 or end >= len(self._buffer):

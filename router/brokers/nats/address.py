@@ -18,6 +18,7 @@ DEFAULT_PORT: Final = 4222
 MAX_NAME: Final = 100  # of a consumer that we name ourselves
 
 # All of them become parts of subjects, and subjects parts of protocol lines.
+_PORT: Final = re.compile(r":\d*$")
 _NAME: Final = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
 _NOT_IN_A_NAME: Final = re.compile(r"[\s.*>/\\\x00-\x1f\x7f]")
 _PART: Final = r"(?:\*|[^\s.*>\x00-\x1f\x7f]+)"
@@ -123,7 +124,7 @@ def _servers(
             raise refusal(queue, "has no host and port that can be") from None
         if not parts.hostname:
             raise refusal(queue, "names a server without a host")
-        host = re.sub(r":\d*$", "", parts.netloc.rpartition("@")[2])  # IPv6 keeps its brackets
+        host = _PORT.sub("", parts.netloc.rpartition("@")[2])  # IPv6 keeps its brackets
         servers.append(f"{parts.scheme}://{host}:{port}")
         if parts.username and credentials is None:
             user, password = unquote(parts.username), parts.password

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.core.config import QueueConfig
-from router.core.message import is_given
+from router.core.message import NOT_JSON, is_given
 
 COMMAND_BUS: Final = "command-bus"
 
@@ -77,7 +77,7 @@ class Envelope:
             command = msgspec.json.decode(body, type=_Command)
         except msgspec.ValidationError as error:
             return body, f"not a command: {error}"
-        except msgspec.MsgspecError:
+        except NOT_JSON:
             return body, None  # whoever parses it says what is wrong
         route = self._routes.get(command.command_type)
         if route is None:
@@ -106,7 +106,7 @@ def command_reply(body: bytes) -> bytes:
     """Return a reply in the field names of the command bus. What is no reply stays as it is."""
     try:
         reply = msgspec.json.decode(body, type=_Reply)
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         return body
     return msgspec.json.encode(
         _CommandReply(
@@ -126,6 +126,6 @@ def _group(data: Raw, field: str) -> str | None:
     try:
         value = msgspec.json.decode(data, type=dict[str, Raw]).get(field)
         given = None if value is None else msgspec.json.decode(value, type=str | int)
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         return None
     return None if given is None or not str(given).strip() else str(given)

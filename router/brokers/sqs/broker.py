@@ -56,6 +56,7 @@ PARTIAL_PAUSE_SECONDS: Final = 0.1  # after a batch that was not full: the next 
 NACK_LINGER_SECONDS: Final = 0.002  # that a NACK waits for others to go with it
 SETTLED: Final = float("-inf")
 
+_MAX_COUNT_DIGITS: Final = 18  # Python refuses to read numbers of thousands
 _LEASE: Final = "VisibilityTimeout"
 _WAITING: Final = "ApproximateNumberOfMessages"
 _DELAYED: Final = "ApproximateNumberOfMessagesDelayed"
@@ -252,7 +253,7 @@ class SqsBroker:
         self._was_partial = 0 < len(messages) < most
         # Handed out no later than this, however late we come to read the answer.
         received = min(loop_time(), started + self._queue.wait)
-        return [self._received(message, received) for message in messages]
+        return [received_message(each, received, self._queue.lease) for each in messages]
 
     def interrupt(self) -> None:
         self._is_interrupted = True
@@ -320,21 +321,6 @@ class SqsBroker:
             return (await self._polls.call(RECEIVE_MESSAGE, request)).messages or []
         finally:
             self._news.set()
-
-    def _received(self, message: SqsMessage, received: float) -> ReceivedMessage:
-        lease_until = received + self._queue.lease
-        count = message.attributes.receive_count
-        # As its publisher says, else as AWS itself does where X-Ray is on.
-        given, xray = message.message_attributes, message.attributes.xray
-        parent = given and carried_in({name: value.string_value for name, value in given.items()})
-        return ReceivedMessage(
-            message.body.encode(),
-            Receipt(message.receipt_handle, received, lease_until),
-            broker_id=message.message_id,
-            count=int(count) if count.isdecimal() else None,
-            lease_until=lease_until,
-            parent=parent or (read_xray(xray) if xray else None),
-        )
 
     async def _change_visibility(
         self, changes: Sequence[ReceiptChange]
@@ -405,3 +391,20 @@ def releases(messages: Sequence[SqsMessage]) -> list[VisibilityEntry]:
 def _changed(changes: Sequence[ReceiptChange], refused: Sequence[Unsettled]) -> list[Receipt]:
     problems = {each.handle for each in refused}
     return [change.receipt for change in changes if change.receipt not in problems]
+
+
+def received_message(message: SqsMessage, received: float, lease: float) -> ReceivedMessage:
+    """Return a message as SQS handed it over at that moment, for so many seconds."""
+    lease_until = received + lease
+    count = message.attributes.receive_count
+    # As its publisher says, else as AWS itself does where X-Ray is on.
+    given, xray = message.message_attributes, message.attributes.xray
+    parent = given and carried_in({name: value.string_value for name, value in given.items()})
+    return ReceivedMessage(
+        message.body.encode(),
+        Receipt(message.receipt_handle, received, lease_until),
+        broker_id=message.message_id,
+        count=int(count) if count.isdecimal() and len(count) <= _MAX_COUNT_DIGITS else None,
+        lease_until=lease_until,
+        parent=parent or (read_xray(xray) if xray else None),
+    )

@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from msgspec import Struct
 
 from router.brokers.sqs.wire import Action, ErrorReply
+from router.core.message import NOT_JSON
 from router.core.outcome import Cause, NoReply
 from router.curl.loop import CurlLoop, CurlOptions
 from router.ports import Disconnected, QueueRefused
@@ -132,18 +133,23 @@ class SqsClient:
             if answer.cause is Cause.TIMEOUT:
                 raise Disconnected(f"{action.name} was not answered in time")
             raise Disconnected(f"{action.name} failed: {answer.detail}")
-        if answer.status != _OK:
-            raise _failure(action.name, answer.status, answer.body)
-        try:
-            return action.read(answer.body or b"{}")
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise Disconnected(f"{action.name} was not answered as SQS does") from None
+        return answer_of(action, answer.status, answer.body)
+
+
+def answer_of(action: Action[T], status: int, body: bytes) -> T:
+    """Read the answer to a call. Raises Disconnected or QueueRefused."""
+    if status != _OK:
+        raise _failure(action.name, status, body)
+    try:
+        return action.read(body or b"{}")
+    except NOT_JSON:
+        raise Disconnected(f"{action.name} was not answered as SQS does") from None
 
 
 def _failure(action: str, status: int, content: bytes) -> Disconnected | QueueRefused:
     try:
         error = msgspec.json.decode(content, type=ErrorReply)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except NOT_JSON:
         return Disconnected(f"{action} was answered by HTTP {status}, and not as SQS does")
     code = error.type.rpartition("#")[2].rpartition(".")[2]
     # Only the first line: after a wrong signature, AWS repeats the whole request.

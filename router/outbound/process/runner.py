@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from router.core.message import NOT_JSON
 from router.outbound.process.executors import TERM_SECONDS, Executor, ExecutorMode
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,15 @@ async def open_processes(executors: Mapping[str, Executor]) -> AsyncIterator["Pr
         yield processes
     finally:
         processes.close()
+
+
+def problem_of_answer(line: bytes, message_id: str) -> str | None:
+    """Return why a line is not the answer to a message; None: it is."""
+    try:
+        answered_id = msgspec.json.decode(line, type=_Answer).id
+    except NOT_JSON as error:
+        return f"the answer cannot be read: {error}"
+    return None if answered_id == message_id else "the answer has another messageId"
 
 
 class Processes:
@@ -355,12 +365,8 @@ class _Process:
             return TaskResult(self._exit.result() or 1, error=self.error_text)
         if rest or self._to_write:  # a surplus line; or it has not read all that it was given
             self._is_spoilt = True
-        try:
-            answered_id = msgspec.json.decode(answer, type=_Answer).id
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            return self._bad(f"the answer cannot be read: {error}")
-        if answered_id != message_id:
-            return self._bad("the answer has another messageId")
+        if problem := problem_of_answer(answer, message_id):
+            return self._bad(problem)
         return TaskResult(0, answer, self.error_text)
 
     def _bad(self, problem: str) -> TaskResult:

@@ -1,0 +1,1 @@
+"""Fuzzing: a coverage-guided search for bytes that a parser does not stand (`./dev fuzz`)."""

@@ -1,0 +1,302 @@
+"""What every parser must do with any bytes: one function each, which fails if it does not.
+
+A parser raises nothing but its own error, takes no long time, and what it has read reads the same
+again when it is written.
+"""
+
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Coroutine, Mapping
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import fields
+
+from router.api.oidc import Provider
+from router.brokers import BrokerRegistry
+from router.brokers.activemq.address import ActiveMqSettings
+from router.brokers.activemq.address import read_address as read_activemq
+from router.brokers.activemq.frames import BadFrame, Frame, FrameReader, encode
+from router.brokers.kit.uri import read_uri
+from router.brokers.nats.address import NatsSettings
+from router.brokers.nats.address import read_address as read_nats
+from router.brokers.pgmq.address import read_address as read_pgmq
+from router.brokers.pgmq.envelope import Envelope, command_reply
+from router.brokers.postgres import CONNECTING, OURS, dsn_of
+from router.brokers.rabbitmq.address import read_address as read_rabbitmq
+from router.brokers.sqs import wire
+from router.brokers.sqs.address import SqsSettings
+from router.brokers.sqs.address import read_address as read_sqs
+from router.brokers.sqs.broker import received_message
+from router.brokers.sqs.client import answer_of as sqs_answer
+from router.core.config import QueueConfig, QueueNaming, QueueType, Route
+from router.core.config_document import BadDocument, as_document, read_document
+from router.core.config_plan import unite
+from router.core.message import Malformed, Message, parse, steps_of
+from router.core.outcome import MAX_DELAY, MIN_DELAY, Reply, judge
+from router.core.redact import mask_urls, public_uri
+from router.outbound.process.runner import TaskResult, problem_of_answer
+from router.outbound.process.tasks import answer_of, input_line
+from router.ports import Disconnected, QueueRefused
+from router.settings import BadSetting, Settings
+
+NOW: Final = 1_800_000_000.0
+NAMING: Final = QueueNaming(QueueType.EMBEDDED, "/state")
+PASSWORD: Final = "pw-that-nobody-may-see"  # corpora have it where a password may be
+SECRETS: Final = ("AUTH_BASIC_PASSWORD=", "NOTIFY_SMTP_URL=", "STANDBY_LOCK_URL=")
+DEBIT: Final = Route(target="https://svc.example/debit", group_field="account")
+COMMANDS: Final = QueueConfig(
+    name="commands",
+    uri="pgmq://h/db?queue=c",
+    envelope="command-bus",
+    routes=(("Debit", DEBIT), ("Ping", Route(target="https://svc.example/ping"))),
+    reply_names=(("replies", "replies"),),
+)
+SQS_ACTIONS: Final[tuple[wire.Action[Any], ...]] = tuple(
+    each for each in vars(wire).values() if isinstance(each, wire.Action)
+)
+ISSUER: Final = "https://issuer.example"
+KEY: Final = {
+    "kty": "OKP",
+    "crv": "Ed25519",
+    "kid": "k1",
+    "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",  # the public one of RFC 8037
+}
+
+
+def message(data: bytes) -> None:
+    try:
+        read = parse(data)
+    except Malformed as error:
+        _can_be_shown(str(error))
+        return
+    assert parse(_written(read)) == read
+    assert read.id.strip("\n\r\0") == read.id
+    for _, step in steps_of(read):
+        assert step.id
+    if read.is_process:
+        line = input_line(read, 1)
+        assert line.count(b"\n") == 1
+        msgspec.json.decode(line)
+
+
+def _written(read: Message) -> bytes:
+    values = {each.encode_name: getattr(read, each.name) for each in fields(Message)}
+    absent = (None, msgspec.Raw(b""))
+    return msgspec.json.encode({name: each for name, each in values.items() if each not in absent})
+
+
+def document(data: bytes) -> None:
+    try:
+        read = read_document(data, NAMING)
+    except BadDocument as error:
+        _can_be_shown(str(error))
+        return
+    config, _ = unite([("a", read)])
+    shown = msgspec.json.encode(as_document(config))
+    again, _ = unite([("a", read_document(shown, NAMING))])
+    assert [queue.name for queue in again.queues] == [queue.name for queue in config.queues]
+    assert again.pools == config.pools
+
+
+def settings(data: bytes) -> None:
+    lines = data.decode(errors="replace").replace("\0", "").splitlines()
+    env = {name: value for name, equals, value in (each.partition("=") for each in lines) if equals}
+    try:
+        read = Settings.from_env(env)
+    except BadSetting as error:
+        _can_be_shown(str(error), secret=_is_secret(lines))
+        return
+    _can_be_shown(repr(read), secret=_is_secret(lines))
+    assert Settings.from_env(env) == read
+
+
+def _is_secret(lines: list[str]) -> bool:
+    """Whether the password is only where a password may be: the fuzzer copies it anywhere."""
+    return all(each.startswith(SECRETS) for each in lines if PASSWORD in each)
+
+
+def reply(data: bytes) -> None:
+    """The first line is the status, the second the header Retry-After."""
+    status, _, rest = data.partition(b"\n")
+    header, _, body = rest.partition(b"\n")
+    code = 200 + sum(status) % 400
+    answer = Reply(code, body, retry_after=header.decode("latin-1") or None)
+    outcome = judge(answer, lambda: NOW)
+    if outcome.asked_delay is not None:
+        assert MIN_DELAY <= outcome.asked_delay <= MAX_DELAY
+    if outcome.ending is not None:
+        if outcome.ending.result is not None:
+            msgspec.json.decode(outcome.ending.result)
+        if outcome.ending.failure is not None:
+            _can_be_shown(outcome.ending.failure.code)
+            _can_be_shown(outcome.ending.failure.message)
+    _can_be_shown(outcome.detail)
+
+
+def frames(data: bytes) -> None:
+    """Cut anywhere, the frames are the same, and each can be written and read again."""
+    whole = _frames(data)
+    step = 1 + len(data) // 7
+    assert _frames(*(data[at : at + step] for at in range(0, len(data), step))) == whole
+    for each in whole:
+        if isinstance(each, Frame) and _can_be_written(each):
+            assert _frames(encode(each)) == [each]
+
+
+def _frames(*chunks: bytes) -> list[Frame | None]:
+    """None: what follows cannot be read."""
+    reader, found = FrameReader(), list[Frame | None]()
+    try:
+        for chunk in chunks:
+            for frame in reader.feed(chunk):
+                found.append(frame)
+    except BadFrame as error:
+        _can_be_shown(str(error))
+        return [None]
+    return found
+
+
+def _can_be_written(frame: Frame) -> bool:
+    """A frame that we would write: with a name, and with a length if its body has a NUL."""
+    names = frame.command, *frame.headers
+    return (
+        all(each and not set(each) & set("\r\n:\\") for each in names)
+        and not any(set(each) & set("\r\n") for each in frame.headers.values())
+        and ("content-length" in frame.headers or b"\0" not in frame.body)
+        and frame.command not in {"CONNECT", "CONNECTED"}
+    )
+
+
+def sqs(data: bytes) -> None:
+    """The first line is the status, the rest the answer to any call."""
+    status, _, body = data.partition(b"\n")
+    for action in SQS_ACTIONS:
+        try:
+            answer = sqs_answer(action, 200 if status.strip() == b"200" else 400, body)
+        except (Disconnected, QueueRefused) as error:
+            _can_be_shown(str(error))
+            continue
+        if isinstance(answer, wire.ReceiveReply):
+            for each in answer.messages or ():
+                received = received_message(each, NOW, 30.0)
+                assert received.count is None or received.count >= 0
+                assert isinstance(received.body, bytes)
+
+
+def oidc(data: bytes) -> None:
+    """A line each: the parts of a token, to be encoded, and the keys of the provider as JSON.
+
+    With less than three lines, the first one is the token as it is.
+    """
+    token, *rest = data.split(b"\n", 3)
+    provider = _provider()
+    if len(rest) == 3:
+        provider._keys._keys = _read_keys(rest.pop())
+        token = b".".join(urlsafe_b64encode(each).rstrip(b"=") for each in (token, *rest))
+    assert _at_once(provider.accepts(token.decode("latin-1"))) is False
+
+
+@cache  # its TLS context takes 20 ms
+def _provider() -> Provider:
+    provider = Provider(ISSUER, "router", lambda: NOW)
+    provider._keys._fetched_at = provider._keys._asked_at = NOW
+    return provider
+
+
+def _at_once(work: Coroutine[Any, Any, bool]) -> bool:
+    """What it returns. It has the keys, so it waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        return bool(ended.value)
+    raise AssertionError("it asks the provider")
+
+
+def _read_keys(data: bytes) -> list[dict[str, Any]]:
+    try:
+        return [*msgspec.json.decode(data, type=list[dict[str, Any]])[:10], KEY]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return [KEY]
+
+
+_READERS: Final[Mapping[str, Callable[[QueueConfig], object]]] = {
+    "activemq": lambda queue: read_activemq(queue, ActiveMqSettings()),
+    "stomp": lambda queue: read_activemq(queue, ActiveMqSettings()),
+    "nats": lambda queue: read_nats(queue, NatsSettings()),
+    "pgmq": read_pgmq,
+    "amqp": lambda queue: read_rabbitmq(queue, "amqp://h/"),
+    "amqps": lambda queue: read_rabbitmq(queue, "amqp://h/"),
+    "sqs": lambda queue: read_sqs(queue, SqsSettings()),
+    "http": lambda queue: read_sqs(queue, SqsSettings()),
+    "https": lambda queue: read_sqs(queue, SqsSettings()),
+    "postgresql": lambda queue: dsn_of(read_uri(queue, OURS | CONNECTING)),
+    "memory": lambda queue: read_uri(queue, frozenset({"groups", "lease"})),
+}
+
+
+def uri(data: bytes) -> None:
+    text = data.decode(errors="replace")
+    secret = text.count(PASSWORD) == text.partition("@")[0].count(f":{PASSWORD}") == 1
+    for shown in (public_uri(text), mask_urls(text)):
+        _can_be_shown(shown)
+    queue = QueueConfig(name="orders", uri=text)
+    try:
+        reader = _READERS.get(text.partition(":")[0].lower())
+        if reader is None:
+            BrokerRegistry(worker_id="w", dedup_window=0.0)._adapter(queue)
+        else:
+            first = reader(queue)
+            assert reader(queue) == first
+            _can_be_shown(public_uri(text), secret=secret)
+    except QueueRefused as error:
+        _can_be_shown(str(error), secret=secret)
+
+
+def envelope(data: bytes) -> None:
+    opened, flaw = Envelope(COMMANDS).open(data)
+    if flaw is not None:
+        assert opened == data
+        _can_be_shown(flaw)
+    elif opened != data:
+        read = _parsed(opened)
+        assert read is None or read.target.startswith("https://svc.example/")
+    assert isinstance(command_reply(data), bytes)
+
+
+def output(data: bytes) -> None:
+    """A line that a task has written."""
+    line = data.partition(b"\n")[0]
+    problem = problem_of_answer(line, "m1")
+    if problem is not None:
+        _can_be_shown(problem)
+        return
+    judge(answer_of(TaskResult(0, line)), lambda: NOW)
+
+
+def _parsed(body: bytes) -> Message | None:
+    try:
+        return parse(body)
+    except Malformed:
+        return None
+
+
+def _can_be_shown(text: str, *, secret: bool = False) -> None:
+    """In a log, a warning, an answer of the API. `secret`: the password may not be in it."""
+    text.encode()
+    assert not (secret and PASSWORD in text)
+    assert len(text) < 100_000
+
+
+PARSERS: Final[Mapping[str, Callable[[bytes], None]]] = {
+    "message": message,
+    "document": document,
+    "settings": settings,
+    "reply": reply,
+    "frames": frames,
+    "sqs": sqs,
+    "oidc": oidc,
+    "uri": uri,
+    "envelope": envelope,
+    "output": output,
+}

@@ -9,6 +9,7 @@ from typing import Final
 from bench import (
     adapters,
     brokers,
+    commands,
     curves,
     engine,
     fairness,
@@ -61,6 +62,7 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Table]]] = {
     "scrape": lambda _: scrape.measure(),
     "sender": lambda given: sender.measure(given.messages, given.rounds),
     "adapters": lambda given: adapters.measure(given.brokers, ADAPTER_MESSAGES, given.rounds),
+    "commands": lambda given: commands.measure(given.brokers, given.messages, given.rounds),
     "process": lambda given: process.measure(given.rounds),
     "processes": lambda given: tasks.measure(given.messages, given.rounds),
     "throughput": _throughput,
@@ -69,7 +71,9 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Table]]] = {
     "curves": lambda given: curves.measure(given.curve_rounds, given.backlog),
     "soak": lambda given: soak.measure(given.minutes),
 }
-LONG: Final = frozenset({"adapters", "curves", "instrumentation", "processes", "scrape", "soak"})
+LONG: Final = frozenset(
+    {"adapters", "commands", "curves", "instrumentation", "processes", "scrape", "soak"}
+)
 BY_DEFAULT: Final = tuple(name for name in PARTS if name not in LONG)
 
 

@@ -70,6 +70,7 @@ class Finish(Struct, frozen=True):
     handle: Handle
     ending: Ending
     outgoing: tuple[Outgoing, ...] = ()  # only to queues that the finisher takes
+    tally: Tally | None = None  # of all its deliveries; None: one request more than before
 
 
 class Finisher(Protocol):
@@ -79,7 +80,10 @@ class Finisher(Protocol):
         """Return whether it can publish to that queue in the same transaction."""
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
-        """Remove them as `ack` does, and keep how they ended. Raises Disconnected."""
+        """Remove them as `ack` does, and keep how they ended. Raises Disconnected.
+
+        One that is unsettled and not stale has something that could not be published.
+        """
 
 
 class Traits(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,15 @@ from router.brokers.kit.uri import QueueUri, refusal
 from router.core.config import QueueConfig
 from router.core.message import Handle, Message, ReceivedMessage
 from router.core.outcome import ACCEPTED, Ending, Failure
-from router.ports import BatchConflict, BatchRecord, MessageRecord, MessageStatus, Unsettled
+from router.ports import (
+    BatchConflict,
+    BatchRecord,
+    MessageRecord,
+    MessageStatus,
+    Publication,
+    Receipt,
+    Unsettled,
+)
 
 DEFAULT_LEASE_SECONDS: Final = 30.0
 DEFAULT_AUDIT_SECONDS: Final = 3600.0
@@ -87,6 +95,11 @@ def stale(leases: Sequence[Handle], lost: Sequence[int]) -> Sequence[Unsettled]:
 def ending_with(error: str) -> Ending:
     """Return how a message ended that was acknowledged: accepted, or given up for this reason."""
     return Ending(Failure(UNNAMED, error)) if error else ACCEPTED
+
+
+def duplicate(item: Publication, kept: str | None) -> Receipt:
+    """Return the receipt of a publication that was ignored for the message of that id, if known."""
+    return False if kept in (None, item.message.id) else kept
 
 
 def must_stay(message: Message) -> bool:

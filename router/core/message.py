@@ -203,7 +203,9 @@ def steps_of(message: Message, steps_before: int = 1) -> Iterator[tuple[str, Mes
         try:
             step = parse(with_id(body, lambda: _NO_ID), steps_before)
         except Malformed as error:
-            raise Malformed(f"`{place}`: {error}") from None
+            text = str(error)
+            is_nested = text.startswith("`then")
+            raise Malformed(f"`{place}.{text[1:]}" if is_nested else f"`{place}`: {text}") from None
         yield place, step
 
 

@@ -15,6 +15,7 @@ from router.core.warnings import Code
 from router.engine.alerts import Alerts
 from router.engine.publishing import NotPublishable, UnknownQueue
 from router.ports import BrokerError, MessageStores, Publication
+from router.signal import Signal, wait_for_signal
 
 log = logging.getLogger(__name__)
 
@@ -86,37 +87,38 @@ class Beat:
         self._known: tuple[Schedule, ...] = ()
         self._last: dict[Schedule, int] = {}  # the last tick that was published, or seen to pass
         self._due: dict[Schedule, float] = {}  # when to look at it again, so as not to ask cron
+        self._busy: set[Schedule] = set()  # being published now
+        self._ended = Signal()  # rung when one of them is done
         self._looked_at = 0.0
         self._published: dict[str, int] = {}
         self._next_runs: dict[Schedule, _NextRun] = {}  # as they were last shown
 
     async def run(self, may_publish: Callable[[], bool]) -> None:
         """Publish what is due until cancelled, whenever this router may."""
-        while True:
-            wait = LONGEST_SLEEP_SECONDS
-            if may_publish():
-                wait = await self.publish_due()
-            await asyncio.sleep(wait)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                ended = self._ended.listen()
+                wait = self.publish_due(tasks) if may_publish() else LONGEST_SLEEP_SECONDS
+                await wait_for_signal(ended, wait)
 
-    async def publish_due(self) -> float:
-        """Publish what is due now. Return the seconds until the next tick, at most a few."""
+    def publish_due(self, tasks: asyncio.TaskGroup) -> float:
+        """Start to publish what is due now. Return the seconds until the next tick, at most a few.
+
+        Each schedule has a task of its own: a queue that is slow delays no other schedule.
+        """
         self._follow_changes()
+        now = self._wall()
+        soonest = now + LONGEST_SLEEP_SECONDS
         for schedule in self._known:
-            now = self._wall()
-            if now < self._due.get(schedule, now):
+            if schedule in self._busy:
                 continue
-            try:
-                await self._publish_if_due(schedule, now)
-            except Exception as error:  # the bulkhead: one schedule stops no other
-                text = f"schedule {schedule.name} could not be published: {error}"
-                self._warn(Code.PROCESSING, text)
-                if not isinstance(error, _EXPECTED):
-                    log.exception("a schedule failed")
-                self._due[schedule] = now + LONGEST_SLEEP_SECONDS
+            due = self._due.get(schedule, now)
+            if due <= now:
+                self._busy.add(schedule)
+                tasks.create_task(self._publish(schedule, now), name=f"beat {schedule.name}")
             else:
-                self._due[schedule] = schedule.next_tick(now)
-        soonest = min(self._due.values(), default=float("inf"))
-        return min(max(soonest - self._wall(), 0.0), LONGEST_SLEEP_SECONDS)
+                soonest = min(soonest, due)
+        return soonest - now
 
     def states(self) -> Sequence[ScheduleState]:
         now, known = self._wall(), self._next_runs
@@ -150,6 +152,21 @@ class Beat:
         if now < self._looked_at:
             self._due.clear()
         self._looked_at = now
+
+    async def _publish(self, schedule: Schedule, now: float) -> None:
+        try:
+            await self._publish_if_due(schedule, now)
+        except Exception as error:  # the bulkhead: one schedule stops no other
+            text = f"schedule {schedule.name} could not be published: {error}"
+            self._warn(Code.PROCESSING, text)
+            if not isinstance(error, _EXPECTED):
+                log.exception("a schedule failed")
+            self._due[schedule] = self._wall() + LONGEST_SLEEP_SECONDS
+        else:
+            self._due[schedule] = schedule.next_tick(now)
+        finally:
+            self._busy.discard(schedule)
+            self._ended.ring()
 
     async def _publish_if_due(self, schedule: Schedule, now: float) -> None:
         tick = schedule.latest_tick(now)

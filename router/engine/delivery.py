@@ -10,6 +10,7 @@ from router.core.job import NEVER, GiveUp, Job, State, Try
 from router.core.lanes import MOST_NAMED, FailingGroups, Lane
 from router.core.leadership import Leadership
 from router.core.outcome import (
+    ACCEPTED,
     DEFAULT_DELAY,
     FAST_FAIL_DELAY,
     NO_OUTCOME,
@@ -208,6 +209,7 @@ class DeliveryRunner:
                 if self._stopped:
                     break
                 _log_failure(job, failed, self._loop.time(), f"next try in {pause:g} s")
+                job.ending = job.ending or ACCEPTED  # a plain ACK stands for one request
                 await self._pause(job, pause)
             now, leadership = self._loop.time(), self._leadership
             if self._stopped or job.lease_until <= now or leadership.is_over:

@@ -73,9 +73,13 @@ class OutgoingMessages:
         if finisher is None:
             return [*refused, *await connection.ack([job.handle for job in ours], error=error)]
         items = [
-            Finish(job.handle, job.ending or ACCEPTED, self._left.get(job, ())) for job in ours
+            Finish(job.handle, job.ending or ACCEPTED, self._left.get(job, ()), job.tally)
+            for job in ours
         ]
-        return [*refused, *await connection.finish(finisher, items)]
+        unsettled = await connection.finish(finisher, items)
+        for reason in {each.reason for each in unsettled if not each.stale}:
+            self._warn(Code.REPLY_FAILED, f"nothing can be published, it is tried again: {reason}")
+        return [*refused, *unsettled]
 
     async def _publish(self, jobs: Sequence[Job], finisher: Finisher | None) -> set[Job]:
         """Return the jobs of which some is left because its queue failed.

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from router.core.config import PoolConfig
 from router.core.job import Job
-from router.core.outcome import NoReply, Outcome, judge
+from router.core.outcome import NoReply, Outcome, Reply, judge
 from router.core.target import origin_of
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
@@ -46,7 +46,18 @@ class TaskMediator:
         if outcome.rule.warning is not None:
             code, severity = outcome.rule.warning
             self._warn(code, f"{origin_of(job.message.target)}: {outcome.detail}", severity)
-        if not isinstance(answer, NoReply) and answer.too_long:
-            text = f"{origin_of(job.message.target)} wrote more than 1 MiB; it was discarded"
+        if not isinstance(answer, NoReply) and (flaw := _flaw_of(answer)):
+            text = f"{origin_of(job.message.target)} wrote {flaw}; it was discarded"
             self._warn(Code.PROCESSING, text)
         return outcome
+
+
+def _flaw_of(reply: Reply) -> str | None:
+    """Return what is wrong with the output of a task, if its result cannot be read for that."""
+    if reply.too_long:
+        return "more than 1 MiB"
+    try:
+        reply.body.decode()
+    except UnicodeDecodeError:
+        return "output that is not UTF-8"
+    return None

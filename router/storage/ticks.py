@@ -15,6 +15,7 @@ class FileTicks:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._writing = asyncio.Lock()
         try:
             self._ticks = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
         except FileNotFoundError:
@@ -29,7 +30,8 @@ class FileTicks:
 
     async def keep(self, schedule: str, tick: int) -> None:
         self._ticks[schedule] = tick
-        await asyncio.to_thread(self._write, msgspec.json.encode(self._ticks))
+        async with self._writing:
+            await asyncio.to_thread(self._write, msgspec.json.encode(self._ticks))
 
     def _write(self, content: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

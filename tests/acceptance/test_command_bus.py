@@ -398,14 +398,16 @@ async def test_a_reply_queue_that_is_missing_loses_no_reply_once_it_is_there(bus
     bus.server.sql("SELECT pgmq.drop_queue(:'name')", {"name": bus.replies})
     bus.send(command("c-1", reply_to=bus.replies))
 
-    async with worker(bus) as (_, target):
+    async with worker(bus) as (router, target):
         await eventually(lambda: len(target.requests) > 0)
         await asyncio.sleep(1)
         was_kept = len(bus.waiting()) == 1
+        (warning,) = await router.warnings("REPLY_FAILED")
         bus.server.add_pgmq_queue(bus.replies)
         await eventually(lambda: not bus.waiting())
 
     assert was_kept
+    assert "the PGMQ queue of replies does not exist" in warning["message"]
     assert [reply["command_id"] for reply in bus.replied()] == ["c-1"]
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, Message, parse
+from router.core.message import UNTRIED, Message, Tally, parse
 from router.core.outcome import Ending, Failure
 from router.ports import (
     BatchConflict,
@@ -178,6 +178,23 @@ async def test_a_plain_ack_keeps_the_state_and_the_error(site: Site) -> None:
 
 
 @pytest.mark.rule("CMD-2")
+async def test_a_message_keeps_how_often_it_was_sent_and_has_failed(site: Site) -> None:
+    await site.put(*(message(name) for name in "abcd"))
+    first, second, third, fourth = await site.take()
+    await site.broker.nack(second, 0.0, Tally(1, 3))
+    (second,) = await site.take()
+    await site.broker.ack([first, second])
+    await site.broker.ack([first])  # once more: its answer was lost
+    await site.finisher.finish(
+        [Finish(third, Ending(), tally=Tally(0, 2)), Finish(fourth, FAILURE, tally=Tally(2, 4))]
+    )
+
+    found = [await site.found(name) for name in "abcd"]
+
+    assert [(each.failures, each.requests) for each in found] == [(0, 1), (1, 4), (0, 2), (2, 4)]
+
+
+@pytest.mark.rule("CMD-2")
 async def test_the_newest_publication_under_an_id_is_found(site: Site) -> None:
     await site.put(message("a", payload="one"))
     (handle,) = await site.take()
@@ -234,11 +251,11 @@ async def test_what_goes_out_is_published_with_the_ack_and_wakes_who_waits(site:
     await asyncio.sleep(0.1)
     outgoing = (
         Outgoing(site.replies, message("r1", dedup_key="reply-1")),
-        Outgoing(site.replies, message("r2", dedup_key="reply-1")),
         Outgoing(site.queue, message("next")),
     )
 
     await site.finisher.finish([Finish(handle, SUCCESS, outgoing)])
+    await site.finisher.finish([Finish(handle, SUCCESS, outgoing)])  # its answer was lost
 
     assert [id_of(one.body) for one in await asyncio.wait_for(waiting, 5)] == ["r1"]
     assert ids_of(await site.take_bodies()) == ["next"]
@@ -353,6 +370,19 @@ async def test_a_message_waits_for_its_time_and_holds_its_lane_back(site: Site) 
     assert time.time() >= due - 0.02
 
 
+@pytest.mark.rule("CMD-6", "WQ-1")
+async def test_a_duplicate_is_answered_with_the_id_of_the_one_that_is_kept(site: Site) -> None:
+    at_once = await site.put(
+        message("a", dedup_key="k"), message("b", dedup_key="k"), message("c"), message("c")
+    )
+    (first, *_) = await site.take()
+    await site.broker.ack([first])
+    later = await site.put(message("d", dedup_key="k"), message("e"), message("a", dedup_key="k"))
+
+    assert at_once == [True, "a", True, False]
+    assert later == ["a", True, False]
+
+
 async def several_ids(site: Site, count: int) -> list[str]:
     ids: list[str] = []
     while len(ids) < count:
@@ -426,6 +456,7 @@ async def test_the_callback_comes_when_the_last_member_has_ended(site: Site) -> 
     assert parse(callback).correlation_id == "c"
     record = await site.found("done")
     assert (record.correlation_id, record.batch_id) == ("c", None)
+    assert record.payload_bytes == len(parse(callback).payload)
     assert (await site.found("a")).batch_id == "b1"
 
 

@@ -869,7 +869,7 @@ async def test_a_message_keeps_its_broker_id_and_one_of_a_new_schema_has_another
     [
         (
             "UPDATE message_router.schema_versions SET version = 1",
-            "version 1, this router needs version 4.*drop the schema",
+            "version 1, this router needs version 5.*drop the schema",
         ),
         ("INSERT INTO message_router.schema_versions VALUES (99)", "version 99"),
         (

@@ -57,6 +57,7 @@ class Outside:
     ticks: TickStore = field(default_factory=MemoryTicks)
     put_items: list[tuple[float, str, Publication]] = field(default_factory=list)
     trouble: dict[str, Exception] = field(default_factory=dict)  # by queue
+    slowness: dict[str, float] = field(default_factory=dict)  # seconds, by queue
     book: WarningBook = field(default_factory=WarningBook)
     ahead: float = 0.0  # of the loop's clock
 
@@ -72,6 +73,7 @@ class Outside:
         return QUEUES[name]
 
     async def put(self, queue: QueueConfig, items: Sequence[Publication]) -> Sequence[bool]:
+        await asyncio.sleep(self.slowness.get(queue.name, 0.0))
         if queue.name in self.trouble:
             raise self.trouble[queue.name]
         self.put_items += [(self.wall(), queue.name, item) for item in items]
@@ -102,6 +104,11 @@ class Replica:
             wall=outside.wall,
             is_alone=is_alone,
         )
+
+    async def look(self) -> None:
+        """Publish what is due now."""
+        async with asyncio.TaskGroup() as tasks:
+            self.beat.publish_due(tasks)
 
     async def run_for(self, seconds: float) -> None:
         try:
@@ -297,6 +304,32 @@ async def test_only_the_primary_publishes() -> None:
     assert outside.ids == ["s-30"]
 
 
+async def test_a_slow_queue_delays_no_other_schedule() -> None:
+    outside = Outside(ahead=1.0, slowness={"standard": 25.0})
+    slow, quick = every(10, "slow", "standard"), every(10, "quick", "fifo")
+    again = every(10, "again", "standard")
+
+    await Replica(outside, slow, again, quick).run_for(60)
+
+    published = [(at, item.message.id) for at, _, item in outside.put_items]
+    assert [at for at, each in published if each.startswith("quick")] == [10, 20, 30, 40, 50, 60]
+    # Of the ticks that were missed meanwhile, the latest is published.
+    for name in ("slow", "again"):
+        found = [(at, each) for at, each in published if each.startswith(name)]
+        assert found == [(35.0, f"{name}-10"), (60.0, f"{name}-30")]
+
+
+async def test_a_beat_that_was_cut_off_goes_on_later() -> None:
+    outside = Outside(ahead=1.0, slowness={"standard": 25.0})
+    replica = Replica(outside, every(10, "s", "standard"))
+    await replica.run_for(12)
+    outside.slowness.clear()
+
+    await replica.run_for(10)
+
+    assert [item.message.id for _, _, item in outside.put_items] == ["s-10", "s-20"]
+
+
 async def test_a_changed_configuration_is_followed() -> None:
     outside = Outside()
     replica = Replica(outside, every(10, "old"), every(10, "kept"))
@@ -312,7 +345,8 @@ async def test_a_router_without_schedules_just_looks_now_and_then() -> None:
     outside = Outside()
     replica = Replica(outside)
 
-    assert await replica.beat.publish_due() == LONGEST_SLEEP_SECONDS
+    async with asyncio.TaskGroup() as tasks:
+        assert replica.beat.publish_due(tasks) == LONGEST_SLEEP_SECONDS
     assert replica.beat.states() == []
 
 

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.job import Fate
+from router.core.message import Tally
 from router.core.outcome import MAX_DELAY, Ending, Failure, Reply
 from router.engine import registry, settle
 from router.engine.settle import ACK_LINGER_SECONDS
-from router.ports import Broker, Disconnected, Publisher, Traits
+from router.ports import Broker, Disconnected, Publisher, Traits, Unsettled
 from tests.support.fakes import OK, REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost
 from tests.support.finishing import Finishing
@@ -356,6 +357,33 @@ class TestFinishers:
             assert len(on.sent_to("replies")) == 1
             assert len(on.sent_to("q")) == 1
             assert on.rig.sender.ids == ["a"]
+
+    @pytest.mark.rule("CMD-2")
+    async def test_a_queue_that_keeps_results_gets_to_know_how_often_a_message_was_sent(
+        self,
+    ) -> None:
+        async with self.keeping(Reply(503), OK, Reply(404)) as (on, finishing):
+            for handle in "hi":
+                on.hand_over("a", handle)
+                await asyncio.sleep(30)
+
+            assert [each.tally for each in finishing.finished] == [Tally(0, 2), Tally(1, 1)]
+
+    async def test_what_cannot_be_published_with_the_ack_is_warned_of_and_tried_again(
+        self,
+    ) -> None:
+        async with self.keeping() as (on, finishing):
+            on.queue.unsettled["h"] = Unsettled("h", "the queue of replies is gone", stale=False)
+            on.hand_over("a", replyTo="replies")
+            await asyncio.sleep(5)
+            (warning,) = on.rig.warnings
+            del on.queue.unsettled["h"]
+            await asyncio.sleep(20)
+
+            assert warning.code == "REPLY_FAILED"
+            assert "the queue of replies is gone" in warning.message
+            assert on.rig.sender.ids == ["a"]
+            assert [each.handle for each in finishing.finished] == ["h"]
 
     async def test_what_was_not_finished_in_time_is_delivered_again(self) -> None:
         async with self.keeping() as (on, finishing):

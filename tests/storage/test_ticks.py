@@ -63,11 +63,11 @@ async def test_a_router_that_restarts_publishes_no_tick_again(tmp_path: Path) ->
         outside.set_clock(now)
         outside.ticks = FileTicks(path)
         replica = Replica(outside, every(100, queue="memory"))
-        await replica.beat.publish_due()
+        await replica.look()
         last_runs.append(replica.beat.states()[0].last_run)
         if now == 0:
             outside.set_clock(100)
-            await replica.beat.publish_due()
+            await replica.look()
 
     assert [item.message.id for _, _, item in outside.put_items] == ["s-100", "s-300"]
     assert last_runs == [None, 100, 100, 300]

@@ -22,6 +22,7 @@ from router.ports import (
     Finish,
     MessageRecord,
     Publication,
+    Receipt,
     StaleLease,
 )
 
@@ -63,7 +64,7 @@ class Queue:
         """The same with another `worker_id`, `queue` or `audit`."""
         return Queue(self._database, replace(self._table, **changes), self._runner)
 
-    def publish(self, items: Sequence[Publication]) -> list[bool]:
+    def publish(self, items: Sequence[Publication]) -> list[Receipt]:
         return list(self._run(self._queue.publish(items)))
 
     def claim(self, limit: int = 100) -> ClaimedBatch:

@@ -161,7 +161,7 @@ class TestChains:
         parse(body(then=chain(MAX_STEPS)))
         with pytest.raises(Malformed, match="more than 16 steps"):
             parse(body(then=[chain(1)] * (MAX_STEPS + 1)))
-        with pytest.raises(Malformed, match=r"`then`: .* more than 16 deep"):
+        with pytest.raises(Malformed, match=r"`then\.then.*` is more than 16 deep"):
             parse(body(then=chain(MAX_STEPS + 1)))
 
     @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ class TestChains:
             ([chain(1), 7], r"`then\[1\]`: Expected `object`"),
             (
                 [chain(1), {**chain(1), "then": [{}]}],
-                r"`then\[1\]`: `then\[0\]`: .*mediationTarget",
+                r"`then\[1\]\.then\[0\]`: .*mediationTarget",
             ),
             ({**chain(1), "priority": 10}, "`then`: .*priority"),
         ],

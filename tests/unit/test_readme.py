@@ -5,11 +5,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import Struct
 
 from router.core.config import QueueNaming, QueueType
 from router.core.config_document import read_document
 from router.core.config_entry import SUPPORTED_SCHEMES
+from router.core.message import Message
+from router.outbound.process.executors import Executor, Limits
 from tests.support.readme import README, ROOT, SETTINGS, with_settings
 
 CONFIGURATION = ROOT / "docs/configuration.md"
@@ -35,7 +39,7 @@ def anchors_of(page: Path) -> set[str]:
 def routing_documents() -> Iterator[str]:
     for page in PAGES:
         for block in re.findall(r"^```json\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-            if '"queues"' in block or '"processingPools"' in block:
+            if '"queues": [{' in block or '"processingPools"' in block:
                 yield block
 
 
@@ -74,3 +78,16 @@ def test_every_scheme_and_queue_type_is_documented() -> None:
 
     assert {scheme for scheme in SUPPORTED_SCHEMES if f"`{scheme}://" not in text} == set()
     assert {kind.name for kind in QueueType if f"`{kind.name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("kind", [Message, Executor, Limits])
+def test_every_field_of_a_message_and_of_an_executor_is_documented(kind: type[Struct]) -> None:
+    text = CONFIGURATION.read_text()
+
+    names = {field.encode_name for field in msgspec.structs.fields(kind)}
+    assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("field", ["envelope", "routes", "replyQueues", "schedules", "cron"])
+def test_what_a_document_holds_for_commands_is_documented(field: str) -> None:
+    assert f"`{field}`" in CONFIGURATION.read_text()

@@ -185,11 +185,10 @@ class PgmqBroker:
                 outgoing.append(_item(read_address(each.queue), reply, number))
         lost, stuck = await self._table.finish(leases, failed, outgoing)
         self._signal.ring()
-        no_queue = "the PGMQ queue of its reply does not exist"
         return [
             *stale(leases, lost),
             *(
-                Unsettled(leases[position], no_queue, stale=False)
+                Unsettled(leases[position], _no_queue(items[position]), stale=False)
                 for position in stuck
                 if position not in lost
             ),
@@ -274,3 +273,8 @@ def _read_headers(headers: str) -> tuple[Tally, Span | None]:
     except msgspec.MsgspecError:
         return UNTRIED, None
     return tally, carried_in(given)
+
+
+def _no_queue(item: Finish) -> str:
+    names = ", ".join(sorted({each.queue.name for each in item.outgoing}))
+    return f"the PGMQ queue of {names} does not exist"

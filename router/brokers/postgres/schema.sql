@@ -814,7 +814,7 @@ $$;
 -- finished with the same lease before is not an error.
 CREATE FUNCTION finish(
     _ids bigint[], _tokens bigint[], _results bytea[], _omitted boolean[], _codes text[],
-    _errors text[], _statuses integer[],
+    _errors text[], _statuses integer[], _failures integer[], _requests integer[],
     _dedup_window double precision, _places integer[], _queues text[],
     _message_ids text[], _identities text[], _pools text[], _group_ids text[],
     _priorities smallint[], _bodies bytea[], _kept boolean[], _not_befores double precision[],
@@ -838,9 +838,15 @@ BEGIN
             result = ending.result,
             result_omitted = ending.omitted,
             error_code = ending.code,
-            http_status = ending.status
-        FROM unnest(_ids, _tokens, _results, _omitted, _codes, _errors, _statuses)
-             WITH ORDINALITY AS ending (id, token, result, omitted, code, error, status, place)
+            http_status = ending.status,
+            attempts = coalesce(ending.failures, message.attempts),
+            posts = coalesce(ending.requests, message.posts + (ending.code IS NULL)::integer)
+        FROM unnest(
+                 _ids, _tokens, _results, _omitted, _codes, _errors, _statuses, _failures, _requests
+             ) WITH ORDINALITY
+             AS ending (
+                 id, token, result, omitted, code, error, status, failures, requests, place
+             )
         WHERE message.id = ending.id AND message.lease_token = ending.token
           AND message.finished_at IS NULL
         RETURNING message.id, message.queue, message.group_key, message.state, message.worker_id,
@@ -1091,4 +1097,4 @@ $$;
 ALTER FUNCTION add_to_batch SET search_path = message_router, pg_temp;
 
 INSERT INTO schema_versions (version, incarnation)
-VALUES (4, left(replace(gen_random_uuid()::text, '-', ''), 16));
+VALUES (5, left(replace(gen_random_uuid()::text, '-', ''), 16));

@@ -14,6 +14,7 @@ from router.brokers.work_queue import (
     ClaimedBatch,
     Lease,
     Sinks,
+    duplicate,
     ending_with,
     no_sinks,
     receive_by_claims,
@@ -21,15 +22,19 @@ from router.brokers.work_queue import (
 )
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
-from router.ports import Depth, Finish, Publication, StaleLease, Traits, Unsettled
+from router.ports import Depth, Finish, Publication, Receipt, StaleLease, Traits, Unsettled
 
 FIRST_POLL_SECONDS: Final = 0.05  # for others' changes, after something came …
 LAST_POLL_SECONDS: Final = 1.0  # … and when nothing has come for a while
 
 _CONFIGURE: Final = "SELECT message_router.configure($1, $2, $3, $4)"
 _PUBLISH: Final = f"SELECT message_router.publish({places(12)}) AS identity"
+_KEPT: Final = (
+    "SELECT identity, message_id FROM message_router.queue_messages"
+    " WHERE queue = $1 AND identity = ANY ($2::text[])"
+)
 _CLAIM: Final = "SELECT * FROM message_router.claim($1, $2, $3, $4, $5)"
-_FINISH: Final = f"SELECT message_router.finish({places(20)}) AS position"
+_FINISH: Final = f"SELECT message_router.finish({places(22)}) AS position"
 _GIVE_BACK: Final = "SELECT message_router.give_back($1, $2, $3, $4, $5, $6) AS is_ours"
 _EXTEND: Final = "SELECT message_router.extend($1, $2, $3) AS position"
 _END_LEASES: Final = "SELECT message_router.end_leases($1, $2)"
@@ -72,7 +77,7 @@ class PostgresQueue:
         results = max(keep, self._result_retention)
         await self._database.call(_CONFIGURE, self._name, keep, audit, results)
 
-    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+    async def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]:
         """Answer when the database has committed them."""
         columns = publication_columns(items)
         keys = columns[1]
@@ -81,11 +86,15 @@ class PostgresQueue:
         if rows:
             self._signal.ring()
         new = {row["identity"] for row in rows}
-        added = []
-        for key in keys:
-            added.append(key in new)
+        kept: dict[str, str] = {}
+        if len(rows) < len(items):
+            known = await self._database.call(_KEPT, self._name, keys)
+            kept = {row["identity"]: row["message_id"] for row in known}
+        receipts: list[Receipt] = []
+        for key, item in zip(keys, items, strict=True):
+            receipts.append(key in new or duplicate(item, kept.get(key)))
             new.discard(key)  # of a key that comes twice, only the first was added
-        return added
+        return receipts
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         return await receive_by_claims(self._poll, partial(self.claim, limit), self._database.wait)
@@ -169,6 +178,8 @@ class PostgresQueue:
             [None if one is None else text(one.code) for one in failures],
             [None if one is None else text(one.message[:MAX_ERROR_CHARACTERS]) for one in failures],
             [None if one is None else one.http_status for one in failures],
+            [None if item.tally is None else item.tally.failures for item in items],
+            [None if item.tally is None else item.tally.requests for item in items],
             self._dedup_window,
             *outgoing,
         )

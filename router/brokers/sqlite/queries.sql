@@ -37,8 +37,8 @@ WHERE queue = :queue AND dedup_key IN (SELECT value FROM json_each(:keys))
   AND finished_at <= :before;
 
 -- name: known
--- Those of the keys that keep a message out.
-SELECT json_group_array(dedup_key) FROM queue_messages
+-- Those of the keys that keep a message out, each with the id of the message that has it.
+SELECT json_group_object(dedup_key, message_id) FROM queue_messages
 WHERE queue = :queue AND dedup_key IN (SELECT value FROM json_each(:keys));
 
 -- name: last_id
@@ -218,20 +218,25 @@ FROM json_each(:leases) AS lease
 
 -- name: finish
 -- The token stays: an acknowledgement that is sent twice is no error.
-UPDATE queue_messages SET state = 'succeeded', lease_until = NULL, finished_at = :now
+UPDATE queue_messages
+SET state = 'succeeded', lease_until = NULL, finished_at = :now, posts = posts + 1
 WHERE id IN (SELECT value FROM json_each(:ids));
 
--- name: keep_endings
--- Of messages that were just finished: how they ended. What failed may come again.
+-- name: finish_as
+-- As `finish`, and keeps how each ended. What failed may come again.
 UPDATE queue_messages
 SET state = value ->> 1,
+    lease_until = NULL,
+    finished_at = :now,
     dedup_key = iif(value ->> 1 = 'failed', NULL, dedup_key),
     is_kept = max(is_kept, value ->> 2 IS NOT NULL, value ->> 3),
     result = value ->> 2,
     result_omitted = value ->> 3,
-    last_error = coalesce(value ->> 4, last_error),
-    error_code = value ->> 5,
-    http_status = value ->> 6
+    attempts = coalesce(value ->> 4, attempts),
+    posts = coalesce(value ->> 5, posts + (value ->> 1 = 'succeeded')),
+    last_error = coalesce(value ->> 6, last_error),
+    error_code = value ->> 7,
+    http_status = value ->> 8
 FROM json_each(:endings)
 WHERE queue_messages.id = value ->> 0;
 

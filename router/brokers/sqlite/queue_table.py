@@ -13,11 +13,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.brokers.sqlite.connection import QUERIES
-from router.brokers.work_queue import BATCH_RETENTION_SECONDS, MAX_ERROR_CHARACTERS, must_stay
+from router.brokers.work_queue import (
+    BATCH_RETENTION_SECONDS,
+    MAX_ERROR_CHARACTERS,
+    duplicate,
+    must_stay,
+)
 from router.core.identity import dedup_key_of
 from router.core.message import DEFAULT_POOL, Mode
-from router.core.outcome import ACCEPTED, Ending
-from router.ports import Publication
+from router.core.outcome import ACCEPTED
+from router.ports import Finish, Publication, Receipt
 
 WOKEN_AT_ONCE: Final = 1000  # delays, and leases, that one claim ends
 PRUNED_AT_ONCE: Final = 1000  # messages, and audit rows
@@ -55,8 +60,12 @@ class Chosen(Struct, frozen=True, array_like=True, gc=False):
     in_batch: bool
 
 
-_keys: Final = msgspec.json.Decoder(set[str])
+_known: Final = msgspec.json.Decoder(dict[str, str])
 _chosen: Final = msgspec.json.Decoder(list[Chosen], strict=False)  # SQLite has no booleans
+
+
+# What a plain ACK says of failures and requests.
+_FIRST_TRY: Final = ((None, None), (0, 1))
 
 
 class QueueTable(Struct, frozen=True):
@@ -71,25 +80,26 @@ class QueueTable(Struct, frozen=True):
     holds_groups: bool = True
     audit: float = 0.0  # seconds that the audit rows stay; 0: none are written
 
-    def publish(self, db: sqlite3.Connection, items: Sequence[Publication]) -> Sequence[bool]:
-        """Add them. Return False for those that are duplicates (WQ-1)."""
+    def publish(self, db: sqlite3.Connection, items: Sequence[Publication]) -> Sequence[Receipt]:
+        """Add them, unless they are duplicates (WQ-1)."""
         now = self.clock()
         keys = [dedup_key_of(item.dedup_key, item.message.id, item.body) for item in items]
         asked = {"queue": self.queue, "keys": to_json(keys), "before": now - self.dedup_window}
         db.execute(QUERIES["forget"], asked)
-        known = _keys.decode(json_value(db, "known", asked))
-        added: list[bool] = []
+        known = _known.decode(json_value(db, "known", asked))
+        receipts: list[Receipt] = []
         new: list[Publication] = []
         rows: list[NewMessage] = []
         for key, item in zip(keys, items, strict=True):
-            added.append(key not in known)
-            if key not in known:
-                known.add(key)
+            kept = known.get(key)
+            receipts.append(True if kept is None else duplicate(item, kept))
+            if kept is None:
+                known[key] = item.message.id
                 new.append(item)
                 rows.append(self.row_of(item, key))
         if rows:
             self.insert(db, rows, [item.body for item in new])
-        return added
+        return receipts
 
     def row_of(
         self, item: Publication, dedup_key: str | None = None, *, is_kept: bool = False
@@ -176,26 +186,33 @@ class QueueTable(Struct, frozen=True):
         self.prune(db)
         return max(_next_wake(db) - self.clock(), 0.0)
 
-    def end(self, db: sqlite3.Connection, ending: Sequence[tuple[int, Ending]]) -> None:
+    def end(self, db: sqlite3.Connection, ending: Sequence[tuple[int, Finish]]) -> None:
         """Finish messages that are in flight, and keep how each ended."""
-        ids = to_json([row_id for row_id, _ in ending])
-        asked = {"ids": ids, "now": self.clock()}
-        for query in ("finish", "delete_bodies", "offer"):
-            db.execute(QUERIES[query], asked)
-        rows: list[Sequence[object]] = []  # in the order of `keep_endings`
+        plain: list[int] = []
+        rows: list[Sequence[object]] = []  # in the order of `finish_as`
         alike: defaultdict[str, list[int]] = defaultdict(list)  # by their errors
-        for row_id, how in ending:
+        for row_id, item in ending:
+            how, tally = item.ending, item.tally
+            tried = (None, None) if tally is None else (tally.failures, tally.requests)
             error = ""
             if how.failure is not None:
                 error = how.failure.message[:MAX_ERROR_CHARACTERS]
                 code, status = how.failure.code, how.failure.http_status
-                rows.append((row_id, "failed", None, 0, error, code, status))
-            elif how != ACCEPTED:
+                rows.append((row_id, "failed", None, 0, *tried, error, code, status))
+            elif how != ACCEPTED or tried not in _FIRST_TRY:
                 result = None if how.result is None else how.result.decode()
-                rows.append((row_id, "succeeded", result, int(how.result_omitted)))
+                rows.append((row_id, "succeeded", result, int(how.result_omitted), *tried))
+            else:
+                plain.append(row_id)
             alike[error].append(row_id)
+        asked = {"ids": to_json(plain), "endings": to_json(rows), "now": self.clock()}
+        if plain:
+            db.execute(QUERIES["finish"], asked)
         if rows:
-            db.execute(QUERIES["keep_endings"], {"endings": to_json(rows)})
+            db.execute(QUERIES["finish_as"], asked)
+            asked["ids"] = to_json([row_id for row_id, _ in ending])
+        for query in ("delete_bodies", "offer"):
+            db.execute(QUERIES[query], asked)
         for error, several in alike.items():
             self.audit_change(db, to_json(several), "failed" if error else "succeeded", error)
 
@@ -238,9 +255,9 @@ class QueueTable(Struct, frozen=True):
         """Publish the callback of a batch if all of its members have ended, once."""
         asked = {"batch": batch, "now": self.clock()}
         for queue, row, body, counts in db.execute(QUERIES["complete"], asked).fetchall():
-            new = msgspec.json.decode(row, type=NewMessage)
-            callback = body + counts.encode() + b"}"
-            replace(self, queue=queue).insert(db, [new], [callback])
+            new, payload = msgspec.json.decode(row, type=NewMessage), counts.encode()
+            new.payload_size = len(payload)
+            replace(self, queue=queue).insert(db, [new], [body + payload + b"}"])
 
     def audit_change(
         self, db: sqlite3.Connection, ids: str, state: str, error: str = "", queue: str = ""

@@ -33,7 +33,7 @@ from router.brokers.work_queue import (
 from router.brokers.worker_locks import Recovery
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
-from router.ports import Depth, Finish, Publication, StaleLease, Traits, Unsettled
+from router.ports import Depth, Finish, Publication, Receipt, StaleLease, Traits, Unsettled
 from router.signal import Signal
 
 MANY_MESSAGES: Final = 50  # as many as a claim brings at most
@@ -98,7 +98,7 @@ class WorkQueue:
         self.holds_groups = table.holds_groups
         self.traits = Traits(ordered_here=not table.holds_groups, finisher=self)
 
-    async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
+    async def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]:
         """Answer when the disk has them. The first may be delivered by then."""
         is_large = len(items) > MANY_MESSAGES or sum(len(item.body) for item in items) > LARGE_BYTES
         added = await self._change(partial(self._table.publish, items=items), is_large=is_large)
@@ -147,13 +147,13 @@ class WorkQueue:
             # One that was finished with the same lease before is not an error.
             ending = [at for at, state in enumerate(states) if state in _UNSETTLED]
             if ending:
-                self._table.end(db, [(leases[at].id, items[at].ending) for at in ending])
+                self._table.end(db, [(leases[at].id, items[at]) for at in ending])
             published: dict[str, tuple[QueueTable, list[Publication]]] = {}
             for position, table, publication in outgoing:
                 if states[position] in _UNSETTLED:
                     published.setdefault(table.queue, (table, []))[1].append(publication)
-            for table, publications in published.values():
-                table.publish(db, publications)
+            for table, new in published.values():  # a message ends once, so all of it is new
+                table.insert(db, [table.row_of(each) for each in new], [each.body for each in new])
             members = [leases[position].id for position in ending if leases[position].in_batch]
             if members:
                 self._table.count_ended(db, to_json(members))

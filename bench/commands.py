@@ -1,0 +1,179 @@
+"""What payloads, replies and batches cost beside a plain message: CPU of our process alone.
+
+The real queue and the real engine, with a target that costs nothing, or nginx for what is sent.
+The cases of one round follow each other, so the difference to the plain message of the same round
+counts, whatever else the machine does.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import uvloop
+
+from bench import brokers
+from bench.brokers import Unavailable
+from bench.measure import spread
+from bench.progress import say
+from bench.report import Table
+from bench.sink import new_sink
+from router.core.config import PoolConfig, QueueConfig, RoutingConfig
+from router.core.job import Fate
+from router.core.message import DEFAULT_POOL, Message, parse
+from router.core.outcome import Answer, Reply
+from router.core.target_safety import TargetPolicy
+from router.core.trace import Span
+from router.core.warnings import WarningBook
+from router.engine.alerts import Alerts
+from router.engine.breaker import Breakers
+from router.engine.delivery import Mediator
+from router.engine.shutdown import shut_down
+from router.outbound.http_sender import HttpSender
+from router.ports import Brokers, MessageStores, Publication, Sender
+from router.settings import Settings
+from router.storage.dead_letters import NO_STORE, open_store
+from router.wiring import new_leadership, open_brokers, open_engine
+
+BROKERS: Final = ("SQLite", "PostgreSQL")
+CHUNK: Final = 500  # messages of a call
+CONCURRENCY: Final = 100
+LOOK_EVERY: Final = 0.001  # seconds
+PLAIN: Final = "plain"
+PAYLOAD: Final = {"text": "x" * 989}  # 1 kB of JSON
+
+
+@dataclass(frozen=True)
+class Case:
+    fields: Mapping[str, object] = field(default_factory=dict)
+    answer: bytes = b'{"ack":true}'
+    in_batch: bool = False
+
+
+CASES: Final = {
+    PLAIN: Case(),
+    "payload of 1 kB": Case({"payload": PAYLOAD}),
+    "reply": Case({"replyTo": "replies"}),
+    "reply with a result": Case({"replyTo": "replies"}, b'{"result":{"sum":3}}'),
+    "member of a batch": Case(in_batch=True),
+}
+SENT: Final = (PLAIN, "payload of 1 kB")  # measured with nginx as the target, too
+
+
+class FixedReply:
+    """A target that answers at once."""
+
+    def __init__(self, body: bytes) -> None:
+        self._reply = Reply(200, body)
+
+    async def send(
+        self,
+        message: Message,
+        post: int,
+        timeout: float,
+        span: Span,
+        max_attempts: int | None = None,
+    ) -> Answer:
+        await asyncio.sleep(0)
+        return self._reply
+
+
+def measure(names: Sequence[str], messages: int, rounds: int) -> Table:
+    title = "Payloads, replies and batches: engine and queue"
+    table = Table("commands", title, ("broker", "message"))
+    for name in BROKERS:
+        if name not in names:
+            continue
+        try:
+            with brokers.running(name) as place, new_sink() as sink:
+                found = [_round(place, sink.url, messages, n) for n in range(1, rounds + 1)]
+        except Unavailable as reason:
+            say(f"{name}: left out, {reason}")
+            continue
+        for what, target in found[0]:
+            figures = {"CPU µs": spread([each[what, target] for each in found])}
+            if what != PLAIN:
+                more = [each[what, target] - each[PLAIN, target] for each in found]
+                figures["µs more than plain"] = spread(more)
+            table.add((name, f"{what}, sent by HTTP" if target else what), figures)
+    return table
+
+
+def _round(
+    place: brokers.Place, url: str, messages: int, number: int
+) -> Mapping[tuple[str, str], float]:
+    """Return what each case costs, by its name and the URL of the target, if there is one."""
+    say(f"commands, round {number}")
+    costs: dict[tuple[str, str], float] = {}
+    for what, target in [*((what, "") for what in CASES), *((what, url) for what in SENT)]:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            cost = _cost(place.new_queue(), CASES[what], target, messages)
+            costs[what, target] = runner.run(cost)
+    return costs
+
+
+async def _cost(queue: QueueConfig, case: Case, target: str, total: int) -> float:
+    """Return the CPU microseconds of a message from the queue to its end."""
+    settings, alerts = Settings(), Alerts(WarningBook(), time.time)
+    replies = QueueConfig(name="replies", uri=f"{queue.uri}-replies")
+    pool = PoolConfig(code=DEFAULT_POOL, concurrency=CONCURRENCY, parallel_ungrouped=True)
+    config = RoutingConfig((queue,), (pool,), (replies,))
+    async with AsyncExitStack() as stack:
+        sender: Sender = FixedReply(case.answer)
+        if target:
+            sender = await stack.enter_async_context(HttpSender(TargetPolicy()))
+        registry = await stack.enter_async_context(open_brokers(settings, alerts))
+        store = await stack.enter_async_context(open_store(NO_STORE))
+        await _publish(registry, queue, case, target, total)
+        mediator = Mediator(
+            *(sender, Breakers(lambda _: None), alerts), timeout=60.0, jitter=max, wall=time.time
+        )
+        manager = await stack.enter_async_context(
+            open_engine(
+                settings,
+                mediator,
+                alerts,
+                brokers=registry,
+                store=store,
+                new_id=lambda: "none",
+                leadership=new_leadership(),
+            )
+        )
+        ended = manager.registry.ledger.ended
+        before = time.process_time()
+        await manager.apply(config)
+        while sum(ended.values()) < total:  # noqa: ASYNC110 - an event would cost something
+            await asyncio.sleep(LOOK_EVERY)
+        spent = time.process_time() - before
+        await shut_down(manager, alerts, 1.0)
+    if ended[Fate.DELIVERED] < total:
+        raise SystemExit("messages have failed: the figures mean nothing")
+    return spent / total * 1e6
+
+
+async def _publish(
+    registry: Brokers, queue: QueueConfig, case: Case, target: str, total: int
+) -> None:
+    fields = {"mediationTarget": target or "http://127.0.0.1/hook", **case.fields}
+    bodies = [msgspec.json.encode({"id": f"m-{n}", **fields}) for n in range(total)]
+    items = [Publication(parse(body), body) for body in bodies]
+    chunks = [items[start : start + CHUNK] for start in range(0, total, CHUNK)]
+    if case.in_batch:
+        assert isinstance(registry, MessageStores)  # noqa: S101 - it knows work queues
+        opening = registry.open_store(queue)
+        assert opening is not None  # noqa: S101 - it is a work queue
+        later = msgspec.json.encode({"id": "done", **fields, "delaySeconds": 3600})
+        callback = Publication(parse(later), later, None, time.time() + 3600.0)
+        async with opening as store:
+            await store.open_batch("batch", total, callback, chunks[0])
+            for chunk in chunks[1:]:
+                await store.add_to_batch("batch", chunk)
+        return
+    line = registry.open_publisher(queue)
+    assert line is not None  # noqa: S101 - it is a work queue
+    async with line as publisher:
+        for chunk in chunks:
+            await publisher.publish(chunk)

@@ -5,7 +5,6 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import click
@@ -14,36 +13,9 @@ import msgspec
 from router.cli.connection import router_options
 from router.cli.ndjson import BadLine, MessageLine, batches, read_items
 from router.cli.output import json_option, progress_bar, show_json
-from router.cli.sinks import SendResult, open_sink
+from router.cli.sinks import SendSummary, open_sink
 from router.core.message import Malformed, parse
 from router.core.tsid import Tsids
-
-
-@dataclass(slots=True)
-class SendSummary:
-    """What was sent so far, and what was refused."""
-
-    sent: int = 0
-    duplicates: int = 0
-    refused: list[BadLine] = field(default_factory=list)
-
-    def add(self, result: SendResult) -> None:
-        self.sent += result.accepted
-        self.duplicates += result.duplicates
-        for bad in result.refused:
-            self.refuse(bad)
-
-    def in_words(self, seconds: float) -> str:
-        words = f"sent {self.sent} in {seconds:.2f} s ({self.sent / max(seconds, 0.001):,.0f}/s)"
-        if self.duplicates:
-            words += f", {self.duplicates} not sent again: the queue already had them"
-        if self.refused:
-            words += f", refused {len(self.refused)}"
-        return words
-
-    def refuse(self, bad: BadLine) -> None:
-        self.refused.append(bad)
-        click.echo(f"line {bad.line}: {bad.reason}", err=True)
 
 
 @click.command(
@@ -102,11 +74,8 @@ def send(
     try:
         with open_sink(queue, uri) as sink, progress_bar("sent") as show:
             for batch in batches(_good(source, summary, strict=strict)):
-                result = sink.send(batch)
-                summary.add(result)
+                sink.send(batch, summary)
                 show(summary.sent)
-                if result.broke_off:
-                    raise click.ClickException(result.broke_off)
                 if strict and summary.refused:
                     break
     finally:  # also after an error, for what was sent before it

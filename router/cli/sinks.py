@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import click
@@ -17,19 +17,30 @@ from router.ports import BrokerError, Publication, Publisher
 from router.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class SendResult:
-    """How the sending of a batch ended."""
+@dataclass(slots=True)
+class SendSummary:
+    """What was sent so far, and what was refused."""
 
-    accepted: int
+    sent: int = 0
     duplicates: int = 0  # not sent again: the queue already had them
-    refused: tuple[BadLine, ...] = ()
-    broke_off: str | None = None  # why sending cannot continue
+    refused: list[BadLine] = field(default_factory=list)
+
+    def refuse(self, bad: BadLine) -> None:
+        self.refused.append(bad)
+        click.echo(f"line {bad.line}: {bad.reason}", err=True)
+
+    def in_words(self, seconds: float) -> str:
+        words = f"sent {self.sent} in {seconds:.2f} s ({self.sent / max(seconds, 0.001):,.0f}/s)"
+        if self.duplicates:
+            words += f", {self.duplicates} not sent again: the queue already had them"
+        if self.refused:
+            words += f", refused {len(self.refused)}"
+        return words
 
 
 class Sink(Protocol):
-    def send(self, batch: Sequence[MessageLine]) -> SendResult:
-        """Publish the batch. Raises click.ClickException if none of it can be published."""
+    def send(self, batch: Sequence[MessageLine], summary: SendSummary) -> None:
+        """Publish the batch. Raises click.ClickException if sending cannot continue."""
 
 
 class RouterSink:
@@ -39,9 +50,9 @@ class RouterSink:
         self._router = router
         self._queue = queue
 
-    def send(self, batch: Sequence[MessageLine]) -> SendResult:
+    def send(self, batch: Sequence[MessageLine], summary: SendSummary) -> None:
         """Send all but the messages that the router names as bad: it takes a batch or nothing."""
-        wanted, refused = list(batch), list[BadLine]()
+        wanted = list(batch)
         while wanted:
             body = b"[" + b",".join(item.body for item in wanted) + b"]"
             try:
@@ -49,18 +60,18 @@ class RouterSink:
             except RouterRefused as error:
                 if error.status == httpx.codes.BAD_GATEWAY:
                     accepted = error.problem.get("accepted")
-                    taken = accepted if isinstance(accepted, int) else 0
-                    return SendResult(taken, refused=tuple(refused), broke_off=error.message)
+                    summary.sent += accepted if isinstance(accepted, int) else 0
+                    raise
                 index = error.problem.get("index")
                 is_about_one = error.status == httpx.codes.UNPROCESSABLE_ENTITY
                 if not (is_about_one and isinstance(index, int) and 0 <= index < len(wanted)):
                     raise
                 reason = str(error.problem.get("detail")).removeprefix(f"message {index}: ")
-                refused.append(BadLine(wanted.pop(index).line, reason))
+                summary.refuse(BadLine(wanted.pop(index).line, reason))
             else:
-                duplicates = answer.get("duplicates", 0)
-                return SendResult(len(wanted) - duplicates, duplicates, tuple(refused))
-        return SendResult(0, refused=tuple(refused))
+                summary.duplicates += answer.get("duplicates", 0)
+                summary.sent += len(wanted) - answer.get("duplicates", 0)
+                return
 
 
 class QueueSink:
@@ -70,12 +81,14 @@ class QueueSink:
         self._portal = portal
         self._publisher = publisher
 
-    def send(self, batch: Sequence[MessageLine]) -> SendResult:
+    def send(self, batch: Sequence[MessageLine], summary: SendSummary) -> None:
         publications = [
             Publication(item.message, item.body, item.message.explicit_dedup_key) for item in batch
         ]
-        new = self._portal.call(self._publisher.publish, publications)
-        return SendResult(accepted=new.count(True), duplicates=new.count(False))
+        receipts = self._portal.call(self._publisher.publish, publications)
+        new = sum(receipt is True for receipt in receipts)
+        summary.sent += new
+        summary.duplicates += len(receipts) - new
 
 
 @contextmanager

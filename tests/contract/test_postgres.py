@@ -869,7 +869,7 @@ async def test_a_message_keeps_its_broker_id_and_one_of_a_new_schema_has_another
     [
         (
             "UPDATE message_router.schema_versions SET version = 1",
-            "version 1, this router needs version 5.*drop the schema",
+            "version 1, this router needs version 6.*drop the schema",
         ),
         ("INSERT INTO message_router.schema_versions VALUES (99)", "version 99"),
         (
@@ -997,6 +997,6 @@ async def test_no_call_makes_its_plans_anew(ends: Ends, producer: Any) -> None:
         " AND 'plan_cache_mode=force_generic_plan' = ANY (proconfig)"
     )
 
-    calls = {"publish", "claim", "finish", "give_back", "extend", "end_leases", "depth"}
+    calls = {"publish", "claim", "finish", "nack", "extend", "end_leases", "depth"}
     calls |= {"cancel", "publish_tick"}
     assert {row["proname"] for row in kept} == calls

@@ -148,7 +148,7 @@ class PgmqBroker:
         del error  # PGMQ has no place for it
         lease = cast("PgmqLease", handle)
         seconds = math.ceil(delay)
-        if not await self._table.give_back(lease, seconds, tally):
+        if not await self._table.nack(lease, seconds, tally):
             raise StaleLease(f"message {lease.msg_id} is not ours any more")
         if not self.holds_groups:
             self._pending.expect(lease.msg_id, lease.body, now=loop_time(), delay=seconds)

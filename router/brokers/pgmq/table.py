@@ -93,7 +93,7 @@ _HIDDEN: Final = """
 SELECT FROM held CROSS JOIN LATERAL pgmq.set_vt($1, held.msg_id, $5::int)
 """
 # `pgmq.set_vt` cannot store headers, and no row can be changed twice by one statement.
-_GIVE_BACK: Final = """
+_NACK: Final = """
 UPDATE {table}
 SET vt = clock_timestamp() + make_interval(secs => $4),
     headers = CASE jsonb_typeof(headers) WHEN 'object' THEN headers ELSE '{{}}' END
@@ -213,7 +213,7 @@ class PgmqTable:
         self._delete = _SETTLE.format(held=held, settled=_DELETED, lost=_LOST)
         self._archive = _SETTLE.format(held=held, settled=_ARCHIVED, lost=_LOST)
         self._hide = _SETTLE.format(held=held, settled=_HIDDEN, lost=_LOST)
-        self._give_back = _GIVE_BACK.format(table=table, header=TALLY_HEADER)
+        self._nack = _NACK.format(table=table, header=TALLY_HEADER)
         arguments = _WITH_HEADERS if has_headers else _WITHOUT_HEADERS
         self._send = _SEND.format(
             outgoing=_OUTGOING % (1, 2, 3, 4, 5),
@@ -245,13 +245,13 @@ class PgmqTable:
     async def hide(self, leases: Sequence[PgmqLease], seconds: int) -> Sequence[int]:
         return await self._settle(self._hide, leases, seconds)
 
-    async def give_back(self, lease: PgmqLease, seconds: int, tally: Tally) -> bool:
+    async def nack(self, lease: PgmqLease, seconds: int, tally: Tally) -> bool:
         """Return False if the lease was lost."""
         if not self.has_headers:
             return not await self.hide([lease], seconds)
         tried = f'{{"failures": {tally.failures}, "requests": {tally.requests}}}'
         fence = (lease.msg_id, lease.read_ct, lease.enqueued)
-        return bool(await self._database.call(self._give_back, *fence, seconds, tried))
+        return bool(await self._database.call(self._nack, *fence, seconds, tried))
 
     async def send(self, items: Sequence[PgmqItem]) -> None:
         await self._database.call(self._send, *_item_columns(items))

@@ -16,7 +16,7 @@ from router.signal import Signal, wait_for_signal
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION: Final = 5  # that schema.sql installs
+SCHEMA_VERSION: Final = 6  # that schema.sql installs
 OLDEST_SERVER: Final = 15
 MAX_CONNECTIONS: Final = 4  # of this process, and one that listens
 MAX_CLAIMS: Final = 2  # of those, so that settling never waits for a claim that waits for its turn

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
-from router.brokers.work_queue import Sinks, must_stay, sink_for
+from router.brokers.work_queue import MAX_ERROR_CHARACTERS, Sinks, must_stay, sink_for
 from router.core.message import DEFAULT_POOL, Message, Mode
-from router.ports import Outgoing, Publication
+from router.core.outcome import ACCEPTED
+from router.ports import Finish, Outgoing, Publication
 
 
 def publication_columns(items: Sequence[Publication]) -> tuple[Any, ...]:
@@ -49,6 +50,25 @@ def outgoing_columns(outgoing: Sequence[Sequence[Outgoing]], sinks: Sinks[str]) 
     names = [sink_for(sinks, one.queue) for _, one in flat]
     publications = [one.publication for _, one in flat]
     return ([place for place, _ in flat], names, *publication_columns(publications))
+
+
+def ending_columns(items: Sequence[Finish]) -> tuple[Any, ...]:
+    """Return results, whether they were omitted, error codes, errors, HTTP statuses and tallies.
+
+    All are None if each message was accepted and has nothing to keep: that costs nothing.
+    """
+    if all(item.ending is ACCEPTED and item.tally is None for item in items):
+        return (None,) * 7
+    failures = [item.ending.failure for item in items]
+    return (
+        [item.ending.result for item in items],
+        [item.ending.result_omitted for item in items],
+        [None if one is None else text(one.code) for one in failures],
+        [None if one is None else text(one.message[:MAX_ERROR_CHARACTERS]) for one in failures],
+        [None if one is None else one.http_status for one in failures],
+        [None if item.tally is None else item.tally.failures for item in items],
+        [None if item.tally is None else item.tally.requests for item in items],
+    )
 
 
 def payload_size(message: Message) -> int | None:

@@ -418,27 +418,6 @@ BEGIN
 END
 $$;
 
--- Decides about the groups that were changed since the last claim (rule 2).
-CREATE FUNCTION sort_in(_queue text) RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    _groups bigint[];
-BEGIN
-    WITH changes AS (
-        DELETE FROM queue_changes
-        WHERE ctid = ANY (ARRAY(
-            SELECT ctid FROM queue_changes WHERE queue = _queue LIMIT 5000
-        ))
-        RETURNING group_key
-    )
-    SELECT array_agg(DISTINCT group_key) INTO _groups FROM changes;
-    IF _groups IS NOT NULL THEN
-        PERFORM reoffer(_queue, _groups);
-    END IF;
-END
-$$;
-
 -- Forgets old rows in small steps, about twice as fast as new ones can come; also messages that were
 -- finished by a clock that was far ahead.
 CREATE FUNCTION prune(_queue text, _now timestamptz, _at_most integer) RETURNS void
@@ -571,8 +550,8 @@ $$;
 CREATE FUNCTION claim(
     _queue text, _worker text, _token bigint, _limit integer, _lease double precision
 ) RETURNS TABLE (
-    id bigint, grouped boolean, high_priority boolean, deliveries integer, attempts integer,
-    posts integer, body bytea, wait double precision
+    id bigint, grouped boolean, deliveries integer, attempts integer, posts integer, body bytea,
+    wait double precision
 )
 LANGUAGE plpgsql
 AS $$
@@ -580,14 +559,26 @@ AS $$
 DECLARE
     _now     timestamptz;
     _options queues;
+    _groups  bigint[];
     _taken   bigint[];
-    _pairs   bigint[]; -- groups of which a message of high priority was taken
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended('message_router claim ' || _queue, 0));
     _now := clock_timestamp();
     SELECT * INTO _options FROM queues WHERE queue = _queue;
     PERFORM wake(_queue, _now);
-    PERFORM sort_in(_queue);
+
+    -- What the groups offer that were changed since the last claim (rule 2).
+    WITH changes AS (
+        DELETE FROM queue_changes
+        WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM queue_changes WHERE queue = _queue LIMIT 5000
+        ))
+        RETURNING group_key
+    )
+    SELECT array_agg(DISTINCT group_key) INTO _groups FROM changes;
+    IF _groups IS NOT NULL THEN
+        PERFORM reoffer(_queue, _groups);
+    END IF;
     _taken := pick(_queue, _worker, _limit);
 
     -- A message that someone waits for does not wait for this as well.
@@ -598,8 +589,8 @@ BEGIN
         UPDATE queues SET waiting = (_taken IS NULL) WHERE queue = _queue;
     END IF;
     IF _taken IS NULL THEN
-        RETURN QUERY SELECT NULL::bigint, NULL::boolean, NULL::boolean, NULL::integer,
-                            NULL::integer, NULL::integer, NULL::bytea, time_to_change(_queue);
+        RETURN QUERY SELECT NULL::bigint, NULL::boolean, NULL::integer, NULL::integer,
+                            NULL::integer, NULL::bytea, time_to_change(_queue);
         RETURN;
     END IF;
 
@@ -616,8 +607,8 @@ BEGIN
             first_claimed_at = coalesce(first_claimed_at, _now),
             last_claimed_at = _now
         WHERE queue_messages.id = ANY (_taken)
-        RETURNING queue_messages.id, group_key IS NOT NULL, high_priority, deliveries, attempts,
-                  posts, body, 0::double precision
+        RETURNING queue_messages.id, group_key IS NOT NULL, deliveries, attempts, posts, body,
+                  0::double precision
     )
     SELECT * FROM taken ORDER BY array_position(_taken, id);
 
@@ -628,33 +619,16 @@ BEGIN
 
     -- A group's other lane is for this worker alone now. Only the regular lane of a high one can
     -- still be on offer: before a regular one is taken, all high ones are.
-    SELECT array_agg(DISTINCT group_key) INTO _pairs FROM queue_messages
+    SELECT array_agg(DISTINCT group_key) INTO _groups FROM queue_messages
     WHERE queue_messages.id = ANY (_taken) AND high_priority AND group_key IS NOT NULL;
-    IF _pairs IS NOT NULL THEN
-        PERFORM reoffer(_queue, _pairs);
+    IF _groups IS NOT NULL THEN
+        PERFORM reoffer(_queue, _groups);
     END IF;
 END
 $$;
 
 
 -- Settling: each by id and token, whatever else happens to the queue meanwhile.
-
--- The positions (from 0) of leases that were lost. What was finished with the same lease is not.
-CREATE FUNCTION lost_leases(_ids bigint[], _tokens bigint[]) RETURNS SETOF integer
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    RETURN QUERY
-    SELECT lease.place::integer - 1
-    FROM unnest(_ids, _tokens) WITH ORDINALITY AS lease (id, token, place)
-    WHERE NOT EXISTS (
-        SELECT FROM queue_messages AS message
-        WHERE message.id = lease.id AND message.lease_token = lease.token
-          AND message.finished_at IS NOT NULL
-    )
-    ORDER BY lease.place;
-END
-$$;
 
 -- Publishes the callbacks of those of the batches whose members have all ended, once each (CMD-4).
 CREATE FUNCTION complete_batches(_numbers bigint[]) RETURNS void
@@ -810,7 +784,8 @@ $$;
 
 -- Finishes the messages, and keeps how each ended: with an error code, it failed, and may be published
 -- again. Publishes what goes out with those that end now: each item belongs to the message at its
--- place (from 0). Returns the positions (from 0) of those whose lease was lost. A message that was
+-- place (from 0). The arrays _results to _requests are NULL if all were accepted and have nothing to keep.
+-- Returns the positions (from 0) of those whose lease was lost. A message that was
 -- finished with the same lease before is not an error.
 CREATE FUNCTION finish(
     _ids bigint[], _tokens bigint[], _results bytea[], _omitted boolean[], _codes text[],
@@ -834,7 +809,8 @@ BEGIN
             lease_until = NULL,
             finished_at = clock_timestamp(),
             body = '',
-            is_kept = message.is_kept OR ending.result IS NOT NULL OR ending.omitted,
+            is_kept = message.is_kept OR ending.result IS NOT NULL
+                OR coalesce(ending.omitted, false),
             result = ending.result,
             result_omitted = ending.omitted,
             error_code = ending.code,
@@ -873,7 +849,15 @@ BEGIN
         PERFORM count_ended(_members);
     END IF;
     IF coalesce(cardinality(_done), 0) < cardinality(_ids) THEN
-        RETURN QUERY SELECT * FROM lost_leases(_ids, _tokens);
+        RETURN QUERY
+        SELECT lease.place::integer - 1
+        FROM unnest(_ids, _tokens) WITH ORDINALITY AS lease (id, token, place)
+        WHERE NOT EXISTS (
+            SELECT FROM queue_messages AS message
+            WHERE message.id = lease.id AND message.lease_token = lease.token
+              AND message.finished_at IS NOT NULL
+        )
+        ORDER BY lease.place;
     END IF;
 END
 $$;
@@ -931,7 +915,7 @@ END
 $$;
 
 -- Makes the message claimable again after _delay seconds. Returns false if the lease was lost.
-CREATE FUNCTION give_back(
+CREATE FUNCTION nack(
     _id bigint, _token bigint, _delay double precision, _attempts integer, _posts integer,
     _error text
 ) RETURNS boolean
@@ -1077,7 +1061,7 @@ BEGIN
         SELECT oid FROM pg_proc
         WHERE pronamespace = 'message_router'::regnamespace
           AND proname IN (
-              'publish', 'claim', 'finish', 'give_back', 'extend', 'end_leases', 'depth',
+              'publish', 'claim', 'finish', 'nack', 'extend', 'end_leases', 'depth',
               'cancel', 'publish_tick'
           )
     LOOP
@@ -1097,4 +1081,4 @@ $$;
 ALTER FUNCTION add_to_batch SET search_path = message_router, pg_temp;
 
 INSERT INTO schema_versions (version, incarnation)
-VALUES (5, left(replace(gen_random_uuid()::text, '-', ''), 16));
+VALUES (6, left(replace(gen_random_uuid()::text, '-', ''), 16));

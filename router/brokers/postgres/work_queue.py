@@ -8,7 +8,13 @@ from typing import Final, cast
 from router.brokers.kit import loop_time
 from router.brokers.kit.long_poll import LongPoll
 from router.brokers.postgres.database import PostgresDatabase
-from router.brokers.postgres.rows import outgoing_columns, places, publication_columns, text
+from router.brokers.postgres.rows import (
+    ending_columns,
+    outgoing_columns,
+    places,
+    publication_columns,
+    text,
+)
 from router.brokers.work_queue import (
     MAX_ERROR_CHARACTERS,
     ClaimedBatch,
@@ -35,7 +41,7 @@ _KEPT: Final = (
 )
 _CLAIM: Final = "SELECT * FROM message_router.claim($1, $2, $3, $4, $5)"
 _FINISH: Final = f"SELECT message_router.finish({places(22)}) AS position"
-_GIVE_BACK: Final = "SELECT message_router.give_back($1, $2, $3, $4, $5, $6) AS is_ours"
+_NACK: Final = "SELECT message_router.nack($1, $2, $3, $4, $5, $6) AS is_ours"
 _EXTEND: Final = "SELECT message_router.extend($1, $2, $3) AS position"
 _END_LEASES: Final = "SELECT message_router.end_leases($1, $2)"
 _DEPTH: Final = "SELECT * FROM message_router.depth($1, $2)"
@@ -114,7 +120,7 @@ class PostgresQueue:
         self._pause = FIRST_POLL_SECONDS
         incarnation = self._database.incarnation
         messages = []
-        for row_id, is_grouped, _, deliveries, failures, requests, body, _ in rows:
+        for row_id, is_grouped, deliveries, failures, requests, body, _ in rows:
             lease = Lease(row_id, token, is_grouped)
             tally = Tally(failures, requests)
             broker_id = f"{incarnation}-{row_id}"
@@ -139,7 +145,7 @@ class PostgresQueue:
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
         lease = cast("Lease", handle)
         (row,) = await self._database.call(
-            _GIVE_BACK,
+            _NACK,
             lease.id,
             lease.token,
             delay,
@@ -167,21 +173,10 @@ class PostgresQueue:
 
     async def _finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
         leases = [cast("Lease", item.handle) for item in items]
-        endings = [item.ending for item in items]
-        failures = [ending.failure for ending in endings]
+        endings = ending_columns(items)
         outgoing = outgoing_columns([item.outgoing for item in items], self._sinks)
         rows = await self._database.call(
-            _FINISH,
-            *_columns(leases),
-            [ending.result for ending in endings],
-            [ending.result_omitted for ending in endings],
-            [None if one is None else text(one.code) for one in failures],
-            [None if one is None else text(one.message[:MAX_ERROR_CHARACTERS]) for one in failures],
-            [None if one is None else one.http_status for one in failures],
-            [None if item.tally is None else item.tally.failures for item in items],
-            [None if item.tally is None else item.tally.requests for item in items],
-            self._dedup_window,
-            *outgoing,
+            _FINISH, *_columns(leases), *endings, self._dedup_window, *outgoing
         )
         for name in set(cast("Sequence[str]", outgoing[1])):
             self._database.signal(name).ring()

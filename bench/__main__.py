@@ -20,7 +20,6 @@ from bench import (
     report,
     scrape,
     sender,
-    soak,
     tasks,
     throughput,
 )
@@ -69,10 +68,9 @@ PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Table]]] = {
     "latency": lambda given: latency.measure(given.samples),
     "fairness": lambda given: fairness.measure(given.fast_messages, given.rounds),
     "curves": lambda given: curves.measure(given.curve_rounds, given.backlog),
-    "soak": lambda given: soak.measure(given.minutes),
 }
 LONG: Final = frozenset(
-    {"adapters", "commands", "curves", "instrumentation", "processes", "scrape", "soak"}
+    {"adapters", "commands", "curves", "instrumentation", "processes", "scrape"}
 )
 BY_DEFAULT: Final = tuple(name for name in PARTS if name not in LONG)
 
@@ -140,7 +138,6 @@ def _read_options() -> argparse.Namespace:
     options.add_argument("--fast-messages", type=int, default=3_000, help="of fairness (3000)")
     options.add_argument("--curve-rounds", type=int, default=1, help="of curves (1)")
     options.add_argument("--backlog", type=int, default=1_000_000, help="of curves, at most")
-    options.add_argument("--minutes", type=float, default=10.0, help="of the soak (10)")
     options.add_argument(
         "--json", type=Path, default=Path("bench.json"), help="results (bench.json)"
     )

@@ -64,17 +64,12 @@ def _curves(table: Table, folder: Path) -> list[str]:
     return [_save(folder, "curves", cpu, per_row=3), _save(folder, "memory", memory, per_row=2)]
 
 
-def _soak(table: Table, folder: Path) -> list[str]:
-    return [_save(folder, "soak", [_line(table.rows, "minute", "resident MiB")])]
-
-
 _PAINTERS: Final[Mapping[str, Callable[[Table, Path], list[str]]]] = {
     "throughput": _throughput,
     "sender": _sender,
     "latency": _latency,
     "fairness": _fairness,
     "curves": _curves,
-    "soak": _soak,
 }
 
 Painter = tuple[float, Callable[[Axes], None]]  # inches high, and what is painted

@@ -4,7 +4,6 @@ import pytest
 
 from bench.measure import Spread, percentile, spread
 from bench.report import BEGIN, END, Results, Table, markdown, read_results, text, with_figures
-from bench.soak import SAMPLES_PER_MINUTE, growth
 
 
 def a_table() -> Table:
@@ -79,11 +78,3 @@ def test_a_newer_table_takes_the_place_of_the_older_one() -> None:
     results = Results({}, [a_table(), other]).updated([newer])
 
     assert [table.title for table in results.tables] == ["How fast now", "Other"]
-
-
-def test_growth_is_counted_from_the_second_minute_on() -> None:
-    minutes = [[50.0], [80.0], [81.0], [83.0]]
-    samples = [value for (value,) in minutes for _ in range(SAMPLES_PER_MINUTE)]
-
-    assert growth(samples) == 3.0
-    assert growth(samples[:10]) == 0.0

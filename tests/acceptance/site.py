@@ -68,6 +68,12 @@ class Site:
         """Likewise, with the queue `orders` somewhere else."""
         self._write_document([{"queueName": "orders", "queueUri": uri, **options}], pools)
 
+    def configure_queues(
+        self, queues: Sequence[dict[str, object]], pools: Sequence[dict[str, object]]
+    ) -> None:
+        """Likewise, with these queues."""
+        self._write_document(queues, pools)
+
     def _write_document(
         self,
         queues: Sequence[dict[str, object]],

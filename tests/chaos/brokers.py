@@ -1,15 +1,36 @@
-"""The brokers that chaos can be brought to: how a run uses their queue from outside."""
+"""The brokers that chaos can be brought to: their server, and their queue seen from outside."""
 
+import asyncio
 import json
+import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from router.brokers import BrokerRegistry
+from router.core.config import QueueConfig
+from router.core.message import parse
+from router.ports import BrokerError, Publication, Publisher
 from tests.acceptance.site import Site
 from tests.chaos.history import Body
+from tests.support.servers import activemq, nats, sqs
+from tests.support.servers.activemq import ActiveMqServer
+from tests.support.servers.base import Server
+from tests.support.servers.nats import NatsServer
+from tests.support.servers.postgres import PostgresServer, postgres_server
+from tests.support.servers.rabbitmq import RabbitServer, rabbit_server
+from tests.support.stomp import waiting
 
 QUEUE: Final = "orders"
 POOLS: Final[Sequence[dict[str, object]]] = (
@@ -18,49 +39,268 @@ POOLS: Final[Sequence[dict[str, object]]] = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Promises:
+    """What a broker keeps, as docs/brokers.md says, and what a run therefore checks."""
+
+    routers: int = 2  # that may share the queue and keep its order
+    order_after_a_crash: bool = True
+    order_after_a_failure: bool = True  # False: a group may overtake a message that failed
+    recovers_at_once: bool = False  # WQ-10
+    knows_publications: bool = True  # False: what is published again is there twice
+    survives_a_kill: bool = True  # of its server
+    lease: int = 5  # seconds
+
+
 class Queue(Protocol):
     """One queue of a broker."""
 
-    def configure(self, lease: int) -> None:
-        """Write the routing document. `lease` is the visibility timeout in seconds."""
+    @property
+    def promises(self) -> Promises: ...
 
-    async def put(self, bodies: Sequence[Body]) -> None:
-        """Publish without the router."""
+    @property
+    def server(self) -> Server | None:
+        """What can be stopped and started."""
 
-    def in_flight(self) -> list[Body]:
-        """Return what is handed out and not settled."""
+    def uri(self, port: int | None = None) -> str:
+        """Return its URI, with another port of its server."""
 
-    def left(self) -> list[Body]:
-        """Return what is not settled."""
+    def configure(self, site: Site) -> None:
+        """Add what else a router needs to know."""
+
+    async def in_flight(self) -> list[Body] | None:
+        """Return what is handed out and not settled; None: the broker does not show it."""
+
+    async def left(self) -> list[Body]:
+        """Return what is not settled. Only called when no router runs, or `shows_left`."""
 
 
 @dataclass(frozen=True)
 class SqliteQueue:
-    """The embedded queue: a file beside the router's state."""
+    """The embedded queue: a file that all routers share."""
 
-    site: Site
+    file: Path
+    promises: Promises = Promises(recovers_at_once=True, lease=30)
+    server: None = None
 
-    def configure(self, lease: int) -> None:
-        uri = str(self.site.queue(QUEUE)["queueUri"])
-        self.site.configure_queue(uri, *POOLS, visibilityTimeout=lease, retry={"backoff": [1]})
+    def uri(self, port: int | None = None) -> str:
+        del port
+        return f"sqlite:///{self.file}?queue={QUEUE}"
 
-    async def put(self, bodies: Sequence[Body]) -> None:
-        await self.site.fill(QUEUE, bodies)
+    def configure(self, site: Site) -> None:
+        del site
 
-    def in_flight(self) -> list[Body]:
+    async def in_flight(self) -> list[Body]:
         return self._bodies("state = 'in-flight'")
 
-    def left(self) -> list[Body]:
+    async def left(self) -> list[Body]:
         return self._bodies("finished_at IS NULL")
 
     def _bodies(self, condition: str) -> list[Body]:
         return bodies_in(
-            self.site.queue_file,
+            self.file,
             f"SELECT body FROM queue_messages JOIN queue_bodies USING (id) WHERE {condition}",  # noqa: S608  ours
         )
 
 
-BROKERS: Final[Mapping[str, Callable[[Site], Queue]]] = {"sqlite": SqliteQueue}
+@dataclass(frozen=True)
+class PostgresQueue:
+    server: PostgresServer
+    promises: Promises = Promises(recovers_at_once=True, lease=30)
+
+    def uri(self, port: int | None = None) -> str:
+        url = self.server.url.replace(f":{self.server.port}/", f":{port or self.server.port}/")
+        return f"{url}?queue={QUEUE}"
+
+    def configure(self, site: Site) -> None:
+        del site
+
+    async def in_flight(self) -> list[Body]:
+        return await self._bodies("state = 'in-flight'")
+
+    async def left(self) -> list[Body]:
+        return await self._bodies("finished_at IS NULL")
+
+    async def _bodies(self, condition: str) -> list[Body]:
+        query = "SELECT convert_from(body, 'UTF8') FROM message_router.queue_messages WHERE "
+        lines = await asyncio.to_thread(self.server.sql, query + condition)
+        return [json.loads(line) for line in lines.splitlines()]
+
+
+@dataclass(frozen=True)
+class NatsQueue:
+    server: NatsServer
+    promises: Promises = Promises(routers=1, order_after_a_crash=False, order_after_a_failure=False)
+
+    def uri(self, port: int | None = None) -> str:
+        return f"nats://127.0.0.1:{port or self.server.port}/?stream=ORDERS"
+
+    def configure(self, site: Site) -> None:
+        del site
+
+    async def in_flight(self) -> None:
+        return None
+
+    async def left(self) -> list[Body]:
+        subject = "CONSUMER.INFO.ORDERS.message-router-orders"
+        info = await nats.call(self.server.port, subject, {})
+        return _counted(info["num_pending"] + info["num_ack_pending"])
+
+
+@dataclass(frozen=True)
+class RabbitQueue:
+    server: RabbitServer
+    promises: Promises = Promises(routers=1, order_after_a_failure=False, knows_publications=False)
+
+    def uri(self, port: int | None = None) -> str:
+        url = self.server.url.replace(f":{self.server.port}/", f":{port or self.server.port}/")
+        return f"{url}?queue={QUEUE}&type=classic"
+
+    def configure(self, site: Site) -> None:
+        del site
+
+    async def in_flight(self) -> None:
+        return None
+
+    async def left(self) -> list[Body]:
+        listed = await asyncio.to_thread(self.server.control, "list_queues", "messages")
+        return _counted(sum(int(line) for line in listed.splitlines() if line.isdigit()))
+
+
+@dataclass(frozen=True)
+class SqsQueue:
+    server: sqs.SqsServer
+    url: str
+    promises: Promises = Promises(survives_a_kill=False)
+
+    def uri(self, port: int | None = None) -> str:
+        return self.url.replace(f":{self.server.port}/", f":{port or self.server.port}/")
+
+    def configure(self, site: Site) -> None:
+        site.settings |= {**sqs.ENV, "MESSAGE_ROUTER_SQS_WAIT_TIME_SECONDS": "2"}
+
+    async def in_flight(self) -> None:
+        return None
+
+    async def left(self) -> list[Body]:
+        return _counted(sum(await asyncio.to_thread(self.server.counts, self.url)))
+
+
+@dataclass(frozen=True)
+class ActiveMqQueue:
+    server: ActiveMqServer
+    promises: Promises = Promises(routers=1, order_after_a_failure=False, knows_publications=False)
+
+    def uri(self, port: int | None = None) -> str:
+        return f"activemq://127.0.0.1:{port or self.server.port}/{QUEUE}"
+
+    def configure(self, site: Site) -> None:
+        del site
+
+    async def in_flight(self) -> None:
+        return None
+
+    async def left(self) -> list[Body]:
+        return [json.loads(body) for body in await waiting(self.server.port, QUEUE)]
+
+
+@contextmanager
+def _postgres(folder: Path) -> Iterator[Queue]:
+    del folder
+    with postgres_server() as server:
+        yield PostgresQueue(server)
+
+
+@contextmanager
+def _nats(folder: Path) -> Iterator[Queue]:
+    with nats.running(NatsServer(nats.current(), folder)) as server:
+        yield NatsQueue(server)
+
+
+@contextmanager
+def _rabbitmq(folder: Path) -> Iterator[Queue]:
+    del folder
+    with rabbit_server() as server:
+        yield RabbitQueue(server)
+
+
+@contextmanager
+def _sqs(folder: Path) -> Iterator[Queue]:
+    os.environ |= sqs.ENV
+    with sqs.running(sqs.ministack(folder)) as server:
+        yield SqsQueue(server, server.new_queue(fifo=True))
+
+
+@contextmanager
+def _activemq(folder: Path) -> Iterator[Queue]:
+    with activemq.running(ActiveMqServer(folder)) as server:
+        yield ActiveMqQueue(server)
+
+
+def _sqlite(folder: Path) -> AbstractContextManager[Queue]:
+    return nullcontext(SqliteQueue(folder / "queue.db"))
+
+
+BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[Queue]]]] = {
+    "activemq": _activemq,
+    "nats": _nats,
+    "postgres": _postgres,
+    "rabbitmq": _rabbitmq,
+    "sqlite": _sqlite,
+    "sqs": _sqs,
+}
+
+
+@contextmanager
+def running(broker: str) -> Iterator[Queue]:
+    with (
+        tempfile.TemporaryDirectory(prefix=f"chaos-{broker}-") as folder,
+        BROKERS[broker](Path(folder)) as queue,
+    ):
+        yield queue
+
+
+async def prepare(queue: Queue) -> None:
+    """Create what the router does not create by itself."""
+    if isinstance(queue, NatsQueue):
+        await nats.add_stream(queue.server.port, "ORDERS")
+
+
+class NotAnswered(Exception):
+    """Nobody knows whether a publication took effect."""
+
+
+@dataclass
+class Direct:
+    """Publishes to the broker itself, over a connection that is opened again when it breaks."""
+
+    queue: Queue
+    door: BrokerRegistry
+    _stack: AsyncExitStack
+    _line: Publisher | None = None
+
+    async def put(self, bodies: Sequence[Body]) -> None:
+        config = QueueConfig(name=QUEUE, uri=self.queue.uri())
+        encoded = [json.dumps(body).encode() for body in bodies]
+        try:
+            if self._line is None:
+                opened = self.door.open_publisher(config)
+                assert opened is not None
+                self._line = await self._stack.enter_async_context(opened)
+            await self._line.publish([Publication(m := parse(b), b, m.id) for b in encoded])
+        except (BrokerError, OSError, TimeoutError) as error:
+            self._line = None
+            await self._stack.aclose()
+            raise NotAnswered from error
+
+
+@asynccontextmanager
+async def publishing_to(queue: Queue) -> AsyncIterator[Direct]:
+    async with (
+        BrokerRegistry(worker_id="chaos", dedup_window=300.0) as door,
+        AsyncExitStack() as stack,
+    ):
+        yield Direct(queue, door, stack)
 
 
 def dead_letters(site: Site) -> list[Body]:
@@ -71,3 +311,8 @@ def dead_letters(site: Site) -> list[Body]:
 def bodies_in(file: Path, query: str) -> list[Body]:
     with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=10)) as db:
         return [json.loads(body) for (body,) in db.execute(query)]
+
+
+def _counted(number: int) -> list[Body]:
+    """What a broker reports that shows no bodies."""
+    return [{"messages": number}] if number else []

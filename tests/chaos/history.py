@@ -63,6 +63,10 @@ class Post:
     ended: float = float("inf")
     outcome: Outcome = Outcome.OPEN
 
+    @property
+    def is_open(self) -> bool:
+        return self.outcome is Outcome.OPEN
+
 
 @dataclass(frozen=True, order=True)
 class Violation:
@@ -79,6 +83,7 @@ class History:
 
     published: dict[str, Item] = field(default_factory=dict)  # by marker, in publication order
     answered: set[str] = field(default_factory=set)  # markers that the router or queue took over
+    in_doubt: set[str] = field(default_factory=set)  # markers that were published again
     posts: list[Post] = field(default_factory=list)  # in the order of their arrival
     kept: list[Body] = field(default_factory=list)  # dead letters at the end
     left: list[Body] = field(default_factory=list)  # in the queue at the end
@@ -86,6 +91,11 @@ class History:
     done: set[str] = field(default_factory=set)  # markers with a final reply
     duplicates: Counter[int] = field(default_factory=Counter)  # by incarnation
     open: Counter[int] = field(default_factory=Counter)  # POSTs without a reply, by incarnation
+
+    @property
+    def waiting(self) -> set[str]:
+        """Return the markers that were answered and have no final reply."""
+        return self.answered - self.done
 
     @property
     def backlog(self) -> int:
@@ -111,13 +121,22 @@ class History:
             self.done.add(post.marker)
 
 
-def check(history: History) -> Sequence[Violation]:
+class Duplicates(Enum):
+    """When a message may be sent again after it was accepted."""
+
+    AFTER_A_CRASH = auto()  # by another process
+    AFTER_A_FAULT = auto()  # by the same process, too: its ACK or its lease was lost
+
+
+def check(
+    history: History, *, duplicates: Duplicates = Duplicates.AFTER_A_CRASH
+) -> Sequence[Violation]:
     """Return what a router must never do and did."""
     return [
         *_lost(history),
         *_out_of_order(history),
         *_at_once(history),
-        *_repeated(history),
+        *(_repeated(history) if duplicates is Duplicates.AFTER_A_CRASH else ()),
         *(Violation("left", f"{body} is still in the queue") for body in history.left),
         *(Violation("strange", text) for text in history.strange),
     ]
@@ -173,6 +192,8 @@ def _repeated(history: History) -> Iterator[Violation]:
     for post, has_ended in _events(history.posts):
         if has_ended and post.outcome is Outcome.ACCEPTED:
             accepted[post.marker].add(post.incarnation)
+        elif post.marker in history.in_doubt:
+            continue  # it may be in the queue twice
         elif not has_ended and post.incarnation in accepted[post.marker]:
             text = f"{post.marker} was accepted, and sent again by the same process"
             yield Violation("repeated", text)

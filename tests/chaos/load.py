@@ -7,12 +7,13 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import httpx
 
 from tests.acceptance.process import RouterProcess
-from tests.chaos.brokers import QUEUE
+from tests.chaos.brokers import QUEUE, NotAnswered
 from tests.chaos.history import Body, History, Item, Outcome, Reply
 from tests.outbound.servers import Connection, Request
 
@@ -29,10 +30,6 @@ REPLIES: Final = {Reply.OK: 80, Reply.SLOW: 14, Reply.FLAKY: 3, Reply.DEAD: 3}  
 Put = Callable[[Sequence[Body]], Awaitable[None]]
 
 
-class NotAnswered(Exception):
-    """Nobody knows whether a publication took effect."""
-
-
 @dataclass
 class Producer:
     """Publishes batch after batch, each until it is answered, so its groups have an order.
@@ -46,6 +43,7 @@ class Producer:
     dice: random.Random
     put: Put
     reuse_ids: bool = False
+    groups_may_fail: bool = True
     _count: int = 0
     _ids: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT_IDS))
 
@@ -61,6 +59,7 @@ class Producer:
             try:
                 await self.put([item.body for item in items])
             except NotAnswered:
+                self.history.in_doubt |= {item.marker for item in items}
                 await asyncio.sleep(PAUSE / 2)
             else:
                 break
@@ -71,6 +70,8 @@ class Producer:
         marker = f"{self.name}-{self._count}"
         group = self.dice.choice([None, *range(GROUPS)] if self._count % 4 else [None])
         (reply,) = self.dice.choices(list(REPLIES), list(REPLIES.values()))
+        if group is not None and reply is Reply.FLAKY and not self.groups_may_fail:
+            reply = Reply.OK
         body = {
             "id": self._id(marker),
             "poolCode": "LOOSE" if group is None else "GROUPED",
@@ -89,15 +90,16 @@ class Producer:
 
 @dataclass
 class Api:
-    """`POST /messages` of whichever router runs now."""
+    """`POST /messages` of a router that runs now."""
 
     client: httpx.AsyncClient
-    router: RouterProcess | None = None
+    dice: random.Random
+    routers: list[RouterProcess] = field(default_factory=list)
 
     async def put(self, bodies: Sequence[Body]) -> None:
-        if self.router is None:
+        if not self.routers:
             raise NotAnswered
-        url = f"{self.router.url}/messages?queue={QUEUE}"
+        url = f"{self.dice.choice(self.routers).url}/messages?queue={QUEUE}"
         try:
             answer = await self.client.post(url, json=bodies, timeout=CALL_SECONDS)
         except httpx.TransportError as error:
@@ -113,11 +115,22 @@ class Recorder:
 
     history: History
     dice: random.Random
-    incarnation: int = 0  # of the router that connects now
+    incarnations: dict[int, int] = field(default_factory=dict)  # of routers that run, by process
+    started: int = 0
+    _strangers: int = 0
     _failed: set[str] = field(default_factory=set)
 
+    def welcome(self, router: RouterProcess) -> int:
+        """Return the incarnation of a router that was just started."""
+        self.started += 1
+        self.incarnations[router.process.pid] = self.started
+        return self.started
+
+    def forget(self, router: RouterProcess) -> None:
+        self.incarnations.pop(router.process.pid, None)
+
     async def script(self, connection: Connection) -> None:
-        incarnation = self.incarnation
+        incarnation = self._incarnation_of(connection)
         while True:
             request = await connection.read()
             connection.target.requests.clear()
@@ -128,12 +141,22 @@ class Recorder:
             post = self.history.begin(item.marker, incarnation, time.monotonic())
             slow = item.reply is Reply.SLOW
             await asyncio.sleep(self.dice.uniform(*(SLOW_SECONDS if slow else QUICK_SECONDS)))
-            if connection.reader.at_eof() or incarnation != self.incarnation:
+            is_gone = incarnation not in self.incarnations.values()
+            if connection.reader.at_eof() or is_gone:
                 self.history.end(post, Outcome.CUT, time.monotonic())
                 return
             status, outcome = self._answer(item)
             self.history.end(post, outcome, time.monotonic())
             await connection.reply(status)
+
+    def _incarnation_of(self, connection: Connection) -> int:
+        """Find the router at the other end. One that has gone already has a number of its own."""
+        port = connection.writer.get_extra_info("peername")[1]
+        for pid, incarnation in self.incarnations.items():
+            if owns_port(pid, port):
+                return incarnation
+        self._strangers += 1
+        return -self._strangers
 
     def _item_of(self, request: Request) -> Item | None:
         """Return what was published, if the request is exactly that."""
@@ -152,3 +175,24 @@ class Recorder:
             self._failed.add(item.marker)
             return 503, Outcome.FAILED
         return 200, Outcome.ACCEPTED
+
+
+def owns_port(pid: int, port: int) -> bool:
+    """Return whether a process has a TCP connection from that port, by the kernel's tables."""
+    wanted = f":{port:04X}"
+    for line in Path("/proc/net/tcp").read_text().splitlines():
+        fields = line.split()
+        if fields[1].endswith(wanted) and fields[9] != "0":
+            inode = f"socket:[{fields[9]}]"
+            try:
+                return any(_link(each) == inode for each in Path(f"/proc/{pid}/fd").iterdir())
+            except OSError:  # it has just ended
+                return False
+    return False
+
+
+def _link(file: Path) -> str:
+    try:
+        return str(file.readlink())
+    except OSError:  # closed meanwhile
+        return ""

@@ -1,4 +1,4 @@
-"""What is done to the router. For now: SIGKILL at a random instant, and a restart."""
+"""What is done to one router: SIGKILL at a random instant, and a restart."""
 
 import asyncio
 import random
@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from tests.acceptance.process import RouterProcess, eventually, start
-from tests.acceptance.site import Site
+from tests.acceptance.process import RouterProcess, eventually
 from tests.chaos.brokers import Queue
 from tests.chaos.history import History, marker_of
-from tests.chaos.load import Api, Recorder
+from tests.chaos.slot import Slot
 
 AFTER_CONSUMING: Final = (0.05, 1.0)  # seconds until the kill
 AFTER_SPAWN: Final = (0.0, 1.2)  # likewise, of a kill during start-up or recovery
@@ -31,6 +30,7 @@ class Kill:
 
     number: int
     in_flight: int  # messages that the killed process had sent and the queue had not settled
+    recovers_at_once: bool  # the broker does, so that the first redelivery is judged
     since_ready: float | None  # first redelivery; None: nothing was in flight, or REDELIVERY_LIMIT
     since_spawn: float | None
     delivered: int  # messages with a final reply, since the start of the run
@@ -39,6 +39,8 @@ class Kill:
     @property
     def is_late(self) -> bool:
         """Whether the first redelivery took longer than WQ-10 allows."""
+        if not self.recovers_at_once:
+            return False
         if self.since_ready is None:
             return self.in_flight > 0
         return self.since_ready > REDELIVERY_BOUND
@@ -48,37 +50,37 @@ class Kill:
 class Killer:
     """Kills the router at random instants while it works, and starts it again."""
 
-    site: Site
+    slot: Slot
     queue: Queue
     history: History
-    recorder: Recorder
-    api: Api
     dice: random.Random
     startup_kills: int = 0
-    _router: RouterProcess | None = None
 
     async def run(self, kills: int, tell: Callable[[Kill], None]) -> None:
         """Leave a router behind that is alive and works."""
-        router = self._spawn()
-        await self._ready(router)
+        recovers_at_once = self.queue.promises.recovers_at_once
+        await self._ready(self.slot.spawn())
         await self._until_the_next_kill()
         for number in range(1, kills + 1):
             duplicates = self.history.duplicates.total()
-            incarnation = self.recorder.incarnation
-            await self._kill(router)
+            incarnation = self.slot.incarnation
+            opened = {post.marker for post in self.history.since(incarnation) if post.is_open}
+            await self._kill()
             if number % STARTUP_KILL_EVERY == 0:
                 await self._kill_during_startup()
-            sent = {post.marker for post in self.history.since(incarnation)}
-            in_flight = sent & {marker_of(body) for body in self.queue.in_flight()}
+            in_flight = opened
+            if (shown := await self.queue.in_flight()) is not None:
+                sent = {post.marker for post in self.history.since(incarnation)}
+                in_flight = sent & {marker_of(body) for body in shown}
             spawned_at = time.monotonic()
-            router = self._spawn()
-            ready_at = await self._ready(router)
-            first = await self._first_post_of(in_flight)
+            ready_at = await self._ready(self.slot.spawn())
+            first = await self._first_post_of(in_flight) if recovers_at_once else None
             await self._until_the_next_kill()
             tell(
                 Kill(
                     number,
                     len(in_flight),
+                    recovers_at_once,
                     None if first is None else max(first - ready_at, 0.0),
                     None if first is None else first - spawned_at,
                     len(self.history.done),
@@ -86,54 +88,38 @@ class Killer:
                 )
             )
 
-    async def stop(self) -> None:
-        """End the router in peace."""
-        router, self.api.router = self.api.router, None
-        if router is not None:
-            code = await router.stop()
-            self._note_crashes(router)
-            if code != 0:
-                self.history.strange.append(f"the router ended with exit code {code}")
-
-    async def abandon(self) -> None:
-        """Leave no process behind, whatever happened."""
-        if self._router is not None:
-            await self._router.kill()
-
-    def output(self) -> str:
-        """Return the end of what the last router has written."""
-        return "" if self._router is None else self._router.output()
-
-    def _spawn(self) -> RouterProcess:
-        self.recorder.incarnation += 1
-        self._router = start(self.site.env, self.site.port, self.site.folder)
-        return self._router
-
     async def _ready(self, router: RouterProcess) -> float:
         """Return the instant at which the router logged that it is ready."""
-        await router.ready()
-        self.api.router = router
+        await self.slot.ready()
         (logged,) = (entry["time"] for entry in router.log() if entry["message"] == "ready")
         return time.monotonic() - (time.time() - datetime.fromisoformat(logged).timestamp())
 
-    async def _kill(self, router: RouterProcess) -> None:
-        self.api.router = None
-        await router.kill()
-        self._note_crashes(router)
+    async def _kill(self) -> None:
+        await self.slot.kill()
         await asyncio.sleep(SETTLE)
 
     async def _kill_during_startup(self) -> None:
         self.startup_kills += 1
-        router = self._spawn()
+        self.slot.spawn()
         await asyncio.sleep(self.dice.uniform(*AFTER_SPAWN))
-        await self._kill(router)
+        await self._kill()
 
     async def _until_the_next_kill(self) -> None:
-        """Wait for a while, then until the target has an open POST of this process."""
+        """Wait until this process delivers, for a while, and until it has an open POST."""
+        posts, is_open, number = self.history.posts, self.history.open, self.slot.incarnation
+        with suppress(TimeoutError):
+            await eventually(
+                lambda: bool(posts) and posts[-1].incarnation == number, within=self._patience
+            )
         await asyncio.sleep(self.dice.uniform(*AFTER_CONSUMING))
         with suppress(TimeoutError):
-            is_open = self.history.open
-            await eventually(lambda: is_open[self.recorder.incarnation] > 0, within=IN_FLIGHT_LIMIT)
+            await eventually(lambda: is_open[number] > 0, within=self._patience)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that a kill waits for an open POST: leases of a killed router may have to end."""
+        promises = self.queue.promises
+        return IN_FLIGHT_LIMIT + (0 if promises.recovers_at_once else promises.lease)
 
     async def _first_post_of(self, markers: AbstractSet[str]) -> float | None:
         """Return when the target got the first POST of one of them from this process."""
@@ -141,7 +127,7 @@ class Killer:
         def arrivals() -> list[float]:
             return [
                 post.began
-                for post in self.history.since(self.recorder.incarnation)
+                for post in self.history.since(self.slot.incarnation)
                 if post.marker in markers
             ]
 
@@ -149,6 +135,3 @@ class Killer:
             with suppress(TimeoutError):
                 await eventually(lambda: bool(arrivals()), within=REDELIVERY_LIMIT)
         return min(arrivals(), default=None)
-
-    def _note_crashes(self, router: RouterProcess) -> None:
-        self.history.strange += router.tracebacks()

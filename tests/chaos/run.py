@@ -3,9 +3,10 @@
 import asyncio
 import random
 import time
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -14,23 +15,35 @@ import httpx
 
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
-from tests.chaos.brokers import BROKERS, Queue, dead_letters
-from tests.chaos.history import History, Violation, check
+from tests.chaos.brokers import POOLS, Queue, dead_letters, prepare, publishing_to, running
+from tests.chaos.history import FINAL, Duplicates, History, Violation, check
 from tests.chaos.load import Api, Producer, Recorder
 from tests.chaos.nemesis import Kill, Killer
+from tests.chaos.slot import Slot
+from tests.chaos.storm import Fault, Storm, preloading, shims
 from tests.outbound.servers import listening
+from tests.support.cable import cable_to
 
-DRAIN_SECONDS: Final = 120.0
-OTHER_SECONDS: Final = DRAIN_SECONDS + 60.0  # all but the kills
-SECONDS_PER_KILL: Final = 30.0  # far more than one takes, even on a busy machine
+DRAIN_SECONDS: Final = 180.0
+QUIET_SECONDS: Final = 3.0  # after the last reply: what comes again has time to
+OTHER_SECONDS: Final = DRAIN_SECONDS + 180.0  # all but the kills and the storm
+SECONDS_PER_KILL: Final = 60.0  # far more than one takes, even on a busy machine
+
+Tell = Callable[[Kill | Fault], None]
 
 
 @dataclass(frozen=True)
 class Wanted:
+    """Either kills of one router, or a storm of many kinds of faults for so many seconds."""
+
     broker: str
     kills: int
     seed: int
-    lease: int = 30  # seconds
+    lease: int | None = None  # seconds; None: as suits the broker
+    seconds: float = 0.0
+
+    def dice(self, use: str) -> random.Random:
+        return random.Random(f"{self.seed} {use}")  # noqa: S311  repeatable
 
 
 @dataclass
@@ -40,6 +53,10 @@ class Result:
     wanted: Wanted
     kills: list[Kill] = field(default_factory=list)
     startup_kills: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    duplicates: int = 0
+    explained: Counter[str] = field(default_factory=Counter)  # duplicates, by the fault before them
+    overtaken: int = 0  # POSTs out of order, where the broker keeps none
     published: int = 0
     posts: int = 0
     dead_letters: int = 0
@@ -53,10 +70,6 @@ class Result:
     @property
     def late(self) -> list[Kill]:
         return [kill for kill in self.kills if kill.is_late]
-
-    @property
-    def duplicates(self) -> int:
-        return sum(kill.duplicates for kill in self.kills)
 
     def broken(self) -> Counter[str]:
         """Count the violations by rule."""
@@ -74,7 +87,6 @@ class Result:
         return {
             "good": self.is_good,
             **asdict(self),
-            "duplicates": self.duplicates,
             "late": len(self.late),
             "broken": self.broken(),
             "firstRedelivery": {
@@ -94,58 +106,124 @@ def spread(seconds: Sequence[float]) -> Mapping[str, float]:
     return {name: ordered[round(last * place)] for name, place in places.items()}
 
 
-async def run(wanted: Wanted, folder: Path, tell: Callable[[Kill], None]) -> Result:
-    """Run in a folder, which keeps the queue, the dead letters and the logs."""
+async def run(wanted: Wanted, folder: Path, tell: Tell) -> Result:
+    """Run in a folder, which keeps the dead letters and the logs."""
     began = time.monotonic()
     result = Result(wanted)
-    site, history = Site(folder), History()
-    queue = BROKERS[wanted.broker](site)
-    queue.configure(wanted.lease)
-
-    def note(kill: Kill) -> None:
-        result.kills.append(kill)
-        tell(kill)
-
-    async with asyncio.timeout(OTHER_SECONDS + wanted.kills * SECONDS_PER_KILL):
-        result.startup_kills = await _bring_chaos(wanted, site, queue, history, note)
-    history.kept, history.left = dead_letters(site), queue.left()
+    history = History()
+    with running(wanted.broker) as queue:
+        await prepare(queue)
+        limit = OTHER_SECONDS + wanted.kills * SECONDS_PER_KILL + wanted.seconds
+        async with asyncio.timeout(limit):
+            slots = await _bring_chaos(result, folder, queue, history, tell)
+        history.kept = [body for slot in slots for body in dead_letters(slot.site)]
+        history.left = await queue.left()
+        promises = queue.promises
     result.published = len(history.published)
     result.posts = len(history.posts)
     result.dead_letters = len(history.kept)
-    result.violations = check(history)
+    result.duplicates = history.duplicates.total()
+    result.explained = explain(history, result.faults)
+    if promises.knows_publications:
+        history.in_doubt.clear()
+    rule = Duplicates.AFTER_A_FAULT if wanted.seconds else Duplicates.AFTER_A_CRASH
+    found = check(history, duplicates=rule)
+    keeps_order = promises.order_after_a_crash
+    result.overtaken = sum(each.rule == "order" for each in found)
+    result.violations = [each for each in found if keeps_order or each.rule != "order"]
     result.seconds = time.monotonic() - began
     return result
 
 
 async def _bring_chaos(
-    wanted: Wanted, site: Site, queue: Queue, history: History, tell: Callable[[Kill], None]
-) -> int:
-    """Return the number of kills during start-up."""
-
-    def dice(use: str) -> random.Random:
-        return random.Random(f"{wanted.seed} {use}")  # noqa: S311  repeatable
-
+    result: Result, folder: Path, queue: Queue, history: History, tell: Tell
+) -> Sequence[Slot]:
+    """Return the places of the routers, which have ended."""
+    dice = result.wanted.dice
     recorder = Recorder(history, dice("target"))
-    async with httpx.AsyncClient(trust_env=False) as client, listening(recorder.script) as target:
-        api = Api(client)
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
+        target = await stack.enter_async_context(listening(recorder.script))
+        direct = await stack.enter_async_context(publishing_to(queue))
+        api = Api(client, dice("routers"))
+        can_fail = queue.promises.order_after_a_failure
         producers = (
-            Producer("file", history, target.url, dice("file"), queue.put),
-            Producer("api", history, target.url, dice("api"), api.put, reuse_ids=True),
+            Producer("direct", history, target.url, dice("direct"), direct.put, False, can_fail),
+            Producer("api", history, target.url, dice("api"), api.put, True, can_fail),
         )
-        killer = Killer(site, queue, history, recorder, api, dice("kills"))
+        slots = []
+        for number in range(1, (queue.promises.routers if result.wanted.seconds else 1) + 1):
+            site = Site(folder / f"router-{number}")
+            site.folder.mkdir()
+            slots.append(Slot(number, site, history, recorder, api))
+            await _lay_out(slots[-1], result.wanted, queue, stack)
         stop = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for producer in producers:
                     tasks.create_task(producer.run(stop), name=producer.name)
-                await killer.run(wanted.kills, tell)
+                await _do_harm(result, slots, queue, history, tell)
                 stop.set()
             with suppress(TimeoutError):
-                await eventually(lambda: not queue.left(), within=DRAIN_SECONDS)
-            await killer.stop()
+                await eventually(lambda: not history.waiting, within=DRAIN_SECONDS)
+            await asyncio.sleep(QUIET_SECONDS)
+            for slot in slots:
+                await slot.stop()
         except BaseException as error:
-            error.add_note(killer.output())
+            for slot in slots:
+                error.add_note(slot.output())
             raise
         finally:
-            await killer.abandon()
-    return killer.startup_kills
+            for slot in slots:
+                await slot.abandon()
+    return slots
+
+
+async def _lay_out(slot: Slot, wanted: Wanted, queue: Queue, stack: AsyncExitStack) -> None:
+    """Prepare the place of a router. In a storm it has a wire, a clock and names of its own."""
+    port = None
+    if wanted.seconds:
+        slot.more_env = preloading(shims(slot.site.folder), slot)
+        if queue.server is not None:
+            slot.cable = await stack.enter_async_context(cable_to(queue.server.port))
+            port = slot.cable.port
+    lease = wanted.lease or queue.promises.lease
+    slot.site.configure_queue(
+        queue.uri(port), *POOLS, visibilityTimeout=lease, retry={"backoff": [1]}
+    )
+    queue.configure(slot.site)
+
+
+async def _do_harm(
+    result: Result, slots: Sequence[Slot], queue: Queue, history: History, tell: Tell
+) -> None:
+    """Leave routers behind that are alive and work."""
+    wanted = result.wanted
+
+    def note(kill: Kill) -> None:
+        result.kills.append(kill)
+        tell(kill)
+
+    if wanted.seconds:
+        for slot in slots:
+            slot.spawn()
+            await slot.ready()
+        await Storm(slots, queue, wanted.dice("storm"), tell, result.faults).run(wanted.seconds)
+    else:
+        killer = Killer(slots[0], queue, history, wanted.dice("kills"))
+        await killer.run(wanted.kills, note)
+        result.startup_kills = killer.startup_kills
+
+
+def explain(history: History, faults: Sequence[Fault]) -> Counter[str]:
+    """Count the duplicates by the last fault that began before them."""
+    began = sorted((fault.began, fault.kind) for fault in faults)
+    found: Counter[str] = Counter()
+    done: set[str] = set()
+    for post in sorted(history.posts, key=lambda each: each.began):
+        if post.marker in done:
+            place = bisect(began, (post.began, ""))
+            found[began[place - 1][1] if place else "none"] += 1
+        if post.outcome in FINAL:
+            done.add(post.marker)
+    return found

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.__main__ import main
+from tests.chaos.brokers import BROKERS
 from tests.chaos.run import Wanted, run
 
 pytestmark = pytest.mark.slow
@@ -25,6 +26,19 @@ async def test_killed_under_load_it_loses_nothing_keeps_order_and_goes_on_within
     assert result.dead_letters > 0
 
 
+@pytest.mark.anyio
+@pytest.mark.timeout(400)
+@pytest.mark.rule("P1", "P2", "P3")
+@pytest.mark.parametrize("broker", sorted({*BROKERS} - {"sqlite"}))
+async def test_killed_on_a_broker_it_loses_nothing_and_keeps_what_order_there_is(
+    tmp_path: Path, broker: str
+) -> None:
+    result = await run(Wanted(broker, kills=1, seed=12), tmp_path, lambda _: None)
+
+    assert list(result.violations) == []
+    assert [kill.in_flight > 0 for kill in result.kills] == [True]
+
+
 def test_the_command_writes_its_result_and_its_exit_code_tells_whether_it_is_good(
     tmp_path: Path,
 ) -> None:
@@ -38,7 +52,9 @@ def test_the_command_writes_its_result_and_its_exit_code_tells_whether_it_is_goo
     assert len(result["kills"]) == 1
 
 
-@pytest.mark.parametrize("words", [["--kills", "0"], ["--kills", "many"], ["no-broker"]])
+@pytest.mark.parametrize(
+    "words", [["--kills", "0"], ["--kills", "many"], ["--minutes", "-1"], ["no-broker"]]
+)
 def test_wrong_usage_is_told_with_exit_code_2(words: list[str]) -> None:
     broker = [] if words == ["no-broker"] else ["sqlite"]
 

@@ -34,6 +34,7 @@ FULL_SECONDS: Final = 30.0  # that the store stays full before somebody empties 
 DRAIN_SECONDS: Final = 120.0
 STAYS: Final = "stays"
 MIB: Final = 1024 * 1024
+AUDIT_SECONDS: Final = 60  # so that the audit rows are as many as they get soon
 RETRY: Final = {"maxAttempts": 2, "backoff": [1]}
 SETTINGS: Final[Mapping[str, str]] = {
     "MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES": LETTERS_LIMIT,
@@ -77,10 +78,13 @@ class World:
             assert answer.status_code == 200, answer.text
 
     def _write_document(self) -> None:
-        self.site.configure(
-            *({"code": code, "concurrency": 4, "retry": RETRY} for code in self._pools()),
-            queues=(STAYS, *self._queues()),
-        )
+        pools = [{"code": code, "concurrency": 4} for code in self._pools()]
+        queues = [
+            {**self.site.queue(name), "queueUri": f"{uri}&audit={AUDIT_SECONDS}", "retry": RETRY}
+            for name in (STAYS, *self._queues())
+            for uri in [self.site.queue(name)["queueUri"]]
+        ]
+        self.site.configure_queues(queues, pools)
 
     def _pools(self) -> list[str]:
         return [f"POOL-{self.step + number}" for number in range(POOLS)]

@@ -1,8 +1,8 @@
-"""A cable between a client and a server on this machine, to be cut."""
+"""A cable between a client and a server on this machine, to be cut and frozen."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 
@@ -14,30 +14,57 @@ class Cable:
     port: int = 0
     cut_at_next_word: bool = False
     _ends: list[asyncio.StreamWriter] = field(default_factory=list)
+    _flows: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._flows.set()
+
+    def cut(self) -> None:
+        """Break every connection now. New ones are possible at once."""
+        ends, self._ends = self._ends, []
+        for end in ends:
+            end.transport.abort()
+
+    def freeze(self) -> None:
+        """Let connections stay open, and nothing pass."""
+        self._flows.clear()
+
+    def thaw(self) -> None:
+        self._flows.set()
 
     async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.server_port)
-        self._ends += [writer, server_writer]
         try:
-            async with asyncio.TaskGroup() as ways:
-                ways.create_task(self._pass_on(reader, server_writer, listen=True), name="to")
-                ways.create_task(self._pass_on(server_reader, writer, listen=False), name="from")
-        finally:
+            server_reader, server_writer = await asyncio.open_connection(
+                "127.0.0.1", self.server_port
+            )
+        except OSError:
             writer.close()
-            server_writer.close()
+            return
+        ends = [writer, server_writer]
+        self._ends += ends
+        ways = [
+            asyncio.ensure_future(self._pass_on(reader, server_writer, listen=True)),
+            asyncio.ensure_future(self._pass_on(server_reader, writer, listen=False)),
+        ]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            for end in ends:
+                end.close()
+            self._ends = [each for each in self._ends if each not in ends]
 
     async def _pass_on(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, listen: bool
     ) -> None:
-        try:
+        with suppress(OSError):
             while data := await reader.read(65536):
+                await self._flows.wait()
                 if listen and self.cut_at_next_word:
                     break
                 writer.write(data)
-        except ConnectionError:
-            pass
-        for end in self._ends:
-            end.close()
+                await writer.drain()
 
 
 @asynccontextmanager

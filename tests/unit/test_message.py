@@ -265,6 +265,7 @@ def test_no_body_of_1_mib_takes_20_milliseconds() -> None:
 
 @pytest.mark.timeout(600)  # tracing memory is slow on a busy machine
 @pytest.mark.rule("P4")
+@pytest.mark.timeout(600)  # 14 s of processor time
 def test_what_is_held_of_a_body_of_1_mib_takes_no_further_1_mib() -> None:
     gc.collect()
     for content in hostile():

@@ -340,6 +340,9 @@ class DeadLetterStore(Protocol):
     async def latest_of(self, message_id: str) -> KeptLetter | None:
         """Return the newest letter of one message, without its body."""
 
+    def replaying(self, letter_id: int) -> AbstractAsyncContextManager[bool]:
+        """Claim a letter. False: another replay has it, here or in another replica."""
+
     async def mark_replayed(self, letter_id: int, at: float) -> None: ...
 
     async def discard(self, letter_id: int) -> bool:

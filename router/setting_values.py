@@ -240,9 +240,9 @@ def dead_letter_url(raw: str) -> str:
         return "none"
     parts = _split(raw)
     if parts is not None and parts.scheme in {"postgresql", "postgres"}:
-        raise NotAllowed("must be sqlite:///path or none: PostgreSQL is not supported yet")
+        return raw
     if parts is None or parts.scheme != "sqlite" or parts.netloc or not sqlite_path(raw).strip("/"):
-        raise NotAllowed("must be sqlite:///path or none")
+        raise NotAllowed("must be sqlite:///path, postgresql://host/database or none")
     return raw
 
 

@@ -97,8 +97,8 @@ class Settings:
     state_dir: Path = env("MESSAGE_ROUTER_STATE_DIR", directory, "./.message-router",
         "directory of the embedded queue and the dead letters")
     dead_letter_url: str | None = optional("MESSAGE_ROUTER_DEAD_LETTER_URL", dead_letter_url,
-        "dead-letter store: `sqlite:///path`, or `none` to drop dead letters; if not set: a file "
-        "in the state directory")
+        "dead-letter store: `sqlite:///path`, `postgresql://…` (shared by replicas), or `none` to "
+        "drop dead letters; if not set: a file in the state directory")
     dead_letter_retention: float | None = optional(
         "MESSAGE_ROUTER_DEAD_LETTER_RETENTION", seconds(60, 10 * _YEAR),
         "age at which dead letters are removed, such as `720h`; if not set: never")
@@ -233,10 +233,11 @@ class Settings:
 
     @property
     def dead_letter_path(self) -> Path | None:
-        """Where dead letters go; None if they are dropped."""
+        """The file of the dead letters; None if they are in none."""
         if self.dead_letter_url is None:
             return self.state_dir.absolute() / "dead-letters.db"
-        return None if self.dead_letter_url == "none" else Path(sqlite_path(self.dead_letter_url))
+        is_file = self.dead_letter_url.startswith("sqlite:")
+        return Path(sqlite_path(self.dead_letter_url)) if is_file else None
 
     @property
     def traces_endpoint(self) -> str | None:

@@ -51,16 +51,17 @@ def open_letters(settings: Settings) -> AbstractAsyncContextManager[DeadLetterSt
     """Open the dead-letter store, and make the folders of what is stored in files."""
     if settings.naming.queue_type is QueueType.EMBEDDED:
         _make_folder("MESSAGE_ROUTER_STATE_DIR", settings.state_dir)
-    path = settings.dead_letter_path
-    if path is None:
+    url, path = settings.dead_letter_url, settings.dead_letter_path
+    if url == NO_STORE:
         log.warning(
             "MESSAGE_ROUTER_DEAD_LETTER_URL=none: messages that no target accepts will be lost"
         )
-        return open_store(NO_STORE)
-    given_by = "STATE_DIR" if settings.dead_letter_url is None else "DEAD_LETTER_URL"
-    _make_folder(f"MESSAGE_ROUTER_{given_by}", path.parent)
+    if path is not None:
+        given_by = "STATE_DIR" if url is None else "DEAD_LETTER_URL"
+        _make_folder(f"MESSAGE_ROUTER_{given_by}", path.parent)
+        url = f"sqlite:///{quote(str(path))}"
     return open_store(
-        f"sqlite:///{quote(str(path))}",
+        url or NO_STORE,
         max_bytes=settings.dead_letter_max_bytes,
         retention=settings.dead_letter_retention,
     )

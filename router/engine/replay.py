@@ -51,7 +51,6 @@ class DeadLetterReplay:
         self._publishing = publishing
         self._wall = wall
         self._new_id = new_id
-        self._under_way: set[int] = set()
 
     async def replay(self, letter_id: int, *, to: str | None = None, force: bool = False) -> None:
         """Publish it to the queue it came from, or to the one named `to`.
@@ -107,9 +106,7 @@ class DeadLetterReplay:
     ) -> None:
         """Replay one letter unless its group is `stopped`; a failure stops the group."""
         # Two operators with one idea publish it once.
-        is_ours = letter_id not in self._under_way
-        self._under_way.add(letter_id)
-        try:
+        async with self._store.replaying(letter_id) as is_ours:
             kept = await self._store.get(letter_id)
             if kept is None:
                 raise UnknownLetter("there is no such dead letter")
@@ -133,9 +130,6 @@ class DeadLetterReplay:
             except Exception:
                 stopped.add(group)
                 raise
-        finally:
-            if is_ours:
-                self._under_way.discard(letter_id)
 
     def _queue_named(self, name: str | None) -> QueueConfig | None:
         return None if name is None else self._publishing.queue_named(name)

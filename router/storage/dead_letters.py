@@ -1,4 +1,4 @@
-"""Where dead letters are kept: a SQLite file, behind a thread of its own (DLQ-1)."""
+"""Where dead letters are kept: PostgreSQL, or a SQLite file behind its own thread (DLQ-1)."""
 
 import asyncio
 import logging
@@ -6,10 +6,17 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    ExitStack,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from importlib import resources
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,6 +26,9 @@ from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.named_sql import statements
 from router.core.redact import mask_urls, without_secrets
 from router.ports import DeadLetterStore, StoreError
+
+if TYPE_CHECKING:
+    from router.storage import postgres_letters
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +67,7 @@ async def open_store(
     wall: Callable[[], float] = time.time,
     executor: Executor | None = None,
 ) -> AsyncIterator[DeadLetterStore]:
-    """Open the store of `sqlite:///path`, or the one of `none` that keeps nothing.
+    """Open the store of `sqlite:///path`, of `postgresql://…`, or of `none` that keeps nothing.
 
     `retention`: seconds after which letters are removed; None: never. `executor` runs one call at a
     time, in order; None: a thread of the store's own. Raises StoreError with the path and the
@@ -65,6 +75,10 @@ async def open_store(
     """
     if url == NO_STORE:
         yield NoStore()
+        return
+    if is_postgres(url):
+        async with _postgres(url, max_bytes) as shared, _expiring(shared, retention, wall):
+            yield shared
         return
     path, run = _path(url), asyncio.get_running_loop().run_in_executor
     with ExitStack() as stack:
@@ -80,9 +94,28 @@ async def open_store(
             await run(executor, connection.close)
 
 
+def is_postgres(url: str) -> bool:
+    return url.startswith(("postgresql:", "postgres:"))
+
+
+def _postgres(
+    url: str, max_bytes: int
+) -> "AbstractAsyncContextManager[postgres_letters.PostgresLetters]":
+    try:
+        from router.storage import postgres_letters  # noqa: PLC0415 on use
+    except ModuleNotFoundError as error:
+        text = f"dead letters in PostgreSQL need the package {error.name}"
+        raise StoreError(f"{text}: pip install 'message-router[postgres]'") from error
+    return postgres_letters.open_postgres_letters(url, max_bytes)
+
+
+class Expiring(Protocol):
+    async def expire(self, oldest: float) -> int: ...
+
+
 @asynccontextmanager
 async def _expiring(
-    store: "SqliteStore", retention: float | None, wall: Callable[[], float]
+    store: Expiring, retention: float | None, wall: Callable[[], float]
 ) -> AsyncIterator[None]:
     """Remove what is older than the retention: at once, then every minute."""
     if retention is None:
@@ -96,7 +129,7 @@ async def _expiring(
         await asyncio.wait([chore])
 
 
-async def _expire(store: "SqliteStore", retention: float, wall: Callable[[], float]) -> None:
+async def _expire(store: Expiring, retention: float, wall: Callable[[], float]) -> None:
     """Run until cancelled. In doubt about the time, letters are kept."""
     loop = asyncio.get_running_loop()
     ahead = wall() - loop.time() + CLOCK_STEP_SECONDS
@@ -118,6 +151,7 @@ class SqliteStore:
         self._path = path
         self._executor = executor
         self._max_bytes = max_bytes
+        self._replaying: set[int] = set()
 
     async def put(self, letter: DeadLetter) -> None:
         await self._run(lambda: self._put(without_secrets(letter)))
@@ -143,6 +177,16 @@ class SqliteStore:
     async def latest_of(self, message_id: str) -> KeptLetter | None:
         found = await self._run(lambda: self._read("latest_of", {"message_id": message_id}))
         return found[0] if found else None
+
+    @asynccontextmanager
+    async def replaying(self, letter_id: int) -> AsyncIterator[bool]:
+        is_ours = letter_id not in self._replaying
+        self._replaying.add(letter_id)
+        try:
+            yield is_ours
+        finally:
+            if is_ours:
+                self._replaying.discard(letter_id)
 
     async def mark_replayed(self, letter_id: int, at: float) -> None:
         await self._run(lambda: self._change("mark_replayed", {"id": letter_id, "at": at}))
@@ -226,6 +270,9 @@ class NoStore:
     async def latest_of(self, message_id: str) -> KeptLetter | None:  # noqa: ARG002 - the port's signature
         return None
 
+    def replaying(self, letter_id: int) -> AbstractAsyncContextManager[bool]:  # noqa: ARG002 - the port's signature
+        return nullcontext(enter_result=True)
+
     async def mark_replayed(self, letter_id: int, at: float) -> None:
         pass
 
@@ -237,7 +284,8 @@ def _path(url: str) -> Path:
     parts = urlsplit(url)
     if parts.scheme != "sqlite" or parts.netloc or parts.path in ("", "/"):
         raise StoreError(
-            f"a dead-letter store is sqlite:///path/to/file or {NO_STORE}, not {mask_urls(url)}"
+            f"a dead-letter store is sqlite:///path/to/file, postgresql://… or {NO_STORE},"
+            f" not {mask_urls(url)}"
         )
     return Path(sqlite_path(url))
 
@@ -291,10 +339,14 @@ def _our_errors(path: Path) -> Iterator[None]:
 
 
 def _columns(value: DeadLetter | LetterFilter) -> dict[str, object]:
-    columns: dict[str, object] = msgspec.structs.asdict(value)
-    if value.reason is not None:
-        columns["reason"] = value.reason.value
-    return columns
+    return {name: stored(each) for name, each in msgspec.structs.asdict(value).items()}
+
+
+def stored(value: object) -> object:
+    """Return what a database can hold: its text is valid Unicode."""
+    if isinstance(value, Reason):
+        return value.value
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def _letter(row: sqlite3.Row) -> KeptLetter:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -110,7 +110,7 @@ def _sum_up(console: Console, result: Result) -> None:
     }
     if faults:
         rows = {
-            "faults": _counts(faults),
+            "faults": _counts(dict(faults.most_common())),
             "duplicates by the last fault": _counts(result.explained),
         }
     rows |= {
@@ -142,8 +142,8 @@ def _sum_up(console: Console, result: Result) -> None:
     console.print("passed" if result.is_good else "FAILED", style="bold")
 
 
-def _counts(counted: Counter[str]) -> str:
-    return ", ".join(f"{number} {name}" for name, number in counted.most_common()) or "0"
+def _counts(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counted.items()) or "0"
 
 
 def _spread(seconds: Sequence[float]) -> str:

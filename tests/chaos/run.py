@@ -55,7 +55,7 @@ class Result:
     startup_kills: int = 0
     faults: list[Fault] = field(default_factory=list)
     duplicates: int = 0
-    explained: Counter[str] = field(default_factory=Counter)  # duplicates, by the fault before them
+    explained: Mapping[str, int] = field(default_factory=dict)  # duplicates, by the fault before
     overtaken: int = 0  # POSTs out of order, where the broker keeps none
     published: int = 0
     posts: int = 0
@@ -215,7 +215,7 @@ async def _do_harm(
         result.startup_kills = killer.startup_kills
 
 
-def explain(history: History, faults: Sequence[Fault]) -> Counter[str]:
+def explain(history: History, faults: Sequence[Fault]) -> Mapping[str, int]:
     """Count the duplicates by the last fault that began before them."""
     began = sorted((fault.began, fault.kind) for fault in faults)
     found: Counter[str] = Counter()
@@ -226,4 +226,4 @@ def explain(history: History, faults: Sequence[Fault]) -> Counter[str]:
             found[began[place - 1][1] if place else "none"] += 1
         if post.outcome in FINAL:
             done.add(post.marker)
-    return found
+    return dict(found.most_common())

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,6 +81,9 @@ class SimStore:
 
     async def latest_of(self, message_id: str) -> KeptLetter | None:
         return await self._store.latest_of(message_id)
+
+    def replaying(self, letter_id: int) -> AbstractAsyncContextManager[bool]:
+        return self._store.replaying(letter_id)
 
     async def mark_replayed(self, letter_id: int, at: float) -> None:
         await self._store.mark_replayed(letter_id, at)

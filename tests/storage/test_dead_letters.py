@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "dead letters.db"
 
 
-def url(path: Path) -> str:
+def sqlite_url(path: Path) -> str:
     return path.as_uri().replace("file", "sqlite", 1)
 
 
@@ -49,20 +49,20 @@ async def keys(store: DeadLetterStore, wanted: LetterFilter) -> list[str]:
 
 @pytest.mark.parametrize("kept", [LETTER, MALFORMED], ids=["a message", "no message"])
 async def test_a_letter_comes_back_as_it_was_after_the_store_was_reopened(
-    path: Path, kept: DeadLetter
+    url: str, kept: DeadLetter
 ) -> None:
-    async with open_store(url(path)) as store:
+    async with open_store(url) as store:
         await store.put(kept)
 
-    async with open_store(url(path)) as store:
+    async with open_store(url) as store:
         (found,) = await everything(store)
         got = await store.get(found.id)
 
     assert got == KeptLetter(found.id, kept, None)
 
 
-async def test_a_list_comes_without_bodies(path: Path) -> None:
-    async with open_store(url(path)) as store:
+async def test_a_list_comes_without_bodies(url: str) -> None:
+    async with open_store(url) as store:
         await store.put(LETTER)
 
         (found,) = await everything(store)
@@ -71,7 +71,7 @@ async def test_a_list_comes_without_bodies(path: Path) -> None:
 
 
 async def test_a_letter_is_in_the_file_when_put_returns(path: Path) -> None:
-    async with open_store(url(path)) as store:
+    async with open_store(sqlite_url(path)) as store:
         await store.put(LETTER)
 
         with sqlite3.connect(path) as other:
@@ -82,7 +82,7 @@ async def test_a_letter_is_in_the_file_when_put_returns(path: Path) -> None:
 
 
 async def test_commits_wait_for_the_disk(path: Path) -> None:
-    async with open_store(url(path)) as store:
+    async with open_store(sqlite_url(path)) as store:
         connection = store._connection  # type: ignore[attr-defined]
 
         modes = [
@@ -94,8 +94,8 @@ async def test_commits_wait_for_the_disk(path: Path) -> None:
 
 
 @pytest.mark.rule("ID-2")
-async def test_a_letter_replaces_one_of_the_same_message(path: Path) -> None:
-    async with open_store(url(path)) as store:
+async def test_a_letter_replaces_one_of_the_same_message(url: str) -> None:
+    async with open_store(url) as store:
         await store.put(LETTER)
         await store.put(letter(2))
         (_, first) = await everything(store)
@@ -112,9 +112,9 @@ async def test_a_letter_replaces_one_of_the_same_message(path: Path) -> None:
 
 
 @pytest.mark.rule("ID-2", "ID-3")
-async def test_another_body_under_the_same_fingerprint_replaces_nothing(path: Path) -> None:
+async def test_another_body_under_the_same_fingerprint_replaces_nothing(url: str) -> None:
     other = replace(LETTER, body=LETTER.body + b" ")
-    async with open_store(url(path)) as store:
+    async with open_store(url) as store:
         await store.put(LETTER)
         await store.put(other)
 
@@ -124,8 +124,8 @@ async def test_another_body_under_the_same_fingerprint_replaces_nothing(path: Pa
 
 
 @pytest.mark.rule("DLQ-2")
-async def test_letters_are_found_in_their_order_page_by_page(path: Path) -> None:
-    async with open_store(url(path)) as store:
+async def test_letters_are_found_in_their_order_page_by_page(url: str) -> None:
+    async with open_store(url) as store:
         for number, first_seen in enumerate([30.0, 10.0, 20.0, 10.0, 20.0, 5.0]):
             await store.put(replace(letter(number), first_seen=first_seen))
         await store.put(letter(9, queue="other"))
@@ -141,8 +141,8 @@ async def test_letters_are_found_in_their_order_page_by_page(path: Path) -> None
     assert pages == [[("m1", b""), ("m3", b"")], [("m2", b""), ("m4", b""), ("m0", b"")]]
 
 
-async def test_an_id_is_never_used_twice(path: Path) -> None:
-    async with open_store(url(path)) as store:
+async def test_an_id_is_never_used_twice(url: str) -> None:
+    async with open_store(url) as store:
         await store.put(letter(1))
         (first,) = await everything(store)
         await store.discard(first.id)
@@ -155,8 +155,8 @@ async def test_an_id_is_never_used_twice(path: Path) -> None:
 
 
 @pytest.mark.rule("DLQ-2")
-async def test_letters_are_found_newest_first_page_by_page(path: Path) -> None:
-    async with open_store(url(path)) as store:
+async def test_letters_are_found_newest_first_page_by_page(url: str) -> None:
+    async with open_store(url) as store:
         for number in range(5):
             await store.put(letter(number))
 
@@ -169,8 +169,8 @@ async def test_letters_are_found_newest_first_page_by_page(path: Path) -> None:
 
 
 @pytest.mark.rule("DLQ-2")
-async def test_the_newest_letter_of_one_message_is_found_without_its_body(path: Path) -> None:
-    async with open_store(url(path)) as store:
+async def test_the_newest_letter_of_one_message_is_found_without_its_body(url: str) -> None:
+    async with open_store(url) as store:
         await store.put(letter(1))
         await store.put(replace(letter(1), queue="other", error="the second time"))
         await store.put(letter(2))
@@ -194,7 +194,7 @@ async def test_the_newest_letter_of_one_message_is_found_without_its_body(path: 
         LetterFilter(since=LETTER.dead_at + 10),
     ],
 )
-async def test_letters_are_found_by_each_filter(path: Path, wanted: LetterFilter) -> None:
+async def test_letters_are_found_by_each_filter(url: str, wanted: LetterFilter) -> None:
     odd = replace(
         LETTER,
         fingerprint="odd",
@@ -204,7 +204,7 @@ async def test_letters_are_found_by_each_filter(path: Path, wanted: LetterFilter
         target="https://other/",
         dead_at=LETTER.dead_at + 10,
     )
-    async with open_store(url(path)) as store:
+    async with open_store(url) as store:
         await store.put(odd)
         await store.put(LETTER)
 
@@ -212,8 +212,8 @@ async def test_letters_are_found_by_each_filter(path: Path, wanted: LetterFilter
 
 
 @pytest.mark.rule("DLQ-2")
-async def test_a_letter_is_marked_and_discarded_by_its_id(path: Path) -> None:
-    async with open_store(url(path)) as store:
+async def test_a_letter_is_marked_and_discarded_by_its_id(url: str) -> None:
+    async with open_store(url) as store:
         await store.put(letter(1))
         await store.put(letter(2))
         second, first = await everything(store)
@@ -230,8 +230,8 @@ async def test_a_letter_is_marked_and_discarded_by_its_id(path: Path) -> None:
 
 
 @pytest.mark.rule("DLQ-2")
-async def test_a_token_that_the_target_echoed_is_not_kept_in_the_reply(path: Path) -> None:
-    async with open_store(url(path)) as store:
+async def test_a_token_that_the_target_echoed_is_not_kept_in_the_reply(url: str) -> None:
+    async with open_store(url) as store:
         await store.put(replace(LETTER, reply=f"you sent {TOKEN}".encode()))
 
         (found,) = await everything(store)
@@ -240,7 +240,7 @@ async def test_a_token_that_the_target_echoed_is_not_kept_in_the_reply(path: Pat
 
 
 async def test_files_and_the_directory_are_the_owners_alone(path: Path) -> None:
-    async with open_store(url(path)) as store:
+    async with open_store(sqlite_url(path)) as store:
         await store.put(LETTER)
 
         modes = [mode(file) for file in path.parent.iterdir()]
@@ -252,14 +252,14 @@ async def test_files_and_the_directory_are_the_owners_alone(path: Path) -> None:
 async def test_a_file_that_others_could_read_is_closed_to_them(path: Path) -> None:
     make_it_readable_by_all(path)
 
-    async with open_store(url(path)):
+    async with open_store(sqlite_url(path)):
         pass
 
     assert mode(path) == 0o600
 
 
 async def test_a_discarded_token_is_gone_from_the_file(path: Path) -> None:
-    async with open_store(url(path)) as store:
+    async with open_store(sqlite_url(path)) as store:
         await store.put(LETTER)
         (kept,) = await everything(store)
         await store.discard(kept.id)
@@ -298,7 +298,7 @@ async def test_a_store_that_cannot_be_used_is_refused_at_the_start(
     spoil(path)
 
     with pytest.raises(StoreError, match=str(path)):
-        async with open_store(url(path)):
+        async with open_store(sqlite_url(path)):
             pytest.fail("opened")
 
 
@@ -306,20 +306,20 @@ async def test_a_store_locked_by_another_process_is_refused_at_the_start(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.storage.dead_letters._BUSY_SECONDS", 0.01)
-    async with open_store(url(path)):
+    async with open_store(sqlite_url(path)):
         pass
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
 
     with pytest.raises(StoreError, match="locked"):
-        async with open_store(url(path)):
+        async with open_store(sqlite_url(path)):
             pytest.fail("opened")
 
     other.close()
 
 
 @pytest.mark.parametrize(
-    "wrong", ["", "postgresql://u:hidden@h/db", "sqlite://", "sqlite://host/file", "/data/x.db"]
+    "wrong", ["", "mysql://u:hidden@h/db", "sqlite://", "sqlite://host/file", "/data/x.db"]
 )
 async def test_another_kind_of_store_is_refused_without_its_password(wrong: str) -> None:
     with pytest.raises(StoreError, match="sqlite:///path") as refused:
@@ -329,12 +329,37 @@ async def test_another_kind_of_store_is_refused_without_its_password(wrong: str)
     assert "hidden" not in str(refused.value)
 
 
-async def test_calls_side_by_side_do_not_disturb_each_other(path: Path) -> None:
-    async with open_store(url(path)) as store, asyncio.TaskGroup() as tasks:
+@pytest.mark.rule("DLQ-2")
+async def test_a_letter_is_replayed_by_one_at_a_time(url: str) -> None:
+    async with open_store(url) as store:
+        await store.put(letter(1))
+        (kept,) = await everything(store)
+
+        async with store.replaying(kept.id) as first, store.replaying(kept.id) as second:
+            claims = [first, second]
+        async with store.replaying(kept.id) as third:
+            claims.append(third)
+
+    assert claims == [True, False, True]
+
+
+async def test_text_that_is_odd_is_kept(url: str) -> None:
+    odd = replace(LETTER, error="a \0 and a \ud800", target="\U0001f600")
+    async with open_store(url) as store:
+        await store.put(odd)
+
+        (found,) = await everything(store)
+
+    assert found.letter.error.startswith("a ")
+    assert found.letter.target == "\U0001f600"
+
+
+async def test_calls_side_by_side_do_not_disturb_each_other(url: str) -> None:
+    async with open_store(url) as store, asyncio.TaskGroup() as tasks:
         for number in range(50):
             tasks.create_task(store.put(letter(number)), name=f"put {number}")
 
-    async with open_store(url(path)) as store:
+    async with open_store(url) as store:
         assert len(await everything(store)) == 50
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
@@ -127,6 +128,9 @@ class FakeLetters:
             if letter.message_id == message_id
         )
         return next(found, None)
+
+    def replaying(self, letter_id: int) -> AbstractAsyncContextManager[bool]:
+        raise NotImplementedError
 
     async def mark_replayed(self, letter_id: int, at: float) -> None:
         raise NotImplementedError

@@ -24,7 +24,7 @@ from router.core.message import parse
 from router.ports import BrokerError, Publication, Publisher
 from tests.acceptance.site import Site
 from tests.chaos.history import Body
-from tests.support.servers import activemq, nats, sqs
+from tests.support.servers import nats, sqs
 from tests.support.servers.activemq import ActiveMqServer
 from tests.support.servers.base import Server
 from tests.support.servers.nats import NatsServer
@@ -213,7 +213,7 @@ def _postgres(folder: Path) -> Iterator[Queue]:
 
 @contextmanager
 def _nats(folder: Path) -> Iterator[Queue]:
-    with nats.running(NatsServer(nats.current(), folder)) as server:
+    with NatsServer(nats.current(), folder).running() as server:
         yield NatsQueue(server)
 
 
@@ -227,13 +227,13 @@ def _rabbitmq(folder: Path) -> Iterator[Queue]:
 @contextmanager
 def _sqs(folder: Path) -> Iterator[Queue]:
     os.environ |= sqs.ENV
-    with sqs.running(sqs.ministack(folder)) as server:
+    with sqs.ministack(folder).running() as server:
         yield SqsQueue(server, server.new_queue(fifo=True))
 
 
 @contextmanager
 def _activemq(folder: Path) -> Iterator[Queue]:
-    with activemq.running(ActiveMqServer(folder)) as server:
+    with ActiveMqServer(folder).running() as server:
         yield ActiveMqQueue(server)
 
 

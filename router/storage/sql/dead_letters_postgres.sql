@@ -11,7 +11,8 @@ SELECT version FROM message_router_letters.store
 -- name: install
 DO $install$ BEGIN
 PERFORM pg_advisory_xact_lock(hashtextextended('message_router_letters schema', 0));
-IF to_regclass('message_router_letters.store') IS NOT NULL THEN
+-- A query, which sees what was committed while it waited; to_regclass does not.
+IF EXISTS (SELECT FROM pg_tables WHERE schemaname = 'message_router_letters') THEN
     RETURN; -- another router was first
 END IF;
 CREATE SCHEMA IF NOT EXISTS message_router_letters;

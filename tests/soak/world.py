@@ -65,40 +65,37 @@ class World:
     step: int = 0
 
     async def change(self) -> None:
-        """Let one pool and one origin go and another come; every sixth time a queue, too."""
-        self.step += 1
+        """Let one pool and one origin go and another come; every sixth time a queue, too.
+
+        Until the router knows the new ones, messages go to the old ones.
+        """
         if len(self.targets) == ORIGINS:
             _, stack = self.targets.popleft()
             await stack.aclose()
         stack = AsyncExitStack()
         self.targets.append((await stack.enter_async_context(listening(self._answer)), stack))
-        self._write_document()
-        if self.step > 1:
+        self._write_document(self.step + 1)
+        if self.step > 0:
             answer = await self.client.post(f"{self.router.url}/config/reload")
             assert answer.status_code == 200, answer.text
+        self.step += 1
 
-    def _write_document(self) -> None:
-        pools = [{"code": code, "concurrency": 4} for code in self._pools()]
+    def _write_document(self, step: int) -> None:
+        pools = [{"code": code, "concurrency": 4} for code in _pools(step)]
         queues = [
             {**self.site.queue(name), "queueUri": f"{uri}&audit={AUDIT_SECONDS}", "retry": RETRY}
-            for name in (STAYS, *self._queues())
+            for name in (STAYS, *_queues(step))
             for uri in [self.site.queue(name)["queueUri"]]
         ]
         self.site.configure_queues(queues, pools)
 
-    def _pools(self) -> list[str]:
-        return [f"POOL-{self.step + number}" for number in range(POOLS)]
-
-    def _queues(self) -> list[str]:
-        return [f"queue-{self.step // 6 + number}" for number in range(QUEUES)]
-
     async def publish(self) -> None:
-        queue = self.dice.choice([STAYS, *self._queues()[LEAVING:]])
+        queue = self.dice.choice([STAYS, *_queues(self.step)[LEAVING:]])
         bodies = [self._make() for _ in range(BATCH)]
         self.tally.open |= {str(body["id"]) for body in bodies}
-        self.tally.published += BATCH
         answer = await self.client.post(f"{self.router.url}/messages?queue={queue}", json=bodies)
         assert answer.status_code == 202, answer.text
+        self.tally.published += BATCH
 
     def _make(self) -> Mapping[str, object]:
         number = self.tally.published + self.dice.randrange(BATCH)
@@ -107,7 +104,7 @@ class World:
         target, _ = self.dice.choice(list(self.targets)[LEAVING:] or list(self.targets))
         body: dict[str, object] = {
             "id": f"{kind}-{self.tally.published}-{self.dice.randrange(10**12)}",
-            "poolCode": self.dice.choice(self._pools()[LEAVING:]),
+            "poolCode": self.dice.choice(_pools(self.step)[LEAVING:]),
             "mediationTarget": f"{target.url}/{kind}",
             "messageGroupId": f"g-{number // GROUP_MESSAGES}",
         }
@@ -172,6 +169,14 @@ class World:
 
     async def _get(self, path: str) -> Any:
         return (await self.client.get(f"{self.router.url}{path}")).json()
+
+
+def _pools(step: int) -> list[str]:
+    return [f"POOL-{step + number}" for number in range(POOLS)]
+
+
+def _queues(step: int) -> list[str]:
+    return [f"queue-{step // 6 + number}" for number in range(QUEUES)]
 
 
 async def soak(

@@ -207,14 +207,17 @@ async def test_killed_while_batches_go_through_every_reply_and_every_callback_co
         )
         publishing = tasks.create_task(producer.run())
         for kill in range(1, KILLS + 1):
-            recorder.incarnation += 1
-            async with site.router() as router:
+            async with site.starting() as router:
+                recorder.welcome(router)
+                await router.ready()
                 url = router.url
                 enough = kill * MESSAGES // (KILLS + 1)
                 await eventually(lambda n=enough: len(history.done) >= n, within=SECONDS)  # type: ignore[misc]
                 await router.kill()
-        recorder.incarnation += 1
-        async with site.router() as router:
+                recorder.forget(router)
+        async with site.starting() as router:
+            recorder.welcome(router)
+            await router.ready()
             url = router.url
             await publishing
             await eventually(lambda: len(history.done) == MESSAGES, within=SECONDS)

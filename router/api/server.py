@@ -1,21 +1,33 @@
-"""Serving the API on the router's own event loop."""
+"""Serving the API on the router's own event loop, and limiting its connections.
+
+Anyone can connect before being authenticated. So connections are counted, and each has limited time
+to send its request. When the limit is reached, a new connection replaces the one that has kept us
+waiting longest, so probes are answered however many connections send nothing. A connection whose
+call is being answered (`/events` takes minutes) does not keep us waiting, so it stays.
+"""
 
 import asyncio
 import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from enum import Enum, auto
 from functools import partial
 from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
-
-from router.api.connections import IDLE_SECONDS, Connection, ConnectionLimit
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _GRACE_SECONDS: Final = 5  # for open calls when the router stops
 _BACKLOG: Final = 2048
 MAX_CONNECTIONS: Final = 200
+IDLE_SECONDS: Final = 5  # between two calls
+CHECK_SECONDS: Final = 1.0
+_FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\n\r\n"
+)
 
 
 class CannotListen(Exception):
@@ -73,3 +85,115 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the router, which stops the API last."""
         yield
+
+
+class ClientWait(Enum):
+    """What we may be waiting for."""
+
+    HEAD = auto()  # of a call
+    BODY = auto()  # the rest of it
+    READING = auto()  # it does not read our answer
+
+
+LIMITS: Final = {ClientWait.HEAD: 10.0, ClientWait.BODY: 60.0, ClientWait.READING: 60.0}  # seconds
+
+
+class ConnectionLimit:
+    """Counts the open connections, and knows which of them keep us waiting."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._open: set[Connection] = set()
+        self._waiting: dict[
+            Connection, tuple[ClientWait, float]
+        ] = {}  # since when; the longest first
+
+    def take(self, connection: "Connection") -> bool:
+        """Admit it, if necessary in place of another. Return False if none can be dropped."""
+        if len(self._open) >= self.limit:
+            longest = next(iter(self._waiting), None)
+            if longest is None:
+                return False
+            longest.drop()
+        self._open.add(connection)
+        return True
+
+    def leave(self, connection: "Connection") -> None:
+        self._open.discard(connection)
+        self._waiting.pop(connection, None)
+
+    def wait(self, connection: "Connection", what: ClientWait | None, now: float) -> None:
+        """Note what we wait for, or None."""
+        self._waiting.pop(connection, None)
+        if what is not None and connection in self._open:
+            self._waiting[connection] = what, now
+
+    async def watch(self) -> None:
+        """Drop connections that keep us waiting too long, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            now = loop.time()
+            for connection, (what, since) in list(self._waiting.items()):
+                if now - since > LIMITS[what]:
+                    connection.drop()
+
+
+class Connection(H11Protocol):
+    """One connection, which reports when it waits for its client."""
+
+    def __init__(self, *args: Any, places: ConnectionLimit, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.app_state = {"connection": self}  # so that an application can cut it off
+        self._places = places
+        self._waits_for: ClientWait | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._places.take(self):
+            self._wait(ClientWait.HEAD)
+        else:
+            transport.write(_FULL)
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._places.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        self._waits_for = None  # for the next call there is time again
+        super().on_response_complete()
+        self._look()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._look()
+
+    def drop(self) -> None:
+        """Close it at once."""
+        self._places.leave(self)
+        self.transport.abort()
+
+    def _look(self) -> None:
+        """Note what we wait for now. A client that keeps us waiting for the same gains no time."""
+        what: ClientWait | None = None
+        if self.flow.write_paused:
+            what = ClientWait.READING
+        elif self.cycle is None or self.cycle.response_complete:
+            what = ClientWait.HEAD
+        elif self.cycle.more_body:
+            what = ClientWait.BODY
+        if what is not self._waits_for:
+            self._wait(what)
+
+    def _wait(self, what: ClientWait | None) -> None:
+        self._waits_for = what
+        self._places.wait(self, what, self.loop.time())

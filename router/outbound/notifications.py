@@ -1,4 +1,6 @@
-"""The ways to reach people: webhooks and mail. A failure is raised as NotSent, without an address.
+"""Notifications to people: webhooks and mail, each in the form that its service expects.
+
+Credentials in texts are masked. A failure is raised as NotSent, without an address.
 
 Addresses are secrets here: anyone who knows the URL of a chat channel can write there.
 """
@@ -6,7 +8,7 @@ Addresses are secrets here: anyone who knows the URL of a chat channel can write
 import asyncio
 import smtplib
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from typing import Final
@@ -14,19 +16,24 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from msgspec import Struct
 
+from router.core.iso import iso
 from router.core.notification import Digest
-from router.outbound.notification_shapes import (
-    SEND_SECONDS,
-    Shape,
-    for_slack,
-    for_teams,
-    for_webhook,
-    lines,
-    summary,
-)
+from router.core.redact import mask_urls
+from router.core.warnings import Severity
 from router.ports import Channel, NotSent
 
 _SMTP_PORTS: Final = {"smtp": 25, "smtps": 465}
+MOST_LINES: Final = 50  # chat services refuse long texts
+SEND_SECONDS: Final = 8.0  # for each step of a conversation
+
+Shape = Callable[[Digest], dict[str, object]]
+_LONGEST_LINE: Final = 300
+_TEAMS_COLOURS: Final = {
+    Severity.INFO: "Good",
+    Severity.WARN: "Warning",
+    Severity.ERROR: "Attention",
+    Severity.CRITICAL: "Attention",
+}
 
 
 class ChannelAddresses(Struct, frozen=True, kw_only=True):
@@ -133,3 +140,104 @@ class Mail:
 def _sender(query: str, user: str, host: str) -> str:
     given = parse_qs(query).get("from", [""])[0]
     return given or (user if "@" in user else f"message-router@{host}")
+
+
+def for_webhook(digest: Digest) -> dict[str, object]:
+    """Everything, for programs."""
+    return {
+        "source": "message-router",
+        "instance": digest.instance,
+        "timestamp": iso(digest.at),
+        "severity": digest.worst.name,
+        "summary": summary(digest),
+        "warnings": [
+            {
+                "id": notice.id,
+                "code": notice.code,
+                "severity": notice.severity.name,
+                "source": mask_urls(notice.source),
+                "message": mask_urls(notice.message),
+                "timestamp": iso(notice.first_at),
+                "lastSeen": iso(notice.last_at),
+                "count": notice.count,
+            }
+            for notice in digest.notices
+        ],
+        "changes": [
+            {
+                "subject": mask_urls(change.subject.name),
+                "text": mask_urls(change.text),
+                "severity": change.subject.severity.name,
+                "recovered": change.is_over,
+                "timestamp": iso(change.at),
+            }
+            for change in digest.changes
+        ],
+        "dropped": digest.dropped,
+    }
+
+
+def for_slack(digest: Digest) -> dict[str, object]:
+    head = f"*{_slack_text(summary(digest))}*"
+    return {"text": "\n".join([head, *(f"• {_slack_text(line)}" for line in lines(digest))])}
+
+
+def for_teams(digest: Digest) -> dict[str, object]:
+    """An adaptive card, as incoming webhooks of Teams workflows take it."""
+    head = {
+        "type": "TextBlock",
+        "text": summary(digest),
+        "weight": "Bolder",
+        "wrap": True,
+        "color": _TEAMS_COLOURS[digest.worst],
+    }
+    facts = [
+        # Without the blank, the card's Markdown would make a link of it.
+        {"type": "TextBlock", "text": line.replace("](", "] ("), "wrap": True}
+        for line in lines(digest)
+    ]
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": [head, *facts],
+    }
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "content": card}
+    return {"type": "message", "attachments": [attachment]}
+
+
+def summary(digest: Digest) -> str:
+    """Return one line without foreign text: it is also the subject of a mail."""
+    parts = []
+    if digest.notices:
+        parts.append(f"{_count(len(digest.notices), 'warning')}, worst {digest.worst.name}")
+    if digest.changes:
+        parts.append(_count(len(digest.changes), "state change"))
+    return f"message-router {digest.instance}: {'; '.join(parts)}"
+
+
+def lines(digest: Digest) -> Sequence[str]:
+    """Return what happened, a line each, changes of state first."""
+    found = []
+    for change in digest.changes:
+        state = "RECOVERED" if change.is_over else change.subject.severity.name
+        found.append(f"{state}: {change.text} ({iso(change.at)})")
+    for notice in digest.notices:
+        times = f" ({notice.count} times)" if notice.count > 1 else ""
+        text = f"{notice.message}{times} [{notice.source}]"
+        found.append(f"{notice.severity.name} {notice.code}: {text}")
+    left_out = len(found) - MOST_LINES + digest.dropped
+    shown = [
+        line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
+        for line in map(mask_urls, found[:MOST_LINES])
+    ]
+    return [*shown, f"and {left_out} more"] if left_out > 0 else shown
+
+
+def _slack_text(text: str) -> str:
+    """Escape the three characters of Slack's markup, so that no text can mention or link."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"1 {thing}" if number == 1 else f"{number} {thing}s"

@@ -8,9 +8,8 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router.api import connections
-from router.api.connections import ClientWait
-from router.api.server import listen, serve
+from router.api import server as connections
+from router.api.server import ClientWait, listen, serve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("P5")]
 

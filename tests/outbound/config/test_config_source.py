@@ -9,8 +9,7 @@ import pytest
 
 from router.core.config import QueueNaming, QueueType
 from router.core.config_document import MAX_DOCUMENT, embedded_document, read_document
-from router.outbound.config_service import HttpSource
-from router.outbound.config_source import EmbeddedSource, FileSource, config_sources
+from router.outbound.config_source import EmbeddedSource, FileSource, HttpSource, config_sources
 from router.ports import ConfigSource, ConfigUnavailable
 from tests.outbound.config.service import ConfigService, answer
 

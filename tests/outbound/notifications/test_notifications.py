@@ -4,8 +4,16 @@ import pytest
 
 from router.core.notification import Digest, StateChange, Subject
 from router.core.warnings import Notice, Severity
-from router.outbound.notification_shapes import MOST_LINES, for_slack, for_teams, lines
-from router.outbound.notifications import ChannelAddresses, Mail, Webhook, open_channels
+from router.outbound.notifications import (
+    MOST_LINES,
+    ChannelAddresses,
+    Mail,
+    Webhook,
+    for_slack,
+    for_teams,
+    lines,
+    open_channels,
+)
 from router.ports import NotSent
 from tests.outbound.notifications.mail_server import MailServer
 from tests.outbound.notifications.web_server import WebServer

@@ -208,8 +208,8 @@ class DeliveryRunner:
             if failed is not None:
                 if self._stopped:
                     break
-                _log_failure(job, failed, self._loop.time(), f"next try in {pause:g} s")
                 job.ending = job.ending or ACCEPTED  # a plain ACK stands for one request
+                _log_failure(job, failed, self._loop.time(), f"next try in {pause:g} s")
                 await self._pause(job, pause)
             now, leadership = self._loop.time(), self._leadership
             if self._stopped or job.lease_until <= now or leadership.is_over:

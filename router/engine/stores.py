@@ -145,8 +145,8 @@ class MessageStates:
         remembered = remembered_message(await self._memory.history(message_id), queue)
         if remembered is None:
             raise UnknownMessage(
-                "nothing is known of it: it never came, waits in a queue of a broker that tells "
-                "nothing of it, or is long gone"
+                "nothing is known of it: it never arrived, waits at a broker that cannot be asked "
+                "about it, or ended long ago"
             )
         return remembered
 

@@ -144,15 +144,22 @@ async def test_what_cannot_be_started_waits_and_uses_up_no_attempt() -> None:
         assert rig.codes == {"CONFIGURATION"}
 
 
+@pytest.mark.parametrize(
+    ("output", "flaw"),
+    [
+        (Reply(200, too_long=True), "more than 1 MiB"),
+        (Reply(200, b'{"result": "\xff"}'), "output that is not UTF-8"),
+    ],
+)
 @pytest.mark.rule("CMD-8")
-async def test_output_that_was_discarded_is_warned_of() -> None:
-    async with running(pool(), tasks=FakeTasks(deque([Reply(200, too_long=True)]))) as rig:
+async def test_output_that_was_discarded_is_warned_of(output: Reply, flaw: str) -> None:
+    async with running(pool(), tasks=FakeTasks(deque([output]))) as rig:
         await rig.publish(task())
         await asyncio.sleep(10)
 
         assert rig.is_empty
         assert [notice.message for notice in rig.warnings] == [
-            "process:x wrote more than 1 MiB; it was discarded"
+            f"process:x wrote {flaw}; it was discarded"
         ]
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -81,11 +82,15 @@ def _simulate(work: tuple[int, Choice]) -> Summary:
 
 def explain(seed: int, choice: Choice) -> str:
     """What goes wrong in the world of this seed, made as small as possible."""
-    found = run(choice.plan(seed))
-    if not found.violations:
-        return f"seed {seed}: nothing is wrong"
-    smallest = shrink(found)
-    return "\n".join([_story(smallest), "", f"Replay it: ./dev simulate --seed {seed}{choice}"])
+    replay = f"Replay it: ./dev simulate --seed {seed}{choice}"
+    try:
+        found = run(choice.plan(seed))
+        if not found.violations:
+            return f"seed {seed}: nothing is wrong"
+        story = _story(shrink(found))
+    except Exception:  # noqa: BLE001  a world that cannot be run is a failure of that seed
+        story = f"BROKEN: the world of seed {seed} cannot be run\n{traceback.format_exc()}"
+    return f"{story}\n\n{replay}"
 
 
 def _story(result: Result) -> str:

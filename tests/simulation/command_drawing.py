@@ -24,6 +24,7 @@ WAITS: Final = (2.0, 2.0, 15.0, 70.0)
 LONG_WAIT: Final = 950.0  # SQS itself delays for at most 900 s
 # Who waits for a time of the calendar waits for longer if the clock is set back.
 FURTHEST_BACK: Final = -40.0
+WITH_LEASES: Final = frozenset({Kind.POSTGRES, Kind.SQS, Kind.SQS_FIFO, Kind.NATS})
 CANCELLED_AFTER: Final = (0.0, 0.01, 0.3, 1.0, 5.0, 20.0)
 
 
@@ -42,9 +43,9 @@ def draw_commands(rng: random.Random, plan: Plan) -> Plan:
     for _ in range(rng.choice((0, 1, 1, 2, 3))):
         at = rng.choice(asked) + rng.choice((0.0, 0.01, 0.1, 1.0, 5.0)) + rng.random() / 50
         drawing.fault(round(at, 3))
-    for step in drawing.steps[:]:
-        if step.act is Act.BATCH and rng.random() < 0.5:  # members end while answers are lost
-            drawing.steps.append(Step(step.at, Act.LOSSES, seconds=12.0, share=0.3))
+    for step in drawing.steps[len(plan.steps) :]:
+        if step.is_of_a_producer:
+            drawing.trouble(step, plan.lease)
     return replace(
         plan,
         bodies=tuple(drawing.bodies),
@@ -72,9 +73,9 @@ class CommandDrawing(Drawing):
     def produce_command(self, at: float) -> None:
         rng = self.rng
         pick = rng.random()
-        if self.is_work_queue and pick < 0.3:
+        if self.is_work_queue and pick < 0.4:
             self._open_batch(at)
-        elif self.is_work_queue and pick < 0.4:
+        elif self.is_work_queue and pick < 0.5:
             self._same_content(at)
         else:
             self._one_command(at)
@@ -91,6 +92,16 @@ class CommandDrawing(Drawing):
                     rng.choice((None, "P", "Q")),
                 )
             )
+
+    def trouble(self, step: Step, lease: float) -> None:
+        """What matters most about what a message asks for: its end is not heard, or too late."""
+        rng = self.rng
+        at = round(step.at + rng.choice((0.02, 0.1, 0.5)), 3)
+        if step.act is Act.BATCH and rng.random() < 0.5:
+            seconds, share = rng.choice((3.0, 12.0)), rng.choice((0.3, 0.6))
+            self.steps.append(Step(at, Act.LOSSES, seconds=seconds, share=share))
+        elif self.kind in WITH_LEASES and rng.random() < 0.15:
+            self.steps.append(Step(at, Act.OUTAGE, seconds=lease + 10))
 
     def _one_command(self, at: float) -> None:
         rng = self.rng

@@ -51,9 +51,9 @@ def find(patch: Path, jobs: int, most: int) -> Found:
     """Run worlds with this bug until one breaks a rule that it does not break without."""
     began = time.monotonic()
     with _copy() as tree:
-        refusal = _apply(patch, tree)
-        if refusal is not None:
-            return Found(patch.stem, None, 0.0, refusal)
+        problem = refusal(patch, tree, is_dry=False)
+        if problem is not None:
+            return Found(patch.stem, None, 0.0, problem)
         tried = 0
         while tried < most:
             worlds, seed, problem = _search(tree, FIRST_SEED + tried, most - tried, jobs)
@@ -65,10 +65,14 @@ def find(patch: Path, jobs: int, most: int) -> Found:
     return Found(patch.stem, None, time.monotonic() - began, "only what breaks without it, too")
 
 
-def _apply(patch: Path, tree: Path) -> str | None:
-    """Change the copy. Answers why it cannot be done."""
+def refusal(patch: Path, tree: Path = ROOT, *, is_dry: bool = True) -> str | None:
+    """Return why the code cannot be changed so. Not dry: change it."""
     applied = subprocess.run(
-        ["patch", "--strip=1", "--forward", "--fuzz=2", "--input", str(patch)],  # noqa: S607
+        [  # noqa: S607
+            "patch",
+            *("--strip=1", "--forward", "--fuzz=2", "--input", str(patch)),
+            *(["--dry-run"] if is_dry else []),
+        ],
         cwd=tree,
         capture_output=True,
         text=True,

@@ -18,6 +18,7 @@ HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
 BREAKER_FORGOTTEN: Final = 3600.0
 EPSILON: Final = 0.001
 HIGH: Final = 9  # the priority that passes the rest of a group
+_HARMLESS: Final = frozenset({Act.CLOCK, Act.STORE, Act.REPLAY, Act.SLOW})  # no lease is lost
 _BLAMES: Final = frozenset({Cause.NETWORK, Cause.TIMEOUT})
 
 
@@ -181,6 +182,16 @@ class Oracle(Book):
                 return
 
     # What is published and kept.
+
+    def cancelled(self, number: int) -> None:
+        """It was confirmed: unless its lease may have been lost, nobody is sending it."""
+        self.note("cancelled:", number)
+        is_open = any(
+            count and mark[1:] == ("message", str(number)) for mark, count in self._open.items()
+        )
+        is_calm = all(step.is_of_a_producer or step.act in _HARMLESS for step in self.plan.steps)
+        if is_open and is_calm and self._count[number] == 1:
+            self.violate("CMD-2", f"body {number} was cancelled while it was being sent")
 
     def find(self, content: bytes) -> Body | None:
         return self._by_content.get(content) or self.commands.find(content)

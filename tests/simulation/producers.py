@@ -139,7 +139,7 @@ class Producers:
             oracle.note("perhaps cancelled:", body.number, type(error).__name__)
         else:
             cancel.is_sure = True
-            oracle.note("cancelled:", body.number)
+            oracle.cancelled(body.number)
 
     async def _replay(self, step: Step) -> None:
         router = self._site.router(step.router)

@@ -7,11 +7,13 @@ import itertools
 import os
 import random
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.simulation.__main__ import Choice, explain, worlds
 from tests.simulation.draw import draw
+from tests.simulation.mutants import FOLDER, refusal
 from tests.simulation.plan import Kind
 from tests.simulation.world import run
 
@@ -40,9 +42,16 @@ def test_other_seeds_make_other_worlds() -> None:
     assert len({run(draw(seed)).digest for seed in range(5)}) == 5
 
 
+@pytest.mark.rule("SIM-2")
+@pytest.mark.parametrize("patch", sorted(FOLDER.glob("*.patch")), ids=lambda patch: patch.stem)
+def test_each_mutant_is_a_patch_of_the_code_as_it_is(patch: Path) -> None:
+    assert refusal(patch) is None
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(BUDGET + 300)
 @pytest.mark.rule("SIM-2", "P1", "P2", "P3", "P4", "P5", "FIFO-1", "OPS-6", "MED-4", "POOL-1")
+@pytest.mark.rule("WQ-3", "CMD-1", "CMD-2", "CMD-3", "CMD-4", "CMD-5", "CMD-6", "CMD-10", "CMD-11")
 def test_whatever_happens_nothing_is_lost() -> None:
     began = time.monotonic()
     seeds = itertools.takewhile(lambda _: time.monotonic() - began < BUDGET, itertools.count(FIRST))

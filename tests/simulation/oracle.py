@@ -12,7 +12,16 @@ from router.core.outcome import Answer, Cause, NoReply, Reply
 from tests.simulation.command_check import CommandCheck
 from tests.simulation.events import Answered, Book, Sent
 from tests.simulation.loop import Process
-from tests.simulation.plan import DROPPED_POOL, POOLS, SETTLED_WITHIN, Act, Body, Kind, Plan
+from tests.simulation.plan import (
+    DROPPED_POOL,
+    POOLS,
+    SETTLED_WITHIN,
+    WORK_QUEUES,
+    Act,
+    Body,
+    Kind,
+    Plan,
+)
 
 HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
 BREAKER_FORGOTTEN: Final = 3600.0
@@ -161,7 +170,9 @@ class Oracle(Book):
 
     def _marks(self, post: Post, body: Body) -> Iterable[tuple[tuple[str, ...], str]]:
         name, message = post.process.name, post.message
-        yield (name, "message", str(body.number)), "P2"
+        # Brokers without a place for a time get it in the body: each publication is another one.
+        if body.wish.delay is None or self.plan.kind in WORK_QUEUES:
+            yield (name, "message", str(body.number)), "P2"
         if message.mode is not Mode.IMMEDIATE and not (
             self.is_pool_back and message.pool == DROPPED_POOL
         ):

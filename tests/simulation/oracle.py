@@ -13,6 +13,7 @@ from tests.simulation.command_check import CommandCheck
 from tests.simulation.events import Answered, Book, Sent
 from tests.simulation.loop import Process
 from tests.simulation.plan import (
+    DEDUP_WINDOW,
     DROPPED_POOL,
     POOLS,
     SETTLED_WITHIN,
@@ -266,6 +267,11 @@ class Oracle(Book):
         return any(self._lives(number, times, sent) for number, times in earlier.items())
 
     def _lives(self, number: int, published: list[float], sent: Sent) -> bool:
+        if self.plan.routers > 1 and any(
+            sent.at - DEDUP_WINDOW - SETTLED_WITHIN < at <= sent.answered_at
+            for at in self.acceptances[number]
+        ):
+            return True  # and one that had lost its lease may have stored it as dead after that
         died = max((at for at in self.kept[number] if at < sent.at - SETTLED_WITHIN), default=-1e9)
         seen = [at for at in self._posted[number] if at <= sent.answered_at]
         seen += [at for at in self.acceptances[number] if at <= sent.answered_at]

@@ -218,7 +218,13 @@ def access_of(settings: Settings) -> Access:
         except ModuleNotFoundError as error:
             needs = f"needs the package {error.name}: pip install 'message-router[oidc]'"
             raise BadSetting(f"MESSAGE_ROUTER_AUTH_MODE: OIDC {needs}") from None
-        judge = Provider(settings.oidc_issuer or "", settings.oidc_audience or "", time.monotonic)
+        judge = Provider(
+            settings.oidc_issuer or "",
+            settings.oidc_audience or "",
+            time.monotonic,
+            required=settings.oidc_required_claims,
+            admin=settings.oidc_admin_claim,
+        )
     return Access(
         mode=settings.auth_mode,
         host=settings.host,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import field
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
@@ -206,6 +206,20 @@ def host_pattern(raw: str) -> str:
     if not _HOST_PATTERN.fullmatch(raw):
         raise NotAllowed("must be host names, with * as a wildcard")
     return raw.lower()
+
+
+class Claim(NamedTuple):
+    """What a token must say."""
+
+    name: str
+    value: str
+
+
+def claim(raw: str) -> Claim:
+    name, equals, value = (part.strip() for part in raw.partition("="))
+    if not (name and equals and value):
+        raise NotAllowed("must be such as name=value")
+    return Claim(name, value)
 
 
 def url(*schemes: str) -> Parser[str]:

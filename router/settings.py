@@ -18,6 +18,7 @@ from router.core.warnings import Severity
 from router.setting_values import (
     AuthMode,
     BreakerScope,
+    Claim,
     HttpVersion,
     LogFormat,
     LogLevel,
@@ -26,6 +27,7 @@ from router.setting_values import (
     TracesExporter,
     Variable,
     choice,
+    claim,
     dead_letter_url,
     directory,
     env,
@@ -138,7 +140,8 @@ class Settings:
     block_private: bool = env("MEDIATOR_BLOCK_PRIVATE", switch, "false",
         "also refuse targets on loopback and in private networks")
     proxy: str | None = optional("MEDIATOR_PROXY", url("http", "https", "socks5", "socks5h"),
-        "proxy for deliveries", secret=True)
+        "proxy for deliveries. It connects to the targets, so the router does not check the "
+        "addresses that their names stand for", secret=True)
     executors_file: Path | None = optional("MEDIATOR_EXECUTORS_FILE", directory,
         "file that defines which processes messages may run; if not set: none")
     dedup_window: float = env("MESSAGE_ROUTER_DEDUP_WINDOW", seconds(0, _DAY), "5m",
@@ -163,6 +166,10 @@ class Settings:
         "for auth mode `OIDC`: the provider's issuer URL, exactly as in its tokens")
     oidc_audience: str | None = optional("OIDC_AUDIENCE", text,
         "for auth mode `OIDC`: the audience that tokens must name")
+    oidc_required_claims: tuple[Claim, ...] = env("OIDC_REQUIRED_CLAIMS", listed(claim), "",
+        "for auth mode `OIDC`: claims that tokens must have, such as `groups=ops`, comma-separated")
+    oidc_admin_claim: Claim | None = optional("OIDC_ADMIN_CLAIM", claim,
+        "for auth mode `OIDC`: who does not have this claim may only read; none: everybody has it")
     notify_webhook_url: str | None = optional("NOTIFY_WEBHOOK_URL", url("http", "https"),
         "URL that notifications are sent to as JSON", secret=True)
     notify_slack_url: str | None = optional("NOTIFY_SLACK_URL", url("http", "https"),

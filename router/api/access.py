@@ -3,6 +3,7 @@
 import hmac
 from base64 import b64decode
 from collections.abc import Mapping
+from enum import Enum, auto
 from functools import lru_cache
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -20,7 +21,8 @@ OPEN_PATHS: Final = frozenset(
     {"/health", "/health/live", "/health/ready", "/health/startup", "/metrics"}
 )
 OPEN_FOLDER: Final = "/static/"  # of the dashboard: a browser sends no token for it
-# Beyond loopback, these show nothing without credentials: payloads, results and errors (CMD-2).
+# Payloads, results and errors (CMD-2): beyond loopback, nobody sees them without credentials, and
+# those who may only read do not.
 PRIVATE_FOLDERS: Final = ("/messages", "/batches", "/schedules", "/dead-letters")
 _READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -29,11 +31,18 @@ class CannotTell(Exception):
     """The credentials cannot be checked now: the call ends with 503."""
 
 
+class Role(Enum):
+    """What a caller may do."""
+
+    READER = auto()  # read what is not private
+    ADMIN = auto()
+
+
 class TokenJudge(Protocol):
     """Checks bearer tokens."""
 
-    async def accepts(self, token: str) -> bool:
-        """Raises CannotTell."""
+    async def role(self, token: str) -> Role | None:
+        """Return None for a token that is not good here. Raises CannotTell."""
 
 
 _CHALLENGES: Final[Mapping[AuthMode, str]] = {
@@ -69,26 +78,28 @@ class Access(Struct, frozen=True, kw_only=True):
     def is_local(self) -> bool:
         return is_loopback(self.host)
 
-    async def admits(self, authorization: str) -> bool:
-        """Raises CannotTell."""
+    async def role_of(self, authorization: str) -> Role | None:
+        """Return None for wrong or missing credentials. Raises CannotTell."""
         scheme, _, credentials = authorization.partition(" ")
+        kind = scheme.lower()
         match self.mode:
             case AuthMode.NONE:
-                return True
+                return Role.ADMIN
             case AuthMode.BASIC:
                 try:
                     given = b64decode(credentials, validate=True)
                 except ValueError:
-                    return False
+                    return None
                 expected = f"{self.username}:{self.password}".encode()
-                return scheme.lower() == "basic" and hmac.compare_digest(given, expected)
+                is_good = kind == "basic" and hmac.compare_digest(given, expected)
             case AuthMode.TOKEN:
-                return scheme.lower() == "bearer" and hmac.compare_digest(
+                is_good = kind == "bearer" and hmac.compare_digest(
                     credentials.strip().encode("latin-1"), self.token.encode()
                 )
             case AuthMode.OIDC:
                 assert self.judge is not None  # noqa: S101  for the type checker: checked above
-                return scheme.lower() == "bearer" and await self.judge.accepts(credentials.strip())
+                return await self.judge.role(credentials.strip()) if kind == "bearer" else None
+        return Role.ADMIN if is_good else None
 
 
 class Guard:
@@ -128,22 +139,26 @@ async def refuse(  # noqa: PLR0911  a list of checks, in their order
     if (path in OPEN_PATHS or path.startswith(OPEN_FOLDER)) and not changes:
         return None
     try:
-        admitted = await access.admits(headers.get("authorization", ""))
+        role = await access.role_of(headers.get("authorization", ""))
     except CannotTell as error:
         return ApiProblem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-    if not admitted:
+    if role is None:
         challenge = {"WWW-Authenticate": _CHALLENGES[access.mode]}
         return ApiProblem(HTTPStatus.UNAUTHORIZED, "credentials are needed", headers=challenge)
-    if access.mode is AuthMode.NONE and not access.is_local:
-        if changes:
-            return _forbidden("nothing can be changed unless MESSAGE_ROUTER_AUTH_MODE is set")
-        if any(path == each or path.startswith(f"{each}/") for each in PRIVATE_FOLDERS):
-            return _forbidden("this is not shown unless MESSAGE_ROUTER_AUTH_MODE is set")
+    is_private = any(path == each or path.startswith(f"{each}/") for each in PRIVATE_FOLDERS)
+    if access.mode is AuthMode.NONE and not access.is_local and (changes or is_private):
+        what = "nothing can be changed" if changes else "this is not shown"
+        return _forbidden(f"{what} unless MESSAGE_ROUTER_AUTH_MODE is set")
+    if role is Role.READER and (changes or is_private):
+        return _forbidden("the token does not have the claim of OIDC_ADMIN_CLAIM: it may only read")
     # A page of another site whose name was made to point at this machine (DNS rebinding).
     if access.is_local and not is_loopback(_host_name(headers.get("host", ""))):
         return _forbidden("the `Host` of a call over loopback must be a loopback name")
     if changes and not _is_same_origin(headers):
         return _forbidden("a page of another origin may not change anything")
+    # There is a limited number of streams: such a page must not take them from the operators.
+    if path == "/events" and not _is_same_origin(headers):
+        return _forbidden("a page of another origin may not watch")
     return None
 
 

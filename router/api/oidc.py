@@ -15,7 +15,8 @@ import jwt
 import msgspec
 from msgspec import Struct
 
-from router.api.access import CannotTell
+from router.api.access import CannotTell, Role
+from router.setting_values import Claim
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ LEAST_INTERVAL_SECONDS: Final = 10.0  # between two requests: unknown keys are e
 TIMEOUT_SECONDS: Final = 10.0
 MAX_DOCUMENT_BYTES: Final = 1024 * 1024
 MAX_KEYS: Final = 100
+
+_WORDS: Final = frozenset({"scope", "scp"})  # claims whose text is a list of words
 
 Clock = Callable[[], float]
 
@@ -54,20 +57,30 @@ class _Unusable(Exception):
 class Provider:
     """Judges tokens by the keys of one issuer. Fits the API's `TokenJudge`."""
 
-    def __init__(self, issuer: str, audience: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        issuer: str,
+        audience: str,
+        clock: Clock,
+        *,
+        required: Sequence[Claim] = (),
+        admin: Claim | None = None,
+    ) -> None:
         self._issuer = issuer
         self._audience = audience
+        self._required = required
+        self._admin = admin  # None: everybody is one
         self._keys = _Keys(issuer, clock)
         self._decoder = jwt.PyJWT(options={"enforce_minimum_key_length": True})
 
-    async def accepts(self, token: str) -> bool:
+    async def role(self, token: str) -> Role | None:
         """Raises CannotTell while there are no keys to judge by."""
         algorithm, key_id = unverified_header(token)
         if algorithm not in ALGORITHMS:
-            return False
+            return None
         for key in await self._keys.fitting(algorithm, key_id):
             with suppress(jwt.PyJWTError):
-                self._decoder.decode(
+                claims = self._decoder.decode(
                     token,
                     jwt.PyJWK(dict(key), algorithm),
                     algorithms=[algorithm],
@@ -76,8 +89,35 @@ class Provider:
                     leeway=LEEWAY_SECONDS,
                     options={"require": list(REQUIRED)},
                 )
-                return True
-        return False
+                return self._role_by(claims)
+        return None
+
+    def _role_by(self, claims: Mapping[str, Any]) -> Role | None:
+        if not all(_has(claims, claim) for claim in self._required):
+            return None
+        is_admin = self._admin is None or _has(claims, self._admin)
+        return Role.ADMIN if is_admin else Role.READER
+
+
+def _has(claims: Mapping[str, Any], claim: Claim) -> bool:
+    """Return whether a token has this value: alone, in a list, or among the words of a scope.
+
+    A name with dots leads into objects, such as `realm_access.roles`, unless there is such a name.
+    """
+    value: Any = claims
+    if claim.name in claims:
+        value = claims[claim.name]
+    else:
+        for part in claim.name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+    if isinstance(value, str):
+        words = value.split(" ") if claim.name in _WORDS else ()
+        return claim.value in (value, *words)
+    if isinstance(value, list):
+        return claim.value in value
+    if isinstance(value, bool):
+        return str(value).lower() == claim.value.lower()
+    return isinstance(value, int) and str(value) == claim.value
 
 
 class _Keys:
@@ -170,7 +210,7 @@ def unverified_header(token: str) -> tuple[str, str | None]:
     """Return the algorithm and the key id that a token names, before anything of it is proven."""
     try:
         header = jwt.get_unverified_header(token) if len(token) <= MAX_TOKEN_BYTES else {}
-    except jwt.PyJWTError:
+    except (jwt.PyJWTError, RecursionError):
         header = {}
     return str(header.get("alg", "")), header.get("kid")
 

@@ -1,8 +1,10 @@
 """Keeping secrets out of everything that people see."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from router.core.dead_letter import DeadLetter
@@ -49,6 +51,11 @@ _PUBLIC_PARAMETERS: Final = frozenset(
     }
 )
 _MOST_PARAMETERS: Final = 64  # no queue has more options; the rest is not shown
+_ESCAPE: Final = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # two for one character
+    rb"|\\u[0-9a-fA-F]{4}|\\[^u]",
+    re.DOTALL,
+)
 _TELLING: Final = 4  # so many characters of a cut-off secret are too many
 
 
@@ -94,13 +101,43 @@ def mask_sent_secrets(content: bytes, message: Message) -> bytes:
     """Mask what was sent to a target and nobody else may see, in what it answered."""
     query = message.target.partition("#")[0].partition("?")[2]
     for secret in (message.token, message.secret, query if len(query) >= _TELLING else None):
-        if not secret:
-            continue
-        hidden = secret.encode()
-        content = content.replace(hidden, MASK.encode())
-        # The reply was cut at its first KiB, perhaps in the middle of the secret.
-        for length in range(min(len(hidden), len(content)), _TELLING - 1, -1):
-            if content.endswith(hidden[:length]):
-                content = content[:-length] + MASK.encode()
-                break
+        if secret:
+            content = _mask(content, secret.encode())
     return content
+
+
+def _mask(content: bytes, secret: bytes) -> bytes:
+    """Mask a text, also where JSON's escapes hide it. Rather too much than a secret too many."""
+    plain, places = _unescape(content)
+    shown, after, begins = b"", 0, plain.find(secret)
+    while begins >= 0:
+        shown += content[places[after] : places[begins]] + MASK.encode()
+        after = begins + len(secret)
+        begins = plain.find(secret, after)
+    rest = content[places[after] :]
+    # The reply was cut at its first KiB, perhaps in the middle of the secret.
+    for length in range(min(len(secret), len(plain) - after), _TELLING - 1, -1):
+        if plain.endswith(secret[:length]):
+            rest = content[places[after] : places[len(plain) - length]] + MASK.encode()
+            break
+    return shown + rest
+
+
+def _unescape(content: bytes) -> tuple[bytes, Sequence[int]]:
+    """Return it without JSON's escapes, and where in it each byte came from; last its end."""
+    if b"\\" not in content:
+        return content, range(len(content) + 1)
+    plain, places, end = bytearray(), [], 0
+    for found in _ESCAPE.finditer(content):
+        text = _escaped(found[0])
+        plain += content[end : found.start()] + text
+        places += [*range(end, found.start()), *([found.start()] * len(text))]
+        end = found.end()
+    return bytes(plain + content[end:]), [*places, *range(end, len(content) + 1)]
+
+
+def _escaped(text: bytes) -> bytes:
+    try:
+        return msgspec.json.decode(b'"%b"' % text, type=str).encode()
+    except (msgspec.MsgspecError, UnicodeError):
+        return text

@@ -54,7 +54,7 @@ WHERE key = $1 AND owner = $2
 
 class PostgresLock:
     def __init__(self, url: str, request: LockRequest) -> None:
-        self._database = PostgresDatabase(url)
+        self._database = PostgresDatabase(url, is_operators=True)
         self._request = request
         self._is_prepared = False
 

@@ -294,13 +294,16 @@ def _connect(path: Path) -> sqlite3.Connection:
     with _our_errors(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
-        path.chmod(0o600)  # tokens are inside; SQLite gives its side files the same mode
         connection = sqlite3.connect(
             path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
         connection.row_factory = sqlite3.Row
         with ExitStack() as on_failure:
             on_failure.callback(connection.close)
+            names = {row["name"] for row in connection.execute("SELECT name FROM sqlite_master")}
+            if names and "dead_letters" not in names:
+                raise sqlite3.DatabaseError("it is a database of something else")
+            path.chmod(0o600)  # tokens are inside; SQLite gives its side files the same mode
             _prepare(connection)
             on_failure.pop_all()
         return connection

@@ -25,7 +25,9 @@ _COLUMNS: Final = (
 @asynccontextmanager
 async def open_postgres_letters(url: str, max_bytes: int) -> AsyncIterator["PostgresLetters"]:
     """Open the store, and install its schema if there is none. Raises StoreError."""
-    store = PostgresLetters(PostgresDatabase(url), urlsplit(url).hostname or "", max_bytes)
+    store = PostgresLetters(
+        PostgresDatabase(url, is_operators=True), urlsplit(url).hostname or "", max_bytes
+    )
     try:
         await store.prepare()
         yield store

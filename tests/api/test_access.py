@@ -254,3 +254,31 @@ def test_access_does_not_show_its_secrets() -> None:
 
     assert "wörd" not in shown
     assert "t0ken" not in shown
+
+
+@pytest.mark.rule("P5")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+    ],
+    ids=repr,
+)
+async def test_c6_a_page_of_another_origin_takes_no_stream_from_the_operators(
+    router: HandMadeRouter, headers: dict[str, str]
+) -> None:
+    answer = await call(router, LOCAL, "GET", "/events", headers)
+
+    assert_problem(answer, 403)
+
+
+@pytest.mark.parametrize("headers", [{}, {"sec-fetch-site": "same-origin"}], ids=repr)
+async def test_c6_the_dashboard_itself_may_watch(
+    router: HandMadeRouter, headers: dict[str, str]
+) -> None:
+    answer = await call(router, LOCAL, "HEAD", "/events", headers)
+
+    assert answer.status_code == 200

@@ -57,6 +57,17 @@ def access(issuer: Issuer, clock: Clock) -> Access:
     return Access(mode=AuthMode.OIDC, judge=Provider(issuer.url, AUDIENCE, clock))
 
 
+def settings_of(issuer: Issuer, **more: str) -> Settings:
+    return Settings.from_env(
+        {
+            "MESSAGE_ROUTER_AUTH_MODE": "OIDC",
+            "OIDC_ISSUER": issuer.url,
+            "OIDC_AUDIENCE": AUDIENCE,
+            **more,
+        }
+    )
+
+
 async def call(
     router: HandMadeRouter, access: Access, token: str, path: str = "/warnings"
 ) -> httpx.Response:
@@ -223,6 +234,109 @@ def test_no_text_makes_the_judge_stumble(text: str) -> None:
     assert isinstance(algorithm, str)
 
 
+GROUPED = {"groups": ["ops", "dev"]}
+
+
+@pytest.mark.parametrize(
+    ("required", "claims", "is_good"),
+    [
+        ("groups=ops", GROUPED, True),
+        ("groups=ops", {"groups": "ops"}, True),
+        ("groups=ops", {}, False),
+        ("groups=ops", {"groups": ["devops"]}, False),
+        ("groups=ops", {"groups": "dev ops"}, False),
+        ("groups=ops", {"groups": {"ops": True}}, False),
+        ("groups=ops,groups=dev", GROUPED, True),
+        ("groups=ops,groups=admin", GROUPED, False),
+        ("scope=router", {"scope": "openid router"}, True),
+        ("scope=router", {"scope": "openid router:read"}, False),
+        ("realm_access.roles=ops", {"realm_access": {"roles": ["ops"]}}, True),
+        ("realm_access.roles=ops", {"realm_access": "ops"}, False),
+        ("https://a.example/role=ops", {"https://a.example/role": "ops"}, True),
+        ("email_verified=true", {"email_verified": True}, True),
+        ("email_verified=true", {"email_verified": False}, False),
+        ("tenant=7", {"tenant": 7}, True),
+        ("tenant=1", {"tenant": True}, False),
+    ],
+)
+async def test_c5_a_token_must_have_the_required_claims(
+    router: HandMadeRouter,
+    issuer: Issuer,
+    required: str,
+    claims: dict[str, object],
+    *,
+    is_good: bool,
+) -> None:
+    settings = settings_of(issuer, OIDC_REQUIRED_CLAIMS=required)
+
+    answer = await call(router, access_of(settings), issuer.token(ec_key(), claims))
+
+    assert answer.status_code == (200 if is_good else 401)
+
+
+READS = ("/warnings", "/config", "/monitoring/pools", "/health/details")
+PRIVATE = ("/dead-letters", "/messages/m-1", "/batches/b-1", "/schedules")
+CHANGES = (
+    ("POST", "/messages?queue=orders"),
+    ("POST", "/config/reload"),
+    ("DELETE", "/warnings"),
+    ("POST", "/dead-letters/replay"),
+    ("PUT", "/monitoring/pools/A"),
+)
+
+
+@pytest.mark.parametrize(("claims", "is_admin"), [(GROUPED, True), ({"groups": ["dev"]}, False)])
+async def test_c5_without_the_admin_claim_a_caller_may_only_read(
+    router: HandMadeRouter, issuer: Issuer, claims: dict[str, object], *, is_admin: bool
+) -> None:
+    access = access_of(settings_of(issuer, OIDC_ADMIN_CLAIM="groups=ops"))
+    headers = {"authorization": f"Bearer {issuer.token(ec_key(), claims)}"}
+
+    async with calling(router, access) as api:
+        reads = {path: (await api.get(path, headers=headers)).status_code for path in READS}
+        private = [await api.get(path, headers=headers) for path in PRIVATE]
+        changes = [
+            await api.request(method, path, headers=headers, json=[]) for method, path in CHANGES
+        ]
+
+    assert 401 not in reads.values()
+    assert 403 not in reads.values()
+    for answer in (*private, *changes):
+        if is_admin:
+            assert answer.status_code not in {401, 403}
+        else:
+            assert_problem(answer, 403)
+            assert "OIDC_ADMIN_CLAIM" in answer.text
+
+
+async def test_c5_without_an_admin_claim_every_token_may_do_everything(
+    router: HandMadeRouter, access: Access, issuer: Issuer
+) -> None:
+    headers = {"authorization": f"Bearer {issuer.token(ec_key())}"}
+
+    async with calling(router, access) as api:
+        answer = await api.delete("/warnings", headers=headers)
+
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("raw", ["ops", "=ops", "groups=", "groups"])
+@pytest.mark.parametrize("name", ["OIDC_REQUIRED_CLAIMS", "OIDC_ADMIN_CLAIM"])
+def test_c5_a_claim_has_a_name_and_a_value(name: str, raw: str) -> None:
+    with pytest.raises(BadSetting, match=f"{name} must be such as name=value"):
+        Settings.from_env({name: raw})
+
+
+async def test_a_token_that_is_nested_deep_is_no_token(
+    router: HandMadeRouter, access: Access
+) -> None:
+    header = base64.urlsafe_b64encode(b"[" * 9000).decode()
+
+    answer = await call(router, access, f"{header}.e30.e30")
+
+    assert_problem(answer, 401)
+
+
 async def test_keys_are_asked_for_once(
     router: HandMadeRouter, access: Access, issuer: Issuer
 ) -> None:
@@ -238,7 +352,7 @@ async def test_callers_at_once_ask_once(issuer: Issuer, clock: Clock) -> None:
 
     async with asyncio.TaskGroup() as tasks:
         judged = [
-            tasks.create_task(provider.accepts(issuer.token(ec_key())), name="caller")
+            tasks.create_task(provider.role(issuer.token(ec_key())), name="caller")
             for _ in range(5)
         ]
 

@@ -45,9 +45,9 @@ def uri_of(kind: Kind, name: str, directory: Path) -> str:
         case Kind.RABBITMQ:
             return f"amqp://broker/?queue={name}"
         case Kind.SQS:
-            return f"https://sqs.test/1/{name}"
+            return f"https://sqs.eu-west-1.amazonaws.com/1/{name}"
         case Kind.SQS_FIFO:
-            return f"https://sqs.test/1/{name}.fifo"
+            return f"https://sqs.eu-west-1.amazonaws.com/1/{name}.fifo"
         case Kind.NATS:
             return f"nats://broker:4222/?stream={name}&consumer=c"
         case Kind.ACTIVEMQ:

@@ -2,6 +2,7 @@ import asyncio
 import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -258,6 +259,17 @@ async def test_a_file_that_others_could_read_is_closed_to_them(path: Path) -> No
     assert mode(path) == 0o600
 
 
+async def test_c6_a_database_of_something_else_is_refused_as_it_is(path: Path) -> None:
+    make_it_a_database_of_something_else(path)
+    before = content(path)
+
+    with pytest.raises(StoreError, match="something else"):
+        async with open_store(sqlite_url(path)):
+            pass
+
+    assert (content(path), mode(path)) == (before, 0o644)
+
+
 async def test_a_discarded_token_is_gone_from_the_file(path: Path) -> None:
     async with open_store(sqlite_url(path)) as store:
         await store.put(LETTER)
@@ -265,6 +277,13 @@ async def test_a_discarded_token_is_gone_from_the_file(path: Path) -> None:
         await store.discard(kept.id)
 
     assert TOKEN.encode() not in content(path)
+
+
+def make_it_a_database_of_something_else(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE accounts (name)")
+    path.chmod(0o644)
 
 
 def make_a_directory(path: Path) -> None:

@@ -1,3 +1,4 @@
+import json
 import timeit
 from functools import partial
 
@@ -127,6 +128,43 @@ def test_a_malformed_letter_is_kept_as_it_is() -> None:
     malformed = letter(b"not json", b"")
 
     assert without_secrets(malformed) is malformed
+
+
+def escaped(text: str) -> bytes:
+    """Every character as JSON can write it, but for the ordinary way."""
+    return "".join(f"\\u{ord(each):04x}" for each in text).encode()
+
+
+@pytest.mark.parametrize(
+    ("token", "reply", "shown"),
+    [
+        ('a"b/c+d', rb'{"got": "a\"b/c+d"}', b'{"got": "***"}'),
+        ('a"b/c+d', rb'{"got": "a\"b\/c+d", "n": 1}', b'{"got": "***", "n": 1}'),
+        ("tok/123", rb'{"got": "tok\/123"}', b'{"got": "***"}'),
+        ("tok+123", rb'{"got": "tok\u002B123"}', b'{"got": "***"}'),
+        ("tok-123", b'{"got": "%b"}' % escaped("tok-123"), b'{"got": "***"}'),
+        ("back\\slash", rb'{"got": "back\\slash", "a\nb"', rb'{"got": "***", "a\nb"'),
+        ("tok/123", rb'{"got": "tok\/12', b'{"got": "***'),
+        ("tok/123", rb"\q \u12 tok\/123 \\ tok/123 \ ", rb"\q \u12 *** \\ *** \ "),
+        ("tok/123", rb"\ud83d\ude00 \ud83d tok\/123", rb"\ud83d\ude00 \ud83d ***"),
+    ],
+)
+def test_c6_a_token_that_is_echoed_in_json_is_masked(
+    token: str, reply: bytes, shown: bytes
+) -> None:
+    body = json.dumps({"id": "m", "mediationTarget": "https://svc/", "authToken": token})
+
+    assert without_secrets(letter(body.encode(), reply)).reply == shown
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=4, max_size=20), st.binary(max_size=20))
+def test_c6_no_secret_survives_in_whatever_way_json_writes_it(secret: str, before: bytes) -> None:
+    body = json.dumps({"id": "m", "mediationTarget": "https://svc/", "signingSecret": secret})
+    ways = [json.dumps(secret), json.dumps(secret, ensure_ascii=False)]
+
+    for way in ways:
+        kept = without_secrets(letter(body.encode(), before + b" " + way.encode() + b" end")).reply
+        assert way[1:-1].encode() not in kept
 
 
 @given(st.binary(max_size=40), st.integers(4, 8), st.binary(max_size=20))

@@ -25,9 +25,7 @@ def address(uri: str, settings: SqsSettings = HOME) -> SqsAddress:
         ("vpce-0a1b-2c3d.sqs.ap-southeast-2.vpce.amazonaws.com", "ap-southeast-2"),
         ("us-west-2.queue.amazonaws.com", "us-west-2"),
         ("queue.amazonaws.com", "us-east-1"),
-        ("sqs.us-east-2.localhost.localstack.cloud:4566", "us-east-2"),
         ("localhost:4566", "eu-central-1"),
-        ("sqs.example.com", "eu-central-1"),
     ],
 )
 def test_the_region_is_the_one_that_the_host_names(host: str, region: str) -> None:
@@ -102,3 +100,27 @@ def test_an_endpoint_with_credentials_is_refused_and_not_shown() -> None:
         address("sqs://orders", settings)
 
     assert "secret" not in f"{refused.value} {settings!r}"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://evil.example/1/orders",
+        "https://sqs.eu-west-1.evil.example/1/orders",
+        "https://sqs.eu-west-1.amazonaws.com.evil.example/1/orders",
+        "https://sqs.eu-west-1.evil.s3.amazonaws.com/1/orders",
+        "https://sqs.eu-west-1.evil-123.eu-west-1.elb.amazonaws.com/1/orders",
+        "https://ec2-1-2-3-4.compute-1.amazonaws.com/1/orders",
+        "https://evil.queue.amazonaws.com.evil.example/1/orders",
+        "https://sqs.us-east-2.localhost.localstack.cloud:4566/1/orders",
+        "https://10.0.0.1/1/orders",
+        "http://sqs.eu-west-1.amazonaws.com/1/orders",  # a session token in clear text
+    ],
+)
+def test_c2_aws_credentials_go_only_to_sqs_or_where_operators_say(uri: str) -> None:
+    with pytest.raises(QueueRefused, match="SQS_ENDPOINT_OVERRIDE"):
+        address(uri)
+
+    named = address(uri, SqsSettings(endpoint="http://stand-in:4566"))
+
+    assert named.endpoint == "http://stand-in:4566/"

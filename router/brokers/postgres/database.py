@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import asyncpg
 
@@ -48,6 +50,20 @@ _LOST_STATEMENT: Final = (
 )
 
 
+def is_for_environment(dsn: str) -> bool:
+    """Return whether what a DSN leaves out may come from the environment, the password too.
+
+    Routing documents name hosts. They must not be able to have `PGPASSWORD` sent to any of them, so
+    it goes to `PGHOST`, or to this machine if that is not set.
+    """
+    login, _, hosts = urlsplit(dsn).netloc.rpartition("@")
+    if ":" in login or not hosts:
+        return True  # it has a password of its own, or takes the host from there, too
+    named = [host for host in os.environ.get("PGHOST", "").lower().split(",") if host]
+    given = {urlsplit(f"//{host}").hostname or "" for host in hosts.split(",")}
+    return given <= {*(named or ("localhost", "127.0.0.1", "::1"))}
+
+
 class PostgresDatabase:
     """Calls go to whichever connection is free: no call leaves anything behind in its session.
 
@@ -55,8 +71,10 @@ class PostgresDatabase:
     and nobody has to know in which state the old one was.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, is_operators: bool = False) -> None:
         self._dsn = dsn
+        # "": none, instead of the environment's. That is for hosts that operators have named.
+        self._password = None if is_operators or is_for_environment(dsn) else ""
         self._idle: list[asyncpg.Connection] = []
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
         self._claims = asyncio.Semaphore(MAX_CLAIMS)
@@ -169,6 +187,7 @@ class PostgresDatabase:
     async def _connect(self) -> asyncpg.Connection:
         return await asyncpg.connect(
             self._dsn,
+            password=self._password,
             timeout=CONNECT_TIMEOUT_SECONDS,
             statement_cache_size=KEPT_STATEMENTS if self._keeps_statements else 0,
             server_settings={"application_name": "message-router"},

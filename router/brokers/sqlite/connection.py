@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -139,6 +140,8 @@ class FileConnection:
                 isolation_level=None,
                 check_same_thread=False,
             )
+            check_owner(self._db)
+            make_private(self._path)
             for pragma in _PRAGMAS:
                 self._db.execute(pragma)
             with transaction(self._db):
@@ -148,22 +151,37 @@ class FileConnection:
         return self._db
 
 
-def create_schema(db: sqlite3.Connection, machine: Machine) -> None:
-    """Create the tables in an empty database. Refuse a database of something else."""
+def check_owner(db: sqlite3.Connection) -> bool:
+    """Return whether the database is empty. Refuse one of something else, and leave it as it is."""
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if not (application or version or tables):
-        for statement in _SCHEMA.split(";\n"):  # `executescript` would end the transaction
-            db.execute(statement)
-        db.execute("INSERT INTO queue_file VALUES (?, '', 0)", (machine.new_id(),))
-    elif application != APPLICATION_ID:
+        return True
+    if application != APPLICATION_ID:
         raise QueueRefused("the file is a database of something else")
-    elif version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise QueueRefused(
             f"the file has schema version {version}, this router needs version {SCHEMA_VERSION}:"
             " empty the queue with the router that wrote it, then remove the file"
         )
+    return False
+
+
+def make_private(path: Path) -> None:
+    """Take a file from everybody but its owner. One that is shared with a group stays so."""
+    for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        with suppress(OSError):  # it is another user's, or it is not there
+            if each.stat().st_mode & stat.S_IRWXO:
+                each.chmod(0o600)
+
+
+def create_schema(db: sqlite3.Connection, machine: Machine) -> None:
+    """Create the tables in an empty database."""
+    if check_owner(db):
+        for statement in _SCHEMA.split(";\n"):  # `executescript` would end the transaction
+            db.execute(statement)
+        db.execute("INSERT INTO queue_file VALUES (?, '', 0)", (machine.new_id(),))
 
 
 def set_clock(db: sqlite3.Connection, machine: Machine) -> tuple[str, float]:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -17,6 +18,13 @@ FIFO_SUFFIX: Final = ".fifo"
 _REGION: Final = re.compile(
     r"(?:.*\.)?sqs(?:-fips)?\.(?P<today>[a-z]{2}[a-z0-9-]*-\d+)\..+"
     r"|(?P<older>[a-z]{2}[a-z0-9-]*-\d+)\.queue\..+"
+)
+# Those that belong to AWS. Not all of amazonaws.com does: anyone can have a bucket or a load
+# balancer there.
+_OF_AWS: Final = re.compile(
+    r"sqs(?:-fips)?\.[a-z0-9-]+\.(?:amazonaws\.com(?:\.cn)?|api\.aws)"
+    r"|vpce-[a-z0-9-]+\.sqs\.[a-z0-9-]+\.vpce\.amazonaws\.com(?:\.cn)?"
+    r"|(?:[a-z0-9-]+\.)?queue\.amazonaws\.com(?:\.cn)?"
 )
 _OLDEST_HOST: Final = "queue.amazonaws.com"
 _OLDEST_REGION: Final = "us-east-1"
@@ -49,7 +57,12 @@ class SqsAddress(Struct, frozen=True):
 
 
 def read_address(queue: QueueConfig, settings: SqsSettings) -> SqsAddress:
-    """Read `https://host/account/name`, or `sqs://name`, whose URL SQS is asked for."""
+    """Read `https://host/account/name`, or `sqs://name`, whose URL SQS is asked for.
+
+    Calls are signed with the credentials of the environment, and those of a role come with a token.
+    They go to hosts of AWS and to the endpoint of the settings, not to just any host that a routing
+    document names.
+    """
     parts = _split(queue, queue.uri)
     endpoint = None
     if settings.endpoint is not None:
@@ -65,6 +78,12 @@ def read_address(queue: QueueConfig, settings: SqsSettings) -> SqsAddress:
     name = unquote(parts.path.rstrip("/").rpartition("/")[2])
     if not name or not parts.hostname:
         raise refusal(queue, "names no queue: it must be such as https://host/account/name")
+    if endpoint is None and not _may_have_credentials(parts):
+        raise refusal(
+            queue,
+            "names a host that is not known to be SQS, and AWS credentials are sent there:"
+            " set SQS_ENDPOINT_OVERRIDE if it is",
+        )
     origin = f"{parts.scheme}://{parts.netloc}"
     found = _REGION.fullmatch(parts.hostname)
     region = found and (found["today"] or found["older"])
@@ -89,3 +108,14 @@ def _split(queue: QueueConfig, uri: str) -> SplitResult:
     if parts.query or parts.fragment:
         raise refusal(queue, "must end with the queue's name")
     return parts
+
+
+def _may_have_credentials(parts: SplitResult) -> bool:
+    """Whether a routing document may name this host: AWS over TLS, or this machine."""
+    host = parts.hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return parts.scheme == "https" and _OF_AWS.fullmatch(host) is not None

@@ -1,0 +1,197 @@
+"""What the router must neither show nor send, and where it must not go (C1 … C3)."""
+
+import asyncio
+import json
+import socket
+import sqlite3
+import struct
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.acceptance.process import RouterProcess, eventually
+from tests.acceptance.site import Site
+from tests.acceptance.targets import message
+from tests.outbound.servers import Target, answering, listening, skip_or_fail
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+SECRET = "hunter2"
+PARAMETERS = (
+    *("sig", "code", "X-Amz-Credential", "X-Amz-Signature", "pwd", "auth", "key"),
+    *("credential", "token", "api_key", "password", "p"),
+)
+PAGES = (
+    *("/config", "/warnings", "/dead-letters", "/metrics", "/health", "/openapi.json"),
+    *("/monitoring/pools", "/monitoring/queues", "/monitoring/circuit-breakers"),
+    *("/monitoring/in-flight-messages?limit=100", "/monitoring/explain"),
+)
+
+
+def own_address() -> str:
+    """One of this machine that is not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            skip_or_fail("this machine has no address but loopback")
+        address: str = probe.getsockname()[0]
+    return address
+
+
+async def everything_shown(router: RouterProcess, *more: str) -> str:
+    pages = [(await router.get(path)).text for path in (*PAGES, *more)]
+    return "\n".join([*pages, router.stdout.read_text(), router.errors()])
+
+
+@pytest.mark.rule("OPS-5", "DLQ-2", "CMD-1")
+async def test_c1_no_parameter_of_a_url_is_shown_anywhere(site: Site) -> None:
+    pool = {"code": "P", "concurrency": 20, "retry": {"backoff": [1]}}
+    hostile = [
+        {"queueName": f"q{n}", "queueUri": f"{scheme}://h{n}.invalid/x?queue=a&{name}={SECRET}"}
+        for n, (scheme, name) in enumerate(
+            (scheme, name)
+            for scheme in ("amqp", "postgresql", "https", "activemq", "nats")
+            for name in PARAMETERS
+        )
+    ]
+    document = {
+        "queues": [site.queue("orders"), *hostile],
+        "processingPools": [pool],
+        "replyQueues": [
+            {"queueName": "replies", "queueUri": f"amqp://u:{SECRET}@h/?queue=a&auth={SECRET}"}
+        ],
+    }
+    path = site.folder / "routing.json"
+    path.write_text(json.dumps(document))
+    site.settings["MESSAGE_ROUTER_CONFIG_URL"] = path.as_uri()
+    site.settings["MESSAGE_ROUTER_LOG_LEVEL"] = "DEBUG"
+    async with (
+        listening(answering(404, SECRET.encode())) as missing,
+        listening(answering(500, SECRET.encode())) as failing,
+        site.router() as router,
+    ):
+        messages = [
+            {
+                "id": f"{name}-{number}",
+                "mediationTarget": f"{target.url}?{name}={SECRET}#{SECRET}",
+                "authToken": SECRET,
+                "poolCode": "P",
+                "messageGroupId": f"{name}-{number}",
+            }
+            for number, target in enumerate((missing, failing))
+            for name in PARAMETERS
+        ]
+        await router.publish(messages)
+        await eventually(lambda: len(missing.requests) == len(PARAMETERS))
+        await eventually(lambda: len(failing.requests) >= 3 * len(PARAMETERS))
+        letters = await router.letters("CONFIG_ERROR")
+        shown = await everything_shown(
+            router,
+            *(f"/dead-letters/{letter['id']}" for letter in letters),
+            *(f"/messages/{each['id']}?queue=orders" for each in messages),
+        )
+
+    assert len(letters) == len(PARAMETERS)
+    assert SECRET not in shown
+
+
+@dataclass
+class GreedyDatabase:
+    """Asks for the password in clear text, whoever calls."""
+
+    told: list[bytes] = field(default_factory=list)
+    calls: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.calls += 1
+        try:
+            (length, code) = struct.unpack(">II", await reader.readexactly(8))
+            rest = await reader.readexactly(length - 8)
+            if code == 80877103:  # may we use TLS?
+                writer.write(b"N")
+                (length, _) = struct.unpack(">II", await reader.readexactly(8))
+                rest = await reader.readexactly(length - 8)
+            self.told.append(rest)
+            writer.write(b"R" + struct.pack(">II", 8, 3))
+            self.told.append(await reader.read(1000))
+        except (EOFError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@pytest.mark.rule("CFG-7")
+async def test_c2_a_document_has_no_password_of_the_environment_sent_anywhere(site: Site) -> None:
+    database = GreedyDatabase()
+    server = await asyncio.start_server(database.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    site.settings |= {"PGHOST": "db.example", "PGPASSWORD": SECRET, "PGUSER": "router"}
+    queues = [
+        {"queueName": scheme, "queueUri": f"{scheme}://127.0.0.1:{port}/app?queue=a"}
+        for scheme in ("postgresql", "pgmq")
+    ]
+    document = {"queues": [site.queue("orders"), *queues], "processingPools": []}
+    path = site.folder / "routing.json"
+    path.write_text(json.dumps(document))
+    site.settings["MESSAGE_ROUTER_CONFIG_URL"] = path.as_uri()
+    async with server, site.router():
+        await eventually(lambda: database.calls >= 2 and len(database.told) >= 4)
+
+    assert SECRET.encode() not in b"".join(database.told)
+
+
+@pytest.mark.rule("CFG-7")
+async def test_c2_a_document_has_no_aws_credentials_sent_anywhere(site: Site) -> None:
+    site.settings |= {
+        "AWS_ACCESS_KEY_ID": "AKIAHUNTER",
+        "AWS_SECRET_ACCESS_KEY": "whatever",
+        "AWS_SESSION_TOKEN": SECRET,
+    }
+    async with listening(host="0.0.0.0") as thief:  # noqa: S104 not loopback only
+        site.configure_queue(f"http://{own_address()}:{thief.port}/1/orders", {"code": "P"})
+        async with site.router() as router:
+            await router.logs("SQS_ENDPOINT_OVERRIDE")
+            shown = await everything_shown(router)
+
+    assert thief.requests == []
+    assert SECRET not in shown
+
+
+def dead_letters(site: Site) -> dict[str, str]:
+    """By the store itself: an API that everybody can reach does not show them."""
+    path = site.folder / "state" / "dead-letters.db"
+    with closing(sqlite3.connect(path)) as store:
+        return dict(store.execute("SELECT message_id, reason FROM dead_letters").fetchall())
+
+
+@pytest.mark.rule("MED-5")
+async def test_c3_the_router_is_no_target_of_its_own_at_any_address(
+    site: Site, target: Target
+) -> None:
+    site.settings["MESSAGE_ROUTER_HOST"] = "0.0.0.0"  # noqa: S104 as the container listens
+    site.configure({"code": "P", "concurrency": 5})
+    async with site.router() as router:
+        address = own_address()
+        addresses: Sequence[str] = (
+            *(address, "127.0.0.1", "127.1.2.3", "[::1]", "localhost"),
+            *(f"[::ffff:{address}]", f"[::{address}]"),
+        )
+        loops = [
+            {
+                "id": f"own-{n}",
+                "mediationTarget": f"http://{each}:{router.port}/config/reload",
+                "poolCode": "P",
+                "messageGroupId": f"{n}",
+            }
+            for n, each in enumerate(addresses)
+        ]
+        await site.fill("orders", [*loops, message("honest", target, pool="P")])
+        await eventually(lambda: not site.unsettled() and len(dead_letters(site)) == len(loops))
+
+    assert len(target.requests) == 1
+    assert dead_letters(site) == dict.fromkeys(
+        (str(each["id"]) for each in loops), "TARGET_REFUSED"
+    )

@@ -145,7 +145,8 @@ async def test_what_was_answered_survives_a_power_cut_at_any_write(
     log = tmp_path / "disk.log"
     site = Site(folder)
     site.configure({"code": "DEFAULT-POOL", "concurrency": 5})
-    site.settings |= recording(recorder, folder, log)
+    # The dead-letter store is the slower disk: an ACK that did not wait for it would be first.
+    site.settings |= recording(recorder, folder, log, DISK_SLOW="state/dead-letters")
     mixed = Mixed(log, Counter())
     async with listening(mixed.script) as target, site.router() as router:
         await work(router, target, log)

@@ -130,7 +130,12 @@ class PostgresQueue:
 @dataclass(frozen=True)
 class NatsQueue:
     server: NatsServer
-    promises: Promises = Promises(routers=1, order_after_a_crash=False, order_after_a_failure=False)
+    promises: Promises = Promises(
+        routers=1,
+        order_after_a_crash=False,
+        order_after_a_failure=False,
+        knows_publications=False,  # only those with a dedup key, and `POST /messages` has none
+    )
 
     def uri(self, port: int | None = None) -> str:
         return f"nats://127.0.0.1:{port or self.server.port}/?stream=ORDERS"

@@ -63,6 +63,12 @@ static int fails(int is_sync) {
   return 0;
 }
 
+/* Writes and syncs of files whose names begin with DISK_SLOW take some milliseconds longer. */
+static void linger(const char *name) {
+  const char *slow = getenv("DISK_SLOW");
+  if (slow && !strncmp(name, slow, strlen(slow))) usleep(30000);
+}
+
 #define REAL(name) \
   static __typeof__(&name) real; \
   if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
@@ -71,6 +77,7 @@ static int fails(int is_sync) {
   char path[PATH_MAX]; \
   const char *name = relative(fd, path, sizeof path); \
   if (!name) return call; \
+  linger(name); \
   pthread_mutex_lock(&lock); \
   ssize_t done = fails(0) ? -1 : call; \
   int error = errno; \
@@ -83,6 +90,7 @@ static int fails(int is_sync) {
   char path[PATH_MAX]; \
   const char *name = relative(fd, path, sizeof path); \
   if (!name) return call; \
+  linger(name); \
   pthread_mutex_lock(&lock); \
   int done = fails(is_sync) ? -1 : call; \
   int error = errno; \

@@ -82,3 +82,18 @@ def test_people_are_shown_the_id_that_a_message_has_at_its_broker() -> None:
     assert shown_id(MessageKey("q", "1"), "app") == "1"
     assert shown_id(MessageKey("q", "theirs", "d"), "app") == "theirs"
     assert shown_id(MessageKey("q", "app", "d"), "app") is None
+
+
+@pytest.mark.rule("ID-1", "OPS-3")
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        (MessageKey("q", "a"), "a"),  # the broker's own, even if it looks like the publisher's
+        (MessageKey("q", "b", "digest"), "b"),
+        (MessageKey("q", "a", "digest"), None),
+    ],
+)
+def test_an_id_is_shown_as_the_brokers_unless_it_is_only_the_publishers(
+    key: MessageKey, shown: str | None
+) -> None:
+    assert shown_id(key, "a") == shown

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core.job import Job, State
-from router.core.lanes import Lane
+from router.core.lanes import Lane, Lanes
 from router.core.message import Tally
 from tests.support.jobs import make_batch, make_job
 
@@ -157,3 +157,66 @@ class LaneMachine(RuleBasedStateMachine):
 
 TestLane = LaneMachine.TestCase
 TestLane.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_one_request_is_enough_to_have_been_tried() -> None:
+    once = Tally(failures=0, requests=1)
+    lane = lane_of(make_job("t", tally=once), make_job("b"), make_job("H", high=True))
+
+    assert ids(list(lane)) == "tHb"
+    assert served(lane) == "tHb"
+
+
+@pytest.mark.rule("POOL-7")
+def test_what_is_taken_from_a_message_on_is_gone_from_the_lane_and_the_rest_stays() -> None:
+    first, second, third = make_job("a"), make_job("b"), make_job("c")
+    lane = lane_of(first, second, third)
+
+    taken = lane.take_from(second)
+
+    assert ids(taken) == "bc"
+    assert ids(list(lane)) == "a"
+
+
+def test_a_lane_with_nothing_but_held_back_messages_has_no_head() -> None:
+    lanes = Lanes()
+    lane = lanes["g"] = Lane("g")
+    lane.hold_back(make_job("a"))
+    lane.hold_back(make_job("b"))
+
+    assert not lane.has_head
+    assert lanes.behind == 2
+
+
+@pytest.mark.rule("BRK-5")
+def test_what_has_waited_for_too_long_is_overdue_from_its_first_message_on() -> None:
+    lanes = Lanes()
+    early, late, alone, still = make_job("a"), make_job("b"), make_job("c"), make_job("d")
+    early.hold_until, late.hold_until, alone.hold_until, still.hold_until = 9.0, 5.0, 5.0, 5.5
+    lane = lanes["g"] = lane_of(early, late)
+    own, other = Lane(None), Lane(None)
+    own.put(alone)
+    other.put(still)
+    lanes.ready.extend((lane, own, other))
+
+    assert lanes.overdue(4.9) == []
+    assert lanes.overdue(5.0) == [(lane, late), (own, alone)]
+    assert lanes.overdue(9.0) == [(lane, early), (own, alone), (other, still)]
+    assert lanes.ahead_of(lane, early) == 0
+    assert lanes.ahead_of(None, still) == 2
+
+
+@pytest.mark.rule("OPS-3")
+def test_all_but_the_first_of_a_group_wait_for_others_and_lanes_wait_for_those_before() -> None:
+    lanes = Lanes()
+    lane = lanes["g"] = lane_of(make_job("a"), make_job("b"), make_job("c"))
+    alone = Lane(None)
+    alone.put(make_job("d"))
+    lanes.ready.extend((alone, lane))
+
+    assert lanes.behind == 2
+    assert lanes.ahead_of(lane, next(iter(lane))) == 1
+    assert lanes.ahead_of(None, make_job("of another lane")) == 0
+    lane.take()
+    assert not lane.has_head
+    assert lanes.behind == 2

@@ -11,6 +11,7 @@ from router.brokers.activemq.connection import NoAnswer, StompConnection
 from router.brokers.activemq.frames import Frame, FrameReader, encode
 from router.brokers.activemq.retry import RetryPublisher
 from router.brokers.kit.pending_retries import PendingRetries
+from router.brokers.kit.prefetch import PrefetchLimit
 from router.core.tracker import RememberedAcks
 from router.ports import Broker, Disconnected, QueueRefused
 from tests.contract.cases import bodies
@@ -82,6 +83,7 @@ def consumer(connection: StompConnection) -> Broker:
         number=1,
         copied=RememberedAcks(),
         pending_retries=PendingRetries(),
+        limit=PrefetchLimit(),
         clock=now,
     )
 

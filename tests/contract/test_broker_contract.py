@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
+from router.brokers.kit import prefetch
 from router.core.message import UNTRIED, ReceivedMessage, Tally
 from router.ports import Broker, Disconnected, StaleLease
 from tests.contract.cases import (
@@ -347,6 +348,31 @@ async def test_b7_a_body_that_cannot_be_read_is_returned_like_any_other(
 
     assert again.body == body
     assert await ends.broker.ack([again.handle]) == []
+
+
+@pytest.mark.rule("P1", "P4")
+async def test_b8_large_messages_come_through_a_small_window(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "WINDOW_BYTES", 1024 * 1024)
+    filler = "x" * 100 * 1024
+    sent = [f"{number}{filler}" for number in range(30)]
+    await ends.publisher.publish([publication(each[:2], body=each.encode()) for each in sent])
+    received: list[str] = []
+    losses: list[str] = []
+    while len(received) < len(sent):
+        try:
+            async with ends.door.open_queue(ends.queue) as broker:
+                while len(received) < len(sent):
+                    batch = await broker.receive(3)
+                    received += bodies(batch)
+                    assert await broker.ack([each.handle for each in batch]) == []
+        except Disconnected as lost:
+            losses.append(str(lost))
+
+    assert sorted(received) == sorted(sent)
+    assert len(losses) <= 3
+    assert all("prefetch" in each for each in losses)
 
 
 @pytest.mark.rule("P1", "P2")

@@ -7,6 +7,7 @@ stays with one consumer as long as that lives; a transaction is stored as a whol
 
 import asyncio
 import itertools
+from collections.abc import Mapping
 from contextvars import copy_context
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ class Subscription(Struct, eq=False):
     transport: "StompTransport"
     id: str
     acks: bool
+    prefetch: int
 
 
 class StompQueue:
@@ -124,8 +126,10 @@ class ActiveMqServer:
 
     def push(self, queue: StompQueue) -> None:
         while queue.ready and queue.subscriptions:
-            stored = queue.ready.pop(0)
-            self._choose(queue, stored).transport.hand_over(queue, stored)
+            chosen = self._choose(queue, queue.ready[0])
+            if len(chosen.transport.unsettled) >= chosen.prefetch:
+                return
+            chosen.transport.hand_over(queue, queue.ready.pop(0))
 
     def gone(self, transport: "StompTransport", *, flagged: bool) -> None:
         self.transports.remove(transport)
@@ -254,7 +258,7 @@ class StompTransport(asyncio.Transport):
             case "CONNECT":
                 self._send(Frame("CONNECTED", {"version": "1.2", "heart-beat": "0,0"}))
             case "SUBSCRIBE":
-                self._subscribe(headers["id"], headers["destination"], headers["ack"] != "auto")
+                self._subscribe(headers)
             case "BEGIN":
                 self._transactions[headers["transaction"]] = []
             case "COMMIT":
@@ -265,7 +269,7 @@ class StompTransport(asyncio.Transport):
             case "SEND":
                 self._server.send(frame)
             case "ACK":
-                self.unsettled.pop(headers["id"], None)
+                self._settle(headers["id"])
             case "DISCONNECT":
                 self.end(flagged=True)
 
@@ -276,9 +280,15 @@ class StompTransport(asyncio.Transport):
         own = {"destination": f"{destination} of {self._number}"}
         return Frame(frame.command, {**frame.headers, **own}, frame.body)
 
-    def _subscribe(self, name: str, destination: str, acks: bool) -> None:
-        queue = self._server.queue(destination)
-        subscription = Subscription(self, name, acks)
+    def _settle(self, ack: str) -> None:
+        if ack in self.unsettled:
+            queue, _ = self.unsettled.pop(ack)
+            self._server.push(queue)
+
+    def _subscribe(self, headers: Mapping[str, str]) -> None:
+        queue = self._server.queue(headers["destination"])
+        prefetch = int(headers.get("activemq.prefetchSize", "1000"))
+        subscription = Subscription(self, headers["id"], headers["ack"] != "auto", prefetch)
         self._subscriptions[queue] = subscription
         queue.subscriptions.append(subscription)
         self._server.push(queue)

@@ -142,6 +142,9 @@ class SimLink:
     def check(self) -> None:
         self.wire.check()
 
+    def lose(self, why: str) -> None:
+        self.wire.lose(why)
+
     def end(self, *, restarted: bool) -> None:
         self._flagged = not restarted
         self.wire.lose("the connection was closed by the broker")

@@ -5,7 +5,7 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -29,6 +29,7 @@ from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit import loop_time
 from router.brokers.kit.long_poll import NEVER, LongPoll
 from router.brokers.kit.pending_retries import PendingRetries
+from router.brokers.kit.prefetch import PrefetchLimit
 from router.brokers.kit.retry_copies import RetryHistory
 from router.brokers.kit.tickets import OpenTickets
 from router.core.commands import dated_body
@@ -37,7 +38,7 @@ from router.core.identity import MessageKey, digest_of
 from router.core.message import Handle, ReceivedMessage, Tally
 from router.core.trace import carried_in
 from router.core.tracker import RememberedAcks
-from router.ports import Depth, Publication, QueueRefused, Traits, Unsettled
+from router.ports import Depth, Disconnected, Publication, QueueRefused, Traits, Unsettled
 from router.signal import wait_for_signal
 
 FIRST_PUSH_SECONDS: Final = 0.050  # after subscribing, until all that waits begins to come
@@ -54,6 +55,7 @@ class ActiveMqQueues:
         self._connections = itertools.count(1)
         self._copied = RememberedAcks()
         self._pending_retries: defaultdict[str, PendingRetries] = defaultdict(PendingRetries)
+        self._prefetch: defaultdict[str, PrefetchLimit] = defaultdict(PrefetchLimit)
         self._reported: set[tuple[str, str]] = set()
 
     async def close(self) -> None:
@@ -74,6 +76,7 @@ class ActiveMqQueues:
                 number=next(self._connections),
                 copied=self._copied,
                 pending_retries=self._pending_retries[queue.uri],
+                limit=self._prefetch[queue.uri],
                 clock=self._identity.clock,
             )
             try:
@@ -144,6 +147,11 @@ class PrefetchBuffer:
             self.put(heapq.heappop(self._later)[2])
         return len(self._due)
 
+    def sizes(self) -> Iterator[int]:
+        """Return the bytes of each message."""
+        for message in (*(each[1] for each in self._due), *(each[2] for each in self._later)):
+            yield len(message.frame.body)
+
     def next_due(self) -> float:
         """Return when the first of those held back is due."""
         return self._later[0][0] if self._later else NEVER
@@ -165,8 +173,10 @@ class ActiveMqBroker:
         number: int,
         copied: RememberedAcks,
         pending_retries: PendingRetries,
+        limit: PrefetchLimit,
         clock: Callable[[], float],
     ) -> None:
+        self._limit = limit
         self._connection = connection
         self._retry_publisher = retry_publisher
         self._address = address
@@ -257,7 +267,7 @@ class ActiveMqBroker:
             "id": "queue",
             "destination": self._address.destination,
             "ack": "client-individual",
-            "activemq.prefetchSize": str(self._address.prefetch),
+            "activemq.prefetchSize": str(self._limit.of(self._address.prefetch)),
         }
         try:
             await self._connection.exchange(Frame("SUBSCRIBE", headers))
@@ -292,6 +302,9 @@ class ActiveMqBroker:
             self._prefetched.hold_back(message, loop_time() + wait)
             if SCHEDULED not in frame.headers:
                 self._retry_publisher.give_up("a message came back too early (schedulerSupport)")
+        overflow = self._limit.overflow(len(frame.body), self._prefetched.sizes())
+        if overflow is not None:
+            self._connection.give_up(Disconnected(overflow))
         self._poll.news.ring()
 
     def _received(self, message: StompMessage) -> ReceivedMessage:

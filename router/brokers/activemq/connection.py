@@ -110,9 +110,11 @@ class StompConnection(asyncio.Protocol):
         try:
             frames = self._reader.feed(data)
         except BadFrame as error:
-            self._break(Disconnected(f"the broker does not speak STOMP {VERSION}: {error}"))
+            self.give_up(Disconnected(f"the broker does not speak STOMP {VERSION}: {error}"))
             return
         for frame in frames:
+            if self._lost is not None:
+                return  # given up: the broker has the rest back
             match frame.command:
                 case "MESSAGE":
                     self.on_message(frame)
@@ -122,10 +124,10 @@ class StompConnection(asyncio.Protocol):
                     self._resolve(LOGIN, frame)
                 case "ERROR":
                     why = frame.headers.get("message", "an error without a reason")
-                    self._break(StompRefused(why))
+                    self.give_up(StompRefused(why))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._break(Disconnected(str(error or "the broker closed the connection")))
+        self.give_up(Disconnected(str(error or "the broker closed the connection")))
         if not self._closed.done():
             self._closed.set_result(None)
 
@@ -141,7 +143,7 @@ class StompConnection(asyncio.Protocol):
                 return await answer
         except TimeoutError:
             silence = NoAnswer("the broker does not answer")
-            self._break(silence)
+            self.give_up(silence)
             raise silence from None
         finally:
             self._answers.pop(receipt, None)
@@ -162,12 +164,12 @@ class StompConnection(asyncio.Protocol):
         """
         self._silent_checks += 1
         if self._silent_checks == max_silent:
-            self._break(Disconnected("the broker has fallen silent"))
+            self.give_up(Disconnected("the broker has fallen silent"))
             return
         self._transport.write(BEAT)
         self._tick_in(seconds, max_silent)
 
-    def _break(self, error: Disconnected) -> None:
+    def give_up(self, error: Disconnected) -> None:
         self._lose(error)
         self._transport.abort()
 

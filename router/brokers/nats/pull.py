@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from router.brokers.kit import loop_time
+from router.brokers.kit.prefetch import WINDOW_BYTES
 from router.brokers.nats.connection import Inbox, Incoming, NatsConnection, our_errors
 from router.brokers.nats.consumer import NANOSECONDS, PullConsumer, consumer_info
 from router.core.trace import Span, carried_in
@@ -109,7 +110,8 @@ class Puller:
         self._status = None
         self._sign.clear()
         self._last_sign = loop_time()
-        request: dict[str, object] = {"batch": limit, "no_wait": True}
+        most_bytes = max(WINDOW_BYTES, 2 * self._connection.max_payload)  # one fits in any case
+        request: dict[str, object] = {"batch": limit, "no_wait": True, "max_bytes": most_bytes}
         if patience > 0:
             heartbeat = min(HEARTBEAT_SECONDS, patience / 4)
             request["expires"] = round(patience * NANOSECONDS)

@@ -15,6 +15,7 @@ from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit import loop_time
 from router.brokers.kit.long_poll import LongPoll
 from router.brokers.kit.pending_retries import PendingRetries
+from router.brokers.kit.prefetch import PrefetchLimit
 from router.brokers.kit.retry_copies import RetryHistory
 from router.brokers.kit.tickets import OpenTickets
 from router.brokers.rabbitmq.address import RabbitAddress, read_address
@@ -63,6 +64,7 @@ class RabbitQueues:
         # By queue URI:
         self._copied: defaultdict[str, RememberedAcks] = defaultdict(RememberedAcks)
         self._pending_retries: defaultdict[str, PendingRetries] = defaultdict(PendingRetries)
+        self._prefetch: defaultdict[str, PrefetchLimit] = defaultdict(PrefetchLimit)
 
     async def close(self) -> None:
         """Do nothing: connections share nothing that has to be closed."""
@@ -82,7 +84,7 @@ class RabbitQueues:
             await retries.prepare()
             pending_retries = self._pending_retries[queue.uri]
             broker = RabbitBroker(
-                RabbitConsumer(connection, address, pending_retries),
+                RabbitConsumer(connection, address, pending_retries, self._prefetch[queue.uri]),
                 retries,
                 OpenTickets(next(self._connections)),
                 copied=self._copied[queue.uri],
@@ -105,11 +107,17 @@ class RabbitConsumer:
     """The prefetch window of one connection: what the broker pushed and nobody asked for yet."""
 
     def __init__(
-        self, connection: RabbitConnection, address: RabbitAddress, pending_retries: PendingRetries
+        self,
+        connection: RabbitConnection,
+        address: RabbitAddress,
+        pending_retries: PendingRetries,
+        limit: PrefetchLimit,
     ) -> None:
         self.connection = connection
         self.address = address
+        self.prefetch = limit.of(address.prefetch)
         self.pending_retries = pending_retries
+        self._limit = limit
         self.poll = LongPoll()
         self.waiting: deque[RabbitMessage] = deque()  # oldest first
         self._name: str | None = None  # None while we do not consume
@@ -126,7 +134,7 @@ class RabbitConsumer:
             async with self._switching:
                 waiting: deque[RabbitMessage] = deque()
                 self._name = await self.connection.consume(
-                    self.address.queue, self.address.prefetch, partial(self._take, waiting)
+                    self.address.queue, self.prefetch, partial(self._take, waiting)
                 )
                 self.waiting = waiting
 
@@ -165,6 +173,10 @@ class RabbitConsumer:
         if self.pending_retries:
             self.pending_retries.came(message_key(message))
         waiting.append(message)
+        overflow = self._limit.overflow(len(message.body), (len(each.body) for each in waiting))
+        if overflow is not None:
+            waiting.clear()
+            self.connection.lose(overflow)
         self.poll.news.ring()
 
 
@@ -278,7 +290,7 @@ class RabbitBroker:
         address = self._consumer.address
         in_queue = await self._connection.waiting(address.queue)
         here, out = len(self._consumer.waiting), len(self._tickets)
-        window = max(address.prefetch - here - out, 0)
+        window = max(self._consumer.prefetch - here - out, 0)
         return Depth(in_queue + here, out, due=here + min(in_queue, window))
 
     async def _send_on_early(self, limit: int) -> None:

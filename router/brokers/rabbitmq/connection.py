@@ -95,7 +95,7 @@ class RabbitConnection:
         self._channel = channel
         channel.closing.add_done_callback(self._note_closed)
         ended = "the broker ended the consumer"
-        channel.on_consumer_cancel_callbacks.add(lambda _: self._lose(ended))
+        channel.on_consumer_cancel_callbacks.add(lambda _: self.lose(ended))
 
     def check(self) -> None:
         if self._lost is not None:
@@ -142,6 +142,8 @@ class RabbitConnection:
         now = asyncio.get_running_loop().time
 
         async def on_message(message: DeliveredMessage) -> None:
+            if self._lost is not None:
+                return  # the broker has it back when the connection is closed
             tag, properties = message.delivery_tag or 0, message.header.properties
             self._unsettled[tag] = None
             take(RabbitMessage(tag, message.body, properties, bool(message.redelivered), now()))
@@ -219,9 +221,10 @@ class RabbitConnection:
 
     def _note_closed(self, closing: "asyncio.Future[object]") -> None:
         error = None if closing.cancelled() else closing.exception()
-        self._lose(_said(error) if error is not None else "the connection was closed")
+        self.lose(_said(error) if error is not None else "the connection was closed")
 
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
+        """Note that the connection cannot be used any more; whoever uses it is told."""
         if self._lost is None:
             self._lost = why
             self.on_change()

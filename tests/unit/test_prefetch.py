@@ -1,0 +1,34 @@
+import pytest
+
+from router.brokers.kit.prefetch import LARGE_BYTES, WINDOW_BYTES, PrefetchLimit
+
+pytestmark = pytest.mark.rule("P4", "BRK-1")
+
+EIGHT_MIB = 8 * 1024 * 1024
+
+
+def test_b8_small_messages_lower_no_window() -> None:
+    limit = PrefetchLimit()
+
+    assert limit.overflow(LARGE_BYTES, [LARGE_BYTES] * 10_000) is None
+    assert limit.of(500) == 500
+
+
+def test_b8_a_window_is_full_by_its_bytes_and_the_next_one_is_smaller() -> None:
+    limit = PrefetchLimit()
+    fitting = WINDOW_BYTES // EIGHT_MIB
+
+    fits = limit.overflow(EIGHT_MIB, [EIGHT_MIB] * fitting)
+    full = limit.overflow(EIGHT_MIB, [EIGHT_MIB] * (fitting + 1))
+
+    assert fits is None
+    assert full == f"large messages: the prefetch window is lowered to {(fitting + 1) // 2}"
+    assert (limit.of(500), limit.of(1)) == ((fitting + 1) // 2, 1)
+
+
+def test_b8_one_message_is_taken_whatever_its_size() -> None:
+    limit = PrefetchLimit()
+
+    assert limit.overflow(2 * WINDOW_BYTES, [2 * WINDOW_BYTES]) is None
+    assert limit.overflow(WINDOW_BYTES, [1, WINDOW_BYTES]) is not None
+    assert limit.of(500) == 1

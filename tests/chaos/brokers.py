@@ -168,8 +168,14 @@ class RabbitQueue:
         return None
 
     async def left(self) -> list[Body]:
-        listed = await asyncio.to_thread(self.server.control, "list_queues", "messages")
-        return _counted(sum(int(line) for line in listed.splitlines() if line.isdigit()))
+        config = QueueConfig(name=QUEUE, uri=self.uri())
+        async with (
+            BrokerRegistry(worker_id="check", dedup_window=300.0) as door,
+            door.open_queue(config) as broker,
+        ):
+            depth = await broker.depth()
+        assert depth is not None
+        return _counted(depth.waiting + depth.in_flight)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A parser raises nothing but its own error, takes no long time, and what it has r
 again when it is written.
 """
 
+import re
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Coroutine, Mapping
 from functools import cache
@@ -114,7 +115,18 @@ def settings(data: bytes) -> None:
 
 def _is_secret(lines: list[str]) -> bool:
     """Whether the password is only where a password may be: the fuzzer copies it anywhere."""
-    return all(each.startswith(SECRETS) for each in lines if PASSWORD in each)
+    found = [each for each in lines if PASSWORD in each]
+    return all(
+        each == f"{SECRETS[0]}{PASSWORD}"
+        or (each.startswith(SECRETS[1:]) and each.count(PASSWORD) == 1 and _is_in_user_info(each))
+        for each in found
+    )
+
+
+def _is_in_user_info(text: str) -> bool:
+    """Whether the password of a URL is where the URL has its password."""
+    authority = re.split(r"[/?#]", text.partition("://")[2], maxsplit=1)[0]
+    return f":{PASSWORD}" in authority.rpartition("@")[0]
 
 
 def reply(data: bytes) -> None:
@@ -239,7 +251,7 @@ _READERS: Final[Mapping[str, Callable[[QueueConfig], object]]] = {
 
 def uri(data: bytes) -> None:
     text = data.decode(errors="replace")
-    secret = text.count(PASSWORD) == text.partition("@")[0].count(f":{PASSWORD}") == 1
+    secret = text.count(PASSWORD) == 1 and _is_in_user_info(text)
     for shown in (public_uri(text), mask_urls(text)):
         _can_be_shown(shown)
     queue = QueueConfig(name="orders", uri=text)

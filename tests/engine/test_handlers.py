@@ -263,7 +263,11 @@ def test_a_type_has_one_handler_and_a_usable_name(worker: Worker) -> None:
     [
         ("", {}, "queueUri"),
         ("memory://q", {"concurrency": "many"}, "concurrency"),
-        ("memory://q", {"dead_letters": "nowhere"}, "sqlite:///path or none"),
+        (
+            "memory://q",
+            {"dead_letters": "nowhere"},
+            "sqlite:///path, postgresql://host/database or none",
+        ),
     ],
 )
 @pytest.mark.rule("CMD-9")

@@ -118,15 +118,18 @@ def _is_secret(lines: list[str]) -> bool:
     found = [each for each in lines if PASSWORD in each]
     return all(
         each == f"{SECRETS[0]}{PASSWORD}"
-        or (each.startswith(SECRETS[1:]) and each.count(PASSWORD) == 1 and _is_in_user_info(each))
+        or (each.startswith(SECRETS[1:]) and _is_in_user_info(each))
         for each in found
     )
 
 
 def _is_in_user_info(text: str) -> bool:
-    """Whether the password of a URL is where the URL has its password."""
-    authority = re.split(r"[/?#]", text.partition("://")[2], maxsplit=1)[0]
-    return f":{PASSWORD}" in authority.rpartition("@")[0]
+    """Whether the password is where a URL has its password, and nowhere else."""
+    if text.count(PASSWORD) != 1:
+        return False
+    return (
+        re.fullmatch(rf"(?:[A-Z_]+=)?[a-z]+://[a-z]*:{PASSWORD}@[^@]*", text, re.DOTALL) is not None
+    )
 
 
 def reply(data: bytes) -> None:
@@ -251,7 +254,7 @@ _READERS: Final[Mapping[str, Callable[[QueueConfig], object]]] = {
 
 def uri(data: bytes) -> None:
     text = data.decode(errors="replace")
-    secret = text.count(PASSWORD) == 1 and _is_in_user_info(text)
+    secret = _is_in_user_info(text)
     for shown in (public_uri(text), mask_urls(text)):
         _can_be_shown(shown)
     queue = QueueConfig(name="orders", uri=text)

@@ -132,7 +132,8 @@ class CommandCheck:
 
     def _follow(self, body: Body, queue: str) -> None:
         now = self._book.now()
-        place = int(queue.removesuffix(".fifo")[-1]) if queue[-1:].isdigit() else 0
+        number = queue.removesuffix(".fifo")[-1:]
+        place = int(number) if number.isdigit() else 0
         self._book.published(Sent(body, Act.FOLLOW, place, now, now, Answered.ACCEPTED))
 
     def _tick(self, beats: Beats, message_id: str) -> None:

@@ -15,6 +15,7 @@ from tests.simulation.loop import Process
 from tests.simulation.plan import (
     DEDUP_WINDOW,
     DROPPED_POOL,
+    HIGH,
     POOLS,
     SETTLED_WITHIN,
     WORK_QUEUES,
@@ -27,7 +28,6 @@ from tests.simulation.plan import (
 HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
 BREAKER_FORGOTTEN: Final = 3600.0
 EPSILON: Final = 0.001
-HIGH: Final = 9  # the priority that passes the rest of a group
 _HARMLESS: Final = frozenset({Act.CLOCK, Act.STORE, Act.REPLAY, Act.SLOW})  # no lease is lost
 _BLAMES: Final = frozenset({Cause.NETWORK, Cause.TIMEOUT})
 
@@ -289,11 +289,15 @@ class Oracle(Book):
                 and sent.answer is Answered.ACCEPTED
                 and count[body.number] == 1
             ):
-                lines[sent.queue, body.pool, body.group, body.level == HIGH].append(sent)
+                lines[sent.queue, body.pool, body.group, self._is_high(body)].append(sent)
         for line in lines.values():
             for first, second in itertools.combinations(line, 2):
                 if first.answered_at <= second.at:
                     self._judge_pair(first.body.number, second.body.number)
+
+    def _is_high(self, body: Body) -> bool:
+        """Whether it may pass others of its group. Only work queues know priorities (CMD-6)."""
+        return body.high or (self.plan.kind in WORK_QUEUES and body.level == HIGH)
 
     def _judge_pair(self, first: int, second: int) -> None:
         never = float("inf")

@@ -15,6 +15,7 @@ DEDUP_WINDOW: Final = 300.0
 SETTLED_WITHIN: Final = 200.0
 LONGEST_PAUSE: Final = 100.0
 START: Final = 1_800_000_000.0  # the wall clock, when a world begins
+HIGH: Final = 9  # the priority that passes the rest of a group
 REPLIES: Final = "replies"  # the queue that replies go to
 HOSTS: Final = 3
 DROPPED_POOL: Final = "P"  # by a change of the pools
@@ -118,7 +119,7 @@ class Body(Struct, frozen=True):
 
     @property
     def level(self) -> int:
-        return 9 if self.high else self.wish.priority or 0
+        return HIGH if self.high else self.wish.priority or 0
 
     @property
     def is_alone(self) -> bool:

@@ -30,14 +30,15 @@ def has_fuzzer() -> bool:
     return importlib.util.find_spec("atheris") is not None
 
 
-def search(parser: str, seconds: int, work: Path = WORK) -> str:
-    """Look for so long. Return how much was tried, or raise Found."""
+def search(parser: str, seconds: int, work: Path = WORK, *, seed: int = 0) -> str:
+    """Look for so long. Return how much was tried, or raise Found. Seed 0: another each time."""
     folder = work / parser
     shutil.rmtree(folder, ignore_errors=True)
     new = folder / "new"
     new.mkdir(parents=True)
     limits = (
         f"-max_total_time={seconds}",
+        f"-seed={seed}",
         f"-max_len={MAX_INPUT_BYTES}",
         f"-rss_limit_mb={MOST_MEGABYTES}",
         f"-timeout={ONE_INPUT_SECONDS}",

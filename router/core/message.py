@@ -283,7 +283,9 @@ def is_too_deep(body: bytes) -> bool:
     A loop over the bytes would take a second for a hostile body. This takes milliseconds: all of
     it is done by C, on eight brackets at a time.
     """
-    if body.count(b"{") + body.count(b"[") <= MAX_DEPTH:
+    # `count` looks at each byte, 1 µs for 1 kB. `replace` is quick between the brackets.
+    many = MAX_DEPTH + 1
+    if len(body) - len(body.replace(b"{", b"", many).replace(b"[", b"", many)) < many:
         return False
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # now each quote is a real one

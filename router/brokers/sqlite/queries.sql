@@ -223,12 +223,12 @@ SET state = 'succeeded', lease_until = NULL, finished_at = :now, posts = posts +
 WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: finish_as
--- As `finish`, and keeps how each ended. What failed may come again.
+-- As `finish`, and keeps how each ended. Without the dedup key: SQLite would write its index again,
+-- a page for each message.
 UPDATE queue_messages
 SET state = value ->> 1,
     lease_until = NULL,
     finished_at = :now,
-    dedup_key = iif(value ->> 1 = 'failed', NULL, dedup_key),
     is_kept = max(is_kept, value ->> 2 IS NOT NULL, value ->> 3),
     result = value ->> 2,
     result_omitted = value ->> 3,
@@ -239,6 +239,10 @@ SET state = value ->> 1,
     http_status = value ->> 8
 FROM json_each(:endings)
 WHERE queue_messages.id = value ->> 0;
+
+-- name: free_keys
+-- Of messages that failed: they may come again.
+UPDATE queue_messages SET dedup_key = NULL WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: cancel
 UPDATE queue_messages

@@ -210,6 +210,9 @@ class QueueTable(Struct, frozen=True):
             db.execute(QUERIES["finish"], asked)
         if rows:
             db.execute(QUERIES["finish_as"], asked)
+            failed = [row[0] for row in rows if row[1] == "failed"]
+            if failed:
+                db.execute(QUERIES["free_keys"], {"ids": to_json(failed)})
             asked["ids"] = to_json([row_id for row_id, _ in ending])
         for query in ("delete_bodies", "offer"):
             db.execute(QUERIES[query], asked)

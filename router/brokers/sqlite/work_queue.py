@@ -37,6 +37,7 @@ from router.ports import Depth, Finish, Publication, Receipt, StaleLease, Traits
 from router.signal import Signal
 
 MANY_MESSAGES: Final = 50  # as many as a claim brings at most
+MANY_OUTGOING: Final = 100  # replies and next steps that the event loop writes in 2 ms
 LARGE_BYTES: Final = 256 * 1024  # bodies that hold the event loop up
 # Finished messages are forgotten after this many, twice as fast as they come: to look for old ones
 # takes 15 µs, too much for each ACK of a single message.
@@ -160,7 +161,7 @@ class WorkQueue:
             return [position for position, state in enumerate(states) if state is None]
 
         size = sum(lease.size for lease in leases) + sum(len(one.body) for *_, one in outgoing)
-        is_large = size > LARGE_BYTES or len(outgoing) > MANY_MESSAGES
+        is_large = size > LARGE_BYTES or len(outgoing) > MANY_OUTGOING
         for name in {table.queue for _, table, _ in outgoing}:
             self._database.signal(name).ring()
         if any(lease.is_grouped or lease.in_batch for lease in leases):

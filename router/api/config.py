@@ -1,5 +1,6 @@
 """`/config`: the applied configuration, and applying it again."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,4 +46,5 @@ async def show(router: CurrentRouter) -> ConfigView:
 async def reload(router: CurrentRouter) -> Reloaded:
     """Sync the configuration now, once. Returns what changed."""
     plan = await router.reload()
-    return Reloaded.model_validate({"changes": plan.lines(), **plan.as_json()})
+    lines = await asyncio.to_thread(plan.lines)  # of thousands of changes, perhaps
+    return Reloaded.model_validate({"changes": lines, **plan.as_json()})

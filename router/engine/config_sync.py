@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 CONFIG_SYNC_FAILED: Final = "CONFIG_SYNC_FAILED"
 SOURCE: Final = "ConfigSync"
+LARGE_DOCUMENT_BYTES: Final = 64 * 1024
 _SPREAD: Final = 0.1  # of the interval (CFG-2)
 
 Apply = Callable[[RoutingConfig], Awaitable[Plan]]
@@ -89,7 +90,11 @@ class _Source:
     async def fetch(self, naming: QueueNaming) -> None:
         self.fresh = None
         try:
-            self.fresh = read_document(await self.origin.fetch(), naming)
+            body = await self.origin.fetch()
+            # A large one takes a second to read, and messages do not wait for it.
+            apart = len(body) > LARGE_DOCUMENT_BYTES
+            read = partial(read_document, body, naming)
+            self.fresh = await asyncio.to_thread(read) if apart else read()
             self.error = ""
         except (ConfigUnavailable, BadDocument) as error:
             self.error = f"{self.origin.name}: {error}"

@@ -1,8 +1,10 @@
 """The owner of pools and consumers: it executes the plan of a configuration (CFG-6, CFG-7)."""
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -24,6 +26,23 @@ __all__ = ["SOURCE", "QueueManager"]
 
 log = logging.getLogger(__name__)
 
+SLICE: Final = 50  # pools or consumers
+
+T = TypeVar("T")
+
+
+async def _in_slices(entries: Sequence[T], wanted: Callable[[], bool]) -> AsyncIterator[T]:
+    """Let messages have their turn after each slice, because a document may name thousands.
+
+    If the router stops or gets another configuration meanwhile, the rest is not wanted any more.
+    """
+    for number, entry in enumerate(entries, start=1):
+        if number % SLICE == 0:
+            await asyncio.sleep(0)
+        if not wanted():
+            return
+        yield entry
+
 
 class QueueManager:
     def __init__(self, deps: EngineDeps) -> None:
@@ -32,9 +51,8 @@ class QueueManager:
         self.consumers: dict[str, QueueConsumer] = {}
         self.stopping_consumers: list[QueueConsumer] = []
         self.registry = deps.registry
-        self.unknown_pools: Counter[str] = (
-            Counter()
-        )  # messages for a pool that is missing, by queue
+        # Messages for a pool that is missing, by queue.
+        self.unknown_pools: Counter[str] = Counter()
         self.applied = RoutingConfig()
         self.leadership = deps.leadership
         self.deps = deps
@@ -53,20 +71,26 @@ class QueueManager:
         self._workers.resume()
         changes = plan(self.running, config)
         self.applied = config
+
+        def wanted() -> bool:
+            return self.applied is config and not self._is_stopped
+
         for dropped in changes.drain:
             self._drain(dropped.code)
         for _, changed in changes.change:
             self.pools[changed.code].change(changed)
-        for created in changes.create:
-            if self._has_place_for(created.code):
-                self._create(created)
         for stopped in changes.stop:
             self._stop(self.consumers[stopped.name])
         for before, after in changes.replace:
             replaced = self.consumers[before.name]
             self._stop(replaced)
             self._start(after, replaced.counts)
-        for started in changes.start:
+        async for created in _in_slices(changes.create, wanted):
+            if created.code in self.pools:  # the default pool: a message came between two slices
+                self.pools[created.code].change(created)
+            elif self._has_place_for(created.code):
+                self._create(created)
+        async for started in _in_slices(changes.start, wanted):
             self._start(started, Counts())
         return changes
 

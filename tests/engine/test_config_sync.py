@@ -426,3 +426,18 @@ async def test_a_pool_is_applied_as_the_document_says() -> None:
     await syncing(router, Source([body])).sync(first=True)
 
     assert router.applied[-1][1].pools == (PoolConfig(code="A", concurrency=10),)
+
+
+@pytest.mark.rule("CFG-5", "P5")
+async def test_a_large_document_is_read_while_messages_go_on() -> None:
+    names = [f"q{number}" for number in range(5000)]
+    router, source = Router(), Source([queues(*names)])
+    syncing_it = asyncio.create_task(syncing(router, source, max_connections=5000).sync(first=True))
+    turns = 0
+    while not syncing_it.done():
+        turns += 1
+        await asyncio.sleep(0)
+
+    assert (await syncing_it).ok
+    assert router.queue_names == names
+    assert turns > 20  # otherwise a handful

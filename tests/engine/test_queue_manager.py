@@ -9,6 +9,7 @@ from router.core.config import DEFAULT_POOL_CONFIG, QueueConfig
 from router.core.job import Fate
 from router.core.message import DEFAULT_POOL
 from router.core.warnings import Severity
+from router.engine.queue_manager import SLICE
 from router.ports import Disconnected
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
@@ -362,3 +363,68 @@ async def test_a_draining_pool_that_is_full_of_waiting_arrivals_does_not_stop_th
 
         assert sender.ids == ["a", "b", "c", "d"]
         assert len(rig.manager.registry.tracker) <= 1 + 50 + 50
+
+
+MANY = 4 * SLICE
+
+
+@pytest.mark.rule("CFG-6", "P5")
+async def test_messages_have_their_turn_while_a_large_configuration_is_applied() -> None:
+    pools = [pool(f"P{number}") for number in range(MANY)]
+    queues = [QueueConfig(name=f"q{number}", uri=f"memory://q{number}") for number in range(MANY)]
+    async with running() as rig:
+        applying = asyncio.create_task(rig.apply(*pools, queues=[QUEUE, *queues]))
+        seen = set()
+        while not applying.done():
+            seen.add((len(rig.manager.pools), len(rig.manager.consumers)))
+            await asyncio.sleep(0)
+
+        assert len(seen) >= 2 * MANY // SLICE
+        assert (len(rig.manager.pools), len(rig.manager.consumers)) == (MANY, MANY + 1)
+
+
+@pytest.mark.rule("CFG-6", "OPS-4")
+async def test_a_stop_ends_the_work_on_a_large_configuration() -> None:
+    queues = [QueueConfig(name=f"q{number}", uri=f"memory://q{number}") for number in range(MANY)]
+    async with running() as rig:
+        applying = asyncio.create_task(
+            rig.apply(*(pool(f"P{number}") for number in range(MANY)), queues=queues)
+        )
+        await asyncio.sleep(0)
+        rig.manager.stop()
+        await applying
+
+        assert (rig.manager.pools, rig.manager.consumers) == ({}, {})
+
+
+@pytest.mark.rule("CFG-6")
+async def test_the_latest_configuration_wins_even_if_one_is_still_being_applied() -> None:
+    async with running() as rig:
+        applying = asyncio.create_task(rig.apply(*(pool(f"P{number}") for number in range(MANY))))
+        await asyncio.sleep(0)
+        await rig.apply(pool("last"))
+        await applying
+
+        assert set(rig.manager.pools) == {"last"}
+        assert [each.code for each in rig.manager.applied.pools] == ["last"]
+
+
+@pytest.mark.rule("CFG-6", "ROUTE-4")
+async def test_a_default_pool_that_a_message_needed_meanwhile_gets_its_settings() -> None:
+    pools = [pool(f"P{number}") for number in range(20 * SLICE)]
+    async with running() as rig:
+        applying = asyncio.create_task(rig.apply(*pools, pool(DEFAULT_POOL, 7)))
+        await asyncio.sleep(0)
+        await rig.publish(body("a"))
+        made = None
+        while made is None:
+            await asyncio.sleep(0)
+            made = rig.manager.pools.get(DEFAULT_POOL)
+        was_meanwhile = not applying.done()
+        await applying
+        await asyncio.sleep(30)
+
+        assert was_meanwhile
+        assert rig.pool(DEFAULT_POOL) is made
+        assert made.config.concurrency == 7
+        assert ended(rig) == {Fate.DELIVERED: 1}

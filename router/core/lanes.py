@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from router.core.config import PoolConfig
 from router.core.job import Batch, Job, State
-from router.core.message import Mode
+from router.core.message import HIGHEST_PRIORITY, Mode
 
 # Shared: an empty deque takes 760 bytes, and most lanes need none of the three.
 _UNUSED: Final[deque[Job]] = deque(maxlen=0)
@@ -41,7 +41,8 @@ class Lane(Struct, eq=False):
     blocked: deque[Job] = _UNUSED  # arrived meanwhile; they wait until the group is free
 
     def put(self, job: Job) -> None:
-        if job.message.high_priority:
+        message = job.message
+        if message.high_priority or message.priority == HIGHEST_PRIORITY:
             if self.high is _UNUSED:
                 self.high = deque()
             self.high.append(job)

@@ -77,6 +77,7 @@ class ReceivedMessage(Struct, frozen=True):
         return self.lease_until is not None and self.lease_until <= now
 
 
+HIGHEST_PRIORITY: Final = 9  # of a message; it passes the rest of its group (CMD-6)
 _NOTHING: Final = Raw(b"")
 _NULL: Final = b"null"
 
@@ -118,7 +119,7 @@ class Message(
     reply_to: Name | None = None  # the name of a reply queue (CMD-3)
     not_before: Annotated[datetime, Meta(tz=True)] | None = None  # CMD-5
     delay_seconds: Annotated[float, Meta(ge=0)] | None = None  # for publishing alone
-    priority: Annotated[int, Meta(ge=0, le=9)] | None = None  # CMD-6
+    priority: Annotated[int, Meta(ge=0, le=HIGHEST_PRIORITY)] | None = None  # CMD-6
     dedup_key: Name | None = None  # for publishing alone (WQ-1)
     dedup: Literal["id", "content"] | None = None  # likewise
     then: Raw = _NOTHING  # what follows a success: a message or a list of them (CMD-11)
@@ -154,7 +155,7 @@ class Message(
     @property
     def level(self) -> int:
         """Return its priority, from 0 to 9. High priority is 9 (CMD-6)."""
-        return 9 if self.high_priority else self.priority or 0
+        return HIGHEST_PRIORITY if self.high_priority else self.priority or 0
 
 
 def is_given(value: Raw) -> bool:

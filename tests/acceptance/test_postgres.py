@@ -152,6 +152,8 @@ async def test_a_queue_is_named_by_the_environment_and_fed_by_sql(
     }
     async with listening() as target, site.router() as router:
         body = json.dumps(message("by-sql", target))
+        made = "SELECT to_regclass('message_router.queue_messages') IS NOT NULL"
+        await eventually(lambda: server.sql(made) == "t")  # the consumer connects after the start
         await asyncio.to_thread(
             server.sql,
             "INSERT INTO message_router.queue_messages (queue, message_id, body)"

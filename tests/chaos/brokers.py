@@ -182,7 +182,7 @@ class RabbitQueue:
 class SqsQueue:
     server: sqs.SqsServer
     url: str
-    promises: Promises = Promises(survives_a_kill=False)
+    promises: Promises = Promises(survives_a_kill=False, knows_publications=False)  # as NATS
 
     def uri(self, port: int | None = None) -> str:
         return self.url.replace(f":{self.server.port}/", f":{port or self.server.port}/")

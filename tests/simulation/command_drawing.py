@@ -174,9 +174,6 @@ class CommandDrawing(Drawing):
                 self._command(self._wish(0.0, is_step=True), steps=steps - 1)
                 for _ in range(rng.choice((1, 1, 2)))
             )
-        # Beside `highPriority` in one group, the order is not kept: see reliability.md.
-        if self.bodies[number].group is not None and wish.priority == HIGH:
-            wish = replace(wish, priority=HIGH - 1)
         body = replace(self.bodies[number], malformed=False, wish=wish, then=then)
         self.bodies[number] = body
         return body

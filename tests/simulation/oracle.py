@@ -28,6 +28,7 @@ from tests.simulation.plan import (
 HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
 BREAKER_FORGOTTEN: Final = 3600.0
 EPSILON: Final = 0.001
+_STANDS_STILL: Final = frozenset({Act.PAUSE, Act.STALL})
 _HARMLESS: Final = frozenset({Act.CLOCK, Act.STORE, Act.REPLAY, Act.SLOW})  # no lease is lost
 _BLAMES: Final = frozenset({Cause.NETWORK, Cause.TIMEOUT})
 
@@ -272,7 +273,10 @@ class Oracle(Book):
             for at in self.acceptances[number]
         ):
             return True  # and one that had lost its lease may have stored it as dead after that
-        died = max((at for at in self.kept[number] if at < sent.at - SETTLED_WITHIN), default=-1e9)
+        # A message is dead once its ACK has arrived. Routers that stand still send that late.
+        still = sum(step.seconds for step in self.plan.steps if step.act in _STANDS_STILL)
+        settled = sent.at - SETTLED_WITHIN - still
+        died = max((at for at in self.kept[number] if at < settled), default=-1e9)
         seen = [at for at in self._posted[number] if at <= sent.answered_at]
         seen += [at for at in self.acceptances[number] if at <= sent.answered_at]
         return any(at > died for at in published + seen)
@@ -289,15 +293,11 @@ class Oracle(Book):
                 and sent.answer is Answered.ACCEPTED
                 and count[body.number] == 1
             ):
-                lines[sent.queue, body.pool, body.group, self._is_high(body)].append(sent)
+                lines[sent.queue, body.pool, body.group, body.level == HIGH].append(sent)
         for line in lines.values():
             for first, second in itertools.combinations(line, 2):
                 if first.answered_at <= second.at:
                     self._judge_pair(first.body.number, second.body.number)
-
-    def _is_high(self, body: Body) -> bool:
-        """Whether it may pass others of its group. Only work queues know priorities (CMD-6)."""
-        return body.high or (self.plan.kind in WORK_QUEUES and body.level == HIGH)
 
     def _judge_pair(self, first: int, second: int) -> None:
         never = float("inf")

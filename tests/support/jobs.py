@@ -57,6 +57,7 @@ def make_job(
     message_id: str = "a",
     *,
     high: bool = False,
+    priority: int | None = None,
     tally: Tally | None = None,
     dispatch: str | None = None,
     scope: Batch | str = "q",
@@ -69,6 +70,7 @@ def make_job(
         group="g",
         token="token-of-a",
         high_priority=high,
+        priority=priority,
         dispatch=dispatch,
     )
     received = ReceivedMessage(

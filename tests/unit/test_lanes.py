@@ -40,6 +40,21 @@ def test_high_priority_goes_first_and_each_tier_stays_in_order() -> None:
     assert order == "HIab"
 
 
+@pytest.mark.rule("CMD-6", "POOL-3")
+def test_priority_9_is_high_priority() -> None:
+    lane = lane_of(
+        make_job("a", priority=8),
+        make_job("H", priority=9),
+        make_job("b"),
+        make_job("I", high=True),
+        make_job("J", priority=9),
+    )
+
+    order = served(lane)
+
+    assert order == "HIJab"
+
+
 def test_high_priority_never_passes_a_message_that_has_been_tried() -> None:
     lane = lane_of(
         make_job("a"), make_job("t", tally=TRIED), make_job("b"), make_job("H", high=True)

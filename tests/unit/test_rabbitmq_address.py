@@ -3,8 +3,9 @@
 import pytest
 
 from router.brokers.rabbitmq.address import RabbitAddress, RabbitSettings, read_address
+from router.brokers.rabbitmq.connection import our_errors
 from router.core.config import QueueConfig
-from router.ports import QueueRefused
+from router.ports import Disconnected, QueueRefused
 
 pytestmark = pytest.mark.rule("CFG-7")
 
@@ -69,3 +70,9 @@ def test_what_holds_a_password_does_not_show_it() -> None:
     shown = repr(place("amqp://me:hidden@host?queue=q")) + repr(RabbitSettings(DEFAULT))
 
     assert "hidden" not in shown
+
+
+@pytest.mark.rule("BRK-6")
+def test_a_connection_that_breaks_while_it_is_opened_is_tried_again() -> None:
+    with pytest.raises(Disconnected, match="was closed"), our_errors(opening=True):
+        raise StopAsyncIteration  # so the client's reader of frames ends

@@ -274,6 +274,9 @@ def our_errors(*, opening: bool = False) -> Iterator[None]:
         raise Disconnected(_said(error)) from error
     except TimeoutError:
         raise Disconnected("the broker does not answer") from None
+    except StopAsyncIteration as error:
+        # The client's reader of frames ends like this if the connection breaks while it is opened.
+        raise Disconnected("the connection was closed") from error
     except asyncio.CancelledError:
         # The client ends the calls of a lost connection like this. It must not end our task.
         task = asyncio.current_task()

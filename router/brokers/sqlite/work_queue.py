@@ -37,7 +37,7 @@ from router.ports import Depth, Finish, Publication, Receipt, StaleLease, Traits
 from router.signal import Signal
 
 MANY_MESSAGES: Final = 50  # as many as a claim brings at most
-MANY_OUTGOING: Final = 200  # replies and next steps; the event loop writes them in 3 ms
+MANY_OUTGOING: Final = 200  # replies and next steps: the event loop writes them in 4 ms
 LARGE_BYTES: Final = 256 * 1024  # bodies that hold the event loop up
 # Finished messages are forgotten after this many, twice as fast as they come: to look for old ones
 # takes 15 µs, too much for each ACK of a single message.

@@ -56,7 +56,7 @@ class RouterProcess:
     def log(self) -> list[dict[str, Any]]:
         """Its log so far. A last line that is not whole yet does not count."""
         whole = self.stdout.read_text().rpartition("\n")[0]
-        return [json.loads(line) for line in whole.splitlines()]
+        return [json.loads(line) for line in whole.split("\n") if line]  # not at U+2028
 
     def errors(self) -> str:
         return self.stderr.read_text()

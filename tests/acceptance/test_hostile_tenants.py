@@ -1,16 +1,21 @@
-"""Targets of one tenant that mean harm: another tenant notices nothing."""
+"""Targets, messages and documents that mean harm: another tenant notices nothing (B7, B9, B10)."""
 
 import asyncio
 import json
+import time
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
+import aio_pika
 import pytest
 
+from router.brokers.kit.retry_copies import RetryHistory, history_headers
 from tests.acceptance.bystander import MIB, POOL, QUEUE, bystander
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
-from tests.acceptance.targets import dripping, flooding
-from tests.outbound.servers import Connection, Script, answering, listening
+from tests.acceptance.targets import dripping, flooding, ids, message
+from tests.outbound.servers import Connection, Script, Target, answering, listening
+from tests.support.servers.rabbitmq import RabbitServer, rabbit_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timing]
 
@@ -58,6 +63,17 @@ TARGETS: dict[str, Script] = {
 }
 
 
+def read_document(site: Site) -> dict[str, list[dict[str, object]]]:
+    found: dict[str, list[dict[str, object]]] = json.loads(
+        (site.folder / "routing.json").read_text()
+    )
+    return found
+
+
+def write_document(site: Site, document: object) -> None:
+    (site.folder / "routing.json").write_text(json.dumps(document))
+
+
 @pytest.mark.rule("P5", "P4", "MED-1")
 async def test_targets_that_mean_harm_disturb_nobody_else(site: Site) -> None:
     site.configure(BAD, POOL, queues=["orders", QUEUE])
@@ -79,3 +95,101 @@ async def test_targets_that_mean_harm_disturb_nobody_else(site: Site) -> None:
         )
         await eventually(lambda: all(target.requests for target in hostile))
         await other.is_undisturbed()
+
+
+@pytest.mark.rule("P5", "P4", "OPS-2", "ID-1")
+async def test_b9_messages_that_mean_harm_disturb_nobody_else(site: Site) -> None:
+    """Thousands of groups and pools, one id for all, odd names, long texts, bytes."""
+    site.configure(BAD, POOL, queues=["orders", QUEUE])
+    odd = [
+        "\u202e",
+        "🐎" * 100,
+        "a\u2028b",
+        "%00%0d%0a",
+        " ",
+        "../../x",
+    ]
+    async with listening(answering(500)) as failing, site.router() as router:
+        async with bystander(router) as other:
+            for start in range(0, 3000, 500):
+                await router.publish(
+                    [
+                        {
+                            "id": "the same" if n % 3 else f"{odd[n % len(odd)]}{n}",
+                            "mediationTarget": f"{failing.url}/{n}",
+                            "poolCode": f"made-up {n}" if n % 2 else "BAD",
+                            "messageGroupId": f"{odd[n % len(odd)]}{n}",
+                            "dispatchMode": "x" * 1000,
+                        }
+                        for n in range(start, start + 500)
+                    ]
+                )
+            raw = [b"\xff" * 1000, b"[" * 100_000, b"{}", b"null", b'{"id": "\xff"}']
+            await site.publish_raw("orders", *(raw[n % 5] + b" " * n for n in range(500)))
+            await eventually(lambda: len(failing.requests) >= 100)
+            await other.is_undisturbed()
+        warnings = (await router.get("/warnings")).json()
+        longest = max(len(line) for line in router.stdout.read_text().splitlines())
+
+    assert len([each for each in warnings if "made-up" in each["message"]]) <= 100
+    assert max(len(each["message"]) for each in warnings) <= 1002
+    assert longest < 20_000
+
+
+@pytest.mark.rule("P5", "P4", "CFG-5", "CFG-6")
+async def test_b10_a_document_that_means_harm_disturbs_nobody_else(site: Site) -> None:
+    """Thousands of queues with a hundred connections each, thousands of pools, nonsense."""
+    site.configure(BAD, POOL, queues=["orders", QUEUE])
+    document = read_document(site)
+    async with site.router() as router, bystander(router) as other:
+        document["queues"] += [
+            {"queueName": f"q{n}", "queueUri": f"memory://q{n}", "connections": 100}
+            for n in range(5000)
+        ]
+        document["processingPools"] += [{"code": f"P{n}", "concurrency": 10} for n in range(5000)]
+        document["processingPools"] += [{"code": n, "concurrency": "x"} for n in range(5000)]
+        write_document(site, document)
+        reload = asyncio.create_task(router.post("/config/reload"))
+        await other.is_undisturbed()
+        answer = await reload
+        warnings = await router.warnings("CONFIGURATION")
+
+    assert answer.status_code == 200
+    assert any("MESSAGE_ROUTER_MAX_CONNECTIONS" in each["message"] for each in warnings)
+
+
+@pytest.fixture
+def rabbitmq() -> Iterator[RabbitServer]:
+    with rabbit_server() as server:
+        yield server
+
+
+@pytest.mark.rule("P5", "P4", "BRK-2", "ROUTE-1")
+async def test_b7_bodies_that_are_not_utf8_with_forged_retry_headers_disturb_nobody_else(
+    site: Site, target: Target, rabbitmq: RabbitServer
+) -> None:
+    site.configure(BAD, POOL, queues=["orders", QUEUE])
+    document = read_document(site)
+    document["queues"].append(
+        {"queueName": "shared", "queueUri": f"{rabbitmq.url}?queue=shared&type=classic"}
+    )
+    forged = history_headers(RetryHistory("made-up", deliveries=3, due_at=time.time() + 1))
+    async with await aio_pika.connect(rabbitmq.url) as connection, connection.channel() as channel:
+        await channel.declare_queue("shared", durable=True, arguments={"x-queue-type": "classic"})
+        async with site.router() as router, bystander(router) as other:
+            write_document(site, document)
+            assert (await router.post("/config/reload")).status_code == 200
+            for number in range(100):
+                honest = json.dumps(message(f"m{number}", target, pool="BAD")).encode()
+                for body, headers in ((b"\xff\xfe%d" % number, forged), (honest, {})):
+                    await channel.default_exchange.publish(
+                        aio_pika.Message(body, headers=dict(headers)), routing_key="shared"
+                    )
+            await eventually(lambda: len(set(ids(target))) == 100)
+            await other.is_undisturbed()
+            letters = (await router.get("/dead-letters?reason=MALFORMED&limit=200")).json()
+            lost = router.has_logged("connection lost")
+
+    assert len(letters["items"]) == 100
+    assert sorted(ids(target)) == sorted(f"m{number}" for number in range(100))  # each once
+    assert not lost

@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.job import Fate
-from router.core.message import Tally
+from router.core.message import Tally, parse
 from router.core.outcome import MAX_DELAY, Ending, Failure, Reply
 from router.engine import registry, settle
 from router.engine.settle import ACK_LINGER_SECONDS
-from router.ports import Broker, Disconnected, Publisher, Traits, Unsettled
+from router.ports import Broker, Disconnected, Publication, Publisher, Traits, Unsettled
 from tests.support.fakes import OK, REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost
 from tests.support.finishing import Finishing
 from tests.support.queues import FakeQueues
-from tests.support.rig import QUEUE, WALL_AT_START, Rig, body, pool, running
+from tests.support.rig import QUEUE, WALL_AT_START, Rig, body, ended, pool, running
 
 pytestmark = pytest.mark.anyio
 
@@ -574,3 +575,32 @@ async def test_payloads_results_and_errors_are_never_logged(
 
     assert caplog.records
     assert not [each for each in caplog.records if "hidden" in f"{each.getMessage()}{vars(each)}"]
+
+
+@pytest.mark.rule("CMD-4")
+async def test_the_callback_of_a_batch_is_sent_when_its_last_member_has_ended() -> None:
+    def publication(message_id: str) -> Publication:
+        content = body(message_id, poolCode="P")
+        return Publication(parse(content), content)
+
+    sender = FakeSender(takes=TAKES, takes_for={"slow": 20.0})
+    sender.script("refused", Reply(404))
+    sender.script("deferred", Reply(200, b'{"ack":false,"delaySeconds":60}'))
+    members = [publication(each) for each in ("quick", "slow", "refused", "deferred")]
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as door:
+        opening = door.open_store(QUEUE)
+        assert opening is not None
+        async with running(pool("P"), sender=sender, brokers=door) as rig, opening as store:
+            await store.open_batch("b", None, publication("callback"), members)
+            await asyncio.sleep(60)
+            before = list(sender.ids)
+            await asyncio.sleep(60)
+            batch = await store.find_batch("b")
+
+            assert "callback" not in before
+            assert ended(rig) == {Fate.DELIVERED: 4, Fate.RETURNED: 1, Fate.DEAD_LETTERED: 1}
+    assert batch is not None
+    assert (batch.total, batch.succeeded, batch.failed) == (4, 3, 1)
+    (*_, (again_at, again), (called_at, called)) = sender.sent
+    assert (again, called) == ("deferred", "callback")
+    assert called_at == pytest.approx(again_at + SETTLED)

@@ -74,6 +74,29 @@ async def until_sent(rig: Rig, count: int) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.rule("CMD-1", "CMD-8")
+async def test_what_a_command_carries_arrives_as_it_was_published(case: Case, ends: Ends) -> None:
+    carried = {
+        "text": 'é "\\\n€ 😀',
+        "numbers": [1.5, -3, 10**15],
+        "none": None,
+        "long": "x" * 1000,
+    }
+    task = {"mediationType": "PROCESS", "mediationTarget": "process:count", "correlationId": "c-1"}
+    given = [body("a", payload=carried, correlationId="é"), body("b", payload=[], **task)]
+    await ends.publisher.publish([Publication(parse(each), each) for each in given])
+
+    received = await several(ends.broker, 2)
+
+    command, process = sorted((parse(each.body) for each in received), key=lambda each: each.id)
+    assert json.loads(bytes(command.payload)) == carried
+    if not case.name.startswith("pgmq"):  # its jsonb writes the text
+        assert bytes(command.payload) == json.dumps(carried).encode()
+    assert (command.correlation_id, command.is_process) == ("é", False)
+    assert (process.target, process.is_process) == ("process:count", True)
+    assert (bytes(process.payload), process.correlation_id) == (b"[]", "c-1")
+
+
 def delayed(seconds: float) -> Publication:
     given = body("a", delaySeconds=seconds, payload={"n": 1.5})
     return Publication(parse(given), given, "a", time.time() + seconds)

@@ -146,8 +146,8 @@ async def test_b10_a_document_that_means_harm_disturbs_nobody_else(site: Site) -
             {"queueName": f"q{n}", "queueUri": f"memory://q{n}", "connections": 100}
             for n in range(5000)
         ]
-        document["processingPools"] += [{"code": f"P{n}", "concurrency": 10} for n in range(5000)]
-        document["processingPools"] += [{"code": n, "concurrency": "x"} for n in range(5000)]
+        document["processingPools"] += [{"code": f"P{n}", "concurrency": 10} for n in range(40_000)]
+        document["processingPools"] += [{"code": n, "concurrency": "x"} for n in range(40_000)]
         write_document(site, document)
         reload = asyncio.create_task(router.post("/config/reload"))
         await other.is_undisturbed()

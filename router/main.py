@@ -157,7 +157,8 @@ class Router:
             except SyncFailed as failure:
                 log.warning("not reloaded: %s", failure)
             else:
-                log.info("configuration reloaded", extra={"changes": plan.lines()})
+                lines = await asyncio.to_thread(plan.lines)  # of thousands of changes, perhaps
+                log.info("configuration reloaded", extra={"changes": lines})
 
         self.manager.deps.tasks.create_task(reload_and_log(), name="reload")
 

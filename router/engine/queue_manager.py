@@ -51,10 +51,8 @@ class QueueManager:
         self.consumers: dict[str, QueueConsumer] = {}
         self.stopping_consumers: list[QueueConsumer] = []
         self.registry = deps.registry
-        # Messages for a pool that is missing, by queue.
-        self.unknown_pools: Counter[str] = Counter()
+        self.unknown_pools = Counter[str]()  # messages for a pool that is missing, by queue
         self.applied = RoutingConfig()
-        self.leadership = deps.leadership
         self.deps = deps
         self._warn = deps.alerts.of(SOURCE)
         publishing = deps.publishing

@@ -81,7 +81,7 @@ class Standby:
         self._warn = partial(alerts.of(SOURCE), Code.STANDBY_LOCK)
         self._wall = wall
         self._on_change = on_change
-        self._leadership = manager.leadership
+        self._leadership = manager.deps.leadership
         self._leadership.until = NEVER
         self._is_primary = False
         self._holder: str | None = None

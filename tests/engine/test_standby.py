@@ -110,7 +110,7 @@ async def test_a_standby_consumes_nothing_and_knows_who_works() -> None:
         assert (status.lock_holder, status.last_refresh) == ("other", WALL)
         assert one.rig.sender.ids == []
         assert one.rig.manager.consumers == {}
-        assert one.rig.manager.leadership.is_over
+        assert one.rig.manager.deps.leadership.is_over
         assert one.rig.manager.applied.queues == (QUEUE,)  # publishing goes by it
 
 
@@ -158,7 +158,7 @@ async def test_it_counts_from_before_the_server_was_asked() -> None:
         await asyncio.sleep(15)
 
         assert one.server.refreshes == [0, 10]
-        assert one.rig.manager.leadership.until == 10 + TTL
+        assert one.rig.manager.deps.leadership.until == 10 + TTL
 
 
 async def test_a_lock_that_was_told_of_too_late_is_not_used() -> None:

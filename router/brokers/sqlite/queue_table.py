@@ -188,23 +188,7 @@ class QueueTable(Struct, frozen=True):
 
     def end(self, db: sqlite3.Connection, ending: Sequence[tuple[int, Finish]]) -> None:
         """Finish messages that are in flight, and keep how each ended."""
-        plain: list[int] = []
-        rows: list[Sequence[object]] = []  # in the order of `finish_as`
-        alike: defaultdict[str, list[int]] = defaultdict(list)  # by their errors
-        for row_id, item in ending:
-            how, tally = item.ending, item.tally
-            tried = (None, None) if tally is None else (tally.failures, tally.requests)
-            error = ""
-            if how.failure is not None:
-                error = how.failure.message[:MAX_ERROR_CHARACTERS]
-                code, status = how.failure.code, how.failure.http_status
-                rows.append((row_id, "failed", None, 0, *tried, error, code, status))
-            elif how != ACCEPTED or tried not in _FIRST_TRY:
-                result = None if how.result is None else how.result.decode()
-                rows.append((row_id, "succeeded", result, int(how.result_omitted), *tried))
-            else:
-                plain.append(row_id)
-            alike[error].append(row_id)
+        plain, rows, alike = _by_ending(ending)
         asked = {"ids": to_json(plain), "endings": to_json(rows), "now": self.clock()}
         if plain:
             db.execute(QUERIES["finish"], asked)
@@ -275,6 +259,30 @@ class QueueTable(Struct, frozen=True):
                 "ids": ids,
             }
             db.execute(QUERIES["audit"], asked)
+
+
+def _by_ending(
+    ending: Sequence[tuple[int, Finish]],
+) -> tuple[list[int], list[Sequence[object]], Mapping[str, list[int]]]:
+    """Return those that a plain ACK does for, the rows of `finish_as`, and all by their errors."""
+    plain: list[int] = []
+    rows: list[Sequence[object]] = []  # in the order of `finish_as`
+    alike: defaultdict[str, list[int]] = defaultdict(list)  # by their errors
+    for row_id, item in ending:
+        how, tally = item.ending, item.tally
+        tried = (None, None) if tally is None else (tally.failures, tally.requests)
+        error = ""
+        if how.failure is not None:
+            error = how.failure.message[:MAX_ERROR_CHARACTERS]
+            code, status = how.failure.code, how.failure.http_status
+            rows.append((row_id, "failed", None, 0, *tried, error, code, status))
+        elif how != ACCEPTED or tried not in _FIRST_TRY:
+            result = None if how.result is None else how.result.decode()
+            rows.append((row_id, "succeeded", result, int(how.result_omitted), *tried))
+        else:
+            plain.append(row_id)
+        alike[error].append(row_id)
+    return plain, rows, alike
 
 
 def _next_wake(db: sqlite3.Connection) -> float:

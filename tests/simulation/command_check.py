@@ -225,8 +225,8 @@ class CommandCheck:
             self._judge_content()
 
     def judge_beats(self, beats: Beats, last: int | None) -> None:
-        """`last`: the tick that the queue remembers."""
-        if last is None or last < self._book.wall() - beats.every - 10:
+        """`last`: the tick that the queue remembers. The first one comes after the start."""
+        if (START if last is None else last) < self._book.wall() - beats.every - 10:
             self._book.violate("CMD-10", f"{beats.name} stands still since {last}")
 
     def _judge_sent(self, sent: Sent) -> None:

@@ -128,6 +128,11 @@ class TestFailures:
         assert 1000 < len(failure.message.encode()) <= 1024
 
 
+@pytest.mark.rule("CMD-1")
+def test_a_blank_correlation_id_is_none() -> None:
+    assert parse(body(correlationId=" ")).correlation_id is None
+
+
 @pytest.mark.rule("CMD-3")
 def test_a_reply_says_how_a_message_ended() -> None:
     message = parse(body(correlationId="c"))

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -108,10 +109,21 @@ class PostgresServer(Server):
     def _signal(self, number: signal.Signals) -> None:
         if self._process is None or self._process.poll() is not None:
             return
-        backends = _children(self._process.pid) if number is not signal.SIGINT else []
-        for pid in (self._process.pid, *backends):
+        pid = self._process.pid
+        if number is signal.SIGINT:
+            os.kill(pid, number)
+            return
+        os.kill(pid, signal.SIGSTOP)  # it starts no other backend now
+        backends = [os.pidfd_open(child) for child in _children(pid)]
+        os.kill(pid, number)
+        for backend in backends:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                signal.pidfd_send_signal(backend, number)
+            if number is signal.SIGKILL:  # the next server refuses to start beside one of these
+                ended = select.poll()
+                ended.register(backend, select.POLLIN)
+                ended.poll()
+            os.close(backend)
 
 
 class Pooler(Server):

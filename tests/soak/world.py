@@ -5,7 +5,7 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,17 +74,26 @@ class World:
             await stack.aclose()
         stack = AsyncExitStack()
         self.targets.append((await stack.enter_async_context(listening(self._answer)), stack))
-        self._write_document(self.step + 1)
+        self._write_document(self.step + 1, _queues(self.step + 1))
         if self.step > 0:
-            answer = await self.client.post(f"{self.router.url}/config/reload")
-            assert answer.status_code == 200, answer.text
+            await self._reload()
         self.step += 1
 
-    def _write_document(self, step: int) -> None:
+    async def bring_queues_back(self) -> None:
+        """All that there ever were: a queue may have left before its last message ended."""
+        newest = int(_queues(self.step)[-1].rpartition("-")[2])
+        self._write_document(self.step, [f"queue-{number}" for number in range(newest + 1)])
+        await self._reload()
+
+    async def _reload(self) -> None:
+        answer = await self.client.post(f"{self.router.url}/config/reload")
+        assert answer.status_code == 200, answer.text
+
+    def _write_document(self, step: int, names: Sequence[str]) -> None:
         pools = [{"code": code, "concurrency": 4} for code in _pools(step)]
         queues = [
             {**self.site.queue(name), "queueUri": f"{uri}&audit={AUDIT_SECONDS}", "retry": RETRY}
-            for name in (STAYS, *_queues(step))
+            for name in (STAYS, *names)
             for uri in [self.site.queue(name)["queueUri"]]
         ]
         self.site.configure_queues(queues, pools)
@@ -245,6 +254,7 @@ async def _empty_if_full(world: World) -> None:
 
 async def _end(world: World) -> list[str]:
     """Let everything come to its end. Return what is wrong."""
+    await world.bring_queues_back()
     await world.empty_letters()
     with suppress(TimeoutError):
         await eventually(lambda: not world.site.unsettled(), within=DRAIN_SECONDS)

@@ -19,7 +19,7 @@ EXPIRED: Final = float("-inf")
 
 class State(Enum):
     QUEUED = auto()
-    WAITING = auto()  # for its next try, or for a draining pool to let go of its group
+    WAITING = auto()  # for its next try, for room in a pool, or for a draining pool to let go
     DELIVERING = auto()  # a POST of it is open
     SETTLING = auto()  # its ACK or NACK is on its way
 

@@ -1,7 +1,7 @@
 """How a delivery ended, and what follows from it.
 
 `judge` turns an answer into an Outcome; `RULES` says what follows from its cause. Every rule that
-leads from an HTTP answer to ACK, retry, dead letter or warning is in this file, and the engine
+leads from an HTTP answer to ACK, retry or dead letter is in this file, and the engine
 reads every column of the table: to change a cell is to change what the router does. An Ending is
 what replies, next steps and work queues get to know of it.
 """
@@ -26,7 +26,7 @@ MAX_RESULT_BYTES: Final = 64 * 1024
 MAX_ERROR_BYTES: Final = 1024
 MAX_CODE_CHARACTERS: Final = 128
 DEFAULT_DELAY: Final = 30.0  # seconds (BRK-4)
-FAST_FAIL_DELAY: Final = 10.0  # seconds
+NO_ROOM_DELAY: Final = 10.0  # seconds
 MIN_DELAY: Final = 1.0  # seconds
 MAX_DELAY: Final = 43_200.0  # seconds; SQS allows no more, so it is the limit everywhere
 REPLY_CAP: Final = 1024 * 1024  # bytes
@@ -138,7 +138,7 @@ RULES: Final[Mapping[Cause, Rule]] = {
         "BadRequest", _DEAD, _FAILED, was_sent=False, breaker=None, warning=_WRONG),
     Cause.OVERLOADED: Rule(
         "RouterOverloaded", try_again=True, was_sent=False, breaker=None,
-        delay=FAST_FAIL_DELAY, warning=_NO_RESOURCES, about_target=False),
+        delay=NO_ROOM_DELAY, warning=_NO_RESOURCES, about_target=False),
     Cause.CIRCUIT_OPEN: Rule("CircuitOpen", was_sent=False, breaker=None),
     Cause.UNFORESEEN: Rule(
         "Unforeseen", try_again=True, counts=True, breaker=None, warning=_STRANGE),

@@ -198,9 +198,8 @@ class Receiver:
         self.health.last_message = now
         read, settler, now = await read_ahead(deliveries), self.settler, self._now()
         self._deps.registry.receive(len(deliveries), self._counts, now)
-        if (
-            self._may_receive
-        ):  # checked after the wait: nothing is dispatched after a stop or a loss
+        # Checked after the wait: nothing is dispatched after a stop or a loss.
+        if self._may_receive:
             unroutable, self._fed = self._dispatcher.dispatch(settler, deliveries, now, read)
             if unroutable:
                 await settler.returner.clear(unroutable)

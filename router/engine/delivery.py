@@ -12,8 +12,8 @@ from router.core.leadership import Leadership
 from router.core.outcome import (
     ACCEPTED,
     DEFAULT_DELAY,
-    FAST_FAIL_DELAY,
     NO_OUTCOME,
+    NO_ROOM_DELAY,
     RULES,
     Cause,
     Disposition,
@@ -331,7 +331,7 @@ async def nack_group(jobs: Sequence[Job], delay: float) -> None:
     Such a broker keeps the order by itself, and its adapter sends in one call what comes
     together. What is ready there before its head waits for the head (FIFO-1).
     """
-    held_back = min(FAST_FAIL_DELAY, delay)
+    held_back = min(NO_ROOM_DELAY, delay)
     together = [job for job in jobs if job.settler.holds_groups]
     async with asyncio.TaskGroup() as returns:
         for job in together[1:]:

@@ -154,14 +154,14 @@ class Dispatcher:
         )
         if message.dispatch is not None or message.reply_to is not None or message.then:
             self._note_wishes(job)
-        claim, held = registry.track(job)
+        arrival, held = registry.track(job)
         if held is job:
             if again:  # behind one of its group: it goes back with that (FIFO-1)
                 job.batch = again.get(job.group, batch)
             return job
         if held.state is State.SETTLING:
             self._follow(held, settler, received, batch.at)
-        elif claim is ArrivalKind.REDELIVERED:
+        elif arrival is ArrivalKind.REDELIVERED:
             self._redelivered(held, settler, received, batch.at, again)
         elif _is_certainly_held(held, settler, batch.at):
             self._discard(settler, received)

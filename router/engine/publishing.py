@@ -1,4 +1,4 @@
-"""Puts messages into queues, for the API and for replays of dead letters."""
+"""Puts messages into queues: for the API, replays, replies, next steps and schedules."""
 
 import asyncio
 import logging

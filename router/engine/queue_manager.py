@@ -12,7 +12,7 @@ from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, Rou
 from router.core.config_plan import Plan, plan
 from router.core.job import Job, State
 from router.core.message import DEFAULT_POOL
-from router.core.outcome import FAST_FAIL_DELAY
+from router.core.outcome import NO_ROOM_DELAY
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
 from router.engine.consumer import QueueConsumer
@@ -230,7 +230,7 @@ class QueueManager:
         """Place jobs that waited for a draining pool to finish with their group (CFG-6)."""
         refused = blocked if self._is_stopped else self._dispatcher.place(blocked)
         if refused:
-            delay = 0.0 if self._is_stopped else FAST_FAIL_DELAY
+            delay = 0.0 if self._is_stopped else NO_ROOM_DELAY
             self.deps.tasks.create_task(nack_in_order(refused, delay), name="return")
 
     def _start(self, queue: QueueConfig, counts: Counts, restarts: int = 0) -> None:

@@ -51,11 +51,11 @@ class InFlightRegistry:
 
     def track(self, job: Job) -> tuple[ArrivalKind, Job]:
         """Take a job in, unless the router holds its message already. Return the one it holds."""
-        claim, held = self.tracker.track(job)
+        arrival, held = self.tracker.track(job)
         if self.tallies and held is job and not job.failures:
             tally = self.tallies.of(job.key)  # its broker could not keep what was tried so far
             job.failures, job.requests = tally.failures, tally.requests
-        return claim, held
+        return arrival, held
 
     def finish(self, jobs: Sequence[Job], fate: Fate, counts: Counts, now: float) -> None:
         """Let jobs of one queue go: their ACK or NACK went through, or never will (ROUTE-7)."""

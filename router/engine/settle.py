@@ -15,7 +15,7 @@ from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
 from router.core.job import EXPIRED, NEVER, Fate, GiveUp, Job, State
 from router.core.message import Handle, ReceivedMessage, Tally
-from router.core.outcome import DEFAULT_DELAY, FAST_FAIL_DELAY, Ending
+from router.core.outcome import DEFAULT_DELAY, NO_ROOM_DELAY, Ending
 from router.core.retry import reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code
@@ -369,7 +369,7 @@ class Returner:
         if self._settler.is_ordered_here:
             self.deferred += unroutable.refused  # returned, they would lose their place
         else:
-            await nack_in_order(unroutable.refused, FAST_FAIL_DELAY)
+            await nack_in_order(unroutable.refused, NO_ROOM_DELAY)
 
     def place_deferred(self) -> None:
         """Try again to find room for what had none."""

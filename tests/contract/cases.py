@@ -1,4 +1,4 @@
-"""Which brokers the contract is run against. A new one is one line here."""
+"""Which brokers the contract is run against."""
 
 import asyncio
 import sys

@@ -34,7 +34,7 @@ within a group and leases are those of the service. A complete program:
     asyncio.run(main())
 
 Put a message in with `message-router send --uri`, or by whatever publishes to that queue. A handler
-runs at least once for each message: it must be able to meet a message that it has handled before.
+runs at least once for each message: it must tolerate a message that it has already handled.
 Messages of one `messageGroupId` are handled one after the other, all others side by side.
 
 Brokers are set up by the same environment variables as for the service. Logging is left to the
@@ -112,8 +112,8 @@ class Context(Struct, frozen=True):
     async def extend(self) -> bool:
         """Extend the lease of the message now. Return False if it was lost.
 
-        Leases are extended by themselves while a handler runs. This is for one that is about to
-        block the event loop. A message whose lease is lost may be handled elsewhere, too.
+        The worker extends leases automatically while a handler runs. This is for one that is about
+        to block the event loop. A message whose lease is lost may be handled elsewhere, too.
         """
         return await self._extend()
 
@@ -154,9 +154,10 @@ class Worker:
     ) -> None:
         """Raise ValueError if the arguments or the environment make no sense.
 
-        `retry`: None means for ever, every 30 s. `dead_letters`: `sqlite:///path`, or `none` to
-        drop them; None means a file in the state directory of the service. `reply_queues`: the URIs
-        of queues that messages may name in `replyTo`, by name.
+        `retry`: None uses MESSAGE_ROUTER_DEFAULT_RETRY, else every 30 s without end.
+        `dead_letters`: `sqlite:///path`, `postgresql://…`, or `none` to drop them; None uses
+        MESSAGE_ROUTER_DEAD_LETTER_URL, else a file in the state directory of the service.
+        `reply_queues`: the URIs of queues that messages may name in `replyTo`, by name.
         """
         settings = _settings(os.environ)
         if retry is not None:
@@ -324,8 +325,8 @@ def _reply(result: object) -> Answer:
     try:
         return Reply(200, b'{"result":%b}' % _encode(result))
     except (TypeError, ValueError, RecursionError) as error:
-        detail, code = "the handler's result is no JSON", "RESULT_NOT_JSON"
-        return NoReply(Cause.PERMANENT, detail, str(error), code)  # again would be no better
+        detail, code = "the handler's result cannot be encoded as JSON", "RESULT_NOT_JSON"
+        return NoReply(Cause.PERMANENT, detail, str(error), code)  # a retry would fail, too
 
 
 def _failure(command_type: str, error: BaseException) -> NoReply:

@@ -138,7 +138,7 @@ async def _publisher(uri: str, settings: Settings) -> AsyncIterator[Publisher]:
 
 @click.command(
     epilog="\b\nExamples:  message-router send messages.ndjson --queue orders\n"
-    "           generate | message-router send --uri 'sqlite:///queue.db?queue=default'\n"
+    "           generate | message-router send --uri 'sqlite:///srv/queue.db?queue=default'\n"
     "           message-router send --target http://127.0.0.1:9000/ --count 1000"
 )
 @click.argument("file", type=click.File("rb"), required=False)

@@ -89,7 +89,7 @@ class Receiver:
         self._wake()
 
     def abort_overdue(self, now: float) -> None:
-        """Cut a receive that does not return: by now it would only bring what is unwanted."""
+        """Cut a receive that does not return: its messages would only be returned."""
         overdue = self._stopped_at is not None and now - self._stopped_at >= RECEIVE_GRACE_SECONDS
         if overdue and self.task is not None and self.settler.is_idle:
             self.task.cancel()
@@ -145,7 +145,7 @@ class Receiver:
                         self._warn(Code.QUEUE_UNREACHABLE, text)
                     await self._back_off()
                 except Exception:
-                    # The bulkhead: a bug met on one connection must end neither it nor the others.
+                    # The bulkhead: a bug on one connection must not end this receiver or others.
                     log.exception("connection failed", extra={"queue": self.queue.name})
                     await self._back_off()
         finally:
@@ -161,7 +161,7 @@ class Receiver:
             text = f"{name} does not hold groups back: several connections break order"
             self._warn(Code.QUEUE_VALIDATION, text)
         if answer_within is not None and deps.longest_delivery > answer_within:
-            text = f"a delivery may take longer than {name} waits for its answer"
+            text = f"a delivery may take longer than the broker of {name} waits for its ACK"
             self._warn(Code.BROKER_LIMIT, text)
         lease, heartbeat = guarded.lease_seconds, None
         if lease is not None:
@@ -216,7 +216,7 @@ class Receiver:
             while self._may_receive and settler.returner.deferred:
                 await self._wait(FRUITLESS_PAUSE_SECONDS)
                 settler.returner.place_deferred()
-        # The last batch led to nothing, or its pools are full now: only others have room.
+        # Pause if the last batch caused no request, or if every pool that it fed is full.
         is_fruitless, settler.last_batch_sent_nothing = settler.last_batch_sent_nothing, False
         open_pools = [pool for pool in self._fed if pool.has_room]
         if self._may_receive and (is_fruitless or (self._fed and not open_pools)):

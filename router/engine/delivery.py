@@ -146,7 +146,7 @@ class DeliveryRunner:
         self._loop = asyncio.get_running_loop()
         self._pauses_end = Signal()
         self._stopped = False
-        self._aborted: set[asyncio.Task[None]] = set()  # those that do not know it yet
+        self._aborted: set[asyncio.Task[None]] = set()  # cancelled, and not ended yet
         self._failing = FailingGroups()
 
     @property
@@ -236,7 +236,7 @@ class DeliveryRunner:
             now = self._loop.time()
             seconds = now - job.started_at
             job.tries += (Try(job.started_at, seconds, outcome.status, outcome.rule.word),)
-            if outcome.rule.was_sent:  # else a time of 0 would only flatter the target
+            if outcome.rule.was_sent:  # else it would count as 0 s
                 self.deliveries.time(seconds, now)
             if not outcome.may_try_again:
                 return failed if failed and outcome.cause is Cause.CIRCUIT_OPEN else outcome
@@ -295,7 +295,7 @@ class DeliveryRunner:
         )
 
     async def _return_scope(self, lane: Lane, head: Job, delay: float, error: str) -> None:
-        """NACK a failed message, then what its batch brought behind it in its group (FIFO-1)."""
+        """NACK a failed message, then those of its group and batch behind it (FIFO-1)."""
         mates = lane.take_scope(head.failure_scope) if head.blocks_on_error else []
         await head.settler.nack(head, delay, error)
         await nack_group(mates, delay)
@@ -329,7 +329,7 @@ async def nack_group(jobs: Sequence[Job], delay: float) -> None:
     """NACK jobs of one group in order, or all at once where the broker holds groups back.
 
     Such a broker keeps the order by itself, and its adapter sends in one call what comes
-    together. What is ready there before its head waits for the head (FIFO-1).
+    together. A message that is due before the head of its group waits for it (FIFO-1).
     """
     held_back = min(NO_ROOM_DELAY, delay)
     together = [job for job in jobs if job.settler.holds_groups]

@@ -77,7 +77,7 @@ class Dispatcher:
         now: float,
         read: Reader = parse,
     ) -> tuple[Unroutable, set[ProcessPool]]:
-        """Track what is new and submit it. Return what found no place, and the pools it is for."""
+        """Track what is new and submit it. Return what no pool took, and the pools of the batch."""
         # Where we keep the order, all of the group that is here goes back together.
         scope = settler.queue.uri if settler.is_ordered_here else None
         batch, unroutable, fed = Batch(settler, now, scope), Unroutable(), set[ProcessPool]()
@@ -256,9 +256,9 @@ class Dispatcher:
 def _is_certainly_held(held: Job, settler: Settler, now: float) -> bool:
     """Return whether the broker cannot have handed to anyone else what we hold (ROUTE-3).
 
-    What only seems to be ours may be with another router, which gives it up for the copy that came
-    to us. A lease is proof by itself. Without one only the connection of the copy is: if that is
-    lost, the copy is not removed either.
+    If our lease or connection may be lost, another router may hold the message and drop it in
+    favour of the copy that came to us. A lease is proof by itself. Without one only the connection
+    of the copy is: if that is lost, the copy is not removed either.
     """
     if held.lease_until > now and (
         held.settler is settler or held.received.lease_until is not None

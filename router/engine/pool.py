@@ -1,8 +1,8 @@
-"""A pool: so many deliveries at once, so many a minute, in order within a group (POOL-1 to 7).
+"""A pool limits concurrency and rate, and keeps order within a group (POOL-1 to 7).
 
-A group that has work is a lane; a lane that can go on is once in `lanes.ready`. Workers, at most
-`concurrency` of them at once, take the next ready lane, deliver one message of it and put the lane
-back. Order within a group, fairness between groups and the limit all follow from that.
+A group that has work is a lane; a lane that can be served is in `lanes.ready` once. Workers, at
+most `concurrency` of them at once, take the next ready lane, deliver one message of it and put the
+lane back. Order within a group, fairness between groups and the limit all follow from that.
 
 State changes in plain functions only: there is no await between a check and what depends on it.
 """
@@ -118,7 +118,7 @@ class ProcessPool:
         self._note_room()
 
     def revive(self, config: PoolConfig) -> None:
-        """Go on: its code came back while it was draining (CFG-6)."""
+        """Cancel the drain: a pool with this code was configured again (CFG-6)."""
         self.draining = False
         self.runner.resume()
         for lane in self.lanes.values():
@@ -191,8 +191,8 @@ class ProcessPool:
     async def _wait_for_rate(self) -> None:
         """Wait for the rate limit on behalf of the lane in front.
 
-        What is let through and meets no free worker is spent all the same: used later, it would let
-        more through in some minute than the limit allows.
+        A slot that finds no free worker is spent all the same: saved for later, it would let some
+        minute exceed the limit.
         """
         while self.lanes.ready and self.permits.is_free:
             if self.gate.must_wait:

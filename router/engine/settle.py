@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 ACK_LINGER_SECONDS: Final = 0.002  # an ACK waits so long for others to go with it (BRK-3)
 ACKS_PER_CALL: Final = 500
 _LAST_DELIVERY: Final = GiveUp(
-    Reason.RETRIES_EXHAUSTED, "its broker would not have handed it out again"
+    Reason.RETRIES_EXHAUSTED, "this was the broker's last delivery of the message"
 )
 
 
@@ -54,7 +54,7 @@ class QueueSettler:
         self.last_batch_sent_nothing = False
         self.emptied = Signal()  # rung when nothing is held any more
         self.renewed = Signal()  # rung when the connection was opened or lost
-        self.acks_per_call = ACKS_PER_CALL  # so many wait for no others
+        self.acks_per_call = ACKS_PER_CALL  # a call with so many is sent at once
         self.keeps_tally = True  # its broker remembers what was tried (WQ-5)
         self.holds_groups = False  # its broker holds a group back while one of its messages is out
         self.is_ordered_here = False  # its broker leaves the order within a group to us
@@ -153,8 +153,8 @@ class QueueSettler:
         return job.lease_until > self.now()
 
     def forfeit(self, job: Job) -> None:
-        log.info("lease lost before delivery: left to the broker", extra=_id(job))
-        if job.lease_until > self.now():  # a group mate of the one whose lease ended
+        if job.lease_until > self.now():
+            log.info("returned: a message before it in its group lost its lease", extra=_id(job))
             job.state = State.SETTLING
             self.spawn(self.nack(job, 0.0), "return")
         else:
@@ -197,7 +197,7 @@ class AckBatcher:
         self.is_busy = False
         self._settler = settler
         self._jobs: list[Job] = []
-        self._commands: list[Job] = []  # those that a plain ACK does not do for
+        self._commands: list[Job] = []  # they need more than a plain ACK
         self._copies: list[tuple[str, ReceivedMessage]] = []  # each with its message's error
         self._outgoing = OutgoingMessages(settler.queue, settler.deps.publishing, settler.warn)
 
@@ -240,7 +240,7 @@ class AckBatcher:
         settler.ring_if_idle()
 
     async def _finish_commands(self) -> None:
-        """End what has gathered of messages that a plain ACK does not do for.
+        """Finish the collected jobs that need more than a plain ACK.
 
         A reply that cannot be published delays none but its own message.
         """
@@ -300,9 +300,9 @@ class AckBatcher:
         settler = self._settler
         for job in jobs:
             if self._outgoing.is_left_of(job):  # its reply would never be published
-                log.warning("ACK came too late: it is delivered again", extra=_id(job))
+                log.warning("ACK too late: the message will be delivered again", extra=_id(job))
                 continue
-            log.warning("ACK came too late, the next delivery will be acknowledged", extra=_id(job))
+            log.warning("ACK too late: the next delivery will be acknowledged", extra=_id(job))
             settler.deps.registry.remember_ack(settler.queue.uri, job, settler.now())
         settler.finish(jobs, Fate.FORFEITED)
 
@@ -405,7 +405,10 @@ class Returner:
             try:
                 await settler.connection.ack([received.handle], error=why.error)
             except BrokerError as error:
-                log.info("not removed, it comes again and is stored once: %s", error)
+                log.info(
+                    "stored as a dead letter but not acknowledged, it will be delivered again: %s",
+                    error,
+                )
                 fate = Fate.FORFEITED
         else:
             fate = await self._nack(received.handle, delay, received.tally)

@@ -38,7 +38,7 @@ class NatsSettings:
     stream: str = env("NATS_STREAM_NAME", text, "MESSAGES",
         "JetStream stream")
     consumer: str = env("NATS_CONSUMER_NAME", text, "message-router",
-        "JetStream durable consumer")
+        "prefix of the durable consumer's name; the queue name follows")
     # fmt: on
 
 

@@ -251,7 +251,7 @@ def _item(address: PgmqAddress, item: Publication, position: int = 0) -> PgmqIte
 
 
 def _as_json(body: bytes) -> str:
-    """Return what jsonb stores. A body that is no JSON object, or none for jsonb, is a string."""
+    """Return what jsonb stores: a body that is no JSON object, or that it refuses, as a string."""
     try:
         decoded = body.decode()
     except UnicodeDecodeError:

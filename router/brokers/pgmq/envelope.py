@@ -66,10 +66,10 @@ class Envelope:
         self._reply_names = dict(queue.reply_names)
 
     def open(self, body: bytes) -> tuple[bytes, str | None]:
-        """Return the message, or the body as it is and why it is none.
+        """Return the message and None, or the body unchanged and why it is not a valid command.
 
-        What says nothing of a command is no command: the router itself publishes messages to this
-        queue, such as dead letters that are replayed.
+        A body without `command_type` is passed through: the router itself publishes messages to
+        this queue, such as dead letters that are replayed.
         """
         try:
             if not is_given(msgspec.json.decode(body, type=_Kind).command_type):

@@ -196,7 +196,7 @@ class PgmqTable:
     ) -> None:
         self.has_headers = has_headers
         self.reads_groups = reads_groups
-        self.channel = f"pgmq.{_table_name(address.name)}.INSERT"  # where inserts are told
+        self.channel = f"pgmq.{_table_name(address.name)}.INSERT"  # of insert notifications
         self._database = database
         self._name = address.name
         quoted = _table_name(address.name).replace('"', '""')
@@ -284,7 +284,7 @@ class PgmqTable:
 async def open_table(
     database: PostgresDatabase, address: PgmqAddress, *, to_consume: bool
 ) -> PgmqTable:
-    """Find the queue, and let its inserts be told where that is possible."""
+    """Find the queue, and enable insert notifications if possible."""
     (row,) = await database.call(_FIND, _table_name(address.name))
     if not row["has_pgmq"]:
         raise QueueRefused("the database has no PGMQ: install it with CREATE EXTENSION pgmq")
@@ -303,7 +303,7 @@ async def open_table(
         try:
             await database.call(_NOTIFY, address.name)
         except BrokerError as error:
-            log.info("queue %r tells of no inserts, so it is polled: %s", address.name, error)
+            log.info("queue %r is polled, for want of notifications: %s", address.name, error)
     return table
 
 

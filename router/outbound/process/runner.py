@@ -91,7 +91,7 @@ class Processes:
         self._spawner = _Spawner(executors)
 
     async def run(self, name: str, message_id: str, line: bytes, timeout: float) -> TaskResult:
-        """Run one task. `line` is its input, one line of JSON. Never raises but when cancelled."""
+        """Run one task. `line` is its input, one line of JSON. Raises only CancelledError."""
         executor = self._executors[name]
         async with self._free[name]:
             process: _Process | None = None
@@ -346,7 +346,7 @@ class _Process:
         self._error = b""
         self._to_write = line
         self._write_more(then_close=False)
-        # Until there is an answer, or will be none because its output has ended. The end of the
+        # Until there is an answer, or its output has ended and none can come. The end of the
         # process does not count: it may be reported before we have read the last line.
         while not (b"\n" in self._output or self._is_overlong or self._stdout not in self._open):
             await self._change()

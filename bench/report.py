@@ -94,7 +94,7 @@ def read_results(content: bytes) -> Results:
 
 
 def with_figures(page: str, sections: Iterable[str]) -> str:
-    """The page, with what stands between its marks written anew."""
+    """The page, with what stands between its marks written again."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return "\n\n".join([f"{before}{BEGIN}", *sections, f"{END}{after}"])

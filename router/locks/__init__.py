@@ -13,7 +13,7 @@ from router.ports import BrokerError, Lock, LockUnavailable
 class LockRequest(Struct, frozen=True):
     key: str  # the lock's name
     instance: str  # as people know this router
-    process: str  # tells it apart from others that were given the same name
+    process: str  # distinguishes it from others that were given the same name
     ttl: float  # seconds
 
     @property

@@ -1,4 +1,4 @@
-"""How a start ends that cannot succeed, and what a router tells of itself from start to stop."""
+"""How a start that cannot succeed ends, and what a router logs from start to stop."""
 
 import signal
 import socket

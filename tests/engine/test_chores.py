@@ -191,6 +191,25 @@ async def test_a_queue_that_grew_by_a_hundred_three_times_running_is_reported(
         assert ("QUEUE_GROWING" in rig.codes) is grows
 
 
+async def test_the_depths_of_a_removed_queue_do_not_count_when_it_comes_back() -> None:
+    queue = ScriptedQueue()
+    async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
+        chores = chores_of(rig)
+        await asyncio.sleep(1)
+        for depth in (0, 100, 200):
+            queue.depth = Depth(waiting=depth, in_flight=0)
+            await chores.measure_queues()
+        await rig.apply(pool("P"), queues=())
+        await chores.measure_queues()
+        await rig.apply(pool("P"))
+        await asyncio.sleep(1)
+        queue.depth = Depth(waiting=300, in_flight=0)
+        await chores.measure_queues()
+
+        assert rig.manager.consumers["q"].last_depth == queue.depth
+        assert "QUEUE_GROWING" not in rig.codes
+
+
 @pytest.mark.rule("OPS-1", "P5")
 async def test_a_queue_that_cannot_be_measured_does_not_keep_the_others_from_it() -> None:
     queues = {

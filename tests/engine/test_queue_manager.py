@@ -31,7 +31,7 @@ async def test_a_pool_that_is_gone_is_drained_and_let_go_once_idle() -> None:
         rig.manager.forget_finished(now())
 
         assert (draining, rig.manager.draining_pools) == ({"P"}, {})
-        # The open POST finished; the other came back at once and was routed anew, without its pool.
+        # The open POST finished; the other came back at once and was routed without its pool.
         assert rig.sender.sent == [(0, "a"), (pytest.approx(10.002), "b")]
         assert "ROUTING" in rig.codes
 

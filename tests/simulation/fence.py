@@ -8,8 +8,9 @@ from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
 from router.ports import Broker, Finish, MessageStore, Publisher, Unsettled
 from tests.simulation.loop import Process
-from tests.simulation.networked import FinishingBroker, Opener
+from tests.simulation.networked import Opener
 from tests.simulation.oracle import Oracle
+from tests.support.passing import PassingBroker
 
 Settled = Callable[[Sequence[Unsettled]], None]
 
@@ -77,7 +78,7 @@ class _Watched:
         return self._brokers.open_store(queue)
 
 
-class _WatchedBroker(FinishingBroker):
+class _WatchedBroker(PassingBroker):
     def __init__(self, fence: Fence, broker: Broker, process: Process) -> None:
         super().__init__(broker)
         self._fence = fence

@@ -18,7 +18,7 @@ class Workers:
         return self._places.setdefault(place, _Place())
 
     def forget(self) -> None:
-        """The machine was started anew: locks of another boot tell nothing."""
+        """The machine was started again: locks of another boot prove nothing."""
         self._places.clear()
 
 
@@ -59,7 +59,7 @@ class _Place:
 
 
 class _Nobody:
-    """A server tells nothing about its clients."""
+    """A server says nothing about its clients."""
 
     @contextmanager
     def claim_own(self, worker_id: str) -> Iterator[None]:

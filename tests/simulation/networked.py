@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, Protocol
 
-from msgspec.structs import replace
-
 from router.core.config import QueueConfig
 from router.core.message import Message
 from router.ports import (
@@ -14,16 +12,12 @@ from router.ports import (
     Brokers,
     Cancellation,
     CancelReply,
-    Finish,
-    Finisher,
     MessageRecord,
     MessageStore,
     MessageStores,
     Publication,
     Publisher,
     Receipt,
-    Traits,
-    Unsettled,
     no_reply,
 )
 from tests.simulation.loop import Process
@@ -159,27 +153,7 @@ class _RemotePublisher:
         return await self._wire.carry(lambda: self._publisher.publish(items))
 
 
-class FinishingBroker(PassingBroker):
-    """Hands on as well what a work queue can do when a message ends."""
-
-    @property
-    def traits(self) -> Traits:
-        return replace(self.broker.traits, finisher=self)
-
-    def takes(self, queue: QueueConfig) -> bool:
-        return self._finisher.takes(queue)
-
-    async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
-        return await self.carry(lambda: self._finisher.finish(items))
-
-    @property
-    def _finisher(self) -> Finisher:
-        finisher = self.broker.traits.finisher
-        assert finisher is not None
-        return finisher
-
-
-class _Remote(FinishingBroker):
+class _Remote(PassingBroker):
     def __init__(self, broker: Broker, wire: Wire) -> None:
         super().__init__(broker)
         self._wire = wire

@@ -191,7 +191,8 @@ class Oracle(Book):
         starts.append(post.started)
         for count, since in enumerate(reversed(starts), 1):
             if count > rate + rate * (post.started - since) / 60 + 1 + EPSILON:
-                self.violate("§9", f"{count} deliveries in {post.started - since:g} s by pool R")
+                took = post.started - since
+                self.violate("POOL-4", f"{count} deliveries in {took:g} s by pool R")
                 return
 
     # What is published and kept.

@@ -54,7 +54,7 @@ class Surrounding(Protocol):
 
 
 class SimStore:
-    """The real store, which fails when the world says so, and tells what it has kept."""
+    """The real store, which fails when the world says so, and reports what it has kept."""
 
     def __init__(self, store: DeadLetterStore, world: Surrounding) -> None:
         self._store = store

@@ -1,6 +1,6 @@
 """Worlds with new seeds at every run, within a fixed budget of time (SIM-1, SIM-2).
 
-`SIMULATION_SECONDS` changes the budget, `SIMULATION_SEED` the first seed. A failure tells its seed.
+`SIMULATION_SECONDS` changes the budget, `SIMULATION_SEED` the first seed. A failure names its seed.
 """
 
 import itertools

@@ -367,7 +367,7 @@ class World:
             self._loop.resume(process)
 
     async def _reboot(self, step: Step) -> None:
-        """The machine: all routers end, and what counts since its start begins anew."""
+        """The machine: all routers end, and what counts since its start starts again."""
         for index in range(self.plan.routers):
             self._kill(index)
         self._boots += 1
@@ -392,7 +392,7 @@ class World:
             await self._thaw(router.process, step.seconds)
 
     async def _recreate(self, step: Step) -> None:
-        """Someone deletes the file of an empty queue, and all routers start anew."""
+        """Someone deletes the file of an empty queue, and all routers start again."""
         for index in range(self.plan.routers):
             self._kill(index)
         if not self._rows():

@@ -72,7 +72,7 @@ def with_version(description: str) -> str:
 
 
 def with_values(readme: str) -> str:
-    """The text with what stands between the two marks made anew."""
+    """The text with what stands between the two marks made again."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -3,8 +3,11 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
+from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
-from router.ports import Broker, Depth, Traits, Unsettled
+from router.ports import Broker, Depth, Finish, Finisher, Traits, Unsettled
 
 T = TypeVar("T")
 
@@ -27,7 +30,8 @@ class PassingBroker:
 
     @property
     def traits(self) -> Traits:
-        return self.broker.traits
+        traits = self.broker.traits
+        return traits if traits.finisher is None else replace(traits, finisher=self)
 
     def interrupt(self) -> None:
         self.broker.interrupt()
@@ -46,3 +50,15 @@ class PassingBroker:
 
     async def depth(self) -> Depth | None:
         return await self.carry(self.broker.depth)
+
+    def takes(self, queue: QueueConfig) -> bool:
+        return self._finisher.takes(queue)
+
+    async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
+        return await self.carry(lambda: self._finisher.finish(items))
+
+    @property
+    def _finisher(self) -> Finisher:
+        finisher = self.broker.traits.finisher
+        assert finisher is not None
+        return finisher

@@ -329,7 +329,7 @@ const act = {
     const force = letter.replayedAt ? "?force=true" : "";
     const run = () => change("POST", `/dead-letters/${letter.id}/replay${force}`, "Replayed: it is back in its queue.", loadLetters);
     const again = letter.replayedAt ? " It was replayed before: its target may see it twice." : "";
-    const text = `${letter.messageId} goes back to the end of ${letter.queue} and is delivered anew.${again}`;
+    const text = `${letter.messageId} goes back to the end of ${letter.queue} and is delivered again.${again}`;
     set({ dialog: { title: "Replay this message?", text, action: { name: "Replay", run } } });
   },
 

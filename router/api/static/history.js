@@ -11,7 +11,7 @@ export class History {
     const before = this.#last;
     this.#last = { snapshot, at };
     if (before === null || snapshot.startedAt !== before.snapshot.startedAt) {
-      this.#series.clear(); // another process: its counters began anew
+      this.#series.clear(); // another process: its counters start again
       return;
     }
     const seconds = Math.max(at - before.at, 0.001);

@@ -182,7 +182,7 @@ class ActiveMqBroker:
         self._address = address
         self._copied = copied  # originals that still have to be removed
         self._pending_retries = pending_retries
-        self._clock = clock  # the machine's: it tells when a copy is due
+        self._clock = clock  # the machine's: copies are due by it
         self._numbers = itertools.count(1)
         self._places = itertools.count(1)
         self._prefetched = PrefetchBuffer()

@@ -62,7 +62,7 @@ class NatsAddress(Struct, frozen=True):
 
     @property
     def key(self) -> tuple[tuple[str, ...], str, str]:
-        """What tells consumers apart."""
+        """What distinguishes consumers."""
         return self.servers, self.stream, self.consumer
 
 

@@ -62,7 +62,7 @@ class PullConsumer(Struct, frozen=True):
 
     stream: str
     name: str
-    stream_created: str  # tells it from an earlier stream of that name
+    stream_created: str  # distinguishes it from an earlier stream of that name
     last_handed_out: int  # the sequence, as the server remembers it
     terms: ConsumerTerms
 

@@ -66,7 +66,7 @@ END
 _NEXT: Final = "SELECT extract(epoch FROM min(vt) - clock_timestamp())::float8 AS wait FROM {table}"
 
 # `read_ct` is the fence: whoever reads a message again makes older leases worthless. `enqueued_at`
-# tells it from one of a queue that was dropped and made again.
+# distinguishes it from one of a queue that was dropped and made again.
 _HELD: Final = """
 asked AS (
     SELECT *

@@ -86,8 +86,8 @@ def render(values: Values) -> Release:
 
 
 def notes(values: Values, folder: Path) -> str:
-    """What Helm tells whoever installs it. It does so only where there is a cluster, so that in a
-    copy of the chart the text is a manifest.
+    """What Helm prints after an installation. It does so only where there is a cluster, so that in
+    a copy of the chart the text is a manifest.
     """
     copy = shutil.copytree(CHART, folder / CHART.name)
     text = (copy / "templates/NOTES.txt").read_text()

@@ -410,7 +410,7 @@ def test_with_rules_for_what_is_called_the_network_policy_lets_out_that_and_name
         ({**BY_URL, "persistence": {"enabled": False}}, "dead letters are lost with the pod"),
         ({**BY_URL, "keda": {"enabled": True}}, "mode single is one pod"),
         ({**STANDBY, "keda": {"enabled": True}}, "needs mode active-active"),
-        ({**ACTIVE, "keda": {"enabled": True}}, "something that tells how much waits"),
+        ({**ACTIVE, "keda": {"enabled": True}}, "something that reports how much waits"),
         ({"routing": {"url": "https://c", "existingSecret": "s"}}, "give one of url"),
         (
             {"routing": {"document": {"queues": [{"queueUri": "amqp://me:hunter2@mq/?queue=q"}]}}},

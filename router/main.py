@@ -39,12 +39,12 @@ from router.engine.breaker import Breaker, Breakers
 from router.engine.chores import Chores
 from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules, SyncStatus
 from router.engine.controls import Controls
+from router.engine.dead_letters import DeadLetterReplay
 from router.engine.delivery import Mediator, longest_delivery
 from router.engine.notifier import Notifier
 from router.engine.periodic import LoopLag, every
 from router.engine.queue_manager import QueueManager
 from router.engine.registry import Journal
-from router.engine.replay import DeadLetterReplay
 from router.engine.shutdown import shut_down
 from router.engine.standby import Alone, Candidate, Election, Standby
 from router.engine.state import MessageLookup, StateReader

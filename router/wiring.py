@@ -20,7 +20,7 @@ from router.core.retry import Jitter
 from router.core.target import Target
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
-from router.engine.dead_letter_writer import DeadLetterWriter
+from router.engine.dead_letters import DeadLetterWriter
 from router.engine.delivery import Deliverer
 from router.engine.deps import EngineDeps
 from router.engine.publishing import open_publishing

@@ -21,7 +21,7 @@ from router.api import (
 )
 from router.api.access import Access, Guard
 from router.api.problems import HANDLERS, PROBLEM_SCHEMA
-from router.api.router_api import RouterApi
+from router.api.requests import RouterApi
 
 _ERRORS: Final = {
     "description": "What went wrong",

@@ -9,8 +9,14 @@ from msgspec import Meta, Raw, Struct
 
 from router.api.messages import MESSAGE_SCHEMA
 from router.api.models import AT, EnumName, ResponseModel, Time, as_is, shown
-from router.api.requests import Name, decode, read_body, split_messages, unprocessable
-from router.api.router_api import CurrentRouter
+from router.api.requests import (
+    CurrentRouter,
+    Name,
+    decode,
+    read_body,
+    split_messages,
+    unprocessable,
+)
 from router.engine.beat import ScheduleState
 from router.engine.stores import (
     MAX_BATCH_ID,

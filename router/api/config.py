@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from router.api.models import AT, Masked, ResponseModel, Time, as_is, shown
-from router.api.router_api import CurrentRouter
+from router.api.requests import CurrentRouter
 
 
 class SourceView(ResponseModel):

@@ -10,8 +10,14 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from router.api.models import AT, EnumName, Masked, ResponseModel, Time, as_is, shown
 from router.api.problems import ApiProblem
-from router.api.requests import BLANK_IS_NONE, Name, RequestBody, body_schema, read_json
-from router.api.router_api import CurrentRouter
+from router.api.requests import (
+    BLANK_IS_NONE,
+    CurrentRouter,
+    Name,
+    RequestBody,
+    body_schema,
+    read_json,
+)
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
 from router.core.message import Malformed, Message, parse
 from router.core.redact import MASK

@@ -21,15 +21,16 @@ from router.api.models import (
 )
 from router.api.problems import ApiProblem
 from router.api.requests import (
+    CurrentRouter,
     Name,
     RequestBody,
     body_schema,
+    current_router,
     read_body,
     read_json,
     split_messages,
     unprocessable,
 )
-from router.api.router_api import CurrentRouter, current_router
 from router.core.explain import Explanation
 from router.core.history import MessageHistory, WaitReason
 from router.core.outcome import Failure

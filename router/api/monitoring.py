@@ -23,8 +23,7 @@ from router.api.models import (
     shown,
     sliced,
 )
-from router.api.requests import RequestBody, body_schema, read_json, unprocessable
-from router.api.router_api import CurrentRouter
+from router.api.requests import CurrentRouter, RequestBody, body_schema, read_json, unprocessable
 from router.core.config import MAX_CONCURRENCY
 from router.core.config_entry import MAX_RATE
 from router.core.health import Status, assess

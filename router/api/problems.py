@@ -14,8 +14,8 @@ from router.core.redact import mask_urls
 from router.core.target import BadTarget
 from router.engine.config_sync import SyncFailed
 from router.engine.controls import UnknownBreaker, UnknownPool
+from router.engine.dead_letters import NotReplayable, ReplayBrokeOff, UnknownLetter
 from router.engine.publishing import BrokeOff, NotPublishable, Rejected, UnknownQueue
-from router.engine.replay import NotReplayable, ReplayBrokeOff, UnknownLetter
 from router.engine.stores import (
     AmbiguousBatch,
     NotCancellable,

@@ -1,17 +1,30 @@
-"""Reading what callers send: never more than allowed, and as JSON only where it is JSON."""
+"""What a handler is given: the router, and what the caller sends.
+
+Of a body never more than allowed is read, and as JSON only where it is JSON.
+"""
 
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Protocol, TypeVar
 
 import msgspec
-from fastapi import Request
+from fastapi import Depends, Request
 from msgspec import Raw, Struct
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
 from router.api.problems import ApiProblem, in_words
-from router.engine.publishing import MAX_MESSAGES
+from router.core.config_plan import Plan
+from router.core.state import RouterState
+from router.core.warnings import WarningBook
+from router.engine.beat import ScheduleState
+from router.engine.config_sync import SyncStatus
+from router.engine.controls import Controls
+from router.engine.dead_letters import DeadLetterReplay
+from router.engine.publishing import MAX_MESSAGES, QueuePublisher
+from router.engine.state import MessageLookup
+from router.engine.stores import Batches, MessageStates
+from router.ports import DeadLetterStore
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024  # bytes
 
@@ -19,6 +32,45 @@ BLANK_IS_NONE: Final = BeforeValidator(lambda given: given or None)  # as in `?q
 Name = Annotated[str | None, BLANK_IS_NONE]
 T = TypeVar("T")
 Shape = TypeVar("Shape", bound="RequestBody")
+
+
+class RouterApi(Protocol):
+    """What the API asks of the router, and nothing else."""
+
+    @property
+    def controls(self) -> Controls: ...
+
+    @property
+    def lookup(self) -> MessageLookup: ...
+
+    warnings: WarningBook
+    publishing: QueuePublisher
+    messages: MessageStates
+    batches: Batches
+    letters: DeadLetterStore
+    replays: DeadLetterReplay
+
+    def now(self) -> float:
+        """Return the time in Unix seconds."""
+
+    def state(self) -> RouterState: ...
+
+    def schedules(self) -> Sequence[ScheduleState]: ...
+
+    def config_status(self) -> SyncStatus: ...
+
+    async def reload(self) -> Plan:
+        """Sync the configuration now, once. Raises SyncFailed."""
+
+
+async def current_router(request: Request) -> RouterApi:
+    router: RouterApi = request.app.state.router
+    return router
+
+
+# Handlers and dependencies are async even if they do not wait: FastAPI runs a plain `def` in a
+# thread, where it would read the router's state while the event loop changes it.
+CurrentRouter = Annotated[RouterApi, Depends(current_router)]
 
 
 class RequestBody(BaseModel):

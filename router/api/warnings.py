@@ -8,8 +8,7 @@ from fastapi import APIRouter, Query
 
 from router.api.models import AT, EnumName, Masked, ResponseModel, Time, as_is, shown
 from router.api.problems import ApiProblem
-from router.api.requests import BLANK_IS_NONE, Name
-from router.api.router_api import CurrentRouter
+from router.api.requests import BLANK_IS_NONE, CurrentRouter, Name
 from router.core.warnings import Notice, Severity
 
 _CENTURY_HOURS: Final = 100 * 366 * 24

@@ -24,7 +24,7 @@ COMMANDS = (
     LazyCommand("status", "status:status", "Show the router's state on one screen."),
     LazyCommand("explain", "lookup:explain", "Explain why a message, group or target is waiting."),
     LazyCommand("warnings", "warnings:warnings", "List, acknowledge and clear warnings."),
-    LazyCommand("pools", "pools:pools", "Change a pool of the running router."),
+    LazyCommand("pools", "config:pools", "Change a pool of the running router."),
     LazyCommand("config", "config:config", "Check a routing configuration."),
     LazyCommand(
         "dead-letters", "dead_letters:dead_letters", "List, replay and discard dead letters."

@@ -1,4 +1,4 @@
-"""`config check`: errors of a routing configuration, and what it would change (CFG-8)."""
+"""`config` checks a routing configuration (CFG-8); `pools` changes a pool until the next sync."""
 
 import asyncio
 import sys
@@ -9,8 +9,15 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from router.cli.connection import RouterRefused, Unreachable, connect, router_options, settings_here
-from router.cli.output import json_option, plain, show_json
+from router.cli.connection import (
+    RouterRefused,
+    Unreachable,
+    connect,
+    in_path,
+    router_options,
+    settings_here,
+)
+from router.cli.output import json_option, plain, show_fields, show_json
 from router.core.config import QueueNaming, RoutingConfig
 from router.core.config_document import read_document
 from router.core.config_plan import check_document
@@ -83,3 +90,42 @@ def _running(naming: QueueNaming) -> RoutingConfig | None:
         raise click.ClickException("what answers there is not a message-router")
     document = read_document(msgspec.json.encode(applied), naming)
     return RoutingConfig(document.queues, document.pools, document.reply_queues)
+
+
+@click.group(epilog="\b\nExample:  message-router pools set POOL-A --concurrency 5")
+def pools() -> None:
+    """Change a pool of the running router."""
+
+
+@pools.command(
+    "set",
+    epilog="\b\nExamples:  message-router pools set POOL-A --concurrency 5 --rate 600\n"
+    "           message-router pools set POOL-A --rate 0",
+)
+@click.argument("code", metavar="CODE")
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), metavar="N", help="Deliveries at the same time."
+)
+@click.option(
+    "--rate", type=click.IntRange(min=0), metavar="N", help="Deliveries per minute; 0 for no limit."
+)
+@router_options
+@json_option
+def set_pool(code: str, concurrency: int | None, rate: int | None, as_json: bool) -> None:
+    """Change a pool at once. The next configuration sync reverts it.
+
+    Open deliveries finish. Messages that wait for the rate limit are subject to the new one.
+    """
+    if concurrency is None and rate is None:
+        raise click.UsageError("give --concurrency, --rate or both")
+    order: dict[str, int | None] = {}
+    if concurrency is not None:
+        order["concurrency"] = concurrency
+    if rate is not None:
+        order["rateLimitPerMinute"] = rate or None
+    with connect() as router:
+        stats = router.put(f"/monitoring/pools/{in_path(code)}", msgspec.json.encode(order))
+    if as_json:
+        show_json(stats)
+    else:
+        show_fields(stats)

@@ -7,7 +7,7 @@ from router.core.config import RetryPolicy
 from router.core.leadership import Leadership, unlimited
 from router.core.retry import Jitter
 from router.engine.alerts import Alerts
-from router.engine.dead_letter_writer import DeadLetterWriter
+from router.engine.dead_letters import DeadLetterWriter
 from router.engine.delivery import Deliverer
 from router.engine.publishing import QueuePublisher
 from router.engine.registry import InFlightRegistry

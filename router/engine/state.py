@@ -33,7 +33,7 @@ from router.core.state import (
 from router.core.target import BadTarget, read_target
 from router.core.warnings import WarningBook
 from router.engine.breaker import WINDOW, Breaker, Breakers, BreakerState
-from router.engine.dead_letter_writer import DeadLetterWriter
+from router.engine.dead_letters import DeadLetterWriter
 from router.engine.limits import MINUTE
 from router.engine.periodic import LoopLag
 from router.engine.pool import ProcessPool, waits_in

@@ -13,7 +13,7 @@ from router.core.message import ReceivedMessage, Tally
 from router.core.outcome import Reply
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
-from router.engine.dead_letter_writer import DeadLetterWriter
+from router.engine.dead_letters import DeadLetterWriter
 from router.ports import DeadLetterStore
 from router.storage.dead_letters import open_store
 from tests.support.fakes import FakeLetters, FakeSender

@@ -10,8 +10,13 @@ from msgspec.structs import replace
 from router.core.config import RoutingConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.message import parse
+from router.engine.dead_letters import (
+    DeadLetterReplay,
+    NotReplayable,
+    ReplayBrokeOff,
+    UnknownLetter,
+)
 from router.engine.publishing import BrokeOff, NotPublishable, UnknownQueue, open_publishing
-from router.engine.replay import DeadLetterReplay, NotReplayable, ReplayBrokeOff, UnknownLetter
 from router.ports import DeadLetterStore, Disconnected, Publication, StoreError
 from router.storage.dead_letters import open_store
 from tests.support.inline import InlineExecutor
@@ -195,7 +200,7 @@ async def test_two_replays_of_one_letter_at_once_publish_it_once(tmp_path: Path)
 async def test_many_are_replayed_oldest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.engine.replay.PAGE", 2)
+    monkeypatch.setattr("router.engine.dead_letters.PAGE", 2)
     async with desk(tmp_path, FakeQueues()) as at:
         await at.keep(*(letter(number) for number in range(5)), letter(9, queue="other"))
 

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.dead_letter import DeadLetter, LetterFilter
-from router.engine import replay
+from router.engine import dead_letters
+from router.engine.dead_letters import DeadLetterReplay, ReplayBrokeOff
 from router.engine.publishing import open_publishing
-from router.engine.replay import DeadLetterReplay, ReplayBrokeOff
 from router.ports import Broker, DeadLetterStore, Disconnected, Publication, Publisher
 from router.storage.dead_letters import open_store
 from tests.support.inline import InlineExecutor
@@ -111,7 +111,7 @@ async def replay_until_done(story: Story, folder: Path, page: int) -> None:
     numbers = count(1)
     queues = MoodyQueues(list(story.moods))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "PAGE", page)
+        patch.setattr(dead_letters, "PAGE", page)
         async with (
             open_store(f"sqlite://{folder}/l.db", executor=InlineExecutor()) as store,
             open_publishing(

@@ -17,12 +17,11 @@ from router.engine.alerts import Alerts
 from router.engine.beat import Beat
 from router.engine.breaker import Breakers
 from router.engine.chores import Chores
-from router.engine.dead_letter_writer import DeadLetterWriter
+from router.engine.dead_letters import DeadLetterReplay, DeadLetterWriter
 from router.engine.delivery import Mediator
 from router.engine.deps import EngineDeps
 from router.engine.publishing import QueuePublisher, open_publishing
 from router.engine.queue_manager import QueueManager
-from router.engine.replay import DeadLetterReplay
 from router.engine.state import MessageLookup
 from router.engine.stores import Batches, MessageStates, QueueStores
 from router.ports import DeadLetterStore, Sender, StoreError

@@ -8,8 +8,8 @@ from typing import Final, Protocol
 from router.core.config import QueueConfig
 from router.core.dead_letter import LetterFilter, Reason
 from router.core.message import parse
+from router.engine.dead_letters import NotReplayable
 from router.engine.publishing import BrokeOff, Published, Rejected
-from router.engine.replay import NotReplayable
 from router.engine.stores import (
     AcceptedMembers,
     NewBatch,

@@ -14,8 +14,8 @@ from router.core.tracker import Tracker
 from router.core.warnings import WarningBook
 from router.engine.beat import ScheduleState
 from router.engine.config_sync import SourceStatus, SyncFailed, SyncStatus
+from router.engine.dead_letters import DeadLetterReplay
 from router.engine.publishing import QueuePublisher
-from router.engine.replay import DeadLetterReplay
 from router.engine.stores import Batches, MessageStates, QueueStores
 from router.ports import DeadLetterStore
 from tests.support.queues import ONE_QUEUE, ORDERS, FakeQueues

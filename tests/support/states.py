@@ -18,7 +18,7 @@ from router.core.stats import Counts, Deliveries, Latency, PoolPeriod, QueuePeri
 from router.core.target import read_target
 from router.core.tracker import Tracker
 from router.engine.controls import Controls, PoolSetting, UnknownBreaker, UnknownPool
-from router.engine.dead_letter_writer import DeadLetterWriter
+from router.engine.dead_letters import DeadLetterWriter
 from router.engine.periodic import LoopLag
 from router.engine.state import MessageLookup, StateReader
 from router.ports import Tracer

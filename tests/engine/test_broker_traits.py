@@ -14,7 +14,7 @@ from router.core.outcome import Reply
 from router.core.warnings import Severity
 from router.engine.chores import Chores
 from router.engine.settle import ACK_LINGER_SECONDS
-from router.ports import Depth, Traits
+from router.ports import Depth, StaleLease, Traits
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import Rig, body, grouped, pool, running
@@ -56,6 +56,38 @@ async def test_what_was_remembered_of_a_message_goes_with_it() -> None:
 
         assert [post for _, post in sender.posts] == [1, 2, 1]
         assert not rig.manager.registry.tallies
+
+
+@pytest.mark.rule("WQ-5")
+async def test_what_its_broker_keeps_of_a_message_is_not_remembered_here() -> None:
+    queue = ScriptedQueue(lease_seconds=60)
+    sender = FakeSender(takes=0)
+    sender.script("a", Reply(200, b'{"ack":false}'))
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a", poolCode="P"), "first", "1", lease=60))
+        await asyncio.sleep(1)
+
+        assert [handle for _, handle, _ in queue.nacked] == ["first"]
+        assert not rig.manager.registry.tallies
+
+
+@pytest.mark.rule("WQ-5")
+async def test_what_was_not_given_back_may_have_gone_elsewhere_and_is_never_counted_too_high() -> (
+    None
+):
+    queue = ScriptedQueue(
+        lease_seconds=60,
+        traits=Traits(keeps_tally=False),
+        failing={"nack": StaleLease("it is another router's by now")},
+    )
+    sender = FakeSender(takes=0)
+    sender.script("a", Reply(200, b'{"ack":false}'))
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)):
+        for handle in ("first", "second"):
+            queue.hand_over(handed(body("a", poolCode="P"), handle, "1", lease=60))
+            await asyncio.sleep(1)
+
+        assert [post for _, post in sender.posts] == [1, 1]
 
 
 @pytest.mark.rule("DLQ-1")

@@ -243,6 +243,30 @@ class TestReplies:
             assert on.calls == [(SETTLED, "ack")]
             assert "CONFIGURATION" in on.rig.codes
 
+    async def test_successes_and_failures_that_end_together_are_told_apart(self) -> None:
+        async with stage(Reply(404)) as on:
+            on.hand_over("a", replyTo="replies", messageGroupId="a")
+            on.hand_over("b", "i", replyTo="replies", messageGroupId="b")
+            await asyncio.sleep(5)
+
+            assert on.calls == [(SETTLED, "ack"), (SETTLED, "ack failed")]
+            assert [each["outcome"] for each in on.sent_to("replies")] == ["SUCCESS", "FAILED"]
+            assert ended(on.rig) == {Fate.DELIVERED: 1, Fate.DEAD_LETTERED: 1}
+
+    @pytest.mark.rule("P4")
+    async def test_nothing_is_left_of_a_message_whose_reply_could_not_be_published(self) -> None:
+        async with stage() as on:
+            on.doors.published.failures = [Disconnected("gone")] * 100
+            on.queue.unsettled["h"] = lost("h")  # it cannot be extended
+            on.hand_over("a", replyTo="replies")
+            await asyncio.sleep(5)
+            (receiver,) = on.rig.manager.consumers["q"].connections
+            left = receiver.settler._acks._outgoing._left
+            waiting = len(left)
+            await asyncio.sleep(31)
+
+            assert (waiting, len(left)) == (1, 0)
+
     async def test_a_cancelled_message_is_told_once_under_the_key_of_its_publication(self) -> None:
         async with stage(Reply(404)) as on:
             publishing, given = on.rig.manager.deps.publishing, {"replyTo": "replies"}

@@ -73,6 +73,7 @@ async def test_a_bug_met_while_routing_gives_one_message_back_and_strands_no_oth
         assert [handle for _, handle in queue.acked] == ["a", "c"]
         assert queue.nacked == [(1, "b", DEFAULT_DELAY)]
         assert ended(rig)[Fate.RETURNED] == 1
+        assert rig.codes == {"PROCESSING"}
     assert "unhashable" in caplog.text
 
 

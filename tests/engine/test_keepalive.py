@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from router.core.job import Fate
 from router.core.outcome import Reply
@@ -139,6 +140,56 @@ async def test_what_has_lost_its_lease_is_not_given_back() -> None:
     sender.script("a", DEFER)
     async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
         queue.hand_over(handed(body("a"), "h", "1", lease=30))
+        await asyncio.sleep(20)
+
+        assert queue.nacked == []
+        assert rig.manager.registry.ledger.ended[Fate.FORFEITED] == 1
+
+
+@pytest.mark.rule("ROUTE-2", "DLQ-1")
+async def test_what_is_being_stored_as_a_dead_letter_is_not_extended_and_copies_wait_for_it() -> (
+    None
+):
+    queue = ScriptedQueue(lease_seconds=30)
+    sender = FakeSender(takes=1)
+    sender.script("a", Reply(404))
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        rig.letters.takes = 15
+        queue.hand_over(handed(body("a"), "old", "1", lease=30))
+        await asyncio.sleep(5)
+        queue.hand_over(handed(body("a"), "new", "1", lease=30))
+        await asyncio.sleep(20)
+
+        assert queue.extended == []
+        assert [handle for _, handle in queue.acked] == ["old", "new"]
+        assert len(rig.letters.letters) == 1
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+async def test_a_lease_that_ends_now_has_ended(is_last: bool) -> None:
+    queue = ScriptedQueue(lease_seconds=30, unsettled={"b": lost("b"), "c": not_now("c")})
+    sender = FakeSender(takes=20)
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        first, second, third = grouped(*"abc")
+        queue.hand_over(
+            handed(first, "a", "a", lease=30),
+            handed(second, "b", "b", lease=30),
+            replace(handed(third, "c", "c", lease=20), is_last=is_last),
+        )
+        await asyncio.sleep(25)
+
+        assert sender.ids == ["a"]
+        assert queue.nacked == []  # another router may have both by now
+        assert rig.letters.letters == []
+        assert rig.manager.registry.ledger.ended[Fate.FORFEITED] == 2
+
+
+async def test_what_fails_at_the_very_end_of_its_lease_is_not_given_back() -> None:
+    queue = ScriptedQueue(lease_seconds=30, unsettled={"h": not_now("h")})
+    sender = FakeSender(takes=15)
+    sender.script("a", DEFER)
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a"), "h", "1", lease=15))
         await asyncio.sleep(20)
 
         assert queue.nacked == []

@@ -1,18 +1,20 @@
 """ACKs, NACKs and dead letters on their way to the broker, and what stops them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
-from router.core.config import RetryPolicy
+from router.core.config import QueueConfig, RetryPolicy
 from router.core.dead_letter import Reason
 from router.core.identity import MessageKey
 from router.core.job import Fate
 from router.core.message import ReceivedMessage
-from router.core.outcome import Reply
+from router.core.outcome import Cause, NoReply, Reply
 from router.core.warnings import Severity
+from router.engine import settle
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Disconnected, QueueRefused, StaleLease
 from tests.support.fakes import FakeSender
@@ -22,6 +24,8 @@ from tests.support.rig import Rig, body, ended, pool, running
 pytestmark = pytest.mark.anyio
 
 DEFER = Reply(200, b'{"ack": false}')
+
+Lines = Callable[[], list[tuple[str, str | None]]]
 
 
 @asynccontextmanager
@@ -409,3 +413,97 @@ async def test_what_is_settled_twice_by_mistake_ends_once(nack_takes: float) -> 
 
         assert sum(ended(rig).values()) == 1
         assert rig.is_empty
+
+
+@pytest.mark.rule("DLQ-1", "WQ-1")
+@pytest.mark.parametrize(
+    ("detail", "error"), [("refused", "refused"), ("", Reason.RETRIES_EXHAUSTED.value)]
+)
+async def test_a_dead_letter_is_acknowledged_with_its_error_or_else_its_reason(
+    detail: str, error: str
+) -> None:
+    queue = ScriptedQueue(lease_seconds=30)
+    sender = FakeSender()
+    sender.script("a", *[NoReply(Cause.NETWORK, detail)] * 3)
+    once = RetryPolicy(max_attempts=1)
+    async with running(pool("P", retry=once), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a", poolCode="P"), "h", "1", lease=30))
+        await asyncio.sleep(20)
+
+        (visit,) = rig.manager.registry.journal.of_message("a")
+        assert (visit.fate, visit.error) == (Fate.DEAD_LETTERED, error)
+        assert [verb for _, verb, _ in queue.calls if "ack" in verb] == ["ack failed"]
+
+
+@pytest.mark.rule("OPS-5", "BRK-4")
+class TestWhatIsLogged:
+    """A line for each message that is not settled as it should be."""
+
+    @pytest.fixture
+    def lines(self, caplog: pytest.LogCaptureFixture) -> Lines:
+        """What was logged, and of which message."""
+        caplog.set_level(logging.INFO, settle.__name__)
+        return lambda: [
+            (record.getMessage(), vars(record).get("message_id"))
+            for record in caplog.records
+            if record.name == settle.__name__
+        ]
+
+    async def test_a_nack_that_fails(self, lines: Lines) -> None:
+        queue = ScriptedQueue(lease_seconds=30, failing={"nack": StaleLease("too late")})
+        sender = FakeSender()
+        sender.script("a", DEFER)
+        async with scripted(queue, sender):
+            queue.hand_over(handed(body("a"), "h", "1", lease=30))
+            await asyncio.sleep(5)
+
+            assert lines() == [("not returned, it comes back when its lease ends: too late", None)]
+
+    async def test_an_ack_that_fails_and_comes_too_late(self, lines: Lines) -> None:
+        queue = ScriptedQueue(lease_seconds=30, failing={"ack": StaleLease("not now")})
+        async with scripted(queue):
+            queue.hand_over(handed(body("a"), "h", "1", lease=1.1))
+            await asyncio.sleep(5)
+
+            assert lines() == [
+                ("ACKs delayed: not now", None),
+                ("ACK came too late, the next delivery will be acknowledged", "a"),
+            ]
+
+    async def test_a_reply_that_could_not_be_published_in_time(self, lines: Lines) -> None:
+        queue = ScriptedQueue(lease_seconds=30)
+        replies = QueueConfig(name="replies", uri="memory://replies")
+        async with running(
+            pool("P"), brokers=Scripted(q=queue), reply_queues=[replies]
+        ):  # which cannot be published to
+            queue.hand_over(handed(body("a", replyTo="replies"), "h", "1", lease=1.1))
+            await asyncio.sleep(5)
+
+            assert lines() == [("ACK came too late: it is delivered again", "a")]
+
+    async def test_a_lease_that_is_lost_before_delivery(self, lines: Lines) -> None:
+        queue = ScriptedQueue(lease_seconds=30, unsettled={"i": lost("i")})
+        async with scripted(queue, FakeSender(takes=20)):
+            queue.hand_over(handed(body("a"), "h", "1", lease=30))
+            queue.hand_over(handed(body("b"), "i", "2", lease=30))
+            await asyncio.sleep(25)
+
+            assert lines() == [("lease lost before delivery: left to the broker", "b")]
+
+    async def test_a_copy_and_a_malformed_message_that_cannot_be_removed(
+        self, lines: Lines
+    ) -> None:
+        refused = StaleLease("too late")
+        queue = ScriptedQueue(lease_seconds=30, failing={"ack": refused, "ack failed": refused})
+        async with scripted(queue, FakeSender(takes=20)):
+            queue.hand_over(
+                handed(body("a"), "h", "1", lease=30),
+                handed(body("a"), "copy", "2", lease=30),
+                handed(b"not json", "bad", "3", lease=30),
+            )
+            await asyncio.sleep(5)
+
+            assert sorted(lines()) == [
+                ("copies not removed, they come again: too late", None),
+                ("not removed, it comes again and is stored once: too late", None),
+            ]

@@ -17,57 +17,22 @@ from tests.mutation.runner import SQL, Mutating
 
 CHEAP: Final = ("-m", "not slow and not timing", "-k", "not postgres")
 UNIT: Final = "tests/unit/test_"
-ENGINE: Final = "tests/engine/test_"
+ENGINE: Final = "tests/engine"
 SUBJECTS: Final[Mapping[str, Sequence[str]]] = {  # and the tests that may notice
     "router.core.identity": (
         f"{UNIT}identity.py",
         f"{UNIT}remembered.py",
         f"{UNIT}tracker.py",
-        f"{ENGINE}dispatch.py",
-        f"{ENGINE}dead_letter_writer.py",
-        f"{ENGINE}publishing.py",
-        f"{ENGINE}lookup.py",
+        ENGINE,
     ),
-    "router.core.lanes": (
-        f"{UNIT}lanes.py",
-        f"{ENGINE}order.py",
-        f"{ENGINE}pool.py",
-        f"{ENGINE}retry.py",
-        f"{ENGINE}dispatch.py",
-        f"{ENGINE}lookup.py",
-        f"{ENGINE}state.py",
-        f"{ENGINE}drain.py",
-        f"{ENGINE}broker_traits.py",
-        f"{ENGINE}keepalive.py",
-    ),
+    "router.core.lanes": (f"{UNIT}lanes.py", f"{UNIT}blocked.py", ENGINE),
     "router.engine.registry": (
         f"{UNIT}ledger.py",
         f"{UNIT}tracker.py",
         f"{UNIT}registry.py",
-        f"{ENGINE}ledger.py",
-        f"{ENGINE}dispatch.py",
-        f"{ENGINE}settle.py",
-        f"{ENGINE}consumer.py",
-        f"{ENGINE}journal.py",
-        f"{ENGINE}retry.py",
-        f"{ENGINE}lookup.py",
-        f"{ENGINE}state.py",
+        ENGINE,
     ),
-    "router.engine.settle": (
-        f"{ENGINE}settle.py",
-        f"{ENGINE}retry.py",
-        f"{ENGINE}commands.py",
-        f"{ENGINE}consumer.py",
-        f"{ENGINE}dispatch.py",
-        f"{ENGINE}keepalive.py",
-        f"{ENGINE}dead_letter_writer.py",
-        f"{ENGINE}broker_traits.py",
-        f"{ENGINE}drain.py",
-        f"{ENGINE}order.py",
-        f"{ENGINE}shutdown.py",
-        f"{ENGINE}replay.py",
-        f"{ENGINE}lookup.py",
-    ),
+    "router.engine.settle": (ENGINE,),
     SQL: (
         f"{UNIT}queue_table.py",
         f"{UNIT}queue_clock.py",
@@ -83,10 +48,11 @@ def main() -> None:
     )
     options.add_argument("subject", nargs="*", metavar="MODULE", help=", ".join(SUBJECTS))
     options.add_argument("--minutes", type=float, default=5.0, help="for each module (5)")
+    options.add_argument("--only", default="", metavar="REGEX", help="of the mutants' names")
     given = options.parse_args()
     wanted = [_subject(options, each) for each in given.subject] or list(SUBJECTS)
     for name in wanted:
-        _run(name, given.minutes * 60)
+        _run(name, given.only, given.minutes * 60)
 
 
 def _subject(options: argparse.ArgumentParser, wanted: str) -> str:
@@ -96,10 +62,10 @@ def _subject(options: argparse.ArgumentParser, wanted: str) -> str:
     return found[0]
 
 
-def _run(name: str, seconds: float) -> None:
+def _run(name: str, only: str, seconds: float) -> None:
     terminal = os.fdopen(os.dup(1), "w", buffering=1)  # pytest and the tests write elsewhere
     print(f"{name} …", file=terminal)
-    mutating = Mutating(name, seconds, lambda text: print(f"  {text}", file=terminal))
+    mutating = Mutating(name, only, seconds, lambda text: print(f"  {text}", file=terminal))
     quiet = ("-q", "-p", "no:cacheprovider", "--hypothesis-seed=0")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         code = pytest.main([*SUBJECTS[name], *quiet, *CHEAP], plugins=[mutating])

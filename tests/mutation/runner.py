@@ -1,7 +1,7 @@
 """Runs the tests against one mutant after another, each in a fork of a process that has collected.
 
 A mutant of Python replaces the code of one function, a mutant of SQL one statement. Only the tests
-that use it run, the quickest first, until one fails.
+that use it run until one fails: first those that have noticed most, then the quickest.
 """
 
 import importlib
@@ -9,11 +9,13 @@ import inspect
 import json
 import os
 import random
+import re
 import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
@@ -26,8 +28,10 @@ from tests.mutation.mutants import REPORT, Mutant, of_python, of_sql, reporting
 
 SQL: Final = "queries.sql"
 MOST_BYTES: Final = 4 << 30
-LEAST_SECONDS: Final = 20.0  # for the tests of one mutant: one that takes longer is noticed
-SLOWER: Final = 20.0  # than without a mutant, by that factor, is noticed too
+# A mutant that takes much longer is noticed too: a test that uses so much CPU, tests that hang.
+LEAST_CPU_SECONDS: Final = 1.0
+LEAST_SECONDS: Final = 20.0
+SLOWER: Final = 20.0  # than without a mutant, by that factor
 
 Used = Callable[[str], None]
 
@@ -115,11 +119,13 @@ class Result(Struct):
 class Mutating:
     """A plugin of pytest that runs the collected tests again and again."""
 
-    def __init__(self, subject: str, seconds: float, say: Callable[[str], None]) -> None:
+    def __init__(self, subject: str, only: str, seconds: float, say: Callable[[str], None]) -> None:
         self._name = subject
+        self._only = re.compile(only)
         self._deadline = time.monotonic() + seconds
         self._say = say
         self._failed = False
+        self._noticed: Counter[str] = Counter()  # mutants, by test
         self.result = Result()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -131,22 +137,23 @@ class Mutating:
         subject = SqlSubject() if self._name == SQL else PythonSubject(self._name)
         items = {item.nodeid: item for item in session.items}
         times = self._baseline(subject, list(items.values()))
-        self._say(f"{len(times)} tests, {len(subject.mutants)} mutants")
-        random.Random(1).shuffle(subject.mutants)  # noqa: S311  a short run is a fair sample
-        for number, mutant in enumerate(subject.mutants, 1):
+        mutants = [each for each in subject.mutants if self._only.search(each.name)]
+        self._say(f"{len(times)} tests, {len(mutants)} mutants")
+        random.Random(1).shuffle(mutants)  # noqa: S311  a short run is a fair sample
+        for number, mutant in enumerate(mutants, 1):
             if time.monotonic() > self._deadline:
-                self.result.left = len(subject.mutants) - number + 1
+                self.result.left = len(mutants) - number + 1
                 break
             using = [name for name, each in times.items() if mutant.where in each.uses]
-            using.sort(key=lambda name: times[name].seconds)
-            allowed = LEAST_SECONDS + SLOWER * sum(times[name].seconds for name in using)
-            if self._is_noticed(subject, mutant, [items[name] for name in using], allowed):
+            using.sort(key=lambda name: (-self._noticed[name], times[name].seconds))
+            tests = {items[name]: times[name].seconds for name in using}
+            if self._is_noticed(subject, mutant, tests):
                 self.result.killed += 1
             else:
                 self.result.survived.append(mutant.name)
                 self._say(f"survived: {mutant.name}  ({len(using)} tests)")
             if number % 25 == 0:
-                self._say(f"{number} of {len(subject.mutants)}, {self.result.score:.0f} % noticed")
+                self._say(f"{number} of {len(mutants)}, {self.result.score:.0f} % noticed")
         self.result.seconds = time.monotonic() - began
         return True
 
@@ -178,24 +185,33 @@ class Mutating:
         self,
         subject: SqlSubject | PythonSubject,
         mutant: Mutant,
-        items: Sequence[pytest.Item],
-        seconds: float,
+        tests: Mapping[pytest.Item, float],
     ) -> bool:
+        reader, writer = os.pipe()
         child = os.fork()
         if not child:
             resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
             subject.put_in(mutant)
-            for item in items:
+            for item, seconds in tests.items():
+                signal.setitimer(signal.ITIMER_PROF, LEAST_CPU_SECONDS + SLOWER * seconds)
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
                 if self._failed:
+                    os.write(writer, item.nodeid.encode())
                     os._exit(1)
             os._exit(0)
-        give_up = time.monotonic() + seconds
-        while time.monotonic() < give_up:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                return status != 0
-            time.sleep(0.005)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        return True
+        os.close(writer)
+        status = _wait_for(child, LEAST_SECONDS + SLOWER * sum(tests.values()))
+        with os.fdopen(reader) as pipe:
+            self._noticed.update(filter(None, [pipe.read()]))
+        return status != 0
+
+
+def _wait_for(child: int, seconds: float) -> int:
+    give_up = time.monotonic() + seconds
+    while time.monotonic() < give_up:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]

@@ -102,8 +102,11 @@ class FakeLetters:
 
     letters: list[DeadLetter] = field(default_factory=list)
     broken: bool = False
+    takes: float = 0.0
 
     async def put(self, letter: DeadLetter) -> None:
+        if self.takes:
+            await asyncio.sleep(self.takes)
         if self.broken:
             raise StoreError("the disk is full")
         self.letters.append(letter)

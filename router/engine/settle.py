@@ -88,7 +88,6 @@ class QueueSettler:
     def disconnected(self) -> None:
         """Cut open calls. What had no lease of its own is lost with its connection (BRK-6)."""
         guarded, self._guarded = self.connection, None
-        self.holds_groups = self.is_ordered_here = False
         guarded.abort()
         if guarded.lease_seconds is None:
             # Followers first: what ends below must not bring them back.
@@ -155,9 +154,9 @@ class QueueSettler:
     def forfeit(self, job: Job) -> None:
         if job.lease_until > self.now():
             log.info("returned: a message before it in its group lost its lease", extra=_id(job))
-            job.state = State.SETTLING
             self.spawn(self.nack(job, 0.0), "return")
         else:
+            log.info("lease lost before delivery: left to the broker", extra=_id(job))
             self.finish([job], Fate.FORFEITED)
 
     def readmit(self, received: ReceivedMessage) -> None:

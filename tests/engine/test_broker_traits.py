@@ -14,13 +14,14 @@ from router.core.outcome import Reply
 from router.core.warnings import Severity
 from router.engine.chores import Chores
 from router.engine.settle import ACK_LINGER_SECONDS
-from router.ports import Depth, StaleLease, Traits
+from router.ports import Depth, Disconnected, StaleLease, Traits
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import Rig, body, grouped, pool, running
 
 pytestmark = pytest.mark.anyio
 
+DEFER = Reply(200, b'{"ack": false}')
 FREE = QueueConfig(name="q", uri="memory://q?groups=free")
 
 
@@ -212,6 +213,33 @@ async def test_what_no_broker_holds_back_goes_back_with_a_head_of_an_earlier_bat
 
         assert sender.ids == ["a"]
         assert [(handle, delay) for _, handle, delay in queue.nacked] == [(1, 7.0), (2, 7.0)]
+
+
+@pytest.mark.rule("FIFO-1", "BRK-6")
+async def test_order_is_kept_here_also_for_what_is_dispatched_between_two_connections() -> None:
+    queue = ScriptedQueue(holds_groups=False, lease_seconds=30, takes={"nack": 4})
+    sender = FakeSender(takes=1)
+    sender.script("a", DEFER, DEFER)
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)):
+        first, second = grouped(*"ab")
+        queue.hand_over(handed(first, "old", "1", lease=30))
+        await asyncio.sleep(2)
+        queue.takes.clear()
+        queue.hand_over(handed(first, "new", "1", lease=30))  # waits for the NACK under way
+        await asyncio.sleep(1)
+        sender.takes = 5
+        queue.failing["receive"] = Disconnected("gone")
+        queue.hand_over(handed(b"ends the receive", "bad", "2", lease=30))
+        await asyncio.sleep(0.1)
+        queue.failing.clear()
+        sent_before = list(sender.ids)
+        await asyncio.sleep(1)
+        queue.hand_over(handed(second, "b", "3", lease=30))
+        await asyncio.sleep(10)
+
+        assert sent_before == ["a", "a"]
+        assert sender.ids == ["a", "a"]
+        assert [handle for _, handle, _ in queue.nacked] == ["new", "b"]
 
 
 @pytest.mark.rule("ROUTE-5")

@@ -190,15 +190,18 @@ class Mutating:
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
-            resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-            subject.put_in(mutant)
-            for item, seconds in tests.items():
-                signal.setitimer(signal.ITIMER_PROF, LEAST_CPU_SECONDS + SLOWER * seconds)
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-                if self._failed:
-                    os.write(writer, item.nodeid.encode())
-                    os._exit(1)
-            os._exit(0)
+            try:
+                resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+                subject.put_in(mutant)
+                for item, seconds in tests.items():
+                    signal.setitimer(signal.ITIMER_PROF, LEAST_CPU_SECONDS + SLOWER * seconds)
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+                    if self._failed:
+                        os.write(writer, item.nodeid.encode())
+                        os._exit(1)
+                os._exit(0)
+            finally:
+                os._exit(1)  # what the mutant has raised must not go on in this copy of pytest
         os.close(writer)
         status = _wait_for(child, LEAST_SECONDS + SLOWER * sum(tests.values()))
         with os.fdopen(reader) as pipe:

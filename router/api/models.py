@@ -72,9 +72,9 @@ class ResponseModel(BaseModel):
     )
 
 
-async def sliced(items: Iterable[T], size: int = SLICE) -> AsyncIterator[list[T]]:
+async def sliced(items: Iterable[T]) -> AsyncIterator[list[T]]:
     """Yield the items in small lists. In between, deliveries go on."""
     left = iter(items)
-    while some := list(islice(left, size)):
+    while some := list(islice(left, SLICE)):
         yield some
         await asyncio.sleep(0)

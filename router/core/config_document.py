@@ -21,9 +21,7 @@ from router.core.config import (
     RoutingConfig,
 )
 from router.core.config_entry import (
-    CONFIGURATION,
     MAX_CONNECTIONS,
-    QUEUE_VALIDATION,
     BadEntry,
     Notes,
     Number,
@@ -41,6 +39,7 @@ from router.core.config_entry import (
     schedule_identity,
 )
 from router.core.schedule import MAX_SCHEDULES, Schedule
+from router.core.warnings import Code
 
 MAX_DOCUMENT: Final = 10 * 1024 * 1024  # bytes
 MAX_ENTRIES: Final = 100_000  # of one kind
@@ -76,21 +75,21 @@ def read_document(body: bytes, naming: QueueNaming) -> Document:
     queue_entries, pool_entries = _entries(top, "queues"), _entries(top, "processingPools")
     if queue_entries is None and pool_entries is None:
         raise BadDocument("$", "neither `queues` nor `processingPools` is there")
-    whole = Notes("$", CONFIGURATION)
+    whole = Notes("$", Code.CONFIGURATION)
     try:
         given = msgspec.convert(top.get("connections"), Number | None)
         connections = whole.whole("connections", given, MAX_CONNECTIONS) or 1
     except (msgspec.ValidationError, BadEntry):
         raise BadDocument("$.connections", "not a whole number above 0") from None
     read_entry = partial(read_queue, naming=naming, connections=connections)
-    queues = _Section("queues", QUEUE_VALIDATION, queue_identity, read_entry)
+    queues = _Section("queues", Code.QUEUE_VALIDATION, queue_identity, read_entry)
     queues.read(queue_entries or [])
-    pools = _Section("processingPools", CONFIGURATION, pool_identity, read_pool)
+    pools = _Section("processingPools", Code.CONFIGURATION, pool_identity, read_pool)
     pools.read(pool_entries or [])
     read_reply = partial(read_reply_queue, naming=naming)
-    replies = _Section("replyQueues", QUEUE_VALIDATION, queue_identity, read_reply)
+    replies = _Section("replyQueues", Code.QUEUE_VALIDATION, queue_identity, read_reply)
     replies.read(_entries(top, "replyQueues") or [])
-    schedules = _Section("schedules", CONFIGURATION, schedule_identity, read_schedule)
+    schedules = _Section("schedules", Code.CONFIGURATION, schedule_identity, read_schedule)
     schedules.read(_entries(top, "schedules", MAX_SCHEDULES) or [])
     return Document(
         queues=tuple(queues.accepted),
@@ -163,7 +162,7 @@ class _Section(Generic[T]):
     """The entries of one kind: those that count, and what is wrong with the others."""
 
     name: str
-    code: str
+    code: Code
     identify: Callable[[object], str | None]
     read_entry: Callable[[object, Notes], T]
     accepted: list[T] = field(default_factory=list)

@@ -25,6 +25,7 @@ from router.core.message import Malformed, parse
 from router.core.outcome import MAX_DELAY
 from router.core.redact import mask_urls, public_uri
 from router.core.schedule import BadSchedule, Schedule, check_cron
+from router.core.warnings import Code
 
 MAX_NAME: Final = 512  # characters
 MAX_URI: Final = 4096  # characters
@@ -52,9 +53,6 @@ SUPPORTED_SCHEMES: Final = frozenset(
     }
 )
 
-QUEUE_VALIDATION: Final = "QUEUE_VALIDATION"
-CONFIGURATION: Final = "CONFIGURATION"
-
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -67,7 +65,7 @@ class Problem(Struct, frozen=True):
     """A problem of one entry."""
 
     path: str  # in the JSON document
-    code: str  # of the warning to raise
+    code: Code  # of the warning to raise
     text: str
     skipped: bool = True  # False: applied, but not as it is written
 
@@ -89,7 +87,7 @@ class Notes:
     """The problems of one place in the document."""
 
     path: str
-    code: str
+    code: Code
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, where: str, text: str, *, skipped: bool) -> None:
@@ -193,7 +191,7 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNaming, connections: i
         connections=notes.whole("connections", entry.connections, MAX_CONNECTIONS) or connections,
         visibility_timeout=notes.seconds("visibilityTimeout", entry.visibility_timeout),
         max_messages=notes.whole("maxMessages", entry.max_messages, MAX_COUNT),
-        retry=_read_retry(entry.retry, notes),
+        retry=None if entry.retry is None else _read_policy(entry.retry, notes),
         envelope=entry.envelope,
         routes=_read_routes(entry, uri),
     )
@@ -305,22 +303,18 @@ def read_pool(raw: object, notes: Notes) -> PoolConfig:
         rate_per_minute=rate,
         burst=notes.whole_or_none("rateLimitBurst", entry.rate_limit_burst, MAX_RATE),
         parallel_ungrouped=entry.ungrouped == "parallel",
-        retry=_read_retry(entry.retry, notes),
+        retry=None if entry.retry is None else _read_policy(entry.retry, notes),
         timeout=None if timeout_ms is None else timeout_ms / 1000,
     )
 
 
 def read_retry(raw: object) -> RetryPolicy:
     """Read a policy of its own. Raises BadEntry if it would not be used as it is written."""
-    notes = Notes("", CONFIGURATION)
+    notes = Notes("", Code.CONFIGURATION)
     policy = _read_policy(convert_entry(raw, _RetryEntry), notes)
     for problem in notes.problems:
         raise BadEntry(problem.path.strip("."), problem.text.partition(",")[0])
     return policy
-
-
-def _read_retry(entry: _RetryEntry | None, notes: Notes) -> RetryPolicy | None:
-    return None if entry is None else _read_policy(entry, notes)
 
 
 def _read_policy(entry: _RetryEntry, notes: Notes) -> RetryPolicy:

@@ -20,11 +20,11 @@ from router.core.config import (
     with_reply_names,
 )
 from router.core.config_document import BadDocument, Document, read_document
-from router.core.config_entry import CONFIGURATION, Problem
+from router.core.config_entry import Problem
 from router.core.message import DEFAULT_POOL
 from router.core.redact import mask_urls, public_uri
+from router.core.warnings import Code
 
-CONFIG_CONFLICT: Final = "CONFIG_CONFLICT"
 EMPTYING: Final = "it would remove every queue of a running router"
 
 T = TypeVar("T")
@@ -186,14 +186,14 @@ def check_document(body: bytes, naming: QueueNaming, running: RoutingConfig | No
     try:
         document = read_document(body, naming)
     except BadDocument as bad:
-        return CheckReport((Problem(bad.path, CONFIGURATION, bad.text),), ())
+        return CheckReport((Problem(bad.path, Code.CONFIGURATION, bad.text),), ())
     new, conflicts = unite([("the document", document)], old)
     problems = [
         *document.problems,
-        *(Problem("$.queues", CONFIG_CONFLICT, text) for text in conflicts),
+        *(Problem("$.queues", Code.CONFIG_CONFLICT, text) for text in conflicts),
     ]
     if empties(old, new):
-        problems.append(Problem("$.queues", CONFIGURATION, EMPTYING))
+        problems.append(Problem("$.queues", Code.CONFIGURATION, EMPTYING))
     return CheckReport(tuple(problems), tuple(plan(old, _without_credentials(new)).lines()))
 
 

@@ -182,14 +182,10 @@ class Counts(Outcomes):
 
     def __init__(self) -> None:
         super().__init__(_QUEUE_TOTALS)
-        self.calls: Counter[tuple[str, str]] = Counter()  # (verb, result)
+        self.calls: Counter[tuple[str, str]] = Counter()  # of the broker, by verb and result
 
     def receive(self, hand_overs: int, now: float) -> None:
         self.at(now)[_RECEIVED] += hand_overs
-
-    def call(self, verb: str, result: str) -> None:
-        """Count one call of the broker."""
-        self.calls[verb, result] += 1
 
     @property
     def unsent(self) -> int:

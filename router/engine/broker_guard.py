@@ -91,7 +91,7 @@ class GuardedBroker:
         try:
             yield
         except Exception as error:
-            self._counts.call(verb, "error")
+            self._counts.calls[verb, "error"] += 1
             if isinstance(error, BrokerError) and not isinstance(error, Disconnected):
                 raise
             if not self.is_broken:
@@ -104,4 +104,4 @@ class GuardedBroker:
             # The bulkhead: a bug in an adapter costs a connection, never the router.
             log.exception("a broker failed unexpectedly")
             raise Disconnected(f"unexpected {type(error).__name__}") from error
-        self._counts.call(verb, "ok")
+        self._counts.calls[verb, "ok"] += 1

@@ -10,8 +10,9 @@ from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.delivery import nack_in_order
+from router.engine.dispatch import SOURCE
 from router.engine.periodic import every
-from router.engine.queue_manager import SOURCE, QueueManager
+from router.engine.queue_manager import QueueManager
 from router.ports import BrokerError
 
 BACKLOG: Final = 1000  # messages

@@ -14,27 +14,17 @@ from msgspec import Struct
 
 from router.core.config import NOTHING, QueueNaming, RoutingConfig
 from router.core.config_document import BadDocument, Document, as_document, read_document
-from router.core.config_entry import CONFIGURATION
-from router.core.config_plan import (
-    CONFIG_CONFLICT,
-    EMPTYING,
-    Plan,
-    empties,
-    limit_connections,
-    unite,
-)
+from router.core.config_plan import EMPTYING, Plan, empties, limit_connections, unite
 from router.core.retry import Jitter
 from router.core.state import SyncCounts
-from router.core.warnings import Severity
-from router.engine.periodic import every, give_or_take
+from router.core.warnings import Code, Severity
+from router.engine.periodic import every
 from router.ports import ConfigSource, ConfigUnavailable
 
 log = logging.getLogger(__name__)
 
-CONFIG_SYNC_FAILED: Final = "CONFIG_SYNC_FAILED"
 SOURCE: Final = "ConfigSync"
 LARGE_DOCUMENT_BYTES: Final = 64 * 1024
-_SPREAD: Final = 0.1  # of the interval (CFG-2)
 
 Apply = Callable[[RoutingConfig], Awaitable[Plan]]
 RaiseWarning = Callable[[str, Severity, str, str], None]  # code, severity, source, text
@@ -73,8 +63,6 @@ class SyncStatus(Struct, frozen=True, kw_only=True):
     last_success: float | None  # Unix seconds; None: nothing was applied yet
     document: Mapping[str, object]  # what is applied
     sources: tuple[SourceStatus, ...]
-    succeeded: int
-    failed: int
 
 
 @dataclass(slots=True)
@@ -131,8 +119,7 @@ class ConfigSync:
 
     async def run(self, interval: float, jitter: Jitter) -> None:
         """Sync again and again, until cancelled. The caller makes the first sync."""
-        sync = partial(self.sync, first=False)
-        await every(interval, sync, jitter=give_or_take(_SPREAD, jitter))
+        await every(interval, partial(self.sync, first=False), jitter=jitter)
 
     async def sync(self, *, first: bool) -> SyncResult:
         """Try until it works, or until the attempts are used up."""
@@ -158,8 +145,6 @@ class ConfigSync:
                 SourceStatus(source.origin.name, source.last_success, source.error)
                 for source in self._sources
             ),
-            succeeded=self._succeeded,
-            failed=self._failed,
         )
 
     async def _sync(self, attempts: int, severity: Severity) -> Plan:
@@ -174,7 +159,7 @@ class ConfigSync:
                     if attempt >= attempts:
                         self._failed += 1
                         text = f"the configuration was not synced: {failure}"
-                        self._raise_warning(CONFIG_SYNC_FAILED, severity, SOURCE, text)
+                        self._raise_warning(Code.CONFIG_SYNC_FAILED, severity, SOURCE, text)
                         raise
                 attempt += 1
                 await asyncio.sleep(self._rules.retry_delay)
@@ -205,9 +190,9 @@ class ConfigSync:
             for problem in document.problems:
                 self._warn(problem.code, f"{name}: {problem}")
         for conflict in conflicts:
-            self._warn(CONFIG_CONFLICT, conflict)
+            self._warn(Code.CONFIG_CONFLICT, conflict)
         if shortage:
-            self._warn(CONFIGURATION, shortage)
+            self._warn(Code.CONFIGURATION, shortage)
         return changes
 
     def _warn(self, code: str, text: str) -> None:

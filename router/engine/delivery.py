@@ -149,10 +149,6 @@ class DeliveryRunner:
         self._aborted: set[asyncio.Task[None]] = set()  # cancelled, and not ended yet
         self._failing = FailingGroups()
 
-    @property
-    def open_requests(self) -> int:
-        return len(self.requests)
-
     def stop(self) -> None:
         """Start no new try; what waits for one is returned by its worker."""
         self._stopped = True

@@ -10,24 +10,19 @@ from router.core.retry import Jitter
 log = logging.getLogger(__name__)
 
 Chore = Callable[[], Awaitable[object]]
-Pause = Callable[[float], float]  # from the interval to the pause that is really made
+SPREAD: Final = 0.1  # of a pause, either way (CFG-2)
 PAUSE_SECONDS: Final = 0.25
 PROBES: Final = 120  # in a period of half a minute
 
 
-def steady(seconds: float) -> float:
-    return seconds
+async def every(seconds: float, chore: Chore, *, jitter: Jitter | None = None) -> None:
+    """Run `chore` after each pause of `seconds`, one run at a time, until cancelled.
 
-
-def give_or_take(share: float, jitter: Jitter) -> Pause:
-    """Spread the pauses, so that many routers do not ask the same service at the same instant."""
-    return lambda seconds: jitter(seconds * (1 - share), seconds * (1 + share))
-
-
-async def every(seconds: float, chore: Chore, *, jitter: Pause = steady) -> None:
-    """Run `chore` after each pause of `seconds`, one run at a time, until cancelled."""
+    `jitter` spreads the pauses, so that many routers do not ask a service at the same instant.
+    """
     while True:
-        await asyncio.sleep(jitter(seconds))
+        least, most = seconds * (1 - SPREAD), seconds * (1 + SPREAD)
+        await asyncio.sleep(seconds if jitter is None else jitter(least, most))
         try:
             await chore()
         except Exception:

@@ -22,8 +22,6 @@ from router.engine.dispatch import SOURCE, Dispatcher
 from router.engine.limits import Permits
 from router.engine.pool import ProcessPool, Workers
 
-__all__ = ["SOURCE", "QueueManager"]
-
 log = logging.getLogger(__name__)
 
 SLICE: Final = 50  # pools or consumers

@@ -8,7 +8,8 @@ from router.core.job import Fate
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.consumer import RECEIVE_GRACE_SECONDS
-from router.engine.queue_manager import SOURCE, QueueManager
+from router.engine.dispatch import SOURCE
+from router.engine.queue_manager import QueueManager
 
 log = logging.getLogger(__name__)
 

@@ -195,7 +195,7 @@ def pool_state(pool: ProcessPool, now: float) -> PoolState:
         deliveries=runner.deliveries,
         now=now,
         draining=pool.draining,
-        in_flight=runner.open_requests,
+        in_flight=len(runner.requests),
         concurrency=config.concurrency,
         free_permits=pool.permits.free,
         queued=pool.queued,

@@ -136,7 +136,8 @@ async def test_a_broker_that_beats_and_does_not_answer_is_given_up() -> None:
         await asking
 
     assert now() == 20.0
-    assert connection.is_lost
+    with pytest.raises(Disconnected):
+        connection.check()
 
 
 async def test_closing_it_tells_who_waits_for_an_answer() -> None:

@@ -5,7 +5,8 @@ from functools import partial
 
 import pytest
 
-from router.engine.periodic import Pause, every, give_or_take, steady
+from router.core.retry import Jitter
+from router.engine.periodic import every
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-1", "P5")]
 
@@ -23,7 +24,7 @@ class Chore:
             raise RuntimeError("a bug in a chore")
 
 
-async def run_for(seconds: float, chore: Chore, *, jitter: Pause = steady) -> None:
+async def run_for(seconds: float, chore: Chore, *, jitter: Jitter | None = None) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(seconds):
             await every(60, chore.run, jitter=jitter)
@@ -59,9 +60,9 @@ async def test_a_slow_job_never_runs_beside_itself() -> None:
 async def test_pauses_can_be_spread_by_a_tenth() -> None:
     early, late = Chore(), Chore()
 
-    await run_for(120, early, jitter=give_or_take(0.1, lambda low, _: low))
+    await run_for(120, early, jitter=lambda low, _: low)
     start = asyncio.get_running_loop().time()
-    await run_for(120, late, jitter=give_or_take(0.1, lambda _, high: high))
+    await run_for(120, late, jitter=lambda _, high: high)
 
     assert early.runs == pytest.approx([54, 108])
     assert late.runs == pytest.approx([start + 66])

@@ -198,7 +198,7 @@ def test_neither_capacity_nor_concurrency_is_ever_exceeded_while_they_change(
             )
             for pause, concurrency in changes:
                 await asyncio.sleep(pause)
-                before = rig.pool().runner.open_requests
+                before = len(rig.pool().runner.requests)
                 await rig.apply(pool(concurrency=concurrency))
                 sender.most_open = before
                 await asyncio.sleep(pause)

@@ -54,10 +54,6 @@ class StompConnection(asyncio.Protocol):
         self._ticker: asyncio.TimerHandle | None = None
         self._silent_checks = 0  # since anything came
 
-    @property
-    def is_lost(self) -> bool:
-        return self._lost is not None
-
     def check(self) -> None:
         if self._lost is not None:
             raise Disconnected(self._lost)

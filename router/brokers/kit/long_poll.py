@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from router.brokers.kit import loop_time
 from router.core.message import ReceivedMessage
 from router.signal import Signal, wait_for_signal
 
@@ -35,11 +34,12 @@ class LongPoll:
 
         `next_due` returns the loop time at which a look may find something without any news.
         """
-        give_up = loop_time() + LONG_POLL_SECONDS
+        now = asyncio.get_running_loop().time
+        give_up = now() + LONG_POLL_SECONDS
         while not self.is_interrupted:
             rung = self.news.listen()
             batch = await look()
-            if batch or loop_time() >= give_up:
+            if batch or now() >= give_up:
                 return batch
-            await wait(rung, min(give_up, next_due()) - loop_time())
+            await wait(rung, min(give_up, next_due()) - now())
         return ()

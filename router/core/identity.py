@@ -27,8 +27,11 @@ class MessageKey(Struct, frozen=True, gc=False):
 
     def fingerprint(self, body: bytes) -> str:
         """Return a short name of this message with this body, for what outlives the process."""
-        parts = (self.queue.encode(), self.id.encode(), body)
-        return digest_of(b"".join(b"%d:%b" % (len(part), part) for part in parts))
+        digest = blake2b(digest_size=_DIGEST_BYTES)
+        for part in (self.queue.encode(), self.id.encode(), body):
+            digest.update(b"%d:" % len(part))
+            digest.update(part)  # without a copy: the body may be large
+        return digest.hexdigest()
 
 
 def shown_id(key: MessageKey, message_id: str) -> str | None:

@@ -12,7 +12,7 @@ from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.identity import key_of
 from router.core.job import GiveUp, Job
-from router.core.message import Malformed, ReceivedMessage, parse
+from router.core.message import MAX_BODY, Malformed, ReceivedMessage, parse
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.publishing import BrokeOff, NotPublishable, QueuePublisher, UnknownQueue
@@ -46,14 +46,19 @@ class DeadLetterWriter:
         message = None if job is None else job.message
         tally = received.tally if job is None else job.tally
         seen = asyncio.get_running_loop().time() if job is None else job.tracked_at
-        key = key_of(queue.uri, received, "" if message is None else message.id)
+        message_id = None if message is None else message.id
+
+        def fingerprint() -> str:
+            return key_of(queue.uri, received, message_id or "").fingerprint(received.body)
+
+        is_oversized = len(received.body) > MAX_BODY  # it takes long then: 2 x 14 ms for 8 MiB
         pool = None if message is None else message.pool
         if job is not None and job.pool is not None:
             pool = job.pool.code
         letter = DeadLetter(
             queue=queue.name,
-            fingerprint=key.fingerprint(received.body),
-            message_id=None if message is None else message.id,
+            fingerprint=await asyncio.to_thread(fingerprint) if is_oversized else fingerprint(),
+            message_id=message_id,
             pool=pool,
             target=None if message is None else message.target,
             reason=why.reason,

@@ -42,10 +42,11 @@ async def metric(router: RouterProcess, name: str) -> str:
     return found[1]
 
 
-def memory(router: RouterProcess) -> int:
-    """What it has in RAM, in bytes."""
+def memory(router: RouterProcess, *, peak: bool = False) -> int:
+    """What it has in RAM, in bytes. `peak`: what it had at most."""
     status = Path(f"/proc/{router.process.pid}/status").read_text()
-    found = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+    name = "VmHWM" if peak else "VmRSS"
+    found = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024
 

@@ -1,4 +1,4 @@
-"""Targets, messages and documents that mean harm: another tenant notices nothing (B7, B9, B10)."""
+"""Targets, messages and documents that mean harm: another tenant notices nothing (B7 … B10)."""
 
 import asyncio
 import json
@@ -10,8 +10,8 @@ import aio_pika
 import pytest
 
 from router.brokers.kit.retry_copies import RetryHistory, history_headers
-from tests.acceptance.bystander import MIB, POOL, QUEUE, bystander
-from tests.acceptance.process import eventually
+from tests.acceptance.bystander import MIB, POOL, QUEUE, bystander, memory
+from tests.acceptance.process import PATIENCE, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import dripping, flooding, ids, message
 from tests.outbound.servers import Connection, Script, Target, answering, listening
@@ -158,7 +158,7 @@ async def test_b10_a_document_that_means_harm_disturbs_nobody_else(site: Site) -
     assert any("MESSAGE_ROUTER_MAX_CONNECTIONS" in each["message"] for each in warnings)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def rabbitmq() -> Iterator[RabbitServer]:
     with rabbit_server() as server:
         yield server
@@ -193,3 +193,37 @@ async def test_b7_bodies_that_are_not_utf8_with_forged_retry_headers_disturb_nob
     assert len(letters["items"]) == 100
     assert sorted(ids(target)) == sorted(f"m{number}" for number in range(100))  # each once
     assert not lost
+
+
+@pytest.mark.rule("P5", "P4", "BRK-2")
+async def test_b8_large_messages_of_a_broker_that_pushes_fill_no_memory(
+    site: Site, rabbitmq: RabbitServer
+) -> None:
+    """Each of them is a dead letter. All together take 320 MiB, and a window at most 64 MiB."""
+    count, large = 40, 8 * MIB
+    site.configure(BAD, POOL, queues=["orders", QUEUE])
+    document = read_document(site)
+    document["queues"].append(
+        {"queueName": "large", "queueUri": f"{rabbitmq.url}?queue=large&type=classic"}
+    )
+    async with await aio_pika.connect(rabbitmq.url) as connection, connection.channel() as channel:
+        await channel.declare_queue("large", durable=True, arguments={"x-queue-type": "classic"})
+        for number in range(count):
+            body = b"%d" % number + b"x" * large
+            await channel.default_exchange.publish(aio_pika.Message(body), routing_key="large")
+        async with site.router() as router, bystander(router) as other:
+            write_document(site, document)
+            assert (await router.post("/config/reload")).status_code == 200
+            await other.is_undisturbed(memory_limit=256 * MIB)
+            deadline = time.monotonic() + 2 * PATIENCE
+            kept: list[object] = []
+            while len(kept) < count and time.monotonic() < deadline:
+                await asyncio.sleep(0.2)
+                letters = await router.get("/dead-letters?reason=MALFORMED&limit=100")
+                kept = letters.json()["items"]
+            peak = memory(router, peak=True)
+        left = await channel.declare_queue("large", passive=True)
+
+    assert len(kept) == count
+    assert left.declaration_result.message_count == 0
+    assert peak < 256 * MIB, peak // MIB

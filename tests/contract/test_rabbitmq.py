@@ -487,7 +487,7 @@ async def test_a_broker_short_of_memory_still_takes_acknowledgements(
         unsettled = await classic.broker.ack([second.handle])
         was_blocked = not putting_off.done()
     finally:
-        await control(server, "set_vm_memory_high_watermark", "absolute", "256MiB")
+        await control(server, "set_vm_memory_high_watermark", "absolute", "1GiB")
     await putting_off
 
     assert (list(unsettled), was_blocked) == ([], True)

@@ -1,8 +1,11 @@
 """One queue's receivers: how much they ask for, how they reconnect, when they are unhealthy."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import gc
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,9 +14,10 @@ from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
 from router.core.job import Fate
-from router.core.message import ReceivedMessage
+from router.core.message import Malformed, ReceivedMessage
 from router.core.outcome import Reply
 from router.engine.broker_guard import CALL_TIMEOUT_SECONDS
+from router.engine.dispatch import read_ahead
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Depth, Disconnected, QueueRefused
 from tests.support.fakes import FakeSender
@@ -446,6 +450,39 @@ async def test_a_large_receive_is_read_in_slices_and_routed_as_one_batch() -> No
         assert [handle for _, handle, _ in queue.nacked] == [1, 3, 4, 5, 6, 7]
         assert [letter.reason for letter in rig.letters.letters] == [Reason.MALFORMED]
         assert ended(rig) == {Fate.DELIVERED: 2, Fate.DEAD_LETTERED: 1, Fate.RETURNED: 6}
+
+
+@pytest.mark.rule("P5")
+async def test_a_bug_met_while_a_large_receive_is_read_concerns_one_message() -> None:
+    text: Any = "x" * 300 * 1024  # what an adapter should never bring
+    good = body("a")
+    read = await read_ahead([handed(text, "bug", "1"), handed(good, "a", "2")])
+
+    with pytest.raises(TypeError):
+        read(text)  # where a bug concerns one message only
+    assert read(good).id == "a"
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.rule("P4")
+@pytest.mark.usefixtures("no_collections")
+async def test_what_cannot_be_read_is_free_at_once() -> None:
+    """The collector comes rarely: bodies must not wait for it."""
+    bodies = [b"[" * 200 * 1024, b"\xff" * 300 * 1024]
+    before = [sys.getrefcount(each) for each in bodies]
+    read = await read_ahead([handed(each, n, str(n)) for n, each in enumerate(bodies)])
+    for each in bodies:
+        with suppress(Malformed):
+            read(each)
+    del each, read
+
+    assert [sys.getrefcount(each) for each in bodies] == before
 
 
 @pytest.mark.rule("OPS-4", "P1")

@@ -8,8 +8,9 @@ import pytest
 
 from router.core.config import QueueConfig
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
+from router.core.identity import key_of
 from router.core.job import GiveUp
-from router.core.message import ReceivedMessage, Tally
+from router.core.message import MAX_BODY, ReceivedMessage, Tally
 from router.core.outcome import Reply
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
@@ -132,6 +133,18 @@ async def test_malformed_bodies_without_an_id_overwrite_no_letter(store: DeadLet
 
     bodies = [await store.get(each.id) for each in kept]
     assert [each.letter.body for each in bodies if each] == [b"nor this", b"not JSON"]
+
+
+@pytest.mark.rule("ID-1", "BRK-2", "P5")
+async def test_an_oversized_body_is_identified_as_any_other() -> None:
+    large = ReceivedMessage(b"x" * (MAX_BODY + 1), "h", None, claimed_id="1")
+    letters = FakeLetters()
+    writer = DeadLetterWriter(letters, Alerts(WarningBook(), lambda: 0.0), lambda: 0.0)
+
+    assert await writer.keep(QUEUE, large, GiveUp(Reason.MALFORMED, "too large"))
+
+    (letter,) = letters.letters
+    assert letter.fingerprint == key_of(QUEUE.uri, large).fingerprint(large.body)
 
 
 @pytest.mark.rule("ID-2")

@@ -36,7 +36,7 @@ listeners.tcp.1 = 127.0.0.1:{port}
 log.console = true
 log.console.level = warning
 log.file = false
-vm_memory_high_watermark.absolute = 256MiB
+vm_memory_high_watermark.absolute = 1GiB
 disk_free_limit.absolute = 50MB
 """
 

@@ -154,6 +154,7 @@ class QueueSettler:
     def forfeit(self, job: Job) -> None:
         if job.lease_until > self.now():
             log.info("returned: a message before it in its group lost its lease", extra=_id(job))
+            job.state = State.SETTLING  # now: another connection must not adopt it (ROUTE-2)
             self.spawn(self.nack(job, 0.0), "return")
         else:
             log.info("lease lost before delivery: left to the broker", extra=_id(job))

@@ -19,7 +19,7 @@ from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Disconnected, QueueRefused, StaleLease
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost, not_now
-from tests.support.rig import Rig, body, ended, pool, running
+from tests.support.rig import Rig, body, ended, grouped, pool, running
 
 pytestmark = pytest.mark.anyio
 
@@ -433,6 +433,31 @@ async def test_a_dead_letter_is_acknowledged_with_its_error_or_else_its_reason(
         (visit,) = rig.manager.registry.journal.of_message("a")
         assert (visit.fate, visit.error) == (Fate.DEAD_LETTERED, error)
         assert [verb for _, verb, _ in queue.calls if "ack" in verb] == ["ack failed"]
+
+
+@pytest.mark.rule("ROUTE-2", "BRK-5")
+async def test_what_goes_back_is_not_adopted_by_another_connection_before_its_nack_starts() -> None:
+    queue = ScriptedQueue(lease_seconds=30)
+    two = QueueConfig(name="q", uri="memory://q", connections=2)
+    sender = FakeSender(takes=5)
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue), queues=[two]) as rig:
+        first, second = grouped(*"ab")
+        queue.hand_over(*(handed(each, each, each.decode(), lease=30) for each in (first, second)))
+        await asyncio.sleep(1)
+        connections = [each.settler for each in rig.manager.consumers["q"].connections]
+        (other,) = {*connections} - {job.settler for job in rig.manager.registry.tracker}
+
+        (lane,) = rig.pool().lanes.values()
+        for each in lane.take_all():
+            each.settler.forfeit(each)
+        again = handed(second, "again", second.decode(), lease=30)
+        rig.witness.ids["again"] = "b"
+        other.dispatcher.dispatch(other, [again], asyncio.get_running_loop().time())
+        await asyncio.sleep(20)
+
+        assert [handle for _, handle, _ in queue.nacked] == [second]
+        assert sender.ids == ["a", "b"]
+        assert rig.is_empty
 
 
 @pytest.mark.rule("OPS-5")

@@ -452,7 +452,9 @@ async def test_what_goes_back_is_not_adopted_by_another_connection_before_its_na
             each.settler.forfeit(each)
         again = handed(second, "again", second.decode(), lease=30)
         rig.witness.ids["again"] = "b"
-        other.dispatcher.dispatch(other, [again], asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        rig.manager.registry.receive(1, other.counts, now)
+        other.dispatcher.dispatch(other, [again], now)
         await asyncio.sleep(20)
 
         assert [handle for _, handle, _ in queue.nacked] == [second]

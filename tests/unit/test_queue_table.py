@@ -954,6 +954,8 @@ FEW = {
     "CONSTANT",
     "sqlite_sequence",
     "head",
+    "last_head",
+    "tier",
     "taken",
     "winner",
     "changed",

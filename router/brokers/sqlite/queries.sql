@@ -106,7 +106,7 @@ decision (id, worker_id) AS MATERIALIZED (
             ) THEN NULL
             ELSE holder
         END
-    FROM changed CROSS JOIN json_each('[0, 1]') AS tier
+    FROM changed CROSS JOIN (SELECT 0 AS value UNION ALL SELECT 1) AS tier
 )
 UPDATE queue_messages SET offered_to = decision.worker_id
 FROM decision
@@ -154,8 +154,9 @@ WHERE id IN (SELECT value FROM json_each(:ids));
 --
 -- A merge of lanes. It starts with what is offered; whenever a message is taken, the next one of its
 -- lane joins, unless that one has to wait. It does not count more than what is in front of it. ORDER
--- BY makes the recursion's queue a priority queue.
-WITH RECURSIVE head (priority, id, group_number) AS MATERIALIZED (
+-- BY makes the recursion's queue a priority queue. If enough is offered, nothing joins that would come
+-- after the last one of it: with many groups that saves 1 µs for each message.
+WITH RECURSIVE head (priority, id, group_number) AS (
     SELECT * FROM (
         SELECT priority, id, group_number FROM queue_messages INDEXED BY offers
         WHERE queue = :queue AND offered_to = ''
@@ -168,6 +169,11 @@ WITH RECURSIVE head (priority, id, group_number) AS MATERIALIZED (
         ORDER BY priority DESC, id LIMIT :limit
     )
 ),
+last_head (priority, id) AS MATERIALIZED (
+    SELECT priority, id FROM queue_messages INDEXED BY offers
+    WHERE queue = :queue AND offered_to = ''
+    ORDER BY priority DESC, id LIMIT 1 OFFSET :limit - 1
+),
 taken (priority, id, group_number) AS (
     SELECT * FROM head
     UNION ALL
@@ -176,6 +182,9 @@ taken (priority, id, group_number) AS (
         SELECT mate.id FROM queue_messages AS mate INDEXED BY lanes
         WHERE mate.queue = :queue AND mate.group_number = taken.group_number
           AND mate.high_priority = (taken.priority = 9) AND mate.id > taken.id
+          AND mate.id < ifnull(
+              (SELECT id FROM last_head WHERE priority = taken.priority), 9223372036854775807
+          )
           AND mate.finished_at IS NULL
         ORDER BY mate.id LIMIT 1
     )
@@ -209,12 +218,10 @@ WHERE id IN (SELECT value FROM json_each(:ids));
 SELECT json_group_array(stored.id), CAST(group_concat(body, '') AS BLOB)
 FROM json_each(:ids) AS wanted CROSS JOIN queue_bodies AS stored ON stored.id = wanted.value;
 
--- name: lease_states
--- For each lease, in order: the state of its message; null if the token is not the message's.
-SELECT json_group_array(iif(lease_until <= :now, 'ended', state))
-FROM json_each(:leases) AS lease
-    LEFT JOIN queue_messages AS message
-        ON message.id = lease.value ->> 0 AND lease_token = lease.value ->> 1;
+-- name: tokens
+-- For each message, in order: the token of its lease; negative if that has ended; null if there is none.
+SELECT json_group_array(iif(lease_until > :now, lease_token, -lease_token))
+FROM json_each(:ids) AS wanted LEFT JOIN queue_messages AS message ON message.id = wanted.value;
 
 -- name: finish
 -- The token stays: an acknowledgement that is sent twice is no error.

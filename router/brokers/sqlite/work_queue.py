@@ -71,8 +71,7 @@ class Database(Protocol):
 
 
 _ids: Final = msgspec.json.Decoder(list[int])
-_states: Final = msgspec.json.Decoder(list[str | None])
-_UNSETTLED: Final = ("in-flight", "ended")  # states of a lease
+_tokens: Final = msgspec.json.Decoder(list[int | None])
 
 
 class WorkQueue:
@@ -144,21 +143,22 @@ class WorkQueue:
         ]
 
         def work(db: sqlite3.Connection) -> Sequence[int]:
-            states = _lease_states(db, leases, self._table.clock())
-            # One that was finished with the same lease before is not an error.
-            ending = [at for at, state in enumerate(states) if state in _UNSETTLED]
+            # A lease that has ended is still good, as long as nobody else has claimed the message.
+            tokens = _read_tokens(db, leases, now=0.0)
+            ending = [at for at, lease in enumerate(leases) if tokens[at] == lease.token]
             if ending:
                 self._table.end(db, [(leases[at].id, items[at]) for at in ending])
             published: dict[str, tuple[QueueTable, list[Publication]]] = {}
             for position, table, publication in outgoing:
-                if states[position] in _UNSETTLED:
+                if tokens[position] == leases[position].token:
                     published.setdefault(table.queue, (table, []))[1].append(publication)
             for table, new in published.values():  # a message ends once, so all of it is new
                 table.insert(db, [table.row_of(each) for each in new], [each.body for each in new])
             members = [leases[position].id for position in ending if leases[position].in_batch]
             if members:
                 self._table.count_ended(db, to_json(members))
-            return [position for position, state in enumerate(states) if state is None]
+            # One that was finished with the same lease before is not an error.
+            return [at for at, lease in enumerate(leases) if abs(tokens[at] or 0) != lease.token]
 
         size = sum(lease.size for lease in leases) + sum(len(one.body) for *_, one in outgoing)
         is_large = size > LARGE_BYTES or len(outgoing) > MANY_OUTGOING
@@ -201,10 +201,14 @@ class WorkQueue:
 
         def work(db: sqlite3.Connection) -> Sequence[int]:
             now = self._table.clock()
-            states = _lease_states(db, leases, now)
-            ids = [leases[at].id for at, state in enumerate(states) if state == "in-flight"]
+            tokens = _read_tokens(db, leases, now)
+            ids = [
+                lease.id
+                for lease, token in zip(leases, tokens, strict=True)
+                if token == lease.token
+            ]
             db.execute(QUERIES["extend"], {"ids": to_json(ids), "now": now, "lease": seconds})
-            return [position for position, state in enumerate(states) if state != "in-flight"]
+            return [at for at, lease in enumerate(leases) if tokens[at] != lease.token]
 
         return stale(leases, await self._database.run(work))
 
@@ -267,8 +271,9 @@ def _read_bodies(db: sqlite3.Connection, chosen: Sequence[Chosen]) -> Mapping[in
     return bodies
 
 
-def _lease_states(
+def _read_tokens(
     db: sqlite3.Connection, leases: Sequence[Lease], now: float
-) -> Sequence[str | None]:
-    """Return the state of each lease's message, `ended` if it is over, None if not ours."""
-    return _states.decode(json_value(db, "lease_states", {"leases": to_json(leases), "now": now}))
+) -> Sequence[int | None]:
+    """Return the token of each message's lease, negative if it ended before `now`."""
+    asked = {"ids": to_json([lease.id for lease in leases]), "now": now}
+    return _tokens.decode(json_value(db, "tokens", asked))

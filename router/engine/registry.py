@@ -52,7 +52,7 @@ class InFlightRegistry:
     def track(self, job: Job) -> tuple[ArrivalKind, Job]:
         """Take a job in, unless the router holds its message already. Return the one it holds."""
         arrival, held = self.tracker.track(job)
-        if self.tallies and held is job and not job.failures:
+        if self.tallies and not job.failures:
             tally = self.tallies.of(job.key)  # its broker could not keep what was tried so far
             job.failures, job.requests = tally.failures, tally.requests
         return arrival, held

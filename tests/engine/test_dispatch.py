@@ -244,6 +244,21 @@ async def test_a_copy_of_a_message_that_dies_meanwhile_is_delivered_on_its_own()
         assert [handle for _, handle in queue.acked] == ["first", "sent again"]
 
 
+@pytest.mark.rule("ROUTE-3", "ID-3")
+async def test_where_the_broker_has_no_id_nothing_proves_that_what_comes_again_has_died() -> None:
+    queue = ScriptedQueue(lease_seconds=30, takes={"ack failed": 4})
+    sender = FakeSender(takes=1)
+    sender.script("a", Reply(404))
+    async with scripted(queue, sender=sender) as rig:
+        queue.hand_over(handed(body("a"), "first", None, lease=30))
+        await asyncio.sleep(2)
+        queue.hand_over(handed(body("a"), "sent again", None, lease=30))
+        await asyncio.sleep(20)
+
+        assert rig.sender.ids == ["a", "a"]
+        assert ended(rig) == {Fate.DEAD_LETTERED: 1, Fate.DELIVERED: 1}
+
+
 @pytest.mark.rule("ROUTE-3", "P1", "ID-3")
 async def test_a_copy_of_a_message_whose_lease_has_ended_is_delivered_if_that_one_is_not() -> None:
     queue = ScriptedQueue(lease_seconds=30, unsettled={"first": lost("first")})

@@ -47,6 +47,18 @@ def test_no_more_groups_are_remembered_than_there_is_room_for() -> None:
     assert next(iter(groups)) == "g100"
 
 
+def test_the_group_that_has_not_failed_for_longest_is_forgotten_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "MOST_FAILING", 2)
+    groups = FailingGroups()
+
+    for group in ("a", "b", "a", "c"):
+        groups.fail(failed(group), counted=True, now=0.0, delay=10.0)
+
+    assert list(groups) == ["a", "c"]
+
+
 def test_a_group_that_never_comes_back_is_forgotten() -> None:
     groups = FailingGroups()
     for group in ("a", "b"):

@@ -1,277 +1,46 @@
-"""The work queue's table against a model that says the rules of WQ-2 in plain words."""
+"""The work queue's table against the model, and case by case."""
 
 import asyncio
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
-from itertools import groupby, takewhile
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from msgspec.structs import replace
+from hypothesis.stateful import rule
 
 from router.brokers.machine import THIS_MACHINE
 from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite.connection import QUERIES, create_schema
 from router.brokers.sqlite.queue_table import PRUNED_AT_ONCE
 from router.brokers.sqlite.work_queue import PRUNE_EVERY_MESSAGES
-from router.brokers.work_queue import MAX_ERROR_CHARACTERS, Lease
+from router.brokers.work_queue import MAX_ERROR_CHARACTERS
 from router.core.message import UNTRIED, Message, Mode, Tally
 from router.core.outcome import Ending
-from router.ports import Cancellation, Depth, Publication, QueueRefused
-from tests.support.work_queues import LEASE, WINDOW, Clock, Queue, lease_of, publication, story
+from router.ports import Depth, Publication, QueueRefused
+from tests.support.queue_model import WorkQueueComparison
+from tests.support.work_queues import LEASE, WINDOW, Clock, Queue, publication, story
 
 pytestmark = pytest.mark.rule("WQ-1", "WQ-2", "WQ-3", "WQ-4", "P3")
 
 
-@dataclass
-class Row:
-    id: int
-    message_id: str
-    body: bytes
-    group: tuple[str, str] | None
-    priority: int
-    state: str = "ready"
-    due: float = 0.0
-    lease: Lease | None = None
-    lease_until: float = 0.0
-    worker: str = ""
-    deliveries: int = 0
-    tally: Tally = UNTRIED
-    finished: float = 0.0
-
-    @property
-    def unsettled(self) -> bool:
-        return self.state in {"ready", "in-flight"}
-
-    @property
-    def lane(self) -> tuple[object, ...]:
-        """Within a group, only priority 9 passes the rest (CMD-6)."""
-        return (str(self.group), self.priority == 9) if self.group else ("", False, self.id)
-
-
-@dataclass
-class Model:
-    """SPEC WQ-1 to WQ-4, slowly."""
-
-    rows: list[Row] = field(default_factory=list)
-    now: float = 0.0
-
-    def publish(self, item: Publication) -> bool:
-        message = item.message
-        if any(
-            (row.message_id, row.body) == (message.id, item.body) and self._keeps_out_copies(row)
-            for row in self.rows
-        ):
-            return False
-        group = (message.pool or "DEFAULT-POOL", message.group) if message.group else None
-        row = Row(0, message.id, item.body, group, message.level, due=item.not_before or 0.0)
-        self.rows.append(row)
-        return True
-
-    def claimable(self, worker: str, limit: int) -> list[Row]:
-        self._end_leases()
-        ranked = []
-        for lane in self._lanes():
-            lowest = 9  # in front of a message: it does not count more than that
-            for row in self._run_of(lane, worker):
-                lowest = min(lowest, row.priority)
-                ranked.append((-lowest, row.id, row))
-        return [row for *_, row in sorted(ranked, key=lambda one: one[:2])[:limit]]
-
-    def cancel(self, message_id: str) -> Cancellation:
-        known = [row for row in self.rows if row.message_id == message_id]
-        unsettled = [row for row in known if row.unsettled]
-        if len(unsettled) > 1:
-            return Cancellation.AMBIGUOUS
-        if unsettled and unsettled[0].state == "ready":
-            unsettled[0].state, unsettled[0].finished = "cancelled", self.now
-            return Cancellation.CANCELLED
-        return Cancellation.TOO_LATE if known else Cancellation.UNKNOWN
-
-    def may_have_forgotten_id(self, message_id: str) -> bool:
-        """Whether all publications under that id are finished and may be pruned."""
-        known = [row for row in self.rows if row.message_id == message_id]
-        return all(not row.unsettled and row.finished <= self.now - WINDOW for row in known)
-
-    def holder_of(self, lease: Lease) -> Row | None:
-        return next((row for row in self.rows if row.lease == lease and row.unsettled), None)
-
-    def has_finished(self, lease: Lease) -> bool:
-        return any(row.lease == lease and not row.unsettled for row in self.rows)
-
-    def may_have_forgotten(self, lease: Lease) -> bool:
-        """Whether the message is finished and pruned, or would be by the next traffic."""
-        horizon = self.now - WINDOW
-        return any(
-            row.lease == lease and not row.unsettled and row.finished <= horizon
-            for row in self.rows
-        )
-
-    def depth(self) -> Depth:
-        out = sum(row.state == "in-flight" for row in self.rows)
-        return Depth(sum(row.state == "ready" for row in self.rows), out)
-
-    def _keeps_out_copies(self, row: Row) -> bool:
-        has_just_succeeded = row.state == "succeeded" and row.finished > self.now - WINDOW
-        return row.unsettled or has_just_succeeded
-
-    def _end_leases(self) -> None:
-        for row in self.rows:
-            if row.state == "in-flight" and row.lease_until <= self.now:
-                row.state, row.lease = "ready", None
-
-    def _lanes(self) -> Iterator[list[Row]]:
-        unsettled = sorted(
-            (row for row in self.rows if row.unsettled), key=lambda row: (row.lane, row.id)
-        )
-        for _, lane in groupby(unsettled, key=lambda row: row.lane):
-            yield list(lane)
-
-    def _run_of(self, lane: list[Row], worker: str) -> list[Row]:
-        if any(row.state == "in-flight" for row in lane):
-            return []
-        holders = {
-            row.worker
-            for row in self.rows
-            if row.state == "in-flight" and row.group and row.group == lane[0].group
-        }
-        if holders - {worker}:
-            return []
-        return list(takewhile(lambda row: row.due <= self.now, lane))
-
-
-# Bodies, each of the message with its name; with a stroke it is another body under the same id.
-PUBLISHED = st.lists(
-    st.builds("m{}{}".format, st.integers(0, 40), st.sampled_from(["", "", "'"])),
-    min_size=1,
-    max_size=4,
-)
-
-
-class QueueComparison(RuleBasedStateMachine):
-    """Two workers on one queue do as they please; table and model agree on everything."""
-
+class QueueComparison(WorkQueueComparison):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
         self.memory = MemoryDatabase()
-        self.model = Model()
         anna = Queue.of(self.memory, lambda: self.model.now, self.runner)
-        self.tables = {"anna": anna, "bert": anna.but(worker_id="bert")}
-        self.leases: list[Lease] = []
+        self.queues = {"anna": anna, "bert": anna.but(worker_id="bert")}
+        self.tables = self.queues
 
     def teardown(self) -> None:
         self.memory.close()
         self.runner.close()
 
-    @rule(
-        bodies=PUBLISHED,
-        pool=st.sampled_from([None, None, "P"]),
-        group=st.sampled_from(["g", "g", "h", None]),
-        priority=st.sampled_from([0, 0, 0, 3, 8, 9]),
-        delay=st.sampled_from([None, None, None, 5.0, 400.0]),
-    )
-    def publish(
-        self,
-        bodies: list[str],
-        pool: str | None,
-        group: str | None,
-        priority: int,
-        delay: float | None,
-    ) -> None:
-        not_before = None if delay is None else self.model.now + delay
-        items = [
-            publication(
-                body.rstrip("'"),
-                pool=pool,
-                group=group,
-                priority=priority,
-                body=body,
-                not_before=not_before,
-            )
-            for body in bodies
-        ]
-        expected = [self.model.publish(item) for item in items]
-
-        added = self.tables["anna"].publish(items)
-
-        assert list(added) == expected
-        self._learn_ids()
-
-    @rule(worker=st.sampled_from(["anna", "bert"]), limit=st.sampled_from([1, 1, 2, 5]))
-    def claim(self, worker: str, limit: int) -> None:
-        expected = self.model.claimable(worker, limit)
-
-        messages = self.tables[worker].claim(limit).messages
-
-        for row, received in zip(expected, messages, strict=True):
-            lease = lease_of(received.handle)
-            row.state, row.worker, row.deliveries = "in-flight", worker, row.deliveries + 1
-            row.lease, row.lease_until = lease, self.model.now + LEASE
-            self.leases.append(lease)
-        assert [(lease_of(one.handle).id, one.count, one.tally) for one in messages] == [
-            (row.id, row.deliveries, row.tally) for row in expected
-        ]
-
-    @precondition(lambda self: self.leases)
-    @rule(
-        picks=st.lists(st.integers(0, 99), min_size=1, max_size=4), error=st.sampled_from(["", "x"])
-    )
-    def ack(self, picks: list[int], error: str) -> None:
-        picked = dict.fromkeys(self._pick(pick) for pick in picks)
-        leases = [lease for lease in picked if not self.model.may_have_forgotten(lease)]
-        lost = []
-        for position, lease in enumerate(leases):
-            if row := self.model.holder_of(lease):
-                row.state, row.finished = ("failed" if error else "succeeded"), self.model.now
-            elif not self.model.has_finished(lease):
-                lost.append(position)
-
-        assert self.tables["anna"].ack(leases, error) == lost
-
-    @precondition(lambda self: self.leases)
-    @rule(
-        pick=st.integers(0, 99), delay=st.sampled_from([0.0, 5.0, 60.0]), requests=st.integers(1, 3)
-    )
-    def nack(self, pick: int, delay: float, requests: int) -> None:
-        lease = self._pick(pick)
-        tally = Tally(failures=1, requests=requests)
-        row = self.model.holder_of(lease)
-        if row:
-            row.state, row.lease, row.tally = "ready", None, tally
-            row.due = self.model.now + delay
-
-        ours = self.tables["bert"].nack(lease, delay, tally)
-
-        assert ours == (row is not None)
-
-    @precondition(lambda self: self.leases)
-    @rule(pick=st.integers(0, 99), seconds=st.sampled_from([10.0, 90.0]))
-    def extend(self, pick: int, seconds: float) -> None:
-        lease = self._pick(pick)
-        row = self.model.holder_of(lease)
-        alive = row is not None and row.state == "in-flight" and row.lease_until > self.model.now
-        if row and alive:
-            row.lease_until = self.model.now + seconds
-
-        lost = self.tables["anna"].extend([lease], seconds)
-
-        assert list(lost) == ([] if alive else [0])
-
-    @rule(number=st.integers(0, 40))
-    def cancel(self, number: int) -> None:
-        message_id = f"m{number}"
-        is_sure = not self.model.may_have_forgotten_id(message_id)
-        expected = self.model.cancel(message_id)
-
-        answer = self.tables["bert"].cancel(message_id)
-
-        assert answer is expected or (not is_sure and answer is Cancellation.UNKNOWN)
+    def ids(self) -> Mapping[bytes, int]:
+        return dict(self.memory.db.execute("SELECT body, id FROM queue_bodies ORDER BY id"))
 
     @rule(worker=st.sampled_from(["anna", "bert"]))
     def end_leases(self, worker: str) -> None:
@@ -279,26 +48,7 @@ class QueueComparison(RuleBasedStateMachine):
             if row.state == "in-flight" and row.worker == worker:
                 row.state, row.lease = "ready", None
 
-        self.tables[worker].end_leases([worker])
-
-    @rule(seconds=st.sampled_from([1.0, 1.0, 5.0, 29.0, 30.0, 400.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.model.now += seconds
-
-    def _pick(self, number: int) -> Lease:
-        return self.leases[number % len(self.leases)]
-
-    def _learn_ids(self) -> None:
-        """A refused duplicate uses up an id, so the model asks for them."""
-        ids = dict(self.memory.db.execute("SELECT body, id FROM queue_bodies ORDER BY id"))
-        for row in self.model.rows:
-            row.id = row.id or ids[row.body]
-
-    @invariant()
-    def the_depth_agrees(self) -> None:
-        depth = self.tables["anna"].depth()
-
-        assert replace(depth, due=None) == self.model.depth()
+        self.queues[worker].end_leases([worker])
 
 
 @pytest.fixture

@@ -242,9 +242,12 @@ class WorkQueueComparison(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(
-        pick=st.integers(0, 99), delay=st.sampled_from([0.0, 5.0, 60.0]), requests=st.integers(1, 3)
+        pick=st.integers(0, 99),
+        delay=st.sampled_from([0.0, 5.0, 60.0]),
+        requests=st.integers(1, 3),
+        waits=st.sampled_from([None, 0.0, 4.0, 5.0, 59.0, 60.0]),
     )
-    def nack(self, pick: int, delay: float, requests: int) -> None:
+    def nack(self, pick: int, delay: float, requests: int, waits: float | None) -> None:
         lease = self._pick(pick)
         tally = Tally(failures=1, requests=requests)
         row = self.model.holder_of(lease)
@@ -255,6 +258,9 @@ class WorkQueueComparison(RuleBasedStateMachine):
         ours = self.tables["bert"].nack(lease, delay, tally)
 
         assert ours == (row is not None)
+        if waits is not None:  # else it is rarely claimed close to its time
+            self.time_passes(waits)
+            self.claim("bert", 5)
 
     @precondition(lambda self: self.leases)
     @rule(pick=st.integers(0, 99), seconds=st.sampled_from([10.0, 90.0]))

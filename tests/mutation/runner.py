@@ -30,8 +30,9 @@ SQL: Final = "queries.sql"
 MOST_BYTES: Final = 4 << 30
 # A mutant that takes much longer is noticed too: a test that uses so much CPU, tests that hang.
 LEAST_CPU_SECONDS: Final = 1.0
+MORE_CPU: Final = 3.0  # than without a mutant, by that factor
 LEAST_SECONDS: Final = 20.0
-SLOWER: Final = 20.0  # than without a mutant, by that factor
+SLOWER: Final = 20.0
 
 Used = Callable[[str], None]
 
@@ -194,7 +195,7 @@ class Mutating:
                 resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
                 subject.put_in(mutant)
                 for item, seconds in tests.items():
-                    signal.setitimer(signal.ITIMER_PROF, LEAST_CPU_SECONDS + SLOWER * seconds)
+                    signal.setitimer(signal.ITIMER_PROF, LEAST_CPU_SECONDS + MORE_CPU * seconds)
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
                     if self._failed:
                         os.write(writer, item.nodeid.encode())

@@ -193,6 +193,20 @@ def test_no_lease_outlasts_a_boot_by_more_than_its_length(
     assert world.due_after(table, LONGEST_DELAY_SECONDS) <= LEASE + 0.1
 
 
+@pytest.mark.rule("WQ-11")
+def test_a_boot_ends_no_lease_early(world: World) -> None:
+    table = world.open()
+    table.publish([publication("a")])
+    _, leases = table.claim_ids()
+    table.extend(leases, 300)
+    ends_at = world.true_time + 300
+
+    world.boot()
+    world.due_after(world.open("bert"), 300)
+
+    assert world.true_time == pytest.approx(ends_at, abs=0.1)
+
+
 @pytest.mark.rule("WQ-11", "WQ-1", "P4")
 @pytest.mark.parametrize("before", [YEAR, 0.0, -YEAR])
 @pytest.mark.parametrize("after", [YEAR, 0.0, -YEAR])

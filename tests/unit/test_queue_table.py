@@ -13,6 +13,7 @@ from hypothesis.stateful import rule
 
 from router.brokers.machine import THIS_MACHINE
 from router.brokers.memory import MemoryDatabase
+from router.brokers.sqlite import queue_table
 from router.brokers.sqlite.connection import QUERIES, create_schema
 from router.brokers.sqlite.queue_table import PRUNED_AT_ONCE
 from router.brokers.sqlite.work_queue import PRUNE_EVERY_MESSAGES
@@ -300,6 +301,23 @@ def test_the_depth_tells_whether_anything_could_be_had_now(table: Queue, clock: 
     assert [one.due for one in (offered, held, delayed, due)] == [1, 0, 0, 1]
 
 
+def test_what_a_lease_or_a_delay_has_just_set_free_counts_to_its_own_queue(
+    table: Queue, clock: Clock
+) -> None:
+    other = table.but(queue="bills")
+    table.publish([publication("a"), publication("b")])
+    _, (first, _) = table.claim_ids()
+    table.nack(first, LEASE)
+
+    clock.now += LEASE - 0.1
+    before = [table.depth(), other.depth()]
+    clock.now += 0.1
+    after = [table.depth(), other.depth()]
+
+    assert before == [Depth(1, 1, due=0), Depth(0, 0, due=0)]
+    assert after == [Depth(1, 1, due=2), Depth(0, 0, due=0)]
+
+
 def test_a_row_tells_its_story(db: sqlite3.Connection, table: Queue, clock: Clock) -> None:
     table.publish([publication("a")])
     clock.now = 1001.0
@@ -440,6 +458,45 @@ def test_a_group_keeps_its_order_when_a_finished_message_in_the_middle_is_pruned
 
     assert (kept, published_again, after) == (2, [True], ["a", "c", "b"])
     assert messages_kept(db) == 0
+
+
+def test_what_comes_later_in_a_group_stays_behind_although_a_finished_one_was_pruned(
+    table: Queue, clock: Clock
+) -> None:
+    table.publish([publication(name, group="g") for name in "ab"])
+    _, (first, second) = table.claim_ids()
+    table.ack([first])
+    table.nack(second, 2 * WINDOW)
+    clock.now += WINDOW
+    table.claim_ids()  # prunes the first one
+
+    table.publish([publication("c", group="g")])
+    before = table.claim_ids()[0]
+    clock.now += WINDOW
+
+    assert (before, table.claim_ids()[0]) == ([], ["b", "c"])
+
+
+@pytest.mark.rule("P4")
+@pytest.mark.parametrize("payload", [b"", b"1"], ids=["plain", "with a payload"])
+def test_what_was_finished_first_is_forgotten_first(
+    table: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch, payload: bytes
+) -> None:
+    monkeypatch.setattr(queue_table, "PRUNED_AT_ONCE", 1)
+    table = table.but(result_retention=WINDOW)
+    table.publish([publication(name, payload=payload) for name in "abc"])
+    _, leases = table.claim_ids()
+    for lease in leases:
+        table.ack([lease])
+        clock.now += 1
+    clock.now += WINDOW
+
+    left = []
+    for _ in leases:
+        table.claim_ids()  # prunes
+        left.append("".join(name for name in "abc" if table.find(name)))
+
+    assert left == ["bc", "c", ""]
 
 
 @pytest.mark.rule("P1")
@@ -642,6 +699,26 @@ def test_a_batch_is_kept_for_seven_days_and_so_are_the_names_of_its_members(
     assert (again, left, table.find_batch("b")) == (0, 0, None)
     assert before is not None
     assert before.succeeded == len(members)
+
+
+@pytest.mark.rule("CMD-4", "P4")
+def test_every_batch_is_forgotten_in_its_turn(
+    table: Queue, db: sqlite3.Connection, clock: Clock
+) -> None:
+    for name in "abc":
+        table.add_batch(name, None, [publication(f"of {name}")])
+        table.ack(table.claim_ids()[1])
+        clock.now += 1
+    table.ack(table.claim_ids()[1])  # the callbacks
+    clock.now += 7 * DAY
+
+    left = []
+    for _ in range(3):
+        table.claim_ids()  # prunes
+        left.append("".join(name for name in "abc" if table.find_batch(name)))
+
+    assert left == ["bc", "c", ""]
+    assert db.execute("SELECT count(*) FROM queue_batch_members").fetchone() == (0,)
 
 
 @pytest.mark.rule("CMD-4", "P4")

@@ -1,7 +1,7 @@
 """libcurl on the running event loop: POST one request, get one answer.
 
 libcurl implements the protocols. It says which sockets to watch (`router.curl.sockets`) and when to
-wake it. No other module uses pycurl.
+wake it. Only this package uses pycurl.
 """
 
 import asyncio

@@ -71,49 +71,32 @@ class HttpSource:
     ) -> None:
         self.name = public_uri(url)
         self._url = url
-        import httpx  # noqa: PLC0415  slow to load, and not needed for files
-
-        self._context = httpx.create_ssl_context()  # takes 20 ms: made once, not at every fetch
-        self._headers = {"Accept": "application/json", "Accept-Encoding": "gzip"}
+        self._headers = ["Accept: application/json", "Accept-Encoding: gzip"]
         if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+            self._headers.append(f"Authorization: Bearer {token}")
         self._timeout = timeout
 
     async def fetch(self) -> bytes:
-        import httpx  # noqa: PLC0415  loaded above
+        from router.curl.fetch import FetchFailed, fetch  # noqa: PLC0415  not needed for files
 
         try:
-            async with asyncio.timeout(self._timeout):
-                return await self._get()
+            answer = await fetch(
+                self._url, self._headers, max_bytes=MAX_DOCUMENT, timeout=self._timeout
+            )
         except TimeoutError:
             raise ConfigUnavailable(f"no complete answer within {self._timeout:g} s") from None
-        except httpx.ConnectError as error:
-            raise ConfigUnavailable(f"cannot connect: {error}") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # Their texts may quote the URL or a header.
-            raise ConfigUnavailable(f"no usable answer ({type(error).__name__})") from None
-
-    async def _get(self) -> bytes:
-        import httpx  # noqa: PLC0415  loaded above
-
-        # A client per fetch: minutes apart, a kept connection would only be a dead one.
-        async with (
-            httpx.AsyncClient(verify=self._context, trust_env=False, timeout=None) as client,  # noqa: S113 (the caller's timeout spans all of it)
-            client.stream("GET", self._url, headers=self._headers) as response,
-        ):
-            if not response.is_success:
-                why = ": redirects are not followed" if response.is_redirect else ""
-                raise ConfigUnavailable(f"HTTP {response.status_code}{why}")
-            body = bytearray()
-            async for chunk in response.aiter_raw():
-                body += chunk
-                if len(body) > MAX_DOCUMENT:
-                    raise ConfigUnavailable(TOO_LARGE)
-        match response.headers.get("Content-Encoding", "").lower():
+        except FetchFailed as error:
+            raise ConfigUnavailable(str(error)) from None
+        if answer.status not in range(200, 300):
+            why = ": redirects are not followed" if answer.status in range(300, 400) else ""
+            raise ConfigUnavailable(f"HTTP {answer.status}{why}")
+        if answer.is_too_long:
+            raise ConfigUnavailable(TOO_LARGE)
+        match answer.encoding:
             case "identity" | "":
-                return bytes(body)
+                return answer.body
             case "gzip" | "x-gzip":
-                return _gunzip(bytes(body))
+                return _gunzip(answer.body)
             case _:
                 raise ConfigUnavailable("compressed in a way that was not asked for")
 

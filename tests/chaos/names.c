@@ -1,9 +1,11 @@
-/* Names that take their time: getaddrinfo waits as many milliseconds as the file NAMES_FILE says. */
+/* Names that take their time: getaddrinfo waits as many milliseconds as the file NAMES_FILE says.
+   With NAMES_SUFFIX, only for names that end like that. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 int getaddrinfo(const char *node, const char *service, const struct addrinfo *hints,
@@ -16,6 +18,12 @@ int getaddrinfo(const char *node, const char *service, const struct addrinfo *hi
         if (fscanf(file, "%d", &milliseconds) != 1)
             milliseconds = 0;
         fclose(file);
+    }
+    const char *suffix = getenv("NAMES_SUFFIX");
+    if (suffix) {
+        size_t length = node ? strlen(node) : 0, end = strlen(suffix);
+        if (length < end || strcmp(node + length - end, suffix) != 0)
+            milliseconds = 0;
     }
     if (milliseconds > 0)
         usleep((useconds_t)milliseconds * 1000);

@@ -147,14 +147,21 @@ def write_whole(file: Path, text: str) -> None:
 def shims(folder: Path) -> str:
     """Return what to preload, so that a process has a clock and names that can be changed."""
     found = sorted(Path("/usr/lib").glob(FAKETIME))
+    if not found:
+        skip_or_fail("libfaketime is missing: ./dev brokers installs it")
+    return os.pathsep.join((str(build_names(folder)), str(found[0])))
+
+
+def build_names(folder: Path) -> Path:
+    """Compile the shim that makes names slow."""
     compiler = shutil.which("gcc") or shutil.which("cc")
-    if not found or compiler is None:
-        skip_or_fail("libfaketime or a C compiler is missing: ./dev brokers installs them")
+    if compiler is None:
+        skip_or_fail("a C compiler is missing: ./dev brokers installs it")
     library = folder / "names.so"
     source = Path(__file__).with_name("names.c")
     flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library), str(source), "-ldl"]
     subprocess.run([compiler, *flags], check=True)
-    return os.pathsep.join((str(library), str(found[0])))
+    return library
 
 
 def preloading(libraries: str, slot: Slot) -> dict[str, str]:

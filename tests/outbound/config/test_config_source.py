@@ -68,7 +68,7 @@ def test_an_origin_is_scheme_host_and_port(first: str, second: str, same: bool) 
     source = config_sources([first, second], "hunter2", NAMING)[1]
 
     assert isinstance(source, HttpSource)
-    assert ("Authorization" in source._headers) is same
+    assert ("Authorization: Bearer hunter2" in source._headers) is same
 
 
 async def test_redirects_are_not_followed(service: ConfigService) -> None:

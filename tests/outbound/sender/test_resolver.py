@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from threading import Event, Thread
+from threading import Event
 from typing import Any, Final
 
 import pytest
@@ -181,13 +181,13 @@ async def test_when_all_threads_wait_names_found_before_are_still_looked_up(
 async def test_addresses_are_used_although_no_thread_is_free_to_look_them_up_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_: Thread) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     names = Names()
     resolver = Resolver(names.look_up)
     first = await resolver.resolve("good.test", 9)
-    monkeypatch.setattr(Thread, "start", fail)
+    monkeypatch.setattr(module, "start_new_thread", fail)
     age(first, RENEW_AFTER_SECONDS)
 
     assert resolver.recall("good.test") is first

@@ -1,0 +1,117 @@
+"""One GET in a thread of its own: whatever the server does, the event loop has no work with it.
+
+A server can answer in a million pieces, trickle or never end, and its name can hang. libcurl works
+without Python's lock, and a thread that hangs is left alone: it ends when the system answers.
+"""
+
+import asyncio
+import os
+from _thread import start_new_thread
+from contextlib import suppress
+from typing import Final
+from urllib.parse import quote
+
+import certifi
+import pycurl
+from msgspec import Struct
+
+from router import __version__
+
+GRACE_SECONDS: Final = 1.0  # after its time, for libcurl to end by itself
+_ASCII: Final = "".join(map(chr, range(0x20, 0x7F)))
+_UNCONNECTED: Final = frozenset(
+    {pycurl.E_COULDNT_RESOLVE_HOST, pycurl.E_COULDNT_CONNECT, pycurl.E_SSL_CONNECT_ERROR}
+    | {pycurl.E_PEER_FAILED_VERIFICATION}
+)
+
+
+class FetchFailed(Exception):
+    """There is no answer, or not a whole one."""
+
+
+class Fetched(Struct, frozen=True):
+    status: int
+    body: bytes  # as it was sent
+    encoding: str  # of the body
+    is_too_long: bool  # then the body is not whole
+
+
+async def fetch(url: str, headers: list[str], *, max_bytes: int, timeout: float) -> Fetched:
+    """Raises FetchFailed, and TimeoutError after so many seconds, name look-up included."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Fetched | str] = loop.create_future()
+
+    def settle(result: Fetched | str) -> None:
+        if not done.done():  # else given up
+            done.set_result(result)
+
+    def work() -> None:
+        result: Fetched | str
+        try:
+            result = _get(url, headers, max_bytes, timeout + GRACE_SECONDS)
+        except pycurl.error as error:
+            code, text = error.args
+            result = (
+                f"cannot connect: {text}" if code in _UNCONNECTED else f"no usable answer: {text}"
+            )
+        except Exception as error:  # noqa: BLE001 - who waits must be told, whatever it is
+            result = f"no usable answer: {type(error).__name__}"
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(settle, result)
+
+    try:
+        start_new_thread(work, ())  # one that hangs does not hold up the end of the process
+    except RuntimeError:
+        raise FetchFailed("no thread is left") from None
+    async with asyncio.timeout(timeout):
+        result = await done
+    if isinstance(result, str):
+        raise FetchFailed(result)
+    return result
+
+
+def _get(url: str, headers: list[str], max_bytes: int, timeout: float) -> Fetched:
+    chunks: list[bytes] = []
+    room, encoding = max_bytes, ""
+
+    def on_body(chunk: bytes) -> int | None:
+        nonlocal room
+        room -= len(chunk)
+        if room < 0:
+            return 0  # libcurl ends the transfer
+        chunks.append(chunk)
+        return None
+
+    def on_header(line: bytes) -> None:
+        nonlocal encoding
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-encoding":
+            encoding = value.decode("latin-1").strip().lower()
+
+    easy = pycurl.Curl()
+    try:
+        easy.setopt(pycurl.URL, url if url.isascii() else quote(url, safe=_ASCII))
+        easy.setopt(pycurl.HTTPHEADER, headers)
+        easy.setopt(pycurl.USERAGENT, f"message-router/{__version__}")
+        easy.setopt(pycurl.NOSIGNAL, 1)
+        easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
+        easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
+        easy.setopt(pycurl.HTTP09_ALLOWED, 0)
+        easy.setopt(pycurl.FOLLOWLOCATION, 0)
+        easy.setopt(pycurl.PATH_AS_IS, 1)
+        easy.setopt(pycurl.PROXY, "")  # "" also keeps the environment's away
+        easy.setopt(pycurl.CAINFO, os.environ.get("SSL_CERT_FILE") or certifi.where())
+        if "SSL_CERT_DIR" in os.environ:
+            easy.setopt(pycurl.CAPATH, os.environ["SSL_CERT_DIR"])
+        easy.setopt(pycurl.TIMEOUT_MS, round(timeout * 1000))
+        easy.setopt(pycurl.WRITEFUNCTION, on_body)
+        easy.setopt(pycurl.HEADERFUNCTION, on_header)
+        try:
+            easy.perform()
+        except pycurl.error:
+            if room >= 0:
+                raise
+        status: int = easy.getinfo(pycurl.RESPONSE_CODE)
+    finally:
+        easy.close()
+    return Fetched(status, b"".join(chunks), encoding, room < 0)

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tests.acceptance.process import RouterProcess
-from tests.acceptance.targets import id_of
-from tests.outbound.servers import Connection
+from tests.acceptance.process import RouterProcess, eventually
+from tests.acceptance.targets import Gate, id_of, ids, message
+from tests.outbound.servers import Connection, Target
 
 BATCH = 1000  # messages in one call of the API
 
@@ -29,6 +29,16 @@ def load(url: str, groups: int, per_group: int) -> list[dict[str, object]]:
 async def publish(router: RouterProcess, messages: Sequence[dict[str, object]]) -> None:
     for start in range(0, len(messages), BATCH):
         await router.publish(messages[start : start + BATCH])
+
+
+async def stop_at_the_first(router: RouterProcess, gate: Gate, target: Target) -> int:
+    """Stop the router while it delivers the first of five messages of a group. Return its code."""
+    await router.publish([message(f"m{n}", target, group="g") for n in range(5)])
+    await eventually(lambda: ids(target) == ["m0"])
+    stopping = asyncio.ensure_future(router.stop())
+    await router.logs("shutting down")
+    gate.open()
+    return await stopping
 
 
 @dataclass

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.load import Accepting, are_all_there, firsts_in_order, load, publish, repeated
+from tests.acceptance.load import (
+    Accepting,
+    are_all_there,
+    firsts_in_order,
+    load,
+    publish,
+    repeated,
+    stop_at_the_first,
+)
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, Hesitant, ids, message
@@ -117,12 +125,7 @@ async def test_a_stop_gives_back_what_was_not_begun(
     gate = Gate()
     async with listening(gate.script) as target:
         async with site.router() as router:
-            await router.publish([message(f"m{n}", target, group="g") for n in range(5)])
-            await eventually(lambda: ids(target) == ["m0"])
-            stopping = asyncio.ensure_future(router.stop())
-            await router.logs("shutting down")
-            gate.open()
-            code = await stopping
+            code = await stop_at_the_first(router, gate, target)
         async with site.router() as router:
             await eventually(lambda: len(gate.answered) == 5)
             await router.stop()

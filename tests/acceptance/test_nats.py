@@ -11,7 +11,7 @@ from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 from router.core.message import parse
 from router.ports import Publication
-from tests.acceptance.load import Accepting, firsts_in_order, load, repeated
+from tests.acceptance.load import Accepting, firsts_in_order, load, repeated, stop_at_the_first
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, Hesitant, ids, message
@@ -150,12 +150,7 @@ async def test_a_stop_gives_back_what_was_not_begun(
     gate = Gate()
     async with listening(gate.script) as target:
         async with site.router() as router:
-            await router.publish([message(f"m{n}", target, group="g") for n in range(5)])
-            await eventually(lambda: ids(target) == ["m0"])
-            stopping = asyncio.ensure_future(router.stop())
-            await router.logs("shutting down")
-            gate.open()
-            code = await stopping
+            code = await stop_at_the_first(router, gate, target)
         async with site.router():
             await until_settled(server)
 

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tests.acceptance.load import stop_at_the_first
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, first, hanging, ids, message
@@ -19,12 +20,7 @@ async def test_an_open_delivery_is_finished_and_the_rest_comes_back_in_order(sit
     site.configure()
     async with listening(gate.script) as target:
         async with site.router() as router:
-            await router.publish([message(f"m{n}", target, group="g") for n in range(5)])
-            await eventually(lambda: ids(target) == ["m0"])
-            router.send(signal.SIGTERM)
-            await router.logs("shutting down")
-            gate.open()
-            code = await router.ends()
+            code = await stop_at_the_first(router, gate, target)
         left = site.unsettled()
         held = site.in_flight()
 

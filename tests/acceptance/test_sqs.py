@@ -1,16 +1,15 @@
 """The whole router on SQS: what is lost with its process, and with its broker."""
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.load import Accepting, firsts_in_order, load, repeated
+from tests.acceptance.load import Accepting, firsts_in_order, load, repeated, stop_at_the_first
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
-from tests.acceptance.targets import Gate, ids, message
+from tests.acceptance.targets import Gate, ids
 from tests.outbound.servers import listening
 from tests.support.servers import sqs
 from tests.support.servers.sqs import SqsServer
@@ -82,12 +81,7 @@ async def test_a_stop_gives_back_what_was_not_begun_and_nothing_stays_hidden(
     gate = Gate()
     async with listening(gate.script) as target:
         async with site.router() as router:
-            await router.publish([message(f"m{n}", target, group="g") for n in range(5)])
-            await eventually(lambda: ids(target) == ["m0"])
-            stopping = asyncio.ensure_future(router.stop())
-            await router.logs("shutting down")
-            gate.open()
-            code = await stopping
+            code = await stop_at_the_first(router, gate, target)
         left = server.counts(queue_url)
         async with site.router():
             await eventually(lambda: server.counts(queue_url) == (0, 0))

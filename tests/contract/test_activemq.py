@@ -13,10 +13,19 @@ from router.brokers import BrokerRegistry
 from router.brokers.activemq.address import ActiveMqSettings
 from router.brokers.consumer_identity import BrokerSettings
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, ReceivedMessage, Tally
+from router.core.message import UNTRIED, Tally
 from router.ports import Broker, BrokerError, Disconnected, QueueRefused, StaleLease
 from tests.contract.activemq_place import ActiveMqPlace
-from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication, several
+from tests.contract.cases import (
+    PARENT,
+    TRACED,
+    Ends,
+    bodies,
+    both_ends,
+    publication,
+    receive_one,
+    several,
+)
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.servers.activemq import ActiveMqServer
 from tests.support.servers.base import free_port
@@ -89,11 +98,6 @@ async def reopened(ends: Ends) -> AsyncIterator[Broker]:
             await asyncio.sleep(0.2)
 
 
-async def one(broker: Broker) -> ReceivedMessage:
-    (received,) = await broker.receive(1)
-    return received
-
-
 def body(group: str) -> bytes:
     content = {"id": "a", "mediationTarget": "https://svc.example/", "messageGroupId": group}
     return json.dumps(content).encode()
@@ -110,9 +114,9 @@ async def test_a_copy_keeps_headers_and_group_and_the_first_id(
     async with bare_stomp(server.port) as others:
         await others.send(name, body("g"), told)
     async with door.open_queue(queue_at(server.port, name)) as broker:
-        first = await one(broker)
+        first = await receive_one(broker)
         await broker.nack(first.handle, 0.5, TRIED)
-        second = await one(broker)
+        second = await receive_one(broker)
         await broker.nack(second.handle, 0.5, Tally(failures=2, requests=6))
     async with bare_stomp(server.port) as others:
         await others.subscribe(name, selector="JMSXGroupID = 'g'")
@@ -154,13 +158,13 @@ async def test_what_is_put_off_outlives_a_broker_that_is_killed(
     ends: Ends, server: ActiveMqServer
 ) -> None:
     await ends.publisher.publish([publication("a")])
-    first = await one(ends.broker)
+    first = await receive_one(ends.broker)
     await ends.broker.nack(first.handle, 2.0, TRIED)
 
     await asyncio.to_thread(server.kill)
     await asyncio.to_thread(server.start)
     async with reopened(ends) as broker:
-        second = await one(broker)
+        second = await receive_one(broker)
 
     assert (second.body, second.claimed_id, second.tally) == (b"a", first.claimed_id, TRIED)
 
@@ -204,11 +208,11 @@ async def test_without_a_scheduler_messages_are_held_in_memory_and_that_is_told_
     async with door_with(settings) as door:
         async with both_ends(door, queue) as ends:
             await ends.publisher.publish([publication("a"), publication("b")])
-            first = await one(ends.broker)
+            first = await receive_one(ends.broker)
             given_back = time.monotonic()
             await ends.broker.nack(first.handle, 1.0, TRIED)
             others = await several(ends.broker, 1)
-            second = await one(ends.broker)
+            second = await receive_one(ends.broker)
             waited = time.monotonic() - given_back
             await ends.broker.nack(second.handle, 30.0, TRIED)
         async with door.open_queue(queue) as broker:
@@ -236,7 +240,7 @@ async def test_a_copy_that_comes_early_is_held_until_its_time(
     async with bare_stomp(server.port) as others:
         await others.send(name, b"a", headers)
 
-    received = await one(ends.broker)
+    received = await receive_one(ends.broker)
 
     assert due_at - 0.01 <= time.time() < due_at + 0.5
     assert received.claimed_id == "first"
@@ -249,10 +253,10 @@ async def test_a_broker_that_does_not_take_copies_loses_nothing(
 ) -> None:
     async with both_ends(door, queue_at(wire.port, name)) as ends:
         await ends.publisher.publish([publication("a")])
-        first = await one(ends.broker)
+        first = await receive_one(ends.broker)
         wire.to_server = lambda data: data.replace(b"SEND\n", b"REFUSE THIS\n")
         await ends.broker.nack(first.handle, 1.0, TRIED)
-        second = await one(ends.broker)
+        second = await receive_one(ends.broker)
 
     assert (second.claimed_id, second.tally) == (first.claimed_id, TRIED)
     assert "held in memory" in caplog.text
@@ -268,7 +272,7 @@ async def test_a_connection_cut_in_the_middle_of_a_copy_is_no_reason_to_alarm_an
 ) -> None:
     async with both_ends(door, queue_at(wire.port, name)) as ends:
         await ends.publisher.publish([publication("a")])
-        first = await one(ends.broker)
+        first = await receive_one(ends.broker)
         wire.to_server = lambda data: None if b"AMQ_SCHEDULED_DELAY" in data else data
         with pytest.raises(Disconnected):
             await ends.broker.nack(first.handle, 1.0, TRIED)
@@ -297,9 +301,9 @@ async def test_a_broker_that_restarts_hands_out_again_what_was_not_settled(
         await ends.broker.ack([b.handle])
     await asyncio.to_thread(server.start)
     async with reopened(ends) as broker:
-        again = [await one(broker)]
+        again = [await receive_one(broker)]
         while bodies(again)[-1] != "c":
-            again.append(await one(broker))
+            again.append(await receive_one(broker))
 
     # A broker that was killed may have forgotten that it removed the first one.
     assert bodies(again)[-2:] == ["b", "c"]
@@ -310,9 +314,9 @@ async def test_a_broker_that_restarts_hands_out_again_what_was_not_settled(
 async def test_a_handle_of_another_connection_settles_nothing(ends: Ends) -> None:
     await ends.publisher.publish([publication("a")])
     async with ends.door.open_queue(ends.queue) as closed:
-        old = await one(closed)
+        old = await receive_one(closed)
     async with ends.door.open_queue(ends.queue) as broker:
-        new = await one(broker)
+        new = await receive_one(broker)
 
         (refused,) = await broker.ack([old.handle])
         (not_extended,) = await broker.extend([old.handle, new.handle], 30)
@@ -329,7 +333,7 @@ async def test_a_connection_cut_in_the_middle_of_an_ack_loses_nothing(
 ) -> None:
     async with both_ends(door, queue_at(wire.port, name)) as ends:
         await ends.publisher.publish([publication("a")])
-        received = await one(ends.broker)
+        received = await receive_one(ends.broker)
         wire.to_server = lambda data: None if b"ACK\n" in data else data
 
         with pytest.raises(Disconnected):
@@ -344,12 +348,12 @@ async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
 ) -> None:
     async with both_ends(door, queue_at(wire.port, name)) as ends:
         await ends.publisher.publish([publication("a")])
-        first = await one(ends.broker)
+        first = await receive_one(ends.broker)
         wire.to_server = lambda data: None if b"ACK\n" in data else data
         with pytest.raises(Disconnected):
             await ends.broker.nack(first.handle, 1.0, TRIED)
     async with door.open_queue(queue_at(server.port, name)) as broker:
-        second = await one(broker)
+        second = await receive_one(broker)
         await broker.ack([second.handle])
 
     assert (second.claimed_id, second.tally) == (first.claimed_id, TRIED)
@@ -390,7 +394,7 @@ async def test_the_second_broker_is_used_when_the_first_does_not_answer(
     async with both_ends(door, QueueConfig(name="orders", uri=uri)) as ends:
         await ends.publisher.publish([publication("a")])
 
-        assert (await one(ends.broker)).body == b"a"
+        assert (await receive_one(ends.broker)).body == b"a"
 
 
 async def test_it_neither_nacks_nor_unsubscribes_nor_sends_what_a_restart_would_lose(
@@ -460,7 +464,7 @@ async def test_a_queue_given_by_its_name_is_at_the_broker_of_the_settings(
     async with door_with(settings) as door, both_ends(door, queue) as ends:
         await ends.publisher.publish([publication("a")])
 
-        assert (await one(ends.broker)).body == b"a"
+        assert (await receive_one(ends.broker)).body == b"a"
 
 
 @pytest.mark.rule("BRK-6")
@@ -489,9 +493,9 @@ async def test_text_from_a_publisher_comes_as_it_was_written(
     async with bare_stomp(server.port) as others:
         await others.send(name, text)
 
-    first = await one(ends.broker)
+    first = await receive_one(ends.broker)
     await ends.broker.nack(first.handle, 0.5, UNTRIED)
-    second = await one(ends.broker)
+    second = await receive_one(ends.broker)
 
     assert first.body == second.body == text
 
@@ -506,8 +510,8 @@ async def test_a_publishers_trace_comes_with_its_message_and_with_copies_of_it(
     async with bare_stomp(server.port) as others:
         await others.send(name, body("g"), TRACED)
 
-    first = await one(ends.broker)
+    first = await receive_one(ends.broker)
     await ends.broker.nack(first.handle, 0.1, UNTRIED)
-    copy = await one(ends.broker)
+    copy = await receive_one(ends.broker)
 
     assert (first.parent, copy.parent) == (PARENT, PARENT)

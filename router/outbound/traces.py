@@ -25,7 +25,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from router import __version__
 from router.core.history import HandOver
 from router.core.job import Try
-from router.core.outcome import RULES, Cause
+from router.core.outcome import RULES
 from router.core.redact import mask_urls
 from router.core.target import HANDLER, PROCESS
 from router.core.trace import Sampling, Span, post_span, visit_span
@@ -42,16 +42,7 @@ _LONGEST_REASON: Final = 300
 
 _SCOPE: Final = InstrumentationScope(SERVICE, __version__)
 _FINE: Final = Status(StatusCode.UNSET)
-_UNSENT: Final = {
-    RULES[each].word
-    for each in (
-        Cause.CIRCUIT_OPEN,
-        Cause.TARGET_REFUSED,
-        Cause.BAD_REQUEST,
-        Cause.NOT_STARTED,
-        Cause.NO_HANDLER,
-    )
-}
+_UNSENT: Final = {rule.word for rule in RULES.values() if not rule.was_sent}
 
 Attributes = dict[str, str | int | float]
 

@@ -131,7 +131,9 @@ async def test_what_was_given_back_says_so() -> None:
     assert "message_router.broker_id" not in visit.facts
 
 
-@pytest.mark.parametrize("error", ["CircuitOpen", "TargetRefused", "BadRequest"])
+@pytest.mark.parametrize(
+    "error", ["CircuitOpen", "TargetRefused", "BadRequest", "RouterOverloaded", "NotStarted"]
+)
 async def test_what_was_never_sent_is_no_request(error: str) -> None:
     unsent = replace(VISIT, tries=(Try(10.5, 0.0, None, error),), error="no way", requests=0)
 

@@ -57,7 +57,8 @@ ON CONFLICT DO NOTHING;
 -- What is due and has no group can be claimed at once. What has one is offered by `offer`.
 INSERT INTO queue_messages (
     id, queue, message_id, dedup_key, pool, group_id, group_number, priority, high_priority, size,
-    offered_to, run_after, published_at, is_kept, not_before, correlation_id, payload_size, batch
+    offered_to, run_after, published_at, is_kept, not_before, correlation_id, payload_size, batch,
+    spare
 )
 SELECT
     value ->> 9, :queue, value ->> 0, value ->> 1, value ->> 2, value ->> 3,
@@ -65,7 +66,7 @@ SELECT
      WHERE queue = :queue AND pool = value ->> 2 AND group_id = value ->> 3),
     value ->> 4, value ->> 4 = 9, value ->> 12,
     iif(coalesce(value ->> 3, value ->> 10) IS NULL, '', NULL), value ->> 10, :now, value ->> 5,
-    value ->> 8, value ->> 7, value ->> 6, :batch
+    value ->> 8, value ->> 7, value ->> 6, :batch, zeroblob(37 + length(:worker_id))
 FROM json_each(:rows);
 
 -- name: store_bodies
@@ -78,11 +79,10 @@ FROM json_each(:rows);
 -- Decides what the groups of these messages offer: of each lane the first message, unless it has to
 -- wait or one of the lane is in flight. While a worker holds a message of the group, the other lane
 -- is offered only to that worker (WQ-2).
-WITH changed (queue, group_number, holder) AS MATERIALIZED (
-    SELECT DISTINCT queue, group_number, (
+WITH changed (group_number, holder) AS MATERIALIZED (
+    SELECT DISTINCT group_number, (
         SELECT held.worker_id FROM queue_messages AS held INDEXED BY in_flight
-        WHERE held.queue = message.queue AND held.group_number = message.group_number
-          AND held.lease_until IS NOT NULL
+        WHERE held.group_number = message.group_number AND held.lease_until IS NOT NULL
         LIMIT 1
     )
     FROM queue_messages AS message
@@ -92,7 +92,7 @@ decision (id, worker_id) AS MATERIALIZED (
     SELECT
         (
             SELECT first.id FROM queue_messages AS first INDEXED BY lanes
-            WHERE first.queue = changed.queue AND first.group_number = changed.group_number
+            WHERE first.group_number = changed.group_number
               AND first.high_priority = tier.value AND first.finished_at IS NULL
             ORDER BY first.id LIMIT 1
         ),
@@ -100,7 +100,7 @@ decision (id, worker_id) AS MATERIALIZED (
             WHEN holder IS NULL THEN ''
             WHEN EXISTS (
                 SELECT 1 FROM queue_messages AS held INDEXED BY in_flight
-                WHERE held.queue = changed.queue AND held.group_number = changed.group_number
+                WHERE held.group_number = changed.group_number
                   AND held.high_priority = tier.value AND held.lease_until IS NOT NULL
             ) THEN NULL
             ELSE holder
@@ -179,7 +179,7 @@ taken (priority, id, group_number) AS (
     SELECT min(next.priority, taken.priority), next.id, next.group_number
     FROM taken CROSS JOIN queue_messages AS next ON next.id = (
         SELECT mate.id FROM queue_messages AS mate INDEXED BY lanes
-        WHERE mate.queue = :queue AND mate.group_number = taken.group_number
+        WHERE mate.group_number = taken.group_number
           AND mate.high_priority = (taken.priority = 9) AND mate.id > taken.id
           AND mate.id < ifnull(
               (SELECT id FROM last_head WHERE priority = taken.priority), 9223372036854775807
@@ -209,7 +209,8 @@ SET state = 'in-flight',
     worker_id = :worker_id,
     deliveries = deliveries + 1,
     first_claimed_at = coalesce(first_claimed_at, :now),
-    last_claimed_at = :now
+    last_claimed_at = :now,
+    spare = NULL
 WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: bodies
@@ -316,8 +317,7 @@ WHERE number IN (
     SELECT group_number FROM queue_messages WHERE id IN (SELECT value FROM json_each(:ids))
 ) AND NOT EXISTS (
     SELECT 1 FROM queue_messages INDEXED BY lanes
-    WHERE queue_messages.queue = queue_groups.queue AND group_number = number
-      AND finished_at IS NULL
+    WHERE group_number = number AND finished_at IS NULL
 );
 
 -- name: prune
@@ -421,6 +421,6 @@ FROM (
     SELECT count(*) AS unsettled FROM queue_messages INDEXED BY lanes
     WHERE queue = :queue AND finished_at IS NULL
 ), (
-    SELECT count(*) AS in_flight FROM queue_messages INDEXED BY in_flight
+    SELECT count(*) AS in_flight FROM queue_messages INDEXED BY leases
     WHERE queue = :queue AND lease_until IS NOT NULL
 );

@@ -35,7 +35,7 @@ from router.core.explain import Explanation
 from router.core.history import MessageHistory, WaitReason
 from router.core.outcome import Failure
 from router.engine.publishing import Published
-from router.engine.state import InFlightFilter, InFlightMessage
+from router.engine.state import InFlightMessage
 from router.engine.stores import FoundMessage
 
 MAX_LISTED: Final = 10_000
@@ -279,8 +279,7 @@ async def list_in_flight(
     queue: Name = None,
 ) -> Sequence[InFlightMessage]:
     """List the messages that the router holds, those held longest first."""
-    wanted = InFlightFilter(message_id=message_id, pool=pool_code, queue=queue)
-    return router.lookup.in_flight(wanted, limit)
+    return router.lookup.in_flight(limit, message_id=message_id, pool=pool_code, queue=queue)
 
 
 @monitoring_routes.post("/in-flight-messages/check", openapi_extra=body_schema(IdsToCheck))

@@ -288,21 +288,6 @@ class InFlightMessage(Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class InFlightFilter(Struct, frozen=True, kw_only=True):
-    """None matches any."""
-
-    message_id: str | None = None
-    pool: str | None = None
-    queue: str | None = None
-
-    def matches(self, job: Job) -> bool:
-        return (
-            self.message_id in (None, job.message.id)
-            and self.pool in (None, job.pool_code)
-            and self.queue in (None, job.settler.queue_name)
-        )
-
-
 class MessageLookup:
     """Finds messages that the router holds or remembers, and explains why they wait."""
 
@@ -320,9 +305,22 @@ class MessageLookup:
         self._letters = letters
         self._wall = wall
 
-    def in_flight(self, wanted: InFlightFilter, limit: int) -> Sequence[InFlightMessage]:
-        """List the matching messages, the ones held longest first."""
-        matching = [job for job in self._tracker if wanted.matches(job)]
+    def in_flight(
+        self,
+        limit: int,
+        *,
+        message_id: str | None = None,
+        pool: str | None = None,
+        queue: str | None = None,
+    ) -> Sequence[InFlightMessage]:
+        """List the matching messages, the ones held longest first. None matches any."""
+        matching = [
+            job
+            for job in self._tracker
+            if message_id in (None, job.message.id)
+            and pool in (None, job.pool_code)
+            and queue in (None, job.settler.queue_name)
+        ]
         matching.sort(key=lambda job: job.tracked_at)
         now, wall = _now(), self._wall()
         return [

@@ -335,8 +335,8 @@ class _Transfer:
             # Not by the times that libcurl keeps: those of steps not reached are set, too.
             was_sent = self._getinfo(pycurl.REQUEST_SIZE) > 0
             return NoReply(Cause.TIMEOUT if was_sent else Cause.NETWORK, text)
-        if self._starved and not self._opened:
-            return NoReply(Cause.OVERLOADED, NO_DESCRIPTORS)
+        if self._starved and (code == pycurl.E_COULDNT_CONNECT or not self._opened):
+            return NoReply(Cause.OVERLOADED, NO_DESCRIPTORS)  # not all addresses were tried
         return NoReply(_FAULTS.get(code, Cause.UNFORESEEN), text)
 
     def _retry_after(self) -> str | None:
@@ -403,7 +403,7 @@ class _Transfer:
         try:
             fd = socket.socket(family, kind, protocol).detach()
         except OSError as error:  # no descriptor left, no IPv6 here: as if it could not connect
-            self._starved = error.errno in _NONE_LEFT
+            self._starved = self._starved or error.errno in _NONE_LEFT
             return _NO_SOCKET
         self._opened = True
         return fd

@@ -195,36 +195,47 @@ async def test_b4_silent_clients_of_the_api_stop_no_delivery(
 async def test_b4_without_descriptors_deliveries_wait_and_no_target_is_blamed(
     site: Site, target: Target
 ) -> None:
-    site.configure({**POOL, "concurrency": 20})
-    async with site.router() as router:
-        await router.publish([message("first", target, pool="GOOD")])
+    site.configure({**BAD, "concurrency": 20}, POOL, queues=["orders", QUEUE])
+    async with site.router() as router, bystander(router) as other:
+        await router.publish([message("first", target, pool="BAD")])
         await eventually(lambda: not site.unsettled())
         target.hang_up()
         _, hard = resource.prlimit(router.process.pid, resource.RLIMIT_NOFILE)
         await site.fill(
-            "orders", [message(f"m{n}", target, pool="GOOD", group=f"{n}") for n in range(20)]
+            "orders", [message(f"m{n}", target, pool="BAD", group=f"{n}") for n in range(20)]
         )
         resource.prlimit(router.process.pid, resource.RLIMIT_NOFILE, (0, hard))
         await router.logs("no file descriptor left")
+        live = asyncio.create_task(router.get("/health/live"))  # nor can it be accepted
         await asyncio.sleep(1)
         resource.prlimit(router.process.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        await other.is_undisturbed()
         await eventually(lambda: not site.unsettled())
         opened = [each for each in router.log() if "circuit breaker" in each["message"]]
         warnings = await router.warnings("CONFIGURATION")
 
+    assert (await live).status_code == 200
     assert opened == []
     assert sorted(ids(target)) == sorted(["first", *(f"m{n}" for n in range(20))])
     assert ["no file descriptor left" in each["message"] for each in warnings] == [True]
 
 
 @pytest.mark.rule("P5")
-async def test_b4_the_soft_limit_of_open_files_is_raised_to_the_hard_one(site: Site) -> None:
-    site.configure(POOL)
-    async with site.starting() as router:
+async def test_b4_the_soft_limit_of_open_files_is_raised_to_the_hard_one(
+    site: Site, silent: ExitStack
+) -> None:
+    site.configure(POOL, queues=[QUEUE])
+    async with AsyncExitStack() as stack:
+        router = await stack.enter_async_context(site.starting())
         resource.prlimit(router.process.pid, resource.RLIMIT_NOFILE, (256, 2048))
         await router.ready()
         limits = resource.prlimit(router.process.pid, resource.RLIMIT_NOFILE)
         warnings = await router.warnings("CONFIGURATION")
+        other = await stack.enter_async_context(bystander(router))
+        for _ in range(300):
+            connection = socket.create_connection(("127.0.0.1", router.port))
+            silent.enter_context(connection)
+        await other.is_undisturbed()
 
     assert limits == (2048, 2048)
     assert warnings == []

@@ -1,8 +1,8 @@
 import asyncio
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import pycurl
 import pytest
@@ -93,6 +93,29 @@ async def test_running_out_of_descriptors_fails_the_request_and_no_more(
     assert failed == NoReply(Cause.OVERLOADED, NO_DESCRIPTORS)
     assert answer == Reply(200)
     assert capfd.readouterr().err == ""  # where pycurl shows what its callbacks raise
+
+
+@pytest.mark.rule("P5", "MED-4")
+async def test_without_a_descriptor_for_its_second_address_no_host_is_blamed() -> None:
+    """Nobody listens at the first address, and the second one cannot be tried."""
+    with ExitStack() as shortage:
+
+        def refuse(ip: str, _port: int) -> str | None:
+            if ip == "127.0.0.1":
+                shortage.enter_context(no_more_descriptors())
+            return None
+
+        def look_up(_: str) -> Sequence[str]:
+            return "127.0.0.2", "127.0.0.1"
+
+        async with (
+            listening() as target,
+            CurlLoop(CurlOptions(), refuse, look_up=look_up) as loop,
+        ):
+            failed = await loop.post(f"http://two.test:{target.port}/", [], b"", 5)
+            shortage.close()
+
+    assert failed == NoReply(Cause.OVERLOADED, NO_DESCRIPTORS)
 
 
 @pytest.mark.rule("P5")

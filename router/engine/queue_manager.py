@@ -81,11 +81,15 @@ class QueueManager:
             replaced = self.consumers[before.name]
             self._stop(replaced)
             self._start(after, replaced.counts)
+        skipped: list[str] = []
         async for created in _in_slices(changes.create, wanted):
             if created.code in self.pools:  # the default pool: a message came between two slices
                 self.pools[created.code].change(created)
             elif self._has_place_for(created.code):
                 self._create(created)
+            else:
+                skipped.append(created.code)
+        self._report_skipped(skipped)
         async for started in _in_slices(changes.start, wanted):
             self._start(started, Counts())
         return changes
@@ -175,12 +179,17 @@ class QueueManager:
         if code in self.draining_pools:
             return True
         if len(self.pools) >= self.deps.max_pools:
-            text = f"pool {code} was not created: MESSAGE_ROUTER_MAX_POOLS is reached"
-            self._warn(Code.POOL_LIMIT, text, Severity.CRITICAL)
             return False
         if len(self.pools) >= self.deps.pool_warning_threshold:
             self._warn(Code.POOL_LIMIT, "the number of pools comes close to its limit")
         return True
+
+    def _report_skipped(self, codes: Sequence[str]) -> None:
+        """Raise one warning for all of them: a document can name any number of pools."""
+        if codes:
+            limit = f"MESSAGE_ROUTER_MAX_POOLS ({self.deps.max_pools}) is reached"
+            text = f"pool {codes[0]} and {len(codes) - 1} others were not created: {limit}"
+            self._warn(Code.POOL_LIMIT, text, Severity.CRITICAL)
 
     def _create(self, config: PoolConfig) -> ProcessPool:
         """Create a pool, or revive a draining one of the same code."""

@@ -1,6 +1,8 @@
 """Scheduled work, run by hand, and its schedule (OPS-1, TRK-1)."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from msgspec.structs import replace
@@ -19,6 +21,15 @@ def chores_of(rig: Rig) -> Chores:
     return Chores(rig.manager, rig.breakers, rig.alerts)
 
 
+@asynccontextmanager
+async def on_schedule(rig: Rig) -> AsyncIterator[None]:
+    """Run the chores at their intervals for as long as the block does."""
+    scheduled = chores_of(rig).start(rig.tasks)
+    yield
+    for task in scheduled:
+        task.cancel()
+
+
 def codes(rig: Rig) -> list[tuple[str, Severity]]:
     return [(w.code, w.severity) for w in reversed(rig.warnings)]
 
@@ -26,15 +37,12 @@ def codes(rig: Rig) -> list[tuple[str, Severity]]:
 async def test_a_silent_consumer_is_replaced_and_messages_flow_again() -> None:
     queue = ScriptedQueue(is_deaf=True, lease_seconds=30)
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
-        chores = chores_of(rig)
-        scheduled = chores.start(rig.tasks)
-        await asyncio.sleep(100)
-        queue.is_deaf = False
-        await asyncio.sleep(25)
-        queue.hand_over(handed(body("a"), "h", "1", lease=30))
-        await asyncio.sleep(30)
-        for task in scheduled:
-            task.cancel()
+        async with on_schedule(rig):
+            await asyncio.sleep(100)
+            queue.is_deaf = False
+            await asyncio.sleep(25)
+            queue.hand_over(handed(body("a"), "h", "1", lease=30))
+            await asyncio.sleep(30)
 
         assert codes(rig) == [("CONSUMER_RESTART", Severity.WARN)]
         assert rig.manager.consumers["q"].restarts == 1
@@ -44,10 +52,8 @@ async def test_a_silent_consumer_is_replaced_and_messages_flow_again() -> None:
 async def test_a_restart_that_did_not_help_is_critical() -> None:
     queue = ScriptedQueue(is_deaf=True)
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
-        scheduled = chores_of(rig).start(rig.tasks)
-        await asyncio.sleep(250)
-        for task in scheduled:
-            task.cancel()
+        async with on_schedule(rig):
+            await asyncio.sleep(250)
         queue.is_deaf = False
         queue.changed.set()
 
@@ -61,10 +67,8 @@ async def test_a_restart_that_did_not_help_is_critical() -> None:
 async def test_receives_that_never_return_do_not_pile_up() -> None:
     queue = ScriptedQueue(is_deaf=True)
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
-        scheduled = chores_of(rig).start(rig.tasks)
-        await asyncio.sleep(3600)
-        for task in scheduled:
-            task.cancel()
+        async with on_schedule(rig):
+            await asyncio.sleep(3600)
         stopping = len(rig.manager.stopping_consumers)
         queue.is_deaf = False
         queue.changed.set()
@@ -78,10 +82,8 @@ async def test_a_deaf_consumer_is_kept_as_long_as_it_has_something_to_settle() -
         queue.hand_over(handed(body("a"), "h", "1", lease=30))
         await asyncio.sleep(1)
         queue.is_deaf = True
-        scheduled = chores_of(rig).start(rig.tasks)
-        await asyncio.sleep(250)
-        for task in scheduled:
-            task.cancel()
+        async with on_schedule(rig):
+            await asyncio.sleep(250)
         queue.is_deaf = False
         queue.changed.set()
 
@@ -92,10 +94,8 @@ async def test_a_deaf_consumer_is_kept_as_long_as_it_has_something_to_settle() -
 async def test_a_consumer_in_reconnect_backoff_is_not_restarted() -> None:
     queue = ScriptedQueue(failing={"receive": Disconnected("gone")})
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
-        scheduled = chores_of(rig).start(rig.tasks)
-        await asyncio.sleep(1000)
-        for task in scheduled:
-            task.cancel()
+        async with on_schedule(rig):
+            await asyncio.sleep(1000)
 
         assert rig.manager.consumers["q"].restarts == 0
 
@@ -104,17 +104,15 @@ async def test_drained_pools_stopped_consumers_and_idle_breakers_are_let_go_ever
     None
 ):
     async with running(pool("P"), pool("Q")) as rig:
-        scheduled = chores_of(rig).start(rig.tasks)
-        await rig.publish(body("a", poolCode="P"))
-        await asyncio.sleep(5)
-        await rig.apply(pool("Q"), queues=())
-        await asyncio.sleep(1)
-        before = (len(rig.manager.draining_pools), len(rig.manager.stopping_consumers))
-        await asyncio.sleep(5)
-        after = (len(rig.manager.draining_pools), len(rig.manager.stopping_consumers))
-        await asyncio.sleep(3700)
-        for task in scheduled:
-            task.cancel()
+        async with on_schedule(rig):
+            await rig.publish(body("a", poolCode="P"))
+            await asyncio.sleep(5)
+            await rig.apply(pool("Q"), queues=())
+            await asyncio.sleep(1)
+            before = (len(rig.manager.draining_pools), len(rig.manager.stopping_consumers))
+            await asyncio.sleep(5)
+            after = (len(rig.manager.draining_pools), len(rig.manager.stopping_consumers))
+            await asyncio.sleep(3700)
 
         assert (before, after) == ((1, 1), (0, 0))
         assert list(rig.breakers.all()) == []

@@ -108,7 +108,13 @@ def mask_sent_secrets(content: bytes, message: Message) -> bytes:
 
 def _mask(content: bytes, secret: bytes) -> bytes:
     """Mask a text, also where JSON's escapes hide it. Rather too much than a secret too many."""
-    plain, places = _unescape(content)
+    content = _mask_in(content, secret, content, range(len(content) + 1))
+    # Not instead: what looks like an escape may be none, and the letter after it the secret's.
+    return _mask_in(content, secret, *_unescape(content)) if b"\\" in content else content
+
+
+def _mask_in(content: bytes, secret: bytes, plain: bytes, places: Sequence[int]) -> bytes:
+    """Mask in `content` what is found in `plain`; `places` says where each byte of it is."""
     shown, after, begins = b"", 0, plain.find(secret)
     while begins >= 0:
         shown += content[places[after] : places[begins]] + MASK.encode()
@@ -125,8 +131,6 @@ def _mask(content: bytes, secret: bytes) -> bytes:
 
 def _unescape(content: bytes) -> tuple[bytes, Sequence[int]]:
     """Return it without JSON's escapes, and where in it each byte came from; last its end."""
-    if b"\\" not in content:
-        return content, range(len(content) + 1)
     plain, places, end = bytearray(), [], 0
     for found in _ESCAPE.finditer(content):
         text = _escaped(found[0])

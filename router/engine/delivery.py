@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 from router.core.config import PoolConfig
-from router.core.job import NEVER, GiveUp, Job, State, Try
+from router.core.job import DELIVERING, NEVER, GiveUp, Job, State, Try
 from router.core.lanes import MOST_NAMED, FailingGroups, Lane
 from router.core.leadership import Leadership
 from router.core.outcome import (
@@ -40,6 +40,7 @@ SOURCE: Final = "HttpMediator"
 TRY_PAUSES_SECONDS: Final = (0.0, 1.0, 2.0)  # before each try (MED-2)
 _LONGEST_SHOWN: Final = 200  # characters of a group or target in a warning
 _ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
+_ACK: Final = Disposition.ACK  # saves 0.2 µs, as `DELIVERING` does
 
 
 TaskAttempt = Callable[[Job, PoolConfig], Awaitable[Outcome]]
@@ -176,7 +177,7 @@ class DeliveryRunner:
                 each.settler.forfeit(each)
             return
         job.metric = outcome.rule.metric
-        if outcome.rule.disposition is not Disposition.ACK:
+        if outcome.rule.disposition is not _ACK:
             await self._settle_failure(lane, job, outcome)
             return
         if self._failing and job.blocks_on_error:
@@ -210,7 +211,7 @@ class DeliveryRunner:
             now, leadership = self._loop.time(), self._leadership
             if self._stopped or job.lease_until <= now or leadership.is_over:
                 return None
-            job.state = State.DELIVERING
+            job.state = DELIVERING
             self.requests[job] = task
             self.last_start = job.started_at = now
             try:

@@ -62,13 +62,14 @@ class InFlightRegistry:
         self.tracker.untrack(jobs)
         self.ledger.end(fate, len(jobs))
         self.journal.note(jobs, fate, now)
-        if fate is Fate.DELIVERED:
+        is_delivered = fate is Fate.DELIVERED
+        if is_delivered:
             counts.record(Metric.SUCCESS, now, len(jobs))
         if self.tallies and fate in _REMOVED:
             for job in jobs:
                 self.tallies.forget(job.key)
         for job in jobs:
-            if fate is not Fate.DELIVERED:
+            if not is_delivered:
                 counts.record(job.metric, now)
             if job.pool is not None:
                 job.pool.deliveries.record(job.metric, now)

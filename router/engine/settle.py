@@ -13,7 +13,7 @@ from typing import Final
 from router.core.commands import failure_of
 from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
-from router.core.job import EXPIRED, NEVER, Fate, GiveUp, Job, State
+from router.core.job import EXPIRED, NEVER, SETTLING, Fate, GiveUp, Job, State
 from router.core.message import Handle, ReceivedMessage, Tally
 from router.core.outcome import DEFAULT_DELAY, NO_ROOM_DELAY, Ending
 from router.core.retry import reconnect_delays
@@ -125,7 +125,7 @@ class QueueSettler:
         self.ring_if_idle()
 
     def ack(self, job: Job) -> None:
-        job.state = State.SETTLING
+        job.state = SETTLING
         self._acks.add(job)
 
     def discard(self, received: ReceivedMessage, error: str = "") -> None:

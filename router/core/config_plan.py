@@ -130,8 +130,8 @@ def limit_connections(
     by_age = sorted(config.queues, key=lambda queue: queue.name not in names)
     kept = {queue.name for queue in by_age[:most]}
     queues = [queue for queue in config.queues if queue.name in kept]
-    each = 1
-    while sum(min(queue.connections, each + 1) for queue in queues) <= most:
+    each, widest = 1, max(queue.connections for queue in queues)
+    while each < widest and sum(min(queue.connections, each + 1) for queue in queues) <= most:
         each += 1
     cut = [replace(queue, connections=min(queue.connections, each)) for queue in queues]
     skipped = len(config.queues) - len(queues)

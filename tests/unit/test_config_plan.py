@@ -116,8 +116,9 @@ def test_b10_queues_with_many_connections_give_up_some(
 
 
 @pytest.mark.rule("CFG-5", "P4")
-def test_b10_with_more_queues_than_connections_those_that_run_are_kept() -> None:
-    made = config(*(queue(name, connections=100) for name in "abcd"))
+@pytest.mark.parametrize("connections", [1, 2, 100])
+def test_b10_with_more_queues_than_connections_those_that_run_are_kept(connections: int) -> None:
+    made = config(*(queue(name, connections=connections) for name in "abcd"))
 
     limited, costs = limit_connections(made, 2, running=config(queue("d")))
 

@@ -19,7 +19,7 @@ from router.brokers.sqlite.queue_table import PRUNED_AT_ONCE
 from router.brokers.sqlite.work_queue import PRUNE_EVERY_MESSAGES
 from router.brokers.work_queue import MAX_ERROR_CHARACTERS
 from router.core.message import UNTRIED, Message, Mode, Tally
-from router.core.outcome import Ending
+from router.core.outcome import Ending, Failure
 from router.ports import Depth, Publication, QueueRefused
 from tests.support.queue_model import WorkQueueComparison
 from tests.support.work_queues import LEASE, WINDOW, Clock, Queue, publication, story
@@ -577,6 +577,23 @@ def test_delays_end_whichever_queue_of_the_file_is_asked(table: Queue, clock: Cl
 
 
 @pytest.mark.rule("WQ-8")
+@pytest.mark.parametrize("waits_for", ["its delay", "a lease"])
+def test_of_very_many_that_have_waited_the_first_due_are_woken_first(
+    table: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch, waits_for: str
+) -> None:
+    monkeypatch.setattr(queue_table, "WOKEN_AT_ONCE", 1)
+    table.publish([publication(name) for name in "abc"])
+    for lease, seconds in zip(table.claim_ids()[1], (20, 10, 30), strict=True):
+        if waits_for == "its delay":
+            table.nack(lease, seconds)
+        else:
+            table.extend([lease], seconds)
+    clock.now += 30
+
+    other = table.but(worker_id="bert")
+    assert [other.claim_ids()[0] for _ in "abc"] == [["b"], ["a"], ["c"]]
+
+
 def test_what_several_claims_took_is_finished_at_once(db: sqlite3.Connection, table: Queue) -> None:
     table = table.but(audit=3600.0)
     table.publish([publication(name, group=name) for name in "abc"])
@@ -637,6 +654,25 @@ def test_the_story_is_pruned_by_its_age(
     assert (messages_kept(db), changes_kept(db)) == (0, kept)
 
 
+@pytest.mark.rule("WQ-8", "P4")
+@pytest.mark.parametrize("at_once", [1, PRUNED_AT_ONCE])
+def test_the_oldest_of_the_story_goes_although_it_goes_on(
+    db: sqlite3.Connection,
+    table: Queue,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    at_once: int,
+) -> None:
+    monkeypatch.setattr(queue_table, "PRUNED_AT_ONCE", at_once)
+    audited = table.but(audit=60.0)
+    for name in "abc":
+        audited.publish([publication(name, not_before=10_000.0)])
+        audited.claim_ids()  # prunes
+        clock.now += 30
+
+    assert [name for name, *_ in story(db)] == ["b", "c"]
+
+
 DAY = 86_400.0
 
 
@@ -662,6 +698,27 @@ def test_what_has_a_payload_a_result_or_a_batch_is_kept_longer(
 
     others = ["payload", "result", "member", "done"]
     assert kept == [["plain", *others], others, others, []]
+
+
+@pytest.mark.rule("CMD-2", "WQ-5")
+@pytest.mark.parametrize(
+    ("ending", "requests"),
+    [(Ending(), 3), (Ending(result=b"1"), 3), (Ending(Failure("E", "no")), 2)],
+    ids=["accepted", "with a result", "given up"],
+)
+def test_an_ack_that_does_not_tell_stands_for_one_request_if_it_was_accepted(
+    table: Queue, ending: Ending, requests: int
+) -> None:
+    table.publish([publication("a")])
+    _, (lease,) = table.claim_ids()
+    table.nack(lease, 0, Tally(failures=1, requests=2))
+    _, (lease,) = table.claim_ids()
+
+    table.finish(lease, ending)
+
+    found = table.find("a")
+    assert found is not None
+    assert (found.failures, found.requests) == (1, requests)
 
 
 @pytest.mark.rule("CMD-2")

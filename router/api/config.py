@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter
+import msgspec
+from fastapi import APIRouter, Response
 
 from router.api.models import AT, Masked, ResponseModel, Time, as_is, shown
 from router.api.requests import CurrentRouter
@@ -36,10 +37,19 @@ class Reloaded(ResponseModel):
 routes = APIRouter(prefix="/config", tags=["configuration"])
 
 
-@routes.get("")
-async def show(router: CurrentRouter) -> ConfigView:
+@routes.get("", response_model=ConfigView)
+async def show(router: CurrentRouter) -> Response:
     """Show the applied configuration without its secrets, and the last sync."""
-    return ConfigView.model_validate(router.config_status())
+
+    def rendered() -> bytes:
+        """In a thread, and without a model of each entry: there may be 100,000 of them."""
+        status = router.config_status()
+        entries = {name: status.document[name] for name in ("queues", "processingPools")}
+        none = dict.fromkeys(entries, ())
+        view = ConfigView.model_validate(msgspec.structs.replace(status, document=none))
+        return msgspec.json.encode({**view.model_dump(mode="json", by_alias=True), **entries})
+
+    return Response(await asyncio.to_thread(rendered), media_type="application/json")
 
 
 @routes.post("/reload")

@@ -19,7 +19,7 @@ from router.core.config import (
     RoutingConfig,
     with_reply_names,
 )
-from router.core.config_document import BadDocument, Document, read_document
+from router.core.config_document import MAX_PROBLEMS, BadDocument, Document, read_document
 from router.core.config_entry import Problem
 from router.core.message import DEFAULT_POOL
 from router.core.redact import mask_urls, public_uri
@@ -111,8 +111,10 @@ def unite(
         tuple(schedules.entries()),
     )
     unions = (pools, replies, schedules)
-    conflicts = [text for union in unions for text in union.conflicts]
-    return config, [*queues.conflicts, *same, *conflicts]
+    conflicts = [*queues.conflicts, *same, *(text for each in unions for text in each.conflicts)]
+    if len(conflicts) > MAX_PROBLEMS:
+        conflicts[MAX_PROBLEMS:] = [f"{len(conflicts) - MAX_PROBLEMS} more conflicts"]
+    return config, conflicts
 
 
 def limit_connections(

@@ -136,26 +136,41 @@ async def test_b9_messages_that_mean_harm_disturb_nobody_else(site: Site) -> Non
     assert longest < 20_000
 
 
-@pytest.mark.rule("P5", "P4", "CFG-5", "CFG-6")
-async def test_b10_a_document_that_means_harm_disturbs_nobody_else(site: Site) -> None:
-    """Thousands of queues with a hundred connections each, thousands of pools, nonsense."""
+@pytest.mark.rule("P5", "P4", "CFG-4", "CFG-5", "CFG-6", "OPS-2")
+async def test_b10_documents_that_mean_harm_disturb_nobody_else(site: Site) -> None:
+    """Thousands of queues, some with a hundred connections, pools, conflicts, and nonsense."""
     site.configure(BAD, POOL, queues=["orders", QUEUE])
-    document = read_document(site)
+    document, second = read_document(site), site.folder / "second.json"
+    second.write_text('{"processingPools": []}')
+    site.settings["MESSAGE_ROUTER_CONFIG_URL"] += f",{second.as_uri()}"
     async with site.router() as router, bystander(router) as other:
         document["queues"] += [
             {"queueName": f"q{n}", "queueUri": f"memory://q{n}", "connections": 100}
             for n in range(5000)
         ]
+        document["queues"] += [
+            {"queueName": f"s{n}", "queueUri": f"memory://s{n}"} for n in range(30_000)
+        ]
         document["processingPools"] += [{"code": f"P{n}", "concurrency": 10} for n in range(40_000)]
         document["processingPools"] += [{"code": n, "concurrency": "x"} for n in range(40_000)]
         write_document(site, document)
+        pools = [{"code": f"P{n}", "concurrency": 20} for n in range(40_000)]
+        second.write_text(json.dumps({"processingPools": pools}))
         reload = asyncio.create_task(router.post("/config/reload"))
         await other.is_undisturbed()
         answer = await reload
+        shown = [asyncio.create_task(router.get("/config")) for _ in range(5)]
+        await other.is_undisturbed()
+        configs = await asyncio.gather(*shown)
         warnings = await router.warnings("CONFIGURATION")
+        conflicts = await router.warnings("CONFIG_CONFLICT")
+        limits = [each["severity"] for each in await router.warnings("POOL_LIMIT")]
 
     assert answer.status_code == 200
+    assert all(len(each.json()["processingPools"]) > 40_000 for each in configs)
     assert any("MESSAGE_ROUTER_MAX_CONNECTIONS" in each["message"] for each in warnings)
+    assert len(conflicts) <= 100
+    assert sorted(limits) == ["CRITICAL", "WARN"]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from router.core.config import (
     Route,
     RoutingConfig,
 )
-from router.core.config_document import Document, as_document, read_document
+from router.core.config_document import MAX_PROBLEMS, Document, as_document, read_document
 from router.core.config_plan import (
     Plan,
     check_document,
@@ -135,6 +135,18 @@ def test_one_queue_under_two_names_has_one_consumer() -> None:
 
     assert [kept.name for kept in united.queues] == ["a"]
     assert conflicts == ["queue 'b' is the same as 'a', which counts"]
+
+
+@pytest.mark.rule("CFG-4", "OPS-2")
+def test_of_many_conflicts_the_first_are_named_and_the_others_counted() -> None:
+    names = [f"P{n}" for n in range(MAX_PROBLEMS + 7)]
+    one, two = (document(*(pool(name, limit) for name in names)) for limit in (1, 2))
+
+    _, conflicts = unite([("one", one), ("two", two)])
+
+    assert len(conflicts) == MAX_PROBLEMS + 1
+    assert conflicts[0] == "pool 'P0' of two is not as in one, which counts"
+    assert conflicts[-1] == "7 more conflicts"
 
 
 @pytest.mark.rule("CFG-5")

@@ -26,7 +26,7 @@ def load(url: str, groups: int, per_group: int) -> list[dict[str, object]]:
     ]
 
 
-async def publish(router: RouterProcess, messages: Sequence[dict[str, object]]) -> None:
+async def publish_all(router: RouterProcess, messages: Sequence[dict[str, object]]) -> None:
     for start in range(0, len(messages), BATCH):
         await router.publish(messages[start : start + BATCH])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.load import firsts_in_order, group_of, load, publish
+from tests.acceptance.load import firsts_in_order, group_of, load, publish_all
 from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import id_of
@@ -86,7 +86,7 @@ async def run_and_kill(site: Site, recorder: Recorder, is_empty: Callable[[], bo
     ):
         fleet = Fleet(site, stack)
         await fleet.start(0, 1, 2)
-        tasks.create_task(publish(fleet.routers[0], load(target.url, GROUPS, PER_GROUP)))
+        tasks.create_task(publish_all(fleet.routers[0], load(target.url, GROUPS, PER_GROUP)))
         for enough, victim in KILLS:
             await recorder.has_accepted(enough)
             await fleet.routers[victim].kill()

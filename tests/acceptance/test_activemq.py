@@ -12,7 +12,7 @@ from tests.acceptance.load import (
     are_all_there,
     firsts_in_order,
     load,
-    publish,
+    publish_all,
     repeated,
     stop_at_the_first,
 )
@@ -58,7 +58,7 @@ async def test_killed_under_load_it_loses_nothing_and_keeps_every_group_in_order
     async with listening(accepting.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
-            await publish(router, messages)
+            await publish_all(router, messages)
             await eventually(lambda: len(accepting.accepted) > 400)
             await router.kill()
         async with site.router() as router:
@@ -84,7 +84,7 @@ async def test_a_broker_that_restarts_under_load_costs_neither_a_message_nor_the
     async with listening(accepting.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
-            await publish(router, messages)
+            await publish_all(router, messages)
             await eventually(lambda: len(accepting.accepted) > 300)
             await asyncio.to_thread(server.stop)
             await asyncio.to_thread(server.start)

@@ -11,7 +11,14 @@ from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 from router.core.message import parse
 from router.ports import Publication
-from tests.acceptance.load import Accepting, firsts_in_order, load, repeated, stop_at_the_first
+from tests.acceptance.load import (
+    Accepting,
+    firsts_in_order,
+    load,
+    publish_all,
+    repeated,
+    stop_at_the_first,
+)
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, Hesitant, ids, message
@@ -85,8 +92,7 @@ async def test_killed_under_load_it_loses_nothing(
     async with listening(accepting.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
-            for start in range(0, len(messages), 1000):
-                await router.publish(messages[start : start + 1000])
+            await publish_all(router, messages)
         for enough in (400, 1000):
             async with site.router() as router:
                 await eventually(lambda: len(accepting.accepted) > enough)  # noqa: B023  at once
@@ -110,8 +116,7 @@ async def test_a_server_that_restarts_under_load_costs_neither_a_message_nor_the
     async with listening(accepting.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
-            for start in range(0, len(messages), 1000):
-                await router.publish(messages[start : start + 1000])
+            await publish_all(router, messages)
             await eventually(lambda: len(accepting.accepted) > 300)
             await asyncio.to_thread(server.stop)
             await asyncio.to_thread(server.start)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.acceptance.load import firsts_in_order, group_of, load, publish, repeated
+from tests.acceptance.load import firsts_in_order, group_of, load, publish_all, repeated
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import id_of, message
@@ -97,7 +97,7 @@ async def test_nothing_is_lost_or_out_of_order_when_routers_are_killed_and_the_s
     async with listening(recorder.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
-            await publish(router, messages)
+            await publish_all(router, messages)
             await recorder.has_accepted(TOTAL // 5)
             await router.kill()
         maybe_twice = in_flight(server)

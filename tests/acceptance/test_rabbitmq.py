@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.acceptance.load import firsts_in_order, group_of, load, publish, repeated
+from tests.acceptance.load import firsts_in_order, group_of, load, publish_all, repeated
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Hesitant, id_of, ids, message
@@ -95,7 +95,7 @@ async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts
     async with listening(recorder.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
-            await publish(router, messages)
+            await publish_all(router, messages)
             recorder.opened.set()
             await recorder.has_accepted(total // 5)
             await router.kill()

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.load import Accepting, firsts_in_order, load, repeated, stop_at_the_first
+from tests.acceptance.load import (
+    Accepting,
+    firsts_in_order,
+    load,
+    publish_all,
+    repeated,
+    stop_at_the_first,
+)
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, ids
@@ -54,8 +61,7 @@ async def test_killed_and_cut_off_under_load_it_loses_nothing_and_keeps_every_gr
     async with listening(accepting.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
-            for start in range(0, len(messages), 1000):
-                await router.publish(messages[start : start + 1000])
+            await publish_all(router, messages)
             await eventually(lambda: len(accepting.accepted) > 300)
             await router.kill()
         _, held = server.counts(queue_url)

@@ -15,7 +15,7 @@ from tests.acceptance.contest import (
     becomes,
     role_of,
 )
-from tests.acceptance.load import firsts_in_order, load, publish
+from tests.acceptance.load import firsts_in_order, load, publish_all
 from tests.acceptance.process import PATIENCE, RouterProcess, eventually
 from tests.acceptance.site import LEASE, Site
 from tests.support.servers import nats
@@ -83,7 +83,7 @@ async def test_killed_or_stopped_a_primary_is_followed_by_one_of_its_standbys(
     names = {"a", "b", "c"}
     url = url_of(request.getfixturevalue(kind))
     async with contest.routers(url, *names) as routers:
-        await publish(routers["a"], load(TARGET, GROUPS, PER_GROUP))
+        await publish_all(routers["a"], load(TARGET, GROUPS, PER_GROUP))
         await eventually(lambda: len(contest.accepted) > 200)
         (first,) = contest.terms
         idle = (names - {first}).pop()
@@ -114,7 +114,7 @@ async def test_a_primary_that_was_stopped_for_longer_than_the_ttl_sends_nothing_
     # Not on a shared file: who is stopped there keeps the file's own lock.
     contest.site.configure_queue(f"{postgres.url}?queue=orders", POOL, visibilityTimeout=LEASE)
     async with contest.routers(postgres.url, "a", "b") as routers:
-        await publish(routers["a"], load(TARGET, GROUPS, PER_GROUP))
+        await publish_all(routers["a"], load(TARGET, GROUPS, PER_GROUP))
         await eventually(lambda: len(contest.accepted) > 200)
         (first,) = contest.terms
         (second,) = {"a", "b"} - {first}
@@ -137,7 +137,7 @@ async def test_a_lock_server_that_forgets_the_lock_never_makes_two_primaries(
     contest: Contest, redis: RedisServer
 ) -> None:
     async with contest.routers(redis.url, "a", "b") as routers:
-        await publish(routers["a"], load(TARGET, GROUPS, PER_GROUP))
+        await publish_all(routers["a"], load(TARGET, GROUPS, PER_GROUP))
         await eventually(lambda: len(contest.accepted) > 200)
         await asyncio.to_thread(redis.kill)
         await asyncio.to_thread(redis.start)
@@ -153,7 +153,7 @@ async def test_a_primary_stops_before_a_lock_runs_out_that_it_cannot_refresh(
     contest: Contest, postgres: PostgresServer
 ) -> None:
     async with contest.routers(postgres.url, "a", "b") as routers:
-        await publish(routers["a"], load(TARGET, GROUPS, PER_GROUP))
+        await publish_all(routers["a"], load(TARGET, GROUPS, PER_GROUP))
         await eventually(lambda: len(contest.accepted) > 200)
         await asyncio.to_thread(postgres.kill)
         killed_at = time.monotonic()

@@ -17,7 +17,7 @@ from router.brokers.sqs.address import SqsSettings
 from router.core.config import QueueConfig
 from router.core.message import Message, ReceivedMessage
 from router.core.trace import Span
-from router.ports import Broker, Publication, Publisher
+from router.ports import Broker, Disconnected, Publication, Publisher
 from tests.simulation.models import uri_of
 from tests.simulation.plan import Kind
 
@@ -273,6 +273,18 @@ async def both_ends(door: BrokerRegistry, queue: QueueConfig) -> AsyncIterator[E
     assert publishing is not None
     async with door.open_queue(queue) as broker, publishing as publisher:
         yield Ends(queue, door, broker, publisher)
+
+
+@asynccontextmanager
+async def reopened(ends: Ends) -> AsyncIterator[Broker]:
+    """A new connection; the broker may still be starting."""
+    for _ in range(50):
+        try:
+            async with ends.door.open_queue(ends.queue) as broker:
+                yield broker
+                return
+        except Disconnected:
+            await asyncio.sleep(0.2)
 
 
 def name_of(received: ReceivedMessage) -> str | None:

@@ -5,7 +5,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -14,7 +13,7 @@ from router.brokers.activemq.address import ActiveMqSettings
 from router.brokers.consumer_identity import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Tally
-from router.ports import Broker, BrokerError, Disconnected, QueueRefused, StaleLease
+from router.ports import BrokerError, Disconnected, QueueRefused, StaleLease
 from tests.contract.activemq_place import ActiveMqPlace
 from tests.contract.cases import (
     PARENT,
@@ -24,6 +23,7 @@ from tests.contract.cases import (
     both_ends,
     publication,
     receive_one,
+    reopened,
     several,
 )
 from tests.support.proxy import Proxy, proxy_to
@@ -84,18 +84,6 @@ def door_with(settings: ActiveMqSettings) -> BrokerRegistry:
 def queue_at(port: int, name: str, *options: str, user: str = "") -> QueueConfig:
     query = "&".join(("heartbeat=1", *options))
     return QueueConfig(name="orders", uri=f"activemq://{user}127.0.0.1:{port}/{name}?{query}")
-
-
-@asynccontextmanager
-async def reopened(ends: Ends) -> AsyncIterator[Broker]:
-    """A new connection; the broker may still be starting."""
-    for _ in range(50):
-        try:
-            async with ends.door.open_queue(ends.queue) as broker:
-                yield broker
-                return
-        except Disconnected:
-            await asyncio.sleep(0.2)
 
 
 def body(group: str) -> bytes:

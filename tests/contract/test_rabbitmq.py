@@ -13,9 +13,19 @@ from router.brokers.consumer_identity import BrokerSettings
 from router.brokers.rabbitmq import broker as rabbitmq_broker
 from router.brokers.rabbitmq.address import RabbitSettings
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, ReceivedMessage, Tally
+from router.core.message import UNTRIED, Tally
 from router.ports import Broker, BrokerError, Depth, Disconnected, QueueRefused, StaleLease
-from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication, several
+from tests.contract.cases import (
+    PARENT,
+    TRACED,
+    Ends,
+    bodies,
+    both_ends,
+    publication,
+    receive_one,
+    reopened,
+    several,
+)
 from tests.contract.rabbitmq_place import RabbitPlace
 from tests.support.cable import cable_to
 from tests.support.proxy import Proxy, proxy_to
@@ -68,27 +78,10 @@ async def classic(server: RabbitServer, name: str, door: BrokerRegistry) -> Asyn
 
 
 @asynccontextmanager
-async def reopened(ends: Ends) -> AsyncIterator[Broker]:
-    """A new connection; the broker may still be starting."""
-    for _ in range(50):
-        try:
-            async with ends.door.open_queue(ends.queue) as broker:
-                yield broker
-                return
-        except Disconnected:
-            await asyncio.sleep(0.2)
-
-
-@asynccontextmanager
 async def bare_channel(server: RabbitServer) -> AsyncIterator[aio_pika.abc.AbstractChannel]:
     """What others do at this broker."""
     async with await aio_pika.connect(server.url) as connection, connection.channel() as channel:
         yield channel
-
-
-async def one(broker: Broker) -> ReceivedMessage:
-    (delivery,) = await broker.receive(1)
-    return delivery
 
 
 async def control(server: RabbitServer, *words: str) -> str:
@@ -101,11 +94,11 @@ async def control(server: RabbitServer, *words: str) -> str:
 @pytest.mark.rule("BRK-4", "WQ-5")
 async def test_a_delay_between_two_steps_is_waited_for_in_hops(ends: Ends) -> None:
     await ends.publisher.publish([publication("a")])
-    first = await one(ends.broker)
+    first = await receive_one(ends.broker)
     given_back = time.monotonic()
 
     await ends.broker.nack(first.handle, 3.0, Tally(failures=1, requests=3))
-    second = await one(ends.broker)
+    second = await receive_one(ends.broker)
 
     assert 3.0 <= time.monotonic() - given_back < 5
     assert (second.claimed_id, second.tally, second.count) == ("a", Tally(1, 3), 2)
@@ -150,10 +143,10 @@ async def test_a_message_without_an_id_has_none_after_a_retry_either(
     classic: Ends, server: RabbitServer, name: str
 ) -> None:
     await send_without_id(server, name)
-    first = await one(classic.broker)
+    first = await receive_one(classic.broker)
 
     await classic.broker.nack(first.handle, 1.0, UNTRIED)
-    second = await one(classic.broker)
+    second = await receive_one(classic.broker)
 
     assert (first.claimed_id, second.claimed_id) == (None, None)
     assert second.body == b"a"
@@ -175,7 +168,7 @@ async def test_a_delayed_message_survives_the_death_of_the_broker(
     ends: Ends, server: RabbitServer
 ) -> None:
     await ends.publisher.publish([publication("a")])
-    first = await one(ends.broker)
+    first = await receive_one(ends.broker)
     await ends.broker.nack(first.handle, 5.0, Tally(failures=1, requests=1))
     await asyncio.sleep(UNTIL_A_QUORUM_STANDS)
 
@@ -183,7 +176,7 @@ async def test_a_delayed_message_survives_the_death_of_the_broker(
     await asyncio.to_thread(server.start)
 
     async with reopened(ends) as broker:
-        second = await one(broker)
+        second = await receive_one(broker)
     assert (second.body, second.tally) == (b"a", Tally(1, 1))
 
 
@@ -211,14 +204,14 @@ async def test_a_retry_queue_that_was_deleted_costs_a_connection_and_no_message(
 ) -> None:
     await classic.publisher.publish([publication("a")])
     async with reopened(classic) as broker:
-        first = await one(broker)
+        first = await receive_one(broker)
         async with bare_channel(server) as channel:
             await channel.queue_delete(f"{name}.retry.30s")
 
         with pytest.raises(Disconnected, match="retry"):
             await broker.nack(first.handle, 30.0, UNTRIED)
 
-    assert (await one(classic.broker)).body == b"a"
+    assert (await receive_one(classic.broker)).body == b"a"
 
 
 @pytest.mark.rule("P1")
@@ -261,7 +254,7 @@ async def test_an_interrupted_connection_keeps_only_what_it_has_handed_over(
     ends: Ends,
 ) -> None:
     await ends.publisher.publish([publication("a"), publication("b"), publication("c")])
-    held = await one(ends.broker)
+    held = await receive_one(ends.broker)
 
     ends.broker.interrupt()
     async with reopened(ends) as other:
@@ -280,7 +273,7 @@ async def test_what_nobody_asks_for_goes_back_before_the_broker_loses_patience(
     monkeypatch.setattr(rabbitmq_broker, "MAX_STAY_SECONDS", 0.2)
     monkeypatch.setattr(rabbitmq_broker, "STAY_CHECK_SECONDS", 0.1)
     async with reopened(classic) as broker:
-        held = await one(broker)
+        held = await receive_one(broker)
         await asyncio.sleep(0.6)
         async with reopened(classic) as other:
             there = await other.receive(10)
@@ -347,13 +340,13 @@ async def test_an_ack_that_got_lost_on_the_way_is_reported(
     async with cable_to(server.port) as cable:
         uri = ends.queue.uri.replace(f":{server.port}/", f":{cable.port}/")
         async with door.open_queue(QueueConfig(name="orders", uri=uri)) as broker:
-            delivery = await one(broker)
+            delivery = await receive_one(broker)
             cable.cut_at_next_word = True
 
             with pytest.raises(Disconnected):
                 await broker.ack([delivery.handle])
 
-    assert (await one(ends.broker)).body == b"a"
+    assert (await receive_one(ends.broker)).body == b"a"
 
 
 @pytest.mark.rule("BRK-6", "P1")
@@ -364,7 +357,7 @@ async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
     async with proxy_to(server.port) as wire:
         through_wire = by_way_of(wire, ends.queue, server)
         async with door.open_queue(through_wire) as broker:
-            first = await one(broker)
+            first = await receive_one(broker)
             wire.to_server = lambda data: None if BASIC_ACK in data else data
             with pytest.raises(Disconnected):
                 await broker.nack(first.handle, 30.0, TRIED)
@@ -385,20 +378,20 @@ async def test_what_is_published_again_is_not_taken_for_an_original_that_is_gone
     async with proxy_to(server.port) as wire:
         through_wire = by_way_of(wire, ends.queue, server)
         async with door.open_queue(through_wire) as broker:
-            first = await one(broker)
+            first = await receive_one(broker)
             wire.to_client = lambda data: None if FLOW_OK in data else data
             with pytest.raises(Disconnected):
                 await broker.nack(first.handle, 1.0, TRIED)  # the original is gone: who knows?
         wire.to_client = lambda data: data
         async with reopened(ends) as elsewhere:  # as another router, which remembers other things
-            copy = await one(elsewhere)
+            copy = await receive_one(elsewhere)
             await elsewhere.ack([copy.handle])
         await ends.publisher.publish([publication("a")])
         async with door.open_queue(through_wire) as broker:
-            await one(broker)  # and the connection ends, so that it is handed out once more
+            await receive_one(broker)  # and the connection ends, so that it is handed out once more
 
         async with door.open_queue(through_wire) as broker:
-            again = await one(broker)
+            again = await receive_one(broker)
 
     assert copy.tally == TRIED
     assert (again.claimed_id, again.tally, again.count) == (first.claimed_id, UNTRIED, 2)
@@ -455,14 +448,14 @@ async def test_a_channel_closed_for_a_message_held_too_long_gives_everything_bac
     try:
         async with both_ends(door, queue(server, name, "type=classic")) as ends:
             await ends.publisher.publish([publication("a")])
-            held = await one(ends.broker)
+            held = await receive_one(ends.broker)
             with pytest.raises(Disconnected, match="timed out"):
                 await ends.broker.receive(1)
             with pytest.raises(Disconnected):
                 await ends.broker.nack(held.handle, 1.0, UNTRIED)
 
             async with reopened(ends) as broker:
-                again = await one(broker)
+                again = await receive_one(broker)
     finally:
         await impatient(server, consumer_timeout=1_800_000, channel_tick_interval=60_000)
 
@@ -491,7 +484,7 @@ async def test_a_broker_short_of_memory_still_takes_acknowledgements(
     await putting_off
 
     assert (list(unsettled), was_blocked) == ([], True)
-    assert bodies([await one(classic.broker)]) == ["a"]
+    assert bodies([await receive_one(classic.broker)]) == ["a"]
 
 
 # What is refused.
@@ -505,7 +498,7 @@ async def test_a_queue_given_by_its_name_is_at_the_broker_of_the_settings(
 
     async with both_ends(door, given) as ends:
         await ends.publisher.publish([publication("a")])
-        delivery = await one(ends.broker)
+        delivery = await receive_one(ends.broker)
 
     assert delivery.body == b"a"
     assert name in (await control(server, "list_queues", "name")).split("\n")
@@ -566,8 +559,8 @@ async def test_a_publishers_trace_comes_with_its_message_and_with_copies_of_it(
         sent = aio_pika.Message(b"a", headers=dict(TRACED))
         await channel.default_exchange.publish(sent, routing_key=name)
 
-    first = await one(classic.broker)
+    first = await receive_one(classic.broker)
     await classic.broker.nack(first.handle, 0.1, UNTRIED)
-    copy = await one(classic.broker)
+    copy = await receive_one(classic.broker)
 
     assert (first.parent, copy.parent) == (PARENT, PARENT)

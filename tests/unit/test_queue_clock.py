@@ -11,6 +11,7 @@ from router.brokers.machine import Machine
 from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite.connection import LONGEST_DELAY_SECONDS, set_clock
 from router.brokers.sqlite.queue_table import QueueTable
+from router.ports import Depth
 from tests.support.work_queues import LEASE, WINDOW, Queue, publication, story
 
 YEAR = 365 * 86_400.0
@@ -283,3 +284,35 @@ def test_a_clock_that_is_set_within_a_boot_moves_no_schedule(world: World) -> No
     world.wall_error = -YEAR
 
     assert world.due_after(table, 3601) == pytest.approx(3600, abs=1.0)
+
+
+@pytest.mark.rule("WQ-11", "CMD-5")
+def test_a_scheduled_message_that_was_tried_waits_for_its_delay_and_not_for_its_date(
+    world: World,
+) -> None:
+    table = world.open()
+    table.publish([publication("a", not_before=world.true_time + 60)])
+    world.true_time += 60
+    _, (lease,) = table.claim_ids()
+    table.nack(lease, 300)
+    due_at = world.true_time + 300
+
+    world.boot()
+    world.due_after(world.open(), 300)
+
+    assert world.true_time == pytest.approx(due_at, abs=0.1)
+
+
+@pytest.mark.rule("WQ-11", "CMD-5")
+def test_a_scheduled_message_that_was_cancelled_stays_so_after_a_boot(world: World) -> None:
+    world.wall_error = YEAR
+    table = world.open()
+    table.publish([publication("a", not_before=world.true_time + YEAR + 60)])
+    table.cancel("a")
+
+    world.boot()
+    table = world.open()
+    world.true_time += 2 * YEAR
+
+    assert table.depth() == Depth(0, 0, due=0)
+    assert table.claim_ids()[0] == []

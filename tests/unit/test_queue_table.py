@@ -722,6 +722,20 @@ def test_an_ack_that_does_not_tell_stands_for_one_request_if_it_was_accepted(
 
 
 @pytest.mark.rule("CMD-2")
+def test_the_last_error_stays_until_there_is_another(table: Queue) -> None:
+    table.publish([publication("a")])
+
+    seen = []
+    for error in ("first", "", "second"):
+        _, (lease,) = table.claim_ids()
+        table.nack(lease, 0, error=error)
+        found = table.find("a")
+        seen.append(found and found.last_error)
+
+    assert seen == ["first", "first", "second"]
+
+
+@pytest.mark.rule("CMD-2")
 def test_the_window_counts_if_results_are_kept_for_less(table: Queue, clock: Clock) -> None:
     table = table.but(result_retention=1.0)
     table.publish([publication("a", payload=b"1")])

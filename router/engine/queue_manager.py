@@ -15,6 +15,7 @@ from router.core.message import DEFAULT_POOL
 from router.core.outcome import NO_ROOM_DELAY
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
+from router.engine.alerts import Warn
 from router.engine.consumer import QueueConsumer
 from router.engine.delivery import DeliveryRunner, nack_in_order
 from router.engine.deps import EngineDeps
@@ -40,6 +41,14 @@ async def _in_slices(entries: Sequence[T], wanted: Callable[[], bool]) -> AsyncI
         if not wanted():
             return
         yield entry
+
+
+def _report_skipped(codes: Sequence[str], most: int, warn: Warn) -> None:
+    """Raise one warning for all of them: a document can name any number of pools."""
+    if codes:
+        limit = f"MESSAGE_ROUTER_MAX_POOLS ({most}) is reached"
+        text = f"pool {codes[0]} and {len(codes) - 1} others were not created: {limit}"
+        warn(Code.POOL_LIMIT, text, Severity.CRITICAL)
 
 
 class QueueManager:
@@ -89,7 +98,7 @@ class QueueManager:
                 self._create(created)
             else:
                 skipped.append(created.code)
-        self._report_skipped(skipped)
+        _report_skipped(skipped, self.deps.max_pools, self._warn)
         async for started in _in_slices(changes.start, wanted):
             self._start(started, Counts())
         return changes
@@ -165,8 +174,7 @@ class QueueManager:
     def abort(self, *, settling: bool = False) -> None:
         """Once stopped: cut open requests; their messages go back.
 
-        With `settling`, cut open calls to brokers as well: this router may not settle any more
-        (CFG-9).
+        With `settling`, also cut open calls to brokers: it may not settle any more (CFG-9).
         """
         for pool in self.draining_pools.values():
             pool.runner.abort()
@@ -183,13 +191,6 @@ class QueueManager:
         if len(self.pools) >= self.deps.pool_warning_threshold:
             self._warn(Code.POOL_LIMIT, "the number of pools comes close to its limit")
         return True
-
-    def _report_skipped(self, codes: Sequence[str]) -> None:
-        """Raise one warning for all of them: a document can name any number of pools."""
-        if codes:
-            limit = f"MESSAGE_ROUTER_MAX_POOLS ({self.deps.max_pools}) is reached"
-            text = f"pool {codes[0]} and {len(codes) - 1} others were not created: {limit}"
-            self._warn(Code.POOL_LIMIT, text, Severity.CRITICAL)
 
     def _create(self, config: PoolConfig) -> ProcessPool:
         """Create a pool, or revive a draining one of the same code."""
@@ -209,12 +210,9 @@ class QueueManager:
             jitter=deps.jitter,
             leadership=deps.leadership,
         )
+        on_room, on_group_free = self._room_changed, self._place_blocked
         pool = self.pools[config.code] = ProcessPool(
-            runner,
-            permits,
-            self._workers,
-            on_room=self._room_changed,
-            on_group_free=self._place_blocked,
+            runner, permits, self._workers, on_room=on_room, on_group_free=on_group_free
         )
         deps.room.ring()
         return pool

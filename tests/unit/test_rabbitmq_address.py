@@ -1,6 +1,9 @@
 """Where the URI of a RabbitMQ queue leads."""
 
+import asyncio
+
 import pytest
+from aiormq.base import FutureStore
 
 from router.brokers.rabbitmq.address import RabbitAddress, RabbitSettings, read_address
 from router.brokers.rabbitmq.connection import our_errors
@@ -76,3 +79,21 @@ def test_what_holds_a_password_does_not_show_it() -> None:
 def test_a_connection_that_breaks_while_it_is_opened_is_tried_again() -> None:
     with pytest.raises(Disconnected, match="was closed"), our_errors(opening=True):
         raise StopAsyncIteration  # so the client's reader of frames ends
+
+
+@pytest.mark.anyio
+@pytest.mark.rule("BRK-6")
+async def test_a_call_that_the_client_ends_without_a_reason_means_a_lost_connection() -> None:
+    """Found by minutes of faults on a real broker; here the client's own code ends the call."""
+    calls = FutureStore(asyncio.get_running_loop())
+    call = calls.create_task(asyncio.Event().wait())
+    await calls.reject_all(None)
+
+    with pytest.raises(Disconnected, match="was closed"), our_errors():
+        await call
+
+
+@pytest.mark.rule("BRK-6")
+def test_a_bug_is_not_taken_for_a_lost_connection() -> None:
+    with pytest.raises(ZeroDivisionError), our_errors():
+        raise ZeroDivisionError

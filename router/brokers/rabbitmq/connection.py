@@ -266,23 +266,24 @@ def our_errors(*, opening: bool = False) -> Iterator[None]:
         raise Disconnected(
             "the broker hung up: does the virtual host exist, and may this user use it?"
         ) from error
-    except amqp.AMQPError as error:
+    except TimeoutError:
+        raise Disconnected("the broker does not answer") from None
+    except (amqp.AMQPError, amqp.ChannelInvalidStateError, OSError) as error:
         if opening and isinstance(error, amqp.AMQPChannelError):
             raise QueueRefused(_said(error)) from error
         raise Disconnected(_said(error)) from error
-    except (amqp.ChannelInvalidStateError, OSError) as error:
-        raise Disconnected(_said(error)) from error
-    except TimeoutError:
-        raise Disconnected("the broker does not answer") from None
-    except StopAsyncIteration as error:
-        # The client's reader of frames ends like this if the connection breaks while it is opened.
-        raise Disconnected("the connection was closed") from error
     except asyncio.CancelledError:
         # The client ends the calls of a lost connection like this. It must not end our task.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         raise Disconnected("the connection was closed") from None
+    except Exception as error:
+        # The client's reader of frames ends with StopAsyncIteration if the connection breaks while
+        # it is opened. Its calls end with a plain Exception if one is closed without a reason.
+        if type(error) not in (StopAsyncIteration, Exception):
+            raise
+        raise Disconnected("the connection was closed") from error
 
 
 def _said(error: BaseException) -> str:

@@ -265,6 +265,18 @@ def test_a_high_priority_message_for_this_worker_alone_goes_before_regular_ones(
     assert ids == ["c"]
 
 
+@pytest.mark.rule("CMD-6")
+def test_of_what_is_for_this_worker_alone_the_highest_priority_goes_first(table: Queue) -> None:
+    for group, priority in (("g", 3), ("h", 7), ("i", 5)):
+        table.publish([publication(f"high {group}", group=group, high=True)])
+        table.publish([publication(f"of {group}", group=group, priority=priority)])
+    table.claim_ids(limit=3)
+
+    in_turn = [table.claim_ids(limit=1)[0] for _ in range(3)]
+
+    assert in_turn == [["of h"], ["of i"], ["of g"]]
+
+
 def test_the_same_group_id_in_another_pool_is_another_group(table: Queue) -> None:
     table.publish([publication("a", pool="P", group="g"), publication("b", pool="Q", group="g")])
     first, _ = table.claim_ids(limit=1)

@@ -854,7 +854,6 @@ def test_a_database_of_another_version_is_refused_with_what_to_do(
 VERSION_7 = (
     "DROP INDEX lanes",
     "DROP INDEX in_flight",
-    "ALTER TABLE queue_messages DROP COLUMN spare",
     (
         "CREATE INDEX lanes ON queue_messages (queue, group_number, high_priority, id)"
         " WHERE finished_at IS NULL"

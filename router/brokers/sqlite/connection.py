@@ -25,7 +25,6 @@ Work = Callable[[sqlite3.Connection], T]
 QUERIES: Final = statements(files("router.brokers.sqlite").joinpath("queries.sql").read_text())
 _SCHEMA: Final = files("router.brokers.sqlite").joinpath("schema.sql").read_text()
 _FROM_7: Final = (
-    "ALTER TABLE queue_messages ADD COLUMN spare BLOB",
     "DROP INDEX lanes",
     "DROP INDEX in_flight",
     *(each for each in _SCHEMA.split(";\n") if "INDEX lanes" in each or "INDEX in_flight" in each),

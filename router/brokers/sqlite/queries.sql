@@ -57,8 +57,7 @@ ON CONFLICT DO NOTHING;
 -- What is due and has no group can be claimed at once. What has one is offered by `offer`.
 INSERT INTO queue_messages (
     id, queue, message_id, dedup_key, pool, group_id, group_number, priority, high_priority, size,
-    offered_to, run_after, published_at, is_kept, not_before, correlation_id, payload_size, batch,
-    spare
+    offered_to, run_after, published_at, is_kept, not_before, correlation_id, payload_size, batch
 )
 SELECT
     value ->> 9, :queue, value ->> 0, value ->> 1, value ->> 2, value ->> 3,
@@ -66,7 +65,7 @@ SELECT
      WHERE queue = :queue AND pool = value ->> 2 AND group_id = value ->> 3),
     value ->> 4, value ->> 4 = 9, value ->> 12,
     iif(coalesce(value ->> 3, value ->> 10) IS NULL, '', NULL), value ->> 10, :now, value ->> 5,
-    value ->> 8, value ->> 7, value ->> 6, :batch, zeroblob(37 + length(:worker_id))
+    value ->> 8, value ->> 7, value ->> 6, :batch
 FROM json_each(:rows);
 
 -- name: store_bodies
@@ -209,8 +208,7 @@ SET state = 'in-flight',
     worker_id = :worker_id,
     deliveries = deliveries + 1,
     first_claimed_at = coalesce(first_claimed_at, :now),
-    last_claimed_at = :now,
-    spare = NULL
+    last_claimed_at = :now
 WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: bodies

@@ -140,7 +140,6 @@ class QueueTable(Struct, frozen=True):
             "rows": to_json(rows),
             "bodies": b"".join(bodies),
             "now": now,
-            "worker_id": self.worker_id,
             "batch": batch,
             "ids": ids,
         }

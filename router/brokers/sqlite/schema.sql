@@ -57,10 +57,7 @@ CREATE TABLE queue_messages (
     result           TEXT,                  -- JSON
     result_omitted   INTEGER,               -- 1: it was too long
     error_code       TEXT,
-    http_status      INTEGER,
-    -- As many bytes as the first claim adds. It takes their place. A longer row would split the page and
-    -- cost 0.7 µs for each message.
-    spare            BLOB
+    http_status      INTEGER
 );
 
 CREATE UNIQUE INDEX by_dedup_key ON queue_messages (queue, dedup_key);

@@ -12,7 +12,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum, StrEnum, auto
 from http import HTTPStatus
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -164,6 +164,8 @@ class Reply(Struct, frozen=True):
 
 class NoReply(Struct, frozen=True):
     """Why there is no HTTP answer."""
+
+    too_long: ClassVar[bool] = False  # as in Reply
 
     cause: Cause
     detail: str = ""

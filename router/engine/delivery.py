@@ -17,7 +17,6 @@ from router.core.outcome import (
     RULES,
     Cause,
     Disposition,
-    NoReply,
     Outcome,
     circuit_open,
     judge,
@@ -115,7 +114,7 @@ class Mediator:
             code, severity = outcome.rule.warning
             about = f"{origin}: " if outcome.rule.about_target else ""
             self._warn(code, f"{about}{outcome.detail}", severity)
-        if not isinstance(answer, NoReply) and answer.too_long:
+        if answer.too_long:
             text = f"{origin} sent a reply of more than 1 MiB; it was judged by its status alone"
             self._warn(Code.PROCESSING, text)
         return outcome
@@ -208,14 +207,14 @@ class DeliveryRunner:
                 job.ending = job.ending or ACCEPTED  # a plain ACK stands for one request
                 _log_failure(job, failed, self._loop.time(), f"next try in {pause:g} s")
                 await self._pause(job, pause)
-            now, leadership = self._loop.time(), self._leadership
-            if self._stopped or job.lease_until <= now or leadership.is_over:
+            now = self._loop.time()
+            if self._stopped or job.lease_until <= now or self._leadership.is_over:
                 return None
             job.state = DELIVERING
             self.requests[job] = task
             self.last_start = job.started_at = now
             try:
-                answer = await self._mediator.attempt(job, self.config)
+                outcome = await self._mediator.attempt(job, self.config)
             except asyncio.CancelledError:
                 if task not in self._aborted:
                     raise
@@ -226,8 +225,8 @@ class DeliveryRunner:
                 return None
             finally:
                 del self.requests[job]
-            outcome = NO_OUTCOME if answer is None else answer
-            if answer is None:
+            if outcome is None:
+                outcome = NO_OUTCOME
                 code, severity = RULES[Cause.NO_OUTCOME].warning or (Code.PROCESSING, Severity.WARN)
                 self._warn(code, "the mediator gave no outcome for a message", severity)
             now = self._loop.time()

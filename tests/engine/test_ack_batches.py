@@ -110,7 +110,9 @@ async def test_copies_of_the_accepted_and_of_the_dead_are_acknowledged_apart() -
 
 @pytest.mark.rule("BRK-3", "BRK-6")
 async def test_an_ack_that_failed_is_repeated_as_soon_as_a_new_connection_is_open() -> None:
-    queue = ScriptedQueue(lease_seconds=300, failing={"ack": Disconnected("gone")})
+    queue = ScriptedQueue(
+        lease_seconds=300, failing={"ack": Disconnected("gone")}, takes={"open": 0.3}
+    )
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
         queue.hand_over(handed(body("a"), "h", "1", lease=300))
         await asyncio.sleep(1)
@@ -120,7 +122,7 @@ async def test_an_ack_that_failed_is_repeated_as_soon_as_a_new_connection_is_ope
         await asyncio.sleep(60)
 
         opened = [at for at, verb, _ in queue.calls if verb == "open"]
-        assert queue.acked == [(opened[-1], "h")]
+        assert queue.acked == [(opened[-1] + 0.3, "h")]
         assert ended(rig) == {Fate.DELIVERED: 1}
 
 
@@ -131,7 +133,7 @@ async def test_an_ack_on_a_handle_that_died_with_its_connection_is_given_up_at_o
         queue.hand_over(handed(body("a"), "h", "1"))
         await asyncio.sleep(5)  # the next try is at 8.752
         held_before = rig.manager.registry.held
-        queue.failing["receive"] = Disconnected("gone")
+        queue.failing |= dict.fromkeys(["receive", "open"], Disconnected("gone"))
         queue.hand_over(handed(b"ends the receive", "bad", "2"))
         await asyncio.sleep(1)
 

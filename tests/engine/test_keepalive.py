@@ -194,3 +194,23 @@ async def test_what_fails_at_the_very_end_of_its_lease_is_not_given_back() -> No
 
         assert queue.nacked == []
         assert rig.manager.registry.ledger.ended[Fate.FORFEITED] == 1
+
+
+@pytest.mark.rule("CMD-9", "BRK-6")
+async def test_a_lease_that_is_asked_for_between_two_connections_is_ours_until_it_ends() -> None:
+    gone = Disconnected("gone")
+    queue = ScriptedQueue(lease_seconds=30)
+    async with running(pool("P"), sender=FakeSender(takes=60), brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a"), "h", "1", lease=30))
+        await asyncio.sleep(1)
+        (job,) = rig.manager.registry.tracker
+        while_connected = await job.settler.extend(job)  # from 1 to 31
+        queue.failing |= dict.fromkeys(["receive", "open"], gone)
+        queue.hand_over(handed(b"ends the receive", "bad", "2", lease=30))
+        await asyncio.sleep(29)
+        before_its_end = await job.settler.extend(job)
+        await asyncio.sleep(1)
+        at_its_end = await job.settler.extend(job)
+
+        assert queue.extended == [(1, "h")]
+        assert (while_connected, before_its_end, at_its_end) == (True, True, False)

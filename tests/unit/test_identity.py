@@ -62,6 +62,13 @@ def test_the_fingerprints_of_different_messages_differ(
     assert first != second
 
 
+@pytest.mark.rule("ID-3")
+def test_a_fingerprint_tells_where_an_id_ends_and_the_body_begins() -> None:
+    messages = [("q", "12", b"3"), ("q", "1", b"23"), ("q1", "2", b"3"), ("q", "", b"123")]
+
+    assert len({MessageKey(queue, id_).fingerprint(body) for queue, id_, body in messages}) == 4
+
+
 @pytest.mark.rule("WQ-1")
 def test_a_publication_is_the_same_by_its_explicit_key_or_by_id_and_body() -> None:
     keys = [

@@ -685,6 +685,24 @@ def test_the_oldest_of_the_story_goes_although_it_goes_on(
     assert [name for name, *_ in story(db)] == ["b", "c"]
 
 
+@pytest.mark.rule("WQ-8", "P5")
+def test_a_long_story_is_pruned_in_small_steps(
+    db: sqlite3.Connection, table: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_table, "PRUNED_AT_ONCE", 1)
+    audited = table.but(audit=60.0)
+    for name in "abc":
+        audited.publish([publication(name, not_before=10_000.0)])
+    clock.now += 60
+
+    left = []
+    for _ in "abc":
+        audited.claim_ids()
+        left.append("".join(str(name) for name, *_ in story(db)))
+
+    assert left == ["bc", "c", ""]
+
+
 DAY = 86_400.0
 
 

@@ -476,10 +476,12 @@ def test_what_comes_later_in_a_group_stays_behind_although_a_finished_one_was_pr
     table: Queue, clock: Clock
 ) -> None:
     table.publish([publication(name, group="g") for name in "ab"])
-    _, (first, second) = table.claim_ids()
+    table.publish([publication("other", group="h")])
+    _, (first, second, other) = table.claim_ids()
     table.ack([first])
     table.nack(second, 2 * WINDOW)
     clock.now += WINDOW
+    table.ack([other])
     table.claim_ids()  # prunes the first one
 
     table.publish([publication("c", group="g")])

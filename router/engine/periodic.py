@@ -28,6 +28,17 @@ async def every(seconds: float, chore: Chore, *, jitter: Jitter | None = None) -
         except Exception:
             # The bulkhead: a bug in one chore must end neither the chore nor the router.
             log.exception("%s failed", getattr(chore, "__qualname__", type(chore).__name__))
+        end_if_cancelled()
+
+
+def end_if_cancelled() -> None:
+    """Raise CancelledError if this task was cancelled and a client swallowed it.
+
+    `asyncio.wait_for` can, before Python 3.12, if its result comes at the same instant.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 class LoopLag:

@@ -22,6 +22,7 @@ from router.core.leadership import NEVER
 from router.core.state import StandbyStatus
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
+from router.engine.periodic import end_if_cancelled
 from router.engine.queue_manager import QueueManager
 from router.engine.shutdown import ABORT_GRACE_SECONDS, settled
 from router.ports import Lock, LockUnavailable
@@ -184,9 +185,10 @@ class Standby:
 
     async def _ask(self, call: Coroutine[Any, Any, T], within: float = CALL_SECONDS) -> T | None:
         """Return the answer, or None if there was none."""
+        answer: T | None = None
         try:
             async with asyncio.timeout(min(within, CALL_SECONDS, self._share(REFRESH))):
-                return await call
+                answer = await call
         except LockUnavailable as error:
             self._warn(f"the leader lock cannot be reached: {error}")
         except TimeoutError:
@@ -195,7 +197,8 @@ class Standby:
             # The bulkhead: a bug in an adapter costs the lock, never the router.
             log.exception("the leader lock failed unexpectedly")
             self._warn(f"the leader lock cannot be reached: {type(error).__name__}")
-        return None
+        end_if_cancelled()
+        return answer
 
     @property
     def _refreshed(self) -> float:

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -76,3 +77,21 @@ async def test_a_job_without_a_name_can_fail_too(caplog: pytest.LogCaptureFixtur
             await every(60, partial(Chore.run, chore))
 
     assert caplog.messages == ["partial failed"]
+
+
+async def test_a_job_that_swallows_its_cancellation_is_the_last() -> None:
+    """As `asyncio.wait_for` does before Python 3.12, if its result comes at the same instant."""
+    runs = 0
+
+    async def swallow() -> None:
+        nonlocal runs
+        runs += 1
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(every(60, swallow))
+    await asyncio.sleep(65)
+    task.cancel()
+    await asyncio.wait((task,), timeout=100)
+
+    assert (task.cancelled(), runs) == (True, 1)

@@ -447,6 +447,18 @@ async def test_a_router_that_ends_does_not_take_the_lock_again() -> None:
         assert sender.ids == ["a"]
 
 
+async def test_a_router_ends_although_the_locks_client_swallows_the_cancellation() -> None:
+    """As `asyncio.wait_for` does before Python 3.12, if its result comes at the same instant."""
+    async with router(LockServer(TTL, takes=0.5, swallows=True)) as one:
+        await asyncio.sleep(10.2)  # it is being refreshed
+        one.standby.stop()
+        async with asyncio.timeout(5):
+            await one.standby.close()
+
+        assert one.server.refreshes[1:] == [10]
+        assert one.server.owner is None
+
+
 async def test_a_standby_that_ends_asks_no_more() -> None:
     async with router(held_by_another(ttl=10.0)) as one:
         await asyncio.sleep(1)

@@ -17,6 +17,7 @@ class LockServer:
     refreshed_at: float = 0.0
     is_new: bool = False  # it lets nobody have the lock: it may have forgotten who has
     takes: float = 0.0  # seconds until it answers
+    swallows: bool = False  # its client loses a cancellation while it waits for the answer
     trouble: Exception | None = None  # what every call meets
     refreshes: list[float] = field(default_factory=list)  # when
 
@@ -63,7 +64,11 @@ class FakeLock:
         is_ours = (self.server.owner, self.server.fence) == (self.name, fence)
         if is_ours:
             self.server.refresh()
-        await asyncio.sleep(self.server.takes)
+        try:
+            await asyncio.sleep(self.server.takes)
+        except asyncio.CancelledError:
+            if not self.server.swallows:
+                raise
         return is_ours
 
     async def release(self) -> None:

@@ -206,7 +206,8 @@ async def test_no_task_outlives_a_router_that_is_killed(tmp_path: Path) -> None:
 async def test_tasks_fail_when_the_spawner_dies_and_the_next_one_gets_a_new_spawner(
     tmp_path: Path,
 ) -> None:
-    script = f"echo $$ > {tmp_path}/pid; exec sleep 1000"
+    # It sleeps first: a spawner that dies before it has reported the process cannot be helped.
+    script = f"sleep 1; echo $$ > {tmp_path}/pid; exec sleep 1000"
     command = shell(f"[ -e {tmp_path}/pid ] && exit 4; {script}")
     async with processes(tmp_path, command) as opened:
         task = asyncio.ensure_future(opened.run("x", "a", LINE, 60.0))

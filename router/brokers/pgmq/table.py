@@ -303,7 +303,7 @@ async def open_table(
         try:
             await database.call(_NOTIFY, address.name)
         except BrokerError as error:
-            log.info("queue %r is polled, for want of notifications: %s", address.name, error)
+            log.info("queue %r is polled, it cannot notify: %s", address.name, error)
     return table
 
 

@@ -264,7 +264,7 @@ class QueueTable(Struct, frozen=True):
 def _by_ending(
     ending: Sequence[tuple[int, Finish]],
 ) -> tuple[list[int], list[Sequence[object]], Mapping[str, list[int]]]:
-    """Return those that a plain ACK does for, the rows of `finish_as`, and all by their errors."""
+    """Return those that need only a plain ACK, the rows of `finish_as`, and all by their errors."""
     plain: list[int] = []
     rows: list[Sequence[object]] = []  # in the order of `finish_as`
     alike: defaultdict[str, list[int]] = defaultdict(list)  # by their errors

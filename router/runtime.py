@@ -10,7 +10,9 @@ from msgspec import Struct
 
 MAX_IDLE: Final = 1000  # connections to targets that are kept open for the next delivery
 MIN_API_CONNECTIONS: Final = 8  # however few descriptors there are
-SWITCH_SECONDS: Final = 0.0005  # a busy loop must not starve the threads of the SQLite files
+# A thread that reads a large document, and one of a SQLite file, must not starve each other or the
+# loop: with Python's own 5 ms, each of the loop's many system calls waits so long for the lock.
+SWITCH_SECONDS: Final = 0.0001
 COLLECT_AFTER_OBJECTS: Final = 10_000  # new ones that could be in a cycle
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from router.core.config import (
     DEFAULT_POOL_CONFIG,
@@ -77,7 +77,7 @@ def read_document(body: bytes, naming: QueueNaming) -> Document:
         raise BadDocument("$", "neither `queues` nor `processingPools` is there")
     whole = Notes("$", Code.CONFIGURATION)
     try:
-        given = msgspec.convert(top.get("connections"), Number | None)
+        given = msgspec.json.decode(top.get("connections", b"null"), type=Number | None)
         connections = whole.whole("connections", given, MAX_CONNECTIONS) or 1
     except (msgspec.ValidationError, BadEntry):
         raise BadDocument("$.connections", "not a whole number above 0") from None
@@ -130,29 +130,28 @@ def embedded_document(naming: QueueNaming) -> bytes:
     return msgspec.json.encode(as_document(config))
 
 
-def _decode(body: bytes) -> dict[str, object]:
+def _decode(body: bytes) -> dict[str, Raw]:
     if len(body) > MAX_DOCUMENT:
         raise BadDocument("$", f"larger than {MAX_DOCUMENT} bytes")
     try:
-        top = msgspec.json.decode(body)
+        body.decode()  # msgspec does not check what it leaves raw
+        return msgspec.json.decode(body, type=dict[str, Raw])
     except UnicodeDecodeError:
         raise BadDocument("$", "not UTF-8") from None
     except RecursionError:
         raise BadDocument("$", "nested too deep") from None
+    except msgspec.ValidationError:
+        raise BadDocument("$", "not a JSON object") from None
     except msgspec.MsgspecError as error:
         raise BadDocument("$", f"not JSON: {error}") from None
-    if not isinstance(top, dict):
-        raise BadDocument("$", "not a JSON object")
-    return top
 
 
-def _entries(top: Mapping[str, object], name: str, most: int = MAX_ENTRIES) -> list[object] | None:
-    entries = top.get(name)
-    if entries is None:
-        return None
-    if not isinstance(entries, list):
-        raise BadDocument(f"$.{name}", "not a list")
-    if len(entries) > most:
+def _entries(top: Mapping[str, Raw], name: str, most: int = MAX_ENTRIES) -> list[Raw] | None:
+    try:
+        entries = msgspec.json.decode(top.get(name, b"null"), type=list[Raw] | None)
+    except msgspec.ValidationError:
+        raise BadDocument(f"$.{name}", "not a list") from None
+    if entries is not None and len(entries) > most:
         raise BadDocument(f"$.{name}", f"more than {most} entries")
     return entries
 
@@ -169,10 +168,16 @@ class _Section(Generic[T]):
     skipped: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    def read(self, entries: list[object]) -> None:
+    def read(self, entries: list[Raw]) -> None:
+        """Decode entry by entry: all at once would keep Python's lock for 50 ms."""
         paths: dict[str, str] = {}
-        for index, raw in enumerate(entries):
+        for index, entry in enumerate(entries):
             notes = Notes(f"$.{self.name}[{index}]", self.code, self.problems)
+            try:
+                raw = msgspec.json.decode(entry)
+            except msgspec.MsgspecError as error:  # a number that is too large
+                notes.add("", f"not JSON: {error}", skipped=True)
+                continue
             identity = self.identify(raw)
             first = notes.path if identity is None else paths.setdefault(identity, notes.path)
             if first != notes.path:

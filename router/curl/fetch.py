@@ -71,15 +71,15 @@ async def fetch(url: str, headers: list[str], *, max_bytes: int, timeout: float)
 
 
 def _get(url: str, headers: list[str], max_bytes: int, timeout: float) -> Fetched:
-    chunks: list[bytes] = []
-    room, encoding = max_bytes, ""
+    body = bytearray()  # not a list: a server may send a byte at a time
+    encoding, is_too_long = "", False
 
     def on_body(chunk: bytes) -> int | None:
-        nonlocal room
-        room -= len(chunk)
-        if room < 0:
+        nonlocal body, is_too_long
+        is_too_long = len(body) + len(chunk) > max_bytes
+        if is_too_long:
             return 0  # libcurl ends the transfer
-        chunks.append(chunk)
+        body += chunk
         return None
 
     def on_header(line: bytes) -> None:
@@ -109,9 +109,9 @@ def _get(url: str, headers: list[str], max_bytes: int, timeout: float) -> Fetche
         try:
             easy.perform()
         except pycurl.error:
-            if room >= 0:
+            if not is_too_long:
                 raise
         status: int = easy.getinfo(pycurl.RESPONSE_CODE)
     finally:
         easy.close()
-    return Fetched(status, b"".join(chunks), encoding, room < 0)
+    return Fetched(status, bytes(body), encoding, is_too_long)

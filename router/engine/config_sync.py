@@ -76,14 +76,16 @@ class _Source:
     last_success: float | None = None
     error: str = ""
 
-    async def fetch(self, naming: QueueNaming) -> None:
+    async def fetch(self, naming: QueueNaming, reading: asyncio.Lock) -> None:
         self.fresh = None
         try:
             body = await self.origin.fetch()
-            # A large one takes a second to read, and messages do not wait for it.
+            # A large one takes a second to read, and messages do not wait for it. One after the
+            # other: two threads would take two thirds of Python's lock.
             apart = len(body) > LARGE_DOCUMENT_BYTES
             read = partial(read_document, body, naming)
-            self.fresh = await asyncio.to_thread(read) if apart else read()
+            async with reading:
+                self.fresh = await asyncio.to_thread(read) if apart else read()
             self.error = ""
         except (ConfigUnavailable, BadDocument) as error:
             self.error = f"{self.origin.name}: {error}"
@@ -166,9 +168,10 @@ class ConfigSync:
                 await asyncio.sleep(self._rules.retry_delay)
 
     async def _attempt(self) -> Plan:
+        reading = asyncio.Lock()
         async with asyncio.TaskGroup() as fetches:
             for source in self._sources:
-                fetch = source.fetch(self._rules.naming)
+                fetch = source.fetch(self._rules.naming, reading)
                 fetches.create_task(fetch, name=f"fetch {source.origin.name}")
         errors = [source.error for source in self._sources if source.fresh is None]
         if len(errors) == len(self._sources):

@@ -1,8 +1,10 @@
 import asyncio
 import json
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -12,6 +14,7 @@ from router.core.state import SyncCounts
 from router.core.warnings import Severity
 from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules
 from router.ports import ConfigUnavailable
+from router.runtime import SWITCH_SECONDS
 from tests.support.virtual_time import now
 
 pytestmark = pytest.mark.anyio
@@ -430,7 +433,11 @@ async def test_a_pool_is_applied_as_the_document_says() -> None:
 
 
 @pytest.mark.rule("CFG-5", "P5")
-async def test_a_large_document_is_read_while_messages_go_on() -> None:
+async def test_a_large_document_is_read_while_messages_go_on(
+    request: pytest.FixtureRequest,
+) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(SWITCH_SECONDS)  # as a router does: the thread leaves the loop its turns
     names = [f"q{number}" for number in range(5000)]
     router, source = Router(), Source([queues(*names)])
     syncing_it = asyncio.create_task(syncing(router, source, max_connections=5000).sync(first=True))

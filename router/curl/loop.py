@@ -279,11 +279,12 @@ class _Transfer:
         self._timeout = -1.0
         self.is_pinned = False  # libcurl was told addresses
         self._pinned: tuple[Place | None, HostAddresses | None] = (None, None)
+        self._body = bytearray()  # a list of what comes would be large if it comes byte by byte
         self._header_lines: list[bytes] = []
         self._set_up(options)
 
     def prepare(self, url: str, headers: Headers, body: bytes, timeout: float) -> None:
-        self._chunks: list[bytes] = []
+        self._body.clear()
         self._room = self._reply_cap
         self._header_lines.clear()
         self._refusal: str | None = None
@@ -316,7 +317,7 @@ class _Transfer:
     def reply(self) -> Reply:
         """Return the reply to a request that libcurl has completed."""
         status = self._getinfo(pycurl.RESPONSE_CODE)
-        body = b"".join(self._chunks)
+        body = bytes(self._body)
         if status < _NO_SUCCESS:
             return Reply(status, body)
         return Reply(status, body, self._retry_after())
@@ -385,7 +386,7 @@ class _Transfer:
             setopt(pycurl.PREREQFUNCTION, partial(_allow, self._leadership))
 
     def _on_body(self, chunk: bytes) -> int | None:
-        self._chunks.append(chunk)
+        self._body += chunk
         self._room -= len(chunk)
         return 0 if self._room < 0 else None  # 0: libcurl ends the transfer
 

@@ -2,6 +2,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import unquote
@@ -247,6 +248,25 @@ async def test_an_endless_reply_is_not_read_to_its_end() -> None:
     assert isinstance(answer, Reply)
     assert answer.too_long
     assert written < 10 * REPLY_CAP
+
+
+@pytest.mark.rule("P5")
+async def test_a_reply_that_comes_byte_by_byte_takes_no_more_memory_than_a_whole_one() -> None:
+    chunks = b"1\r\nx\r\n" * REPLY_CAP + b"0\r\n\r\n"
+
+    async def script(connection: Connection) -> None:
+        await connection.read()
+        await connection.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+
+    tracemalloc.start()
+    try:
+        answer = await answer_of(script)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert answer == Reply(200, b"x" * REPLY_CAP)
+    assert peak < 24 * REPLY_CAP  # the server's part is half of it; a list of the pieces: 60 times
 
 
 async def test_a_reply_that_comes_before_the_request_was_read_counts() -> None:

@@ -46,8 +46,6 @@ class Lease(Struct, frozen=True, array_like=True, gc=False):
     id: int  # of the row
     token: int
     is_grouped: bool  # settling it may make the next message of its group claimable
-    size: int = 0  # of the body, in bytes
-    in_batch: bool = False  # settling it may complete the batch
 
 
 class ClaimedBatch(Struct, frozen=True):

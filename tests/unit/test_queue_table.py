@@ -413,7 +413,7 @@ def test_ids_are_never_used_again(table: Queue, clock: Clock) -> None:
 
 def messages_kept(db: sqlite3.Connection) -> int:
     """They themselves, their bodies or their groups: nothing may be left behind."""
-    tables = ("queue_messages", "queue_bodies", "queue_groups")
+    tables = ("queue_entries", "queue_progress", "queue_bodies", "queue_groups")
     counts = [db.execute(f"SELECT count(*) FROM {name}").fetchone() for name in tables]  # noqa: S608
     return max(int(count) for (count,) in counts)
 
@@ -869,44 +869,6 @@ def test_a_database_of_another_version_is_refused_with_what_to_do(
 
     with pytest.raises(QueueRefused, match=f"version {version}.*remove the file"):
         create_schema(db, THIS_MACHINE)
-
-
-VERSION_7 = (
-    "DROP INDEX lanes",
-    "DROP INDEX in_flight",
-    (
-        "CREATE INDEX lanes ON queue_messages (queue, group_number, high_priority, id)"
-        " WHERE finished_at IS NULL"
-    ),
-    (
-        "CREATE INDEX in_flight ON queue_messages (queue, group_number, high_priority, worker_id)"
-        " WHERE lease_until IS NOT NULL"
-    ),
-    "PRAGMA user_version = 7",
-)
-
-
-@pytest.mark.rule("WQ-2")
-def test_a_database_of_version_7_is_brought_up_to_date_with_what_is_in_it(
-    table: Queue, db: sqlite3.Connection
-) -> None:
-    schema = "SELECT type, name, tbl_name FROM sqlite_master ORDER BY 1, 2"
-    wanted = db.execute(schema).fetchall(), db.execute("PRAGMA user_version").fetchone()
-    table.publish([publication(f"{group}{n}", group=group) for n in range(3) for group in "gh"])
-    _, leases = table.claim_ids(limit=2)
-    table.ack(leases[:1])
-    for statement in VERSION_7:
-        db.execute(statement)
-
-    create_schema(db, THIS_MACHINE)
-    create_schema(db, THIS_MACHINE)
-    table.publish([publication("new", group="g")])
-    before, more = table.but(worker_id="bert").claim_ids()
-    table.ack([*leases[1:], *more])
-    after, _ = table.claim_ids()
-
-    assert (db.execute(schema).fetchall(), db.execute("PRAGMA user_version").fetchone()) == wanted
-    assert [len(before), len(after)] == [3, 2]
 
 
 def test_a_database_of_something_else_is_refused() -> None:

@@ -17,19 +17,13 @@ from router.ports import QueueRefused
 BUSY_TIMEOUT_SECONDS: Final = 5.0  # that another process may hold the write lock
 LONGEST_DELAY_SECONDS: Final = 43_200.0
 APPLICATION_ID: Final = 1297239633  # "MRQQ": marks the file as a work queue
-SCHEMA_VERSION: Final = 8
+SCHEMA_VERSION: Final = 9
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
 QUERIES: Final = statements(files("router.brokers.sqlite").joinpath("queries.sql").read_text())
 _SCHEMA: Final = files("router.brokers.sqlite").joinpath("schema.sql").read_text()
-_FROM_7: Final = (
-    "DROP INDEX lanes",
-    "DROP INDEX in_flight",
-    *(each for each in _SCHEMA.split(";\n") if "INDEX lanes" in each or "INDEX in_flight" in each),
-    f"PRAGMA user_version = {SCHEMA_VERSION}",
-)
 _PRAGMAS: Final = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = NORMAL",  # no end of a process undoes a commit; a power cut may
@@ -166,7 +160,7 @@ def check_owner(db: sqlite3.Connection) -> bool:
         return True
     if application != APPLICATION_ID:
         raise QueueRefused("the file is a database of something else")
-    if version not in (7, SCHEMA_VERSION):
+    if version != SCHEMA_VERSION:
         raise QueueRefused(
             f"the file has schema version {version}, this router needs version {SCHEMA_VERSION}:"
             " empty the queue with the router that wrote it, then remove the file"
@@ -183,14 +177,11 @@ def make_private(path: Path) -> None:
 
 
 def create_schema(db: sqlite3.Connection, machine: Machine) -> None:
-    """Create the tables in an empty database, or bring those of version 7 up to date."""
+    """Create the tables in an empty database."""
     if check_owner(db):
         for statement in _SCHEMA.split(";\n"):  # `executescript` would end the transaction
             db.execute(statement)
         db.execute("INSERT INTO queue_file VALUES (?, '', 0)", (machine.new_id(),))
-    elif db.execute("PRAGMA user_version").fetchone() == (7,):
-        for statement in _FROM_7:
-            db.execute(statement)
 
 
 def set_clock(db: sqlite3.Connection, machine: Machine) -> tuple[str, float]:

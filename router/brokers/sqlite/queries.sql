@@ -1,8 +1,7 @@
 -- The work queue's statements. Lists (:ids, :keys, …) are JSON arrays.
 --
--- Each statement works on any number of messages and answers in one row. Every row that Python
--- fetches gives up its global lock once; in a thread beside a busy event loop it takes up to 5 ms to
--- get it back.
+-- Each statement works on any number of messages, and nearly all answer in one row. Every row that
+-- Python fetches gives up its global lock once, and a thread beside a busy event loop waits for it.
 
 -- name: file
 SELECT incarnation, boot_id, clock_offset FROM queue_file;
@@ -14,7 +13,7 @@ UPDATE queue_file SET boot_id = :boot_id, clock_offset = :offset;
 -- For a new boot, whose clock may be behind the one before: no delay or lease lasts longer from now
 -- than it was asked for, and nothing was finished in the future. min(NULL, x) is NULL. What waits for
 -- its first delivery does so by the calendar, and the file's clock is the wall clock now.
-UPDATE queue_messages
+UPDATE queue_progress
 SET run_after = iif(
         run_after IS NOT NULL AND not_before IS NOT NULL AND deliveries = 0,
         not_before,
@@ -22,7 +21,9 @@ SET run_after = iif(
     ),
     lease_until = min(lease_until, :now + wait_seconds),
     finished_at = min(finished_at, :now)
-WHERE run_after IS NOT NULL OR lease_until IS NOT NULL OR finished_at > :now;
+FROM queue_entries AS entry
+WHERE entry.id = queue_progress.id
+  AND (run_after IS NOT NULL OR lease_until IS NOT NULL OR finished_at > :now);
 
 -- name: cut_audit
 UPDATE queue_changes SET at = :now WHERE at > :now;
@@ -32,17 +33,17 @@ UPDATE queue_batches SET callback_at = :now WHERE callback_at > :now;
 
 -- name: forget
 -- Messages that succeeded before the dedup window may be published again.
-UPDATE queue_messages SET dedup_key = NULL
+UPDATE queue_entries SET dedup_key = NULL
 WHERE queue = :queue AND dedup_key IN (SELECT value FROM json_each(:keys))
-  AND finished_at <= :before;
+  AND (SELECT finished_at FROM queue_progress WHERE id = queue_entries.id) <= :before;
 
 -- name: known
 -- Those of the keys that keep a message out, each with the id of the message that has it.
-SELECT json_group_object(dedup_key, message_id) FROM queue_messages
+SELECT json_group_object(dedup_key, message_id) FROM queue_entries
 WHERE queue = :queue AND dedup_key IN (SELECT value FROM json_each(:keys));
 
 -- name: last_id
-SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'queue_messages';
+SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'queue_entries';
 
 -- name: add_groups
 -- :rows are the columns of each message, by their positions: names cost 2 µs more for each message.
@@ -54,18 +55,26 @@ WHERE value ->> 3 IS NOT NULL
 ON CONFLICT DO NOTHING;
 
 -- name: publish
--- What is due and has no group can be claimed at once. What has one is offered by `offer`.
-INSERT INTO queue_messages (
-    id, queue, message_id, dedup_key, pool, group_id, group_number, priority, high_priority, size,
-    offered_to, run_after, published_at, is_kept, not_before, correlation_id, payload_size, batch
+INSERT INTO queue_entries (
+    id, queue, message_id, dedup_key, pool, group_id, published_at, not_before, correlation_id,
+    payload_size
 )
 SELECT
-    value ->> 9, :queue, value ->> 0, value ->> 1, value ->> 2, value ->> 3,
+    value ->> 9, :queue, value ->> 0, value ->> 1, value ->> 2, value ->> 3, :now, value ->> 8,
+    value ->> 7, value ->> 6
+FROM json_each(:rows);
+
+-- name: start_progress
+-- What is due and has no group can be claimed at once. What has one is offered by `offer`.
+INSERT INTO queue_progress (
+    id, queue, group_number, priority, high_priority, size, is_kept, batch, offered_to, run_after
+)
+SELECT
+    value ->> 9, :queue,
     (SELECT number FROM queue_groups
      WHERE queue = :queue AND pool = value ->> 2 AND group_id = value ->> 3),
-    value ->> 4, value ->> 4 = 9, value ->> 12,
-    iif(coalesce(value ->> 3, value ->> 10) IS NULL, '', NULL), value ->> 10, :now, value ->> 5,
-    value ->> 8, value ->> 7, value ->> 6, :batch
+    value ->> 4, value ->> 4 = 9, value ->> 12, value ->> 5, :batch,
+    iif(coalesce(value ->> 3, value ->> 10) IS NULL, '', NULL), value ->> 10
 FROM json_each(:rows);
 
 -- name: store_bodies
@@ -75,30 +84,29 @@ SELECT value ->> 9, coalesce(substr(:bodies, value ->> 11 + 1, value ->> 12), x'
 FROM json_each(:rows);
 
 -- name: offer
--- Decides what the groups of these messages offer: of each lane the first message, unless it has to
--- wait or one of the lane is in flight. While a worker holds a message of the group, the other lane
--- is offered only to that worker (WQ-2).
+-- Decides what these groups offer: of each lane the first message, unless it has to wait or one of the
+-- lane is in flight. While a worker holds a message of the group, the other lane is offered only to
+-- that worker (WQ-2).
 WITH changed (group_number, holder) AS MATERIALIZED (
-    SELECT DISTINCT group_number, (
-        SELECT held.worker_id FROM queue_messages AS held INDEXED BY in_flight
-        WHERE held.group_number = message.group_number AND held.lease_until IS NOT NULL
+    SELECT value, (
+        SELECT held.worker_id FROM queue_progress AS held INDEXED BY in_flight
+        WHERE held.group_number = value AND held.lease_until IS NOT NULL
         LIMIT 1
     )
-    FROM queue_messages AS message
-    WHERE id IN (SELECT value FROM json_each(:ids)) AND group_number IS NOT NULL
+    FROM json_each(:groups)
 ),
 decision (id, worker_id) AS MATERIALIZED (
     SELECT
         (
-            SELECT first.id FROM queue_messages AS first INDEXED BY lanes
-            WHERE first.group_number = changed.group_number
-              AND first.high_priority = tier.value AND first.finished_at IS NULL
+            SELECT first.id FROM queue_progress AS first INDEXED BY lanes
+            WHERE first.group_number = changed.group_number AND first.high_priority = tier.value
+              AND first.queue = :queue AND first.finished_at IS NULL
             ORDER BY first.id LIMIT 1
         ),
         CASE
             WHEN holder IS NULL THEN ''
             WHEN EXISTS (
-                SELECT 1 FROM queue_messages AS held INDEXED BY in_flight
+                SELECT 1 FROM queue_progress AS held INDEXED BY in_flight
                 WHERE held.group_number = changed.group_number
                   AND held.high_priority = tier.value AND held.lease_until IS NOT NULL
             ) THEN NULL
@@ -106,40 +114,44 @@ decision (id, worker_id) AS MATERIALIZED (
         END
     FROM changed CROSS JOIN (SELECT 0 AS value UNION ALL SELECT 1) AS tier
 )
-UPDATE queue_messages SET offered_to = decision.worker_id
+UPDATE queue_progress SET offered_to = decision.worker_id
 FROM decision
-WHERE queue_messages.id = decision.id AND run_after IS NULL
+WHERE queue_progress.id = decision.id AND run_after IS NULL
   AND offered_to IS NOT decision.worker_id;
 
 -- name: next_wake
 -- When a delay or a lease ends next.
 SELECT min(at) FROM (
-    SELECT min(run_after) AS at FROM queue_messages INDEXED BY delays WHERE run_after IS NOT NULL
+    SELECT min(run_after) AS at FROM queue_progress INDEXED BY delays WHERE run_after IS NOT NULL
     UNION ALL
-    SELECT min(lease_until) FROM queue_messages INDEXED BY leases WHERE lease_until IS NOT NULL
+    SELECT min(lease_until) FROM queue_progress INDEXED BY leases WHERE lease_until IS NOT NULL
 );
+
+-- name: groups_of
+SELECT json_group_array(DISTINCT group_number) FROM queue_progress
+WHERE id IN (SELECT value FROM json_each(:ids)) AND group_number IS NOT NULL;
 
 -- name: ended_delays
 SELECT queue, json_group_array(id) FROM (
-    SELECT queue, id FROM queue_messages INDEXED BY delays
+    SELECT queue, id FROM queue_progress INDEXED BY delays
     WHERE run_after <= :now ORDER BY run_after LIMIT :at_most
 ) GROUP BY queue;
 
 -- name: ended_leases
 SELECT queue, json_group_array(id) FROM (
-    SELECT queue, id FROM queue_messages INDEXED BY leases
+    SELECT queue, id FROM queue_progress INDEXED BY leases
     WHERE lease_until <= :now ORDER BY lease_until LIMIT :at_most
 ) GROUP BY queue;
 
 -- name: leases_of
 -- What these workers hold, in all queues of the file.
-SELECT queue, json_group_array(id) FROM queue_messages INDEXED BY leases
+SELECT queue, json_group_array(id) FROM queue_progress INDEXED BY leases
 WHERE lease_until IS NOT NULL AND worker_id IN (SELECT value FROM json_each(:worker_ids))
 GROUP BY queue;
 
 -- name: release
 -- Their delay or their lease has ended.
-UPDATE queue_messages
+UPDATE queue_progress
 SET state = 'ready',
     run_after = NULL,
     lease_token = NULL,
@@ -156,19 +168,19 @@ WHERE id IN (SELECT value FROM json_each(:ids));
 -- after the last one of it: with many groups that saves 1 µs for each message.
 WITH RECURSIVE head (priority, id, group_number) AS (
     SELECT * FROM (
-        SELECT priority, id, group_number FROM queue_messages INDEXED BY offers
+        SELECT priority, id, group_number FROM queue_progress INDEXED BY offers
         WHERE queue = :queue AND offered_to = ''
         ORDER BY priority DESC, id LIMIT :limit
     )
     UNION ALL
     SELECT * FROM (
-        SELECT priority, id, group_number FROM queue_messages INDEXED BY offers
+        SELECT priority, id, group_number FROM queue_progress INDEXED BY offers
         WHERE queue = :queue AND offered_to = :worker_id
         ORDER BY priority DESC, id LIMIT :limit
     )
 ),
 last_head (priority, id) AS MATERIALIZED (
-    SELECT priority, id FROM queue_messages INDEXED BY offers
+    SELECT priority, id FROM queue_progress INDEXED BY offers
     WHERE queue = :queue AND offered_to = ''
     ORDER BY priority DESC, id LIMIT 1 OFFSET :limit - 1
 ),
@@ -176,10 +188,11 @@ taken (priority, id, group_number) AS (
     SELECT * FROM head
     UNION ALL
     SELECT min(next.priority, taken.priority), next.id, next.group_number
-    FROM taken CROSS JOIN queue_messages AS next ON next.id = (
-        SELECT mate.id FROM queue_messages AS mate INDEXED BY lanes
+    FROM taken CROSS JOIN queue_progress AS next ON next.id = (
+        SELECT mate.id FROM queue_progress AS mate INDEXED BY lanes
         WHERE mate.group_number = taken.group_number
-          AND mate.high_priority = (taken.priority = 9) AND mate.id > taken.id
+          AND mate.high_priority = (taken.priority = 9) AND mate.queue = :queue
+          AND mate.id > taken.id
           AND mate.id < ifnull(
               (SELECT id FROM last_head WHERE priority = taken.priority), 9223372036854775807
           )
@@ -191,15 +204,15 @@ taken (priority, id, group_number) AS (
 )
 SELECT json_group_array(
     json_array(
-        message.id, message.group_number IS NOT NULL, message.high_priority, size, deliveries,
-        attempts, posts, batch IS NOT NULL
+        message.id, message.group_number, message.high_priority, size, deliveries, attempts,
+        posts, batch IS NOT NULL
     )
 )
 FROM (SELECT id FROM taken LIMIT :limit) AS winner
-    CROSS JOIN queue_messages AS message ON message.id = winner.id;
+    CROSS JOIN queue_progress AS message ON message.id = winner.id;
 
 -- name: claim
-UPDATE queue_messages
+UPDATE queue_progress
 SET state = 'in-flight',
     offered_to = NULL,
     lease_token = :token,
@@ -212,53 +225,59 @@ SET state = 'in-flight',
 WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: bodies
--- All bodies in one piece, and whose they are.
-SELECT json_group_array(stored.id), CAST(group_concat(body, '') AS BLOB)
+-- A row each: to join them to one piece costs more if they are larger than a few hundred bytes.
+SELECT stored.id, body
 FROM json_each(:ids) AS wanted CROSS JOIN queue_bodies AS stored ON stored.id = wanted.value;
 
 -- name: tokens
 -- For each message, in order: the token of its lease; negative if that has ended; null if there is none.
 SELECT json_group_array(iif(lease_until > :now, lease_token, -lease_token))
-FROM json_each(:ids) AS wanted LEFT JOIN queue_messages AS message ON message.id = wanted.value;
+FROM json_each(:ids) AS wanted LEFT JOIN queue_progress AS message ON message.id = wanted.value;
 
 -- name: finish
 -- The token stays: an acknowledgement that is sent twice is no error.
-UPDATE queue_messages
+UPDATE queue_progress
 SET state = 'succeeded', lease_until = NULL, finished_at = :now, posts = posts + 1
 WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: finish_as
--- As `finish`, and keeps how each ended. Without the dedup key: SQLite would write its index again,
--- a page for each message.
-UPDATE queue_messages
+-- As `finish`, and keeps how each ended.
+UPDATE queue_progress
 SET state = value ->> 1,
     lease_until = NULL,
     finished_at = :now,
     is_kept = max(is_kept, value ->> 2 IS NOT NULL, value ->> 3),
-    result = value ->> 2,
-    result_omitted = value ->> 3,
     attempts = coalesce(value ->> 4, attempts),
     posts = coalesce(value ->> 5, posts + (value ->> 1 = 'succeeded')),
-    last_error = coalesce(value ->> 6, last_error),
+    last_error = coalesce(value ->> 6, last_error)
+FROM json_each(:endings)
+WHERE queue_progress.id = value ->> 0;
+
+-- name: keep_endings
+-- Without the dedup key: SQLite would write its index again, a page for each message.
+UPDATE queue_entries
+SET result = value ->> 2,
+    result_omitted = value ->> 3,
     error_code = value ->> 7,
     http_status = value ->> 8
 FROM json_each(:endings)
-WHERE queue_messages.id = value ->> 0;
+WHERE queue_entries.id = value ->> 0
+  AND (value ->> 2 IS NOT NULL OR value ->> 3 OR value ->> 7 IS NOT NULL);
 
 -- name: free_keys
 -- Of messages that failed: they may come again.
-UPDATE queue_messages SET dedup_key = NULL WHERE id IN (SELECT value FROM json_each(:ids));
+UPDATE queue_entries SET dedup_key = NULL WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: cancel
-UPDATE queue_messages
-SET state = 'cancelled', offered_to = NULL, run_after = NULL, finished_at = :now, dedup_key = NULL
+UPDATE queue_progress
+SET state = 'cancelled', offered_to = NULL, run_after = NULL, finished_at = :now
 WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: cancellable
 -- The messages of that id: how many, and of those that are unsettled how many, and which.
 SELECT count(*), count(iif(finished_at IS NULL, 1, NULL)), max(iif(finished_at IS NULL, id, NULL)),
        max(iif(finished_at IS NULL, state, NULL))
-FROM queue_messages INDEXED BY by_message_id
+FROM queue_entries INDEXED BY by_message_id CROSS JOIN queue_progress USING (id, queue)
 WHERE message_id = :message_id AND queue = :queue;
 
 -- name: find
@@ -266,16 +285,17 @@ SELECT state, attempts, posts, published_at + :unix AS published_at, not_before,
        run_after IS NOT NULL AS is_delayed, first_claimed_at + :unix AS first_claimed_at,
        finished_at + :unix AS finished_at, worker_id, correlation_id, batch_id, payload_size,
        last_error, CAST(result AS BLOB) AS result, result_omitted, error_code, http_status
-FROM queue_messages AS message INDEXED BY by_message_id
+FROM queue_entries AS entry INDEXED BY by_message_id
+    CROSS JOIN queue_progress AS progress ON progress.id = entry.id
     LEFT JOIN queue_batches ON number = batch
-WHERE message_id = :name AND message.queue = :queue
-ORDER BY message.id DESC LIMIT 1;
+WHERE message_id = :name AND entry.queue = :queue
+ORDER BY entry.id DESC LIMIT 1;
 
 -- name: delete_bodies
 DELETE FROM queue_bodies WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: nack
-UPDATE queue_messages
+UPDATE queue_progress
 SET state = 'ready',
     run_after = iif(:delay > 0, :now + :delay, NULL),
     wait_seconds = :delay,
@@ -288,7 +308,7 @@ SET state = 'ready',
 WHERE id = :id AND lease_token = :token AND state = 'in-flight';
 
 -- name: extend
-UPDATE queue_messages SET lease_until = :now + :lease, wait_seconds = :lease
+UPDATE queue_progress SET lease_until = :now + :lease, wait_seconds = :lease
 WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: audit
@@ -298,12 +318,12 @@ VALUES (:queue, :now, :state, :worker_id, nullif(:error, ''), :ids);
 -- name: to_prune
 SELECT json_group_array(id) FROM (
     SELECT * FROM (
-        SELECT id FROM queue_messages INDEXED BY finished
+        SELECT id FROM queue_progress INDEXED BY finished
         WHERE finished_at <= :before AND is_kept = 0 ORDER BY finished_at LIMIT :at_most
     )
     UNION ALL
     SELECT * FROM (
-        SELECT id FROM queue_messages INDEXED BY finished
+        SELECT id FROM queue_progress INDEXED BY finished
         WHERE finished_at <= :kept_before AND is_kept = 1 ORDER BY finished_at LIMIT :at_most
     )
 );
@@ -312,14 +332,17 @@ SELECT json_group_array(id) FROM (
 -- Of the groups of these messages, those that have no unsettled message.
 DELETE FROM queue_groups
 WHERE number IN (
-    SELECT group_number FROM queue_messages WHERE id IN (SELECT value FROM json_each(:ids))
+    SELECT group_number FROM queue_progress WHERE id IN (SELECT value FROM json_each(:ids))
 ) AND NOT EXISTS (
-    SELECT 1 FROM queue_messages INDEXED BY lanes
+    SELECT 1 FROM queue_progress INDEXED BY lanes
     WHERE group_number = number AND finished_at IS NULL
 );
 
 -- name: prune
-DELETE FROM queue_messages WHERE id IN (SELECT value FROM json_each(:ids));
+DELETE FROM queue_entries WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: prune_progress
+DELETE FROM queue_progress WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: prune_audit
 -- The rows are in the order of their age: if the first one is not old enough, none is.
@@ -360,7 +383,7 @@ SET succeeded = queue_batches.succeeded + ended.succeeded,
 FROM (
     SELECT batch, sum(state = 'succeeded') AS succeeded, sum(state = 'failed') AS failed,
            sum(state = 'cancelled') AS cancelled
-    FROM queue_messages
+    FROM queue_progress
     WHERE id IN (SELECT value FROM json_each(:ids)) AND batch IS NOT NULL
     GROUP BY batch
 ) AS ended
@@ -409,16 +432,16 @@ SELECT tick FROM queue_ticks WHERE queue = :queue AND schedule = :name;
 SELECT
     unsettled - in_flight,
     in_flight,
-    (SELECT count(*) FROM queue_messages INDEXED BY offers
+    (SELECT count(*) FROM queue_progress INDEXED BY offers
      WHERE queue = :queue AND offered_to IN ('', :worker_id))
-    + (SELECT count(*) FROM queue_messages INDEXED BY delays
+    + (SELECT count(*) FROM queue_progress INDEXED BY delays
        WHERE run_after <= :now AND queue = :queue)
-    + (SELECT count(*) FROM queue_messages INDEXED BY leases
+    + (SELECT count(*) FROM queue_progress INDEXED BY leases
        WHERE lease_until <= :now AND queue = :queue)
 FROM (
-    SELECT count(*) AS unsettled FROM queue_messages INDEXED BY lanes
+    SELECT count(*) AS unsettled FROM queue_progress INDEXED BY lanes
     WHERE queue = :queue AND finished_at IS NULL
 ), (
-    SELECT count(*) AS in_flight FROM queue_messages INDEXED BY leases
+    SELECT count(*) AS in_flight FROM queue_progress INDEXED BY leases
     WHERE queue = :queue AND lease_until IS NOT NULL
 );

@@ -16,6 +16,7 @@ from router.brokers.sqlite.connection import QUERIES
 from router.brokers.work_queue import (
     BATCH_RETENTION_SECONDS,
     MAX_ERROR_CHARACTERS,
+    Lease,
     duplicate,
     must_stay,
 )
@@ -51,12 +52,20 @@ class Chosen(Struct, frozen=True, array_like=True, gc=False):
     """What the statement `choose` answers for each message."""
 
     id: int
-    is_grouped: bool
+    group: int | None  # its number
     is_high: bool
-    size: int
+    size: int  # of the body, in bytes
     deliveries: int  # before this one
     failures: int
     requests: int
+    in_batch: bool  # settling it may complete the batch
+
+
+class FileLease(Lease, frozen=True, array_like=True, gc=False):
+    """A lease, and what settling the message needs to know of it."""
+
+    group: int | None
+    size: int
     in_batch: bool
 
 
@@ -146,10 +155,10 @@ class QueueTable(Struct, frozen=True):
         has_groups = any(row.group_id is not None for row in rows)
         if has_groups:
             db.execute(QUERIES["add_groups"], asked)
-        for query in ("publish", "store_bodies"):
+        for query in ("publish", "start_progress", "store_bodies"):
             db.execute(QUERIES[query], asked)
         if has_groups:
-            db.execute(QUERIES["offer"], {"ids": ids})
+            self.offer(db, json_value(db, "groups_of", asked))
         self.audit_change(db, ids, "ready")
 
     def claim(
@@ -157,7 +166,7 @@ class QueueTable(Struct, frozen=True):
     ) -> Sequence[Chosen]:
         """Take the next messages (WQ-2), after ending the delays and leases that are due."""
         now = self.clock()
-        if _next_wake(db) <= now:
+        if self.next_wake(db) <= now:
             due = {"now": now, "at_most": WOKEN_AT_ONCE}
             self.release(db, "ended_delays", due)
             self.release(db, "ended_leases", due, "the lease ended")
@@ -176,32 +185,36 @@ class QueueTable(Struct, frozen=True):
             self.audit_change(db, ids, "in-flight")
             # The regular lane of a group whose high lane was taken is for this worker alone now.
             # The other way round nothing is on offer: high priority is taken first.
-            high = [message.id for message in chosen if message.is_grouped and message.is_high]
-            if high:
-                db.execute(QUERIES["offer"], {"ids": to_json(high)})
+            high = {message.group for message in chosen if message.is_high}
+            self.offer(db, to_json(high - {None}))
         return chosen
 
-    def rest(self, db: sqlite3.Connection) -> float:
-        """Use a moment without work. Return the seconds until a delay or a lease ends."""
-        self.prune(db)
-        return max(_next_wake(db) - self.clock(), 0.0)
+    def next_wake(self, db: sqlite3.Connection) -> float:
+        """Return when a delay or a lease ends next."""
+        (at,) = db.execute(QUERIES["next_wake"]).fetchone()
+        return float("inf") if at is None else float(at)
 
-    def end(self, db: sqlite3.Connection, ending: Sequence[tuple[int, Finish]]) -> None:
+    def end(self, db: sqlite3.Connection, ending: Sequence[tuple[FileLease, Finish]]) -> None:
         """Finish messages that are in flight, and keep how each ended."""
         plain, rows, alike = _by_ending(ending)
-        asked = {"ids": to_json(plain), "endings": to_json(rows), "now": self.clock()}
+        now = self.clock()
         if plain:
-            db.execute(QUERIES["finish"], asked)
+            db.execute(QUERIES["finish"], {"ids": to_json(plain), "now": now})
         if rows:
-            db.execute(QUERIES["finish_as"], asked)
+            for query in ("finish_as", "keep_endings"):
+                db.execute(QUERIES[query], {"endings": to_json(rows), "now": now})
             failed = [row[0] for row in rows if row[1] == "failed"]
             if failed:
                 db.execute(QUERIES["free_keys"], {"ids": to_json(failed)})
-            asked["ids"] = to_json([row_id for row_id, _ in ending])
-        for query in ("delete_bodies", "offer"):
-            db.execute(QUERIES[query], asked)
+        db.execute(QUERIES["delete_bodies"], {"ids": to_json([lease.id for lease, _ in ending])})
+        self.offer(db, to_json({lease.group for lease, _ in ending} - {None}))
         for error, several in alike.items():
             self.audit_change(db, to_json(several), "failed" if error else "succeeded", error)
+
+    def offer(self, db: sqlite3.Connection, groups: str) -> None:
+        """Decide what these groups offer now."""
+        if groups != "[]":
+            db.execute(QUERIES["offer"], {"queue": self.queue, "groups": groups})
 
     def release(
         self, db: sqlite3.Connection, query: str, asked: Mapping[str, object], why: str = ""
@@ -212,12 +225,17 @@ class QueueTable(Struct, frozen=True):
         """
         for queue, ids in db.execute(QUERIES[query], asked).fetchall():
             db.execute(QUERIES["release"], {"ids": ids})
-            db.execute(QUERIES["offer"], {"ids": ids})
+            table = replace(self, queue=queue)
+            table.offer(db, json_value(db, "groups_of", {"ids": ids}))
             if why:
-                self.audit_change(db, ids, "ready", why, queue)
+                table.audit_change(db, ids, "ready", why)
 
-    def prune(self, db: sqlite3.Connection) -> None:
-        """Forget messages that were finished before the dedup window, and old audit rows."""
+    def prune(self, db: sqlite3.Connection) -> bool:
+        """Forget messages that were finished before the dedup window, and old audit rows.
+
+        Return whether there were any.
+        """
+        changes = db.total_changes
         now = self.clock()
         asked = {
             "before": now - self.dedup_window,
@@ -225,13 +243,14 @@ class QueueTable(Struct, frozen=True):
             "at_most": PRUNED_AT_ONCE,
         }
         ids = {"ids": json_value(db, "to_prune", asked)}
-        db.execute(QUERIES["drop_groups"], ids)
-        db.execute(QUERIES["prune"], ids)
+        for query in ("drop_groups", "prune", "prune_progress"):
+            db.execute(QUERIES[query], ids)
         asked["before"] = now - self.audit
         db.execute(QUERIES["prune_audit"], asked)
         asked["before"] = now - BATCH_RETENTION_SECONDS
         db.execute(QUERIES["prune_members"], asked)
         db.execute(QUERIES["prune_batch"], asked)
+        return db.total_changes > changes
 
     def count_ended(self, db: sqlite3.Connection, ids: str) -> None:
         """Count messages that have just ended in their batches (CMD-4)."""
@@ -246,12 +265,10 @@ class QueueTable(Struct, frozen=True):
             new.payload_size = len(payload)
             replace(self, queue=queue).insert(db, [new], [body + payload + b"}"])
 
-    def audit_change(
-        self, db: sqlite3.Connection, ids: str, state: str, error: str = "", queue: str = ""
-    ) -> None:
+    def audit_change(self, db: sqlite3.Connection, ids: str, state: str, error: str = "") -> None:
         if self.audit:
             asked = {
-                "queue": queue or self.queue,
+                "queue": self.queue,
                 "now": self.clock(),
                 "state": state,
                 "worker_id": self.worker_id,
@@ -262,33 +279,27 @@ class QueueTable(Struct, frozen=True):
 
 
 def _by_ending(
-    ending: Sequence[tuple[int, Finish]],
+    ending: Sequence[tuple[FileLease, Finish]],
 ) -> tuple[list[int], list[Sequence[object]], Mapping[str, list[int]]]:
     """Return those that need only a plain ACK, the rows of `finish_as`, and all by their errors."""
     plain: list[int] = []
     rows: list[Sequence[object]] = []  # in the order of `finish_as`
     alike: defaultdict[str, list[int]] = defaultdict(list)  # by their errors
-    for row_id, item in ending:
+    for lease, item in ending:
         how, tally = item.ending, item.tally
         tried = (None, None) if tally is None else (tally.failures, tally.requests)
         error = ""
         if how.failure is not None:
             error = how.failure.message[:MAX_ERROR_CHARACTERS]
             code, status = how.failure.code, how.failure.http_status
-            rows.append((row_id, "failed", None, 0, *tried, error, code, status))
+            rows.append((lease.id, "failed", None, 0, *tried, error, code, status))
         elif how != ACCEPTED or tried not in _FIRST_TRY:
             result = None if how.result is None else how.result.decode()
-            rows.append((row_id, "succeeded", result, int(how.result_omitted), *tried))
+            rows.append((lease.id, "succeeded", result, int(how.result_omitted), *tried))
         else:
-            plain.append(row_id)
-        alike[error].append(row_id)
+            plain.append(lease.id)
+        alike[error].append(lease.id)
     return plain, rows, alike
-
-
-def _next_wake(db: sqlite3.Connection) -> float:
-    """Return when a delay or a lease ends next."""
-    (at,) = db.execute(QUERIES["next_wake"]).fetchone()
-    return float("inf") if at is None else float(at)
 
 
 def json_value(db: sqlite3.Connection, query: str, asked: Mapping[str, object]) -> str:

@@ -18,18 +18,40 @@ CREATE TABLE queue_groups (
     UNIQUE (queue, pool, group_id)
 );
 
--- What was published, and what became of it.
-CREATE TABLE queue_messages (
+-- What was published, and what it ended with. A row hardly ever changes.
+CREATE TABLE queue_entries (
     id               INTEGER PRIMARY KEY AUTOINCREMENT, -- the order of a group; never used again
     queue            TEXT    NOT NULL,
     message_id       TEXT    NOT NULL,
     dedup_key        TEXT,                  -- NULL: it may be published again
     pool             TEXT    NOT NULL,
     group_id         TEXT,                  -- NULL: independent of all other messages
+    published_at     REAL    NOT NULL,
+    not_before       REAL,                  -- Unix seconds; run_after is made of it (CMD-5)
+    correlation_id   TEXT,
+    payload_size     INTEGER,               -- in bytes
+    result           TEXT,                  -- JSON
+    result_omitted   INTEGER,               -- 1: it was too long
+    error_code       TEXT,
+    http_status      INTEGER
+);
+
+CREATE UNIQUE INDEX by_dedup_key ON queue_entries (queue, dedup_key);
+
+CREATE INDEX by_message_id ON queue_entries (message_id);
+
+-- Where each message stands: what claims and settling read and write. Apart from the entries, because
+-- SQLite reads and writes a whole row when a part of it changes: in one table, receive and ACK of a
+-- message cost 3 µs more.
+CREATE TABLE queue_progress (
+    id               INTEGER PRIMARY KEY,   -- in queue_entries
+    queue            TEXT    NOT NULL,
     group_number     INTEGER,               -- in queue_groups, while it is unsettled
     priority         INTEGER NOT NULL,      -- 0 to 9
     high_priority    INTEGER NOT NULL,      -- whether that is 9: those have a lane of their own
     size             INTEGER NOT NULL,      -- of the body, in bytes
+    is_kept          INTEGER NOT NULL,      -- 1: it stays for the retention of results (CMD-2)
+    batch            INTEGER,               -- in queue_batches (CMD-4)
     state            TEXT    NOT NULL DEFAULT 'ready', -- in-flight, succeeded, failed, cancelled
     -- Who may claim it now: '' any worker, an id only that worker, NULL nobody. Of a lane (the
     -- messages of one group and tier), only the first one is offered; a claim goes on from there.
@@ -40,46 +62,34 @@ CREATE TABLE queue_messages (
     wait_seconds     REAL,                  -- how long the delay or the lease was to last
     worker_id        TEXT,                  -- of the last claim
     deliveries       INTEGER NOT NULL DEFAULT 0,
-    lease_version    INTEGER AS (deliveries),
     attempts         INTEGER NOT NULL DEFAULT 0,
     posts            INTEGER NOT NULL DEFAULT 0,
-    last_error       TEXT,
-    published_at     REAL    NOT NULL,
     first_claimed_at REAL,
     last_claimed_at  REAL,
     finished_at      REAL,                  -- NULL: unsettled
-    -- What few messages have: last, so that the others need not be read over.
-    is_kept          INTEGER NOT NULL,      -- 1: it stays for the retention of results (CMD-2)
-    not_before       REAL,                  -- Unix seconds; run_after is made of it (CMD-5)
-    correlation_id   TEXT,
-    payload_size     INTEGER,               -- in bytes
-    batch            INTEGER,               -- in queue_batches (CMD-4)
-    result           TEXT,                  -- JSON
-    result_omitted   INTEGER,               -- 1: it was too long
-    error_code       TEXT,
-    http_status      INTEGER
+    last_error       TEXT
 );
 
-CREATE UNIQUE INDEX by_dedup_key ON queue_messages (queue, dedup_key);
-
 -- What can be claimed, in claim order. A claim never steps over a blocked message.
-CREATE INDEX offers ON queue_messages (queue, offered_to, priority DESC, id)
+CREATE INDEX offers ON queue_progress (queue, offered_to, priority DESC, id)
     WHERE offered_to IS NOT NULL;
 
--- The last two columns are there to be read here, and not in the message: 1.2 µs for each message.
-CREATE INDEX lanes ON queue_messages (group_number, high_priority, id, finished_at, queue)
+-- The queue is for counting what is unsettled: a group is of one queue.
+CREATE INDEX lanes ON queue_progress (group_number, high_priority, queue)
     WHERE finished_at IS NULL;
 
-CREATE INDEX in_flight ON queue_messages (group_number, high_priority, worker_id)
+CREATE INDEX in_flight ON queue_progress (group_number, high_priority, worker_id)
     WHERE lease_until IS NOT NULL;
 
-CREATE INDEX delays ON queue_messages (run_after) WHERE run_after IS NOT NULL;
+CREATE INDEX delays ON queue_progress (run_after) WHERE run_after IS NOT NULL;
 
-CREATE INDEX leases ON queue_messages (lease_until) WHERE lease_until IS NOT NULL;
+CREATE INDEX leases ON queue_progress (lease_until) WHERE lease_until IS NOT NULL;
 
-CREATE INDEX finished ON queue_messages (is_kept, finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX finished ON queue_progress (is_kept, finished_at) WHERE finished_at IS NOT NULL;
 
-CREATE INDEX by_message_id ON queue_messages (message_id);
+-- For people: the whole of a message.
+CREATE VIEW queue_messages AS
+SELECT *, deliveries AS lease_version FROM queue_entries JOIN queue_progress USING (id, queue);
 
 -- Bodies hold tokens: a body is deleted when its message is finished. They are apart from the
 -- messages because SQLite writes a whole row whenever a part of it changes.
@@ -97,7 +107,7 @@ CREATE TABLE queue_changes (
     state            TEXT    NOT NULL,      -- the new one
     worker_id        TEXT    NOT NULL,      -- who changed it
     error            TEXT,
-    message_ids      TEXT    NOT NULL       -- a JSON array of ids in queue_messages
+    message_ids      TEXT    NOT NULL       -- a JSON array
 );
 
 -- The same, a row for each message.
@@ -115,7 +125,7 @@ CREATE TABLE queue_batches (
     succeeded        INTEGER NOT NULL DEFAULT 0,
     failed           INTEGER NOT NULL DEFAULT 0,
     cancelled        INTEGER NOT NULL DEFAULT 0,
-    callback         TEXT    NOT NULL,      -- its columns in queue_messages, as JSON
+    callback         TEXT    NOT NULL,      -- its columns, as JSON
     callback_body    BLOB    NOT NULL,      -- up to the value of its payload
     callback_at      REAL,                  -- when it was published: the batch is complete
     UNIQUE (queue, batch_id)
@@ -141,4 +151,4 @@ CREATE TABLE queue_ticks (
 
 -- "MRQQ": marks the file as a work queue.
 PRAGMA application_id = 1297239633;
-PRAGMA user_version = 8;
+PRAGMA user_version = 9;

@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from router.brokers.sqlite.connection import QUERIES, T, Work
-from router.brokers.sqlite.queue_table import QueueTable, to_json
+from router.brokers.sqlite.queue_table import QueueTable, json_value, to_json
 from router.brokers.sqlite.work_queue import Database
 from router.brokers.work_queue import (
     Sinks,
@@ -56,8 +56,9 @@ class SqliteMessageStore:
                 return Cancellation.TOO_LATE
             ids = to_json([row_id])
             _, body = db.execute(QUERIES["bodies"], {"ids": ids}).fetchone()
-            for query in ("cancel", "delete_bodies", "offer"):
+            for query in ("cancel", "free_keys", "delete_bodies"):
                 db.execute(QUERIES[query], {"ids": ids, "now": self._table.clock()})
+            self._table.offer(db, json_value(db, "groups_of", {"ids": ids}))
             self._table.audit_change(db, ids, "cancelled")
             self._table.count_ended(db, ids)
             for outgoing in reply(f"{self._database.incarnation}-{row_id}", body):

@@ -15,6 +15,7 @@ from router.brokers.sqlite.connection import QUERIES, T, Work
 from router.brokers.sqlite.queue_table import (
     PRUNED_AT_ONCE,
     Chosen,
+    FileLease,
     QueueTable,
     json_value,
     to_json,
@@ -22,7 +23,6 @@ from router.brokers.sqlite.queue_table import (
 from router.brokers.work_queue import (
     MAX_ERROR_CHARACTERS,
     ClaimedBatch,
-    Lease,
     Sinks,
     ending_with,
     no_sinks,
@@ -42,6 +42,7 @@ LARGE_BYTES: Final = 256 * 1024  # bodies that hold the event loop up
 # Finished messages are forgotten after this many, twice as fast as they come: to look for old ones
 # takes 15 µs, too much for each ACK of a single message.
 PRUNE_EVERY_MESSAGES: Final = PRUNED_AT_ONCE // 2
+PRUNE_PAUSE_SECONDS: Final = 1.0  # after a look that found nothing
 
 
 class Database(Protocol):
@@ -70,7 +71,6 @@ class Database(Protocol):
         """Wait for the signal, at most `seconds`. Other processes' changes ring it too."""
 
 
-_ids: Final = msgspec.json.Decoder(list[int])
 _tokens: Final = msgspec.json.Decoder(list[int | None])
 
 
@@ -91,6 +91,7 @@ class WorkQueue:
         self._recovery = recovery
         self._sinks = sinks
         self._finished = 0  # messages, since the last pruning
+        self._next_prune = 0.0  # by the table's clock: when a moment without work is used for it
         self._signal = database.signal(table.queue)
         self._poll = LongPoll(self._signal)
         self.interrupt = self._poll.interrupt
@@ -135,7 +136,7 @@ class WorkQueue:
         return self._sinks(queue) is not None
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
-        leases = [cast("Lease", item.handle) for item in items]
+        leases = [cast("FileLease", item.handle) for item in items]
         outgoing = [
             (position, sink_for(self._sinks, one.queue), one.publication)
             for position, item in enumerate(items)
@@ -147,7 +148,7 @@ class WorkQueue:
             tokens = _read_tokens(db, leases, now=0.0)
             ending = [at for at, lease in enumerate(leases) if tokens[at] == lease.token]
             if ending:
-                self._table.end(db, [(leases[at].id, items[at]) for at in ending])
+                self._table.end(db, [(leases[at], items[at]) for at in ending])
             published: dict[str, tuple[QueueTable, list[Publication]]] = {}
             for position, table, publication in outgoing:
                 if tokens[position] == leases[position].token:
@@ -174,7 +175,7 @@ class WorkQueue:
         return stale(leases, lost)
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        lease = cast("Lease", handle)
+        lease = cast("FileLease", handle)
 
         def work(db: sqlite3.Connection) -> bool:
             asked = {
@@ -188,16 +189,16 @@ class WorkQueue:
             }
             is_ours = db.execute(QUERIES["nack"], asked).rowcount > 0
             if is_ours:
-                ids = to_json([lease.id])
-                db.execute(QUERIES["offer"], {"ids": ids})
-                self._table.audit_change(db, ids, "ready", error)
+                if lease.group is not None:
+                    self._table.offer(db, to_json([lease.group]))
+                self._table.audit_change(db, to_json([lease.id]), "ready", error)
             return is_ours
 
         if not await self._change(work):
             raise StaleLease(f"message {lease.id} is not ours any more")
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
-        leases = cast("Sequence[Lease]", handles)
+        leases = cast("Sequence[FileLease]", handles)
 
         def work(db: sqlite3.Connection) -> Sequence[int]:
             now = self._table.clock()
@@ -233,9 +234,12 @@ class WorkQueue:
         def work(
             db: sqlite3.Connection,
         ) -> tuple[Sequence[Chosen], Mapping[int, bytes] | None, float]:
-            chosen = self._table.claim(db, limit, lease, token)
+            table = self._table
+            chosen = table.claim(db, limit, lease, token)
             if not chosen:
-                return (), {}, self._table.rest(db)
+                if table.clock() >= self._next_prune and not table.prune(db):
+                    self._next_prune = table.clock() + PRUNE_PAUSE_SECONDS
+                return (), {}, max(table.next_wake(db) - table.clock(), 0.0)
             is_large = sum(message.size for message in chosen) > LARGE_BYTES
             return chosen, None if is_large else _read_bodies(db, chosen), 0.0
 
@@ -246,7 +250,14 @@ class WorkQueue:
         messages = [
             ReceivedMessage(
                 bodies[message.id],
-                Lease(message.id, token, message.is_grouped, message.size, message.in_batch),
+                FileLease(
+                    message.id,
+                    token,
+                    message.group is not None,
+                    message.group,
+                    message.size,
+                    message.in_batch,
+                ),
                 f"{incarnation}-{message.id}",
                 message.deliveries + 1,
                 lease_until,
@@ -261,18 +272,11 @@ class WorkQueue:
 def _read_bodies(db: sqlite3.Connection, chosen: Sequence[Chosen]) -> Mapping[int, bytes]:
     """Return the bodies of claimed messages by id. One that was finished meanwhile is missing."""
     asked = {"ids": to_json([message.id for message in chosen])}
-    found, joined = db.execute(QUERIES["bodies"], asked).fetchone()
-    sizes = {message.id: message.size for message in chosen}
-    bodies: dict[int, bytes] = {}
-    start = 0
-    for row_id in _ids.decode(found):
-        bodies[row_id] = joined[start : start + sizes[row_id]]
-        start += sizes[row_id]
-    return bodies
+    return dict(db.execute(QUERIES["bodies"], asked).fetchall())
 
 
 def _read_tokens(
-    db: sqlite3.Connection, leases: Sequence[Lease], now: float
+    db: sqlite3.Connection, leases: Sequence[FileLease], now: float
 ) -> Sequence[int | None]:
     """Return the token of each message's lease, negative if it ended before `now`."""
     asked = {"ids": to_json([lease.id for lease in leases]), "now": now}

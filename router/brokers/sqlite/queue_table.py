@@ -21,7 +21,7 @@ from router.brokers.work_queue import (
     must_stay,
 )
 from router.core.identity import dedup_key_of
-from router.core.message import DEFAULT_POOL, Mode
+from router.core.message import DEFAULT_POOL, Mode, Tally
 from router.core.outcome import ACCEPTED
 from router.ports import Finish, Publication, Receipt
 
@@ -71,10 +71,7 @@ class FileLease(Lease, frozen=True, array_like=True, gc=False):
 
 _known: Final = msgspec.json.Decoder(dict[str, str])
 _chosen: Final = msgspec.json.Decoder(list[Chosen], strict=False)  # SQLite has no booleans
-
-
-# What a plain ACK says of failures and requests.
-_FIRST_TRY: Final = ((None, None), (0, 1))
+_FIRST_TRY: Final = Tally(failures=0, requests=1)
 
 
 class QueueTable(Struct, frozen=True):
@@ -287,17 +284,18 @@ def _by_ending(
     alike: defaultdict[str, list[int]] = defaultdict(list)  # by their errors
     for lease, item in ending:
         how, tally = item.ending, item.tally
-        tried = (None, None) if tally is None else (tally.failures, tally.requests)
         error = ""
-        if how.failure is not None:
-            error = how.failure.message[:MAX_ERROR_CHARACTERS]
-            code, status = how.failure.code, how.failure.http_status
-            rows.append((lease.id, "failed", None, 0, *tried, error, code, status))
-        elif how != ACCEPTED or tried not in _FIRST_TRY:
-            result = None if how.result is None else how.result.decode()
-            rows.append((lease.id, "succeeded", result, int(how.result_omitted), *tried))
-        else:
+        if how is ACCEPTED and (tally is None or tally == _FIRST_TRY):
             plain.append(lease.id)
+        else:
+            tried = (None, None) if tally is None else (tally.failures, tally.requests)
+            if how.failure is None:
+                result = None if how.result is None else how.result.decode()
+                rows.append((lease.id, "succeeded", result, int(how.result_omitted), *tried))
+            else:
+                error = how.failure.message[:MAX_ERROR_CHARACTERS]
+                code, status = how.failure.code, how.failure.http_status
+                rows.append((lease.id, "failed", None, 0, *tried, error, code, status))
         alike[error].append(lease.id)
     return plain, rows, alike
 

@@ -125,9 +125,10 @@ async def _cost(queue: QueueConfig, case: Case, target: str, total: int) -> floa
         sender: Sender = FixedReply(case.answer)
         if target:
             sender = await stack.enter_async_context(HttpSender(TargetPolicy()))
+        async with open_brokers(settings, alerts) as publishing:  # closed: its log is written back
+            await _publish(publishing, queue, case, target, total)
         registry = await stack.enter_async_context(open_brokers(settings, alerts))
         store = await stack.enter_async_context(open_store(NO_STORE))
-        await _publish(registry, queue, case, target, total)
         mediator = Mediator(
             *(sender, Breakers(lambda _: None), alerts), timeout=60.0, jitter=max, wall=time.time
         )

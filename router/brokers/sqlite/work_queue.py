@@ -142,7 +142,7 @@ class WorkQueue:
         return self._sinks(queue) is not None
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
-        leases = [cast("FileLease", item.handle) for item in items]
+        leases = cast("list[FileLease]", [item.handle for item in items])
         outgoing = [
             (position, sink_for(self._sinks, one.queue), one.publication)
             for position, item in enumerate(items)

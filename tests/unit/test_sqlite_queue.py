@@ -44,6 +44,31 @@ async def test_delays_and_leases_end_at_their_instant(tmp_path: Path) -> None:
     assert instants == pytest.approx([12, 19, 26], abs=0.01)
 
 
+@pytest.mark.rule("WQ-2")
+async def test_what_is_published_while_a_claim_takes_all_there_is_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    loop = asyncio.get_running_loop()
+    queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db")
+    message = Message(id="any", target="https://svc.example/")
+    machine = Machine(wall=loop.time, uptime=loop.time, boot_id="boot")
+    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0, machine=machine) as door:
+        publishing = door.open_publisher(queue)
+        assert publishing is not None
+        async with publishing as publisher, door.open_queue(queue) as broker:
+            waiting = asyncio.create_task(broker.receive(1))
+            await asyncio.sleep(1)  # so that it has looked for other processes' changes
+            await publisher.publish([Publication(message, b"0")])
+            await waiting
+            await publisher.publish([Publication(message, b"a")])
+            claiming = asyncio.create_task(broker.receive(10))  # both in one transaction
+            await asyncio.create_task(publisher.publish([Publication(message, b"b")]))
+            (first,), (second,) = await claiming, await broker.receive(10)
+
+    assert (first.body, second.body) == (b"a", b"b")
+    assert loop.time() < 2
+
+
 @pytest.mark.rule("WQ-11")
 @pytest.mark.parametrize(
     ("boot_id", "uptime_error"), [("boot", 0.0), ("next boot", -5000.0)], ids=["set", "booted"]

@@ -7,15 +7,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import httpx
 import jwt
 import msgspec
 from msgspec import Struct
 
 from router.api.access import CannotTell, Role
+from router.curl.fetch import FetchFailed, fetch
 from router.setting_values import Claim
 
 log = logging.getLogger(__name__)
@@ -125,13 +126,12 @@ class _Keys:
 
     PyJWT's PyJWKClient is not suitable: it drops keys that are an hour old even while the
     provider cannot be asked, it asks a failing provider again for each token, and it reads answers
-    of any length. It also blocks a thread, which no timeout of ours can end.
+    of any length.
     """
 
     def __init__(self, issuer: str, clock: Clock) -> None:
         self._issuer = issuer
         self._clock = clock
-        self._context = httpx.create_ssl_context()  # costs 20 ms: made once, at start
         self._one_at_a_time = asyncio.Lock()
         self._keys: Sequence[Mapping[str, Any]] = ()
         self._fetched_at = self._asked_at = float("-inf")
@@ -163,13 +163,14 @@ class _Keys:
         ]
 
     async def _refresh(self) -> None:
+        detail = ""  # for the log
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 self._keys = await self._fetch()
         except TimeoutError:
             self._failure = f"no complete answer within {TIMEOUT_SECONDS:g} s"
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            self._failure = f"no usable answer ({type(error).__name__})"  # its text may quote URLs
+        except FetchFailed as error:
+            self._failure, detail = "no usable answer", f" ({error})"  # the caller is a stranger
         except _Unusable as error:
             self._failure = str(error)
         except (msgspec.MsgspecError, ValueError):
@@ -177,33 +178,30 @@ class _Keys:
         else:
             self._fetched_at, self._failure = self._clock(), ""
         if self._failure:
-            log.warning("no keys from the OpenID provider: %s", self._failure)
+            log.warning("no keys from the OpenID provider: %s%s", self._failure, detail)
         self._asked_at = self._clock()  # when the answer came: waiting callers must not ask too
 
     async def _fetch(self) -> Sequence[Mapping[str, Any]]:
-        """Discover the provider's keys. Raises _Unusable, and what httpx and msgspec raise."""
-        # A client per fetch: an hour apart, a kept connection would only be a dead one.
-        async with httpx.AsyncClient(verify=self._context, trust_env=False, timeout=None) as client:  # noqa: S113 (the caller's timeout spans all of it)
-            url = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
-            found = msgspec.json.decode(await _get(client, url), type=_Discovery)
-            if found.issuer != self._issuer:
-                raise _Unusable("its issuer is not OIDC_ISSUER")
-            if urlsplit(found.jwks_uri).scheme not in key_schemes(self._issuer):
-                raise _Unusable("it offers its keys over an unsafe connection")
-            answer = await _get(client, found.jwks_uri)
-        return msgspec.json.decode(answer, type=_KeySet).keys[:MAX_KEYS]
+        """Discover the provider's keys. Raises what `_get` and msgspec do."""
+        url = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
+        found = msgspec.json.decode(await _get(url), type=_Discovery)
+        if found.issuer != self._issuer:
+            raise _Unusable("its issuer is not OIDC_ISSUER")
+        if urlsplit(found.jwks_uri).scheme not in key_schemes(self._issuer):
+            raise _Unusable("it offers its keys over an unsafe connection")
+        return msgspec.json.decode(await _get(found.jwks_uri), type=_KeySet).keys[:MAX_KEYS]
 
 
-async def _get(client: httpx.AsyncClient, url: str) -> bytes:
-    body = bytearray()
-    async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
-        if response.status_code != httpx.codes.OK:
-            raise _Unusable(f"HTTP {response.status_code}")
-        async for chunk in response.aiter_raw():
-            body += chunk
-            if len(body) > MAX_DOCUMENT_BYTES:
-                raise _Unusable(f"an answer is larger than {MAX_DOCUMENT_BYTES} bytes")
-    return bytes(body)
+async def _get(url: str) -> bytes:
+    """Raises FetchFailed, TimeoutError and _Unusable."""
+    answer = await fetch(
+        url, ["Accept-Encoding: identity"], max_bytes=MAX_DOCUMENT_BYTES, timeout=TIMEOUT_SECONDS
+    )
+    if answer.status != HTTPStatus.OK:
+        raise _Unusable(f"HTTP {answer.status}")
+    if answer.is_too_long:
+        raise _Unusable(f"an answer is larger than {MAX_DOCUMENT_BYTES} bytes")
+    return answer.body
 
 
 def unverified_header(token: str) -> tuple[str, str | None]:

@@ -60,6 +60,10 @@ class Chosen(Struct, frozen=True, array_like=True, gc=False):
     requests: int
     in_batch: bool  # settling it may complete the batch
 
+    def lease(self, token: int) -> "FileLease":
+        is_grouped = self.group is not None
+        return FileLease(self.id, token, is_grouped, self.group, self.size, self.in_batch)
+
 
 class FileLease(Lease, frozen=True, array_like=True, gc=False):
     """A lease, and what settling the message needs to know of it."""

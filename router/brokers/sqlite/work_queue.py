@@ -259,14 +259,7 @@ class WorkQueue:
         messages = [
             ReceivedMessage(
                 bodies[message.id],
-                FileLease(
-                    message.id,
-                    token,
-                    message.group is not None,
-                    message.group,
-                    message.size,
-                    message.in_batch,
-                ),
+                message.lease(token),
                 f"{incarnation}-{message.id}",
                 message.deliveries + 1,
                 lease_until,

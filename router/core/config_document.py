@@ -176,8 +176,7 @@ class _Section(Generic[T]):
             try:
                 raw = msgspec.json.decode(entry)
             except msgspec.MsgspecError as error:  # a number that is too large
-                notes.add("", f"not JSON: {error}", skipped=True)
-                continue
+                raise BadDocument(notes.path, f"not JSON: {error}") from None
             identity = self.identify(raw)
             first = notes.path if identity is None else paths.setdefault(identity, notes.path)
             if first != notes.path:

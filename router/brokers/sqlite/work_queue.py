@@ -10,7 +10,7 @@ from typing import Final, Protocol, cast
 import msgspec
 
 from router.brokers.kit import loop_time
-from router.brokers.kit.long_poll import LONG_POLL_SECONDS, LongPoll
+from router.brokers.kit.long_poll import LongPoll
 from router.brokers.sqlite.connection import QUERIES, T, Work
 from router.brokers.sqlite.queue_table import (
     PRUNED_AT_ONCE,
@@ -93,8 +93,6 @@ class WorkQueue:
         self._finished = 0  # messages, since the last pruning
         self._next_prune = 0.0  # by the table's clock: when a moment without work is used for it
         self._signal = database.signal(table.queue)
-        # After a claim that took all there was: what rings, and when there may be more without.
-        self._news: tuple[asyncio.Event, float] | None = None
         self._poll = LongPoll(self._signal)
         self.interrupt = self._poll.interrupt
         self.lease_seconds = lease
@@ -109,10 +107,6 @@ class WorkQueue:
         return added
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        if self._news is not None:
-            rung, due = self._news
-            self._news = None
-            await self._database.wait(rung, min(due - loop_time(), LONG_POLL_SECONDS))
         return await receive_by_claims(self._poll, partial(self.claim, limit), self._database.wait)
 
     async def claim(self, limit: int) -> ClaimedBatch:
@@ -236,23 +230,20 @@ class WorkQueue:
         lease = float("inf") if self.lease_seconds is None else self.lease_seconds
         lease_until = None if self.lease_seconds is None else loop_time() + lease
         token = secrets.randbits(63)
-        rung = self._signal.listen()
 
         def work(
             db: sqlite3.Connection,
         ) -> tuple[Sequence[Chosen], Mapping[int, bytes] | None, float]:
             table = self._table
             chosen = table.claim(db, limit, lease, token)
-            if not chosen and table.clock() >= self._next_prune and not table.prune(db):
-                self._next_prune = table.clock() + PRUNE_PAUSE_SECONDS
-            wait = max(table.next_wake(db) - table.clock(), 0.0) if len(chosen) < limit else 0.0
+            if not chosen:
+                if table.clock() >= self._next_prune and not table.prune(db):
+                    self._next_prune = table.clock() + PRUNE_PAUSE_SECONDS
+                return (), {}, max(table.next_wake(db) - table.clock(), 0.0)
             is_large = sum(message.size for message in chosen) > LARGE_BYTES
-            return chosen, None if is_large else _read_bodies(db, chosen), wait
+            return chosen, None if is_large else _read_bodies(db, chosen), 0.0
 
         chosen, bodies, wait = await self._database.run(work)
-        if 0 < len(chosen) < limit:
-            patience = wait if self._recovery is None else self._recovery.patience(wait)
-            self._news = rung, loop_time() + patience
         if bodies is None:
             bodies = await self._database.look(partial(_read_bodies, chosen=chosen))
         incarnation = self._database.incarnation

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -154,6 +154,69 @@ async def test_one_that_waits_gets_what_another_held_within_half_a_second_of_its
     assert 7.1 <= loop.time() <= 7.6 + 0.01
 
 
+@pytest.mark.rule("WQ-10")
+async def test_what_a_dead_worker_held_is_handed_out_although_other_messages_keep_coming(
+    tmp_path: Path,
+) -> None:
+    loop, roll = asyncio.get_running_loop(), Roll()
+    machine = Machine(wall=loop.time, uptime=loop.time, boot_id="boot")
+    queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db", visibility_timeout=30)
+    message = Message(id="a", target="https://svc.example/")
+
+    def door(worker: str) -> BrokerRegistry:
+        return BrokerRegistry(
+            worker_id=worker, dedup_window=300.0, machine=machine, liveness=roll.of_file
+        )
+
+    async with door("anna") as anna, door("bert") as bert:
+        publishing = bert.open_publisher(queue)
+        assert publishing is not None
+        async with (
+            publishing as publisher,
+            anna.open_queue(queue) as dying,
+            bert.open_queue(queue) as broker,
+        ):
+            await publisher.publish([Publication(message, b"held", None)])
+            await dying.receive(1)
+            loop.call_later(1, roll.dead.add, "anna")
+            received: list[bytes] = []
+
+            async def consume() -> None:
+                while True:
+                    batch = await broker.receive(10)
+                    received.extend(each.body for each in batch)
+                    await broker.ack([each.handle for each in batch])
+
+            consuming = asyncio.create_task(consume())
+            for number in range(20):
+                await publisher.publish([Publication(message, b"%d" % number, str(number))])
+                await asyncio.sleep(0.1)
+            consuming.cancel()
+
+    assert b"held" in received
+
+
+@pytest.mark.rule("WQ-8", "P4")
+async def test_old_audit_rows_go_although_messages_keep_coming_one_by_one() -> None:
+    with closing(MemoryDatabase()) as database:
+        queue = queue_in(database, audit=60.0)
+        message = Message(id="a", target="https://svc.example/")
+
+        async def consume() -> None:
+            while True:
+                batch = await queue.receive(10)
+                await queue.ack([received.handle for received in batch])
+
+        consuming = asyncio.create_task(consume())
+        for number in range(1500):
+            await queue.publish([Publication(message, b"%d" % number, str(number))])
+            await asyncio.sleep(0.1)
+        consuming.cancel()
+        (kept,) = database.db.execute("SELECT count(*) FROM queue_changes").fetchone()
+
+    assert 1800 <= kept <= 1850  # of 4,500: three changes of 600 messages in a minute
+
+
 class NotingDatabase(MemoryDatabase):
     """Notes what was done, and where."""
 
@@ -173,9 +236,10 @@ class NotingDatabase(MemoryDatabase):
         return await super().run(work)
 
 
-def queue_in(database: MemoryDatabase) -> WorkQueue:
+def queue_in(database: MemoryDatabase, audit: float = 0.0) -> WorkQueue:
     clock = asyncio.get_running_loop().time
-    return WorkQueue(database, QueueTable("orders", "anna", 300.0, clock, clock), 30.0)
+    table = QueueTable("orders", "anna", 300.0, clock, clock, audit=audit)
+    return WorkQueue(database, table, 30.0)
 
 
 @pytest.mark.rule("P1")

@@ -270,13 +270,14 @@ def _resolve(given: str, naming: QueueNaming) -> str:
         parts = urlsplit(uri)
     except ValueError:
         raise BadEntry("queueUri", "not a URL") from None
+    host = parts.netloc.rpartition("@")[2]  # credentials alone name no queue
     if scheme == "sqlite" and (parts.netloc or parts.path.endswith("/")):
         raise BadEntry("queueUri", "must be such as sqlite:///path/to/file.db?queue=name")
-    if scheme == "memory" and not parts.netloc:
+    if scheme == "memory" and not host:
         raise BadEntry("queueUri", "must be such as memory://name")
-    if scheme == "sqs" and not parts.netloc:
+    if scheme == "sqs" and not host:
         raise BadEntry("queueUri", "must be such as sqs://name")
-    if scheme in {"http", "https"} and not (parts.netloc and parts.path.strip("/")):
+    if scheme in {"http", "https"} and not (host and parts.path.strip("/")):
         raise BadEntry("queueUri", "must be such as https://host/account/name")
     return uri
 

@@ -174,6 +174,7 @@ def test_either_list_may_be_missing(missing: str) -> None:
         ({"queueUri": "sqlite:///"}, ".queueUri"),
         ({"queueUri": "memory://"}, ".queueUri"),
         ({"queueUri": "memory://["}, ".queueUri"),
+        ({"queueUri": "memory://user:hunter2@"}, ".queueUri"),
         ({"queueName": "a", "connections": "2"}, ".connections"),
         ({"queueName": "a", "connections": True}, ".connections"),
         ({"queueName": "a", "connections": 0}, ".connections"),
@@ -378,6 +379,8 @@ def test_strict_ordering_is_applied_as_batch_with_a_note() -> None:
         ("sqs:///orders", "sqs://name"),
         ("https://sqs.eu-west-1.amazonaws.com/", "https://host/account/name"),
         ("https:///1/orders", "https://host/account/name"),
+        ("sqs://user:hunter2@", "sqs://name"),
+        ("https://user:hunter2@/1/orders", "https://host/account/name"),
     ],
 )
 def test_an_sqs_queue_is_given_by_its_url_or_its_name(uri: str, problem: str | None) -> None:

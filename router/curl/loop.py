@@ -70,6 +70,7 @@ _FAULTS: Final = {
 }
 
 _NO_SUCCESS: Final = 300  # and above: the only replies whose headers are looked at
+_AUTHORITIES: Final = certifi.where()  # now: it opens files, and later no descriptor may be left
 _NO_SOCKET: Final[int] = pycurl.SOCKET_BAD
 _OK: Final[int] = pycurl.PREREQFUNC_OK
 _ABORT: Final[int] = pycurl.PREREQFUNC_ABORT
@@ -370,7 +371,7 @@ class _Transfer:
         setopt(pycurl.HTTP_VERSION, _HTTP_VERSIONS[options.http_version])
         setopt(pycurl.PROXY, options.proxy or "")  # "" also keeps the environment's away
         setopt(pycurl.NOPROXY, "")
-        setopt(pycurl.CAINFO, options.ca_file or certifi.where())
+        setopt(pycurl.CAINFO, options.ca_file or _AUTHORITIES)
         setopt(pycurl.CONNECTTIMEOUT_MS, round(options.connect_timeout * 1000))
         setopt(pycurl.MAXAGE_CONN, options.idle_seconds)
         setopt(pycurl.DNS_CACHE_TIMEOUT, DNS_CACHE_SECONDS)

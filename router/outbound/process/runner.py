@@ -178,9 +178,9 @@ class _Spawner:
     def close(self) -> None:
         """The spawner kills everything when its socket closes."""
         self._lose("the router stops")
-        if self._program is not None:
+        for program in filter(None, (*self._lost, self._program)):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._program.wait(CLOSE_SECONDS)
+                program.wait(CLOSE_SECONDS)
 
     def _connect(self) -> None:
         if self._program is not None:
@@ -231,7 +231,7 @@ class _Spawner:
                 self._loop.add_writer(self._socket, self._flush)
                 return
             except OSError as error:
-                self._hear()  # which tasks it had started
+                self._hear()  # which tasks have ended
                 self._lose(f"the spawner is gone: {error}")
                 return
             self._outbox.popleft()
@@ -246,18 +246,13 @@ class _Spawner:
                 packet = self._socket.recv(_CHUNK_BYTES)
             except BlockingIOError:
                 return
-            except OSError:
-                packet = b""
+            except ConnectionResetError:
+                continue  # it ended before it had read everything; its last reports come next
             if not packet:
                 self._lose("the spawner has ended")
                 return
             news = json.loads(packet)
-            task = news["task"]
-            process = self._running[task]
-            if "pid" in news:
-                process.pid = news["pid"]
-                continue
-            del self._running[task]
+            process = self._running.pop(news["task"])
             if "failed" in news:
                 process.fail(NotStarted(news["failed"]))
             else:
@@ -277,10 +272,23 @@ class _Spawner:
         self._outbox.clear()
         running, self._running = self._running, {}
         for process in running.values():
-            if process.pid is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
             process.fail(SpawnerLost(reason))
+        self._kill_session()
+
+    def _kill_session(self) -> None:
+        """Kill every process group in the spawner's session, except its own.
+
+        A task is in that session from the moment it is forked, so nothing has to be known of it.
+        What has left the session only the spawner can find, while it lives.
+        """
+        groups: set[int] = set()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(ValueError, ProcessLookupError):  # not a process; ended
+                if os.getsid(int(entry.name)) == self.pid:
+                    groups.add(os.getpgid(int(entry.name)))
+        for group in groups - {self.pid}:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
 
 
 class _Process:
@@ -288,7 +296,6 @@ class _Process:
 
     def __init__(self, number: int, spawner: _Spawner) -> None:
         self.number = number
-        self.pid: int | None = None
         self._spawner = spawner
         self._loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as on_error:

@@ -118,7 +118,6 @@ class Spawner:
         process.returncode = 0  # we wait for it ourselves
         self._tasks[process.pid] = task
         self._pids[task] = process.pid
-        self._tell({"task": task, "pid": process.pid})
 
     def _reap(self) -> None:
         ended: list[tuple[int, int]] = []

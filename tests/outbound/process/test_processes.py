@@ -206,8 +206,7 @@ async def test_no_task_outlives_a_router_that_is_killed(tmp_path: Path) -> None:
 async def test_tasks_fail_when_the_spawner_dies_and_the_next_one_gets_a_new_spawner(
     tmp_path: Path,
 ) -> None:
-    # It sleeps first: a spawner that dies before it has reported the process cannot be helped.
-    script = f"sleep 1; echo $$ > {tmp_path}/pid; exec sleep 1000"
+    script = f"echo $$ > {tmp_path}/pid; exec sleep 1000"
     command = shell(f"[ -e {tmp_path}/pid ] && exit 4; {script}")
     async with processes(tmp_path, command) as opened:
         task = asyncio.ensure_future(opened.run("x", "a", LINE, 60.0))
@@ -219,6 +218,30 @@ async def test_tasks_fail_when_the_spawner_dies_and_the_next_one_gets_a_new_spaw
         assert "spawner" in result.problem
         await until_dead(pid)
         assert (await opened.run("x", "a", LINE, 20.0)).exit_code == 4
+
+
+async def test_a_task_that_kills_the_spawner_as_soon_as_it_starts_is_ended(tmp_path: Path) -> None:
+    script = f"kill -9 $PPID; echo $$ > {tmp_path}/pid; exec sleep 1000"
+    async with processes(tmp_path, shell(script)) as opened:
+        result = await opened.run("x", "a", LINE, 60.0)
+
+        assert "spawner" in result.problem
+        if is_written(tmp_path / "pid"):  # else it was killed before it could write
+            await until_dead(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_process_that_the_router_never_heard_of_dies_with_the_spawner(
+    tmp_path: Path,
+) -> None:
+    script = "import os, pathlib, time\nif not os.fork():\n    os.setpgid(0, 0)\n"
+    script += f"    pathlib.Path('{tmp_path}/pid').write_text(f'{{os.getpid()}}\\n')\n"
+    async with processes(tmp_path, python(f"{script}time.sleep(1000)")) as opened:
+        task = asyncio.ensure_future(opened.run("x", "a", LINE, 60.0))
+        pid = await pid_in(tmp_path / "pid")
+        os.kill(opened.spawner_pid, signal.SIGKILL)
+        await task
+
+        await until_dead(pid)
 
 
 async def test_limits_hold(tmp_path: Path) -> None:

@@ -278,6 +278,25 @@ def test_a_scheduled_message_waits_for_its_date_whatever_the_clock_said_before(
 
 
 @pytest.mark.rule("WQ-11", "CMD-5")
+def test_each_scheduled_message_waits_for_its_own_date_after_a_boot(world: World) -> None:
+    dates = [world.true_time + 60 * minutes for minutes in (20, 10, 30)]
+    table = world.open()
+    table.publish([publication(f"{date}", not_before=date) for date in dates])
+    table.publish([publication("unscheduled")])
+
+    world.boot()
+    table = world.open()
+
+    for date in sorted(dates):
+        _, (found,) = table.claim_ids()  # the one that is due before it
+        table.ack([found])
+        world.true_time = date - 1.0
+        assert table.claim_ids()[0] == []
+        world.true_time = date + 1.0
+    assert len(table.claim_ids()[0]) == 1
+
+
+@pytest.mark.rule("WQ-11", "CMD-5")
 def test_a_clock_that_is_set_within_a_boot_moves_no_schedule(world: World) -> None:
     table = world.open()
     table.publish([publication("a", not_before=world.true_time + 3600)])

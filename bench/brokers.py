@@ -14,8 +14,8 @@ from typing import Final
 import pytest
 
 from router.brokers import BrokerRegistry
-from router.brokers.consumer_identity import BrokerSettings
 from router.brokers.sqs.address import SqsSettings
+from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig
 from router.ports import Publisher
 from tests.support.servers import activemq, nats, postgres, rabbitmq, sqs

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar, cast
 
-from router.brokers.consumer_identity import BrokerSettings
+from router.brokers.workers import BrokerSettings
 from router.core.config import QueueNaming, QueueType, RetryPolicy, sqlite_path
 from router.core.redact import MASK, mask_malformed
 from router.core.trace import Sampling

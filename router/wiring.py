@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from router.brokers import BrokerRegistry
-from router.brokers.machine import THIS_MACHINE
+from router.brokers.workers import THIS_MACHINE
 from router.core.config import QueueConfig, QueueType
 from router.core.leadership import Leadership, unlimited
 from router.core.retry import Jitter

@@ -56,7 +56,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from router.brokers.consumer_identity import BrokerSettings
+from router.brokers.workers import BrokerSettings
 from router.core.config import RetryPolicy, RoutingConfig
 from router.core.config_document import read_document
 from router.core.message import DEFAULT_POOL

@@ -8,9 +8,14 @@ from typing import Final, Protocol, Self
 
 from msgspec.structs import replace
 
-from router.brokers.consumer_identity import BrokerSettings, ConsumerIdentity
-from router.brokers.machine import THIS_MACHINE, Machine
-from router.brokers.worker_locks import Liveness, WorkerLocks
+from router.brokers.workers import (
+    THIS_MACHINE,
+    BrokerSettings,
+    ConsumerIdentity,
+    Liveness,
+    Machine,
+    WorkerLocks,
+)
 from router.core.config import QueueConfig
 from router.ports import Broker, Brokers, MessageStore, MessageStores, Publisher, QueueRefused
 

@@ -14,14 +14,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit.uri import QueueUri, read_uri, refusal
-from router.brokers.machine import THIS_MACHINE
 from router.brokers.sqlite.connection import QUERIES, T, Work, create_schema, transaction
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
 from router.brokers.work_queue import DEFAULT_LEASE_SECONDS
+from router.brokers.workers import THIS_MACHINE, ConsumerIdentity
 from router.core.config import QueueConfig
 from router.ports import Disconnected
 from router.signal import Signal, wait_for_signal

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from router.brokers.kit import loop_time
-from router.brokers.kit.long_poll import NEVER, LongPoll
+from router.brokers.kit.consuming import NEVER, LongPoll
 from router.brokers.kit.uri import QueueUri, refusal
 from router.core.config import QueueConfig
 from router.core.message import Handle, Message, ReceivedMessage

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import aio_pika
 import pytest
 
-from router.brokers.kit.retry_copies import RetryHistory, history_headers
+from router.brokers.kit.retries import RetryHistory, history_headers
 from tests.acceptance.bystander import MIB, POOL, QUEUE, bystander, memory
 from tests.acceptance.process import PATIENCE, eventually
 from tests.acceptance.site import Site

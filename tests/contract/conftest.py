@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from router.brokers import BrokerRegistry
-from router.brokers.machine import Machine
+from router.brokers.workers import Machine
 from tests.contract.activemq_place import ActiveMqPlace
 from tests.contract.cases import CASES, Case, Ends, Place, both_ends, params
 from tests.contract.nats_place import NatsPlace

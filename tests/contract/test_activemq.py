@@ -10,7 +10,7 @@ import pytest
 
 from router.brokers import BrokerRegistry
 from router.brokers.activemq.address import ActiveMqSettings
-from router.brokers.consumer_identity import BrokerSettings
+from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Tally
 from router.ports import BrokerError, Disconnected, QueueRefused, StaleLease

@@ -7,11 +7,10 @@ import pytest
 
 from router.brokers.activemq.address import ActiveMqAddress, Login, Server
 from router.brokers.activemq.broker import ActiveMqBroker
-from router.brokers.activemq.connection import NoAnswer, StompConnection
-from router.brokers.activemq.frames import Frame, FrameReader, encode
+from router.brokers.activemq.connection import Frame, FrameReader, NoAnswer, StompConnection, encode
 from router.brokers.activemq.retry import RetryPublisher
-from router.brokers.kit.pending_retries import PendingRetries
-from router.brokers.kit.prefetch import PrefetchLimit
+from router.brokers.kit.consuming import PrefetchLimit
+from router.brokers.kit.retries import PendingRetries
 from router.core.tracker import RememberedAcks
 from router.ports import Broker, Disconnected, QueueRefused
 from tests.contract.cases import bodies

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
-from router.brokers.kit import prefetch
+from router.brokers.kit import consuming
 from router.core.message import UNTRIED, ReceivedMessage, Tally
 from router.ports import Broker, Disconnected, StaleLease
 from tests.contract.cases import (
@@ -354,7 +354,7 @@ async def test_b7_a_body_that_cannot_be_read_is_returned_like_any_other(
 async def test_b8_large_messages_come_through_a_small_window(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "WINDOW_BYTES", 1024 * 1024)
+    monkeypatch.setattr(consuming, "WINDOW_BYTES", 1024 * 1024)
     filler = "x" * 100 * 1024
     sent = [f"{number}{filler}" for number in range(30)]
     await ends.publisher.publish([publication(each[:2], body=each.encode()) for each in sent])

@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 
 from router.brokers import BrokerRegistry
-from router.brokers.nats import pull
+from router.brokers.nats import consumer as nats_consumer
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, ReceivedMessage
 from router.ports import Broker, Depth, Disconnected, QueueRefused, StaleLease, Unsettled
@@ -187,7 +187,7 @@ async def test_a_request_that_the_server_has_lost_is_noticed(
     stream: None, server: NatsServer, door: BrokerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del stream
-    monkeypatch.setattr(pull, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(nats_consumer, "SILENCE_SECONDS", 0.5)
     async with proxy_to(server.port) as proxy, door.open_queue(queue_at(proxy.port)) as broker:
         proxy.to_server = lambda data: b"" if b"CONSUMER.MSG.NEXT" in data else data
 
@@ -198,8 +198,8 @@ async def test_a_request_that_the_server_has_lost_is_noticed(
 async def test_heart_beats_keep_a_long_wait_alive(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(pull, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(nats_consumer, "HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(nats_consumer, "SILENCE_SECONDS", 0.5)
     waiting = asyncio.ensure_future(ends.broker.receive(1))
     await asyncio.sleep(1.2)
 

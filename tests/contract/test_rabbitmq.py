@@ -9,9 +9,9 @@ import aio_pika
 import pytest
 
 from router.brokers import BrokerRegistry
-from router.brokers.consumer_identity import BrokerSettings
 from router.brokers.rabbitmq import broker as rabbitmq_broker
 from router.brokers.rabbitmq.address import RabbitSettings
+from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Tally
 from router.ports import Broker, BrokerError, Depth, Disconnected, QueueRefused, StaleLease

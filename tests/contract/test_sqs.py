@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
-from router.brokers.consumer_identity import BrokerSettings
 from router.brokers.sqs.address import SqsSettings
 from router.brokers.sqs.broker import Receipt
+from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, ReceivedMessage
 from router.ports import Broker, Disconnected, QueueRefused

@@ -18,15 +18,15 @@ from router.api.oidc import Provider
 from router.brokers import BrokerRegistry
 from router.brokers.activemq.address import ActiveMqSettings
 from router.brokers.activemq.address import read_address as read_activemq
-from router.brokers.activemq.frames import BadFrame, Frame, FrameReader, encode
+from router.brokers.activemq.connection import BadFrame, Frame, FrameReader, encode
 from router.brokers.kit.uri import read_uri
 from router.brokers.nats.address import NatsSettings
 from router.brokers.nats.address import read_address as read_nats
-from router.brokers.pgmq.address import read_address as read_pgmq
 from router.brokers.pgmq.envelope import Envelope, command_reply
+from router.brokers.pgmq.table import read_address as read_pgmq
 from router.brokers.postgres import CONNECTING, OURS, dsn_of
 from router.brokers.rabbitmq.address import read_address as read_rabbitmq
-from router.brokers.sqs import wire
+from router.brokers.sqs import client as sqs_client
 from router.brokers.sqs.address import SqsSettings
 from router.brokers.sqs.address import read_address as read_sqs
 from router.brokers.sqs.broker import received_message
@@ -54,8 +54,8 @@ COMMANDS: Final = QueueConfig(
     routes=(("Debit", DEBIT), ("Ping", Route(target="https://svc.example/ping"))),
     reply_names=(("replies", "replies"),),
 )
-SQS_ACTIONS: Final[tuple[wire.Action[Any], ...]] = tuple(
-    each for each in vars(wire).values() if isinstance(each, wire.Action)
+SQS_ACTIONS: Final[tuple[sqs_client.Action[Any], ...]] = tuple(
+    each for each in vars(sqs_client).values() if isinstance(each, sqs_client.Action)
 )
 ISSUER: Final = "https://issuer.example"
 KEY: Final = {
@@ -193,7 +193,7 @@ def sqs(data: bytes) -> None:
         except (Disconnected, QueueRefused) as error:
             _can_be_shown(str(error))
             continue
-        if isinstance(answer, wire.ReceiveReply):
+        if isinstance(answer, sqs_client.ReceiveReply):
             for each in answer.messages or ():
                 received = received_message(each, NOW, 30.0)
                 assert received.count is None or received.count >= 0

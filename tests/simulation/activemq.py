@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from router.brokers.activemq.frames import Frame, FrameReader, encode
+from router.brokers.activemq.connection import Frame, FrameReader, encode
 from router.core.message import Message
 from tests.simulation.loop import OWNER, Process
 from tests.simulation.network import Mishap, Pipe, Put, Weather, unheard

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from router.brokers import BrokerRegistry
-from router.brokers.machine import Machine
 from router.brokers.sqlite import SqliteQueues
-from router.brokers.worker_locks import Liveness
+from router.brokers.workers import Liveness, Machine
 from router.core.config import RoutingConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
 from router.core.warnings import WarningBook

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
-from router.brokers.sqs.wire import (
+from router.brokers.sqs.client import (
     Action,
     AttributesReply,
     BatchReply,

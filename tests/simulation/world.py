@@ -20,8 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
-from router.brokers.machine import Machine
-from router.brokers.worker_locks import Liveness
+from router.brokers.workers import Liveness, Machine
 from router.core.config import PoolConfig, QueueConfig, RetryPolicy, RoutingConfig
 from router.core.schedule import Schedule
 from router.ports import Sender

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.brokers.activemq.frames import MAX_HEAD_BYTES, BadFrame, Frame, FrameReader, encode
+from router.brokers.activemq.connection import MAX_HEAD_BYTES, BadFrame, Frame, FrameReader, encode
 
 pytestmark = pytest.mark.rule("BRK-2")
 

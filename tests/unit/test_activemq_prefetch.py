@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.brokers.activemq.broker import PrefetchBuffer, StompMessage
-from router.brokers.activemq.frames import Frame
-from router.brokers.kit.long_poll import NEVER
-from router.brokers.kit.retry_copies import RetryHistory
+from router.brokers.activemq.connection import Frame
+from router.brokers.kit.consuming import NEVER
+from router.brokers.kit.retries import RetryHistory
 
 pytestmark = pytest.mark.rule("P3", "BRK-4")
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.brokers.activemq.frames import Frame
+from router.brokers.activemq.connection import Frame
 from router.brokers.activemq.retry import copy_of, history_of
-from router.brokers.kit.retry_copies import RetryHistory
+from router.brokers.kit.retries import RetryHistory
 from router.core.message import Tally
 from router.core.outcome import MAX_DELAY
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.brokers.kit.long_poll import LongPoll
-from router.brokers.kit.tickets import OpenTickets
+from router.brokers.kit.consuming import LongPoll, OpenTickets
 from router.core.message import ReceivedMessage
 from router.ports import StaleLease
 from tests.support.virtual_time import now

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.brokers.kit import pending_retries as module
-from router.brokers.kit.pending_retries import LATE_SECONDS, SOON_SECONDS, PendingRetries
+from router.brokers.kit import retries as module
+from router.brokers.kit.retries import LATE_SECONDS, SOON_SECONDS, PendingRetries
 
 pytestmark = pytest.mark.rule("FIFO-1", "P3")
 

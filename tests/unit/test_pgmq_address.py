@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.brokers.pgmq.address import PgmqAddress, read_address
+from router.brokers.pgmq.table import PgmqAddress, read_address
 from router.core.config import QueueConfig
 from router.ports import QueueRefused
 

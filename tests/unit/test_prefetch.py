@@ -1,6 +1,6 @@
 import pytest
 
-from router.brokers.kit.prefetch import LARGE_BYTES, WINDOW_BYTES, PrefetchLimit
+from router.brokers.kit.consuming import LARGE_BYTES, WINDOW_BYTES, PrefetchLimit
 
 pytestmark = pytest.mark.rule("P4", "BRK-1")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from router.brokers.machine import Machine
 from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite.connection import LONGEST_DELAY_SECONDS, set_clock
 from router.brokers.sqlite.queue_table import QueueTable
+from router.brokers.workers import Machine
 from router.ports import Depth
 from tests.support.work_queues import LEASE, WINDOW, Queue, publication, story
 

@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from router.brokers.machine import THIS_MACHINE
 from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite import queue_table
 from router.brokers.sqlite.connection import QUERIES, create_schema
 from router.brokers.sqlite.queue_table import PRUNED_AT_ONCE
 from router.brokers.sqlite.work_queue import PRUNE_EVERY_MESSAGES
 from router.brokers.work_queue import MAX_ERROR_CHARACTERS
+from router.brokers.workers import THIS_MACHINE
 from router.core.message import UNTRIED, Message, Mode, Tally
 from router.core.outcome import Ending, Failure
 from router.ports import Depth, Publication, QueueRefused

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.brokers.kit.retry_copies import RetryHistory
+from router.brokers.kit.retries import RetryHistory
 from router.brokers.rabbitmq.connection import Properties, Table
 from router.brokers.rabbitmq.retry import LADDER_SECONDS, copy_of, history_of, step_for, wait_of
 from router.core.message import UNTRIED, Tally

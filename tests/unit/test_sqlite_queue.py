@@ -9,11 +9,11 @@ from typing import TypeVar
 import pytest
 
 from router.brokers import BrokerRegistry
-from router.brokers.machine import Machine
 from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite.connection import Work
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.work_queue import WorkQueue
+from router.brokers.workers import Machine
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Message
 from router.ports import Publication

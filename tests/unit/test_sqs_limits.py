@@ -11,15 +11,15 @@ from router.brokers.sqs.broker import (
     received_message,
     releases,
 )
-from router.brokers.sqs.client import answer_of
-from router.brokers.sqs.publisher import MAX_BYTES, batches, plain, send_entry
-from router.brokers.sqs.wire import (
+from router.brokers.sqs.client import (
     MAX_ENTRIES,
     RECEIVE_MESSAGE,
     SendEntry,
     SqsMessage,
     SystemAttributes,
+    answer_of,
 )
+from router.brokers.sqs.publisher import MAX_BYTES, batches, plain, send_entry
 from router.core.message import Message
 from router.ports import Disconnected, Publication
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from router.brokers import worker_locks
-from router.brokers.machine import THIS_MACHINE
-from router.brokers.worker_locks import Recovery, WorkerLocks
+from router.brokers import workers
+from router.brokers.workers import THIS_MACHINE, Recovery, WorkerLocks
 from router.ports import Disconnected
 
 pytestmark = pytest.mark.rule("WQ-10")
@@ -26,7 +25,7 @@ linux = pytest.mark.skipif(
 _HOLD = """
 import sys
 from pathlib import Path
-from router.brokers.worker_locks import WorkerLocks
+from router.brokers.workers import WorkerLocks
 with WorkerLocks(Path(sys.argv[1])).claim_own(sys.argv[2]):
     print("held", flush=True)
     sys.stdin.read()
@@ -179,7 +178,7 @@ def test_on_a_network_file_system_nobody_is_dead(
         "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
         f"99 22 0:50 / {tmp_path} rw,relatime shared:7 - {kind} server:/export rw\n"
     )
-    monkeypatch.setattr(worker_locks, "_MOUNTS", mounts)
+    monkeypatch.setattr(workers, "_MOUNTS", mounts)
 
     assert dead(WorkerLocks(prefix)) == []
 
@@ -188,7 +187,7 @@ def test_where_mounts_are_unknown_nobody_is_dead(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left_behind(prefix, "anna")
-    monkeypatch.setattr(worker_locks, "_MOUNTS", tmp_path / "nowhere")
+    monkeypatch.setattr(workers, "_MOUNTS", tmp_path / "nowhere")
 
     assert dead(WorkerLocks(prefix)) == []
 

@@ -14,8 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.brokers.activemq.address import ActiveMqAddress, read_address
-from router.brokers.activemq.connection import StompConnection, StompRefused, open_connection
-from router.brokers.activemq.frames import Frame
+from router.brokers.activemq.connection import Frame, StompConnection, StompRefused, open_connection
 from router.brokers.activemq.retry import (
     DELAY,
     PERSISTENT,
@@ -25,13 +24,10 @@ from router.brokers.activemq.retry import (
     history_of,
     open_retry_publisher,
 )
-from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit import loop_time
-from router.brokers.kit.long_poll import NEVER, LongPoll
-from router.brokers.kit.pending_retries import PendingRetries
-from router.brokers.kit.prefetch import PrefetchLimit
-from router.brokers.kit.retry_copies import RetryHistory
-from router.brokers.kit.tickets import OpenTickets
+from router.brokers.kit.consuming import NEVER, LongPoll, OpenTickets, PrefetchLimit
+from router.brokers.kit.retries import PendingRetries, RetryHistory
+from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.identity import MessageKey, digest_of

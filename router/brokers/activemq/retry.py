@@ -15,15 +15,15 @@ from msgspec.structs import replace
 from router.brokers.activemq.address import ActiveMqAddress
 from router.brokers.activemq.connection import (
     CALL_SECONDS,
+    Frame,
     NoAnswer,
     StompConnection,
     StompRefused,
     open_connection,
 )
-from router.brokers.activemq.frames import Frame
-from router.brokers.kit.pending_retries import group_of
-from router.brokers.kit.retry_copies import (
+from router.brokers.kit.retries import (
     RetryHistory,
+    group_of,
     history_headers,
     publishers_headers,
     read_history,

@@ -1,8 +1,53 @@
 """What several adapters share. See the README of `router.brokers`."""
 
 import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
+from typing import Generic, Protocol, TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 
 def loop_time() -> float:
     """Return the event loop's clock: the one by which adapters measure leases and delays."""
     return asyncio.get_running_loop().time()
+
+
+class Openable(Protocol):
+    async def prepare(self) -> None:
+        """Make sure that it can be used."""
+
+    async def close(self) -> None: ...
+
+
+V = TypeVar("V", bound=Openable)
+
+
+class Shared(Generic[K, V]):
+    """Opens a resource for its first user and closes it after its last one."""
+
+    def __init__(self, make: Callable[[K], V]) -> None:
+        self._make = make
+        self._open: dict[K, V] = {}
+        self._users: Counter[K] = Counter()
+
+    @asynccontextmanager
+    async def use(self, key: K) -> AsyncIterator[V]:
+        if key not in self._open:
+            self._open[key] = self._make(key)
+        self._users[key] += 1
+        thing = self._open[key]
+        try:
+            await thing.prepare()
+            yield thing
+        finally:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+                await self._open.pop(key).close()
+
+    async def close(self) -> None:
+        """Close what is still in use: its users find it closed."""
+        for thing in self._open.values():
+            await thing.close()

@@ -9,9 +9,8 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit import loop_time
-from router.brokers.kit.long_poll import LONG_POLL_SECONDS
+from router.brokers.kit.consuming import LONG_POLL_SECONDS
 from router.brokers.nats.address import read_address
 from router.brokers.nats.connection import (
     ApiError,
@@ -26,11 +25,13 @@ from router.brokers.nats.consumer import (
     LeaseTable,
     NatsLease,
     PullConsumer,
+    PulledMessage,
+    Puller,
     bind_consumer,
     consumer_info,
     find_stream,
 )
-from router.brokers.nats.pull import PulledMessage, Puller
+from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally

@@ -9,29 +9,29 @@ from typing import Final, cast
 
 import msgspec
 
-from router.brokers.consumer_identity import ConsumerIdentity
-from router.brokers.kit import loop_time
-from router.brokers.kit.long_poll import LongPoll
-from router.brokers.kit.pending_retries import PendingRetries
-from router.brokers.kit.shared import Shared
-from router.brokers.pgmq.address import PgmqAddress, read_address
+from router.brokers.kit import Shared, loop_time
+from router.brokers.kit.consuming import LongPoll
+from router.brokers.kit.retries import PendingRetries
 from router.brokers.pgmq.envelope import Envelope, command_reply
 from router.brokers.pgmq.table import (
     GROUP_HEADER,
     TALLY_HEADER,
+    PgmqAddress,
     PgmqItem,
     PgmqLease,
     PgmqTable,
     open_table,
+    read_address,
 )
 from router.brokers.postgres.database import PostgresDatabase
-from router.brokers.postgres.rows import text
+from router.brokers.postgres.work_queue import text
 from router.brokers.work_queue import (
     DEFAULT_LEASE_SECONDS,
     ClaimedBatch,
     receive_by_claims,
     stale,
 )
+from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Handle, Mode, ReceivedMessage, Tally

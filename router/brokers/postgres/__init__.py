@@ -7,8 +7,7 @@ from hashlib import blake2b
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from router.brokers.consumer_identity import ConsumerIdentity
-from router.brokers.kit.shared import Shared
+from router.brokers.kit import Shared
 from router.brokers.kit.uri import QueueUri, read_uri, refusal
 from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.postgres.store import PostgresMessageStore
@@ -19,7 +18,7 @@ from router.brokers.work_queue import (
     Sinks,
     seconds_option,
 )
-from router.brokers.worker_locks import Liveness, Recovery
+from router.brokers.workers import ConsumerIdentity, Liveness, Recovery
 from router.core.config import QueueConfig
 
 OURS: Final = frozenset({"queue", "keep", "audit"})

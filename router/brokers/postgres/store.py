@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from router.brokers.postgres.database import PostgresDatabase
-from router.brokers.postgres.rows import (
+from router.brokers.postgres.work_queue import (
     extra_columns,
     group_of,
     optional_text,

@@ -11,13 +11,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit import loop_time
-from router.brokers.kit.long_poll import LongPoll
-from router.brokers.kit.pending_retries import PendingRetries
-from router.brokers.kit.prefetch import PrefetchLimit
-from router.brokers.kit.retry_copies import RetryHistory
-from router.brokers.kit.tickets import OpenTickets
+from router.brokers.kit.consuming import LongPoll, OpenTickets, PrefetchLimit
+from router.brokers.kit.retries import PendingRetries, RetryHistory
 from router.brokers.rabbitmq.address import RabbitAddress, read_address
 from router.brokers.rabbitmq.connection import (
     NoSuchQueue,
@@ -37,6 +33,7 @@ from router.brokers.rabbitmq.retry import (
     proof_of,
     wait_of,
 )
+from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Hashable
 from typing import Final
 
-from router.brokers.kit.retry_copies import (
+from router.brokers.kit.retries import (
     ROUNDING_SECONDS,
     RetryHistory,
     history_headers,

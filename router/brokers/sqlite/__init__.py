@@ -7,8 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
-from router.brokers.consumer_identity import ConsumerIdentity
-from router.brokers.kit.shared import Shared
+from router.brokers.kit import Shared
 from router.brokers.kit.uri import read_uri, refusal
 from router.brokers.sqlite.database import FileDatabase
 from router.brokers.sqlite.queue_table import QueueTable
@@ -20,7 +19,7 @@ from router.brokers.work_queue import (
     Sinks,
     seconds_option,
 )
-from router.brokers.worker_locks import Recovery
+from router.brokers.workers import ConsumerIdentity, Recovery
 from router.core.config import QueueConfig, sqlite_path
 
 OPTIONS: Final = frozenset({"queue", "audit"})

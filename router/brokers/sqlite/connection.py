@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from router.brokers.machine import Machine
+from router.brokers.workers import Machine
 from router.core.named_sql import statements
 from router.ports import QueueRefused
 

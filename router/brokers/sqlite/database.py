@@ -10,8 +10,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from router.brokers.machine import THIS_MACHINE, Machine
 from router.brokers.sqlite.connection import FileConnection, T, Work
+from router.brokers.workers import THIS_MACHINE, Machine
 from router.ports import Disconnected, QueueRefused
 from router.signal import Signal, wait_for_signal
 

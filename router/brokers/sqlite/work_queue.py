@@ -10,7 +10,7 @@ from typing import Final, Protocol, cast
 import msgspec
 
 from router.brokers.kit import loop_time
-from router.brokers.kit.long_poll import LongPoll
+from router.brokers.kit.consuming import LongPoll
 from router.brokers.sqlite.connection import QUERIES, T, Work
 from router.brokers.sqlite.queue_table import (
     PRUNED_AT_ONCE,
@@ -30,7 +30,7 @@ from router.brokers.work_queue import (
     sink_for,
     stale,
 )
-from router.brokers.worker_locks import Recovery
+from router.brokers.workers import Recovery
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
 from router.ports import Depth, Finish, Publication, Receipt, StaleLease, Traits, Unsettled

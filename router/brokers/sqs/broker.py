@@ -13,18 +13,16 @@ from typing import Final, Generic, TypeVar, cast
 
 from msgspec import Struct
 
-from router.brokers.consumer_identity import ConsumerIdentity
 from router.brokers.kit import loop_time
 from router.brokers.sqs.address import SqsAddress, read_address
-from router.brokers.sqs.client import Account, SqsClient
-from router.brokers.sqs.publisher import SqsPublisher
-from router.brokers.sqs.wire import (
+from router.brokers.sqs.client import (
     CHANGE_VISIBILITY,
     DELETE_MESSAGES,
     GET_QUEUE_ATTRIBUTES,
     GET_QUEUE_URL,
     MAX_ENTRIES,
     RECEIVE_MESSAGE,
+    Account,
     Action,
     BatchReply,
     BatchRequest,
@@ -33,9 +31,12 @@ from router.brokers.sqs.wire import (
     GetQueueAttributes,
     GetQueueUrl,
     ReceiveMessage,
+    SqsClient,
     SqsMessage,
     VisibilityEntry,
 )
+from router.brokers.sqs.publisher import SqsPublisher
+from router.brokers.workers import ConsumerIdentity
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
 from router.core.trace import carried_in, read_xray

@@ -7,8 +7,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from router.brokers.sqs.client import SqsClient
-from router.brokers.sqs.wire import MAX_ENTRIES, SEND_MESSAGES, BatchRequest, SendEntry
+from router.brokers.sqs.client import MAX_ENTRIES, SEND_MESSAGES, BatchRequest, SendEntry, SqsClient
 from router.core.commands import dated_body
 from router.ports import Disconnected, Publication, QueueRefused
 

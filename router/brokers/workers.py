@@ -1,11 +1,15 @@
-"""Finding dead workers and ending their leases, so that nobody has to wait for a lease (WQ-10)."""
+"""Workers: who we are, on which machine, and which of the others are dead."""
 
 import asyncio
 import fcntl
 import logging
 import os
+import secrets
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Final, Protocol
@@ -13,7 +17,10 @@ from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
-from router.brokers.machine import THIS_MACHINE
+from router.brokers.activemq.address import ActiveMqSettings
+from router.brokers.nats.address import NatsSettings
+from router.brokers.rabbitmq.address import RabbitSettings
+from router.brokers.sqs.address import SqsSettings
 from router.ports import Disconnected
 
 log = logging.getLogger(__name__)
@@ -27,6 +34,29 @@ _REMOTE: Final = (
     *("nfs", "cifs", "smb", "9p", "afs", "ceph", "fuse", "glusterfs", "lustre", "gpfs", "beegfs"),
     *("ocfs2", "gfs2"),
 )
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+# Seconds since the boot, sleep included. On macOS, the monotonic clock goes on while it sleeps.
+_UPTIME: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+class Machine(Struct, frozen=True):
+    """The machine that this router runs on: its clocks, and which boot of it this is."""
+
+    wall: Callable[[], float] = time.time  # may be set by anyone, to any time
+    uptime: Callable[[], float] = partial(time.clock_gettime, _UPTIME)  # nobody can set it
+    boot_id: str = _boot_id()  # names what `uptime` counts from; "": unknown
+    new_id: Callable[[], str] = partial(secrets.token_hex, 8)
+
+
+THIS_MACHINE: Final = Machine()
 
 
 class Liveness(Protocol):
@@ -122,7 +152,7 @@ class WorkerLocks:
 
 
 class Recovery:
-    """Ends the leases of dead workers."""
+    """Ends the leases of dead workers, so that nobody has to wait for them (WQ-10)."""
 
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
@@ -196,3 +226,34 @@ def _is_remote(folder: Path) -> bool:
         if len(point) >= len(nearest) and folder.is_relative_to(point):
             nearest, kind = point, what.split()[0]
     return kind.startswith(_REMOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """The settings that each adapter declares."""
+
+    sqs: SqsSettings = SqsSettings()
+    activemq: ActiveMqSettings = ActiveMqSettings()
+    nats: NatsSettings = NatsSettings()
+    rabbitmq: RabbitSettings = RabbitSettings()
+
+
+def _log(queue: str, text: str) -> None:
+    log.critical(text, extra={"queue": queue})
+
+
+class ConsumerIdentity(Struct, frozen=True):
+    """Who consumes: the same for all queues of one process."""
+
+    id: str  # the owner of leases
+    dedup_window: float  # seconds, WQ-1
+    result_retention: float = 86_400.0  # seconds, CMD-2
+    machine: Machine = THIS_MACHINE
+    liveness: Callable[[Path], Liveness] = WorkerLocks  # of those whose lock files begin like this
+    state_dir: Path | None = None  # None: nothing outlives the process
+    settings: BrokerSettings = BrokerSettings()
+    warn: Callable[[str, str], None] = _log  # queue, text: an operator has to know
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self.machine.wall

@@ -1,0 +1,135 @@
+"""What consumers share: the long poll, the prefetch window, and handles of one connection."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Generic, TypeVar, cast
+
+from msgspec import Struct
+
+from router.core.message import Handle, ReceivedMessage
+from router.ports import StaleLease, Unsettled
+from router.signal import Signal, wait_for_signal
+
+T = TypeVar("T")
+
+LONG_POLL_SECONDS: Final = 20.0
+NEVER: Final = float("inf")
+WINDOW_BYTES: Final = 64 * 1024 * 1024  # of one connection, of messages that nobody asked for yet
+LARGE_BYTES: Final = 64 * 1024  # smaller messages never fill a window of the usual count
+
+_STALE: Final = "it was settled already, or came over another connection"
+
+
+class LongPoll:
+    """`receive` of a broker that pushes: look, wait for news and look again."""
+
+    def __init__(self, news: Signal | None = None) -> None:
+        self.news = news or Signal()  # rung when a message came, and when the connection is lost
+        self.interrupted = asyncio.Event()
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self.interrupted.is_set()
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
+        self.news.ring()
+
+    async def receive(
+        self,
+        look: Callable[[], Awaitable[Sequence[ReceivedMessage]]],
+        next_due: Callable[[], float] = lambda: NEVER,
+        wait: Callable[[asyncio.Event, float], Awaitable[None]] = wait_for_signal,
+    ) -> Sequence[ReceivedMessage]:
+        """Return what `look` finds, or nothing after 20 seconds or an interruption.
+
+        `next_due` returns the loop time at which a look may find something without any news.
+        """
+        now = asyncio.get_running_loop().time
+        give_up = now() + LONG_POLL_SECONDS
+        while not self.is_interrupted:
+            rung = self.news.listen()
+            batch = await look()
+            if batch or now() >= give_up:
+                return batch
+            await wait(rung, min(give_up, next_due()) - now())
+        return ()
+
+
+class PrefetchLimit:
+    """How many messages the windows of one queue may hold: brokers do not count bytes (P4).
+
+    Lowered for good when they are large. What a broker has begun to push cannot be refused, so the
+    connection is given up: the broker has all of it back, and the next window is smaller.
+    """
+
+    def __init__(self) -> None:
+        self._most: int | None = None
+
+    def of(self, configured: int) -> int:
+        return configured if self._most is None else min(configured, self._most)
+
+    def overflow(self, newest: int, sizes: Iterable[int]) -> str | None:
+        """Return why the connection has to be given up, or None if all of it fits.
+
+        `sizes`: of all messages in the window; `newest`: of the one that came just now.
+        """
+        if newest <= LARGE_BYTES:
+            return None
+        held = list(sizes)
+        if len(held) == 1 or sum(held) <= WINDOW_BYTES:
+            return None
+        self._most = max(len(held) // 2, 1)
+        return f"large messages: the prefetch window is lowered to {self._most}"
+
+
+class Ticket(Struct, frozen=True):
+    """A handle that is good on its own connection only: numbers start again on the next one."""
+
+    connection: int
+    number: int
+
+
+class OpenTickets(Generic[T]):
+    """What one connection has handed over and nobody has settled, by ticket number.
+
+    For brokers that take back what a connection holds when it ends. Each ticket can be claimed
+    once: brokers close a connection on which a message is settled twice.
+    """
+
+    def __init__(self, connection: int) -> None:
+        self._connection = connection
+        self._open: dict[int, T] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def issue(self, number: int, item: T) -> Ticket:
+        self._open[number] = item
+        return Ticket(self._connection, number)
+
+    def claim(self, handle: Handle) -> T:
+        """Take what the handle stands for, to settle it. Raises StaleLease."""
+        if not self._is_open(handle):
+            raise StaleLease(_STALE)
+        return self._open.pop(cast("Ticket", handle).number)
+
+    def claim_all(self, handles: Sequence[Handle]) -> tuple[list[T], list[Unsettled]]:
+        """Take what can still be settled; return the rest as stale."""
+        claimed: list[T] = []
+        stale: list[Unsettled] = []
+        for handle in handles:
+            if self._is_open(handle):
+                claimed.append(self._open.pop(cast("Ticket", handle).number))
+            else:
+                stale.append(Unsettled(handle, _STALE, stale=True))
+        return claimed, stale
+
+    def stale(self, handles: Sequence[Handle]) -> list[Unsettled]:
+        return [
+            Unsettled(handle, _STALE, stale=True) for handle in handles if not self._is_open(handle)
+        ]
+
+    def _is_open(self, handle: Handle) -> bool:
+        ticket = cast("Ticket", handle)
+        return ticket.connection == self._connection and ticket.number in self._open

@@ -25,7 +25,7 @@ from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.job import Fate
 from router.core.message import DEFAULT_POOL, Message, parse
 from router.core.outcome import Answer, Reply
-from router.core.target_safety import TargetPolicy
+from router.core.target import TargetPolicy
 from router.core.trace import Span
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts

@@ -15,7 +15,7 @@ from bench.report import Table
 from bench.sink import Sink, new_sink
 from router.core.message import Message, parse
 from router.core.outcome import Reply
-from router.core.target_safety import TargetPolicy
+from router.core.target import TargetPolicy
 from router.curl.loop import CurlOptions
 from router.outbound.http_sender import HttpSender
 

@@ -19,8 +19,7 @@ from router.api.server import listen
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 from router.core.leadership import Leadership
-from router.core.target import PROCESS, Target
-from router.core.target_safety import TargetPolicy
+from router.core.target import PROCESS, Target, TargetPolicy
 from router.core.warnings import Code, Severity
 from router.curl.loop import CurlOptions
 from router.engine.alerts import Alerts

@@ -13,10 +13,9 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from router.api.problems import problem_response
-from router.core.health import assess
 from router.core.history import HeldGroup, why_waiting
 from router.core.outcome import Metric
-from router.core.state import Circuit, PoolState, QueueState, RouterState
+from router.core.state import Circuit, PoolState, QueueState, RouterState, assess
 
 INTERVAL_SECONDS: Final = 1.0
 MAX_WATCHERS: Final = 20

@@ -17,8 +17,7 @@ from router.core.iso import iso
 from router.core.leadership import Leadership
 from router.core.message import Message
 from router.core.outcome import Answer, Cause, NoReply
-from router.core.target import read_target
-from router.core.target_safety import TargetPolicy
+from router.core.target import TargetPolicy, read_target
 from router.core.trace import Span
 from router.curl.loop import CurlLoop, CurlOptions
 

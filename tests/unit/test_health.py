@@ -1,18 +1,22 @@
 import pytest
 from msgspec.structs import replace
 
-from router.core.health import (
+from router.core.outcome import Metric
+from router.core.state import (
     ALL_STUCK,
     NO_CONSUMER,
     NOT_INITIALIZED,
     SHUTTING_DOWN,
+    STUCK_SECONDS,
+    ConsumerState,
+    PoolState,
+    QueueState,
+    RouterState,
     Status,
     assess,
     readiness,
     startup,
 )
-from router.core.outcome import Metric
-from router.core.state import STUCK_SECONDS, ConsumerState, PoolState, QueueState, RouterState
 from router.core.stats import Counts, Deliveries
 from router.core.warnings import Severity, WarningSummary
 

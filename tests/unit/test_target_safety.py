@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.target import read_target
-from router.core.target_safety import TargetPolicy
+from router.core.target import TargetPolicy, read_target
 
 pytestmark = pytest.mark.rule("MED-5")
 

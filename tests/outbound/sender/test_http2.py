@@ -8,7 +8,7 @@ import pytest
 
 from router.core.message import Message
 from router.core.outcome import Answer, Reply
-from router.core.target_safety import TargetPolicy
+from router.core.target import TargetPolicy
 from router.curl.loop import CurlOptions
 from router.outbound.http_sender import HttpSender
 from tests.outbound.servers import Certificate, listening, skip_or_fail, until

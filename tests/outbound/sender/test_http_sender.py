@@ -12,7 +12,7 @@ from msgspec import structs
 
 from router.core.message import Message, parse
 from router.core.outcome import REPLY_CAP, Answer, Cause, NoReply, Reply
-from router.core.target_safety import TargetPolicy
+from router.core.target import TargetPolicy
 from router.core.trace import Span
 from router.curl.loop import CurlOptions
 from router.outbound.http_sender import HttpSender

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from router.core.outcome import Answer, Cause, NoReply, Reply
-from router.core.target_safety import TargetPolicy
+from router.core.target import TargetPolicy
 from router.curl import resolver as module
 from router.curl.loop import NO_DESCRIPTORS, CurlLoop, CurlOptions, RefuseAddress
 from router.curl.resolver import (

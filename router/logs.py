@@ -8,8 +8,8 @@ import threading
 from collections import deque
 from typing import Final
 
-from router.core.iso import iso
 from router.core.redact import mask_urls
+from router.core.timestamps import iso
 
 MAX_WAITING_BYTES: Final = 4 * 1024 * 1024  # lines that nobody has read yet; more are dropped
 MAX_TEXT: Final = 16 * 1024  # characters of a message or a stack trace

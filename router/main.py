@@ -30,8 +30,8 @@ from router.api.server import serve as serve_api
 from router.core.config import RoutingConfig
 from router.core.config_plan import Plan
 from router.core.state import RouterState
+from router.core.timestamps import Tsids
 from router.core.trace import UNRECORDED
-from router.core.tsid import Tsids
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.beat import Beat, ScheduleState

@@ -62,7 +62,7 @@ from router.core.config_document import read_document
 from router.core.message import DEFAULT_POOL
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.core.target import HANDLER, is_local_name, read_target
-from router.core.tsid import Tsids
+from router.core.timestamps import Tsids
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers

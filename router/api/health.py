@@ -8,8 +8,8 @@ from fastapi import APIRouter, Response
 from router import __version__
 from router.api.models import AT, ResponseModel, as_is
 from router.api.requests import CurrentRouter
-from router.core.iso import iso
 from router.core.state import Probe, assess, readiness, startup
+from router.core.timestamps import iso
 
 
 class HealthView(ResponseModel):

@@ -21,8 +21,8 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from router.core.iso import iso
 from router.core.redact import mask_urls
+from router.core.timestamps import iso
 
 AT: Final = "2026-01-31T08:15:30.123Z"  # in examples
 SLICE: Final = 25  # pools or queues: a few milliseconds of work

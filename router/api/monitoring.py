@@ -26,8 +26,8 @@ from router.api.models import (
 from router.api.requests import CurrentRouter, RequestBody, body_schema, read_json, unprocessable
 from router.core.config import MAX_CONCURRENCY
 from router.core.config_entry import MAX_RATE
-from router.core.iso import iso
 from router.core.state import GOOD_RATE, PoolState, StandbyStatus, Status, assess
+from router.core.timestamps import iso
 from router.core.warnings import Severity
 from router.engine.controls import PoolSetting
 

@@ -22,7 +22,7 @@ from router.cli.output import (
     show_fields,
     show_json,
 )
-from router.core.tsid import Tsids
+from router.core.timestamps import Tsids
 
 MAX_MESSAGES: Final = 1000  # that the API takes in one call
 

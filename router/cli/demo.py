@@ -23,7 +23,7 @@ from router.cli.demo_view import DemoCounts, DemoFrame, as_summary, open_view
 from router.cli.sample_target import Behaviour, Manners, SampleTarget
 from router.core.config import QueueConfig
 from router.core.dead_letter import LetterFilter
-from router.core.tsid import Tsids
+from router.core.timestamps import Tsids
 from router.engine.publishing import MAX_MESSAGES, BrokeOff, QueuePublisher
 from router.main import Router, open_router, serve
 from router.settings import Settings

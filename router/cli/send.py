@@ -26,7 +26,7 @@ from router.cli.ndjson import BadLine, MessageLine, batches, read_items
 from router.cli.output import json_option, progress_bar, show_json
 from router.core.config import EMBEDDED_QUEUE, QueueConfig
 from router.core.message import Malformed, parse
-from router.core.tsid import Tsids
+from router.core.timestamps import Tsids
 from router.ports import BrokerError, Publication, Publisher
 from router.settings import Settings
 

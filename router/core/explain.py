@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from router.core.dead_letter import KeptLetter
 from router.core.history import HandOver, Held, MessageHistory, WaitReason, why_waiting
-from router.core.iso import iso
 from router.core.job import Fate, State
 from router.core.outcome import RULES, Cause
 from router.core.state import Circuit
+from router.core.timestamps import iso
 
 
 class Situation(Enum):

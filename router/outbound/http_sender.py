@@ -13,11 +13,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from router.core.iso import iso
 from router.core.leadership import Leadership
 from router.core.message import Message
 from router.core.outcome import Answer, Cause, NoReply
 from router.core.target import TargetPolicy, read_target
+from router.core.timestamps import iso
 from router.core.trace import Span
 from router.curl.loop import CurlLoop, CurlOptions
 

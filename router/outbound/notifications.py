@@ -16,9 +16,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from msgspec import Struct
 
-from router.core.iso import iso
 from router.core.notification import Digest
 from router.core.redact import mask_urls
+from router.core.timestamps import iso
 from router.core.warnings import Severity
 from router.ports import Channel, NotSent
 

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from router.brokers.kit import statements
 from router.core.config import sqlite_path
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
-from router.core.named_sql import statements
 from router.core.redact import mask_urls, without_secrets
 from router.ports import DeadLetterStore, StoreError
 

@@ -7,9 +7,9 @@ from importlib import resources
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from router.brokers.kit import statements
 from router.brokers.postgres.database import PostgresDatabase
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
-from router.core.named_sql import statements
 from router.core.redact import without_secrets
 from router.ports import BrokerError, StoreError
 from router.storage.dead_letters import stored

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.tsid import CROCKFORD, EPOCH, Tsids
+from router.core.timestamps import CROCKFORD, EPOCH, Tsids
 
 pytestmark = pytest.mark.rule("WQ-1")
 

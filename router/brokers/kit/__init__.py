@@ -1,17 +1,25 @@
 """What several adapters share. See the README of `router.brokers`."""
 
 import asyncio
+import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+_STATEMENT_NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 def loop_time() -> float:
     """Return the event loop's clock: the one by which adapters measure leases and delays."""
     return asyncio.get_running_loop().time()
+
+
+def statements(text: str) -> Mapping[str, str]:
+    """Return the statements of an SQL file, each by the line above it: `-- name: claim`."""
+    _, *parts = _STATEMENT_NAME.split(text)
+    return dict(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
 
 
 class Openable(Protocol):

@@ -10,8 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from router.brokers.kit import statements
 from router.brokers.workers import Machine
-from router.core.named_sql import statements
 from router.ports import QueueRefused
 
 BUSY_TIMEOUT_SECONDS: Final = 5.0  # that another process may hold the write lock

@@ -1,6 +1,7 @@
-"""Ids for messages that came without one: 13 characters that sort by the time they were made."""
+"""Times as text for people, and as ids that sort by the time they were made."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Final
 
 CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -9,10 +10,17 @@ EPOCH: Final = 1_577_836_800.0  # 2020-01-01T00:00:00Z, which lets 42 bits of ms
 TAIL_BITS: Final = 22
 
 
-class Tsids:
-    """Makes ids, each greater than the one before, also within one millisecond.
+def iso(seconds: float, precision: str = "milliseconds") -> str:
+    """Return Unix seconds as ISO 8601 in UTC, such as 2026-01-31T08:15:30.123Z."""
+    moment = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None)
+    return f"{moment.isoformat(timespec=precision)}Z"
 
-    `clock` answers Unix seconds, `random_bits(n)` a number of n random bits.
+
+class Tsids:
+    """Makes ids of 13 characters for messages that came without one.
+
+    Each is greater than the one before, also within one millisecond. `clock` answers Unix seconds,
+    `random_bits(n)` a number of n random bits.
     """
 
     def __init__(self, clock: Callable[[], float], random_bits: Callable[[int], int]) -> None:

@@ -31,7 +31,7 @@ from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.delivery import Mediator
-from router.engine.shutdown import shut_down
+from router.engine.queue_manager import shut_down
 from router.outbound.http_sender import HttpSender
 from router.ports import Brokers, MessageStores, Publication, Sender
 from router.settings import Settings
@@ -149,7 +149,7 @@ async def _cost(queue: QueueConfig, case: Case, target: str, total: int) -> floa
         while sum(ended.values()) < total:  # noqa: ASYNC110 - an event would cost something
             await asyncio.sleep(LOOK_EVERY)
         spent = time.process_time() - before
-        await shut_down(manager, alerts, 1.0)
+        await shut_down(manager, 1.0)
     if ended[Fate.DELIVERED] < total:
         raise SystemExit("messages have failed: the figures mean nothing")
     return spent / total * 1e6

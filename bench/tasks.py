@@ -20,8 +20,8 @@ from router.core.job import Fate
 from router.core.message import DEFAULT_POOL, parse
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
-from router.engine.shutdown import shut_down
-from router.engine.tasks import TaskMediator
+from router.engine.delivery import TaskMediator
+from router.engine.queue_manager import shut_down
 from router.outbound.process.executors import Executor, ExecutorMode
 from router.outbound.process.runner import open_processes
 from router.outbound.process.tasks import ProcessTasks
@@ -123,7 +123,7 @@ async def _drain(
             while sum(ended.values()) < total:  # noqa: ASYNC110 - an event would cost something
                 await asyncio.sleep(LOOK_EVERY)
             spent, seconds = _cpu(helper) - before, time.perf_counter() - began
-            await shut_down(manager, alerts, 1.0)
+            await shut_down(manager, 1.0)
         if ended[Fate.DELIVERED] != total:
             raise SystemExit("tasks have failed: the figures mean nothing")
     return spent / total * 1e6, total / seconds

@@ -43,13 +43,11 @@ from router.engine.dead_letters import DeadLetterReplay
 from router.engine.delivery import Mediator, longest_delivery
 from router.engine.notifier import Notifier
 from router.engine.periodic import LoopLag, every
-from router.engine.queue_manager import QueueManager
+from router.engine.queue_manager import QueueManager, shut_down
 from router.engine.registry import Journal
-from router.engine.shutdown import shut_down
 from router.engine.standby import Alone, Candidate, Election, Standby
 from router.engine.state import MessageLookup, StateReader
 from router.engine.stores import Batches, MessageStates, QueueStores
-from router.engine.tasks import TaskMediator
 from router.logs import configure_logging, dropped_lines
 from router.outbound.config_source import config_sources
 from router.parts import Ports, access_of, notifier_of, open_ports
@@ -219,9 +217,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
             jitter=random.uniform,
             wall=time.time,
             sampling=UNRECORDED if ports.tracer is None else settings.sampling,
-            tasks=None
-            if ports.tasks is None
-            else TaskMediator(ports.tasks, alerts, time.time).attempt,
+            tasks=ports.tasks,
         )
         manager = await stack.enter_async_context(
             open_engine(
@@ -278,7 +274,7 @@ async def serve(
     log.info("shutting down")
     router.reader.shutting_down = True
     router.election.stop()
-    await shut_down(router.manager, router.manager.deps.alerts, settings.shutdown_timeout)
+    await shut_down(router.manager, settings.shutdown_timeout)
     await router.election.close()
     return EXIT_OK
 

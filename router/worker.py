@@ -67,9 +67,8 @@ from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.chores import Chores
-from router.engine.queue_manager import QueueManager
-from router.engine.shutdown import shut_down
-from router.engine.tasks import TaskMediator
+from router.engine.delivery import TaskMediator
+from router.engine.queue_manager import QueueManager, shut_down
 from router.ports import Task
 from router.setting_values import dead_letter_url
 from router.settings import Settings, variables
@@ -253,7 +252,7 @@ class Worker:
                 await self._stopping.wait()
                 for chore in chores:
                     chore.cancel()
-                await shut_down(manager, alerts, self._grace)
+                await shut_down(manager, self._grace)
             finally:
                 self._manager = None
 

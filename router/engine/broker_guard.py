@@ -1,19 +1,22 @@
-"""One open connection, as the engine uses it: bounded calls, foreseen errors, counted calls."""
+"""One open connection, as the engine uses it: bounded and counted calls, extended leases."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
+from router.core.job import EXPIRED, Job, State
 from router.core.leadership import Leadership
 from router.core.message import Handle, ReceivedMessage, Tally
 from router.core.stats import Counts
 from router.ports import Broker, BrokerError, Depth, Disconnected, Finish, Finisher, Unsettled
+from router.signal import Signal
 
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_SECONDS: Final = 25.0  # an adapter that hangs must not hang its callers
+LOOKS_PER_LEASE: Final = 6  # so a lease is extended when between a third and half of it is used up
 
 
 class GuardedBroker:
@@ -51,9 +54,43 @@ class GuardedBroker:
         async with self._bounded("nack"):
             await self._broker.nack(handle, delay, tally, error=error)
 
-    async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
-        async with self._bounded("extend"):
-            return await self._broker.extend(handles, seconds)
+    async def extend_leases(
+        self, jobs: Iterable[Job], extended: Signal, used: float = 1 / 3
+    ) -> None:
+        """Extend what has used up so much of its lease; never what is settling (BRK-5)."""
+        lease = self.lease_seconds or 0.0  # without leases, none is due
+        now = asyncio.get_running_loop().time()
+        soon = now + lease * (1 - used)
+        due = {
+            job.handle: job
+            for job in jobs
+            if now < job.lease_until <= soon
+            and job.state is not State.SETTLING
+            and not job.extending
+        }
+        if not due:
+            return
+        for job in due.values():
+            job.extending = True
+        try:
+            async with self._bounded("extend"):
+                refused = await self._broker.extend(list(due), lease)
+        except BrokerError as error:
+            log.warning("leases not extended: %s", error)
+        else:
+            problems = {each.handle: each for each in refused}
+            for handle, job in due.items():
+                if job.handle != handle:
+                    continue  # a newer hand-over was adopted meanwhile
+                problem = problems.get(handle)
+                if problem is None:
+                    job.lease_until = now + lease
+                elif problem.stale:
+                    job.lease_until = EXPIRED
+        finally:
+            for job in due.values():
+                job.extending = False
+            extended.ring()
 
     async def depth(self) -> Depth | None:
         async with self._bounded("depth"):

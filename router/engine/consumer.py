@@ -10,10 +10,9 @@ from router.core.config import MAX_BATCH, QueueConfig
 from router.core.retry import reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code
-from router.engine.broker_guard import GuardedBroker
+from router.engine.broker_guard import LOOKS_PER_LEASE, GuardedBroker
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import Dispatcher, read_ahead
-from router.engine.leases import LOOKS_PER_LEASE, extend_leases
 from router.engine.periodic import every
 from router.engine.pool import ProcessPool
 from router.engine.settle import QueueSettler
@@ -165,7 +164,7 @@ class Receiver:
             self._warn(Code.BROKER_LIMIT, text)
         lease, heartbeat = guarded.lease_seconds, None
         if lease is not None:
-            extend = partial(extend_leases, settler.held, guarded, lease, deps.extended)
+            extend = partial(guarded.extend_leases, settler.held, deps.extended)
             heartbeat = deps.tasks.create_task(
                 every(lease / LOOKS_PER_LEASE, extend), name=f"leases {name}"
             )

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from router.core.config import PoolConfig
 from router.core.job import DELIVERING, NEVER, GiveUp, Job, State, Try
@@ -17,7 +20,9 @@ from router.core.outcome import (
     RULES,
     Cause,
     Disposition,
+    NoReply,
     Outcome,
+    Reply,
     circuit_open,
     judge,
 )
@@ -30,19 +35,15 @@ from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.limits import Permits
-from router.ports import Sender
+from router.ports import Sender, Task, TaskRunner
 from router.signal import Signal
 
 log = logging.getLogger(__name__)
 
-SOURCE: Final = "HttpMediator"
 TRY_PAUSES_SECONDS: Final = (0.0, 1.0, 2.0)  # before each try (MED-2)
 _LONGEST_SHOWN: Final = 200  # characters of a group or target in a warning
 _ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
 _ACK: Final = Disposition.ACK  # saves 0.2 µs, as `DELIVERING` does
-
-
-TaskAttempt = Callable[[Job, PoolConfig], Awaitable[Outcome]]
 
 
 def longest_delivery(timeout: float) -> float:
@@ -69,12 +70,12 @@ class Mediator:
         jitter: Jitter,
         wall: Callable[[], float],
         sampling: Sampling = UNRECORDED,
-        tasks: TaskAttempt | None = None,  # for what runs as a process on this machine (CMD-8)
+        tasks: TaskRunner | None = None,  # for what runs as a process on this machine (CMD-8)
     ) -> None:
         self._sender = sender
-        self._tasks = tasks
+        self._tasks = None if tasks is None else TaskMediator(tasks, alerts, wall)
         self._breakers = breakers
-        self._warn = alerts.of(SOURCE)
+        self._warn = alerts.of("HttpMediator")
         self._timeout = timeout
         self._jitter = jitter
         self._wall = wall
@@ -85,7 +86,7 @@ class Mediator:
         """Send it once, if its target's circuit allows, and judge the answer."""
         message = job.message
         if self._tasks is not None and message.is_process:
-            return await self._tasks(job, pool)
+            return await self._tasks.attempt(job, pool)
         origin = origin_of(message.target)
         breaker = self._breakers.of(origin)
         ticket = breaker.enter(job.started_at)
@@ -118,6 +119,55 @@ class Mediator:
             text = f"{origin} sent a reply of more than 1 MiB; it was judged by its status alone"
             self._warn(Code.PROCESSING, text)
         return outcome
+
+
+class TaskMediator:
+    """Makes one attempt at what runs on this machine, as a process or a handler (CMD-8, CMD-9).
+
+    It has no circuit breaker, and a task no second try.
+    """
+
+    def __init__(self, runner: TaskRunner, alerts: Alerts, wall: Callable[[], float]) -> None:
+        self._runner = runner
+        self._warn = alerts.of("TaskMediator")
+        self._wall = wall
+
+    async def attempt(self, job: Job, pool: PoolConfig) -> Outcome:
+        settler, policy = job.settler, pool.retry or job.settler.retry
+        most = None if policy is None else policy.max_attempts
+        job.requests += 1
+        answer = await self._runner.run(
+            Task(
+                job.message,
+                settler.queue_name,
+                job.failures + 1,
+                most,
+                partial(settler.extend, job),
+            )
+        )
+        outcome = replace(judge(answer, self._wall, policy), status=None)  # it has none
+        if outcome.rule.was_sent:
+            job.batch.requests += 1
+        else:
+            job.requests -= 1
+        if outcome.rule.warning is not None:
+            code, severity = outcome.rule.warning
+            self._warn(code, f"{origin_of(job.message.target)}: {outcome.detail}", severity)
+        if not isinstance(answer, NoReply) and (flaw := _flaw_of(answer)):
+            text = f"{origin_of(job.message.target)} wrote {flaw}; it was discarded"
+            self._warn(Code.PROCESSING, text)
+        return outcome
+
+
+def _flaw_of(reply: Reply) -> str | None:
+    """Return what is wrong with the output of a task, if its result cannot be read for that."""
+    if reply.too_long:
+        return "more than 1 MiB"
+    try:
+        reply.body.decode()
+    except UnicodeDecodeError:
+        return "output that is not UTF-8"
+    return None
 
 
 class DeliveryRunner:

@@ -1,4 +1,7 @@
-"""The owner of pools and consumers: it executes the plan of a configuration (CFG-6, CFG-7)."""
+"""The owner of pools and consumers: executes the plan of a configuration, and ends all work.
+
+A shutdown receives no more, finishes what is open and gives the rest back (OPS-4).
+"""
 
 import asyncio
 import logging
@@ -10,13 +13,13 @@ from msgspec.structs import replace
 
 from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, RoutingConfig
 from router.core.config_plan import Plan, plan
-from router.core.job import Job, State
+from router.core.job import Fate, Job, State
 from router.core.message import DEFAULT_POOL
 from router.core.outcome import NO_ROOM_DELAY
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Warn
-from router.engine.consumer import QueueConsumer
+from router.engine.consumer import RECEIVE_GRACE_SECONDS, QueueConsumer
 from router.engine.delivery import DeliveryRunner, nack_in_order
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import SOURCE, Dispatcher
@@ -26,6 +29,7 @@ from router.engine.pool import ProcessPool, Workers
 log = logging.getLogger(__name__)
 
 SLICE: Final = 50  # pools or consumers
+ABORT_GRACE_SECONDS: Final = 5.0  # for the NACKs of what was aborted
 
 T = TypeVar("T")
 
@@ -52,6 +56,8 @@ def _report_skipped(codes: Sequence[str], most: int, warn: Warn) -> None:
 
 
 class QueueManager:
+    """Executes the plan of a configuration (CFG-6, CFG-7)."""
+
     def __init__(self, deps: EngineDeps) -> None:
         self.pools: dict[str, ProcessPool] = {}
         self.draining_pools: dict[str, ProcessPool] = {}
@@ -249,3 +255,42 @@ class QueueManager:
         consumer.stop()
         self.stopping_consumers.append(consumer)
         log.info("consumer stopping", extra={"queue": consumer.queue.name})
+
+
+async def shut_down(manager: QueueManager, grace: float) -> None:
+    """Give open requests `grace` seconds; return everything else at once.
+
+    Afterwards, no task of a consumer or a pool waits for anything outside any more.
+    """
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    lost_before = manager.registry.ledger.ended[Fate.FORFEITED]
+    manager.stop()
+    if not await settled(manager, grace):
+        manager.abort()
+        await settled(manager, ABORT_GRACE_SECONDS)
+    receivers = [each for consumer in manager.stopping_consumers for each in consumer.connections]
+    receives = [receiver.task for receiver in receivers if receiver.task is not None]
+    if receives:  # those that do not end by themselves are cancelled
+        left = max(started + RECEIVE_GRACE_SECONDS - loop.time(), 0.0)
+        _, running = await asyncio.wait(receives, timeout=left)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=ABORT_GRACE_SECONDS)
+    for receiver in receivers:
+        receiver.settler.close()
+    lost = manager.registry.ledger.ended[Fate.FORFEITED] - lost_before
+    if lost:
+        text = f"{lost} messages could not be given back; they return when their leases end"
+        manager.deps.alerts.of(SOURCE)(Code.SHUTDOWN_CLEANUP_ERRORS, text)
+    log.info("all consumers stopped", extra={"unaccounted": manager.registry.unaccounted})
+
+
+async def settled(manager: QueueManager, seconds: float) -> bool:
+    """Wait so many seconds for a stopped manager. Return whether it holds nothing any more."""
+    async with asyncio.TaskGroup() as tasks:
+        settling = tasks.create_task(manager.until_settled(), name="settling")
+        await asyncio.wait((settling,), timeout=seconds)
+        settling.cancel()
+    return not settling.cancelled()

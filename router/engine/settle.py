@@ -23,7 +23,6 @@ from router.engine.broker_guard import GuardedBroker
 from router.engine.delivery import nack_in_order
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import Dispatcher, Unroutable
-from router.engine.leases import extend_leases
 from router.engine.outgoing import OutgoingMessages
 from router.ports import BrokerError, Disconnected
 from router.signal import Signal
@@ -145,10 +144,8 @@ class QueueSettler:
         return True
 
     async def extend(self, job: Job) -> bool:
-        guarded = self._guarded
-        if guarded is not None and guarded.lease_seconds is not None:
-            lease, extended = guarded.lease_seconds, self.deps.extended
-            await extend_leases([job], guarded, lease, extended, used=0.0)
+        if self._guarded is not None:
+            await self._guarded.extend_leases([job], self.deps.extended, used=0.0)
         return job.lease_until > self.now()
 
     def forfeit(self, job: Job) -> None:

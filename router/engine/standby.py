@@ -23,8 +23,7 @@ from router.core.state import StandbyStatus
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
 from router.engine.periodic import end_if_cancelled
-from router.engine.queue_manager import QueueManager
-from router.engine.shutdown import ABORT_GRACE_SECONDS, settled
+from router.engine.queue_manager import ABORT_GRACE_SECONDS, QueueManager, settled
 from router.ports import Lock, LockUnavailable
 
 log = logging.getLogger(__name__)

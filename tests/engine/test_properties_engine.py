@@ -21,7 +21,7 @@ from router.core.message import Message
 from router.core.outcome import Answer, Reply
 from router.core.trace import Span
 from router.engine.chores import Chores
-from router.engine.shutdown import shut_down
+from router.engine.queue_manager import shut_down
 from tests.support.fakes import OK, REFUSED, FakeSender
 from tests.support.faults import Unpluggable
 from tests.support.rig import Rig, body, pool, running
@@ -268,7 +268,7 @@ def test_what_a_router_leaves_behind_when_it_ends_the_next_one_delivers(
                 await tell(story, rig, plug)
                 await asyncio.sleep(more)
                 began = asyncio.get_running_loop().time()
-                await shut_down(rig.manager, rig.alerts, grace)
+                await shut_down(rig.manager, grace)
 
                 assert rig.is_empty
                 assert asyncio.get_running_loop().time() - began <= max(grace, 25.0) + 5.0

@@ -6,8 +6,8 @@ import pytest
 
 from router.core.job import Fate
 from router.core.warnings import Severity
+from router.engine.queue_manager import shut_down
 from router.engine.settle import ACK_LINGER_SECONDS
-from router.engine.shutdown import shut_down
 from router.ports import Disconnected, StaleLease
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-4")]
 async def end(rig: Rig, grace: float = 30.0) -> float:
     """How long it took."""
     began = now()
-    await shut_down(rig.manager, rig.alerts, grace)
+    await shut_down(rig.manager, grace)
     return now() - began
 
 

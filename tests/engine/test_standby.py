@@ -11,8 +11,8 @@ from router.brokers import BrokerRegistry
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.job import Fate
 from router.core.leadership import Leadership
+from router.engine.queue_manager import shut_down
 from router.engine.settle import ACK_LINGER_SECONDS
-from router.engine.shutdown import shut_down
 from router.engine.standby import Alone, Candidate, Standby
 from router.ports import Brokers
 from tests.support.fakes import FakeSender
@@ -409,7 +409,7 @@ async def test_a_router_that_ends_lets_the_next_one_work_within_a_second() -> No
         await one.rig.publish(*grouped("a", "b"))
         await asyncio.sleep(1)
         one.standby.stop()
-        await shut_down(one.rig.manager, one.rig.alerts, 30)
+        await shut_down(one.rig.manager, 30)
         await one.standby.close()
         left_at = now()
         await asyncio.sleep(3)
@@ -426,7 +426,7 @@ async def test_the_lock_is_kept_while_open_posts_finish() -> None:
         await one.rig.publish(*grouped("a"))
         await asyncio.sleep(1)
         one.standby.stop()
-        await shut_down(one.rig.manager, one.rig.alerts, 200)
+        await shut_down(one.rig.manager, 200)
 
         assert one.ended == {Fate.DELIVERED: 1}
         assert server.refreshes[-1] == 100
@@ -439,7 +439,7 @@ async def test_a_router_that_ends_does_not_take_the_lock_again() -> None:
         await asyncio.sleep(1)
         one.standby.stop()
         one.server.owner = "other"
-        await shut_down(one.rig.manager, one.rig.alerts, 200)
+        await shut_down(one.rig.manager, 200)
         one.server.owner = None
         await asyncio.sleep(100)
 

@@ -16,11 +16,10 @@ from router.core.message import parse
 from router.core.warnings import Notice, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
-from router.engine.delivery import Mediator
+from router.engine.delivery import Mediator, TaskMediator
 from router.engine.pool import ProcessPool
 from router.engine.queue_manager import QueueManager
 from router.engine.registry import Journal
-from router.engine.tasks import TaskMediator
 from router.ports import Brokers, Publication, TaskRunner
 from router.settings import Settings
 from router.wiring import open_engine
@@ -143,7 +142,7 @@ async def running(
         timeout=900.0,
         jitter=middle,
         wall=_zero,
-        tasks=None if tasks is None else TaskMediator(tasks, alerts, _zero).attempt,
+        tasks=tasks,
     )
     async with BrokerRegistry(worker_id="test", dedup_window=300) as door:
         witness = Witness(brokers or door)

@@ -12,7 +12,7 @@ import yaml
 from router.api.metrics import METRICS
 from router.core.config_document import read_document
 from router.engine.consumer import RECEIVE_GRACE_SECONDS
-from router.engine.shutdown import ABORT_GRACE_SECONDS
+from router.engine.queue_manager import ABORT_GRACE_SECONDS
 from router.outbound.config_source import ATTEMPT_SECONDS
 from router.settings import Settings, variables
 from tests.deploy.helm.rendering import EXAMPLES, NAMESPACE, POD, Refused, example, notes, render

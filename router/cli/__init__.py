@@ -1,57 +1,49 @@
 """The command line. A command's module is imported when it is run, so that `--help` is fast."""
 
+import os
+import sys
 from importlib import import_module
-from typing import NamedTuple
+from typing import Final
 
 import click
 
 from router import __version__
 
-
-class LazyCommand(NamedTuple):
-    name: str
-    place: str  # "module:attribute"
-    summary: str  # shown in the list of commands without importing the module
-
-
-COMMANDS = (
-    LazyCommand("run", "run:run", "Run the router."),
-    LazyCommand("demo", "demo:demo", "Watch a router deliver messages on this machine."),
-    LazyCommand("send", "send:send", "Publish messages to a queue."),
-    LazyCommand("message", "lookup:message", "Show the state of a message."),
-    LazyCommand("batch", "batch:batch", "Publish a batch with a callback, or show one."),
-    LazyCommand("schedules", "lookup:schedules", "List schedules and their next runs."),
-    LazyCommand("status", "status:status", "Show the router's state on one screen."),
-    LazyCommand("explain", "lookup:explain", "Explain why a message, group or target is waiting."),
-    LazyCommand("warnings", "warnings:warnings", "List, acknowledge and clear warnings."),
-    LazyCommand("pools", "config:pools", "Change a pool of the running router."),
-    LazyCommand("config", "config:config", "Check a routing configuration."),
-    LazyCommand(
-        "dead-letters", "dead_letters:dead_letters", "List, replay and discard dead letters."
-    ),
-    LazyCommand(
-        "sample-target", "sample_target:sample_target", "Run an HTTP target to try the router with."
-    ),
-)
+# Name: its module, relative to this one, and a summary that is shown without importing the module.
+COMMANDS: Final = {
+    "run": (".", "Run the router."),
+    "demo": (".demo", "Watch a router deliver messages on this machine."),
+    "send": (".send", "Publish messages to a queue."),
+    "message": (".lookup", "Show the state of a message."),
+    "batch": (".batch", "Publish a batch with a callback, or show one."),
+    "schedules": (".lookup", "List schedules and their next runs."),
+    "status": (".status", "Show the router's state on one screen."),
+    "explain": (".lookup", "Explain why a message, group or target is waiting."),
+    "warnings": (".warnings", "List, acknowledge and clear warnings."),
+    "pools": (".config", "Change a pool of the running router."),
+    "config": (".config", "Check a routing configuration."),
+    "dead-letters": (".dead_letters", "List, replay and discard dead letters."),
+    "sample-target": (".sample_target", "Run an HTTP target to try the router with."),
+}
 
 
 class LazyGroup(click.Group):
     """Inherits because that is how click is extended."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
-        return [command.name for command in COMMANDS]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  click's signature
-        for command in COMMANDS:
-            if command.name == cmd_name:
-                module, attribute = command.place.split(":")
-                found: click.Command = getattr(import_module(f"router.cli.{module}"), attribute)
-                return found
-        return None
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        name = cmd_name.replace("-", "_")
+        found: click.Command = getattr(import_module(module, __name__), name)
+        return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's signature
         with formatter.section("Commands"):
-            formatter.write_dl([(command.name, command.summary) for command in COMMANDS])
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
 
 main = click.version_option(__version__, prog_name="message-router")(
@@ -62,3 +54,25 @@ main = click.version_option(__version__, prog_name="message-router")(
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 )
+
+
+@click.command(
+    epilog="\b\nExample:  MESSAGE_ROUTER_CONFIG_URL=https://config/routing.json message-router run"
+)
+def run() -> None:
+    """Run the router until SIGTERM or Ctrl-C.
+
+    Settings come from the environment. Without any, the router consumes an embedded queue named
+    `default`; publish to it with `message-router send`.
+    """
+    from router.runtime import tune_for_start  # noqa: PLC0415  slow to import
+
+    tune_for_start()
+    from router.main import run as run_router  # noqa: PLC0415  slow to import
+    from router.settings import BadSetting  # noqa: PLC0415  slow to import
+
+    try:
+        sys.exit(run_router(os.environ))
+    except BadSetting as error:
+        click.echo(f"message-router: {error}", err=True)
+        sys.exit(2)  # wrong usage

@@ -20,7 +20,7 @@ SUBCOMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("words", [*((each.name,) for each in COMMANDS), *SUBCOMMANDS])
+@pytest.mark.parametrize("words", [*((name,) for name in COMMANDS), *SUBCOMMANDS])
 def test_every_command_explains_itself_with_an_example(run: Run, words: tuple[str, ...]) -> None:
     result = run(*words, "--help")
 
@@ -33,7 +33,7 @@ def test_the_list_of_commands_names_them_all(run: Run) -> None:
     result = run("--help")
 
     assert result.exit_code == 0
-    assert all(command.name in result.output for command in COMMANDS)
+    assert all(name in result.output for name in COMMANDS)
 
 
 def test_an_unknown_command_is_wrong_usage(run: Run) -> None:

@@ -19,7 +19,7 @@ COMMANDS: Final = {
     "schedules": (".lookup", "List schedules and their next runs."),
     "status": (".status", "Show the router's state on one screen."),
     "explain": (".lookup", "Explain why a message, group or target is waiting."),
-    "warnings": (".warnings", "List, acknowledge and clear warnings."),
+    "warnings": (".lookup", "List, acknowledge and clear warnings."),
     "pools": (".config", "Change a pool of the running router."),
     "config": (".config", "Check a routing configuration."),
     "dead-letters": (".dead_letters", "List, replay and discard dead letters."),

@@ -12,7 +12,6 @@ import click
 import msgspec
 
 from router.cli.connection import RouterClient, RouterRefused, connect, in_path, router_options
-from router.cli.ndjson import MessageLine, batches, read_items
 from router.cli.output import (
     changes,
     interval_option,
@@ -22,6 +21,7 @@ from router.cli.output import (
     show_fields,
     show_json,
 )
+from router.cli.send import MessageLine, as_list, batches, read_items
 from router.core.timestamps import Tsids
 
 MAX_MESSAGES: Final = 1000  # that the API takes in one call
@@ -107,9 +107,8 @@ def _publish(
     with connect() as router, progress_bar("published", len(items)) as show:
         router.post("/batches", {"queue": queue}, msgspec.json.encode(opening))
         for some in batches(items, MAX_MESSAGES):
-            body = b"[" + b",".join(item.body for item in some) + b"]"
             try:
-                answer = router.post(path, {"queue": queue}, body)
+                answer = router.post(path, {"queue": queue}, as_list(some))
             except RouterRefused as error:
                 index = error.problem.get("index")
                 if isinstance(index, int) and 0 <= index < len(some):

@@ -7,7 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol
+from functools import partial
+from typing import BinaryIO, Final
 
 import click
 import httpx
@@ -22,13 +23,33 @@ from router.cli.connection import (
     router_options,
     settings_here,
 )
-from router.cli.ndjson import BadLine, MessageLine, batches, read_items
 from router.cli.output import json_option, progress_bar, show_json
 from router.core.config import EMBEDDED_QUEUE, QueueConfig
-from router.core.message import Malformed, parse
+from router.core.message import MAX_BODY, Malformed, Message, parse
 from router.core.timestamps import Tsids
 from router.ports import BrokerError, Publication, Publisher
 from router.settings import Settings
+
+MAX_MESSAGES: Final = 500  # half of what the API accepts at once
+MAX_BYTES: Final = 8 * 1024 * 1024  # what the API accepts
+
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"  # some editors put one in front
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLine:
+    """One message to send, and the line that it came from."""
+
+    line: int
+    message: Message
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    line: int
+    reason: str
 
 
 @dataclass(slots=True)
@@ -52,57 +73,47 @@ class SendSummary:
         return words
 
 
-class Sink(Protocol):
-    def send(self, batch: Sequence[MessageLine], summary: SendSummary) -> None:
-        """Publish the batch. Raises click.ClickException if sending cannot continue."""
+Sink = Callable[[Sequence[MessageLine], SendSummary], None]  # raises what ends the command
 
 
-class RouterSink:
-    """`POST /messages` of a running router."""
-
-    def __init__(self, router: RouterClient, queue: str | None) -> None:
-        self._router = router
-        self._queue = queue
-
-    def send(self, batch: Sequence[MessageLine], summary: SendSummary) -> None:
-        """Send all but the messages that the router names as bad: it takes a batch or nothing."""
-        wanted = list(batch)
-        while wanted:
-            body = b"[" + b",".join(item.body for item in wanted) + b"]"
-            try:
-                answer = self._router.post("/messages", {"queue": self._queue}, body)
-            except RouterRefused as error:
-                if error.status == httpx.codes.BAD_GATEWAY:
-                    accepted = error.problem.get("accepted")
-                    summary.sent += accepted if isinstance(accepted, int) else 0
-                    raise
-                index = error.problem.get("index")
-                is_about_one = error.status == httpx.codes.UNPROCESSABLE_ENTITY
-                if not (is_about_one and isinstance(index, int) and 0 <= index < len(wanted)):
-                    raise
-                reason = str(error.problem.get("detail")).removeprefix(f"message {index}: ")
-                summary.refuse(BadLine(wanted.pop(index).line, reason))
-            else:
-                summary.duplicates += answer.get("duplicates", 0)
-                summary.sent += len(wanted) - answer.get("duplicates", 0)
-                return
+def _send_to_router(
+    router: RouterClient, queue: str | None, batch: Sequence[MessageLine], summary: SendSummary
+) -> None:
+    """Send all but the messages that the router names as bad: it takes a batch or nothing."""
+    wanted = list(batch)
+    while wanted:
+        try:
+            answer = router.post("/messages", {"queue": queue}, as_list(wanted))
+        except RouterRefused as error:
+            if error.status == httpx.codes.BAD_GATEWAY:
+                accepted = error.problem.get("accepted")
+                summary.sent += accepted if isinstance(accepted, int) else 0
+                raise
+            index = error.problem.get("index")
+            is_about_one = error.status == httpx.codes.UNPROCESSABLE_ENTITY
+            if not (is_about_one and isinstance(index, int) and 0 <= index < len(wanted)):
+                raise
+            reason = str(error.problem.get("detail")).removeprefix(f"message {index}: ")
+            summary.refuse(BadLine(wanted.pop(index).line, reason))
+        else:
+            summary.duplicates += answer.get("duplicates", 0)
+            summary.sent += len(wanted) - answer.get("duplicates", 0)
+            return
 
 
-class QueueSink:
-    """A queue, without a router in between."""
-
-    def __init__(self, portal: BlockingPortal, publisher: Publisher) -> None:
-        self._portal = portal
-        self._publisher = publisher
-
-    def send(self, batch: Sequence[MessageLine], summary: SendSummary) -> None:
-        publications = [
-            Publication(item.message, item.body, item.message.explicit_dedup_key) for item in batch
-        ]
-        receipts = self._portal.call(self._publisher.publish, publications)
-        new = sum(receipt is True for receipt in receipts)
-        summary.sent += new
-        summary.duplicates += len(receipts) - new
+def _send_to_queue(
+    portal: BlockingPortal,
+    publisher: Publisher,
+    batch: Sequence[MessageLine],
+    summary: SendSummary,
+) -> None:
+    publications = [
+        Publication(item.message, item.body, item.message.explicit_dedup_key) for item in batch
+    ]
+    receipts = portal.call(publisher.publish, publications)
+    new = sum(receipt is True for receipt in receipts)
+    summary.sent += new
+    summary.duplicates += len(receipts) - new
 
 
 @contextmanager
@@ -110,7 +121,7 @@ def open_sink(queue: str | None, uri: str | None) -> Iterator[Sink]:
     """Open a queue of the running router, or, given its URI, a queue without a router."""
     if uri is None:
         with connect() as router:
-            yield RouterSink(router, queue)
+            yield partial(_send_to_router, router, queue)
         return
     settings = settings_here()
     try:
@@ -119,7 +130,7 @@ def open_sink(queue: str | None, uri: str | None) -> Iterator[Sink]:
             start_blocking_portal() as portal,
             portal.wrap_async_context_manager(_publisher(uri, settings)) as publisher,
         ):
-            yield QueueSink(portal, publisher)
+            yield partial(_send_to_queue, portal, publisher)
     except BrokerError as error:
         raise click.ClickException(str(error)) from None
 
@@ -190,9 +201,9 @@ def send(
     summary = SendSummary()
     started = time.monotonic()
     try:
-        with open_sink(queue, uri) as sink, progress_bar("sent") as show:
+        with open_sink(queue, uri) as send_batch, progress_bar("sent") as show:
             for batch in batches(_good(source, summary, strict=strict)):
-                sink.send(batch, summary)
+                send_batch(batch, summary)
                 show(summary.sent)
                 if strict and summary.refused:
                     break
@@ -227,3 +238,62 @@ def _good(
         summary.refuse(line)
         if strict:
             return
+
+
+def read_items(stream: BinaryIO, new_id: Callable[[], str]) -> Iterator[MessageLine | BadLine]:
+    """Read each line that is not blank. A message without an id gets a new one."""
+    for number, line in _lines(stream):
+        if text := line.strip():
+            yield _read(number, text, new_id)
+
+
+def batches(items: Iterable[MessageLine], most: int = MAX_MESSAGES) -> Iterator[list[MessageLine]]:
+    """Split into what one call may carry."""
+    batch: list[MessageLine] = []
+    size = len("[]")
+    for item in items:
+        if batch and (len(batch) == most or size + len(item.body) + 1 > MAX_BYTES):
+            yield batch
+            batch, size = [], len("[]")
+        batch.append(item)
+        size += len(item.body) + len(",")
+    if batch:
+        yield batch
+
+
+def as_list(batch: Sequence[MessageLine]) -> bytes:
+    return b"[" + b",".join(item.body for item in batch) + b"]"
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Number the lines. Of a line that is too long, keep just enough to show that it is."""
+    for number in itertools.count(1):
+        line = stream.readline(MAX_BODY + 2)
+        if not line:
+            return
+        yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        while line and not line.endswith(b"\n"):
+            line = stream.readline(MAX_BODY)
+
+
+def _read(number: int, text: bytes, new_id: Callable[[], str]) -> MessageLine | BadLine:
+    try:
+        return MessageLine(number, parse(text), text)
+    except Malformed as error:
+        reason = str(error)
+    try:
+        with_id = _add_id(text, new_id)
+        return MessageLine(number, parse(with_id), with_id) if with_id else BadLine(number, reason)
+    except Malformed as error:
+        return BadLine(number, str(error))
+
+
+def _add_id(text: bytes, new_id: Callable[[], str]) -> bytes | None:
+    """Return the message with a new id, or None if it has one or is not a JSON object."""
+    try:
+        fields = _fields.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if bytes(fields.get("id", b"null")) != b"null":
+        return None
+    return msgspec.json.encode({**fields, "id": new_id()})

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from router.cli.demo_view import DemoCounts, DemoFrame, as_line, as_screen, as_summary
+from router.cli.demo import DemoCounts, DemoFrame, as_line, as_screen, as_summary
 from router.core.state import PoolState
 from router.core.stats import Deliveries
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.cli.ndjson import MAX_BYTES, MAX_MESSAGES, BadLine, MessageLine, batches, read_items
+from router.cli.send import MAX_BYTES, MAX_MESSAGES, BadLine, MessageLine, batches, read_items
 from router.core.message import MAX_BODY, parse
 
 pytestmark = pytest.mark.rule("P5")

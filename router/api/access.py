@@ -10,11 +10,12 @@ from ipaddress import ip_address
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
+from fastapi import HTTPException
 from msgspec import Struct
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api.problems import ApiProblem
+from router.api.problems import refusal_response
 from router.setting_values import AuthMode
 
 OPEN_PATHS: Final = frozenset(
@@ -127,13 +128,13 @@ class Guard:
             ):
                 answer = self._login
             elif refusal is not None:
-                answer = refusal.response()
+                answer = refusal_response(refusal)
         await answer(scope, receive, send)
 
 
 async def refuse(  # noqa: PLR0911  a list of checks, in their order
     method: str, path: str, headers: Mapping[str, str], access: Access
-) -> ApiProblem | None:
+) -> HTTPException | None:
     """Return why the call is refused, or None if it is allowed."""
     changes = method not in _READ_METHODS
     if (path in OPEN_PATHS or path.startswith(OPEN_FOLDER)) and not changes:
@@ -141,10 +142,10 @@ async def refuse(  # noqa: PLR0911  a list of checks, in their order
     try:
         role = await access.role_of(headers.get("authorization", ""))
     except CannotTell as error:
-        return ApiProblem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        return HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     if role is None:
         challenge = {"WWW-Authenticate": _CHALLENGES[access.mode]}
-        return ApiProblem(HTTPStatus.UNAUTHORIZED, "credentials are needed", headers=challenge)
+        return HTTPException(HTTPStatus.UNAUTHORIZED, "credentials are needed", headers=challenge)
     is_private = any(path == each or path.startswith(f"{each}/") for each in PRIVATE_FOLDERS)
     if access.mode is AuthMode.NONE and not access.is_local and (changes or is_private):
         what = "nothing can be changed" if changes else "this is not shown"
@@ -173,8 +174,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _forbidden(detail: str) -> ApiProblem:
-    return ApiProblem(HTTPStatus.FORBIDDEN, detail)
+def _forbidden(detail: str) -> HTTPException:
+    return HTTPException(HTTPStatus.FORBIDDEN, detail)
 
 
 def _host_name(netloc: str) -> str:

@@ -12,16 +12,14 @@ from router.api import (
     config,
     dashboard,
     dead_letters,
-    events,
     health,
     messages,
     metrics,
     monitoring,
-    warnings,
 )
 from router.api.access import Access, Guard
+from router.api.kit import RouterApi
 from router.api.problems import HANDLERS, PROBLEM_SCHEMA
-from router.api.requests import RouterApi
 
 _ERRORS: Final = {
     "description": "What went wrong",
@@ -40,19 +38,18 @@ def create_app(router: RouterApi, access: Access) -> FastAPI:
         exception_handlers=HANDLERS,
     )
     app.state.router = router
-    app.state.feed = events.Feed(router.state)
+    app.state.feed = dashboard.Feed(router.state)
     for routes in (
         metrics.routes,  # first: the first call to a route prepares all those before it
         messages.routes,  # then the busiest: a call is compared with all routes before its own
         batches.routes,
         health.routes,
         batches.schedule_routes,
-        warnings.routes,
+        health.warning_routes,
         dead_letters.routes,
         config.routes,
         monitoring.routes,
         messages.monitoring_routes,
-        events.routes,
         dashboard.routes,
     ):
         app.include_router(routes)

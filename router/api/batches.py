@@ -2,21 +2,27 @@
 
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Request
 from msgspec import Meta, Raw, Struct
 
-from router.api.messages import MESSAGE_SCHEMA
-from router.api.models import AT, EnumName, ResponseModel, Time, as_is, shown
-from router.api.requests import (
+from router.api.kit import (
+    AT,
     CurrentRouter,
+    EnumName,
     Name,
+    ResponseModel,
+    Time,
+    as_is,
     decode,
+    json_body,
     read_body,
+    shown,
     split_messages,
     unprocessable,
 )
+from router.api.messages import MESSAGE_SCHEMA
 from router.engine.beat import ScheduleState
 from router.engine.stores import (
     MAX_BATCH_ID,
@@ -39,13 +45,8 @@ _CALLBACK_SCHEMA: Final = {
 _EXAMPLE: Final = {"id": "row-1", "mediationTarget": "https://svc/api/row", "payload": {"row": 1}}
 
 
-def _json_body(schema: dict[str, Any], example: object) -> dict[str, Any]:
-    content = {"application/json": {"schema": schema, "example": example}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
 # The parser of the queues reads the messages, so that both accept the same. This describes them.
-_NEW_BATCH: Final = _json_body(
+_NEW_BATCH: Final = json_body(
     {
         "type": "object",
         "required": ["callback"],
@@ -63,7 +64,7 @@ _NEW_BATCH: Final = _json_body(
         "callback": {"mediationTarget": "https://svc/api/imported"},
     },
 )
-_MORE: Final = _json_body(
+_MORE: Final = json_body(
     {
         "oneOf": [
             {"type": "array", "items": MESSAGE_SCHEMA, "maxItems": 1000},

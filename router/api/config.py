@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Response
 
-from router.api.models import AT, Masked, ResponseModel, Time, as_is, shown
-from router.api.requests import CurrentRouter
+from router.api.kit import AT, CurrentRouter, Masked, ResponseModel, Time, as_is, shown
 
 
 class SourceView(ResponseModel):

@@ -5,18 +5,23 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from router.api.models import AT, EnumName, Masked, ResponseModel, Time, as_is, shown
-from router.api.problems import ApiProblem
-from router.api.requests import (
+from router.api.kit import (
+    AT,
     BLANK_IS_NONE,
     CurrentRouter,
+    EnumName,
+    Masked,
     Name,
     RequestBody,
+    ResponseModel,
+    Time,
+    as_is,
     body_schema,
     read_json,
+    shown,
 )
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
 from router.core.message import Malformed, Message, parse
@@ -211,14 +216,14 @@ async def discard(router: CurrentRouter, letter_id: str) -> Discarded:
 
 
 def _number(letter_id: str) -> int:
-    """Raise ApiProblem unless it is a number that the store can have given."""
+    """Raise HTTPException unless it is a number that the store can have given."""
     if not (letter_id.isascii() and letter_id.isdigit() and len(letter_id) <= _ID_DIGITS):
         raise _unknown()
     return int(letter_id)
 
 
-def _unknown() -> ApiProblem:
-    return ApiProblem(HTTPStatus.NOT_FOUND, "there is no such dead letter")
+def _unknown() -> HTTPException:
+    return HTTPException(HTTPStatus.NOT_FOUND, "there is no such dead letter")
 
 
 def _unix(moment: datetime) -> float:

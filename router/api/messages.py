@@ -5,29 +5,27 @@ from http import HTTPStatus
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from router.api.dead_letters import LetterView
-from router.api.models import (
+from router.api.kit import (
     AT,
+    CurrentRouter,
     EnumName,
     Masked,
+    Name,
+    RequestBody,
     ResponseModel,
     Time,
     WholeMilliseconds,
     as_is,
-    shown,
-)
-from router.api.problems import ApiProblem
-from router.api.requests import (
-    CurrentRouter,
-    Name,
-    RequestBody,
     body_schema,
     current_router,
+    json_body,
     read_body,
     read_json,
+    shown,
     split_messages,
     unprocessable,
 )
@@ -81,16 +79,7 @@ MESSAGE_SCHEMA: Final[dict[str, Any]] = {
     },
 }
 # The parser of the queues reads the body, so that both accept the same. This only describes it.
-_BODY: Final = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {"oneOf": [MESSAGE_SCHEMA, {"type": "array", "items": MESSAGE_SCHEMA}]}
-            }
-        },
-    }
-}
+_BODY: Final = json_body({"oneOf": [MESSAGE_SCHEMA, {"type": "array", "items": MESSAGE_SCHEMA}]})
 
 
 class Accepted(ResponseModel):
@@ -296,7 +285,7 @@ async def show_history(router: CurrentRouter, message_id: str) -> MessageHistory
     """
     history = await router.lookup.history(message_id)
     if history.is_empty:
-        raise ApiProblem(
+        raise HTTPException(
             HTTPStatus.NOT_FOUND,
             "nothing is known of it: it never arrived, waits in its queue, or ended long ago",
         )

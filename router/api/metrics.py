@@ -10,8 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from fastapi import APIRouter, Response
 
-from router.api.models import sliced
-from router.api.requests import CurrentRouter
+from router.api.kit import CurrentRouter, sliced
 from router.core.state import PoolState, QueueState, RouterState
 from router.core.stats import SHOWN, cumulative
 from router.core.warnings import Severity

@@ -12,18 +12,22 @@ from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Struct
 from pydantic import AfterValidator, ConfigDict, Field
 
-from router.api.models import (
+from router.api.kit import (
     AT,
+    CurrentRouter,
     Milliseconds,
+    RequestBody,
     ResponseModel,
     Role,
     Time,
     WholeMilliseconds,
     as_is,
+    body_schema,
+    read_json,
     shown,
     sliced,
+    unprocessable,
 )
-from router.api.requests import CurrentRouter, RequestBody, body_schema, read_json, unprocessable
 from router.core.config import MAX_CONCURRENCY
 from router.core.config_entry import MAX_RATE
 from router.core.state import GOOD_RATE, PoolState, StandbyStatus, Status, assess
@@ -169,7 +173,7 @@ class PoolOrder(RequestBody):
 
     @property
     def setting(self) -> PoolSetting:
-        """Raise ApiProblem if there is nothing to change."""
+        """Raise HTTPException if there is nothing to change."""
         rate_given = "rate_limit_per_minute" in self.model_fields_set
         if self.concurrency is None and not rate_given:
             raise unprocessable(

@@ -1,6 +1,7 @@
 """Errors as `application/problem+json`, whatever went wrong."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -37,32 +38,20 @@ PROBLEM_SCHEMA: Final = {
 }
 
 
-class ApiProblem(HTTPException):
-    """Ends the call with this status. `detail` explains why, for the caller."""
-
-    def response(self) -> Response:
-        return problem_response(self.status_code, self.detail, headers=self.headers)
-
-
-STATUSES: Final[Mapping[type[Exception], HTTPStatus]] = {
-    Rejected: HTTPStatus.UNPROCESSABLE_ENTITY,
-    NotPublishable: HTTPStatus.UNPROCESSABLE_ENTITY,
-    NoWorkQueue: HTTPStatus.UNPROCESSABLE_ENTITY,
-    UnknownQueue: HTTPStatus.NOT_FOUND,
-    UnknownLetter: HTTPStatus.NOT_FOUND,
-    UnknownMessage: HTTPStatus.NOT_FOUND,
-    UnknownBatch: HTTPStatus.NOT_FOUND,
-    UnknownPool: HTTPStatus.NOT_FOUND,
-    UnknownBreaker: HTTPStatus.NOT_FOUND,
-    NotReplayable: HTTPStatus.CONFLICT,
-    NotCancellable: HTTPStatus.CONFLICT,
-    AmbiguousBatch: HTTPStatus.CONFLICT,
-    BatchConflict: HTTPStatus.CONFLICT,
-    BrokeOff: HTTPStatus.BAD_GATEWAY,
-    SyncFailed: HTTPStatus.BAD_GATEWAY,
-    StoreError: HTTPStatus.SERVICE_UNAVAILABLE,
-    BadTarget: HTTPStatus.UNPROCESSABLE_ENTITY,
-    ClientDisconnect: HTTPStatus.BAD_REQUEST,  # nobody is left to read it
+STATUSES: Final[Mapping[HTTPStatus, Sequence[type[Exception]]]] = {
+    HTTPStatus.UNPROCESSABLE_ENTITY: (Rejected, NotPublishable, NoWorkQueue, BadTarget),
+    HTTPStatus.NOT_FOUND: (
+        UnknownQueue,
+        UnknownLetter,
+        UnknownMessage,
+        UnknownBatch,
+        UnknownPool,
+        UnknownBreaker,
+    ),
+    HTTPStatus.CONFLICT: (NotReplayable, NotCancellable, AmbiguousBatch, BatchConflict),
+    HTTPStatus.BAD_GATEWAY: (BrokeOff, SyncFailed),
+    HTTPStatus.SERVICE_UNAVAILABLE: (StoreError,),
+    HTTPStatus.BAD_REQUEST: (ClientDisconnect,),  # nobody is left to read it
 }
 
 
@@ -83,8 +72,12 @@ def problem_response(
     return JSONResponse(body, status, headers, "application/problem+json")
 
 
-async def _refused(_: Request, error: HTTPException) -> Response:
+def refusal_response(error: HTTPException) -> Response:
     return problem_response(error.status_code, error.detail, headers=error.headers)
+
+
+async def _refused(_: Request, error: HTTPException) -> Response:
+    return refusal_response(error)
 
 
 async def _wrong_input(_: Request, error: RequestValidationError) -> Response:
@@ -96,8 +89,7 @@ async def _unforeseen(_: Request, __: Exception) -> Response:
     return problem_response(HTTPStatus.INTERNAL_SERVER_ERROR, text)
 
 
-async def _expected(_: Request, error: Exception) -> Response:
-    status = next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
+async def _expected(status: HTTPStatus, _: Request, error: Exception) -> Response:
     text, done = str(error), dict[str, object]()  # what was done before it failed
     match error:
         case Rejected(index=int(index)):
@@ -114,7 +106,7 @@ async def _expected(_: Request, error: Exception) -> Response:
 
 
 HANDLERS: Final[dict[Any, Any]] = {  # typed as FastAPI types them
-    **dict.fromkeys(STATUSES, _expected),
+    **{kind: partial(_expected, status) for status, kinds in STATUSES.items() for kind in kinds},
     HTTPException: _refused,
     RequestValidationError: _wrong_input,
     Exception: _unforeseen,

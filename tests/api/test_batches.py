@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from router.api.requests import MAX_BODY_BYTES
+from router.api.kit import MAX_BODY_BYTES
 from router.core.config import QueueConfig, RoutingConfig
 from router.engine.beat import ScheduleState
 from router.ports import Disconnected

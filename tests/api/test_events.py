@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 from router.api.access import Access
 from router.api.app import create_app
-from router.api.events import BEAT, LONGEST_SECONDS, MAX_WATCHERS, RETRY, Feed, routes
+from router.api.dashboard import BEAT, LONGEST_SECONDS, MAX_WATCHERS, RETRY, Feed, routes
 from router.api.server import listen, serve
 from router.core.state import RouterState
 from tests.support.api import HandMadeRouter, assert_problem

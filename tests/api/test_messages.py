@@ -4,7 +4,7 @@ import httpx
 import msgspec
 import pytest
 
-from router.api.requests import MAX_BODY_BYTES
+from router.api.kit import MAX_BODY_BYTES
 from router.ports import Disconnected
 from tests.support.api import HandMadeRouter, assert_problem
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.api.kit import SLICE
 from router.api.metrics import METRICS
-from router.api.models import SLICE
 from router.core.state import SyncCounts
 from tests.support.api import NOW, HandMadeRouter
 from tests.support.states import ORIGIN

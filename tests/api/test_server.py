@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from router.api.app import create_app
-from router.api.requests import MAX_BODY_BYTES
+from router.api.kit import MAX_BODY_BYTES
 from router.api.server import CannotListen, listen, serve
 from tests.support.api import LOCAL, HandMadeRouter
 

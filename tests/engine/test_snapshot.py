@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api.events import MOST_BREAKERS, MOST_GROUPS, snapshot
+from router.api.dashboard import MOST_BREAKERS, MOST_GROUPS, snapshot
 from router.core.config import QueueConfig
 from router.core.outcome import Reply
 from router.core.warnings import Code, Severity

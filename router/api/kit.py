@@ -1,21 +1,38 @@
-"""What a handler is given: the router, and what the caller sends.
+"""What the routes share: the router, what callers send, and how answers are made.
 
-Of a body never more than allowed is read, and as JSON only where it is JSON.
+Of a body never more than allowed is read, and as JSON only where it is JSON. An answer is a
+pydantic model that reads the router's own values by attribute. A field names the attribute that it
+shows, where the names differ, and an example for the OpenAPI document. Its type says how the value
+is shown, for instance `Time` for Unix seconds.
 """
 
-from collections.abc import Sequence
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterable, Sequence
 from http import HTTPStatus
+from itertools import islice
 from typing import Annotated, Any, Final, Protocol, TypeVar
 
 import msgspec
-from fastapi import Depends, Request
+from fastapi import Depends, HTTPException, Request
 from msgspec import Raw, Struct
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasGenerator,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 from pydantic.alias_generators import to_camel
 
-from router.api.problems import ApiProblem, in_words
+from router.api.problems import in_words
 from router.core.config_plan import Plan
+from router.core.redact import mask_urls
 from router.core.state import RouterState
+from router.core.timestamps import iso
 from router.core.warnings import WarningBook
 from router.engine.beat import ScheduleState
 from router.engine.config_sync import SyncStatus
@@ -26,10 +43,20 @@ from router.engine.state import MessageLookup
 from router.engine.stores import Batches, MessageStates
 from router.ports import DeadLetterStore
 
-MAX_BODY_BYTES: Final = 8 * 1024 * 1024  # bytes
+MAX_BODY_BYTES: Final = 8 * 1024 * 1024
+AT: Final = "2026-01-31T08:15:30.123Z"  # in examples
+SLICE: Final = 25  # pools or queues: a few milliseconds of work
+_MINUTES: Final = re.compile(r"(\d)Min$")
 
 BLANK_IS_NONE: Final = BeforeValidator(lambda given: given or None)  # as in `?queue=&pool=a`
 Name = Annotated[str | None, BLANK_IS_NONE]
+Time = Annotated[str, BeforeValidator(iso)]
+EnumName = Annotated[str, BeforeValidator(lambda member: member.name)]
+Masked = Annotated[str, AfterValidator(mask_urls)]  # without the secrets that URLs may contain
+Milliseconds = Annotated[float, BeforeValidator(lambda seconds: round(seconds * 1000, 3))]
+WholeMilliseconds = Annotated[int, BeforeValidator(lambda seconds: round(seconds * 1000))]
+Role = Annotated[str, BeforeValidator(lambda primary: "PRIMARY" if primary else "STANDBY")]
+
 T = TypeVar("T")
 Shape = TypeVar("Shape", bound="RequestBody")
 
@@ -88,7 +115,7 @@ async def read_body(request: Request) -> bytes:
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY_BYTES:
-            raise ApiProblem(
+            raise HTTPException(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 f"the body is larger than {MAX_BODY_BYTES} bytes",
             )
@@ -108,12 +135,19 @@ async def read_json(
         raise unprocessable(f"the body cannot be read: {in_words(error.errors())}") from None
 
 
+def json_body(
+    schema: dict[str, Any], example: object = None, *, required: bool = True
+) -> dict[str, Any]:
+    """Describe a body, for `openapi_extra`."""
+    content = {"schema": schema} if example is None else {"schema": schema, "example": example}
+    return {"requestBody": {"required": required, "content": {"application/json": content}}}
+
+
 def body_schema(shape: type[RequestBody], *, required: bool = True) -> dict[str, Any]:
     """Describe what `read_json` reads, for `openapi_extra`."""
     schema = shape.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)  # the answers have described them
-    content = {"schema": schema, "example": schema.pop("example")}
-    return {"requestBody": {"required": required, "content": {"application/json": content}}}
+    return json_body(schema, schema.pop("example"), required=required)
 
 
 def split_messages(body: bytes) -> Sequence[bytes]:
@@ -127,7 +161,7 @@ def split_messages(body: bytes) -> Sequence[bytes]:
 
 
 def decode(body: bytes, shape: type[T]) -> T:
-    """Decode JSON. Raises ApiProblem."""
+    """Decode JSON. Raises HTTPException."""
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -136,5 +170,46 @@ def decode(body: bytes, shape: type[T]) -> T:
         raise unprocessable("the body is nested too deep") from None
 
 
-def unprocessable(detail: str) -> ApiProblem:
-    return ApiProblem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
+def unprocessable(detail: str) -> HTTPException:
+    return HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
+
+
+def _collect_example(schema: dict[str, Any]) -> None:
+    """Make the example of a model out of those of its fields."""
+    shown = {name: field.pop("examples") for name, field in schema["properties"].items()}
+    schema["example"] = {name: examples[0] for name, examples in shown.items()}
+
+
+def shown(
+    path: str, example: object, description: str | None = None, *, default: object = ...
+) -> Any:
+    """Declare a field that shows the attribute at `path`, such as `a.b`, or else `default`."""
+    alias = AliasPath(*path.split("."))
+    return Field(default, validation_alias=alias, examples=[example], description=description)
+
+
+def as_is(example: object, description: str | None = None, *, default: object = ...) -> Any:
+    """Declare a field that shows the attribute of its own name."""
+    return Field(default, examples=[example], description=description)
+
+
+class ResponseModel(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=AliasGenerator(
+            serialization_alias=lambda field: _MINUTES.sub(r"\1min", to_camel(field))
+        ),
+        validate_by_name=True,
+        validate_by_alias=True,
+        from_attributes=True,
+        frozen=True,
+        json_schema_extra=_collect_example,
+        json_schema_serialization_defaults_required=True,
+    )
+
+
+async def sliced(items: Iterable[T]) -> AsyncIterator[list[T]]:
+    """Yield the items in small lists. In between, deliveries go on."""
+    left = iter(items)
+    while some := list(islice(left, SLICE)):
+        yield some
+        await asyncio.sleep(0)

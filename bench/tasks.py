@@ -23,8 +23,7 @@ from router.engine.alerts import Alerts
 from router.engine.delivery import TaskMediator
 from router.engine.queue_manager import shut_down
 from router.outbound.process.executors import Executor, ExecutorMode
-from router.outbound.process.runner import open_processes
-from router.outbound.process.tasks import ProcessTasks
+from router.outbound.process.tasks import open_tasks
 from router.ports import Publication, TaskRunner
 from router.settings import Settings
 from router.storage.dead_letters import NO_STORE, open_store
@@ -84,11 +83,9 @@ async def _cost(case: str, total: int) -> tuple[float, float]:
             mode=mode,
             max_processes=PROCESSES,
         )
-        executors = {"x": executor}
         target = {"mediationType": "PROCESS", "mediationTarget": "process:x"}
-        async with open_processes(executors) as processes:
-            tasks = ProcessTasks(executors, processes)
-            return await _drain(Path(folder), total, tasks, target, processes.spawner_pid)
+        async with open_tasks({"x": executor}) as tasks:
+            return await _drain(Path(folder), total, tasks, target, tasks.spawner_pid)
 
 
 async def _drain(

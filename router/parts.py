@@ -28,8 +28,7 @@ from router.locks import LockRequest, open_lock
 from router.outbound.http_sender import HttpSender
 from router.outbound.notifications import ChannelAddresses, open_channels
 from router.outbound.process.executors import BadExecutors, Executor, read_executors
-from router.outbound.process.runner import open_processes
-from router.outbound.process.tasks import ProcessTasks, refusal
+from router.outbound.process.tasks import ProcessTasks, open_tasks, refusal
 from router.ports import DeadLetterStore, Lock, QueueRefused, Tracer
 from router.setting_values import AuthMode
 from router.settings import BadSetting, Settings
@@ -76,11 +75,10 @@ async def open_ports(
     executors, tasks = executors_of(settings), None
     if executors:
         try:
-            processes = await stack.enter_async_context(open_processes(executors))
+            tasks = await stack.enter_async_context(open_tasks(executors))
         except OSError as error:
             text = f"MEDIATOR_EXECUTORS_FILE: processes cannot be started: {error}"
             raise BadSetting(text) from None
-        tasks = ProcessTasks(executors, processes)
     listener = stack.enter_context(listen(settings.host, settings.port))
     policy = target_policy(settings, listener)
     store = await stack.enter_async_context(open_letters(settings))

@@ -27,7 +27,7 @@ class ExecutorMode(StrEnum):
     SERVE = "serve"  # a process stays and answers one line per line
 
 
-class Limits(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class Limits(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
     memory_mib: Annotated[int, Meta(ge=1)] | None = field(default=None, name="memoryMiB")
     open_files: Annotated[int, Meta(ge=3)] | None = None
 

@@ -1,9 +1,7 @@
-"""Runs tasks in processes and returns their results (CMD-8)."""
+"""One task process seen through its pipes, and the spawner that starts all of them (CMD-8)."""
 
 import asyncio
 import contextlib
-import ctypes
-import json
 import logging
 import os
 import signal
@@ -11,8 +9,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from router.core.message import NOT_JSON
-from router.outbound.process.executors import TERM_SECONDS, Executor, ExecutorMode
+from router.outbound.process.executors import TERM_SECONDS, Executor
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +27,6 @@ STDERR_BYTES: Final = 4096  # of its end are kept
 OUTPUT_GRACE_SECONDS: Final = 1.0  # between the end of a process and the end of its output
 CLOSE_SECONDS: Final = 5.0  # for the spawner to kill everything
 _CHUNK_BYTES: Final = 64 * 1024
-_PR_SET_DUMPABLE: Final = 4
 _SPAWNER: Final = Path(__file__).with_name("spawner.py")
 
 
@@ -60,18 +56,6 @@ class _Answer(Struct):
     id: str = msgspec.field(name="messageId")
 
 
-@asynccontextmanager
-async def open_processes(executors: Mapping[str, Executor]) -> AsyncIterator["Processes"]:
-    """Start the spawner; end it, and with it every task, with the context."""
-    # Tasks of our own user may not read our memory and environment.
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    processes = Processes(executors)
-    try:
-        yield processes
-    finally:
-        processes.close()
-
-
 def problem_of_answer(line: bytes, message_id: str) -> str | None:
     """Return why a line is not the answer to a message; None: it is."""
     try:
@@ -81,71 +65,13 @@ def problem_of_answer(line: bytes, message_id: str) -> str | None:
     return None if answered_id == message_id else "the answer has another messageId"
 
 
-class Processes:
-    """All task processes of this router."""
-
-    def __init__(self, executors: Mapping[str, Executor]) -> None:
-        self._executors = executors
-        self._free = {each.name: asyncio.Semaphore(each.processes) for each in executors.values()}
-        self._idle: dict[str, list[_Process]] = {name: [] for name in executors}
-        self._spawner = _Spawner(executors)
-
-    async def run(self, name: str, message_id: str, line: bytes, timeout: float) -> TaskResult:
-        """Run one task. `line` is its input, one line of JSON. Raises only CancelledError."""
-        executor = self._executors[name]
-        async with self._free[name]:
-            process: _Process | None = None
-            try:
-                async with asyncio.timeout(timeout):
-                    if executor.mode is ExecutorMode.ONCE:
-                        process = self._spawner.start(name)
-                        return await process.run_once(line)
-                    process = self._serving(name)
-                    result = await process.ask(message_id, line)
-            except NotStarted as reason:
-                return TaskResult(None, problem=f"not started: {reason}", is_unstarted=True)
-            except SpawnerLost as reason:
-                return TaskResult(None, problem=str(reason))
-            except TimeoutError:
-                assert process is not None  # noqa: S101 - nothing waits before there is one
-                error = process.error_text
-                await process.end()
-                problem = f"no answer within {timeout:g} s"
-                return TaskResult(None, error=error, problem=problem, is_timeout=True)
-            except BaseException:
-                if process is not None:
-                    process.terminate()
-                raise
-            if result.exit_code == 0 and process.may_go_on(executor.max_tasks):
-                self._idle[name].append(process)
-            else:
-                process.terminate()
-            return result
-
-    @property
-    def spawner_pid(self) -> int:
-        return self._spawner.pid
-
-    def _serving(self, name: str) -> "_Process":
-        idle = self._idle[name]
-        while idle:
-            process = idle.pop()
-            if process.may_go_on(None):
-                return process
-            process.terminate()
-        return self._spawner.start(name)
-
-    def close(self) -> None:
-        self._spawner.close()
-
-
-class _Spawner:
+class SpawnerClient:
     """The router's end of the socket to the spawner, which is restarted if it is lost."""
 
     def __init__(self, executors: Mapping[str, Executor]) -> None:
         self._executors = executors
         self._loop = asyncio.get_running_loop()
-        self._running: dict[int, _Process] = {}
+        self._running: dict[int, TaskProcess] = {}
         self._number = 0
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._socket: socket.socket | None = None
@@ -153,13 +79,13 @@ class _Spawner:
         self._lost: list[subprocess.Popen[bytes]] = []  # those that have not ended yet
         self._connect()
 
-    def start(self, executor: str) -> "_Process":
+    def start(self, executor: str) -> "TaskProcess":
         """Start a process. Raises NotStarted. A later failure shows as its exit."""
         self._number += 1
         try:
             if self._socket is None:
                 self._connect()
-            process = _Process(self._number, self)
+            process = TaskProcess(self._number, self)
         except OSError as error:  # no descriptors, no memory
             raise NotStarted(str(error)) from None
         self._running[process.number] = process
@@ -204,19 +130,10 @@ class _Spawner:
         self._socket = ours
         self._loop.add_reader(ours, self._hear)
         for executor in self._executors.values():
-            limits = msgspec.to_builtins(executor.limits)
-            fields = {
-                "name": executor.name,
-                "command": list(executor.command),
-                "cwd": executor.cwd,
-                "env": executor.env,
-                "user": executor.user,
-                "limits": {name: value for name, value in limits.items() if value is not None},
-            }
-            self._send({"executor": fields}, [])
+            self._send({"executor": executor}, [])
 
     def _send(self, order: object, descriptors: list[int]) -> None:
-        self._outbox.append((json.dumps(order).encode(), descriptors))
+        self._outbox.append((msgspec.json.encode(order), descriptors))
         self._flush()
 
     def _flush(self) -> None:
@@ -251,7 +168,7 @@ class _Spawner:
             if not packet:
                 self._lose("the spawner has ended")
                 return
-            news = json.loads(packet)
+            news = msgspec.json.decode(packet)
             process = self._running.pop(news["task"])
             if "failed" in news:
                 process.fail(NotStarted(news["failed"]))
@@ -291,10 +208,10 @@ class _Spawner:
                 os.killpg(group, signal.SIGKILL)
 
 
-class _Process:
+class TaskProcess:
     """One task process, seen through its pipes."""
 
-    def __init__(self, number: int, spawner: _Spawner) -> None:
+    def __init__(self, number: int, spawner: SpawnerClient) -> None:
         self.number = number
         self._spawner = spawner
         self._loop = asyncio.get_running_loop()

@@ -1,7 +1,10 @@
-"""From a message to a process, and from its exit code to an answer (CMD-8)."""
+"""Runs tasks in processes: from a message to a process, from its exit code to an answer (CMD-8)."""
 
+import asyncio
+import ctypes
 import signal
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
@@ -9,22 +12,43 @@ import msgspec
 from router.core.message import Message
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.core.target import read_target
-from router.outbound.process.executors import Executor
-from router.outbound.process.runner import Processes, TaskResult
+from router.outbound.process.executors import Executor, ExecutorMode
+from router.outbound.process.runner import (
+    NotStarted,
+    SpawnerClient,
+    SpawnerLost,
+    TaskProcess,
+    TaskResult,
+)
 from router.ports import Task
 
 OK: Final = 0
 EX_DATAERR: Final = 65  # of sysexits.h: no retry can help
 EX_TEMPFAIL: Final = 75  # likewise: later, and this was no failure
+_PR_SET_DUMPABLE: Final = 4
 _encode: Final = msgspec.json.Encoder().encode
+
+
+@asynccontextmanager
+async def open_tasks(executors: Mapping[str, Executor]) -> AsyncIterator["ProcessTasks"]:
+    """Start the spawner; end it, and with it every task, with the context."""
+    # Tasks of our own user may not read our memory and environment.
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    tasks = ProcessTasks(executors)
+    try:
+        yield tasks
+    finally:
+        tasks.close()
 
 
 class ProcessTasks:
     """Runs each task in a process of the executor that its message names."""
 
-    def __init__(self, executors: Mapping[str, Executor], processes: Processes) -> None:
+    def __init__(self, executors: Mapping[str, Executor]) -> None:
         self._executors = executors
-        self._processes = processes
+        self._free = {each.name: asyncio.Semaphore(each.processes) for each in executors.values()}
+        self._idle: dict[str, list[TaskProcess]] = {name: [] for name in executors}
+        self._spawner = SpawnerClient(executors)
 
     async def run(self, task: Task) -> Answer:
         message = task.message
@@ -33,7 +57,55 @@ class ProcessTasks:
             return NoReply(Cause.TARGET_REFUSED, reason)
         line = input_line(message, task.attempt)
         timeout = self._executors[name].timeout
-        return answer_of(await self._processes.run(name, message.id, line, timeout))
+        return answer_of(await self.run_line(name, message.id, line, timeout))
+
+    async def run_line(self, name: str, message_id: str, line: bytes, timeout: float) -> TaskResult:
+        """Run an executor with one line of JSON as its input. Raises only CancelledError."""
+        executor = self._executors[name]
+        async with self._free[name]:
+            process: TaskProcess | None = None
+            try:
+                async with asyncio.timeout(timeout):
+                    if executor.mode is ExecutorMode.ONCE:
+                        process = self._spawner.start(name)
+                        return await process.run_once(line)
+                    process = self._serving(name)
+                    result = await process.ask(message_id, line)
+            except NotStarted as reason:
+                return TaskResult(None, problem=f"not started: {reason}", is_unstarted=True)
+            except SpawnerLost as reason:
+                return TaskResult(None, problem=str(reason))
+            except TimeoutError:
+                assert process is not None  # noqa: S101 - nothing waits before there is one
+                error = process.error_text
+                await process.end()
+                problem = f"no answer within {timeout:g} s"
+                return TaskResult(None, error=error, problem=problem, is_timeout=True)
+            except BaseException:
+                if process is not None:
+                    process.terminate()
+                raise
+            if result.exit_code == 0 and process.may_go_on(executor.max_tasks):
+                self._idle[name].append(process)
+            else:
+                process.terminate()
+            return result
+
+    @property
+    def spawner_pid(self) -> int:
+        return self._spawner.pid
+
+    def _serving(self, name: str) -> TaskProcess:
+        idle = self._idle[name]
+        while idle:
+            process = idle.pop()
+            if process.may_go_on(None):
+                return process
+            process.terminate()
+        return self._spawner.start(name)
+
+    def close(self) -> None:
+        self._spawner.close()
 
 
 def refusal(executors: Mapping[str, Executor], name: str, queue: str) -> str | None:

@@ -19,7 +19,8 @@ import pytest
 
 from router.outbound.process import runner
 from router.outbound.process.executors import TERM_SECONDS, BadExecutors, read_executors
-from router.outbound.process.runner import Processes, TaskResult, open_processes
+from router.outbound.process.runner import TaskResult
+from router.outbound.process.tasks import ProcessTasks, open_tasks
 from tests.outbound.servers import open_descriptors
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("CMD-8")]
@@ -48,11 +49,11 @@ def python(script: str) -> list[str]:
 
 
 @asynccontextmanager
-async def processes(folder: Path, command: list[str], **fields: Any) -> AsyncIterator[Processes]:
+async def processes(folder: Path, command: list[str], **fields: Any) -> AsyncIterator[ProcessTasks]:
     executor = {"name": "x", "queues": ["q"], "command": command, "timeoutMs": 60000, **fields}
     path = folder / "executors.json"
     path.write_bytes(msgspec.json.encode({"executors": [executor]}))
-    async with open_processes(read_executors(path)) as opened:
+    async with open_tasks(read_executors(path)) as opened:
         yield opened
 
 
@@ -60,7 +61,7 @@ async def run(
     folder: Path, command: list[str], *, timeout: float = 20.0, line: bytes = LINE, **fields: Any
 ) -> TaskResult:
     async with processes(folder, command, **fields) as opened:
-        return await opened.run("x", "a", line, timeout)
+        return await opened.run_line("x", "a", line, timeout)
 
 
 def is_alive(pid: int) -> bool:
@@ -100,6 +101,13 @@ async def test_a_task_gets_the_listed_environment_and_no_descriptors(tmp_path: P
     result = await run(tmp_path, shell("/usr/bin/env; ls /proc/self/fd"), env={"A": "b"})
 
     assert result.output.decode().split() == ["A=b", "PWD=/", "0", "1", "2", "3"]
+
+
+async def test_an_environment_of_the_largest_size_may_be_in_any_language(tmp_path: Path) -> None:
+    value = "\N{LATIN SMALL LETTER E WITH ACUTE}" * 16_000
+    result = await run(tmp_path, shell('printf %s "$A"'), env={"A": value})
+
+    assert result.output.decode() == value
 
 
 async def test_input_that_is_not_read_is_no_error(tmp_path: Path) -> None:
@@ -162,7 +170,7 @@ async def test_what_a_task_leaves_behind_is_killed(tmp_path: Path) -> None:
     script += f"setsid sh -c 'echo $$ > {tmp_path}/orphan; exec sleep 1000' & "
     script += f"while [ ! -s {tmp_path}/orphan ]; do sleep 0.01; done"
     async with processes(tmp_path, shell(script)) as opened:
-        result = await opened.run("x", "a", LINE, 20.0)
+        result = await opened.run_line("x", "a", LINE, 20.0)
 
         assert result.exit_code == 0
         await until_dead(await pid_in(tmp_path / "child"))
@@ -171,7 +179,7 @@ async def test_what_a_task_leaves_behind_is_killed(tmp_path: Path) -> None:
 
 async def test_a_cancelled_task_is_ended(tmp_path: Path) -> None:
     async with processes(tmp_path, shell(f"echo $$ > {tmp_path}/pid; sleep 1000")) as opened:
-        task = asyncio.ensure_future(opened.run("x", "a", LINE, 60.0))
+        task = asyncio.ensure_future(opened.run_line("x", "a", LINE, 60.0))
         pid = await pid_in(tmp_path / "pid")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -189,10 +197,10 @@ async def test_no_task_outlives_a_router_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import asyncio, sys; from pathlib import Path\n"
         "from router.outbound.process.executors import read_executors\n"
-        "from router.outbound.process.runner import open_processes\n"
+        "from router.outbound.process.tasks import open_tasks\n"
         "async def main():\n"
-        "    async with open_processes(read_executors(Path(sys.argv[1]))) as opened:\n"
-        "        await opened.run('x', 'a', b'{}', 60.0)\n"
+        "    async with open_tasks(read_executors(Path(sys.argv[1]))) as opened:\n"
+        "        await opened.run_line('x', 'a', b'{}', 60.0)\n"
         "asyncio.run(main())\n"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(path)]) as router:  # noqa: ASYNC220
@@ -209,7 +217,7 @@ async def test_tasks_fail_when_the_spawner_dies_and_the_next_one_gets_a_new_spaw
     script = f"echo $$ > {tmp_path}/pid; exec sleep 1000"
     command = shell(f"[ -e {tmp_path}/pid ] && exit 4; {script}")
     async with processes(tmp_path, command) as opened:
-        task = asyncio.ensure_future(opened.run("x", "a", LINE, 60.0))
+        task = asyncio.ensure_future(opened.run_line("x", "a", LINE, 60.0))
         pid = await pid_in(tmp_path / "pid")
         os.kill(opened.spawner_pid, signal.SIGKILL)
         result = await task
@@ -217,13 +225,13 @@ async def test_tasks_fail_when_the_spawner_dies_and_the_next_one_gets_a_new_spaw
         assert (result.exit_code, result.is_unstarted) == (None, False)
         assert "spawner" in result.problem
         await until_dead(pid)
-        assert (await opened.run("x", "a", LINE, 20.0)).exit_code == 4
+        assert (await opened.run_line("x", "a", LINE, 20.0)).exit_code == 4
 
 
 async def test_a_task_that_kills_the_spawner_as_soon_as_it_starts_is_ended(tmp_path: Path) -> None:
     script = f"kill -9 $PPID; echo $$ > {tmp_path}/pid; exec sleep 1000"
     async with processes(tmp_path, shell(script)) as opened:
-        result = await opened.run("x", "a", LINE, 60.0)
+        result = await opened.run_line("x", "a", LINE, 60.0)
 
         assert "spawner" in result.problem
         if is_written(tmp_path / "pid"):  # else it was killed before it could write
@@ -236,7 +244,7 @@ async def test_a_process_that_the_router_never_heard_of_dies_with_the_spawner(
     script = "import os, pathlib, time\nif not os.fork():\n    os.setpgid(0, 0)\n"
     script += f"    pathlib.Path('{tmp_path}/pid').write_text(f'{{os.getpid()}}\\n')\n"
     async with processes(tmp_path, python(f"{script}time.sleep(1000)")) as opened:
-        task = asyncio.ensure_future(opened.run("x", "a", LINE, 60.0))
+        task = asyncio.ensure_future(opened.run_line("x", "a", LINE, 60.0))
         pid = await pid_in(tmp_path / "pid")
         os.kill(opened.spawner_pid, signal.SIGKILL)
         await task
@@ -273,7 +281,7 @@ async def test_no_more_run_side_by_side_than_allowed(tmp_path: Path) -> None:
     script = f"echo . >> {tmp_path}/running; wc -l < {tmp_path}/running; sleep 0.2; "
     script += f"sed -i 1d {tmp_path}/running"
     async with processes(tmp_path, shell(script), maxProcesses=1) as opened:
-        runs = (opened.run("x", str(n), LINE, 20.0) for n in range(3))
+        runs = (opened.run_line("x", str(n), LINE, 20.0) for n in range(3))
         results = await asyncio.gather(*runs)
 
     assert [each.output.strip() for each in results] == [b"1", b"1", b"1"]
@@ -283,7 +291,7 @@ async def test_a_serving_process_answers_line_by_line(tmp_path: Path) -> None:
     script = ECHO.replace('task.get("payload")', '__import__("os").getpid()')
     async with processes(tmp_path, python(script), mode="serve", maxProcesses=1) as opened:
         pids = {
-            msgspec.json.decode((await opened.run("x", f"m{n}", line, 20.0)).output)["result"]
+            msgspec.json.decode((await opened.run_line("x", f"m{n}", line, 20.0)).output)["result"]
             for n in range(5)
             if (line := b'{"messageId":"m%d"}\n' % n)
         }
@@ -296,7 +304,7 @@ async def test_a_serving_process_is_replaced_after_its_tasks(tmp_path: Path) -> 
     fields = {"mode": "serve", "maxProcesses": 1, "maxTasks": 2}
     async with processes(tmp_path, python(script), **fields) as opened:
         pids = [
-            msgspec.json.decode((await opened.run("x", "a", LINE, 20.0)).output)["result"]
+            msgspec.json.decode((await opened.run_line("x", "a", LINE, 20.0)).output)["result"]
             for _ in range(4)
         ]
 
@@ -321,8 +329,8 @@ async def test_a_serving_process_that_answers_wrongly_is_replaced(
     script = f"import sys\nfor line in sys.stdin:\n    if 'bad' in line: {answer}\n"
     script += '    print(\'{"messageId": "a"}\', flush=True)'
     async with processes(tmp_path, python(script), mode="serve", maxProcesses=1) as opened:
-        bad = await opened.run("x", "bad", b'{"messageId":"bad"}\n', 20.0)
-        good = await opened.run("x", "a", LINE, 20.0)
+        bad = await opened.run_line("x", "bad", b'{"messageId":"bad"}\n', 20.0)
+        good = await opened.run_line("x", "a", LINE, 20.0)
 
     assert bad.exit_code == code
     assert part in bad.error + bad.problem
@@ -335,7 +343,7 @@ async def test_a_serving_process_that_says_more_than_it_was_asked_is_replaced(
     script = "import os, sys\nfor line in sys.stdin:\n"
     script += '    print(\'{"messageId": "a", "pid": %d}\\nmore\' % os.getpid(), flush=True)'
     async with processes(tmp_path, python(script), mode="serve", maxProcesses=1) as opened:
-        results = [await opened.run("x", "a", LINE, 20.0) for _ in range(2)]
+        results = [await opened.run_line("x", "a", LINE, 20.0) for _ in range(2)]
 
     assert [each.exit_code for each in results] == [0, 0]
     assert results[0].output != results[1].output
@@ -344,7 +352,7 @@ async def test_a_serving_process_that_says_more_than_it_was_asked_is_replaced(
 async def test_a_serving_process_may_answer_and_end(tmp_path: Path) -> None:
     script = shell("""read line; echo '{"messageId": "a", "ok": true}'""")
     async with processes(tmp_path, script, mode="serve", maxProcesses=1, maxTasks=1) as opened:
-        results = [await opened.run("x", "a", LINE, 20.0) for _ in range(20)]
+        results = [await opened.run_line("x", "a", LINE, 20.0) for _ in range(20)]
 
     assert [each.exit_code for each in results] == [0] * 20
 
@@ -355,7 +363,7 @@ async def test_a_serving_process_that_closes_its_output_is_ended(
     monkeypatch.setattr(runner, "OUTPUT_GRACE_SECONDS", 0.1)
     script = shell(f"echo $$ > {tmp_path}/pid; exec >&-; sleep 1000")
     async with processes(tmp_path, script, mode="serve") as opened:
-        result = await opened.run("x", "a", LINE, 20.0)
+        result = await opened.run_line("x", "a", LINE, 20.0)
 
         assert result.problem == "it closed its standard output"
         await until_dead(await pid_in(tmp_path / "pid"))
@@ -366,7 +374,7 @@ async def test_a_serving_process_that_has_not_read_its_task_gets_no_other(tmp_pa
     script += 'print(\'{"messageId": "a", "pid": %d}\' % os.getpid(), flush=True)\ntime.sleep(99)'
     long = LINE[:-1] + b" " * 500_000 + b"\n"
     async with processes(tmp_path, python(script), mode="serve", maxProcesses=1) as opened:
-        results = [await opened.run("x", "a", long, 20.0) for _ in range(2)]
+        results = [await opened.run_line("x", "a", long, 20.0) for _ in range(2)]
 
     assert [each.exit_code for each in results] == [0, 0]
     assert results[0].output != results[1].output
@@ -374,9 +382,9 @@ async def test_a_serving_process_that_has_not_read_its_task_gets_no_other(tmp_pa
 
 async def test_no_descriptors_are_left_behind(tmp_path: Path) -> None:
     async with processes(tmp_path, shell("exit 3"), maxProcesses=4) as opened:
-        await opened.run("x", "a", LINE, 20.0)
+        await opened.run_line("x", "a", LINE, 20.0)
         before = open_descriptors()
-        await asyncio.gather(*(opened.run("x", "a", LINE, 20.0) for _ in range(20)))
+        await asyncio.gather(*(opened.run_line("x", "a", LINE, 20.0) for _ in range(20)))
 
         assert open_descriptors() == before
 
@@ -387,20 +395,20 @@ async def test_a_task_for_which_there_are_no_descriptors_is_not_started(tmp_path
         before = open_descriptors()
         resource.setrlimit(resource.RLIMIT_NOFILE, (before + 3, limit[1]))
         try:
-            result = await opened.run("x", "a", LINE, 20.0)
+            result = await opened.run_line("x", "a", LINE, 20.0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
         assert result.is_unstarted
         assert "Too many open files" in result.problem
         assert open_descriptors() == before
-        assert (await opened.run("x", "a", LINE, 20.0)).exit_code == 3
+        assert (await opened.run_line("x", "a", LINE, 20.0)).exit_code == 3
 
 
 async def test_the_router_and_its_spawner_cannot_be_looked_into(tmp_path: Path) -> None:
     is_dumpable = ctypes.CDLL(None).prctl
     async with processes(tmp_path, ["/bin/true"]) as opened:
-        await opened.run("x", "a", LINE, 20.0)
+        await opened.run_line("x", "a", LINE, 20.0)
 
         assert is_dumpable(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 0
         environment = Path(f"/proc/{opened.spawner_pid}/environ")
@@ -411,7 +419,7 @@ async def test_the_router_and_its_spawner_cannot_be_looked_into(tmp_path: Path) 
 async def test_a_serving_process_that_hangs_is_ended(tmp_path: Path) -> None:
     command = shell(f"echo $$ > {tmp_path}/pid; read line; sleep 1000")
     async with processes(tmp_path, command, mode="serve") as opened:
-        result = await opened.run("x", "a", LINE, 1.0)
+        result = await opened.run_line("x", "a", LINE, 1.0)
 
         assert result.is_timeout
         await until_dead(await pid_in(tmp_path / "pid"))

@@ -36,7 +36,7 @@ from router.outbound.http_sender import HttpSender
 from router.ports import Brokers, MessageStores, Publication, Sender
 from router.settings import Settings
 from router.storage.dead_letters import NO_STORE, open_store
-from router.wiring import new_leadership, open_brokers, open_engine
+from router.wiring import open_brokers, open_engine
 
 BROKERS: Final = ("SQLite", "PostgreSQL")
 CHUNK: Final = 500  # messages of a call
@@ -140,7 +140,6 @@ async def _cost(queue: QueueConfig, case: Case, target: str, total: int) -> floa
                 brokers=registry,
                 store=store,
                 new_id=lambda: "none",
-                leadership=new_leadership(),
             )
         )
         ended = manager.registry.ledger.ended

@@ -27,7 +27,7 @@ from router.outbound.process.tasks import open_tasks
 from router.ports import Publication, TaskRunner
 from router.settings import Settings
 from router.storage.dead_letters import NO_STORE, open_store
-from router.wiring import new_leadership, open_brokers, open_engine
+from router.wiring import open_brokers, open_engine
 from router.worker import Command, Context, Worker
 
 LOOK_EVERY: Final = 0.001  # seconds
@@ -112,7 +112,6 @@ async def _drain(
             brokers=brokers,
             store=store,
             new_id=lambda: "none",
-            leadership=new_leadership(),
         ) as manager:
             ended = manager.registry.ledger.ended
             before, began = _cpu(helper), time.perf_counter()

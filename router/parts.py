@@ -17,6 +17,7 @@ from router import runtime
 from router.api.access import Access, TokenJudge, is_loopback
 from router.api.server import listen
 from router.brokers import BrokerRegistry
+from router.brokers.workers import THIS_MACHINE
 from router.core.config import QueueConfig
 from router.core.leadership import Leadership
 from router.core.target import PROCESS, Target, TargetPolicy
@@ -26,13 +27,13 @@ from router.engine.alerts import Alerts
 from router.engine.notifier import Notifier
 from router.locks import LockRequest, open_lock
 from router.outbound.http_sender import HttpSender
-from router.outbound.notifications import ChannelAddresses, open_channels
+from router.outbound.notifications import open_channels
 from router.outbound.process.executors import BadExecutors, Executor, read_executors
 from router.outbound.process.tasks import ProcessTasks, open_tasks, refusal
 from router.ports import DeadLetterStore, Lock, QueueRefused, Tracer
 from router.setting_values import AuthMode
 from router.settings import BadSetting, Settings
-from router.wiring import new_leadership, open_brokers, open_letters
+from router.wiring import open_brokers, open_letters
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ async def open_ports(
     store = await stack.enter_async_context(open_letters(settings))
     lock = await open_leader_lock(stack, settings, instance)
     brokers = await stack.enter_async_context(open_brokers(settings, alerts))
-    leadership = new_leadership()
+    leadership = Leadership(THIS_MACHINE.uptime)  # it runs while we sleep, as on a lock server
     shares = runtime.shares(runtime.current_limit(), settings.api_max_connections)
     if shares.api < settings.api_max_connections:
         text = (
@@ -196,14 +197,14 @@ def open_tracer(settings: Settings, instance: str) -> AbstractAsyncContextManage
 
 
 def notifier_of(settings: Settings, instance: str) -> Notifier:
-    addresses = ChannelAddresses(
+    channels = open_channels(
+        socket.gethostname(),
         webhook=settings.notify_webhook_url,
         slack=settings.notify_slack_url,
         teams=settings.notify_teams_url,
         smtp=settings.notify_smtp_url,
         recipients=settings.notify_email_to,
     )
-    channels = open_channels(addresses, socket.gethostname())
     return Notifier(channels, settings.notify_min_severity, instance=instance, wall=time.time)
 
 

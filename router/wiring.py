@@ -13,7 +13,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from router.brokers import BrokerRegistry
-from router.brokers.workers import THIS_MACHINE
 from router.core.config import QueueConfig, QueueType
 from router.core.leadership import Leadership, unlimited
 from router.core.retry import Jitter
@@ -72,11 +71,6 @@ def _make_folder(variable: str, path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"{variable}: cannot create {path}: {error.strerror}") from None
-
-
-def new_leadership() -> Leadership:
-    """Return a leadership whose clock runs while the machine sleeps, as on a lock server."""
-    return Leadership(THIS_MACHINE.uptime)
 
 
 @asynccontextmanager

@@ -72,7 +72,7 @@ from router.engine.queue_manager import QueueManager, shut_down
 from router.ports import Task
 from router.setting_values import dead_letter_url
 from router.settings import Settings, variables
-from router.wiring import new_leadership, open_brokers, open_engine, open_letters
+from router.wiring import open_brokers, open_engine, open_letters
 
 __all__ = ["Command", "Context", "Next", "Permanent", "RetryPolicy", "Transient", "Worker"]
 
@@ -242,7 +242,6 @@ class Worker:
                     brokers=brokers,
                     store=store,
                     new_id=Tsids(time.time, secrets.randbits).new,
-                    leadership=new_leadership(),
                 )
             )
             try:

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from router.core.config import RetryPolicy
-from router.core.leadership import Leadership, unlimited
+from router.core.leadership import Leadership
 from router.core.retry import Jitter
 from router.engine.alerts import Alerts
 from router.engine.dead_letters import DeadLetterWriter
@@ -24,11 +24,11 @@ class EngineDeps:
     publishing: QueuePublisher  # for replies and next steps (CMD-3, CMD-11)
     tasks: asyncio.TaskGroup  # the owner of all tasks of consumers and pools
     jitter: Jitter
-    registry: InFlightRegistry = field(default_factory=InFlightRegistry)
-    leadership: Leadership = field(default_factory=unlimited)
-    longest_delivery: float = 0.0  # seconds, with all its tries
-    default_retry: RetryPolicy | None = None  # for pools and queues without one
-    max_pools: int = 10_000
-    pool_warning_threshold: int = 5_000
+    registry: InFlightRegistry
+    leadership: Leadership
+    longest_delivery: float  # seconds, with all its tries
+    default_retry: RetryPolicy | None  # for pools and queues without one
+    max_pools: int
+    pool_warning_threshold: int
     room: Signal = field(default_factory=Signal)  # a pool has room again, or a consumer stops
     extended: Signal = field(default_factory=Signal)  # an extension of leases has ended

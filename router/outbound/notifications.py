@@ -14,8 +14,6 @@ from email.utils import formatdate, make_msgid
 from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from msgspec import Struct
-
 from router.core.notification import Digest
 from router.core.redact import mask_urls
 from router.core.timestamps import iso
@@ -36,32 +34,26 @@ _TEAMS_COLOURS: Final = {
 }
 
 
-class ChannelAddresses(Struct, frozen=True, kw_only=True):
-    """Where notifications go. None: this channel is not used."""
-
-    webhook: str | None = None
-    slack: str | None = None
-    teams: str | None = None
-    smtp: str | None = None
-    recipients: Sequence[str] = ()
-
-    def __repr__(self) -> str:
-        """Without any of them: they are secrets."""
-        return "ChannelAddresses(***)"
-
-
-def open_channels(addresses: ChannelAddresses, host: str) -> Sequence[Channel]:
-    """One for each address. `host` is where we are, for the sender of mails."""
+def open_channels(
+    host: str,
+    *,
+    webhook: str | None = None,
+    slack: str | None = None,
+    teams: str | None = None,
+    smtp: str | None = None,
+    recipients: Sequence[str] = (),
+) -> Sequence[Channel]:
+    """Return one for each address. `host` is where we are, for the sender of mails."""
     shapes: dict[str, tuple[str | None, Shape]] = {
-        "webhook": (addresses.webhook, for_webhook),
-        "slack": (addresses.slack, for_slack),
-        "teams": (addresses.teams, for_teams),
+        "webhook": (webhook, for_webhook),
+        "slack": (slack, for_slack),
+        "teams": (teams, for_teams),
     }
     channels: list[Channel] = [
         Webhook(name, url, shape) for name, (url, shape) in shapes.items() if url is not None
     ]
-    if addresses.smtp is not None:
-        channels.append(Mail(addresses.smtp, addresses.recipients, host))
+    if smtp is not None:
+        channels.append(Mail(smtp, recipients, host))
     return channels
 
 
@@ -103,7 +95,8 @@ class Mail:
         self._server = parts.hostname or "localhost", parts.port or _SMTP_PORTS[parts.scheme]
         self._user = unquote(parts.username or "")
         self._password = unquote(parts.password or "")
-        self._sender = _sender(parts.query, self._user, host)
+        given = parse_qs(parts.query).get("from", [""])[0]
+        self._sender = given or (self._user if "@" in self._user else f"message-router@{host}")
         self._recipients = recipients
 
     async def send(self, digest: Digest) -> None:
@@ -135,11 +128,6 @@ class Mail:
             if self._user:
                 server.login(self._user, self._password)
             server.send_message(message)
-
-
-def _sender(query: str, user: str, host: str) -> str:
-    given = parse_qs(query).get("from", [""])[0]
-    return given or (user if "@" in user else f"message-router@{host}")
 
 
 def for_webhook(digest: Digest) -> dict[str, object]:

@@ -16,16 +16,17 @@ from router.engine.alerts import Alerts
 from router.engine.beat import Beat
 from router.engine.breaker import Breakers
 from router.engine.chores import Chores
-from router.engine.dead_letters import DeadLetterReplay, DeadLetterWriter
+from router.engine.dead_letters import DeadLetterReplay
 from router.engine.delivery import Mediator
-from router.engine.deps import EngineDeps
-from router.engine.publishing import QueuePublisher, open_publishing
+from router.engine.publishing import QueuePublisher
 from router.engine.queue_manager import QueueManager
 from router.engine.state import MessageLookup
 from router.engine.stores import Batches, MessageStates, QueueStores
 from router.ports import DeadLetterStore, Sender, StoreError
+from router.settings import Settings
 from router.storage.dead_letters import open_store
 from router.storage.ticks import FileTicks
+from router.wiring import open_engine
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.networked import Opener
 from tests.simulation.plan import DEDUP_WINDOW
@@ -166,7 +167,6 @@ class SimRouter:
             )
             await stack.enter_async_context(door)
             brokers = world.brokers(door, self.process)
-            tasks = await stack.enter_async_context(asyncio.TaskGroup())
             mediator = Mediator(
                 world.sender(self.process),
                 breakers,
@@ -175,26 +175,19 @@ class SimRouter:
                 jitter=world.jitter,
                 wall=world.wall,
             )
-            self.publishing = await stack.enter_async_context(
-                open_publishing(
-                    brokers,
-                    lambda: self.manager.applied,
-                    refuse_url=lambda *_: None,
+            self.manager = await stack.enter_async_context(
+                open_engine(
+                    Settings(),
+                    mediator,
+                    alerts,
+                    brokers=brokers,
+                    store=self.store,
                     new_id=world.new_id,
                     wall=world.wall,
-                )
-            )
-            self.manager = QueueManager(
-                EngineDeps(
-                    brokers=brokers,
-                    mediator=mediator,
-                    letters=DeadLetterWriter(self.store, alerts, world.wall),
-                    alerts=alerts,
-                    publishing=self.publishing,
-                    tasks=tasks,
                     jitter=world.jitter,
                 )
             )
+            self.publishing, tasks = self.manager.deps.publishing, self.manager.deps.tasks
             self.replays = DeadLetterReplay(
                 self.store, self.publishing, wall=world.wall, new_id=world.new_id
             )

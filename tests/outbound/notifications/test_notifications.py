@@ -6,7 +6,6 @@ from router.core.notification import Digest, StateChange, Subject
 from router.core.warnings import Notice, Severity
 from router.outbound.notifications import (
     MOST_LINES,
-    ChannelAddresses,
     Mail,
     Webhook,
     for_slack,
@@ -48,7 +47,7 @@ SUMMARY = "message-router router-1: 1 warning, worst ERROR; 2 state changes"
 
 
 async def test_a_webhook_gets_everything_as_json(web: WebServer) -> None:
-    (channel,) = open_channels(ChannelAddresses(webhook=web.url), "host.test")
+    (channel,) = open_channels("host.test", webhook=web.url)
 
     await channel.send(DIGEST)
 
@@ -94,7 +93,7 @@ async def test_a_webhook_gets_everything_as_json(web: WebServer) -> None:
 
 
 async def test_slack_gets_a_text_in_which_nobodys_words_can_mention_anyone(web: WebServer) -> None:
-    (channel,) = open_channels(ChannelAddresses(slack=web.url), "host.test")
+    (channel,) = open_channels("host.test", slack=web.url)
 
     await channel.send(DIGEST)
 
@@ -108,7 +107,7 @@ async def test_slack_gets_a_text_in_which_nobodys_words_can_mention_anyone(web: 
 
 
 async def test_teams_gets_a_card(web: WebServer) -> None:
-    (channel,) = open_channels(ChannelAddresses(teams=web.url), "host.test")
+    (channel,) = open_channels("host.test", teams=web.url)
 
     await channel.send(DIGEST)
 
@@ -135,17 +134,18 @@ async def test_a_failure_gives_no_address_away(web: WebServer) -> None:
     url = web.url
     await web.__aexit__()
 
+    channel = Webhook("slack", url, for_slack)
     with pytest.raises(NotSent) as failure:
-        await Webhook("slack", url, for_slack).send(DIGEST)
+        await channel.send(DIGEST)
 
     assert str(failure.value) == "ConnectError"
-    assert "hidden" not in repr(ChannelAddresses(slack=url))
+    assert "hidden" not in repr(channel)
 
 
 async def test_a_mail_has_a_subject_and_a_line_for_each_fact(mail: MailServer) -> None:
     url = f"smtp://router%40example.com:pass%3Aword@127.0.0.1:{mail.port}"
-    addresses = ChannelAddresses(smtp=url, recipients=("a@example.com", "b@example.com"))
-    (channel,) = open_channels(addresses, "host.test")
+    recipients = ("a@example.com", "b@example.com")
+    (channel,) = open_channels("host.test", smtp=url, recipients=recipients)
 
     await channel.send(DIGEST)
 
@@ -207,4 +207,4 @@ async def test_a_long_list_is_cut_and_says_so() -> None:
 
 
 async def test_no_address_is_no_channel() -> None:
-    assert open_channels(ChannelAddresses(), "host.test") == []
+    assert open_channels("host.test") == []

@@ -9,16 +9,14 @@ import os
 from _thread import start_new_thread
 from contextlib import suppress
 from typing import Final
-from urllib.parse import quote
 
 import certifi
 import pycurl
 from msgspec import Struct
 
-from router import __version__
+from router.curl import ascii_url, new_handle
 
 GRACE_SECONDS: Final = 1.0  # after its time, for libcurl to end by itself
-_ASCII: Final = "".join(map(chr, range(0x20, 0x7F)))
 _UNCONNECTED: Final = frozenset(
     {pycurl.E_COULDNT_RESOLVE_HOST, pycurl.E_COULDNT_CONNECT, pycurl.E_SSL_CONNECT_ERROR}
     | {pycurl.E_PEER_FAILED_VERIFICATION}
@@ -88,17 +86,11 @@ def _get(url: str, headers: list[str], max_bytes: int, timeout: float) -> Fetche
         if name.lower() == b"content-encoding":
             encoding = value.decode("latin-1").strip().lower()
 
-    easy = pycurl.Curl()
+    easy = new_handle()
     try:
-        easy.setopt(pycurl.URL, url if url.isascii() else quote(url, safe=_ASCII))
+        easy.setopt(pycurl.URL, ascii_url(url))
         easy.setopt(pycurl.HTTPHEADER, headers)
-        easy.setopt(pycurl.USERAGENT, f"message-router/{__version__}")
-        easy.setopt(pycurl.NOSIGNAL, 1)
-        easy.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
         easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
-        easy.setopt(pycurl.HTTP09_ALLOWED, 0)
-        easy.setopt(pycurl.FOLLOWLOCATION, 0)
-        easy.setopt(pycurl.PATH_AS_IS, 1)
         easy.setopt(pycurl.PROXY, "")  # "" also keeps the environment's away
         easy.setopt(pycurl.CAINFO, os.environ.get("SSL_CERT_FILE") or certifi.where())
         if "SSL_CERT_DIR" in os.environ:

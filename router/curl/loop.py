@@ -17,10 +17,10 @@ import certifi
 import pycurl
 from msgspec import Struct
 
-from router import __version__
 from router.core.leadership import Leadership
 from router.core.outcome import REPLY_CAP, Answer, Cause, NoReply, Reply
 from router.core.target import BadTarget, read_target
+from router.curl import new_handle
 from router.curl.resolver import (
     HostAddresses,
     LookUp,
@@ -268,7 +268,7 @@ class _Transfer:
         on_open: Callable[[], None],
         leadership: Leadership | None = None,
     ) -> None:
-        self.easy = pycurl.Curl()
+        self.easy = new_handle()
         self._setopt = self.easy.setopt
         self._getinfo = self.easy.getinfo
         self._leadership = leadership
@@ -362,12 +362,6 @@ class _Transfer:
         """
         setopt = self._setopt
         setopt(pycurl.POST, 1)
-        setopt(pycurl.NOSIGNAL, 1)
-        setopt(pycurl.USERAGENT, f"message-router/{__version__}")
-        setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
-        setopt(pycurl.FOLLOWLOCATION, 0)
-        setopt(pycurl.PATH_AS_IS, 1)
-        setopt(pycurl.HTTP09_ALLOWED, 0)
         setopt(pycurl.HTTP_VERSION, _HTTP_VERSIONS[options.http_version])
         setopt(pycurl.PROXY, options.proxy or "")  # "" also keeps the environment's away
         setopt(pycurl.NOPROXY, "")

@@ -14,7 +14,7 @@ import asyncio
 import select
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 import pycurl
 
@@ -27,27 +27,14 @@ _REMOVE: Final[int] = pycurl.POLL_REMOVE
 OnReady = Callable[[Iterable[int]], None]  # descriptors, in which libcurl looks for itself
 
 
-class CurlSockets(Protocol):
-    def __len__(self) -> int:
-        """How many sockets libcurl waits for."""
-
-    def watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
-        """Watch a socket as libcurl asks. It is told when the socket is ready."""
-
-    def expect_new(self) -> None:
-        """Expect a new descriptor. It may have the number of one that was closed."""
-
-    def close(self) -> None: ...
-
-
-def watch_sockets(loop: asyncio.AbstractEventLoop, on_ready: OnReady) -> CurlSockets:
-    if hasattr(select, "epoll"):
-        return EpollSockets(loop, on_ready)
-    return LoopSockets(loop, on_ready)
+def watch_sockets(
+    loop: asyncio.AbstractEventLoop, on_ready: OnReady
+) -> "EpollSockets | LoopSockets":
+    return (EpollSockets if hasattr(select, "epoll") else LoopSockets)(loop, on_ready)
 
 
 class EpollSockets:
-    """A request over HTTP/1.1 costs 16 µs less CPU than with `LoopSockets`, of 42."""
+    """For Linux: a request over HTTP/1.1 costs 16 µs less CPU than with `LoopSockets`, of 42."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_ready: OnReady) -> None:
         self._loop = loop
@@ -62,9 +49,11 @@ class EpollSockets:
         loop.add_reader(self._epoll.fileno(), lambda: on_ready(self._ready()))
 
     def __len__(self) -> int:
+        """How many sockets libcurl waits for."""
         return len(self._wanted)
 
     def watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
+        """Watch a socket as libcurl asks. It is told when the socket is ready."""
         if what == _REMOVE:
             # The socket stays in the set: most often the next request brings it back at once.
             self._wanted.discard(fd)
@@ -78,6 +67,7 @@ class EpollSockets:
             self._watched[fd] = what
 
     def expect_new(self) -> None:
+        """Expect a new descriptor. It may have the number of one that was closed."""
         self._watched.clear()  # libcurl may have closed any of them, unseen
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from router.core.outcome import Answer, Cause, NoReply
 from router.core.target import TargetPolicy, read_target
 from router.core.timestamps import iso
 from router.core.trace import Span
+from router.curl import PRINTABLE_ASCII, ascii_url
 from router.curl.loop import CurlLoop, CurlOptions
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,6 @@ log = logging.getLogger(__name__)
 _DEFAULTS: Final = CurlOptions()
 _BASE64_PREFIX: Final = "whsec_"
 _encode: Final = msgspec.json.Encoder().encode
-_ASCII: Final = "".join(map(chr, range(0x20, 0x7F)))
 # Printable ASCII without % and without blanks at its ends: a header shows it as it is.
 _PLAIN: Final = re.compile(r"[!-$&-~](?:[ -$&-~]*[!-$&-~])?")
 
@@ -95,7 +95,7 @@ class HttpSender:
         refusal = self._policy.refuse_url(read_target(url))
         if refusal is not None:
             return NoReply(Cause.TARGET_REFUSED, refusal)
-        return url if url.isascii() else quote(url, safe=_ASCII)
+        return ascii_url(url)
 
     def _headers(
         self, message: Message, post: int, body: bytes, span: Span | None
@@ -121,7 +121,7 @@ class HttpSender:
 
 def _header_value(text: str) -> str:
     """Return a text that unquoting gives back: blanks at its ends would be lost."""
-    quoted = quote(text, safe=_ASCII.replace("%", ""))
+    quoted = quote(text, safe=PRINTABLE_ASCII.replace("%", ""))
     left = len(quoted) - len(quoted.lstrip(" "))
     inner = quoted.strip(" ")
     return f"{'%20' * left}{inner}{'%20' * (len(quoted) - len(inner) - left)}"

@@ -70,16 +70,23 @@ def explain_message(
     *,
     now: float,
     circuit: Circuit | None = None,
+    ahead: HandOver | None = None,
     notes: tuple[str, ...] = (),
 ) -> Explanation:
-    """`circuit`: of its target. `notes`: what keeps messages in their queues."""
+    """`circuit`: of its target. `ahead`: the one of its group that is away for longest. `notes`:
+    what keeps messages in their queues."""
     if history.held:
         first, *others = history.held
         found = _with_notes(_explain_held(first, now), *_circuit_notes(circuit, now))
         same = (f"the same id is held for {each.target}, too" for each in others)
         return _with_notes(found, *same)
     if history.ended:
-        return _explain_ended(history.ended[-1], history.letter, circuit, now)
+        last = history.ended[-1]
+        found = _explain_ended(last, history.letter, circuit, now)
+        if ahead is None or last.tries or ahead.message_id == last.message_id:
+            return found
+        why = _explain_ended(ahead, None, None, now).text
+        return _with_notes(found, f"{ahead.message_id} of its group was {why}")
     if history.letter is not None:
         return _explain_letter(history.letter)
     text = "not here: it is not held, and not among those remembered; it may wait in its queue"
@@ -99,18 +106,18 @@ def explain_group(
     circuit: Circuit | None = None,
     notes: tuple[str, ...] = (),
 ) -> Explanation:
-    """`behind`: messages behind the first. `last`: the group's latest that has ended."""
+    """`behind`: messages behind the first. `last`: the one of them that is away for longest."""
     if first is not None:
         found = _explain_held(first, now)
         text = f"{_count(behind)} of the group behind {first.message_id}: {found.text}"
         return _with_notes(replace(found, text=text), *_circuit_notes(circuit, now))
     if last is not None and _is_away(last, now):
         found = _explain_ended(last, None, circuit, now)
-        text = f"nothing of the group is held; {last.message_id} was the last: {found.text}"
+        text = f"nothing of the group is held; {last.message_id} was {found.text}"
         return replace(found, text=text)
     return Explanation(
         situation=Situation.IDLE,
-        text="nothing of the group is held: if there is more of it, it waits in its queue",
+        text=f"{pool} holds nothing of the group: if there is more of it, it waits in its queue",
         pool=pool,
         group=group,
         notes=notes,
@@ -213,14 +220,15 @@ def _explain_ended(
             text = f"its lease or connection was lost at {at}: the broker hands it out again"
             found = Explanation(situation=Situation.FORFEITED, text=text, since=ended.ended_at)
         case Fate.RETURNED:
-            why = ended.tries[-1].error if ended.tries else None
-            text = f"returned to {ended.queue}{f' after {why}' if why else ''}"
+            word = ended.tries[-1].error if ended.tries else None
+            why = f" ({ended.error or word})" if ended.error or word else ""
             until = ended.ended_at + (ended.returned_for or 0.0)
-            due = f"{text}, due since {_at(until)}: it waits there for its turn"
-            refused = why == RULES[Cause.CIRCUIT_OPEN].word
+            text = f"returned to {ended.queue} until {_at(until)}{why}"
+            due = f"returned to {ended.queue}{why}, due since {_at(until)}"
+            refused = word == RULES[Cause.CIRCUIT_OPEN].word
             found = Explanation(
                 situation=Situation.WAITING_FOR_BREAKER if refused else Situation.RETURNED,
-                text=f"{text} until {_at(until)}" if until > now else due,
+                text=text if until > now else f"{due}: it waits there for its turn",
                 since=ended.ended_at,
                 until=until,
             )

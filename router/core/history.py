@@ -132,7 +132,7 @@ class HandOver(Struct, frozen=True, gc=False):
     ended_at: float
     fate: Fate
     returned_for: float | None = None  # seconds, if it was returned to the broker
-    error: str = ""  # why it became a dead letter
+    error: str = ""  # why it became a dead letter or was returned
     requests: int = 0  # sent so far, those of earlier hand-overs included
     parent: Span | None = None  # of the publisher, if it sent one
     ending: Ending | None = None  # its result or error, if more is known than its fate (CMD-2)

@@ -317,6 +317,7 @@ class DeliveryRunner:
             elif job.blocks_on_error:
                 self._failing.progress(job.group)
             return
+        job.error = outcome.detail
         _log_failure(job, outcome, self._loop.time(), f"returned for {action.delay:g} s")
         if lane.group is not None and job.blocks_on_error:
             self._note_failure(job, outcome, action.delay)

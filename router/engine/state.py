@@ -357,7 +357,11 @@ class MessageLookup:
         last = history.ended[-1] if history.ended else None
         target = next((each.target for each in (*history.held, last) if each is not None), None)
         return explain_message(
-            history, now=self._wall(), circuit=self._circuit_of(target), notes=self._queue_notes()
+            history,
+            now=self._wall(),
+            circuit=self._circuit_of(target),
+            ahead=None if last is None else self._away(last.group, last.pool),
+            notes=self._queue_notes(),
         )
 
     def explain_group(self, group: str | None, pool: str | None) -> Explanation:
@@ -367,15 +371,17 @@ class MessageLookup:
         lanes = (None if each is None else each.lanes.get(group) for each in pools)
         order = [job for lane in lanes if lane is not None for job in _order(lane)]
         first = held_state(order[0], self._loop_to_wall) if order else None
+        is_unknown = pool != DEFAULT_POOL and not any(pools)
+        unknown = (f"no pool {pool!r}: its messages go to {DEFAULT_POOL}",) if is_unknown else ()
         return explain_group(
             group,
             pool,
             now=self._wall(),
             first=first,
             behind=max(len(order) - 1, 0),
-            last=self._latest(lambda ended: (ended.group, ended.pool) == (group, pool)),
+            last=self._away(group, pool),
             circuit=self._circuit_of(first.target if first else None),
-            notes=self._queue_notes(),
+            notes=(*unknown, *self._queue_notes()),
         )
 
     def explain_target(self, url: str) -> Explanation:
@@ -395,6 +401,15 @@ class MessageLookup:
     @property
     def _loop_to_wall(self) -> float:
         return self._wall() - _now()
+
+    def _away(self, group: str, pool: str) -> HandOver | None:
+        """Return the message of a group that its broker hands out again last, if it waits now."""
+        last, last_due = None, _now()
+        for ended in self._journal.latest_first():
+            due = ended.due_at
+            if due is not None and due > last_due and (ended.group, ended.pool) == (group, pool):
+                last, last_due = ended, due
+        return None if last is None else self._shown(last)
 
     def _latest(self, is_wanted: Callable[[HandOver], bool]) -> HandOver | None:
         found = next(filter(is_wanted, self._journal.latest_first()), None)

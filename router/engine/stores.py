@@ -263,7 +263,7 @@ def _ended(ended: HandOver, letter: KeptLetter | None) -> FoundMessage:
         ended_at=None if ending is None else ended.ended_at,
         correlation_id=ended.correlation_id,
         payload_bytes=ended.payload_bytes,
-        last_error=_last_error(ended.tries),
+        last_error=ended.error or _last_error(ended.tries),
         ending=ending,
     )
     return FoundMessage(ended.queue, record)

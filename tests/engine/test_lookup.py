@@ -184,7 +184,7 @@ async def test_a_returned_message_tells_until_when_and_why() -> None:
 
         assert found.situation is Situation.RETURNED
         assert found.until == pytest.approx(60, abs=0.1)
-        assert found.text == "returned to q after RateLimited until 1970-01-01T00:01:00Z"
+        assert found.text == "returned to q until 1970-01-01T00:01:00Z (HTTP 429)"
 
 
 async def test_a_message_that_met_an_open_circuit_waits_for_it() -> None:
@@ -272,7 +272,35 @@ async def test_a_group_whose_last_message_is_away_waits_for_its_return() -> None
         found = lookup(rig).explain_group("g", "P")
 
         assert found.situation is Situation.RETURNED
-        assert "a was the last: returned to q after RateLimited" in found.text
+        assert found.text.endswith("; a was returned to q until 1970-01-01T00:01:00Z (HTTP 429)")
+
+
+async def test_a_group_behind_a_failed_message_names_that_message_and_its_error() -> None:
+    sender = FakeSender(takes=0)
+    sender.script("a", *[REFUSED] * 3)
+    async with running(pool("P"), sender=sender) as rig:
+        await rig.publish(*grouped("a", "b"))
+        await asyncio.sleep(20)  # b was returned for 10 s, and its queue holds it back
+
+        group, behind = lookup(rig).explain_group("g", "P"), await why(rig, "b")
+
+        assert (group.situation, group.message_id) == (Situation.RETURNED, "a")
+        assert group.text.endswith(
+            f"a was returned to q until 1970-01-01T00:00:33Z ({REFUSED.detail})"
+        )
+        assert behind.notes == (
+            f"a of its group was returned to q until 1970-01-01T00:00:33Z ({REFUSED.detail})",
+        )
+        assert (await why(rig, "a")).notes == ()
+
+
+async def test_a_pool_that_does_not_exist_is_named() -> None:
+    async with running(pool("P")) as rig:
+        await asyncio.sleep(1)
+
+        notes = [lookup(rig).explain_group("g", code).notes for code in ("P", "PP", None)]
+
+        assert notes == [(), ("no pool 'PP': its messages go to DEFAULT-POOL",), ()]
 
 
 async def test_a_group_of_which_nothing_is_held_is_idle() -> None:

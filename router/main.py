@@ -129,7 +129,7 @@ class Router:
             allow_empty=settings.allow_empty_config,
             max_connections=settings.max_connections,
         )
-        self.sync = ConfigSync(sources, self._apply, alerts.raise_warning, rules, time.time)
+        self.sync = ConfigSync(sources, self._apply, alerts, rules, time.time)
 
     def now(self) -> float:
         return time.time()

@@ -21,7 +21,7 @@ from router.brokers.workers import THIS_MACHINE
 from router.core.config import QueueConfig
 from router.core.leadership import Leadership
 from router.core.target import PROCESS, Target, TargetPolicy
-from router.core.warnings import Code, Severity
+from router.core.warnings import Code
 from router.curl.loop import CurlOptions
 from router.engine.alerts import Alerts
 from router.engine.notifier import Notifier
@@ -93,7 +93,7 @@ async def open_ports(
             f"connections, not {settings.api_max_connections}; raise the limit (ulimit -n) or "
             "lower MESSAGE_ROUTER_API_MAX_CONNECTIONS"
         )
-        alerts.raise_warning(Code.CONFIGURATION, Severity.WARN, "Process", text)
+        alerts.of("Process")(Code.CONFIGURATION, text)
     options = CurlOptions(
         http_version=settings.mediator_http_version.name,
         proxy=settings.proxy,

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 def open_brokers(settings: Settings, alerts: Alerts) -> BrokerRegistry:
     def warn(queue: str, text: str) -> None:
-        alerts.raise_warning(Code.QUEUE_VALIDATION, Severity.CRITICAL, f"Consumer:{queue}", text)
+        alerts.of(f"Consumer:{queue}")(Code.QUEUE_VALIDATION, text, Severity.CRITICAL)
 
     return BrokerRegistry(
         worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
@@ -108,7 +108,7 @@ async def open_engine(
                 publishing=publishing,
                 tasks=tasks,
                 jitter=jitter,
-                registry=InFlightRegistry(Journal() if journal is None else journal),
+                registry=InFlightRegistry(journal),
                 leadership=unlimited() if leadership is None else leadership,
                 longest_delivery=longest_delivery,
                 default_retry=settings.default_retry,

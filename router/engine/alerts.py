@@ -33,22 +33,17 @@ class Alerts:
         self._wall = wall
         self._on_warning = on_warning
 
-    def raise_warning(self, code: str, severity: Severity, source: str, message: str) -> None:
-        """Keep a warning for the operators. A repeated one is counted and not logged again."""
-        notice = self._book.add(code, severity, source, message, self._wall())
-        self._on_warning(notice)
-        if notice.count == 1:
-            log.log(
-                _LEVELS[severity],
-                "warning raised: %s",
-                message,
-                extra={"code": str(code), "severity": severity.name, "source": source},
-            )
-
     def of(self, source: str) -> Warn:
-        """Return what raises the warnings of this source."""
+        """Return what raises the warnings of this source.
+
+        Each is kept for the operators. A repeated one is counted and not logged again.
+        """
 
         def warn(code: str, text: str, severity: Severity = Severity.WARN) -> None:
-            self.raise_warning(code, severity, source, text)
+            notice = self._book.add(code, severity, source, text, self._wall())
+            self._on_warning(notice)
+            if notice.count == 1:
+                facts = {"code": str(code), "severity": severity.name, "source": source}
+                log.log(_LEVELS[severity], "warning raised: %s", text, extra=facts)
 
         return warn

@@ -18,17 +18,16 @@ from router.core.config_plan import EMPTYING, Plan, empties, limit_connections, 
 from router.core.retry import Jitter
 from router.core.state import SyncCounts
 from router.core.warnings import Code, Severity
+from router.engine.alerts import Alerts
 from router.engine.periodic import every
 from router.ports import ConfigSource, ConfigUnavailable
 
 log = logging.getLogger(__name__)
 
-SOURCE: Final = "ConfigSync"
 LARGE_DOCUMENT_BYTES: Final = 64 * 1024
 LARGE_DOCUMENT_ENTRIES: Final = 1000  # 100,000 take 0.4 s to unite, and messages do not wait
 
 Apply = Callable[[RoutingConfig], Awaitable[Plan]]
-RaiseWarning = Callable[[str, Severity, str, str], None]  # code, severity, source, text
 
 
 class SyncFailed(Exception):
@@ -44,12 +43,8 @@ class SyncRules(Struct, frozen=True, kw_only=True):
 
 
 class SyncResult(Struct, frozen=True):
-    plan: Plan | None  # what was changed; None: the sync failed
+    ok: bool
     reason: str = ""  # why it failed
-
-    @property
-    def ok(self) -> bool:
-        return self.plan is not None
 
 
 class SourceStatus(Struct, frozen=True):
@@ -105,13 +100,13 @@ class ConfigSync:
         self,
         sources: Sequence[ConfigSource],
         apply: Apply,
-        raise_warning: RaiseWarning,
+        alerts: Alerts,
         rules: SyncRules,
         wall: Callable[[], float],
     ) -> None:
         self._sources = [_Source(source) for source in sources]
         self._apply = apply
-        self._raise_warning = raise_warning
+        self._warn = alerts.of("ConfigSync")
         self._rules = rules
         self._wall = wall
         self._one_at_a_time = asyncio.Lock()
@@ -128,9 +123,10 @@ class ConfigSync:
         """Try until it works, or until the attempts are used up."""
         severity = Severity.CRITICAL if first else Severity.WARN
         try:
-            return SyncResult(await self._sync(self._rules.attempts, severity))
+            await self._sync(self._rules.attempts, severity)
         except SyncFailed as failure:
-            return SyncResult(None, str(failure))
+            return SyncResult(ok=False, reason=str(failure))
+        return SyncResult(ok=True)
 
     async def reload(self) -> Plan:
         """Try once, now. Raises SyncFailed."""
@@ -162,7 +158,7 @@ class ConfigSync:
                     if attempt >= attempts:
                         self._failed += 1
                         text = f"the configuration was not synced: {failure}"
-                        self._raise_warning(Code.CONFIG_SYNC_FAILED, severity, SOURCE, text)
+                        self._warn(Code.CONFIG_SYNC_FAILED, text, severity)
                         raise
                 attempt += 1
                 await asyncio.sleep(self._rules.retry_delay)
@@ -207,6 +203,3 @@ class ConfigSync:
         config, shortage = limit_connections(wanted, self._rules.max_connections, self._applied)
         problems = [(Code.CONFIG_CONFLICT, conflict) for conflict in conflicts]
         return config, [*problems, *([(Code.CONFIGURATION, shortage)] if shortage else ())]
-
-    def _warn(self, code: str, text: str) -> None:
-        self._raise_warning(code, Severity.WARN, SOURCE, text)

@@ -11,7 +11,8 @@ import pytest
 from router.core.config import PoolConfig, QueueConfig, QueueNaming, QueueType, RoutingConfig
 from router.core.config_plan import Plan, plan
 from router.core.state import SyncCounts
-from router.core.warnings import Severity
+from router.core.warnings import Notice, Severity, WarningBook
+from router.engine.alerts import Alerts
 from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules
 from router.ports import ConfigUnavailable
 from router.runtime import SWITCH_SECONDS
@@ -63,8 +64,8 @@ class Router:
         self.applied.append((now(), config))
         return plan(before, config)
 
-    def raise_warning(self, code: str, severity: Severity, source: str, message: str) -> None:
-        self.warnings.append((code, severity, source, message))
+    def note(self, notice: Notice) -> None:
+        self.warnings.append((notice.code, notice.severity, notice.source, notice.message))
 
     @property
     def queue_names(self) -> list[str]:
@@ -79,7 +80,8 @@ def syncing(
     router: Router, *sources: Source, allow_empty: bool = False, max_connections: int = 1000
 ) -> ConfigSync:
     rules = SyncRules(naming=NAMING, allow_empty=allow_empty, max_connections=max_connections)
-    return ConfigSync(sources, router.apply, router.raise_warning, rules, lambda: 1000 + now())
+    alerts = Alerts(WarningBook(), now, router.note)
+    return ConfigSync(sources, router.apply, alerts, rules, lambda: 1000 + now())
 
 
 @pytest.mark.rule("CFG-2", "CFG-3")
@@ -108,7 +110,8 @@ async def test_a_failing_sync_makes_twelve_attempts_five_seconds_apart(
     assert now() == 55
     assert not result.ok
     assert result.reason == "one: cannot connect"
-    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 12
+    attempts = [record for record in caplog.records if record.name == "router.engine.config_sync"]
+    assert [record.levelno for record in attempts] == [logging.WARNING] * 12
     assert router.applied == []
 
 

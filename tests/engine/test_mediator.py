@@ -314,7 +314,7 @@ async def test_a_warning_is_logged_once_with_its_severity(caplog: pytest.LogCapt
         await asyncio.sleep(20)
         for _ in range(3):
             notice = rig.warnings[0]
-            alerts.raise_warning(notice.code, notice.severity, notice.source, notice.message)
+            alerts.of(notice.source)(notice.code, notice.message, notice.severity)
 
     raised = [record for record in caplog.records if record.name == "router.engine.alerts"]
     assert [(record.levelname, vars(record)["code"]) for record in raised] == [

@@ -55,7 +55,7 @@ def alerts(telling: Notifier) -> Alerts:
 
 
 def warn(raising: Alerts, text: str, code: Code = Code.ROUTING) -> None:
-    raising.raise_warning(code, Severity.WARN, "QueueManager", text)
+    raising.of("QueueManager")(code, text)
 
 
 async def test_what_is_raised_between_two_batches_goes_out_together() -> None:

@@ -45,7 +45,7 @@ from router.engine.notifier import Notifier
 from router.engine.periodic import LoopLag, every
 from router.engine.queue_manager import QueueManager, shut_down
 from router.engine.registry import Journal
-from router.engine.standby import Alone, Candidate, Election, Standby
+from router.engine.standby import Alone, Election, Standby
 from router.engine.state import MessageLookup, StateReader
 from router.engine.stores import Batches, MessageStates, QueueStores
 from router.logs import configure_logging, dropped_lines
@@ -117,9 +117,14 @@ class Router:
         self.election: Election = Alone(manager, ports.instance)
         if ports.lock is not None:
             self.reader.primary = False
-            candidate = Candidate(ports.instance, settings.standby_lock_ttl)
             self.election = Standby(
-                ports.lock, candidate, manager, alerts, wall=time.time, on_change=self._change_role
+                ports.lock,
+                manager,
+                alerts,
+                instance=ports.instance,
+                ttl=settings.standby_lock_ttl,
+                wall=time.time,
+                on_change=self._change_role,
             )
         sources = config_sources(settings.config_urls, settings.config_token, settings.naming)
         rules = SyncRules(

@@ -15,10 +15,12 @@ from msgspec import Raw, Struct
 from router.core.config import (
     DEFAULT_POOL_CONFIG,
     EMBEDDED_QUEUE,
+    MAX_SCHEDULES,
     PoolConfig,
     QueueConfig,
     QueueNaming,
     RoutingConfig,
+    Schedule,
 )
 from router.core.config_entry import (
     MAX_CONNECTIONS,
@@ -26,8 +28,8 @@ from router.core.config_entry import (
     Notes,
     Number,
     Problem,
+    identity_in,
     pool_entry,
-    pool_identity,
     queue_entry,
     queue_identity,
     read_pool,
@@ -36,9 +38,7 @@ from router.core.config_entry import (
     read_schedule,
     reply_entry,
     schedule_entry,
-    schedule_identity,
 )
-from router.core.schedule import MAX_SCHEDULES, Schedule
 from router.core.warnings import Code
 
 MAX_DOCUMENT: Final = 10 * 1024 * 1024  # bytes
@@ -84,12 +84,13 @@ def read_document(body: bytes, naming: QueueNaming) -> Document:
     read_entry = partial(read_queue, naming=naming, connections=connections)
     queues = _Section("queues", Code.QUEUE_VALIDATION, queue_identity, read_entry)
     queues.read(queue_entries or [])
-    pools = _Section("processingPools", Code.CONFIGURATION, pool_identity, read_pool)
+    by_code, by_name = partial(identity_in, "code"), partial(identity_in, "name")
+    pools = _Section("processingPools", Code.CONFIGURATION, by_code, read_pool)
     pools.read(pool_entries or [])
     read_reply = partial(read_reply_queue, naming=naming)
     replies = _Section("replyQueues", Code.QUEUE_VALIDATION, queue_identity, read_reply)
     replies.read(_entries(top, "replyQueues") or [])
-    schedules = _Section("schedules", Code.CONFIGURATION, schedule_identity, read_schedule)
+    schedules = _Section("schedules", Code.CONFIGURATION, by_name, read_schedule)
     schedules.read(_entries(top, "schedules", MAX_SCHEDULES) or [])
     return Document(
         queues=tuple(queues.accepted),

@@ -14,17 +14,19 @@ from msgspec import Meta, Raw, Struct
 
 from router.core.config import (
     MAX_CONCURRENCY,
+    BadSchedule,
     PoolConfig,
     QueueConfig,
     QueueNaming,
     RetryPolicy,
     Route,
+    Schedule,
+    check_cron,
     effective_concurrency,
 )
-from router.core.message import Malformed, parse
+from router.core.message import CONTROL, Malformed, parse
 from router.core.outcome import MAX_DELAY
 from router.core.redact import mask_urls, public_uri
-from router.core.schedule import BadSchedule, Schedule, check_cron
 from router.core.warnings import Code
 
 MAX_NAME: Final = 512  # characters
@@ -53,7 +55,6 @@ SUPPORTED_SCHEMES: Final = frozenset(
     }
 )
 
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 Number = int | float
@@ -213,7 +214,7 @@ def _read_routes(entry: _QueueEntry, uri: str) -> tuple[tuple[str, Route], ...]:
 
 
 def _read_route(kind: str, raw: object) -> Route:
-    if not kind.strip() or len(kind) > MAX_NAME or _CONTROL.search(kind):
+    if not kind.strip() or len(kind) > MAX_NAME or CONTROL.search(kind):
         raise BadEntry("routes", "a command type is blank, too long or has a control character")
     where = f"routes.{kind}"
     try:
@@ -255,7 +256,7 @@ def _text(where: str, value: str | None, longest: int) -> str | None:
         return None
     if len(value) > longest:
         raise BadEntry(where, f"longer than {longest} characters")
-    if _CONTROL.search(value):
+    if CONTROL.search(value):
         raise BadEntry(where, "contains a control character")
     return value
 
@@ -282,9 +283,10 @@ def _resolve(given: str, naming: QueueNaming) -> str:
     return uri
 
 
-def pool_identity(raw: object) -> str | None:
-    code = raw.get("code") if isinstance(raw, dict) else None
-    return code if isinstance(code, str) else None
+def identity_in(field: str, raw: object) -> str | None:
+    """Return what names a pool or a schedule, if the entry has it: even a bad one may."""
+    name = raw.get(field) if isinstance(raw, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def read_pool(raw: object, notes: Notes) -> PoolConfig:
@@ -382,11 +384,6 @@ class _ScheduleEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     every_seconds: Annotated[int, Meta(ge=1, le=MAX_EVERY_SECONDS)] | None = None
     timezone: Annotated[str, Meta(max_length=64)] = "UTC"
     message: dict[str, object] = {}
-
-
-def schedule_identity(raw: object) -> str | None:
-    name = raw.get("name") if isinstance(raw, dict) else None
-    return name if isinstance(name, str) else None
 
 
 def read_schedule(raw: object, _notes: Notes) -> Schedule:

@@ -22,7 +22,7 @@ MAX_STEPS: Final = 16  # in one list, and one after the other (CMD-11)
 MODE_KEPT: Final = 64  # characters of a dispatch mode that we do not know
 
 _NO_CONTROL: Final = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters
 _NOT_IN_A_HEADER: Final = re.compile(r"[^\x20-\x7e\t]")
 
 Name = Annotated[str, Meta(max_length=512)]
@@ -239,7 +239,7 @@ def _check(message: Message) -> None:
     """What types cannot say; blank means absent."""
     token = message.token
     # `isprintable` is a quick way to say that there can be no forbidden character.
-    if not message.id.isprintable() and _CONTROL.search(message.id):
+    if not message.id.isprintable() and CONTROL.search(message.id):
         raise Malformed("`id` contains a control character")
     if message.pool is not None and not message.pool.strip():
         message.pool = None

@@ -8,9 +8,8 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from router.core.commands import not_before_of
-from router.core.config import QueueConfig, RoutingConfig
+from router.core.config import QueueConfig, RoutingConfig, Schedule
 from router.core.message import parse
-from router.core.schedule import Schedule
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
 from router.engine.publishing import NotPublishable, UnknownQueue

@@ -92,11 +92,6 @@ class RateLimiter:
         self._configure(config)
 
     @property
-    def must_wait(self) -> bool:
-        """Whether the next one cannot be sent at once."""
-        return self.seconds_to_wait > 0
-
-    @property
     def seconds_to_wait(self) -> float:
         """Return the seconds until one more may be sent."""
         if not self.is_limited:

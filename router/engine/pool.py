@@ -195,7 +195,7 @@ class ProcessPool:
         minute exceed the limit.
         """
         while self.lanes.ready and self.permits.is_free:
-            if self.gate.must_wait:
+            if self.gate.seconds_to_wait > 0:
                 self.deliveries.limit(asyncio.get_running_loop().time())
             await self.gate.pass_one()
             if self.lanes.ready and self.permits.is_free:

@@ -1,6 +1,6 @@
-"""The owner of pools and consumers: executes the plan of a configuration, and ends all work.
+"""The owner of pools and consumers: executes the plan of a configuration (CFG-6, CFG-7).
 
-A shutdown receives no more, finishes what is open and gives the rest back (OPS-4).
+`shut_down` ends its work: receive no more, finish what is open, give the rest back (OPS-4).
 """
 
 import asyncio
@@ -56,8 +56,6 @@ def _report_skipped(codes: Sequence[str], most: int, warn: Warn) -> None:
 
 
 class QueueManager:
-    """Executes the plan of a configuration (CFG-6, CFG-7)."""
-
     def __init__(self, deps: EngineDeps) -> None:
         self.pools: dict[str, ProcessPool] = {}
         self.draining_pools: dict[str, ProcessPool] = {}

@@ -14,8 +14,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from msgspec import Struct
-
 from router.core.config import RoutingConfig
 from router.core.config_plan import Plan
 from router.core.leadership import NEVER
@@ -35,13 +33,6 @@ CALL_SECONDS: Final = 5.0
 SOURCE: Final = "Standby"
 
 T = TypeVar("T")
-
-
-class Candidate(Struct, frozen=True):
-    """This router, among those that compete for the lock."""
-
-    instance: str
-    ttl: float  # seconds
 
 
 class Alone:
@@ -68,15 +59,17 @@ class Standby:
     def __init__(
         self,
         lock: Lock,
-        candidate: Candidate,
         manager: QueueManager,
         alerts: Alerts,
         *,
+        instance: str,
+        ttl: float,  # of the lock, seconds
         wall: Callable[[], float],
         on_change: Callable[[bool], None],  # whether this router is the primary now
     ) -> None:
         self._lock = lock
-        self._candidate = candidate
+        self._instance = instance
+        self._ttl = ttl
         self._manager = manager
         self._warn = partial(alerts.of(SOURCE), Code.STANDBY_LOCK)
         self._wall = wall
@@ -93,7 +86,7 @@ class Standby:
         age = None if self._refreshed_at is None else self._leadership.now() - self._refreshed_at
         return StandbyStatus(
             enabled=True,
-            instance=self._candidate.instance,
+            instance=self._instance,
             primary=self._is_primary,
             lock_holder=self._holder,
             last_refresh=None if age is None else self._wall() - age,
@@ -128,7 +121,7 @@ class Standby:
         while not self._is_stopping:
             fence = await self._take_lock()
             log.info("this router is the primary now", extra={"fence": fence})
-            self._leadership.until = self._refreshed + self._candidate.ttl
+            self._leadership.until = self._refreshed + self._ttl
             self._change_role(primary=True)
             await self._manager.apply(self._manager.applied)
             while await self._is_kept(fence):
@@ -160,7 +153,7 @@ class Standby:
                 continue
             if renewed:
                 self._refreshed_at = asked_at
-                self._leadership.until = asked_at + self._candidate.ttl
+                self._leadership.until = asked_at + self._ttl
             else:  # somebody took it, or the server forgot it: there may be another primary already
                 self._leadership.until = NEVER
                 self._warn("the leader lock was lost although it was refreshed in time")
@@ -205,7 +198,7 @@ class Standby:
         return self._refreshed_at
 
     def _share(self, of_ttl: float) -> float:
-        return self._candidate.ttl * of_ttl
+        return self._ttl * of_ttl
 
 
 Election = Alone | Standby

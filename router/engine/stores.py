@@ -1,11 +1,10 @@
 """The work queues of the configuration, and what they keep: messages and batches (CMD-2, CMD-4)."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -14,8 +13,10 @@ from router.core.config import QueueConfig, RoutingConfig
 from router.core.dead_letter import KeptLetter
 from router.core.history import HandOver, Held, MessageHistory
 from router.core.job import Fate, Try
+from router.core.message import CONTROL, NOT_JSON
 from router.core.outcome import Ending, Failure
 from router.engine.publishing import BrokeOff, QueuePublisher, Rejected, UnknownQueue
+from router.engine.state import MessageLookup
 from router.ports import (
     BatchRecord,
     BrokerError,
@@ -32,7 +33,6 @@ STORE_TIMEOUT_SECONDS: Final = 30.0
 T = TypeVar("T")
 MAX_BATCH_ID: Final = 500  # characters: the id of the callback is longer, and a message's id
 MAX_BATCH_SIZE: Final = 100_000_000  # messages
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class NoWorkQueue(Exception):
@@ -116,16 +116,12 @@ class FoundMessage(Struct, frozen=True):
     record: MessageRecord
 
 
-class Memory(Protocol):
-    """What the router itself remembers of messages."""
-
-    async def history(self, message_id: str) -> MessageHistory: ...
-
-
 class MessageStates:
-    def __init__(self, stores: QueueStores, memory: Memory, publishing: QueuePublisher) -> None:
+    def __init__(
+        self, stores: QueueStores, lookup: MessageLookup, publishing: QueuePublisher
+    ) -> None:
         self._stores = stores
-        self._memory = memory
+        self._lookup = lookup
         self._publishing = publishing
 
     async def find(self, message_id: str, queue: str | None) -> FoundMessage:
@@ -142,7 +138,7 @@ class MessageStates:
         if found:
             newest, record = max(found, key=lambda each: each[1].created_at)
             return FoundMessage(newest.name, record)
-        remembered = remembered_message(await self._memory.history(message_id), queue)
+        remembered = remembered_message(await self._lookup.history(message_id), queue)
         if remembered is None:
             raise UnknownMessage(
                 "nothing is known of it: it never arrived, waits at a broker that cannot be asked "
@@ -358,7 +354,7 @@ class Batches:
         """
         chosen = self._stores.only_work_queue(queue)
         batch_id = self._new_id() if batch.id is None else batch.id
-        if not 1 <= len(batch_id) <= MAX_BATCH_ID or _CONTROL.search(batch_id):
+        if not 1 <= len(batch_id) <= MAX_BATCH_ID or CONTROL.search(batch_id):
             raise Rejected(f"`id` must be 1 to {MAX_BATCH_ID} characters, no control characters")
         if batch.size is not None and not len(batch.messages) <= batch.size <= MAX_BATCH_SIZE:
             least = max(len(batch.messages), 1)
@@ -402,7 +398,7 @@ def _callback_body(callback: bytes, batch_id: str) -> bytes:
     """Return the callback with an id of its own, always the same for the batch."""
     try:
         fields = msgspec.json.decode(callback, type=dict[str, Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise Rejected(f"`callback` cannot be read: {error}") from None
     for name, why in _NOT_IN_A_CALLBACK.items():
         if name in fields and bytes(fields[name]) != b"null":

@@ -9,8 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from router.core.config import QueueConfig, RoutingConfig
-from router.core.schedule import Schedule
+from router.core.config import QueueConfig, RoutingConfig, Schedule
 from router.core.warnings import Notice, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.beat import LONGEST_SLEEP_SECONDS, Beat, ScheduleState, TickStore

@@ -190,7 +190,7 @@ async def test_a_limiter_without_a_limit_lets_everything_pass() -> None:
     for _ in range(1000):
         await limiter.pass_one()
 
-    assert (limiter.is_limited, limiter.must_wait) == (False, False)
+    assert (limiter.is_limited, limiter.seconds_to_wait) == (False, 0.0)
 
 
 @pytest.mark.rule("CFG-6")

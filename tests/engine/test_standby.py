@@ -13,7 +13,7 @@ from router.core.job import Fate
 from router.core.leadership import Leadership
 from router.engine.queue_manager import shut_down
 from router.engine.settle import ACK_LINGER_SECONDS
-from router.engine.standby import Alone, Candidate, Standby
+from router.engine.standby import Alone, Standby
 from router.ports import Brokers
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, not_now
@@ -72,9 +72,10 @@ async def router(
         roles: list[tuple[float, bool]] = []
         standby = Standby(
             FakeLock(server, name),
-            Candidate(name, server.ttl),
             rig.manager,
             rig.alerts,
+            instance=name,
+            ttl=server.ttl,
             wall=lambda: WALL + now(),
             on_change=lambda primary: roles.append((now(), primary)),
         )
@@ -476,9 +477,10 @@ async def test_a_router_that_ends_before_it_began_has_nothing_to_leave() -> None
     async with running(queues=(), leadership=Leadership(now)) as rig:
         standby = Standby(
             FakeLock(server, "one"),
-            Candidate("one", TTL),
             rig.manager,
             rig.alerts,
+            instance="one",
+            ttl=TTL,
             wall=now,
             on_change=lambda _: None,
         )

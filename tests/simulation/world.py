@@ -21,8 +21,7 @@ from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
 from router.brokers.workers import Liveness, Machine
-from router.core.config import PoolConfig, QueueConfig, RetryPolicy, RoutingConfig
-from router.core.schedule import Schedule
+from router.core.config import PoolConfig, QueueConfig, RetryPolicy, RoutingConfig, Schedule
 from router.ports import Sender
 from tests.simulation.command_check import is_reply
 from tests.simulation.events import Violation

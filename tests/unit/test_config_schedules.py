@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from router.core.config import QueueNaming, QueueType, RoutingConfig
+from router.core.config import MAX_SCHEDULES, QueueNaming, QueueType, RoutingConfig, Schedule
 from router.core.config_document import BadDocument, Document, as_document, read_document
 from router.core.config_entry import MAX_EVERY_SECONDS
 from router.core.config_plan import unite
-from router.core.schedule import MAX_SCHEDULES, Schedule
 
 pytestmark = pytest.mark.rule("CMD-10")
 

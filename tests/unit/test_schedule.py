@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.schedule import BadSchedule, Schedule, check_cron
+from router.core.config import BadSchedule, Schedule, check_cron
 
 BERLIN = "Europe/Berlin"
 

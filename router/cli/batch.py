@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, cast
 
 import click
 import msgspec
@@ -23,8 +23,7 @@ from router.cli.output import (
 )
 from router.cli.send import MessageLine, as_list, batches, read_items
 from router.core.timestamps import Tsids
-
-MAX_MESSAGES: Final = 1000  # that the API takes in one call
+from router.engine.publishing import MAX_MESSAGES
 
 
 @click.command(
@@ -105,10 +104,10 @@ def _publish(
     path = f"/batches/{in_path(batch_id)}/messages"
     accepted = 0
     with connect() as router, progress_bar("published", len(items)) as show:
-        router.post("/batches", {"queue": queue}, msgspec.json.encode(opening))
+        router.call("POST", "/batches", {"queue": queue}, msgspec.json.encode(opening))
         for some in batches(items, MAX_MESSAGES):
             try:
-                answer = router.post(path, {"queue": queue}, as_list(some))
+                answer = router.call("POST", path, {"queue": queue}, as_list(some))
             except RouterRefused as error:
                 index = error.problem.get("index")
                 if isinstance(index, int) and 0 <= index < len(some):

@@ -13,6 +13,7 @@ from router.cli.connection import (
     RouterRefused,
     Unreachable,
     connect,
+    get,
     in_path,
     router_options,
     settings_here,
@@ -81,8 +82,7 @@ def check(source: str, as_json: bool) -> None:
 def _running(naming: QueueNaming) -> RoutingConfig | None:
     """Return what the running router has applied, or print why it cannot be asked."""
     try:
-        with connect() as router:
-            applied = router.get("/config")
+        applied = get("/config")
     except (Unreachable, RouterRefused) as error:
         click.echo(f"Not compared with a running router: {error.message}.", err=True)
         return None
@@ -124,7 +124,9 @@ def set_pool(code: str, concurrency: int | None, rate: int | None, as_json: bool
     if rate is not None:
         order["rateLimitPerMinute"] = rate or None
     with connect() as router:
-        stats = router.put(f"/monitoring/pools/{in_path(code)}", msgspec.json.encode(order))
+        stats = router.call(
+            "PUT", f"/monitoring/pools/{in_path(code)}", body=msgspec.json.encode(order)
+        )
     if as_json:
         show_json(stats)
     else:

@@ -3,16 +3,18 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
 import httpx
 
+from router.cli.output import Command
 from router.core.redact import public_uri
 from router.settings import BadSetting, Settings
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Query = Mapping[str, object] | None  # what is None is left out
 
 TIMEOUT_SECONDS: Final = 30.0
 _WILDCARDS: Final = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  read, not bound
@@ -63,7 +65,7 @@ def connect() -> Iterator["RouterClient"]:
         raise Unreachable(f"no router answers at {public_uri(url)}: {why}") from None
 
 
-def get(path: str, query: Mapping[str, object] | None = None) -> Any:
+def get(path: str, query: Query = None) -> Any:
     """Ask the router once."""
     with connect() as router:
         return router.get(path, query)
@@ -75,22 +77,19 @@ class RouterClient:
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
 
-    def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
-        return _answer(self._client.get(path, params=_given(query)))
+    def get(self, path: str, query: Query = None) -> Any:
+        return self.call("GET", path, query)
 
-    def post(
-        self, path: str, query: Mapping[str, object] | None = None, body: bytes | None = None
-    ) -> Any:
+    def call(self, method: str, path: str, query: Query = None, body: bytes | None = None) -> Any:
+        given = {  # what was asked for, with booleans spelled as JSON does
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in (query or {}).items()
+            if value is not None
+        }
         headers = {"Content-Type": "application/json"} if body is not None else None
-        reply = self._client.post(path, params=_given(query), content=body, headers=headers)
-        return _answer(reply)
-
-    def put(self, path: str, body: bytes) -> Any:
-        headers = {"Content-Type": "application/json"}
-        return _answer(self._client.put(path, content=body, headers=headers))
-
-    def delete(self, path: str) -> Any:
-        return _answer(self._client.delete(path))
+        return _answer(
+            self._client.request(method, path, params=given, content=body, headers=headers)
+        )
 
     def health(self) -> Any:
         """Return the health, also if the router answers 503: it does when it is unhealthy."""
@@ -140,15 +139,6 @@ def _json(reply: httpx.Response) -> Any:
         raise click.ClickException(f"{place} is not a message-router") from None
 
 
-def _given(query: Mapping[str, object] | None) -> dict[str, str]:
-    """Drop what was not asked for, and spell booleans as JSON does."""
-    return {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in (query or {}).items()
-        if value is not None
-    }
-
-
 def _default_url() -> str:
     host = os.environ.get("MESSAGE_ROUTER_HOST", "").strip()
     host = _WILDCARDS.get(host, host)
@@ -172,25 +162,27 @@ def _default_user() -> str | None:
 
 def router_options(command: Command) -> Command:
     """Add the options that `connect` reads. The command itself does not see them."""
-    options: Mapping[str, Mapping[str, Any]] = {
-        "--user": {
-            "metavar": "NAME:PASSWORD",
-            "default": _default_user,
-            "help": "For auth mode BASIC. Safer: AUTH_BASIC_USERNAME and AUTH_BASIC_PASSWORD.",
-        },
-        "--token": {
-            "metavar": "TOKEN",
-            "envvar": "MESSAGE_ROUTER_API_TOKEN",
-            "help": "For auth mode TOKEN. Safer: MESSAGE_ROUTER_API_TOKEN, which `ps` cannot show.",
-        },
-        "--url": {
-            "metavar": "URL",
-            "default": _default_url,
-            "help": "The router's API. Default: MESSAGE_ROUTER_HOST and MESSAGE_ROUTER_PORT,"
+    option = partial(click.option, expose_value=False, callback=keep_in(_ACCESS))
+    for add in (
+        option(
+            "--user",
+            metavar="NAME:PASSWORD",
+            default=_default_user,
+            help="For auth mode BASIC. Safer: AUTH_BASIC_USERNAME and AUTH_BASIC_PASSWORD.",
+        ),
+        option(
+            "--token",
+            metavar="TOKEN",
+            envvar="MESSAGE_ROUTER_API_TOKEN",
+            help="For auth mode TOKEN. Safer: MESSAGE_ROUTER_API_TOKEN, which `ps` cannot show.",
+        ),
+        option(
+            "--url",
+            metavar="URL",
+            default=_default_url,
+            help="The router's API. Default: MESSAGE_ROUTER_HOST and MESSAGE_ROUTER_PORT,"
             " else http://127.0.0.1:8080.",
-        },
-    }
-    for name, settings in options.items():
-        add = click.option(name, expose_value=False, callback=keep_in(_ACCESS), **settings)
+        ),
+    ):
         command = add(command)
     return command

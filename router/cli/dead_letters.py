@@ -1,8 +1,7 @@
 """`dead-letters`: list, show, replay and discard what could not be delivered (DLQ-2)."""
 
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import click
 
@@ -15,10 +14,8 @@ from router.cli.connection import (
     keep_in,
     router_options,
 )
-from router.cli.output import json_option, plain, show_fields, show_json, show_rows
+from router.cli.output import Command, json_option, plain, show_fields, show_json, show_rows
 from router.core.dead_letter import Reason
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _ID_DIGITS: Final = 20  # more than any id has
 _COLUMNS: Final = (
@@ -129,7 +126,7 @@ def replay_letters(
         def replay(letter_id: str) -> None:
             query = {"to": to, "force": True if force else None}
             try:
-                router.post(f"/dead-letters/{letter_id}/replay", query)
+                router.call("POST", f"/dead-letters/{letter_id}/replay", query)
             except RouterRefused as error:
                 if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
                     raise
@@ -138,7 +135,7 @@ def replay_letters(
 
         if everything:
             query = {**_chosen(), "to": to, "dryRun": dry_run, "force": force}
-            report = router.post("/dead-letters/replay", query)
+            report = router.call("POST", "/dead-letters/replay", query)
         else:
             oldest_first = sorted(letter_ids, key=lambda each: each.zfill(_ID_DIGITS))
             report = {"replayed": do_each(oldest_first, replay)}
@@ -156,5 +153,5 @@ def discard_letters(letter_ids: tuple[str, ...], yes: bool) -> None:
     if not yes:
         click.confirm(f"Delete {len(letter_ids)} permanently?", abort=True, err=True)
     with connect() as router:
-        done = do_each(letter_ids, lambda each: router.delete(f"/dead-letters/{each}"))
+        done = do_each(letter_ids, lambda each: router.call("DELETE", f"/dead-letters/{each}"))
     click.echo(f"discarded {done}")

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -223,19 +223,11 @@ async def _demo(settings: Settings, rate: float, seconds: float | None) -> str:
             await ready.wait()
             if seconds is not None:
                 loop.call_later(seconds, ending.enough.set)
-            await _watch(router, traffic, DemoMeter(router, traffic, target), ending)
+            meter = DemoMeter(router, traffic, target)
+            await _watch(router, traffic, meter, ending)
             stop.set()
-    counts = _counts(traffic, target)._replace(dead_letters=await _dead_letters(settings))
+    counts = meter.counts._replace(dead_letters=await _dead_letters(settings))
     return as_summary(counts, await _left_in_the_queue(settings))
-
-
-def _counts(traffic: Traffic, target: SampleTarget) -> DemoCounts:
-    return DemoCounts(
-        published=traffic.published,
-        delivered=target.seen.accepted,
-        retried=target.seen.retried,
-        dead_letters=target.seen.fates[Behaviour.REJECTED],
-    )
 
 
 class DemoMeter:
@@ -249,13 +241,23 @@ class DemoMeter:
         self._past = deque([(self._started, DemoCounts())])
 
     @property
+    def counts(self) -> DemoCounts:
+        seen = self._target.seen
+        return DemoCounts(
+            published=self._traffic.published,
+            delivered=seen.accepted,
+            retried=seen.retried,
+            dead_letters=seen.fates[Behaviour.REJECTED],
+        )
+
+    @property
     def has_arrived(self) -> bool:
         """Whether each published message was accepted or became a dead letter."""
-        counts = _counts(self._traffic, self._target)
+        counts = self.counts
         return counts.delivered + counts.dead_letters >= counts.published
 
     def frame(self) -> DemoFrame:
-        now, counts = asyncio.get_running_loop().time(), _counts(self._traffic, self._target)
+        now, counts = asyncio.get_running_loop().time(), self.counts
         notices = self._router.warnings.list(now=self._router.now(), acknowledged=False)
         self._past.append((now, counts))
         while len(self._past) > 2 and self._past[1][0] <= now - _RATE_SECONDS:  # noqa: PLR2004  two ends
@@ -285,11 +287,10 @@ async def _watch(router: Router, traffic: Traffic, meter: DemoMeter, ending: Dem
 
 
 async def _happens(event: asyncio.Event, *, within: float) -> bool:
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(within):
-            return await event.wait()
-    except TimeoutError:
-        return False
+            await event.wait()
+    return event.is_set()
 
 
 async def _dead_letters(settings: Settings) -> int:

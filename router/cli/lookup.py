@@ -1,14 +1,15 @@
 """`message`, `explain`, `schedules` and `warnings`: what the running router knows."""
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 import msgspec
 
 from router.cli.connection import connect, do_each, get, in_path, router_options
 from router.cli.output import (
+    Command,
     changes,
     interval_option,
     json_option,
@@ -17,14 +18,13 @@ from router.cli.output import (
     show_json,
     show_rows,
 )
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from router.core.warnings import Severity
 
 _GONE_WRONG: Final = ("FAILED", "CANCELLED")
 _ENDED: Final = ("SUCCEEDED", *_GONE_WRONG)
 _SCHEDULE_COLUMNS: Final = ("name", "when", "timezone", "queue", "nextRun", "lastRun")
 _WARNING_COLUMNS: Final = ("id", "lastSeen", "severity", "code", "source", "count", "message")
-_SEVERITIES: Final = click.Choice(["INFO", "WARN", "ERROR", "CRITICAL"], case_sensitive=False)
+_SEVERITIES: Final = click.Choice([each.name for each in Severity], case_sensitive=False)
 
 
 @click.command(
@@ -180,9 +180,9 @@ def acknowledge(ids: tuple[str, ...], everything: bool) -> None:
         raise click.UsageError("give the ids to acknowledge, or --all")
     with connect() as router:
         if everything:
-            done = router.post("/warnings/acknowledge-all")["acknowledged"]
+            done = router.call("POST", "/warnings/acknowledge-all")["acknowledged"]
         else:
-            done = do_each(ids, lambda each: router.post(f"/warnings/{each}/acknowledge"))
+            done = do_each(ids, lambda each: router.call("POST", f"/warnings/{each}/acknowledge"))
     click.echo(f"acknowledged {done}")
 
 
@@ -199,7 +199,9 @@ def clear(older_than: float | None, yes: bool) -> None:
     """Delete warnings."""
     if older_than is None and not yes:
         click.confirm("Delete all warnings?", abort=True, err=True)
-    path = "/warnings" if older_than is None else f"/warnings/old?hours={older_than:g}"
     with connect() as router:
-        cleared = router.delete(path)["cleared"]
-    click.echo(f"cleared {cleared}")
+        if older_than is None:
+            found = router.call("DELETE", "/warnings")
+        else:
+            found = router.call("DELETE", "/warnings/old", {"hours": f"{older_than:g}"})
+    click.echo(f"cleared {found['cleared']}")

@@ -27,10 +27,11 @@ from router.cli.output import json_option, progress_bar, show_json
 from router.core.config import EMBEDDED_QUEUE, QueueConfig
 from router.core.message import MAX_BODY, Malformed, Message, parse
 from router.core.timestamps import Tsids
+from router.engine.publishing import MAX_MESSAGES
 from router.ports import BrokerError, Publication, Publisher
 from router.settings import Settings
 
-MAX_MESSAGES: Final = 500  # half of what the API accepts at once
+MESSAGES_PER_CALL: Final = MAX_MESSAGES // 2
 MAX_BYTES: Final = 8 * 1024 * 1024  # what the API accepts
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"  # some editors put one in front
@@ -83,7 +84,7 @@ def _send_to_router(
     wanted = list(batch)
     while wanted:
         try:
-            answer = router.post("/messages", {"queue": queue}, as_list(wanted))
+            answer = router.call("POST", "/messages", {"queue": queue}, as_list(wanted))
         except RouterRefused as error:
             if error.status == httpx.codes.BAD_GATEWAY:
                 accepted = error.problem.get("accepted")
@@ -247,7 +248,9 @@ def read_items(stream: BinaryIO, new_id: Callable[[], str]) -> Iterator[MessageL
             yield _read(number, text, new_id)
 
 
-def batches(items: Iterable[MessageLine], most: int = MAX_MESSAGES) -> Iterator[list[MessageLine]]:
+def batches(
+    items: Iterable[MessageLine], most: int = MESSAGES_PER_CALL
+) -> Iterator[list[MessageLine]]:
     """Split into what one call may carry."""
     batch: list[MessageLine] = []
     size = len("[]")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.cli.send import MAX_BYTES, MAX_MESSAGES, BadLine, MessageLine, batches, read_items
+from router.cli.send import MAX_BYTES, MESSAGES_PER_CALL, BadLine, MessageLine, batches, read_items
 from router.core.message import MAX_BODY, parse
 
 pytestmark = pytest.mark.rule("P5")
@@ -92,7 +92,7 @@ def test_a_batch_is_never_more_than_one_call_may_carry(sizes: list[int]) -> None
     cut = list(batches(items))
 
     assert [each for batch in cut for each in batch] == items
-    assert all(1 <= len(batch) <= MAX_MESSAGES for batch in cut)
+    assert all(1 <= len(batch) <= MESSAGES_PER_CALL for batch in cut)
     assert all(2 + sum(len(each.body) + 1 for each in batch) <= MAX_BYTES for batch in cut)
 
 

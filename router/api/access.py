@@ -120,15 +120,10 @@ class Guard:
         if scope["type"] == "http":
             path, headers = scope["path"], Headers(scope=scope)
             refusal = await refuse(scope["method"], path, headers, self._access)
-            wants_page = path == "/" and "text/html" in headers.get("accept", "")
-            if (
-                refusal is not None
-                and wants_page
-                and refusal.status_code == HTTPStatus.UNAUTHORIZED
-            ):
-                answer = self._login
-            elif refusal is not None:
-                answer = refusal_response(refusal)
+            if refusal is not None:
+                is_unknown = refusal.status_code == HTTPStatus.UNAUTHORIZED
+                wants_page = path == "/" and "text/html" in headers.get("accept", "")
+                answer = self._login if is_unknown and wants_page else refusal_response(refusal)
         await answer(scope, receive, send)
 
 

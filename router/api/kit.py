@@ -55,7 +55,6 @@ EnumName = Annotated[str, BeforeValidator(lambda member: member.name)]
 Masked = Annotated[str, AfterValidator(mask_urls)]  # without the secrets that URLs may contain
 Milliseconds = Annotated[float, BeforeValidator(lambda seconds: round(seconds * 1000, 3))]
 WholeMilliseconds = Annotated[int, BeforeValidator(lambda seconds: round(seconds * 1000))]
-Role = Annotated[str, BeforeValidator(lambda primary: "PRIMARY" if primary else "STANDBY")]
 
 T = TypeVar("T")
 Shape = TypeVar("Shape", bound="RequestBody")

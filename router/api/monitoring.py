@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Struct
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from router.api.kit import (
     AT,
@@ -18,7 +18,6 @@ from router.api.kit import (
     Milliseconds,
     RequestBody,
     ResponseModel,
-    Role,
     Time,
     WholeMilliseconds,
     as_is,
@@ -35,6 +34,7 @@ from router.core.timestamps import iso
 from router.core.warnings import Severity
 from router.engine.controls import PoolSetting
 
+Role = Annotated[str, BeforeValidator(lambda primary: "PRIMARY" if primary else "STANDBY")]
 PerSecond = Annotated[float, AfterValidator(lambda rate: round(rate, 3))]
 
 

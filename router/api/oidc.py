@@ -90,14 +90,11 @@ class Provider:
                     leeway=LEEWAY_SECONDS,
                     options={"require": list(REQUIRED)},
                 )
-                return self._role_by(claims)
+                if not all(_has(claims, claim) for claim in self._required):
+                    return None
+                is_admin = self._admin is None or _has(claims, self._admin)
+                return Role.ADMIN if is_admin else Role.READER
         return None
-
-    def _role_by(self, claims: Mapping[str, Any]) -> Role | None:
-        if not all(_has(claims, claim) for claim in self._required):
-            return None
-        is_admin = self._admin is None or _has(claims, self._admin)
-        return Role.ADMIN if is_admin else Role.READER
 
 
 def _has(claims: Mapping[str, Any], claim: Claim) -> bool:

@@ -40,14 +40,11 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
+        settings = "MESSAGE_ROUTER_HOST, MESSAGE_ROUTER_PORT"
+        text = f"{settings}: cannot listen on {host}:{port}: {error.strerror}"
         if error.errno == errno.EADDRINUSE:
-            raise CannotListen(
-                f"MESSAGE_ROUTER_PORT: port {port} of {host} is taken; set it to a free one"
-            ) from None
-        raise CannotListen(
-            f"MESSAGE_ROUTER_HOST, MESSAGE_ROUTER_PORT: cannot listen on {host}:{port}: "
-            f"{error.strerror}"
-        ) from None
+            text = f"MESSAGE_ROUTER_PORT: port {port} of {host} is taken; set it to a free one"
+        raise CannotListen(text) from None
 
 
 @asynccontextmanager
@@ -104,9 +101,8 @@ class ConnectionLimit:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._open: set[Connection] = set()
-        self._waiting: dict[
-            Connection, tuple[ClientWait, float]
-        ] = {}  # since when; the longest first
+        # Since when; the longest first.
+        self._waiting: dict[Connection, tuple[ClientWait, float]] = {}
 
     def take(self, connection: "Connection") -> bool:
         """Admit it, if necessary in place of another. Return False if none can be dropped."""
@@ -151,7 +147,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self._places.take(self):
-            self._wait(ClientWait.HEAD)
+            self._look()
         else:
             transport.write(_FULL)
             transport.close()
@@ -192,8 +188,5 @@ class Connection(H11Protocol):
         elif self.cycle.more_body:
             what = ClientWait.BODY
         if what is not self._waits_for:
-            self._wait(what)
-
-    def _wait(self, what: ClientWait | None) -> None:
-        self._waits_for = what
-        self._places.wait(self, what, self.loop.time())
+            self._waits_for = what
+            self._places.wait(self, what, self.loop.time())

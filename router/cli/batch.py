@@ -11,13 +11,17 @@ from typing import Any, BinaryIO, cast
 import click
 import msgspec
 
-from router.cli.connection import RouterClient, RouterRefused, connect, in_path, router_options
-from router.cli.output import (
+from router.cli.kit import (
+    RouterClient,
+    RouterRefused,
     changes,
+    connect,
+    in_path,
     interval_option,
     json_option,
     plain,
     progress_bar,
+    router_options,
     show_fields,
     show_json,
 )

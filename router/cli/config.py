@@ -9,16 +9,19 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from router.cli.connection import (
+from router.cli.kit import (
     RouterRefused,
     Unreachable,
     connect,
     get,
     in_path,
+    json_option,
+    plain,
     router_options,
     settings_here,
+    show_fields,
+    show_json,
 )
-from router.cli.output import json_option, plain, show_fields, show_json
 from router.core.config import QueueNaming, RoutingConfig
 from router.core.config_document import read_document
 from router.core.config_plan import check_document

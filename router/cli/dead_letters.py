@@ -5,16 +5,21 @@ from typing import Final
 
 import click
 
-from router.cli.connection import (
+from router.cli.kit import (
+    Command,
     RouterRefused,
     connect,
     do_each,
     get,
     in_path,
+    json_option,
     keep_in,
+    plain,
     router_options,
+    show_fields,
+    show_json,
+    show_rows,
 )
-from router.cli.output import Command, json_option, plain, show_fields, show_json, show_rows
 from router.core.dead_letter import Reason
 
 _ID_DIGITS: Final = 20  # more than any id has

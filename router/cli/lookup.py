@@ -7,13 +7,17 @@ from typing import Any, Final
 import click
 import msgspec
 
-from router.cli.connection import connect, do_each, get, in_path, router_options
-from router.cli.output import (
+from router.cli.kit import (
     Command,
     changes,
+    connect,
+    do_each,
+    get,
+    in_path,
     interval_option,
     json_option,
     plain,
+    router_options,
     show_fields,
     show_json,
     show_rows,

@@ -16,14 +16,16 @@ import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from router.brokers import BrokerRegistry
-from router.cli.connection import (
+from router.cli.kit import (
     RouterClient,
     RouterRefused,
     connect,
+    json_option,
+    progress_bar,
     router_options,
     settings_here,
+    show_json,
 )
-from router.cli.output import json_option, progress_bar, show_json
 from router.core.config import EMBEDDED_QUEUE, QueueConfig
 from router.core.message import MAX_BODY, Malformed, Message, parse
 from router.core.timestamps import Tsids
@@ -243,9 +245,15 @@ def _good(
 
 def read_items(stream: BinaryIO, new_id: Callable[[], str]) -> Iterator[MessageLine | BadLine]:
     """Read each line that is not blank. A message without an id gets a new one."""
-    for number, line in _lines(stream):
-        if text := line.strip():
+    for number in itertools.count(1):
+        line = stream.readline(MAX_BODY + 2)
+        if not line:
+            return
+        text = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        if text := text.strip():
             yield _read(number, text, new_id)
+        while line and not line.endswith(b"\n"):  # too long, as its first part has shown
+            line = stream.readline(MAX_BODY)
 
 
 def batches(
@@ -266,17 +274,6 @@ def batches(
 
 def as_list(batch: Sequence[MessageLine]) -> bytes:
     return b"[" + b",".join(item.body for item in batch) + b"]"
-
-
-def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Number the lines. Of a line that is too long, keep just enough to show that it is."""
-    for number in itertools.count(1):
-        line = stream.readline(MAX_BODY + 2)
-        if not line:
-            return
-        yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
-        while line and not line.endswith(b"\n"):
-            line = stream.readline(MAX_BODY)
 
 
 def _read(number: int, text: bytes, new_id: Callable[[], str]) -> MessageLine | BadLine:

@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from router.cli.connection import RouterClient, RouterRefused, Unreachable, connect, router_options
-from router.cli.output import interval_option, json_option, plain, show_json
+from router.cli.kit import (
+    RouterClient,
+    RouterRefused,
+    Unreachable,
+    connect,
+    interval_option,
+    json_option,
+    plain,
+    router_options,
+    show_json,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -20,7 +20,8 @@ async def greet(command: Command, context: Context) -> object:
 
 async def main() -> None:
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(each, stop.set)
     await worker.start()
     await stop.wait()
     await worker.stop(timeout=30)

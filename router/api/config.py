@@ -23,6 +23,9 @@ class ConfigView(ResponseModel):
     processing_pools: Sequence[Mapping[str, Any]] = shown(
         "document.processingPools", [{"code": "POOL-A", "concurrency": 10}]
     )
+    reply_queues: Sequence[Mapping[str, Any]] = shown(
+        "document.replyQueues", [{"queueName": "replies"}]
+    )
     last_sync: Time | None = shown("last_success", AT)
     sources: Sequence[SourceView] = as_is([])
 
@@ -46,7 +49,8 @@ async def show(router: CurrentRouter) -> Response:
         What it reads there does not change: a sync replaces the configuration as a whole.
         """
         status = router.config_status()
-        entries = {name: status.document[name] for name in ("queues", "processingPools")}
+        kinds = ("queues", "processingPools", "replyQueues")
+        entries = {kind: status.document.get(kind, ()) for kind in kinds}
         none = dict.fromkeys(entries, ())
         view = ConfigView.model_validate(msgspec.structs.replace(status, document=none))
         return msgspec.json.encode({**view.model_dump(mode="json", by_alias=True), **entries})

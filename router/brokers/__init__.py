@@ -121,4 +121,4 @@ def _make_adapter(scheme: str, identity: ConsumerIdentity) -> Adapter:  # noqa: 
             from router.brokers.activemq.broker import ActiveMqQueues  # noqa: PLC0415 on use
 
             return ActiveMqQueues(identity)
-    raise QueueRefused(f"there is no queue of type {scheme!r}")
+    raise QueueRefused(f"unknown scheme {scheme!r}")

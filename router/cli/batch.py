@@ -69,6 +69,8 @@ def batch(
     if callback is None:
         if batch_id is not None:
             raise click.UsageError("--id is for a new batch, which needs a --callback")
+        if Path(file_or_id).is_file():
+            raise click.UsageError(f"to publish {file_or_id} as a batch, give a --callback")
         batch_id = file_or_id
     else:
         batch_id = batch_id or Tsids(time.time, secrets.randbits).new()
@@ -106,26 +108,36 @@ def _publish(
     items = _read_members(file, batch_id)
     opening = {"id": batch_id, "size": len(items), "callback": callback}
     path = f"/batches/{in_path(batch_id)}/messages"
-    accepted = 0
-    with connect() as router, progress_bar("published", len(items)) as show:
-        router.call("POST", "/batches", {"queue": queue}, msgspec.json.encode(opening))
-        for some in batches(items, MAX_MESSAGES):
-            try:
-                answer = router.call("POST", path, {"queue": queue}, as_list(some))
-            except RouterRefused as error:
-                index = error.problem.get("index")
-                if isinstance(index, int) and 0 <= index < len(some):
-                    click.echo(f"line {some[index].line}: {error.message}", err=True)
-                raise click.ClickException(
-                    f"{error.message}; {accepted} of {len(items)} messages are in the batch. "
-                    f"To continue, run the same command with --id {plain(batch_id)}"
-                ) from None
-            accepted += answer["accepted"] + answer.get("duplicates", 0)
-            show(accepted)
+    accepted = duplicates = 0
+    try:
+        with connect() as router, progress_bar("published", len(items)) as show:
+            router.call("POST", "/batches", {"queue": queue}, msgspec.json.encode(opening))
+            for some in batches(items, MAX_MESSAGES):
+                answer = _add(router, path, queue, some)
+                duplicates += answer.get("duplicates", 0)
+                accepted += answer["accepted"] + answer.get("duplicates", 0)
+                show(accepted)
+    except (click.ClickException, KeyboardInterrupt) as error:
+        if accepted or not isinstance(error, RouterRefused):
+            text = f"{accepted} of {len(items)} messages are in the batch. To continue, run the "
+            click.echo(f"{text}same command with --id {plain(batch_id)}", err=True)
+        raise
     if as_json:
         show_json({"id": batch_id, "accepted": accepted})
     else:
-        click.echo(f"published {accepted} messages as batch {plain(batch_id)}")
+        already = f"; {duplicates} were published before" if duplicates else ""
+        new = accepted - duplicates
+        click.echo(f"published {new} messages as batch {plain(batch_id)}{already}")
+
+
+def _add(router: RouterClient, path: str, queue: str | None, some: Sequence[MessageLine]) -> Any:
+    try:
+        return router.call("POST", path, {"queue": queue}, as_list(some))
+    except RouterRefused as error:
+        index = error.problem.get("index")
+        if isinstance(index, int) and 0 <= index < len(some):
+            click.echo(f"line {some[index].line}: {error.message}", err=True)
+        raise
 
 
 def _read_members(file: str, batch_id: str) -> Sequence[MessageLine]:

@@ -29,6 +29,8 @@ _ACCESS: Final = f"{__name__}.access"  # where click's context keeps the options
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
+_WIDEST: Final = 100_000  # columns
+
 # What others wrote (targets, messages) must not control the terminal.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -70,8 +72,9 @@ def connect() -> Iterator["RouterClient"]:
             trust_env=False,  # a proxy is for the internet
         ) as client:
             yield RouterClient(client)
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-        raise click.UsageError("--url must be a URL such as http://127.0.0.1:8080") from None
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        text = f"--url must be a URL such as http://127.0.0.1:8080 ({error})"
+        raise click.UsageError(text) from None
     except httpx.HTTPError as error:
         why = str(error) or "timeout"
         raise Unreachable(f"no router answers at {public_uri(url)}: {why}") from None
@@ -220,7 +223,7 @@ def show_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empt
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
         table.add_row(*(Text(plain(row.get(column))) for column in columns))
-    Console().print(table)
+    Console(width=_WIDEST).print(table)  # the terminal wraps long lines; nothing is cut off
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:

@@ -162,7 +162,7 @@ async def _publisher(uri: str, settings: Settings) -> AsyncIterator[Publisher]:
 @click.option("--uri", metavar="URI", help="Publish to this queue directly, without a router.")
 @click.option("--target", metavar="URL", help="Generate messages for this target.")
 @click.option(
-    "--count", metavar="N", type=click.IntRange(min=1), default=1, help="How many to generate."
+    "--count", metavar="N", type=click.IntRange(min=1), help="How many to generate. Default: 1."
 )
 @click.option("--pool", metavar="CODE", help="Pool of generated messages.")
 @click.option("--group", metavar="ID", help="Group of generated messages.")
@@ -175,7 +175,7 @@ def send(
     queue: str | None,
     uri: str | None,
     target: str | None,
-    count: int,
+    count: int | None,
     pool: str | None,
     group: str | None,
     strict: bool,
@@ -190,11 +190,15 @@ def send(
         raise click.UsageError(
             "give either --queue (of the running router) or --uri (a queue without a router)"
         )
+    if target and file:
+        raise click.UsageError("give either FILE or --target")
+    if not target and (count or pool or group):
+        raise click.UsageError("--count, --pool and --group need --target")
     new_id = Tsids(time.time, secrets.randbits).new
     source: Iterator[MessageLine | BadLine]
     if target:
         fields = {"mediationTarget": target, "poolCode": pool, "messageGroupId": group}
-        source = itertools.islice(_generated(fields, new_id), count)
+        source = itertools.islice(_generated(fields, new_id), count or 1)
     elif file is None and sys.stdin.isatty():
         raise click.UsageError(
             "nothing to send: give a FILE, NDJSON on standard input, or --target"

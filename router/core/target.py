@@ -82,7 +82,7 @@ class Target(Struct, frozen=True):
 def read_target(url: str) -> Target:
     """Take a target apart, or raise BadTarget. Cached: targets repeat."""
     if len(url) > MAX_LENGTH:
-        raise BadTarget(f"longer than {MAX_LENGTH} characters")
+        raise BadTarget(f"is longer than {MAX_LENGTH} characters")
     if _UNPRINTABLE.search(url):
         raise BadTarget("contains white space or a control character")
     before, _, name = url.partition(":")
@@ -97,9 +97,9 @@ def read_target(url: str) -> Target:
         port = parts.port
     except ValueError:
         # Its own words would quote the URL, where credentials may be.
-        raise BadTarget("Port, IPv6 address or host name cannot be read") from None
+        raise BadTarget("has a port, IPv6 address or host name that cannot be read") from None
     if not parts.scheme or not parts.hostname:
-        raise BadTarget("not an absolute URL such as https://host/path")
+        raise BadTarget("is not an absolute URL such as https://host/path")
     return Target(
         scheme=parts.scheme,
         host=parts.hostname,

@@ -151,7 +151,7 @@ async def test_an_explanation_is_told_without_secrets(
         ("message=m&target=http://t/", "give exactly one of"),
         ("message=m&pool=P", "`pool` needs `group`"),
         ("pool=P", "give exactly one of"),
-        ("target=nowhere", "`target` not an absolute URL"),
+        ("target=nowhere", "`target` is not an absolute URL"),
     ],
 )
 async def test_an_unclear_question_is_refused(

@@ -135,7 +135,32 @@ def test_what_was_there_counts_when_it_goes_on(run: Run, fake: FakeRouter) -> No
     result = run("batch", "-", "--callback", CALLBACK, "--id", "b/1", "--url", fake.url,
                  stdin=(line("a") + line("b")).encode())  # fmt: skip
 
-    assert result.stdout == "published 2 messages as batch b/1\n"
+    assert result.stdout == "published 1 messages as batch b/1; 1 were published before\n"
+
+
+def test_a_batch_that_cannot_be_published_says_how_to_go_on(run: Run, rows: Path) -> None:
+    result = run("batch", str(rows), "--callback", CALLBACK, "--url", "http://127.0.0.1:9")
+
+    assert result.exit_code == 1
+    assert "0 of 2500 messages are in the batch" in result.stderr
+    assert "run the same command with --id 0" in result.stderr  # the id that it was given
+
+
+def test_another_batch_with_this_id_is_not_continued(run: Run, fake: FakeRouter) -> None:
+    takes(fake)
+    fake.refuses("POST /batches/b%2F1/messages", 409, "batch 'b/1' is full")
+
+    result = run("batch", "-", "--callback", CALLBACK, "--id", "b/1", "--url", fake.url,
+                 stdin=line("a").encode())  # fmt: skip
+
+    assert result.stderr == "Error: the router refused (409): batch 'b/1' is full\n"
+
+
+def test_a_file_without_a_callback_is_not_taken_for_an_id(run: Run, rows: Path) -> None:
+    result = run("batch", str(rows))
+
+    assert result.exit_code == 2
+    assert "give a --callback" in result.stderr
 
 
 @pytest.mark.parametrize(

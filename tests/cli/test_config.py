@@ -40,6 +40,16 @@ def test_it_is_compared_with_the_running_router(run: Run, fake: FakeRouter, tmp_
     assert result.stderr == ""
 
 
+def test_reply_queues_are_compared_too(run: Run, fake: FakeRouter, tmp_path: Path) -> None:
+    replies = [{"queueName": name, "queueUri": f"memory://{name}"} for name in ("kept", "gone")]
+    fake.answers("GET /config", {"queues": [QUEUE], "replyQueues": replies})
+    source = written(tmp_path, {"queues": [QUEUE], "replyQueues": replies[:1]})
+
+    result = run("config", "check", source, "--url", fake.url)
+
+    assert result.stdout == "reply queue gone: remove\n"
+
+
 def test_a_document_that_changes_nothing_says_so(
     run: Run, fake: FakeRouter, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ def test_proxies_of_the_environment_are_not_asked(
         (["--url", "http://ada:secret@127.0.0.1:9"], 1, "no router answers at http://127.0.0.1:9"),
         (["--url", "http://127.0.0.1:9/?key=secret"], 1, "no router answers at http://127.0.0.1:9"),
         (["--url", "127.0.0.1:8080"], 2, "--url must be a URL such as"),
+        (["--url", "http://h:808O/"], 2, "(Invalid port: '808O')"),
         (["--url", "http://a:b:c/"], 2, "--url must be a URL such as"),
         (["--user", "ada"], 2, "--user must be NAME:PASSWORD"),
     ],

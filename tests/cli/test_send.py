@@ -127,6 +127,9 @@ def test_messages_are_made_on_the_spot(run: Run, fake: FakeRouter) -> None:
         ["--target", "not a url"],
         ["--target", "http://t/", "--count", "0"],
         ["no-such-file.ndjson"],
+        ["-", "--target", "http://t/"],
+        ["--count", "5"],
+        ["--pool", "A", "-"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(run: Run, fake: FakeRouter, words: list[str]) -> None:

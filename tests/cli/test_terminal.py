@@ -49,6 +49,14 @@ def test_warnings_are_a_table_with_a_heading(fake: FakeRouter) -> None:
 
 
 @pytest.mark.rule("OPS-2")
+def test_a_table_that_is_wider_than_the_terminal_is_not_cut(fake: FakeRouter) -> None:
+    long = "the target " + "x" * 200
+    fake.answers("GET /warnings", [{"code": "CONFIGURATION", "message": long}])
+
+    assert long in on_a_terminal("warnings", "--url", fake.url)
+
+
+@pytest.mark.rule("OPS-2")
 def test_no_warnings_are_said_in_words(fake: FakeRouter) -> None:
     fake.answers("GET /warnings", [])
 

@@ -35,7 +35,7 @@ async def test_the_door_fits_its_port() -> None:
     ("uri", "why"),
     [
         ("nats://me:secret@localhost:4222/orders", "has a path"),
-        ("gopher://me:secret@localhost/", "no queue of type 'gopher'"),
+        ("gopher://me:secret@localhost/", "unknown scheme 'gopher'"),
         ("sqlite://me:secret@file.db", "three slashes"),
         ("sqlite:///", "names no file"),
         ("sqlite:", "names no file"),

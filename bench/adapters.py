@@ -1,6 +1,5 @@
 """What a broker's adapter costs: receive and ACK, CPU of our process per message, real servers."""
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -8,17 +7,16 @@ from typing import Final
 import uvloop
 
 from bench import brokers
-from bench.brokers import SETTINGS, Unavailable, publisher
+from bench.brokers import SETTINGS, Unavailable
 from bench.load import Load
 from bench.measure import spread
-from bench.progress import say
-from bench.report import Table
+from bench.report import Table, say
+from bench.trial import fill
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 
 BATCH: Final = 50  # what the router asks for at most
 GROUPS: Final = 1_000
-CHUNK: Final = 500
 
 
 def measure(names: Sequence[str], messages: int, rounds: int) -> Table:
@@ -29,7 +27,7 @@ def measure(names: Sequence[str], messages: int, rounds: int) -> Table:
             with brokers.running(name) as place:
                 if place.lives_in_router:
                     continue
-                costs = [_run(place.new_queue(), messages) for _ in range(rounds)]
+                costs = [uvloop.run(_cost(place.new_queue(), messages)) for _ in range(rounds)]
         except Unavailable as reason:
             say(f"{name}: left out, {reason}")
             continue
@@ -37,13 +35,8 @@ def measure(names: Sequence[str], messages: int, rounds: int) -> Table:
     return table
 
 
-def _run(queue: QueueConfig, messages: int) -> float:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_cost(queue, messages))
-
-
 async def _cost(queue: QueueConfig, messages: int) -> float:
-    await _publish(queue, messages)
+    await fill(queue, Load(messages=messages, groups=GROUPS, targets=["http://127.0.0.1/hook"]))
     async with (
         BrokerRegistry(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as door,
         door.open_queue(queue) as broker,
@@ -55,10 +48,3 @@ async def _cost(queue: QueueConfig, messages: int) -> float:
             if deliveries:
                 await broker.ack([received.handle for received in deliveries])
         return (time.process_time() - before) / messages * 1e6
-
-
-async def _publish(queue: QueueConfig, messages: int) -> None:
-    load = Load(messages=messages, groups=GROUPS, targets=["http://127.0.0.1/hook"])
-    async with publisher(queue) as line:
-        for first in range(0, messages, CHUNK):
-            await line.publish(load.publications(first, first + CHUNK))

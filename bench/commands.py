@@ -17,12 +17,11 @@ import uvloop
 
 from bench import brokers
 from bench.brokers import Unavailable
+from bench.engine import drain
 from bench.measure import spread
-from bench.progress import say
-from bench.report import Table
+from bench.report import Table, say
 from bench.sink import new_sink
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
-from router.core.job import Fate
 from router.core.message import DEFAULT_POOL, Message, parse
 from router.core.outcome import Answer, Reply
 from router.core.target import TargetPolicy
@@ -31,17 +30,14 @@ from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.delivery import Mediator
-from router.engine.queue_manager import shut_down
 from router.outbound.http_sender import HttpSender
 from router.ports import Brokers, MessageStores, Publication, Sender
 from router.settings import Settings
-from router.storage.dead_letters import NO_STORE, open_store
-from router.wiring import open_brokers, open_engine
+from router.wiring import open_brokers
 
 BROKERS: Final = ("SQLite", "PostgreSQL")
 CHUNK: Final = 500  # messages of a call
 CONCURRENCY: Final = 100
-LOOK_EVERY: Final = 0.001  # seconds
 PLAIN: Final = "plain"
 PAYLOAD: Final = {"text": "x" * 989}  # 1 kB of JSON
 
@@ -109,9 +105,8 @@ def _round(
     say(f"commands, round {number}")
     costs: dict[tuple[str, str], float] = {}
     for what, target in [*((what, "") for what in CASES), *((what, url) for what in SENT)]:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            cost = _cost(place.new_queue(), CASES[what], target, messages)
-            costs[what, target] = runner.run(cost)
+        cost = _cost(place.new_queue(), CASES[what], target, messages)
+        costs[what, target] = uvloop.run(cost)
     return costs
 
 
@@ -128,29 +123,10 @@ async def _cost(queue: QueueConfig, case: Case, target: str, total: int) -> floa
         async with open_brokers(settings, alerts) as publishing:  # closed: its log is written back
             await _publish(publishing, queue, case, target, total)
         registry = await stack.enter_async_context(open_brokers(settings, alerts))
-        store = await stack.enter_async_context(open_store(NO_STORE))
         mediator = Mediator(
             *(sender, Breakers(lambda _: None), alerts), timeout=60.0, jitter=max, wall=time.time
         )
-        manager = await stack.enter_async_context(
-            open_engine(
-                settings,
-                mediator,
-                alerts,
-                brokers=registry,
-                store=store,
-                new_id=lambda: "none",
-            )
-        )
-        ended = manager.registry.ledger.ended
-        before = time.process_time()
-        await manager.apply(config)
-        while sum(ended.values()) < total:  # noqa: ASYNC110 - an event would cost something
-            await asyncio.sleep(LOOK_EVERY)
-        spent = time.process_time() - before
-        await shut_down(manager, 1.0)
-    if ended[Fate.DELIVERED] < total:
-        raise SystemExit("messages have failed: the figures mean nothing")
+        spent, _ = await drain(registry, mediator, alerts, config, total)
     return spent / total * 1e6
 
 

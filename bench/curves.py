@@ -8,9 +8,7 @@ from typing import Final
 from bench import brokers
 from bench.contenders import ROUTER
 from bench.load import Load
-from bench.measure import spread
-from bench.progress import say
-from bench.report import Table
+from bench.report import Table, say
 from bench.sink import new_sink
 from bench.trial import trial
 
@@ -62,8 +60,7 @@ def measure(rounds: int, largest_backlog: int) -> Table:
             seen = _cost(point)
             found[what, size].append({**seen, TIMES: seen[CPU] / plain})
     for (what, size), figures in found.items():
-        columns = {key: spread([each[key] for each in figures]) for key in figures[0]}
-        table.add((what, f"{size:,}"), columns)
+        table.add_rounds((what, f"{size:,}"), figures)
     return table
 
 

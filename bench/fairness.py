@@ -10,9 +10,8 @@ from bench import brokers
 from bench.brokers import Place, Unavailable
 from bench.contenders import ROUTER
 from bench.load import Load
-from bench.measure import percentile, spread
-from bench.progress import say
-from bench.report import Table
+from bench.measure import percentile
+from bench.report import Table, say
 from bench.sink import Sink, new_sink
 from bench.trial import Trial, trial
 
@@ -55,8 +54,7 @@ def measure(messages: int, rounds: int) -> Table:
         say(f"fairness: left out, {reason}")
         return table
     for name, figures in found.items():
-        columns = {key: spread([each[key] for each in figures]) for key in figures[0]}
-        table.add((name,), columns)
+        table.add_rounds((name,), figures)
     return table
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from bench.engine_rig import ACCEPTED, QUEUE, Accepting, MadeUpQueue, OneQueue, body, engine
+from bench.engine import ACCEPTED, QUEUE, Accepting, MadeUpQueue, OneQueue, body, engine
 from router.brokers import BrokerRegistry
 from router.core.message import Message, parse
 from router.core.outcome import Answer, Reply

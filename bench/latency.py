@@ -5,7 +5,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,7 @@ from bench.brokers import Place, Unavailable, publisher
 from bench.contenders import ROUTER, Job, Running, running
 from bench.load import Load
 from bench.measure import Spread, percentile
-from bench.progress import say
-from bench.report import Table
+from bench.report import Table, say
 from router.core.config import QueueConfig
 from router.ports import Publication
 
@@ -76,8 +75,8 @@ def measure(samples: int) -> Table:
         ("queue",),
         note=f"{samples} messages each, one after the other, with pauses.",
     )
-    _add(table, "limit: a POST straight to the target", _run(_straight(samples)))
-    _add(table, "limit: a write that the disk has to keep", _run(_kept(samples)))
+    _add(table, "limit: a POST straight to the target", uvloop.run(_straight(samples)))
+    _add(table, "limit: a write that the disk has to keep", uvloop.run(_kept(samples)))
     for name, case in CASES.items():
         say(f"latency: {name}")
         try:
@@ -93,7 +92,7 @@ def _measure_case(table: Table, name: str, case: Case, place: Place, samples: in
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         job = Job(folder=Path(folder), queue=queue, env=place.env)
         with running(ROUTER, job) as router:
-            waits = _run(_through(case, queue, router, samples))
+            waits = uvloop.run(_through(case, queue, router, samples))
     _add(table, name, waits, {"p99 wanted": case.bound_ms})
 
 
@@ -103,11 +102,6 @@ def _add(
     shares = {f"ms p{share}": percentile(waits, share / 100) for share in (50, 90, 99)}
     figures = {**shares, "ms worst": max(waits), **bounds}
     table.add((name,), {key: Spread(value, value, value) for key, value in figures.items()})
-
-
-def _run(sampling: Coroutine[None, None, list[float]]) -> list[float]:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(sampling)
 
 
 async def _straight(samples: int) -> list[float]:

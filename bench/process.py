@@ -10,8 +10,7 @@ from typing import Final
 from bench import brokers
 from bench.contenders import ROUTER, Job, Running, running
 from bench.measure import spread
-from bench.progress import say
-from bench.report import Table
+from bench.report import Table, say
 
 IDLE_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 2.0  # what starting still has to do

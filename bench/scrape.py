@@ -18,8 +18,7 @@ from pathlib import Path
 import uvloop
 
 from bench.measure import Spread, spread
-from bench.progress import say
-from bench.report import Table
+from bench.report import Table, say
 from bench.sink import new_sink
 from router.main import open_router, serve
 from router.settings import Settings
@@ -80,12 +79,8 @@ def measure() -> Table:
     table = Table("scrape", "Scrapes and health checks under load", ("pools", "call"))
     for pools in POOLS:
         say(f"scrape: {pools:,} pools")
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            new_sink() as sink,
-            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        ):
-            runner.run(_watch(table, pools, Path(folder), sink.url))
+        with tempfile.TemporaryDirectory() as folder, new_sink() as sink:
+            uvloop.run(_watch(table, pools, Path(folder), sink.url))
     return table
 
 

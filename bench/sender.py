@@ -9,9 +9,7 @@ from typing import Final
 import uvloop
 
 from bench import references
-from bench.measure import spread
-from bench.progress import say
-from bench.report import Table
+from bench.report import Table, say
 from bench.sink import Sink, new_sink
 from router.core.message import Message, parse
 from router.core.outcome import Reply
@@ -36,9 +34,7 @@ def measure(messages: int, rounds: int) -> Table:
             for name, figures in _round(contenders, messages).items():
                 found[name].append(figures)
         for name, rows in found.items():
-            table.add(
-                (protocol, name), {key: spread([row[key] for row in rows]) for key in rows[0]}
-            )
+            table.add_rounds((protocol, name), rows)
     return table
 
 
@@ -61,8 +57,7 @@ def _round(contenders: Mapping[str, Contender], messages: int) -> Mapping[str, F
 
 
 def _ours(sink: Sink, messages: int, url: str) -> references.Limit:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_send_all(sink, messages, url))
+    return uvloop.run(_send_all(sink, messages, url))
 
 
 async def _send_all(sink: Sink, messages: int, url: str) -> references.Limit:
@@ -93,6 +88,8 @@ _CONTENDERS: Final[Mapping[str, Mapping[str, Contender]]] = {
     },
     "HTTP/2, TLS": {
         "limit: h2load": references.h2load,
-        "message-router": lambda sink, messages: _ours(sink, messages, sink.tls_url),
+        "message-router": lambda sink, messages: uvloop.run(
+            _send_all(sink, messages, sink.tls_url)
+        ),
     },
 }

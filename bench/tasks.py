@@ -1,6 +1,5 @@
 """What tasks on this machine cost: processes and handlers, from an SQLite queue to their ACK."""
 
-import asyncio
 import subprocess
 import sys
 import tempfile
@@ -12,25 +11,21 @@ from typing import Final
 import msgspec
 import uvloop
 
+from bench.engine import drain
 from bench.measure import TICKS, spread
-from bench.progress import say
-from bench.report import Table
+from bench.report import Table, say
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
-from router.core.job import Fate
 from router.core.message import DEFAULT_POOL, parse
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.delivery import TaskMediator
-from router.engine.queue_manager import shut_down
 from router.outbound.process.executors import Executor, ExecutorMode
 from router.outbound.process.tasks import open_tasks
 from router.ports import Publication, TaskRunner
 from router.settings import Settings
-from router.storage.dead_letters import NO_STORE, open_store
-from router.wiring import open_brokers, open_engine
+from router.wiring import open_brokers
 from router.worker import Command, Context, Worker
 
-LOOK_EVERY: Final = 0.001  # seconds
 CHUNK: Final = 500  # messages
 PROCESSES: Final = 4
 ECHO: Final = """
@@ -51,8 +46,7 @@ def measure(messages: int, rounds: int) -> Table:
     for number in range(rounds):
         say(f"processes, round {number + 1} of {rounds}")
         for case, total in cases.items():
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                found[case].append(runner.run(_cost(case, total)))
+            found[case].append(uvloop.run(_cost(case, total)))
     table = Table("processes", "Tasks on this machine (SQLite queue)", ("task",))
     for case, figures in found.items():
         costs, rates = zip(*figures, strict=True)
@@ -92,9 +86,9 @@ async def _drain(
     folder: Path, total: int, runner: TaskRunner, target: Mapping[str, str], helper: int = 0
 ) -> tuple[float, float]:
     queue = QueueConfig(name="q", uri=f"sqlite:///{folder}/queue.db?queue=q")
-    settings, alerts = Settings(), Alerts(WarningBook(), time.time)
+    alerts = Alerts(WarningBook(), time.time)
     pool = PoolConfig(code=DEFAULT_POOL, concurrency=8 * PROCESSES, parallel_ungrouped=True)
-    async with open_brokers(settings, alerts) as brokers, open_store(NO_STORE) as store:
+    async with open_brokers(Settings(), alerts) as brokers:
         opening = brokers.open_publisher(queue)
         assert opening is not None  # noqa: S101 - it is a work queue
         async with opening as publisher:
@@ -105,23 +99,10 @@ async def _drain(
                 ]
                 await publisher.publish([Publication(parse(each), each) for each in bodies])
         config = RoutingConfig((queue,), (pool,))
-        async with open_engine(
-            settings,
-            TaskMediator(runner, alerts, time.time),
-            alerts,
-            brokers=brokers,
-            store=store,
-            new_id=lambda: "none",
-        ) as manager:
-            ended = manager.registry.ledger.ended
-            before, began = _cpu(helper), time.perf_counter()
-            await manager.apply(config)
-            while sum(ended.values()) < total:  # noqa: ASYNC110 - an event would cost something
-                await asyncio.sleep(LOOK_EVERY)
-            spent, seconds = _cpu(helper) - before, time.perf_counter() - began
-            await shut_down(manager, 1.0)
-        if ended[Fate.DELIVERED] != total:
-            raise SystemExit("tasks have failed: the figures mean nothing")
+        mediator = TaskMediator(runner, alerts, time.time)
+        spent, seconds = await drain(
+            brokers, mediator, alerts, config, total, cpu=lambda: _cpu(helper)
+        )
     return spent / total * 1e6, total / seconds
 
 

@@ -9,9 +9,8 @@ from bench import brokers, references
 from bench.brokers import Place, Unavailable
 from bench.contenders import ROUTER, Contender
 from bench.load import Load
-from bench.measure import percentile, spread
-from bench.progress import say
-from bench.report import Table
+from bench.measure import percentile
+from bench.report import Table, say
 from bench.sink import new_sink
 from bench.trial import Trial, trial
 
@@ -61,9 +60,7 @@ def _measure_broker(table: Table, wanted: Wanted, broker: str, place: Place) -> 
         for name, seen in _compared(figures).items():
             found[name].append(seen)
     for name, rounds in found.items():
-        table.add(
-            (broker, name), {key: spread([each[key] for each in rounds]) for key in rounds[0]}
-        )
+        table.add_rounds((broker, name), rounds)
 
 
 def _compared(figures: Mapping[str, Figures]) -> Mapping[str, Figures]:

@@ -91,8 +91,7 @@ class Trial:
 
     async def _fill(self, load: Load) -> None:
         async with self._line() as line:
-            for first in range(0, load.messages, CHUNK):
-                await line.publish(load.publications(first, first + CHUNK))
+            await _publish(line, load)
 
     async def _at_rate(self, load: Load, per_second: float | None) -> list[float]:
         """When each was published."""
@@ -153,7 +152,7 @@ def trial(
     queue = place.new_queue()
     before = sink.count()
     if not place.lives_in_router:
-        asyncio.run(_publish(queue, backlog))
+        asyncio.run(fill(queue, backlog))
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         job = Job(
             folder=Path(folder),
@@ -168,10 +167,14 @@ def trial(
     _check(opened, complete=complete)
 
 
-async def _publish(queue: QueueConfig, load: Load) -> None:
+async def fill(queue: QueueConfig, load: Load) -> None:
     async with publisher(queue) as line:
-        for first in range(0, load.messages, CHUNK):
-            await line.publish(load.publications(first, first + CHUNK))
+        await _publish(line, load)
+
+
+async def _publish(line: Line, load: Load) -> None:
+    for first in range(0, load.messages, CHUNK):
+        await line.publish(load.publications(first, first + CHUNK))
 
 
 def _check(done: Trial, *, complete: bool) -> None:

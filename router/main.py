@@ -307,8 +307,7 @@ def run(env: Mapping[str, str]) -> int:
         for note in setting_notes(env):
             log.warning("%s", note)
         runtime.raise_limit()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_run_until_signalled(settings))
+        return uvloop.run(_run_until_signalled(settings))
 
 
 async def _run_until_signalled(settings: Settings) -> int:

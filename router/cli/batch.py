@@ -26,6 +26,7 @@ from router.cli.kit import (
     show_json,
 )
 from router.cli.send import MessageLine, as_list, batches, read_items
+from router.core.message import NOT_JSON
 from router.core.timestamps import Tsids
 from router.engine.publishing import MAX_MESSAGES
 
@@ -97,7 +98,7 @@ def _read_callback(given: str) -> msgspec.Raw:
         msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except OSError as error:
         raise click.UsageError(f"--callback: {given}: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise click.UsageError(f"--callback is not a JSON object: {error}") from None
     return msgspec.Raw(text)
 

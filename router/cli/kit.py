@@ -4,7 +4,6 @@ Output is a table on a terminal, tab-separated lines in a pipe, and JSON on requ
 """
 
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import click
 import httpx
 import msgspec
 
+from router.core.message import CONTROL
 from router.core.redact import public_uri
 from router.settings import BadSetting, Settings
 
@@ -30,9 +30,6 @@ _ACCESS: Final = f"{__name__}.access"  # where click's context keeps the options
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 _WIDEST: Final = 100_000  # columns
-
-# What others wrote (targets, messages) must not control the terminal.
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Unreachable(click.ClickException):
@@ -286,4 +283,4 @@ def plain(value: object) -> str:
     if value is None:
         return "-"
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return _CONTROL.sub(" ", text)
+    return CONTROL.sub(" ", text)  # what others wrote must not control the terminal

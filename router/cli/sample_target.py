@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.api.server import serve
+from router.core.message import NOT_JSON
 
 _MAX_CONNECTIONS: Final = 10_000
 _MAX_BODY: Final = 1024 * 1024
@@ -153,7 +154,7 @@ class SampleTarget:
             case "PUT", "/faults":
                 try:
                     self._manners = _manners.decode(body)
-                except msgspec.MsgspecError as error:
+                except NOT_JSON as error:
                     return _json(400, msgspec.json.encode({"error": str(error)}))
             case "GET", "/faults":
                 pass
@@ -168,7 +169,7 @@ class SampleTarget:
         fate, seconds = self._manners.choose(self._chance)
         try:
             message_id = _calls.decode(body).id
-        except msgspec.MsgspecError:
+        except NOT_JSON:
             raise _CutOff from None
         await asyncio.sleep(seconds)
         self.seen.add(message_id, fate)

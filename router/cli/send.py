@@ -27,7 +27,7 @@ from router.cli.kit import (
     show_json,
 )
 from router.core.config import EMBEDDED_QUEUE, QueueConfig
-from router.core.message import MAX_BODY, Malformed, Message, parse
+from router.core.message import MAX_BODY, NOT_JSON, Malformed, Message, parse
 from router.core.timestamps import Tsids
 from router.engine.publishing import MAX_MESSAGES
 from router.ports import BrokerError, Publication, Publisher
@@ -296,7 +296,7 @@ def _add_id(text: bytes, new_id: Callable[[], str]) -> bytes | None:
     """Return the message with a new id, or None if it has one or is not a JSON object."""
     try:
         fields = _fields.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except NOT_JSON:
         return None
     if bytes(fields.get("id", b"null")) != b"null":
         return None

@@ -172,6 +172,7 @@ def test_a_file_without_a_callback_is_not_taken_for_an_id(run: Run, rows: Path) 
         ["-", "--callback", "{"],
         ["-", "--callback", "/no/such/file"],
         ["-", "--callback", '{"a":\xff}'],
+        ["-", "--callback", '{"a":' * 100_000],
     ],
 )
 def test_wrong_usage(run: Run, words: list[str]) -> None:

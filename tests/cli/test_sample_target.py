@@ -107,6 +107,7 @@ async def test_faults_are_changed_while_it_runs() -> None:
         (b'{"seconds":-1}', b">= 0.0"),
         (b'{"falling":1}', b"`falling`"),
         (b"[", b"Expected"),
+        (b'{"\xff":1}', b"utf-8"),
     ],
 )
 async def test_faults_that_make_no_sense_change_nothing(wrong: bytes, says: bytes) -> None:
@@ -164,6 +165,7 @@ async def test_a_dropped_request_gets_no_answer() -> None:
         (b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 400 Bad Request"),  # without its host it is no HTTP
         (b"GET / HTTP/1.1\r\nHost: t\r\n\r\n", b""),
         (CALL[:-1] + b"!", b""),
+        (CALL.replace(b'"a"', b'"\xff"'), b""),
         (CALL.replace(b"17", b"9999999"), b""),
     ],
 )

@@ -60,7 +60,10 @@ def test_a_message_that_lacks_more_than_its_id_is_told_what() -> None:
     assert "mediationTarget" in found.reason
 
 
-@pytest.mark.parametrize("line", ["[]", "7", "[" * 100_000, '{"a":' * 100_000, b"\xff", b"\x00"])
+@pytest.mark.parametrize(
+    "line",
+    ["[]", "7", "[" * 100_000, '{"a":' * 100_000, b"\xff", b"\x00", b'{"\xff":1}'],
+)
 def test_what_is_no_message_at_all_is_refused(line: str | bytes) -> None:
     (found,) = read(line)
 

@@ -90,16 +90,12 @@ def read_executors(path: Path) -> dict[str, Executor]:
 def _problem_of(executor: Executor) -> str | None:  # noqa: PLR0911  a list of checks
     program, folder = Path(executor.command[0]), Path(executor.cwd)
     texts = (*executor.command, executor.cwd, *executor.env, *executor.env.values())
-    checks = {
-        f"`command` must start with an absolute path, not {executor.command[0]!r}": (
-            program.is_absolute()
-        ),
-        "`command`, `cwd` and `env` must not contain a zero byte": "\0" not in "".join(texts),
-        "`env`: a name must not contain `=`": "=" not in "".join(executor.env),
-    }
-    for problem, holds in checks.items():
-        if not holds:
-            return problem
+    if not program.is_absolute():
+        return f"`command` must start with an absolute path, not {executor.command[0]!r}"
+    if "\0" in "".join(texts):
+        return "`command`, `cwd` and `env` must not contain a zero byte"
+    if "=" in "".join(executor.env):
+        return "`env`: a name must not contain `=`"
     if len(msgspec.json.encode(executor)) > MAX_EXECUTOR_BYTES:
         return f"it is larger than {MAX_EXECUTOR_BYTES} bytes"
     if not (program.is_file() and os.access(program, os.X_OK)):

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from router.core.message import NOT_JSON
 from router.outbound.process.executors import TERM_SECONDS, Executor
+from router.signal import Signal
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +233,7 @@ class TaskProcess:
         self._is_asked = False
         self._is_spoilt = False  # it wrote what nobody asked for
         self._exit: asyncio.Future[int] = self._loop.create_future()
-        self._changed: asyncio.Future[None] = self._loop.create_future()
+        self._changed = Signal()
         self._loop.add_reader(self._stdout, self._read_output)
         self._loop.add_reader(self._stderr, self._read_error)
 
@@ -255,7 +256,7 @@ class TaskProcess:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(OUTPUT_GRACE_SECONDS):
                     while {self._stdout, self._stderr} & self._open:
-                        await self._change()
+                        await self._changed.wait()
         finally:
             if self._exit.done():
                 self.close()
@@ -273,7 +274,7 @@ class TaskProcess:
         # Until there is an answer, or its output has ended and none can come. The end of the
         # process does not count: it may be reported before we have read the last line.
         while not (b"\n" in self._output or self._is_overlong or self._stdout not in self._open):
-            await self._change()
+            await self._changed.wait()
         if self._stdout not in self._open and not self._exit.done():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(OUTPUT_GRACE_SECONDS):
@@ -319,27 +320,18 @@ class TaskProcess:
     def ended(self, code: int) -> None:
         if not self._exit.done():
             self._exit.set_result(code)
-        self._note_change()
+        self._changed.ring()
 
     def fail(self, error: NotStarted | SpawnerLost) -> None:
         if not self._exit.done():
             self._exit.set_exception(error)
             self._exit.exception()  # looked at: nobody may wait for it
         self.close()
-        self._note_change()
+        self._changed.ring()
 
     def close(self) -> None:
         for each in tuple(self._open):
             self._close(each)
-
-    async def _change(self) -> None:
-        if self._changed.done():
-            self._changed = self._loop.create_future()
-        await self._changed
-
-    def _note_change(self) -> None:
-        if not self._changed.done():
-            self._changed.set_result(None)
 
     def _write_more(self, *, then_close: bool) -> None:
         if self._stdin not in self._open:
@@ -368,7 +360,7 @@ class TaskProcess:
             self._output.clear()
         elif not self._is_overlong:
             self._output += data
-        self._note_change()
+        self._changed.ring()
 
     def _read_error(self) -> None:
         if data := self._read(self._stderr):
@@ -381,7 +373,7 @@ class TaskProcess:
             return b""
         if not data:
             self._close(descriptor)
-            self._note_change()
+            self._changed.ring()
         return data
 
     def _close(self, descriptor: int) -> None:

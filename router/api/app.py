@@ -44,7 +44,7 @@ def create_app(router: RouterApi, access: Access) -> FastAPI:
         messages.routes,  # then the busiest: a call is compared with all routes before its own
         batches.routes,
         health.routes,
-        batches.schedule_routes,
+        config.schedule_routes,
         health.warning_routes,
         dead_letters.routes,
         config.routes,

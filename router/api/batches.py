@@ -1,4 +1,4 @@
-"""`/batches` and `/schedules` (CMD-4, CMD-10)."""
+"""`/batches` (CMD-4)."""
 
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request
 from msgspec import Meta, Raw, Struct
 
 from router.api.kit import (
-    AT,
     CurrentRouter,
     EnumName,
     Name,
@@ -23,7 +22,6 @@ from router.api.kit import (
     unprocessable,
 )
 from router.api.messages import MESSAGE_SCHEMA
-from router.engine.beat import ScheduleState
 from router.engine.stores import (
     MAX_BATCH_ID,
     MAX_BATCH_SIZE,
@@ -110,16 +108,6 @@ class BatchView(ResponseModel):
     callback_published_at: Time | None = shown("record.callback_published_at", None)
 
 
-class ScheduleView(ResponseModel):
-    name: str = as_is("nightly")
-    queue: str = as_is("orders")
-    cron: str | None = as_is("30 2 * * *")
-    every_seconds: int | None = as_is(None)
-    timezone: str = as_is("Europe/Berlin")
-    next_run: Time = as_is(AT)
-    last_run: Time | None = as_is(AT)
-
-
 routes = APIRouter(tags=["batches"])
 
 
@@ -172,15 +160,6 @@ async def add(
 async def show(router: CurrentRouter, batch_id: str, queue: Name = None) -> BatchState:
     """Show the progress of a batch. A batch is kept for 7 days after it is complete."""
     return await router.batches.find(batch_id, queue)
-
-
-schedule_routes = APIRouter(tags=["schedules"])
-
-
-@schedule_routes.get("/schedules", response_model=Sequence[ScheduleView])
-async def list_schedules(router: CurrentRouter) -> Sequence[ScheduleState]:
-    """List the schedules of the configuration, and when each runs next."""
-    return router.schedules()
 
 
 def _listed(messages: Raw) -> Sequence[bytes]:

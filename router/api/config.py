@@ -1,4 +1,4 @@
-"""`/config`: the applied configuration, and applying it again."""
+"""`/config`: the applied configuration, applying it again, and its schedules (CMD-10)."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from router.api.kit import AT, CurrentRouter, Masked, ResponseModel, Time, as_is, shown
+from router.engine.beat import ScheduleState
 
 
 class SourceView(ResponseModel):
@@ -34,6 +35,16 @@ class Reloaded(ResponseModel):
     changes: Sequence[str] = as_is(["queue orders: added"], "Readable by people")
     queues: Mapping[str, Sequence[str]] = as_is({"added": ["orders"]})
     pools: Mapping[str, Sequence[str]] = as_is({})
+
+
+class ScheduleView(ResponseModel):
+    name: str = as_is("nightly")
+    queue: str = as_is("orders")
+    cron: str | None = as_is("30 2 * * *")
+    every_seconds: int | None = as_is(None)
+    timezone: str = as_is("Europe/Berlin")
+    next_run: Time = as_is(AT)
+    last_run: Time | None = as_is(AT)
 
 
 routes = APIRouter(prefix="/config", tags=["configuration"])
@@ -64,3 +75,12 @@ async def reload(router: CurrentRouter) -> Reloaded:
     plan = await router.reload()
     lines = await asyncio.to_thread(plan.lines)  # of thousands of changes, perhaps
     return Reloaded.model_validate({"changes": lines, **plan.as_json()})
+
+
+schedule_routes = APIRouter(tags=["schedules"])
+
+
+@schedule_routes.get("/schedules", response_model=Sequence[ScheduleView])
+async def list_schedules(router: CurrentRouter) -> Sequence[ScheduleState]:
+    """List the schedules of the configuration, and when each runs next."""
+    return router.schedules()

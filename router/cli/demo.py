@@ -82,7 +82,7 @@ def demo_env(folder: Path, port: int) -> dict[str, str]:
         "MESSAGE_ROUTER_CONFIG_URL": routing.as_uri(),
         "MESSAGE_ROUTER_QUEUE_TYPE": "EMBEDDED",
         "MESSAGE_ROUTER_STATE_DIR": str(folder),
-        "MESSAGE_ROUTER_HOST": "127.0.0.1",
+        "MESSAGE_ROUTER_HOST": _HOST,
         "MESSAGE_ROUTER_PORT": str(port),
         "MESSAGE_ROUTER_SHUTDOWN_TIMEOUT": "5s",
     }

@@ -165,7 +165,7 @@ _POOL: Final = {
 _BREAKER: Final = {
     "origin": _text("name"),
     "state": _text("state"),
-    "failed": _share("failureRate"),
+    "failed": _text("failedCalls"),
     "rejected": _text("rejectedCalls"),
 }
 _MESSAGE: Final = {

@@ -21,6 +21,7 @@ from router.core.warnings import WarningSummary
 
 GOOD_RATE: Final = 0.9
 STUCK_SECONDS: Final = 120.0
+UNREACHABLE_SECONDS: Final = 60.0
 TOLERATED_WARNINGS: Final = 5
 NAMES_SHOWN: Final = 10  # there may be thousands of pools
 
@@ -52,6 +53,7 @@ class QueueState(Struct, frozen=True, kw_only=True, dict=True):
     handed_out: int | None = None  # by the broker and not settled; likewise
     unknown_pools: int = 0  # messages that named a pool that does not exist
     since_poll: float = 0.0  # seconds, of the connection that is silent for longest
+    connected: bool = True  # at least one of its connections
     connections: int = 1
     healthy: bool = True
     restarts: int = 0
@@ -72,6 +74,10 @@ class QueueState(Struct, frozen=True, kw_only=True, dict=True):
     def success_rate(self) -> float:
         """Of the last 30 minutes, 0…1."""
         return self.counts.success_rate(self.now)
+
+    @property
+    def is_unreachable(self) -> bool:
+        return not self.connected and self.since_poll >= UNREACHABLE_SECONDS
 
     @property
     def outcomes(self) -> Mapping[str, int]:
@@ -255,6 +261,7 @@ def assess(state: RouterState) -> Health:
     consumers = list(state.consumers)
     failing_queues = [queue.name for queue in queues if queue.success_rate < GOOD_RATE]
     failing_pools = [pool.code for pool in active_pools if pool.success_rate < GOOD_RATE]
+    unreachable = [queue.name for queue in queues if queue.is_unreachable]
     unhealthy = [consumer.queue for consumer in consumers if not consumer.healthy]
     all_unhealthy = 0 < len(consumers) == len(unhealthy)
     with_work = [pool for pool in active_pools if pool.has_work]
@@ -267,10 +274,12 @@ def assess(state: RouterState) -> Health:
     degradations = _said(
         (warnings.fresh_critical, f"critical warnings that need a look: {warnings.fresh_critical}"),
         (state.open_breakers, f"open circuit breakers: {state.open_breakers}"),
+        (0 < len(queues) == len(unreachable), "no queue is connected"),
         (0 < len(queues) == len(failing_queues), "every queue is below 90 % success"),
         (0 < state.pool_count == len(failing_pools), "every pool is below 90 % success"),
     )
     concerns = _said(
+        (0 < len(unreachable) < len(queues), f"not connected: queues {_listed(unreachable)}"),
         (
             0 < len(failing_queues) < len(queues),
             f"below 90 % success: queues {_listed(failing_queues)}",

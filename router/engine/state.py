@@ -153,6 +153,7 @@ class StateReader:
                 handed_out=None if depth is None else depth.in_flight,
                 unknown_pools=manager.unknown_pools[name],
                 since_poll=max(now - each.health.last_poll for each in consumer.connections),
+                connected=any(each.is_connected for each in consumer.connections),
                 connections=len(consumer.connections),
                 healthy=consumer.is_healthy(now),
                 restarts=consumer.restarts,

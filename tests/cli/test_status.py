@@ -39,7 +39,7 @@ POOL = {
     "totalRateLimited": 0,
     "successRate30min": 1.0,
 }
-BREAKER = {"name": "http://t:80", "state": "OPEN", "failureRate": 0.5, "rejectedCalls": 9}
+BREAKER = {"name": "http://t:80", "state": "OPEN", "failedCalls": 5, "rejectedCalls": 9}
 MESSAGE = {
     "messageId": "m-1",
     "poolCode": "POOL-A",
@@ -78,7 +78,7 @@ def test_one_screen_is_lines_in_a_pipe_each_with_its_kind_first(run: Run, fake: 
         "issue\tactive warnings: 6",
         "queue\torders\t1204\t3\t12.5\t2\t98.7 %",
         "pool\tPOOL-A\t3/10\t5/200\t4\t87\t0\t100.0 %",
-        "breaker\thttp://t:80\tOPEN\t50.0 %\t9",
+        "breaker\thttp://t:80\tOPEN\t5\t9",
         "in-flight\tm-1\tPOOL-A\tg\tDELIVERING\t2\t2310",
         "warning\t7\tWARN\tROUTING\t3\tno pool [bold]X [31m",
     ]

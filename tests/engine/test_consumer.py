@@ -16,6 +16,7 @@ from router.core.dead_letter import Reason
 from router.core.job import Fate
 from router.core.message import Malformed, ReceivedMessage
 from router.core.outcome import Reply
+from router.core.state import assess
 from router.engine.broker_guard import CALL_TIMEOUT_SECONDS
 from router.engine.dispatch import read_ahead
 from router.engine.settle import ACK_LINGER_SECONDS
@@ -23,6 +24,7 @@ from router.ports import Depth, Disconnected, QueueRefused
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, Unpluggable, handed
 from tests.support.rig import QUEUE, Rig, body, ended, grouped, pool, running
+from tests.support.states import RigReader
 from tests.support.virtual_time import VirtualTimeLoop, now
 
 pytestmark = pytest.mark.anyio
@@ -203,7 +205,7 @@ async def test_the_pauses_grow_although_it_can_connect_as_long_as_nothing_is_ans
         assert "QUEUE_UNREACHABLE" in rig.codes
 
 
-@pytest.mark.rule("BRK-6", "P5")
+@pytest.mark.rule("BRK-6", "P5", "OPS-3")
 async def test_a_refused_queue_is_looked_at_again_every_minute_and_others_go_on() -> None:
     queues = {"q": ScriptedQueue(failing={"open": QueueRefused("no")}), "r": ScriptedQueue()}
     brokers = Scripted(**queues)
@@ -215,6 +217,7 @@ async def test_a_refused_queue_is_looked_at_again_every_minute_and_others_go_on(
 
         assert [at for at, name in brokers.opened if name == "q"] == [0, 60]
         assert rig.codes == {"QUEUE_VALIDATION"}
+        assert assess(RigReader(rig).state()).issues == ("not connected: queues q",)
         assert rig.sender.ids == ["a"]
 
 

@@ -54,6 +54,10 @@ def pool(
     )
 
 
+def lost(name: str, seconds: float) -> QueueState:
+    return replace(queue(name), connected=False, since_poll=seconds)
+
+
 def queue(name: str, *, percent: int = 100, stopping: bool = False) -> QueueState:
     counts = Counts()
     counts.record(Metric.SUCCESS, now=0.0, hand_overs=percent)
@@ -116,6 +120,18 @@ def test_only_what_keeps_the_router_itself_from_its_work_makes_it_unhealthy(
         pytest.param(replace(IDLE, queues=(BAD_QUEUE,)), QUIET, Status.DEGRADED, id="all queues"),
         pytest.param(
             replace(IDLE, queues=(BAD_QUEUE, GOOD_QUEUE)), QUIET, Status.WARNING, id="some queues"
+        ),
+        pytest.param(
+            replace(IDLE, queues=(lost("a", 60), GOOD_QUEUE)), QUIET, Status.WARNING, id="one lost"
+        ),
+        pytest.param(
+            replace(IDLE, queues=(lost("a", 59), GOOD_QUEUE)), QUIET, Status.HEALTHY, id="just lost"
+        ),
+        pytest.param(
+            replace(IDLE, queues=(lost("a", 60), lost("b", 90))),
+            QUIET,
+            Status.DEGRADED,
+            id="all lost",
         ),
         pytest.param(with_pools(pool(percent=89)), QUIET, Status.DEGRADED, id="all pools"),
         pytest.param(with_pools(pool(percent=89), pool()), QUIET, Status.WARNING, id="some pools"),
@@ -183,6 +199,13 @@ def test_every_failing_kind_is_named() -> None:
     issues = assess(failing).issues
 
     assert issues == ("every queue is below 90 % success", "every pool is below 90 % success")
+
+
+def test_queues_that_are_not_connected_are_named() -> None:
+    some, every = (lost("a", 60), lost("b", 60), GOOD_QUEUE), (lost("a", 60),)
+
+    assert assess(replace(IDLE, queues=some)).issues == ("not connected: queues a, b",)
+    assert assess(replace(IDLE, queues=every)).issues == ("no queue is connected",)
 
 
 def test_a_queue_that_is_being_stopped_is_not_judged() -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 import sys
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -24,6 +27,7 @@ from router.cli.kit import (
 )
 from router.core.config import QueueNaming, RoutingConfig
 from router.core.config_document import read_document
+from router.core.config_entry import KEYS
 from router.core.config_plan import check_document
 from router.outbound.config_source import config_sources
 from router.ports import ConfigUnavailable
@@ -77,9 +81,36 @@ def check(source: str, as_json: bool) -> None:
     else:
         for problem in report.problems:
             click.echo(plain(str(problem)), err=True)
+        for typo in _typos(body):
+            click.echo(plain(typo), err=True)
         for line in report.lines or ("Nothing would change.",):
             click.echo(plain(line))
     sys.exit(0 if report.ok else 1)
+
+
+def _typos(body: bytes) -> Iterator[str]:
+    """Yield each key that is ignored, but looks like one that is not."""
+    try:
+        document = msgspec.json.decode(body.removeprefix(BOM_UTF8))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    if not isinstance(document, dict):
+        return
+    yield from _typos_in(document, frozenset({*KEYS, "connections"}) - {"retry"}, "$")
+    for section, known in KEYS.items():
+        entries = document.get(section)
+        for number, entry in enumerate(entries if isinstance(entries, list) else []):
+            if isinstance(entry, dict):
+                path = f"$.{section}[{number}]"
+                yield from _typos_in(entry, known, path)
+                if isinstance(retry := entry.get("retry"), dict):
+                    yield from _typos_in(retry, KEYS["retry"], f"{path}.retry")
+
+
+def _typos_in(entry: Mapping[str, object], known: frozenset[str], path: str) -> Iterator[str]:
+    for key in sorted(entry.keys() - known):
+        for meant in get_close_matches(key, known - entry.keys(), n=1):
+            yield f"{path}.{key} is ignored: did you mean {meant}?"
 
 
 def _running(naming: QueueNaming) -> RoutingConfig | None:

@@ -25,7 +25,7 @@ from router.core.dead_letter import Reason
 _ID_DIGITS: Final = 20  # more than any id has
 _COLUMNS: Final = (
     *("id", "deadAt", "reason", "queue", "pool", "messageId", "httpStatus", "target"),
-    *("failures", "requests"),
+    *("failures", "requests", "error"),
 )
 _CHOSEN: Final = f"{__name__}.chosen"  # where click's context keeps the filters
 _REASONS: Final = click.Choice([reason.value for reason in Reason], case_sensitive=False)

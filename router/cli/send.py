@@ -4,6 +4,7 @@ import itertools
 import secrets
 import sys
 import time
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -36,7 +37,6 @@ from router.settings import Settings
 MESSAGES_PER_CALL: Final = MAX_MESSAGES // 2
 MAX_BYTES: Final = 8 * 1024 * 1024  # what the API accepts
 
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"  # some editors put one in front
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -253,7 +253,7 @@ def read_items(stream: BinaryIO, new_id: Callable[[], str]) -> Iterator[MessageL
         line = stream.readline(MAX_BODY + 2)
         if not line:
             return
-        text = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+        text = line.removeprefix(BOM_UTF8) if number == 1 else line
         if text := text.strip():
             yield _read(number, text, new_id)
         while line and not line.endswith(b"\n"):  # too long, as its first part has shown
@@ -285,6 +285,8 @@ def _read(number: int, text: bytes, new_id: Callable[[], str]) -> MessageLine | 
         return MessageLine(number, parse(text), text)
     except Malformed as error:
         reason = str(error)
+    if text in (b"{", b"["):
+        return BadLine(number, "each message must be on one line")
     try:
         with_id = _add_id(text, new_id)
         return MessageLine(number, parse(with_id), with_id) if with_id else BadLine(number, reason)

@@ -4,6 +4,7 @@ A document that is not of the right shape is refused as a whole. One bad entry i
 reported, and the rest is applied (CFG-5): an error in one queue or pool never affects another.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -136,7 +137,7 @@ def _decode(body: bytes) -> dict[str, Raw]:
         raise BadDocument("$", f"larger than {MAX_DOCUMENT} bytes")
     try:
         body.decode()  # msgspec does not check what it leaves raw
-        return msgspec.json.decode(body, type=dict[str, Raw])
+        return msgspec.json.decode(body.removeprefix(BOM_UTF8), type=dict[str, Raw])
     except UnicodeDecodeError:
         raise BadDocument("$", "not UTF-8") from None
     except RecursionError:

@@ -428,3 +428,17 @@ def schedule_entry(schedule: Schedule) -> dict[str, object]:
         "timezone": schedule.timezone,
         "message": message,
     }
+
+
+def _keys(entry_type: type[Struct]) -> frozenset[str]:
+    return frozenset(entry_type.__struct_encode_fields__)
+
+
+# What a document may have, by section. Unknown keys are ignored.
+KEYS: Final = {
+    "queues": _keys(_QueueEntry),
+    "replyQueues": _keys(_QueueEntry),
+    "processingPools": _keys(_PoolEntry),
+    "schedules": _keys(_ScheduleEntry),
+    "retry": _keys(_RetryEntry),
+}

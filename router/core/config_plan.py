@@ -194,6 +194,11 @@ def check_document(body: bytes, naming: QueueNaming, running: RoutingConfig | No
         *document.problems,
         *(Problem("$.queues", Code.CONFIG_CONFLICT, text) for text in conflicts),
     ]
+    names = {queue.name for queue in new.queues}
+    for schedule in new.schedules:
+        if schedule.queue not in names:
+            text = f"{schedule.name}: there is no queue {schedule.queue!r}"
+            problems.append(Problem("$.schedules", Code.CONFIGURATION, text))
     if empties(old, new):
         problems.append(Problem("$.queues", Code.CONFIGURATION, EMPTYING))
     return CheckReport(tuple(problems), tuple(plan(old, _without_credentials(new)).lines()))

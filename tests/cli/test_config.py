@@ -61,6 +61,40 @@ def test_a_document_that_changes_nothing_says_so(
     assert (result.exit_code, result.stdout) == (0, "Nothing would change.\n")
 
 
+def test_a_key_that_looks_like_a_known_one_is_pointed_out(run: Run, tmp_path: Path) -> None:
+    pool = {"code": "A", "concurency": 5, "comment": "x", "retry": {"maxAttempt": 3}}
+    document = {"queues": [QUEUE], "processingPools": [pool, 5], "replyQueue": [], "note": 1}
+
+    typos = run("config", "check", written(tmp_path, document), *NOBODY).stderr.splitlines()
+
+    assert [line for line in typos if "did you mean" in line] == [
+        "$.replyQueue is ignored: did you mean replyQueues?",
+        "$.processingPools[0].concurency is ignored: did you mean concurrency?",
+        "$.processingPools[0].retry.maxAttempt is ignored: did you mean maxAttempts?",
+    ]
+
+
+@pytest.mark.rule("CMD-10")
+def test_a_schedule_of_an_unknown_queue_is_an_error(run: Run, tmp_path: Path) -> None:
+    ping = {"name": "ping", "everySeconds": 10, "message": {"mediationTarget": "http://t/"}}
+    both = [{**ping, "queue": "orders"}, {**ping, "name": "lost", "queue": "oders"}]
+
+    result = run(
+        "config", "check", written(tmp_path, {"queues": [QUEUE], "schedules": both}), *NOBODY
+    )
+
+    assert result.exit_code == 1
+    assert "$.schedules: lost: there is no queue 'oders'\n" in result.stderr
+    assert "ping" not in result.stderr
+
+
+@pytest.mark.rule("CFG-5")
+def test_a_byte_order_mark_in_front_is_ignored(run: Run, tmp_path: Path) -> None:
+    source = written(tmp_path, "\ufeff" + json.dumps({"queues": [QUEUE]}))
+
+    assert run("config", "check", source, *NOBODY).exit_code == 0
+
+
 @pytest.mark.rule("CFG-5")
 @pytest.mark.parametrize(
     ("document", "said"),

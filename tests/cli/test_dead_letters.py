@@ -13,6 +13,7 @@ LETTER = {
     "target": "http://t/",
     "reason": "CONFIG_ERROR",
     "httpStatus": 404,
+    "error": "HTTP 404",
     "deadAt": "2026-01-31T08:15:30Z",
     "failures": 2,
     "requests": 6,
@@ -28,7 +29,9 @@ def test_letters_are_listed_a_line_each_with_the_way_to_the_next_page(
 
     result = run("dead-letters", "list", "--url", fake.url)
 
-    line = "17\t2026-01-31T08:15:30Z\tCONFIG_ERROR\torders\t-\tm-1\t404\thttp://t/\t2\t6\n"
+    line = (
+        "17\t2026-01-31T08:15:30Z\tCONFIG_ERROR\torders\t-\tm-1\t404\thttp://t/\t2\t6\tHTTP 404\n"
+    )
     assert result.stdout == line
     assert result.stderr == "There are more: --cursor 16\n"
 

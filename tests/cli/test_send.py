@@ -186,3 +186,13 @@ def test_strict_stops_as_well_where_only_the_router_refuses(run: Run, fake: Fake
 
     assert result.exit_code == 1
     assert [len(batch) for batch in sent_ids(fake)] == [500, 499]
+
+
+@pytest.mark.rule("P1")
+def test_a_message_over_several_lines_is_refused_with_the_reason(
+    run: Run, fake: FakeRouter
+) -> None:
+    result = run("send", "--strict", "--url", fake.url, stdin=b'{\n"id": "a"\n}\n')
+
+    assert result.exit_code == 1
+    assert result.stderr == "line 1: each message must be on one line\n"

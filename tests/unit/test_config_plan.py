@@ -366,6 +366,18 @@ def test_a_good_document_is_checked_against_nothing() -> None:
     assert report.lines == ("queue a: start (sqlite:////state/queue.db?queue=a)",)
 
 
+@pytest.mark.rule("CFG-8", "CMD-10")
+def test_a_schedule_of_an_unknown_queue_is_a_problem() -> None:
+    ping = {"everySeconds": 10, "message": {"mediationTarget": "http://t/"}}
+    schedules = [{**ping, "name": name, "queue": name} for name in ("a", "b")]
+
+    report = check_document(
+        body({"queues": [{"queueName": "a"}], "schedules": schedules}), EMBEDDED, None
+    )
+
+    assert [each.text for each in report.problems] == ["b: there is no queue 'b'"]
+
+
 @pytest.mark.rule("CFG-8")
 def test_a_document_is_checked_against_what_a_running_router_shows() -> None:
     given_uri = "memory://user:hunter2@a"

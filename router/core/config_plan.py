@@ -17,6 +17,7 @@ from router.core.config import (
     RetryPolicy,
     Route,
     RoutingConfig,
+    Schedule,
     with_reply_names,
 )
 from router.core.config_document import MAX_PROBLEMS, BadDocument, Document, read_document
@@ -27,7 +28,7 @@ from router.core.warnings import Code
 
 EMPTYING: Final = "it would remove every queue of a running router"
 
-T = TypeVar("T")
+T = TypeVar("T", QueueConfig, PoolConfig, Schedule)
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -90,19 +91,15 @@ def unite(
 
     An entry that was skipped in its document leaves what runs under its name as it was (CFG-5).
     """
-    queues = _Union("queue", {queue.name: queue for queue in running.queues})
-    pools = _Union("pool", {pool.code: pool for pool in running.pools})
-    replies = _Union("reply queue", {queue.name: queue for queue in running.reply_queues})
-    schedules = _Union("schedule", {each.name: each for each in running.schedules})
+    queues = _Union("queue", _by_name(running.queues))
+    pools = _Union("pool", _by_name(running.pools))
+    replies = _Union("reply queue", _by_name(running.reply_queues))
+    schedules = _Union("schedule", _by_name(running.schedules))
     for source, document in documents:
-        queues.add(source, {queue.name: queue for queue in document.queues})
-        queues.keep_running(source, document.skipped_queues)
-        pools.add(source, {pool.code: pool for pool in document.pools})
-        pools.keep_running(source, document.skipped_pools)
-        replies.add(source, {queue.name: queue for queue in document.reply_queues})
-        replies.keep_running(source, document.skipped_reply_queues)
-        schedules.add(source, {each.name: each for each in document.schedules})
-        schedules.keep_running(source, document.skipped_schedules)
+        queues.add(source, document.queues, document.skipped_queues)
+        pools.add(source, document.pools, document.skipped_pools)
+        replies.add(source, document.reply_queues, document.skipped_reply_queues)
+        schedules.add(source, document.schedules, document.skipped_schedules)
     apart, same = _one_consumer_each(queues.entries())
     config = RoutingConfig(
         with_reply_names(apart, replies.entries()),
@@ -144,13 +141,11 @@ def limit_connections(
 
 def plan(old: RoutingConfig, new: RoutingConfig) -> Plan:
     """Return what has to be done to get from what runs to what is wanted."""
-    queues = {queue.name: queue for queue in old.queues}
-    pools = {pool.code: pool for pool in old.pools}
-    wanted_pools = {pool.code: pool for pool in new.pools}
+    queues, wanted_queues = _by_name(old.queues), _by_name(new.queues)
+    pools, wanted_pools = _by_name(old.pools), _by_name(new.pools)
     if DEFAULT_POOL in pools:
         # It is never drained: once named and then dropped, it gets its default values again.
         wanted_pools.setdefault(DEFAULT_POOL, DEFAULT_POOL_CONFIG)
-    wanted_queues = {queue.name: queue for queue in new.queues}
     return Plan(
         start=_only_in(wanted_queues, queues),
         stop=_only_in(queues, wanted_queues),
@@ -164,8 +159,7 @@ def plan(old: RoutingConfig, new: RoutingConfig) -> Plan:
 
 
 def _reply_lines(old: RoutingConfig, new: RoutingConfig) -> Iterator[str]:
-    before = {queue.name: queue for queue in old.reply_queues}
-    after = {queue.name: queue for queue in new.reply_queues}
+    before, after = _by_name(old.reply_queues), _by_name(new.reply_queues)
     for queue in _only_in(after, before):
         yield f"reply queue {queue.name}: add ({_started(queue)})"
     for was, will in _changed(before, after):
@@ -213,14 +207,13 @@ class _Union(Generic[T]):
     taken: dict[str, tuple[str, T]] = field(default_factory=dict)
     conflicts: list[str] = field(default_factory=list)
 
-    def add(self, source: str, entries: Mapping[str, T]) -> None:
-        for name, entry in entries.items():
+    def add(self, source: str, entries: Iterable[T], skipped: Iterable[str]) -> None:
+        """Take the entries of a document. What it skipped goes on as it runs."""
+        for name, entry in _by_name(entries).items():
             first, held = self.taken.setdefault(name, (source, entry))
             if held != entry:
                 text = f"{self.kind} {name!r} of {source} is not as in {first}, which counts"
                 self.conflicts.append(text)
-
-    def keep_running(self, source: str, skipped: Iterable[str]) -> None:
         for name in skipped:
             if name in self.running:
                 self.taken.setdefault(name, (source, self.running[name]))
@@ -241,6 +234,10 @@ def _one_consumer_each(queues: Iterable[QueueConfig]) -> tuple[list[QueueConfig]
         else:
             conflicts.append(f"queue {queue.name!r} is the same as {first!r}, which counts")
     return apart, conflicts
+
+
+def _by_name(entries: Iterable[T]) -> dict[str, T]:
+    return {each.code if isinstance(each, PoolConfig) else each.name: each for each in entries}
 
 
 def _only_in(these: Mapping[str, T], others: Mapping[str, T]) -> tuple[T, ...]:

@@ -140,7 +140,9 @@ class TargetPolicy(Struct, frozen=True):
             return f"the target's scheme is {target.scheme}, not http or https"
         if target.has_credentials:
             return "the target has credentials in its URL"
-        if self.allowed_hosts and not self._allows(target.host):
+        name = target.host.rstrip(".")
+        allowed = (fnmatchcase(name, pattern.lower()) for pattern in self.allowed_hosts)
+        if self.allowed_hosts and not any(allowed):
             return f"the target's host {target.host} is not an allowed one"
         return self._refuse_host(target)
 
@@ -158,10 +160,6 @@ class TargetPolicy(Struct, frozen=True):
         if self.block_private and (is_site_local or not address.is_global):
             return f"the target's address {ip} is private"
         return None
-
-    def _allows(self, host: str) -> bool:
-        name = host.rstrip(".")
-        return any(fnmatchcase(name, pattern.lower()) for pattern in self.allowed_hosts)
 
     def _refuse_host(self, target: Target) -> str | None:
         if ":" in target.host or _ENDS_IN_A_NUMBER.search(target.host):

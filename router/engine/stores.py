@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.dead_letter import KeptLetter
 from router.core.history import HandOver, Held, MessageHistory
-from router.core.job import Fate, Try
+from router.core.job import Fate
 from router.core.message import CONTROL, NOT_JSON
 from router.core.outcome import Ending, Failure
 from router.engine.publishing import BrokeOff, QueuePublisher, Rejected, UnknownQueue
@@ -211,7 +211,7 @@ def remembered_message(history: MessageHistory, queue: str | None) -> FoundMessa
     """
     held = [each for each in history.held if queue in (None, each.queue)]
     if held:
-        return _held(held[-1])
+        return _seen(held[-1], MessageStatus.IN_FLIGHT)
     ended = [
         each
         for each in history.ended
@@ -225,44 +225,34 @@ def remembered_message(history: MessageHistory, queue: str | None) -> FoundMessa
     return None if letter is None else _dead(letter)
 
 
-def _held(held: Held) -> FoundMessage:
-    record = MessageRecord(
-        id=held.message_id,
-        status=MessageStatus.IN_FLIGHT,
-        failures=held.failures,
-        requests=held.attempt,
-        created_at=held.received_at,
-        started_at=_start(held.tries),
-        correlation_id=held.correlation_id,
-        payload_bytes=held.payload_bytes,
-        last_error=_last_error(held.tries),
-    )
-    return FoundMessage(held.queue, record)
-
-
 def _ended(ended: HandOver, letter: KeptLetter | None) -> FoundMessage:
-    ending, status = None, MessageStatus.READY  # its broker has it again
     if ended.fate is Fate.DELIVERED:
-        ending, status = ended.ending or Ending(), MessageStatus.SUCCEEDED
-    elif ended.fate is Fate.DEAD_LETTERED:
+        return _seen(ended, MessageStatus.SUCCEEDED, ended.ending or Ending())
+    if ended.fate is Fate.DEAD_LETTERED:
         http_status = ended.tries[-1].status if ended.tries else None
         reason = "FAILED" if letter is None else letter.letter.reason.name
         known = _failure(reason, ended.error, http_status)
-        ending, status = ended.ending or known, MessageStatus.FAILED
+        return _seen(ended, MessageStatus.FAILED, ended.ending or known)
+    return _seen(ended, MessageStatus.READY)  # its broker has it again
+
+
+def _seen(
+    seen: Held | HandOver, status: MessageStatus, ending: Ending | None = None
+) -> FoundMessage:
     record = MessageRecord(
-        id=ended.message_id,
+        id=seen.message_id,
         status=status,
-        failures=ended.failures,
-        requests=ended.requests,
-        created_at=ended.received_at,
-        started_at=_start(ended.tries),
-        ended_at=None if ending is None else ended.ended_at,
-        correlation_id=ended.correlation_id,
-        payload_bytes=ended.payload_bytes,
-        last_error=ended.error or _last_error(ended.tries),
+        failures=seen.failures,
+        requests=seen.attempt if isinstance(seen, Held) else seen.requests,
+        created_at=seen.received_at,
+        started_at=seen.tries[0].started_at if seen.tries else None,
+        ended_at=None if isinstance(seen, Held) or ending is None else seen.ended_at,
+        correlation_id=seen.correlation_id,
+        payload_bytes=seen.payload_bytes,
+        last_error=next((each.error for each in reversed(seen.tries) if each.error), None),
         ending=ending,
     )
-    return FoundMessage(ended.queue, record)
+    return FoundMessage(seen.queue, record)
 
 
 def _dead(kept: KeptLetter) -> FoundMessage:
@@ -282,14 +272,6 @@ def _dead(kept: KeptLetter) -> FoundMessage:
 def _failure(reason: str, error: str, http_status: int | None) -> Ending:
     code = reason if http_status is None else f"HTTP_{http_status}"
     return Ending(Failure(code, error or code, http_status))
-
-
-def _start(tries: tuple[Try, ...]) -> float | None:
-    return tries[0].started_at if tries else None
-
-
-def _last_error(tries: tuple[Try, ...]) -> str | None:
-    return next((each.error for each in reversed(tries) if each.error), None)
 
 
 class UnknownBatch(Exception):

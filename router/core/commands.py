@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.core.job import GiveUp, Job
-from router.core.message import Malformed as _Malformed
-from router.core.message import Message, parse, step_bodies, with_id
+from router.core.message import Malformed, Message, parse, step_bodies, with_id
 from router.core.outcome import MAX_ERROR_BYTES, Ending, Failure
 from router.core.redact import mask_sent_secrets, mask_urls
 
@@ -81,7 +80,7 @@ def next_steps(message: Message, fingerprint: str, result: bytes | None) -> list
             payload["previous"] = _NULL if result is None else Raw(result)
             richer = _encode({**fields, "payload": payload})
             steps.append(NextStep(parse(richer), richer, key))
-        except (msgspec.MsgspecError, _Malformed):  # no object, too long or too deep
+        except (msgspec.MsgspecError, Malformed):  # no object, too long or too deep
             steps.append(NextStep(step, body, key, lacks_result=True))
     return steps
 

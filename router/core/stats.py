@@ -16,7 +16,6 @@ from msgspec import Struct
 from router.core.outcome import Metric
 
 MINUTE: Final = 60.0
-LONGEST: Final = 30  # minutes, the longest period
 _INTEGERS: Final = "q"  # of 8 bytes each: the notes of ten thousand pools are millions of them
 _STEPS: Final = ("1", "1.5", "2", "3", "5", "7")
 BOUNDS: Final = (
@@ -64,7 +63,7 @@ class Rolling:
             minute = int(now // MINUTE)
             self._noted_until = (minute + 1) * MINUTE
             self._notes.append((minute, array(_INTEGERS, self.totals)))
-            del self._notes[:-LONGEST]
+            del self._notes[:-LONG]
         return self.totals
 
     def growth(self, minutes: int, now: float) -> Sequence[int]:

@@ -255,7 +255,7 @@ class DeliveryRunner:
                 if self._stopped:
                     break
                 job.ending = job.ending or ACCEPTED  # a plain ACK stands for one request
-                _log_failure(job, failed, self._loop.time(), f"next try in {pause:g} s")
+                _log_failure(job, failed, f"next try in {pause:g} s")
                 await self._pause(job, pause)
             now = self._loop.time()
             if self._stopped or job.lease_until <= now or self._leadership.is_over:
@@ -311,14 +311,14 @@ class DeliveryRunner:
         decision = decide(outcome, job.failures, policy, self._jitter)
         job.failures, action = decision.failures, decision.action
         if isinstance(action, GiveUp):
-            _log_failure(job, outcome, self._loop.time(), f"dead letter {action.reason.value}")
+            _log_failure(job, outcome, f"dead letter {action.reason.value}")
             if not await job.settler.dead_letter(job, action):
                 await self._return_scope(lane, job, DEFAULT_DELAY, action.error)
             elif job.blocks_on_error:
                 self._failing.progress(job.group)
             return
         job.error = outcome.detail
-        _log_failure(job, outcome, self._loop.time(), f"returned for {action.delay:g} s")
+        _log_failure(job, outcome, f"returned for {action.delay:g} s")
         if lane.group is not None and job.blocks_on_error:
             self._note_failure(job, outcome, action.delay)
         await self._return_scope(lane, job, action.delay, action.error)
@@ -348,7 +348,8 @@ class DeliveryRunner:
         await nack_group(mates, delay)
 
 
-def _log_failure(job: Job, outcome: Outcome, now: float, follows: str) -> None:
+def _log_failure(job: Job, outcome: Outcome, follows: str) -> None:
+    seconds = asyncio.get_running_loop().time() - job.started_at
     log.info(
         "delivery failed: %s",
         outcome.detail,
@@ -356,7 +357,7 @@ def _log_failure(job: Job, outcome: Outcome, now: float, follows: str) -> None:
             **_facts(job),
             "error": outcome.rule.word,
             "status": outcome.status,
-            "seconds": round(now - job.started_at, 3),
+            "seconds": round(seconds, 3),
             "follows": follows,
         },
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.stats import LONGEST, Rolling
+from router.core.stats import LONG, Rolling
 
 pytestmark = pytest.mark.rule("OPS-3", "P4")
 
@@ -66,4 +66,4 @@ def test_however_long_it_counts_it_keeps_half_an_hour_of_notes() -> None:
     for minute in range(1000):
         rolling.at(minute * MINUTE)[0] += 1
 
-    assert len(rolling._notes) == LONGEST
+    assert len(rolling._notes) == LONG

@@ -116,7 +116,6 @@ class Router:
         )
         self.election: Election = Alone(manager, ports.instance)
         if ports.lock is not None:
-            self.reader.primary = False
             self.election = Standby(
                 ports.lock,
                 manager,
@@ -124,7 +123,7 @@ class Router:
                 instance=ports.instance,
                 ttl=settings.standby_lock_ttl,
                 wall=time.time,
-                on_change=self._change_role,
+                on_change=notifier.role_changed,
             )
         sources = config_sources(settings.config_urls, settings.config_token, settings.naming)
         rules = SyncRules(
@@ -190,10 +189,6 @@ class Router:
         if self.reader.shutting_down:
             raise SyncFailed("the router is shutting down")
         return await self.election.apply(config)
-
-    def _change_role(self, primary: bool) -> None:
-        self.reader.primary = primary
-        self._notifier.role_changed(primary=primary)
 
 
 @asynccontextmanager

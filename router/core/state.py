@@ -200,7 +200,6 @@ class StandbyStatus(Struct, frozen=True, kw_only=True):
 class RouterState(Struct, frozen=True, kw_only=True):
     initialized: bool
     shutting_down: bool = False
-    primary: bool = True
     now: float = 0.0  # Unix seconds
     started_at: float = 0.0  # Unix seconds
     uptime: float = 0.0
@@ -227,7 +226,7 @@ class RouterState(Struct, frozen=True, kw_only=True):
 
     @property
     def role(self) -> str:
-        return "PRIMARY" if self.primary else "STANDBY"
+        return "PRIMARY" if self.standby.primary else "STANDBY"
 
 
 class Status(Enum):

@@ -52,7 +52,7 @@ class Notifier:
         elif breaker.state is BreakerState.CLOSED:
             self._gathering.ended(subject, self._wall())
 
-    def role_changed(self, *, primary: bool) -> None:
+    def role_changed(self, primary: bool) -> None:
         if not self.mailboxes:
             return
         subject = Subject(

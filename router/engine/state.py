@@ -74,7 +74,6 @@ class StateReader:
     ) -> None:
         self.initialized = False
         self.shutting_down = False
-        self.primary = True
         self._manager = manager
         self._breakers = breakers
         self._letters = letters
@@ -93,7 +92,6 @@ class StateReader:
         return RouterState(
             initialized=self.initialized,
             shutting_down=self.shutting_down,
-            primary=self.primary,
             now=self._wall(),
             started_at=self._started + self._loop_to_wall,
             uptime=_now() - self._started,

@@ -3,7 +3,7 @@ import pytest
 from msgspec.structs import replace
 
 from router import __version__
-from router.core.state import ConsumerState, RouterState
+from router.core.state import ConsumerState, RouterState, StandbyStatus
 from router.core.warnings import Code, Severity
 from tests.support.api import NOW, HandMadeRouter, assert_problem
 
@@ -44,7 +44,7 @@ async def test_a_router_that_cannot_do_its_work_answers_503(
 async def test_a_standby_says_that_it_is_one(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    router.made = replace(router.made, primary=False)
+    router.made = replace(router.made, standby=StandbyStatus(primary=False))
 
     answer = await api.get("/health")
 

@@ -7,6 +7,7 @@ import pytest
 from router.api.dashboard import MOST_BREAKERS, MOST_GROUPS, snapshot
 from router.core.config import QueueConfig
 from router.core.outcome import Reply
+from router.core.state import StandbyStatus
 from router.core.warnings import Code, Severity
 from router.engine.state import MOST_BUSIEST_POOLS
 from router.ports import Depth
@@ -227,7 +228,7 @@ async def test_the_mark_of_the_warnings_changes_with_them(change: str) -> None:
 async def test_a_standby_and_a_router_that_stops_say_so() -> None:
     async with running(pool()) as rig:
         camera = Camera(rig)
-        camera.reader.primary, camera.reader.shutting_down = False, True
+        camera.reader.standby, camera.reader.shutting_down = StandbyStatus(primary=False), True
 
         seen = camera.take()
 

@@ -150,9 +150,10 @@ class RigReader(StateReader):
             tracer=tracer,
         )
         self.initialized = True
+        self.standby = StandbyStatus()
 
     def state(self) -> RouterState:
-        return self.read(SyncCounts(), StandbyStatus())
+        return self.read(SyncCounts(), self.standby)
 
 
 class FixedLookup(MessageLookup):

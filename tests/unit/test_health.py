@@ -12,6 +12,7 @@ from router.core.state import (
     PoolState,
     QueueState,
     RouterState,
+    StandbyStatus,
     Status,
     assess,
     readiness,
@@ -78,7 +79,7 @@ GOOD_QUEUE, BAD_QUEUE = queue("g"), queue("b", percent=89)
     ("state", "healthy"),
     [
         pytest.param(IDLE, True, id="idle"),
-        pytest.param(replace(IDLE, primary=False), True, id="standby"),
+        pytest.param(replace(IDLE, standby=StandbyStatus(primary=False)), True, id="standby"),
         pytest.param(replace(IDLE, shutting_down=True), True, id="shutting down"),
         pytest.param(NOT_YET, False, id="not initialized"),
         pytest.param(replace(IDLE, consumers=(DEAD, ALIVE)), True, id="one consumer lives"),
@@ -107,7 +108,9 @@ def test_only_what_keeps_the_router_itself_from_its_work_makes_it_unhealthy(
     ("state", "warnings", "status"),
     [
         pytest.param(IDLE, QUIET, Status.HEALTHY, id="idle"),
-        pytest.param(replace(IDLE, primary=False), QUIET, Status.HEALTHY, id="standby"),
+        pytest.param(
+            replace(IDLE, standby=StandbyStatus(primary=False)), QUIET, Status.HEALTHY, id="standby"
+        ),
         pytest.param(NOT_YET, QUIET, Status.DEGRADED, id="not initialized"),
         pytest.param(with_pools(STUCK), QUIET, Status.DEGRADED, id="stuck"),
         pytest.param(
@@ -235,7 +238,7 @@ def test_a_long_list_of_names_is_cut() -> None:
     ("state", "issues"),
     [
         (IDLE, ()),
-        (replace(IDLE, primary=False), ()),
+        (replace(IDLE, standby=StandbyStatus(primary=False)), ()),
         (with_pools(STUCK), ()),
         (replace(IDLE, consumers=(DEAD, ALIVE)), ()),
         (replace(IDLE, consumers=(DEAD,)), (NO_CONSUMER,)),

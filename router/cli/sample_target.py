@@ -128,7 +128,8 @@ class SampleTarget:
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[int]:
         """Serve while the block runs. Yields the port; 0 picks a free one."""
-        with socket.create_server((host, port)) as listener:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family) as listener:
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # of each connection
             async with serve(self, listener, _MAX_CONNECTIONS) as actual:
                 yield actual
@@ -238,7 +239,8 @@ async def _serve_until_signalled(target: SampleTarget, host: str, port: int) -> 
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
         async with target.listening(host, port) as actual:
-            click.echo(f"listening on http://{host}:{actual}/")
+            name = f"[{host}]" if ":" in host else host
+            click.echo(f"listening on http://{name}:{actual}/")
             await stop.wait()
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from None

@@ -197,26 +197,28 @@ async def test_it_stops_while_callers_are_connected() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("host", "number"), [("127.0.0.1", signal.SIGINT), ("::1", signal.SIGTERM)]
+)
 def test_as_a_process_it_says_where_it_listens_and_at_the_end_what_it_saw(
-    number: signal.Signals,
+    host: str, number: signal.Signals
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "router", "sample-target", "--port", "0"],
+        [sys.executable, "-u", "-m", "router", "sample-target", "--host", host, "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     with process:
         assert process.stdout is not None
-        place = process.stdout.readline()
-        with socket.create_connection(("127.0.0.1", urlsplit(place.split()[-1]).port)) as caller:
+        place = urlsplit(process.stdout.readline().removeprefix("listening on "))
+        assert place.hostname == host
+        with socket.create_connection((host, place.port)) as caller:
             caller.sendall(CALL)
             caller.recv(1024)
             process.send_signal(number)  # while the caller is still connected
             rest, errors = process.communicate()
 
-    assert place.startswith("listening on http://127.0.0.1:")
     assert rest == "1 requests, 1 messages accepted\n"
     assert errors == ""
     assert process.returncode == 0

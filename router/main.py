@@ -54,7 +54,7 @@ from router.parts import Ports, access_of, notifier_of, open_ports
 from router.ports import StoreError
 from router.setting_values import BreakerScope, LogFormat
 from router.settings import Settings, setting_notes
-from router.storage.ticks import FileTicks
+from router.storage import FileTicks
 from router.wiring import open_engine
 
 log = logging.getLogger(__name__)

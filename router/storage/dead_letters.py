@@ -16,12 +16,13 @@ from contextlib import (
 )
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from router.brokers.kit import statements
+from router.brokers.sqlite.connection import transaction
 from router.core.config import sqlite_path
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.redact import mask_urls, without_secrets
@@ -208,7 +209,7 @@ class SqliteStore:
     def _put(self, letter: DeadLetter) -> None:
         """Write it in the place of an earlier death of the same message, whose age it keeps."""
         columns = _columns(letter)
-        with _transaction(self._connection):
+        with transaction(self._connection):
             (first_seen,) = self._connection.execute(
                 _QUERIES["first_seen_before"], columns
             ).fetchone()
@@ -227,12 +228,11 @@ class SqliteStore:
         )
         needed = len(letter.body) + len(letter.reply) + _SPARE_PAGES * page_size
         if (pages - free) * page_size + needed > self._max_bytes:
-            limit = f"{self._max_bytes} bytes (MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES)"
-            raise sqlite3.OperationalError(f"it is full: the limit is {limit}")
+            raise sqlite3.OperationalError(full(self._max_bytes))
 
     def _read(self, query: str, values: Mapping[str, object]) -> Sequence[KeptLetter]:
         with closing(self._connection.execute(_QUERIES[query], values)) as rows:
-            return [_letter(row) for row in rows]
+            return [letter_of(row) for row in rows]
 
     def _change(self, query: str, values: Mapping[str, object]) -> int:
         with closing(self._connection.execute(_QUERIES[query], values)) as cursor:
@@ -242,42 +242,24 @@ class SqliteStore:
 class NoStore:
     """Keeps nothing, for those who set it so: what would be a dead letter is gone."""
 
-    async def put(self, letter: DeadLetter) -> None:
-        pass
-
-    async def find(
-        self,
-        wanted: LetterFilter,  # noqa: ARG002 - the port's signature
-        *,
-        limit: int,  # noqa: ARG002 - the port's signature
-        before: int | None = None,  # noqa: ARG002 - the port's signature
-    ) -> Sequence[KeptLetter]:
-        return ()
-
-    async def find_in_order(
-        self,
-        wanted: LetterFilter,  # noqa: ARG002 - the port's signature
-        *,
-        limit: int,  # noqa: ARG002 - the port's signature
-        up_to: int,  # noqa: ARG002 - the port's signature
-        after: KeptLetter | None = None,  # noqa: ARG002 - the port's signature
-    ) -> Sequence[KeptLetter]:
-        return ()
-
-    async def get(self, letter_id: int) -> KeptLetter | None:  # noqa: ARG002 - the port's signature
+    async def put(self, *_: object, **__: object) -> None:
         return None
 
-    async def latest_of(self, message_id: str) -> KeptLetter | None:  # noqa: ARG002 - the port's signature
+    async def find(self, *_: object, **__: object) -> Sequence[KeptLetter]:
+        return ()
+
+    async def get(self, *_: object, **__: object) -> KeptLetter | None:
         return None
 
-    def replaying(self, letter_id: int) -> AbstractAsyncContextManager[bool]:  # noqa: ARG002 - the port's signature
+    async def discard(self, *_: object, **__: object) -> bool:
+        return False
+
+    def replaying(self, *_: object, **__: object) -> AbstractAsyncContextManager[bool]:
         return nullcontext(enter_result=True)
 
-    async def mark_replayed(self, letter_id: int, at: float) -> None:
-        pass
-
-    async def discard(self, letter_id: int) -> bool:  # noqa: ARG002 - the port's signature
-        return False
+    find_in_order = find
+    latest_of = get
+    mark_replayed = put
 
 
 def _path(url: str) -> Path:
@@ -312,7 +294,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _prepare(connection: sqlite3.Connection) -> None:
     for pragma in _PRAGMAS:
         connection.execute(pragma)
-    with _transaction(connection):
+    with transaction(connection):
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise sqlite3.DatabaseError(f"written by a newer version (format {version})")
@@ -320,17 +302,6 @@ def _prepare(connection: sqlite3.Connection) -> None:
             connection.execute(_QUERIES[step])
         # Written every time: a store that cannot be written is to be noticed now, not at a death.
         connection.execute(f"PRAGMA user_version = {VERSION}")
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.rollback()
-        raise
 
 
 @contextmanager
@@ -352,7 +323,12 @@ def stored(value: object) -> object:
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
-def _letter(row: sqlite3.Row) -> KeptLetter:
+def full(max_bytes: int) -> str:
+    return f"it is full: the limit is {max_bytes} bytes (MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES)"
+
+
+def letter_of(row: Any) -> KeptLetter:
+    """Return what a row says, which is read by the names of its columns."""
     fields = {name: row[name] for name in DeadLetter.__struct_fields__}
     fields["reason"] = Reason(fields["reason"])
     return KeptLetter(row["id"], DeadLetter(**fields), row["replayed_at"])

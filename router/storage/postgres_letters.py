@@ -7,19 +7,17 @@ from importlib import resources
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from msgspec.structs import astuple
+
 from router.brokers.kit import statements
 from router.brokers.postgres.database import PostgresDatabase
-from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
+from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
 from router.core.redact import without_secrets
 from router.ports import BrokerError, StoreError
-from router.storage.dead_letters import stored
+from router.storage.dead_letters import full, letter_of, stored
 
 VERSION: Final = 1
 CLAIM_SECONDS: Final = 60.0  # longer than a publication may take
-_COLUMNS: Final = (
-    "queue", "fingerprint", "message_id", "pool", "target", "reason", "http_status", "reply",
-    "error", "failures", "requests", "first_seen", "dead_at", "body",
-)  # fmt: skip
 
 
 @asynccontextmanager
@@ -58,33 +56,31 @@ class PostgresLetters:
         await self._database.close()
 
     async def put(self, letter: DeadLetter) -> None:
-        kept = without_secrets(letter)
-        values = [_stored(getattr(kept, name)) for name in _COLUMNS]
+        values = [_stored(value) for value in astuple(without_secrets(letter))]
         (row,) = await self._call("put", self._max_bytes, *values)
         if not row["is_kept"]:
-            limit = f"{self._max_bytes} bytes (MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES)"
-            raise self._error(f"it is full: the limit is {limit}")
+            raise self._error(full(self._max_bytes))
 
     async def find(
         self, wanted: LetterFilter, *, limit: int, before: int | None = None
     ) -> Sequence[KeptLetter]:
         rows = await self._call("find", *_filter(wanted), before, limit)
-        return [_letter(row) for row in rows]
+        return [letter_of(row) for row in rows]
 
     async def find_in_order(
         self, wanted: LetterFilter, *, limit: int, up_to: int, after: KeptLetter | None = None
     ) -> Sequence[KeptLetter]:
         place = (float("-inf"), 0) if after is None else (after.letter.first_seen, after.id)
         rows = await self._call("find_in_order", *_filter(wanted), *place, up_to, limit)
-        return [_letter(row) for row in rows]
+        return [letter_of(row) for row in rows]
 
     async def get(self, letter_id: int) -> KeptLetter | None:
         rows = await self._call("get", letter_id)
-        return _letter(rows[0]) if rows else None
+        return letter_of(rows[0]) if rows else None
 
     async def latest_of(self, message_id: str) -> KeptLetter | None:
         rows = await self._call("latest_of", _stored(message_id))
-        return _letter(rows[0]) if rows else None
+        return letter_of(rows[0]) if rows else None
 
     @asynccontextmanager
     async def replaying(self, letter_id: int) -> AsyncIterator[bool]:
@@ -131,12 +127,6 @@ def _filter(wanted: LetterFilter) -> Sequence[object]:
 def _stored(value: object) -> object:
     """Return what PostgreSQL can hold: there is no NUL in its text."""
     return stored(value.replace("\0", "\ufffd") if isinstance(value, str) else value)
-
-
-def _letter(row: Any) -> KeptLetter:
-    fields = {name: row[name] for name in _COLUMNS}
-    fields["reason"] = Reason(fields["reason"])
-    return KeptLetter(row["id"], DeadLetter(**fields), row["replayed_at"])
 
 
 _QUERIES: Final = statements(

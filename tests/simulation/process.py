@@ -24,8 +24,8 @@ from router.engine.state import MessageLookup
 from router.engine.stores import Batches, MessageStates, QueueStores
 from router.ports import DeadLetterStore, Sender, StoreError
 from router.settings import Settings
+from router.storage import FileTicks
 from router.storage.dead_letters import open_store
-from router.storage.ticks import FileTicks
 from router.wiring import open_engine
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.networked import Opener

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from router.storage.ticks import FileTicks
+from router.storage import FileTicks
 from tests.engine.test_beat import Outside, Replica, every
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("CMD-10")]

@@ -108,11 +108,7 @@ ORDER BY first_seen, id
 LIMIT :limit
 
 -- name: get
-SELECT
-    id, queue, fingerprint, message_id, pool, target, reason, http_status, reply, error, failures,
-    requests, first_seen, dead_at, body, replayed_at
-FROM dead_letters
-WHERE id = :id
+SELECT * FROM dead_letters WHERE id = :id
 
 -- name: latest_of
 SELECT

@@ -111,6 +111,7 @@ END $install$
 UPDATE message_router_letters.store SET bytes = bytes
 
 -- name: put
+-- The values are the fields of DeadLetter, in their order.
 SELECT message_router_letters.put($1, ROW(
     0, $2::text, $3::text, $4::text, $5::text, $6::text, $7::text, $8::int, $9::bytea, $10::text,
     $11::bigint, $12::bigint, $13::float8, $14::float8, $15::bytea, NULL, NULL, NULL, NULL
@@ -164,11 +165,7 @@ ORDER BY first_seen, id
 LIMIT $9
 
 -- name: get
-SELECT
-    id, queue, fingerprint, message_id, pool, target, reason, http_status, reply, error, failures,
-    requests, first_seen, dead_at, body, replayed_at
-FROM message_router_letters.dead_letters
-WHERE id = $1
+SELECT * FROM message_router_letters.dead_letters WHERE id = $1
 
 -- name: latest_of
 SELECT

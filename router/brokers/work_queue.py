@@ -41,11 +41,10 @@ class Row(Protocol):
 
 
 class Lease(Struct, frozen=True, array_like=True, gc=False):
-    """The right to settle one message. The database knows it by its first two fields."""
+    """The right to settle one message: what the database knows it by."""
 
     id: int  # of the row
     token: int
-    is_grouped: bool  # settling it may make the next message of its group claimable
 
 
 class ClaimedBatch(Struct, frozen=True):

@@ -59,6 +59,10 @@ _END_LEASES: Final = "SELECT message_router.end_leases($1, $2)"
 _DEPTH: Final = "SELECT * FROM message_router.depth($1, $2)"
 
 
+class PostgresLease(Lease, frozen=True, gc=False):
+    is_grouped: bool  # settling it may make the next message of its group claimable
+
+
 class PostgresQueue:
     """One connection to one queue. Its leases are good on any other connection as well."""
 
@@ -133,7 +137,7 @@ class PostgresQueue:
         incarnation = self._database.incarnation
         messages = []
         for row_id, is_grouped, deliveries, failures, requests, body, _ in rows:
-            lease = Lease(row_id, token, is_grouped)
+            lease = PostgresLease(row_id, token, is_grouped)
             tally = Tally(failures, requests)
             broker_id = f"{incarnation}-{row_id}"
             messages.append(ReceivedMessage(body, lease, broker_id, deliveries, lease_until, tally))
@@ -142,7 +146,7 @@ class PostgresQueue:
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         ending = ending_with(error)
         unsettled = await self._finish([Finish(handle, ending) for handle in handles])
-        if any(cast("Lease", handle).is_grouped for handle in handles):
+        if any(cast("PostgresLease", handle).is_grouped for handle in handles):
             self._signal.ring()
         return unsettled
 

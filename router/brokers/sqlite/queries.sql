@@ -204,8 +204,8 @@ taken (priority, id, group_number) AS (
 )
 SELECT json_group_array(
     json_array(
-        message.id, message.group_number, message.high_priority, size, deliveries, attempts,
-        posts, batch IS NOT NULL
+        message.id, :token, message.group_number, message.high_priority, size, deliveries,
+        attempts, posts, batch IS NOT NULL
     )
 )
 FROM (SELECT id FROM taken LIMIT :limit) AS winner
@@ -361,15 +361,13 @@ FROM queue_batches WHERE queue = :queue AND batch_id = :name;
 INSERT INTO queue_batches (queue, batch_id, size, callback, callback_body)
 VALUES (:queue, :batch_id, :size, :callback, :callback_body);
 
--- name: known_members
--- Those of these that the batch has already.
-SELECT json_group_array(json_array(message_id, digest))
-FROM json_each(:members) AS member CROSS JOIN queue_batch_members
-    ON batch = :batch AND message_id = member.value ->> 0 AND digest = member.value ->> 1;
-
 -- name: add_members
+-- Answers the digests of those that the batch did not have already.
 INSERT INTO queue_batch_members (batch, message_id, digest)
-SELECT :batch, value ->> 0, value ->> 1 FROM json_each(:members);
+SELECT :batch, value ->> 0, value ->> 1 FROM json_each(:members)
+WHERE true  -- else ON CONFLICT could belong to a join
+ON CONFLICT DO NOTHING
+RETURNING digest;
 
 -- name: grow_batch
 UPDATE queue_batches SET total = total + :added, size = max(size, :size) WHERE number = :batch;

@@ -48,10 +48,9 @@ class NewMessage(Struct, array_like=True, gc=False):
     size: int = 0
 
 
-class Chosen(Struct, frozen=True, array_like=True, gc=False):
-    """What the statement `choose` answers for each message."""
+class FileLease(Lease, frozen=True, array_like=True, gc=False):
+    """A claimed message: what the statement `choose` answers, and settling needs to know."""
 
-    id: int
     group: int | None  # its number
     is_high: bool
     size: int  # of the body, in bytes
@@ -60,21 +59,9 @@ class Chosen(Struct, frozen=True, array_like=True, gc=False):
     requests: int
     in_batch: bool  # settling it may complete the batch
 
-    def lease(self, token: int) -> "FileLease":
-        is_grouped = self.group is not None
-        return FileLease(self.id, token, is_grouped, self.group, self.size, self.in_batch)
-
-
-class FileLease(Lease, frozen=True, array_like=True, gc=False):
-    """A lease, and what settling the message needs to know of it."""
-
-    group: int | None
-    size: int
-    in_batch: bool
-
 
 _known: Final = msgspec.json.Decoder(dict[str, str])
-_chosen: Final = msgspec.json.Decoder(list[Chosen], strict=False)  # SQLite has no booleans
+_chosen: Final = msgspec.json.Decoder(list[FileLease], strict=False)  # SQLite has no booleans
 _FIRST_TRY: Final = Tally(failures=0, requests=1)
 
 
@@ -98,17 +85,15 @@ class QueueTable(Struct, frozen=True):
         db.execute(QUERIES["forget"], asked)
         known = _known.decode(json_value(db, "known", asked))
         receipts: list[Receipt] = []
-        new: list[Publication] = []
-        rows: list[NewMessage] = []
+        new: list[tuple[NewMessage, bytes]] = []
         for key, item in zip(keys, items, strict=True):
             kept = known.get(key)
             receipts.append(True if kept is None else duplicate(item, kept))
             if kept is None:
                 known[key] = item.message.id
-                new.append(item)
-                rows.append(self.row_of(item, key))
-        if rows:
-            self.insert(db, rows, [item.body for item in new])
+                new.append((self.row_of(item, key), item.body))
+        if new:
+            self.insert(db, new)
         return receipts
 
     def row_of(
@@ -131,24 +116,24 @@ class QueueTable(Struct, frozen=True):
     def insert(
         self,
         db: sqlite3.Connection,
-        rows: Sequence[NewMessage],
-        bodies: Sequence[bytes],
+        new: Sequence[tuple[NewMessage, bytes]],
         batch: int | None = None,
     ) -> None:
-        """Add messages, whatever else is there."""
+        """Add messages, each with its body, whatever else is there."""
         now, unix = self.clock(), self.wall()
         (last_id,) = db.execute(QUERIES["last_id"]).fetchone()
         offset = 0
-        for number, (row, body) in enumerate(zip(rows, bodies, strict=True), last_id + 1):
+        for number, (row, body) in enumerate(new, last_id + 1):
             row.id, row.offset, row.size = number, offset, len(body)
             offset += len(body)
             if row.not_before is not None and row.not_before > unix:
                 row.run_after = row.not_before + now - unix
+        rows = [row for row, _ in new]
         ids = to_json([row.id for row in rows])
         asked = {
             "queue": self.queue,
             "rows": to_json(rows),
-            "bodies": b"".join(bodies),
+            "bodies": b"".join([body for _, body in new]),
             "now": now,
             "batch": batch,
             "ids": ids,
@@ -164,7 +149,7 @@ class QueueTable(Struct, frozen=True):
 
     def claim(
         self, db: sqlite3.Connection, limit: int, lease: float, token: int
-    ) -> Sequence[Chosen]:
+    ) -> Sequence[FileLease]:
         """Take the next messages (WQ-2), after ending the delays and leases that are due."""
         now = self.clock()
         if self.next_wake(db) <= now:
@@ -264,7 +249,7 @@ class QueueTable(Struct, frozen=True):
         for queue, row, body, counts in db.execute(QUERIES["complete"], asked).fetchall():
             new, payload = msgspec.json.decode(row, type=NewMessage), counts.encode()
             new.payload_size = len(payload)
-            replace(self, queue=queue).insert(db, [new], [body + payload + b"}"])
+            replace(self, queue=queue).insert(db, [(new, body + payload + b"}")])
 
     def audit_change(self, db: sqlite3.Connection, ids: str, state: str, error: str = "") -> None:
         if self.audit:

@@ -4,8 +4,6 @@ import sqlite3
 from collections.abc import Sequence
 from functools import partial
 
-import msgspec
-
 from router.brokers.sqlite.connection import QUERIES, T, Work
 from router.brokers.sqlite.queue_table import QueueTable, json_value, to_json
 from router.brokers.sqlite.work_queue import Database
@@ -139,20 +137,20 @@ class SqliteMessageStore:
         number, size, total = known["number"], known["size"], known["total"]
         members = {(item.message.id, digest_of(item.body)): item for item in items}
         asked = {"batch": number, "members": to_json(list(members))}
-        (there,) = db.execute(QUERIES["known_members"], asked).fetchone()
-        for message_id, digest in msgspec.json.decode(there):
-            del members[message_id, digest]
+        added = {digest for (digest,) in db.execute(QUERIES["add_members"], asked).fetchall()}
+        # Without a dedup key: it is new to the batch, whatever else was published.
+        new = [
+            (self._table.row_of(item, is_kept=True), item.body)
+            for (_, digest), item in members.items()
+            if digest in added
+        ]
         if size < 0 and closes:
-            size = total + len(members)
-        if total + len(members) > size:
-            raise batch_conflict("room", batch_id, size, total, len(members))
-        if members:
-            db.execute(QUERIES["add_members"], {"batch": number, "members": to_json(list(members))})
-            # Without a dedup key: it is new to the batch, whatever else was published.
-            rows = [self._table.row_of(item, is_kept=True) for item in members.values()]
-            bodies = [item.body for item in members.values()]
-            self._table.insert(db, rows, bodies, batch=number)
-        asked = {"batch": number, "added": len(members), "size": size}
+            size = total + len(new)
+        if total + len(new) > size:
+            raise batch_conflict("room", batch_id, size, total, len(new))
+        if new:
+            self._table.insert(db, new, batch=number)
+        asked = {"batch": number, "added": len(new), "size": size}
         db.execute(QUERIES["grow_batch"], asked)
         self._table.complete(db, number)
-        return len(members)
+        return len(new)

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import sqlite3
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol, cast
@@ -14,8 +15,8 @@ from router.brokers.kit.consuming import LongPoll
 from router.brokers.sqlite.connection import QUERIES, T, Work
 from router.brokers.sqlite.queue_table import (
     PRUNED_AT_ONCE,
-    Chosen,
     FileLease,
+    NewMessage,
     QueueTable,
     json_value,
     to_json,
@@ -70,6 +71,8 @@ class Database(Protocol):
     async def wait(self, rung: asyncio.Event, seconds: float) -> None:
         """Wait for the signal, at most `seconds`. Other processes' changes ring it too."""
 
+
+Bodies = Mapping[int, bytes]  # by id
 
 _tokens: Final = msgspec.json.Decoder(list[int | None])
 
@@ -149,12 +152,12 @@ class WorkQueue:
             ending = [at for at, lease in enumerate(leases) if tokens[at] == lease.token]
             if ending:
                 self._table.end(db, [(leases[at], items[at]) for at in ending])
-            published: dict[str, tuple[QueueTable, list[Publication]]] = {}
-            for position, table, publication in outgoing:
+            published: defaultdict[QueueTable, list[tuple[NewMessage, bytes]]] = defaultdict(list)
+            for position, table, item in outgoing:
                 if tokens[position] == leases[position].token:
-                    published.setdefault(table.queue, (table, []))[1].append(publication)
-            for table, new in published.values():  # a message ends once, so all of it is new
-                table.insert(db, [table.row_of(each) for each in new], [each.body for each in new])
+                    published[table].append((table.row_of(item), item.body))
+            for table, new in published.items():  # a message ends once, so all of it is new
+                table.insert(db, new)
             members = [leases[position].id for position in ending if leases[position].in_batch]
             if members:
                 self._table.count_ended(db, to_json(members))
@@ -165,7 +168,7 @@ class WorkQueue:
         is_large = size > LARGE_BYTES or len(outgoing) > MANY_OUTGOING
         for name in {table.queue for _, table, _ in outgoing}:
             self._database.signal(name).ring()
-        if any(lease.is_grouped or lease.in_batch for lease in leases):
+        if any(lease.group is not None or lease.in_batch for lease in leases):
             self._signal.ring()
         lost = await self._database.run(work, is_large=is_large)
         self._finished += len(leases)
@@ -231,9 +234,7 @@ class WorkQueue:
         lease_until = None if self.lease_seconds is None else loop_time() + lease
         token = secrets.randbits(63)
 
-        def work(
-            db: sqlite3.Connection,
-        ) -> tuple[Sequence[Chosen], Mapping[int, bytes] | None, float]:
+        def work(db: sqlite3.Connection) -> tuple[Sequence[FileLease], Bodies | None, float]:
             table = self._table
             chosen = table.claim(db, limit, lease, token)
             if not chosen:
@@ -250,7 +251,7 @@ class WorkQueue:
         messages = [
             ReceivedMessage(
                 bodies[message.id],
-                message.lease(token),
+                message,
                 f"{incarnation}-{message.id}",
                 message.deliveries + 1,
                 lease_until,
@@ -262,7 +263,7 @@ class WorkQueue:
         return ClaimedBatch(messages, wait)
 
 
-def _read_bodies(db: sqlite3.Connection, chosen: Sequence[Chosen]) -> Mapping[int, bytes]:
+def _read_bodies(db: sqlite3.Connection, chosen: Sequence[FileLease]) -> Bodies:
     """Return the bodies of claimed messages by id. One that was finished meanwhile is missing."""
     asked = {"ids": to_json([message.id for message in chosen])}
     return dict(db.execute(QUERIES["bodies"], asked).fetchall())

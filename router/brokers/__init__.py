@@ -1,12 +1,11 @@
 """Brokers: one package each, and here the registry that opens a queue by its URI. See README.md."""
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
-
-from msgspec.structs import replace
 
 from router.brokers.workers import (
     THIS_MACHINE,
@@ -19,6 +18,8 @@ from router.brokers.workers import (
 from router.core.config import QueueConfig
 from router.ports import Broker, Brokers, MessageStore, MessageStores, Publisher, QueueRefused
 
+log = logging.getLogger(__name__)
+
 DEFAULT_SETTINGS: Final = BrokerSettings()
 DEFAULT_RESULT_RETENTION_SECONDS: Final = 86_400.0
 
@@ -27,6 +28,10 @@ class Adapter(Brokers, Protocol):
     """All queues of one kind of broker, and what outlives their connections."""
 
     async def close(self) -> None: ...
+
+
+def _log_warning(queue: str, text: str) -> None:
+    log.critical(text, extra={"queue": queue})
 
 
 class BrokerRegistry:
@@ -42,12 +47,11 @@ class BrokerRegistry:
         state_dir: Path | None = None,
         settings: BrokerSettings = DEFAULT_SETTINGS,
         result_retention: float = DEFAULT_RESULT_RETENTION_SECONDS,
-        warn: Callable[[str, str], None] | None = None,
+        warn: Callable[[str, str], None] = _log_warning,
     ) -> None:
-        who = ConsumerIdentity(
-            worker_id, dedup_window, result_retention, machine, liveness, state_dir, settings
+        self._identity = ConsumerIdentity(
+            worker_id, dedup_window, result_retention, machine, liveness, state_dir, settings, warn
         )
-        self._identity = who if warn is None else replace(who, warn=warn)
         self._adapters: dict[str, Adapter] = {}
 
     async def __aenter__(self) -> Self:

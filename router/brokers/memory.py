@@ -14,12 +14,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from router.brokers.kit import DEFAULT_LEASE_SECONDS
 from router.brokers.kit.uri import QueueUri, read_uri, refusal
 from router.brokers.sqlite.connection import QUERIES, T, Work, create_schema, transaction
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
-from router.brokers.work_queue import DEFAULT_LEASE_SECONDS
 from router.brokers.workers import THIS_MACHINE, ConsumerIdentity
 from router.core.config import QueueConfig
 from router.ports import Disconnected

@@ -23,7 +23,6 @@ from router.ports import (
     Unsettled,
 )
 
-DEFAULT_LEASE_SECONDS: Final = 30.0
 DEFAULT_AUDIT_SECONDS: Final = 3600.0
 BATCH_RETENTION_SECONDS: Final = 7 * 86_400.0  # after its completion (CMD-4)
 MAX_ERROR_CHARACTERS: Final = 1024

@@ -238,21 +238,17 @@ class BrokerSettings:
     rabbitmq: RabbitSettings = RabbitSettings()
 
 
-def _log(queue: str, text: str) -> None:
-    log.critical(text, extra={"queue": queue})
-
-
 class ConsumerIdentity(Struct, frozen=True):
     """Who consumes: the same for all queues of one process."""
 
     id: str  # the owner of leases
     dedup_window: float  # seconds, WQ-1
-    result_retention: float = 86_400.0  # seconds, CMD-2
-    machine: Machine = THIS_MACHINE
-    liveness: Callable[[Path], Liveness] = WorkerLocks  # of those whose lock files begin like this
-    state_dir: Path | None = None  # None: nothing outlives the process
-    settings: BrokerSettings = BrokerSettings()
-    warn: Callable[[str, str], None] = _log  # queue, text: an operator has to know
+    result_retention: float  # seconds, CMD-2
+    machine: Machine
+    liveness: Callable[[Path], Liveness]  # of those whose lock files begin like this
+    state_dir: Path | None  # None: nothing outlives the process
+    settings: BrokerSettings
+    warn: Callable[[str, str], None]  # queue, text: an operator has to know
 
     @property
     def clock(self) -> Callable[[], float]:

@@ -14,7 +14,13 @@ from msgspec import Struct
 
 from router.brokers.kit import loop_time
 from router.brokers.nats.address import NatsSettings, read_address
-from router.brokers.nats.connection import ApiError, NatsConnection, Request, read_answer
+from router.brokers.nats.connection import (
+    JetStreamRefused,
+    NatsConnection,
+    NotFound,
+    Request,
+    read_answer,
+)
 from router.core.config import QueueConfig
 from router.locks import LockRequest, instance_of, lock_errors
 from router.ports import Disconnected, LockState, LockUnavailable
@@ -138,10 +144,9 @@ class NatsLock:
 
     async def _read(self, connection: NatsConnection) -> tuple[int, LockRecord]:
         wanted = {"last_by_subj": self._subject}
-        got = await connection.api(f"STREAM.MSG.GET.{_STREAM}", wanted, _Got)
-        if isinstance(got, ApiError):
-            if not got.is_not_found:
-                raise got.raised()
+        try:
+            got = await connection.api(f"STREAM.MSG.GET.{_STREAM}", wanted, _Got)
+        except NotFound:
             got = _Got()
         try:
             return got.message.seq, msgspec.json.decode(got.message.data, type=LockRecord)
@@ -155,18 +160,17 @@ class NatsLock:
         if answer is None:
             await self.close()  # the bucket is gone: the next connection makes it again
             raise Disconnected("nobody answers there")
-        written = read_answer(answer, _Revision)
-        if isinstance(written, ApiError):
-            if written.err_code != _WRONG_REVISION:
-                raise written.raised()
+        try:
+            self._written = read_answer(answer, _Revision).seq, record
+        except JetStreamRefused as error:
+            if error.err_code != _WRONG_REVISION:
+                raise
             return False
-        self._written = written.seq, record
         return True
 
 
 async def _make_bucket(connection: NatsConnection) -> None:
-    bucket = await connection.api(f"STREAM.INFO.{_STREAM}", {}, object)
-    if isinstance(bucket, ApiError) and bucket.is_not_found:
-        bucket = await connection.api(f"STREAM.CREATE.{_STREAM}", _CONFIG, object)
-    if isinstance(bucket, ApiError):
-        raise bucket.raised()
+    try:
+        await connection.api(f"STREAM.INFO.{_STREAM}", {}, object)
+    except NotFound:
+        await connection.api(f"STREAM.CREATE.{_STREAM}", _CONFIG, object)

@@ -81,12 +81,11 @@ def _heard(server: Server, insert: Callable[..., None]) -> Callable[..., None]:
     def hear(
         table: QueueTable,
         db: sqlite3.Connection,
-        rows: Sequence[NewMessage],
-        bodies: Sequence[bytes],
+        new: Sequence[tuple[NewMessage, bytes]],
         batch: int | None = None,
     ) -> None:
-        insert(table, db, rows, bodies, batch)
-        for body in bodies:
+        insert(table, db, new, batch)
+        for _, body in new:
             server.on_put(table.queue, body)
 
     return hear

@@ -185,6 +185,7 @@ class ActiveMqBroker:
         self._tickets: OpenTickets[StompMessage] = OpenTickets(number)
         self._is_subscribed = False
         self._poll = LongPoll()
+        self.interrupt = self._poll.interrupt
         connection.on_message = self._arrive
         connection.on_loss = self._poll.news.ring
 
@@ -212,9 +213,6 @@ class ActiveMqBroker:
             return [self._received(each) for each in prefetched.take(limit, loop_time())]
 
         return await self._poll.receive(look, prefetched.next_due)
-
-    def interrupt(self) -> None:
-        self._poll.interrupt()
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         del error  # nothing is kept of a message that is gone

@@ -15,6 +15,7 @@ from typing import Final, cast
 from msgspec import Struct
 
 from router.brokers.activemq.address import Login, Server
+from router.brokers.kit import whole_number
 from router.ports import Disconnected, QueueRefused
 
 CONNECT_SECONDS: Final = 5.0
@@ -181,10 +182,10 @@ class StompConnection(asyncio.Protocol):
         welcome = await self._answer_to([Frame("CONNECT", headers)], LOGIN)
         if welcome.headers.get("version") != VERSION:
             raise QueueRefused(f"the broker does not speak STOMP {VERSION}")
-        beats = welcome.headers.get("heart-beat", "").partition(",")[0]
+        beats = whole_number(welcome.headers.get("heart-beat", "").partition(",")[0])
         max_silent = None  # the broker never beats
-        if beats.isdecimal() and int(beats):
-            beat = max(int(beats) / 1000, heartbeat)
+        if beats:
+            beat = max(beats / 1000, heartbeat)
             max_silent = round(BEATS_MISSED * CHECKS_PER_BEAT * beat / heartbeat)
         self._tick_in(heartbeat / CHECKS_PER_BEAT, max_silent)
 

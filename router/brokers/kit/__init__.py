@@ -8,6 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Final, Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+
+DEFAULT_LEASE_SECONDS: Final = 30.0
+
+_MAX_DIGITS: Final = 18  # Python refuses to read numbers of thousands
 _STATEMENT_NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
@@ -20,6 +24,11 @@ def statements(text: str) -> Mapping[str, str]:
     """Return the statements of an SQL file, each by the line above it: `-- name: claim`."""
     _, *parts = _STATEMENT_NAME.split(text)
     return dict(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that stands there, or None if there is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 class Openable(Protocol):

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from router.brokers.kit import loop_time
+from router.brokers.kit import loop_time, whole_number
 from router.core.message import MAX_BODY, Mode, ReceivedMessage, Tally
 from router.core.outcome import MAX_DELAY
 from router.ports import Disconnected
@@ -38,7 +38,6 @@ _FAILURES: Final = f"{PREFIX}attempts"
 _REQUESTS: Final = f"{PREFIX}posts"
 _DELIVERIES: Final = f"{PREFIX}deliveries"
 _DUE_AT: Final = f"{PREFIX}not-before"  # Unix time in milliseconds
-_MAX_DIGITS: Final = 15
 
 
 class RetryHistory(Struct, frozen=True):
@@ -92,8 +91,8 @@ def publishers_headers(
 
 def _count(value: object) -> int:
     """Read a number, from a broker whose headers have types or from one that has only text."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS:
-        return int(value)
+    if isinstance(value, str):
+        return whole_number(value) or 0
     return value if isinstance(value, int) and value > 0 else 0
 
 

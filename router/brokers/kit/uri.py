@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgspec import Struct
 
+from router.brokers.kit import whole_number
 from router.core.config import QueueConfig
 from router.ports import QueueRefused
-
-_MAX_DIGITS: Final = 18  # Python refuses to read numbers of thousands
 
 
 class QueueUri(Struct, frozen=True):
@@ -38,11 +36,10 @@ def read_uri(queue: QueueConfig, allowed: AbstractSet[str]) -> QueueUri:
 def number_option(queue: QueueConfig, uri: QueueUri, name: str, limits: tuple[int, int]) -> int:
     """Return an option that is a whole number; `limits` are its default and its maximum."""
     default, most = limits
-    said = uri.options.get(name, str(default))
-    is_number = said.isascii() and said.isdigit() and len(said) <= _MAX_DIGITS
-    if not is_number or not 1 <= int(said) <= most:
+    number = whole_number(uri.options.get(name, str(default)))
+    if number is None or not 1 <= number <= most:
         raise refusal(queue, f"has an option {name} that is not a number from 1 to {most}")
-    return int(said)
+    return number
 
 
 def refusal(queue: QueueConfig, why: str) -> QueueRefused:

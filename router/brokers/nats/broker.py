@@ -13,7 +13,6 @@ from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import LONG_POLL_SECONDS
 from router.brokers.nats.address import read_address
 from router.brokers.nats.connection import (
-    ApiError,
     NatsConnection,
     Request,
     open_connection,
@@ -255,10 +254,7 @@ class NatsPublisher:
         for data in await self._connection.ask_all(self._subject, requests):
             if data is None:
                 raise QueueRefused("no stream takes that subject")
-            answer = read_answer(data, PubAck)
-            if isinstance(answer, ApiError):
-                raise answer.raised()
-            added.append(not answer.duplicate)
+            added.append(not read_answer(data, PubAck).duplicate)
         return added
 
 

@@ -5,6 +5,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
@@ -50,26 +51,26 @@ class _Client(Client):
             log.debug("NATS: %s", error)
 
 
-class ApiError(Struct, frozen=True):
-    """JetStream's refusal of a call."""
+class JetStreamRefused(QueueRefused):
+    """JetStream refuses a call. It would do so again."""
 
-    code: int
+    def __init__(self, text: str, err_code: int) -> None:
+        super().__init__(text)
+        self.err_code = err_code  # which of JetStream's errors it is
+
+
+class NotFound(JetStreamRefused):
+    """There is no such stream, consumer or message."""
+
+
+class _ApiError(Struct, frozen=True):
+    code: int  # as in HTTP
     description: str = ""
-    err_code: int = 0  # which of JetStream's errors it is
-
-    @property
-    def is_not_found(self) -> bool:
-        return self.code == 404  # noqa: PLR2004  as in HTTP
-
-    def raised(self) -> Exception:
-        """Return it as an error of ours: our fault, or an outage."""
-        is_ours = 400 <= self.code < 500  # noqa: PLR2004  as in HTTP
-        text = f"JetStream: {self.description}"
-        return QueueRefused(text) if is_ours else Disconnected(text)
+    err_code: int = 0
 
 
 class _Failure(Struct, frozen=True):
-    error: ApiError | None = None
+    error: _ApiError | None = None
 
 
 class Request(Struct, frozen=True):
@@ -177,8 +178,8 @@ class NatsConnection:
             raise Disconnected("nobody answers there: is JetStream on?")
         return answer
 
-    async def api(self, call: str, question: object, answer: type[T]) -> T | ApiError:
-        """Make one call of the JetStream API."""
+    async def api(self, call: str, question: object, answer: type[T]) -> T:
+        """Make one call of the JetStream API. Raises as `read_answer` does."""
         data = await self.ask(f"$JS.API.{call}", msgspec.json.encode(question))
         return read_answer(data, answer)
 
@@ -250,12 +251,20 @@ class Inbox:
         await cast("Any", self._subscription).unsubscribe()
 
 
-def read_answer(data: bytes, answer: type[T]) -> T | ApiError:
+def read_answer(data: bytes, answer: type[T]) -> T:
+    """Return JetStream's answer. Raises JetStreamRefused, NotFound or Disconnected."""
     try:
         error = msgspec.json.decode(data, type=_Failure).error
-        return msgspec.json.decode(data, type=answer) if error is None else error
+        if error is None:
+            return msgspec.json.decode(data, type=answer)
     except msgspec.MsgspecError:
         raise Disconnected("the answer of NATS cannot be read") from None
+    text = f"JetStream: {error.description}"
+    if error.code == HTTPStatus.NOT_FOUND:
+        raise NotFound(text, error.err_code)
+    if HTTPStatus.BAD_REQUEST <= error.code < HTTPStatus.INTERNAL_SERVER_ERROR:
+        raise JetStreamRefused(text, error.err_code)
+    raise Disconnected(text)
 
 
 def _answer(message: Incoming | None) -> bytes | None:

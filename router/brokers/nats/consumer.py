@@ -7,17 +7,16 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from router.brokers.kit import loop_time
+from router.brokers.kit import DEFAULT_LEASE_SECONDS, loop_time
 from router.brokers.kit.consuming import WINDOW_BYTES
 from router.brokers.kit.retries import PendingRetries
 from router.brokers.nats.address import NatsAddress
-from router.brokers.nats.connection import ApiError, Inbox, Incoming, NatsConnection, our_errors
+from router.brokers.nats.connection import Inbox, Incoming, NatsConnection, NotFound, our_errors
 from router.core.config import QueueConfig
 from router.core.trace import Span, carried_in
 from router.ports import Disconnected, QueueRefused
 from router.signal import wait_for_signal
 
-DEFAULT_LEASE_SECONDS: Final = 30.0
 NANOSECONDS: Final = 1_000_000_000
 HEARTBEAT_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 2.5 * HEARTBEAT_SECONDS  # then the request is lost, or the server
@@ -156,22 +155,18 @@ class LeaseTable:
 
 
 async def find_stream(connection: NatsConnection, address: NatsAddress) -> StreamInfo:
-    answer = await connection.api(f"STREAM.INFO.{address.stream}", {}, StreamInfo)
-    if isinstance(answer, ApiError):
-        if answer.is_not_found:
-            raise QueueRefused(f"there is no stream {address.stream!r}")
-        raise answer.raised()
-    return answer
+    try:
+        return await connection.api(f"STREAM.INFO.{address.stream}", {}, StreamInfo)
+    except NotFound:
+        raise QueueRefused(f"there is no stream {address.stream!r}") from None
 
 
 async def consumer_info(connection: NatsConnection, stream: str, name: str) -> ConsumerInfo | None:
     """Return what the server says about a consumer, or None if there is none."""
-    answer = await connection.api(f"CONSUMER.INFO.{stream}.{name}", {}, ConsumerInfo)
-    if isinstance(answer, ApiError):
-        if answer.is_not_found:
-            return None
-        raise answer.raised()
-    return answer
+    try:
+        return await connection.api(f"CONSUMER.INFO.{stream}.{name}", {}, ConsumerInfo)
+    except NotFound:
+        return None
 
 
 async def bind_consumer(
@@ -220,10 +215,7 @@ async def _put(
 ) -> ConsumerInfo:
     call = f"CONSUMER.DURABLE.CREATE.{address.stream}.{address.consumer}"
     question = {"stream_name": address.stream, "config": config}
-    answer = await connection.api(call, question, ConsumerInfo)
-    if isinstance(answer, ApiError):
-        raise answer.raised()
-    return answer
+    return await connection.api(call, question, ConsumerInfo)
 
 
 def _problems(terms: ConsumerTerms, address: NatsAddress) -> list[str]:

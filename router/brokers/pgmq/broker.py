@@ -9,7 +9,7 @@ from typing import Final, cast
 
 import msgspec
 
-from router.brokers.kit import Shared, loop_time
+from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared, loop_time
 from router.brokers.kit.consuming import LongPoll
 from router.brokers.kit.retries import PendingRetries
 from router.brokers.pgmq.envelope import Envelope, command_reply
@@ -26,7 +26,6 @@ from router.brokers.pgmq.table import (
 from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.postgres.work_queue import text
 from router.brokers.work_queue import (
-    DEFAULT_LEASE_SECONDS,
     ClaimedBatch,
     receive_by_claims,
     stale,

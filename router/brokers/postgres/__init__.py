@@ -7,14 +7,13 @@ from hashlib import blake2b
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from router.brokers.kit import Shared
+from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared
 from router.brokers.kit.uri import QueueUri, read_uri, refusal
 from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.postgres.store import PostgresMessageStore
 from router.brokers.postgres.work_queue import PostgresQueue
 from router.brokers.work_queue import (
     DEFAULT_AUDIT_SECONDS,
-    DEFAULT_LEASE_SECONDS,
     Sinks,
     seconds_option,
 )

@@ -27,7 +27,6 @@ from router.brokers.rabbitmq.retry import (
     SHORTEST_SECONDS,
     TOLERANCE_SECONDS,
     RetryQueues,
-    copy_of,
     history_of,
     message_key,
     proof_of,
@@ -196,6 +195,7 @@ class RabbitBroker:
         self._consumer = consumer
         self._connection = consumer.connection
         self._poll = consumer.poll
+        self.interrupt = self._poll.interrupt
         self._retries = retries
         self._tickets = tickets
         self._copied = copied  # originals that may still have to be removed
@@ -241,9 +241,6 @@ class RabbitBroker:
             return [self._received(waiting.popleft()) for _ in range(min(limit, len(waiting)))]
 
         return await self._poll.receive(look)
-
-    def interrupt(self) -> None:
-        self._poll.interrupt()
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         del error  # nothing is kept of a message that is gone
@@ -338,7 +335,7 @@ class RabbitBroker:
         delay = max(history.due_at - self._clock(), SHORTEST_SECONDS)
         key = message_key(message)
         self._pending_retries.expect(key, message.body, now=loop_time(), delay=delay)
-        return await self._retries.put(message, delay, history)
+        return await self._retries.put(message.body, message.properties, history, delay)
 
 
 class RabbitPublisher:
@@ -379,7 +376,7 @@ class RabbitPublisher:
             # A longer wait is not over then, and the message is given back for the rest.
             due_at = min(item.not_before + TOLERANCE_SECONDS, now + MAX_DELAY)
             history = RetryHistory(properties.message_id, due_at=due_at)
-            await self._ladder.publish(body, copy_of(properties, history), due_at - now)
+            await self._ladder.put(body, properties, history, due_at - now)
             return
         try:
             await self._connection.publish(self._queue, body, properties)

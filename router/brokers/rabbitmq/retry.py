@@ -104,16 +104,15 @@ class RetryQueues:
         """Raises QueueRefused if we are not allowed to make them."""
         await self._make(FIRST_MADE_SECONDS)
 
-    async def put(self, message: RabbitMessage, delay: float, history: RetryHistory) -> float:
+    async def put(
+        self, body: bytes, properties: Properties, history: RetryHistory, delay: float
+    ) -> float:
         """Store a copy; confirmed on return. Return for how many seconds nobody is handed it."""
-        return await self.publish(message.body, copy_of(message.properties, history), delay)
-
-    async def publish(self, body: bytes, properties: Properties, delay: float) -> float:
-        """Store a message that carries when it is due. As `put`."""
         step = step_for(delay)
         try:
             await self._make(step)
-            await self._connection.publish(self._name(step), body, properties)
+            copy = copy_of(properties, history)
+            await self._connection.publish(self._name(step), body, copy)
         except (NoSuchQueue, QueueRefused) as error:
             # A new connection returns the message, and begins by making these queues.
             raise Disconnected(f"no retry queue {self._name(step)}: {error}") from error

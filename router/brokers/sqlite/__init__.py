@@ -7,7 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
-from router.brokers.kit import Shared
+from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared
 from router.brokers.kit.uri import read_uri, refusal
 from router.brokers.sqlite.database import FileDatabase
 from router.brokers.sqlite.queue_table import QueueTable
@@ -15,7 +15,6 @@ from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
 from router.brokers.work_queue import (
     DEFAULT_AUDIT_SECONDS,
-    DEFAULT_LEASE_SECONDS,
     Sinks,
     seconds_option,
 )

@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar, cast
 
 from msgspec import Struct
 
-from router.brokers.kit import loop_time
+from router.brokers.kit import DEFAULT_LEASE_SECONDS, loop_time, whole_number
 from router.brokers.sqs.address import SqsAddress, read_address
 from router.brokers.sqs.client import (
     CHANGE_VISIBILITY,
@@ -51,13 +51,11 @@ R = TypeVar("R")
 CALL_SECONDS: Final = 10.0
 POLL_GRACE_SECONDS: Final = 5.0  # that a poll may take beyond its own wait
 CALLS_AT_ONCE: Final = 10
-DEFAULT_LEASE_SECONDS: Final = 30.0
 MAX_HOLD_SECONDS: Final = 43_200.0  # SQS hides nothing for longer, counted from its receive
 PARTIAL_PAUSE_SECONDS: Final = 0.1  # after a batch that was not full: the next one has more in it
 NACK_LINGER_SECONDS: Final = 0.002  # that a NACK waits for others to go with it
 SETTLED: Final = float("-inf")
 
-_MAX_COUNT_DIGITS: Final = 18  # Python refuses to read numbers of thousands
 _LEASE: Final = "VisibilityTimeout"
 _WAITING: Final = "ApproximateNumberOfMessages"
 _DELAYED: Final = "ApproximateNumberOfMessagesDelayed"
@@ -397,7 +395,6 @@ def _changed(changes: Sequence[ReceiptChange], refused: Sequence[Unsettled]) -> 
 def received_message(message: SqsMessage, received: float, lease: float) -> ReceivedMessage:
     """Return a message as SQS handed it over at that moment, for so many seconds."""
     lease_until = received + lease
-    count = message.attributes.receive_count
     # As its publisher says, else as AWS itself does where X-Ray is on.
     given, xray = message.message_attributes, message.attributes.xray
     parent = given and carried_in({name: value.string_value for name, value in given.items()})
@@ -405,7 +402,7 @@ def received_message(message: SqsMessage, received: float, lease: float) -> Rece
         message.body.encode(),
         Receipt(message.receipt_handle, received, lease_until),
         broker_id=message.message_id,
-        count=int(count) if count.isdecimal() and len(count) <= _MAX_COUNT_DIGITS else None,
+        count=whole_number(message.attributes.receive_count),
         lease_until=lease_until,
         parent=parent or (read_xray(xray) if xray else None),
     )

@@ -11,7 +11,7 @@ from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import NEVER, LongPoll
 from router.brokers.kit.uri import QueueUri, refusal
 from router.core.config import QueueConfig
-from router.core.message import Handle, Message, ReceivedMessage
+from router.core.message import Handle, Message, Mode, ReceivedMessage
 from router.core.outcome import ACCEPTED, Ending, Failure
 from router.ports import (
     BatchConflict,
@@ -96,6 +96,15 @@ def ending_with(error: str) -> Ending:
 def duplicate(item: Publication, kept: str | None) -> Receipt:
     """Return the receipt of a publication that was ignored for the message of that id, if known."""
     return False if kept in (None, item.message.id) else kept
+
+
+def ordered_group(message: Message) -> str | None:
+    """Return the group whose order it keeps."""
+    return None if message.mode is Mode.IMMEDIATE else message.group
+
+
+def payload_size(message: Message) -> int | None:
+    return len(message.payload) if message.has_payload else None
 
 
 def must_stay(message: Message) -> bool:

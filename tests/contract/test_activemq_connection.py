@@ -115,8 +115,9 @@ async def test_silence_of_three_beats_ends_it_to_the_instant() -> None:
     assert wire.beats[-1] == 12.5
 
 
-async def test_a_broker_that_never_beats_is_not_called_silent() -> None:
-    connection, _ = await connected({"version": "1.2", "heart-beat": "0,0"})
+@pytest.mark.parametrize("beats", ["0,0", "", "soon,0", "9" * 5000 + ",0"])
+async def test_a_broker_that_never_beats_is_not_called_silent(beats: str) -> None:
+    connection, _ = await connected({"version": "1.2", "heart-beat": beats})
 
     assert list(await consumer(connection).receive(1)) == []
     assert now() == 20.0

@@ -27,13 +27,14 @@ from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.postgres.work_queue import text
 from router.brokers.work_queue import (
     ClaimedBatch,
+    ordered_group,
     receive_by_claims,
     stale,
 )
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, Handle, Mode, ReceivedMessage, Tally
+from router.core.message import UNTRIED, Handle, ReceivedMessage, Tally
 from router.core.trace import Span, carried_in
 from router.ports import (
     Depth,
@@ -241,7 +242,7 @@ class PgmqPublisher:
 
 def _item(address: PgmqAddress, item: Publication, position: int = 0) -> PgmqItem:
     message = item.message
-    group = message.group if message.mode is not Mode.IMMEDIATE else None
+    group = ordered_group(message)
     if group is None and address.is_fifo:  # else all that have none would be one group
         group = secrets.token_hex(16)
     headers = None if group is None else msgspec.json.encode({GROUP_HEADER: text(group)}).decode()

@@ -6,7 +6,6 @@ from typing import Any, Final, cast
 from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.postgres.work_queue import (
     extra_columns,
-    group_of,
     optional_text,
     outgoing_columns,
     places,
@@ -19,6 +18,7 @@ from router.brokers.work_queue import (
     batch_record,
     callback_prefix,
     message_record,
+    ordered_group,
 )
 from router.core.config import QueueConfig
 from router.core.identity import digest_of
@@ -108,7 +108,7 @@ class PostgresMessageStore:
             size,
             text(message.id),
             text(message.pool or DEFAULT_POOL),
-            group_of(message),
+            optional_text(ordered_group(message)),
             message.level,
             callback.not_before,
             optional_text(message.correlation_id),

@@ -18,12 +18,14 @@ from router.brokers.work_queue import (
     ending_with,
     must_stay,
     no_sinks,
+    ordered_group,
+    payload_size,
     receive_by_claims,
     sink_for,
     stale,
 )
 from router.core.config import QueueConfig
-from router.core.message import DEFAULT_POOL, Handle, Message, Mode, ReceivedMessage, Tally
+from router.core.message import DEFAULT_POOL, Handle, ReceivedMessage, Tally
 from router.core.outcome import ACCEPTED
 from router.ports import (
     Depth,
@@ -214,7 +216,7 @@ def publication_columns(items: Sequence[Publication]) -> tuple[Any, ...]:
         [text(message.id) for message in messages],
         [_identity(item) for item in items],
         [text(message.pool or DEFAULT_POOL) for message in messages],
-        [group_of(message) for message in messages],
+        [optional_text(ordered_group(message)) for message in messages],
         [message.level for message in messages],
         [item.body for item in items],
     )
@@ -262,14 +264,6 @@ def ending_columns(items: Sequence[Finish]) -> tuple[Any, ...]:
         [None if item.tally is None else item.tally.failures for item in items],
         [None if item.tally is None else item.tally.requests for item in items],
     )
-
-
-def payload_size(message: Message) -> int | None:
-    return len(message.payload) if message.has_payload else None
-
-
-def group_of(message: Message) -> str | None:
-    return None if message.mode is Mode.IMMEDIATE else optional_text(message.group)
 
 
 def text(value: str) -> str:

@@ -19,9 +19,11 @@ from router.brokers.work_queue import (
     Lease,
     duplicate,
     must_stay,
+    ordered_group,
+    payload_size,
 )
 from router.core.identity import dedup_key_of
-from router.core.message import DEFAULT_POOL, Mode, Tally
+from router.core.message import DEFAULT_POOL, Tally
 from router.core.outcome import ACCEPTED
 from router.ports import Finish, Publication, Receipt
 
@@ -100,15 +102,14 @@ class QueueTable(Struct, frozen=True):
         self, item: Publication, dedup_key: str | None = None, *, is_kept: bool = False
     ) -> NewMessage:
         message = item.message
-        in_group = self.holds_groups and message.mode is not Mode.IMMEDIATE
         return NewMessage(
             message.id,
             dedup_key,
             message.pool or DEFAULT_POOL,
-            message.group if in_group else None,
+            ordered_group(message) if self.holds_groups else None,
             message.level,
             is_kept or must_stay(message),
-            len(message.payload) if message.has_payload else None,
+            payload_size(message),
             message.correlation_id,
             item.not_before,
         )

@@ -116,14 +116,11 @@ def _read(body: bytes) -> _Grouped:
         return _Grouped()
 
 
-class _Expected(Struct, frozen=True):
+class _Expected(Struct, frozen=True, order=True):
     due: float
-    number: int
+    number: int  # unique: what follows is never compared
     key: Hashable
     group: str | None
-
-    def __lt__(self, other: "_Expected") -> bool:
-        return (self.due, self.number) < (other.due, other.number)
 
 
 class PendingRetries:

@@ -8,8 +8,6 @@ from msgspec import Raw, Struct
 from router.core.config import QueueConfig
 from router.core.message import NOT_JSON, is_given
 
-COMMAND_BUS: Final = "command-bus"
-
 _NOTHING: Final = Raw(b"")
 
 

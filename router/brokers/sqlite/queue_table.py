@@ -3,6 +3,7 @@
 Synchronous on purpose: one call is a part of one transaction, which the database begins and ends.
 """
 
+import secrets
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -148,9 +149,7 @@ class QueueTable(Struct, frozen=True):
             self.offer(db, json_value(db, "groups_of", asked))
         self.audit_change(db, ids, "ready")
 
-    def claim(
-        self, db: sqlite3.Connection, limit: int, lease: float, token: int
-    ) -> Sequence[FileLease]:
+    def claim(self, db: sqlite3.Connection, limit: int, lease: float) -> Sequence[FileLease]:
         """Take the next messages (WQ-2), after ending the delays and leases that are due."""
         now = self.clock()
         if self.next_wake(db) <= now:
@@ -163,7 +162,7 @@ class QueueTable(Struct, frozen=True):
             "limit": limit,
             "now": now,
             "lease": lease,
-            "token": token,
+            "token": secrets.randbits(63),
         }
         chosen = _chosen.decode(json_value(db, "choose", asked))
         if chosen:

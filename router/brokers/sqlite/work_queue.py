@@ -1,7 +1,6 @@
 """One queue of a SQLite database, on disk or in memory: both ends of it (WQ-1 to WQ-10)."""
 
 import asyncio
-import secrets
 import sqlite3
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -232,11 +231,10 @@ class WorkQueue:
     async def _claim(self, limit: int) -> ClaimedBatch:
         lease = float("inf") if self.lease_seconds is None else self.lease_seconds
         lease_until = None if self.lease_seconds is None else loop_time() + lease
-        token = secrets.randbits(63)
 
         def work(db: sqlite3.Connection) -> tuple[Sequence[FileLease], Bodies | None, float]:
             table = self._table
-            chosen = table.claim(db, limit, lease, token)
+            chosen = table.claim(db, limit, lease)
             if not chosen:
                 if table.clock() >= self._next_prune and not table.prune(db):
                     self._next_prune = table.clock() + PRUNE_PAUSE_SECONDS

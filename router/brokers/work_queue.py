@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import NEVER, LongPoll
-from router.brokers.kit.uri import QueueUri, refusal
 from router.core.config import QueueConfig
 from router.core.message import Handle, Message, Mode, ReceivedMessage
 from router.core.outcome import ACCEPTED, Ending, Failure
@@ -173,14 +172,3 @@ def batch_conflict(
             text = f"batch {batch_id!r} has {total} of {size} messages"
             return BatchConflict(f"{text}, there is no room for {added} more")
     return BatchConflict(f"there is no batch {batch_id!r}")
-
-
-def seconds_option(queue: QueueConfig, uri: QueueUri, option: str, default: float) -> float:
-    """Return an option of the queue's URI that is a number of seconds."""
-    try:
-        seconds = float(uri.options.get(option, default))
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise refusal(queue, f"has an option {option} that is not a number of seconds")
-    return seconds

@@ -295,7 +295,7 @@ class SimNatsConnection(NatsConnection):
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self._tell_on_close: list[Callable[[], None]] = []
+        self.on_loss: Callable[[], None] = lambda: None
         self._inboxes: dict[str, Callback] = {}
         self._sent, self._pushed = Pipe(server.weather), Pipe(server.weather)
         self._context = None if (owner := OWNER.get()) is None else owner.context
@@ -307,9 +307,6 @@ class SimNatsConnection(NatsConnection):
     @property
     def max_payload(self) -> int:
         return 1024 * 1024
-
-    def on_close(self, tell: Callable[[], None]) -> None:
-        self._tell_on_close.append(tell)
 
     async def send(self, subject: str, payload: bytes, reply: str = "") -> None:
         if not self.is_open:
@@ -355,8 +352,7 @@ class SimNatsConnection(NatsConnection):
 
     def _lost(self) -> None:
         self._server.gone(self)
-        for tell in self._tell_on_close:
-            self._loop.call_soon(tell, context=self._context)
+        self._loop.call_soon(self.on_loss, context=self._context)
 
 
 class SimInbox:

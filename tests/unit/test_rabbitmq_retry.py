@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from router.brokers.kit.retries import RetryHistory
 from router.brokers.rabbitmq.connection import Properties, Table
-from router.brokers.rabbitmq.retry import LADDER_SECONDS, copy_of, history_of, step_for, wait_of
+from router.brokers.rabbitmq.retry import (
+    LADDER_SECONDS,
+    TOLERANCE_SECONDS,
+    copy_of,
+    history_of,
+    step_for,
+)
 from router.core.message import UNTRIED, Tally
 
 pytestmark = pytest.mark.rule("BRK-4")
@@ -21,7 +27,7 @@ def hops(delay: float, latency: float) -> list[int]:
     while left > 0:
         taken.append(step_for(left))
         now += taken[-1] + latency
-        left = wait_of(history, now)
+        left = history.wait(now, tolerance=TOLERANCE_SECONDS)
     return taken
 
 
@@ -114,5 +120,5 @@ def test_headers_that_we_never_wrote_do_no_harm(value: str | int | None) -> None
 
     history = history_of(Properties(headers=headers))
 
-    assert wait_of(history, NOW) == 0
+    assert history.wait(NOW, tolerance=TOLERANCE_SECONDS) == 0
     assert history.tally.failures >= UNTRIED.failures

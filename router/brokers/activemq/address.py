@@ -6,7 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
-from router.brokers.kit.uri import QueueUri, number_option, read_uri, refusal
+from router.brokers.kit.uri import QueueUri, number_option, read_uri, refusal, switch_option
 from router.core.config import QueueConfig
 from router.setting_values import env, text, url
 
@@ -16,7 +16,6 @@ DEFAULT_PORT: Final = 61613
 PREFETCH: Final = (1000, 65_535)  # default and maximum
 # A silent broker is noticed after three heartbeats, and a minute of silence is too long (BRK-1).
 HEARTBEAT_SECONDS: Final = (5, 20)
-TLS: Final = {"true": True, "false": False}
 
 # A name with one of these would stand for several queues, or for options of the subscription.
 _NOT_IN_A_NAME: Final = frozenset("*>,?")
@@ -99,9 +98,7 @@ def read_address(queue: QueueConfig, settings: ActiveMqSettings) -> ActiveMqAddr
 
 
 def _servers(queue: QueueConfig, hosts: str, uri: QueueUri) -> tuple[Server, ...]:
-    tls = uri.options.get("tls", "false")
-    if tls not in TLS:
-        raise refusal(queue, "has an option tls that is neither true nor false")
+    tls = switch_option(queue, uri, "tls", default=False)
     servers: list[Server] = []
     for each in hosts.split(","):
         try:
@@ -111,5 +108,5 @@ def _servers(queue: QueueConfig, hosts: str, uri: QueueUri) -> tuple[Server, ...
             host, port = None, None
         if not host or port == 0:
             raise refusal(queue, "names no host, or a wrong port")
-        servers.append(Server(host, port or DEFAULT_PORT, TLS[tls], uri.options.get("cafile")))
+        servers.append(Server(host, port or DEFAULT_PORT, tls, uri.options.get("cafile")))
     return tuple(servers)

@@ -42,5 +42,24 @@ def number_option(queue: QueueConfig, uri: QueueUri, name: str, limits: tuple[in
     return number
 
 
+def seconds_option(queue: QueueConfig, uri: QueueUri, name: str, default: float) -> float:
+    """Return an option that is a number of seconds."""
+    try:
+        seconds = float(uri.options.get(name, default))
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise refusal(queue, f"has an option {name} that is not a number of seconds")
+    return seconds
+
+
+def switch_option(queue: QueueConfig, uri: QueueUri, name: str, *, default: bool) -> bool:
+    """Return an option that is true or false."""
+    given = uri.options.get(name, str(default).lower())
+    if given not in {"true", "false"}:
+        raise refusal(queue, f"has an option {name} that is neither true nor false")
+    return given == "true"
+
+
 def refusal(queue: QueueConfig, why: str) -> QueueRefused:
     return QueueRefused(f"the URI of queue {queue.name!r} {why}")

@@ -116,20 +116,17 @@ class NatsBroker:
         self._consumer = consumer
         self._lease_table = lease_table
         self._puller = Puller(connection, consumer)
-
-    @property
-    def lease_seconds(self) -> float:
-        return self._consumer.lease
+        self.lease_seconds = consumer.lease
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        self._lease_table.sweep(loop_time(), self._consumer.lease)
+        self._lease_table.sweep(loop_time(), self.lease_seconds)
         batch = await self._fetch(limit, LONG_POLL_SECONDS)
         await self._lease_table.pending_retries.fill(
             batch,
             limit,
             self._fetch,
             step_seconds=GATHER_STEP_SECONDS,
-            lease=self._consumer.lease,
+            lease=self.lease_seconds,
             is_interrupted=lambda: self._puller.is_interrupted,
         )
         return batch
@@ -165,7 +162,7 @@ class NatsBroker:
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         """Extend by the consumer's own lease: the server knows no other."""
         del seconds
-        until = loop_time() + self._consumer.lease
+        until = loop_time() + self.lease_seconds
         live, lost = self._split(handles)
         await self._tell(live, IN_PROGRESS)
         for lease in live:
@@ -197,7 +194,7 @@ class NatsBroker:
         tokens = message.reply.split(".")
         at = 6 if len(tokens) >= _LONG_REPLY else 4
         count, sequence = int(tokens[at]), int(tokens[at + 1])
-        until = message.at + consumer.lease
+        until = message.at + self.lease_seconds
         lease = self._lease_table.take(sequence, message.reply, message.body, until)
         return ReceivedMessage(
             message.body,

@@ -110,9 +110,10 @@ class NatsConnection:
     """Never reconnects by itself: whoever lost it opens another one (BRK-6)."""
 
     def __init__(self) -> None:
+        # Called soon after the connection was lost. Not reliable: check `is_open` as well.
+        self.on_loss: Callable[[], None] = lambda: None
         self._client = _Client()
         self._last_error: Exception | None = None
-        self._on_close: list[Callable[[], None]] = []
         self._replies = ""  # answers come to subjects below this one
         self._numbers = itertools.count(1)
         self._awaited: dict[str, asyncio.Future[Incoming | None]] = {}  # None: it was lost
@@ -124,10 +125,6 @@ class NatsConnection:
     @property
     def max_payload(self) -> int:
         return self._client.max_payload
-
-    def on_close(self, tell: Callable[[], None]) -> None:
-        """Call it soon after the connection was lost. Not reliable: check `is_open` as well."""
-        self._on_close.append(tell)
 
     async def connect(self, address: NatsAddress) -> None:
         credentials = address.credentials
@@ -222,8 +219,7 @@ class NatsConnection:
         for awaited in self._awaited.values():
             if not awaited.done():
                 awaited.set_result(None)
-        for tell in self._on_close:
-            tell()
+        self.on_loss()
 
 
 class Inbox:

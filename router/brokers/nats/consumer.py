@@ -256,7 +256,7 @@ class Puller:
         self._sign = asyncio.Event()
         self._is_busy = asyncio.Lock()
         self.is_interrupted = False
-        connection.on_close(self._sign.set)
+        connection.on_loss = self._sign.set
 
     async def fetch(self, limit: int, patience: float) -> Sequence[PulledMessage]:
         """Return up to `limit` messages as soon as there is one; none after `patience` seconds.

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from router.brokers.kit.uri import QueueUri, read_uri, refusal
+from router.brokers.kit.uri import read_uri, refusal, switch_option
 from router.brokers.postgres import CONNECTING, dsn_of
 from router.brokers.postgres.database import PostgresDatabase
 from router.core.config import QueueConfig
@@ -25,7 +25,6 @@ TALLY_HEADER: Final = "x-message-router"
 GROUP_HEADER: Final = "x-pgmq-group"  # by which PGMQ's grouped reads know a group
 
 _NOT_IN_A_NAME: Final = re.compile(r"[$;']|--|[\x00-\x1f\x7f-\x9f]")  # what PGMQ refuses, and we
-_SWITCH: Final = {"true": True, "false": False}
 
 _FIND: Final = """
 WITH found AS (
@@ -197,16 +196,9 @@ def read_address(queue: QueueConfig) -> PgmqAddress:
         dsn_of(uri),
         uri.address.rpartition("@")[2] + uri.path,
         name,
-        is_fifo=_switch(queue, uri, "fifo", default=False),
-        may_notify=_switch(queue, uri, "notify", default=True),
+        is_fifo=switch_option(queue, uri, "fifo", default=False),
+        may_notify=switch_option(queue, uri, "notify", default=True),
     )
-
-
-def _switch(queue: QueueConfig, uri: QueueUri, option: str, *, default: bool) -> bool:
-    given = _SWITCH.get(uri.options.get(option, str(default).lower()))
-    if given is None:
-        raise refusal(queue, f"has an option {option} that is neither true nor false")
-    return given
 
 
 class PgmqLease(Struct, frozen=True, eq=False, gc=False):

@@ -8,14 +8,13 @@ from typing import Final
 from urllib.parse import quote, urlencode
 
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared
-from router.brokers.kit.uri import QueueUri, read_uri, refusal
+from router.brokers.kit.uri import QueueUri, read_uri, refusal, seconds_option
 from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.postgres.store import PostgresMessageStore
 from router.brokers.postgres.work_queue import PostgresQueue
 from router.brokers.work_queue import (
     DEFAULT_AUDIT_SECONDS,
     Sinks,
-    seconds_option,
 )
 from router.brokers.workers import ConsumerIdentity, Liveness, Recovery
 from router.core.config import QueueConfig

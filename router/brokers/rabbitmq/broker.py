@@ -30,7 +30,6 @@ from router.brokers.rabbitmq.retry import (
     history_of,
     message_key,
     proof_of,
-    wait_of,
 )
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
@@ -295,7 +294,11 @@ class RabbitBroker:
         while True:
             now = self._clock()
             first = [(each, history_of(each.properties)) for each in self._consumer.first(limit)]
-            early = [(each, history) for each, history in first if wait_of(history, now)]
+            early = [
+                (each, history)
+                for each, history in first
+                if history.wait(now, tolerance=TOLERANCE_SECONDS)
+            ]
             if not early:
                 return
             self._consumer.remove(message for message, _ in early)

@@ -48,11 +48,6 @@ def history_of(properties: Properties) -> RetryHistory:
     return read_history(properties.headers or {}) or RetryHistory(properties.message_id or None)
 
 
-def wait_of(history: RetryHistory, now: float) -> float:
-    """Return the seconds until the next hop has to end, or 0 if the message is due."""
-    return history.wait(now, tolerance=TOLERANCE_SECONDS)
-
-
 def message_key(message: RabbitMessage) -> Hashable:
     """Return what a message and its copies have in common."""
     return history_of(message.properties).first_id, message.body

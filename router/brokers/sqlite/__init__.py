@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared
-from router.brokers.kit.uri import read_uri, refusal
+from router.brokers.kit.uri import read_uri, refusal, seconds_option
 from router.brokers.sqlite.database import FileDatabase
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore
@@ -16,7 +16,6 @@ from router.brokers.sqlite.work_queue import WorkQueue
 from router.brokers.work_queue import (
     DEFAULT_AUDIT_SECONDS,
     Sinks,
-    seconds_option,
 )
 from router.brokers.workers import ConsumerIdentity, Recovery
 from router.core.config import QueueConfig, sqlite_path

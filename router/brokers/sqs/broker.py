@@ -100,11 +100,11 @@ class SqsQueues:
             # Only a poll under way takes time, and nobody but us has to wait for it.
             if broker.is_polling:
                 loop = asyncio.get_running_loop()
-                closing = loop.create_task(_close(broker), name="sqs last poll")
+                closing = loop.create_task(broker.close(), name="sqs last poll")
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
             else:
-                await _close(broker)
+                await broker.close()
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator[SqsPublisher]:
@@ -211,6 +211,8 @@ class SqsBroker:
     traits: Final = Traits(keeps_tally=False, acks_per_call=MAX_ENTRIES)
 
     def __init__(self, queue: SqsQueue, polls: SqsClient, calls: SqsClient) -> None:
+        self.holds_groups = queue.is_fifo
+        self.lease_seconds: float = queue.lease
         self._queue = queue
         self._polls = polls
         self._calls = calls
@@ -219,14 +221,6 @@ class SqsBroker:
         self._news = asyncio.Event()  # a poll has ended, or was interrupted
         self._was_partial = False
         self._nacks = CallBatcher(self._change_visibility, NACK_LINGER_SECONDS)
-
-    @property
-    def holds_groups(self) -> bool:
-        return self._queue.is_fifo
-
-    @property
-    def lease_seconds(self) -> float | None:
-        return self._queue.lease
 
     @property
     def is_polling(self) -> bool:
@@ -309,6 +303,8 @@ class SqsBroker:
             if messages:
                 batch = BatchRequest(self._queue.url, releases(messages))
                 await self._calls.call(CHANGE_VISIBILITY, batch)
+        except BrokerError as error:
+            log.info("messages of a last poll return when their lease ends: %s", error)
         finally:
             await self._polls.close()
             await self._calls.close()
@@ -364,13 +360,6 @@ class SqsBroker:
             Unsettled(ten[int(failed.id)].receipt, failed.code, stale=failed.sender_fault)
             for failed in reply.failed
         ]
-
-
-async def _close(broker: SqsBroker) -> None:
-    try:
-        await broker.close()
-    except BrokerError as error:
-        log.info("messages of a last poll return when their lease ends: %s", error)
 
 
 async def _find_url(address: SqsAddress, client: SqsClient) -> str:

@@ -121,7 +121,9 @@ def callback_prefix(body: bytes) -> bytes:
 def message_record(message_id: str, row: Row) -> MessageRecord:
     """Return what a row says whose columns have the names of the table, and Unix times."""
     state, error = row["state"], row["last_error"]
-    is_scheduled = row["is_delayed"] and row["not_before"] and row["first_claimed_at"] is None
+    status = MessageStatus(state.upper().replace("-", "_"))
+    if row["is_delayed"] and row["not_before"] and row["first_claimed_at"] is None:
+        status = MessageStatus.SCHEDULED
     ending = None
     if state == "succeeded":
         ending = Ending(result=row["result"], result_omitted=bool(row["result_omitted"]))
@@ -130,9 +132,7 @@ def message_record(message_id: str, row: Row) -> MessageRecord:
         ending = Ending(Failure(code, error or UNNAMED, row["http_status"]))
     return MessageRecord(
         id=message_id,
-        status=MessageStatus.SCHEDULED
-        if is_scheduled
-        else MessageStatus(state.upper().replace("-", "_")),
+        status=status,
         failures=row["attempts"],
         requests=row["posts"],
         created_at=row["published_at"],

@@ -12,10 +12,10 @@ from typing import Any, Final, TypeVar
 
 from router.brokers.kit import statements
 from router.brokers.workers import Machine
+from router.core.outcome import MAX_DELAY
 from router.ports import QueueRefused
 
 BUSY_TIMEOUT_SECONDS: Final = 5.0  # that another process may hold the write lock
-LONGEST_DELAY_SECONDS: Final = 43_200.0
 APPLICATION_ID: Final = 1297239633  # "MRQQ": marks the file as a work queue
 SCHEMA_VERSION: Final = 9
 
@@ -195,9 +195,9 @@ def set_clock(db: sqlite3.Connection, machine: Machine) -> tuple[str, float]:
     if not machine.boot_id or boot_id != machine.boot_id:
         now = machine.wall()
         offset = now - machine.uptime()
-        asked = {"now": now, "longest_delay": LONGEST_DELAY_SECONDS}
+        new = {"now": now, "boot_id": machine.boot_id, "offset": offset, "longest_delay": MAX_DELAY}
         for query in ("set_clock", "cut_waits", "cut_audit", "cut_batches"):
-            db.execute(QUERIES[query], asked | {"boot_id": machine.boot_id, "offset": offset})
+            db.execute(QUERIES[query], new)
     return incarnation, offset
 
 

@@ -15,6 +15,7 @@ from router.core.outcome import ACCEPTED, Ending, Failure
 from router.ports import (
     BatchConflict,
     BatchRecord,
+    Cancellation,
     MessageRecord,
     MessageStatus,
     Publication,
@@ -146,6 +147,18 @@ def message_record(message_id: str, row: Row) -> MessageRecord:
         last_error=error,
         ending=ending,
     )
+
+
+def why_not_cancelled(known: int, unsettled: int, state: str | None) -> Cancellation | None:
+    """Return why no message of an id can be cancelled, or None if one can (CMD-2).
+
+    So many are known, of which so many are unsettled; if that is one, it is in that state.
+    """
+    if not known:
+        return Cancellation.UNKNOWN
+    if unsettled > 1:
+        return Cancellation.AMBIGUOUS
+    return None if state == "ready" else Cancellation.TOO_LATE
 
 
 def batch_record(batch_id: str, row: Row) -> BatchRecord:

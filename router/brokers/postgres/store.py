@@ -19,6 +19,7 @@ from router.brokers.work_queue import (
     callback_prefix,
     message_record,
     ordered_group,
+    why_not_cancelled,
 )
 from router.core.config import QueueConfig
 from router.core.identity import digest_of
@@ -84,12 +85,9 @@ class PostgresMessageStore:
     async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
         while True:
             (row,) = await self._database.call(_CANCELLABLE, self._name, text(message_id))
-            if not row["known"]:
-                return Cancellation.UNKNOWN
-            if row["unsettled"] > 1:
-                return Cancellation.AMBIGUOUS
-            if row["state"] != "ready":
-                return Cancellation.TOO_LATE
+            problem = why_not_cancelled(row["known"], row["unsettled"], row["state"])
+            if problem is not None:
+                return problem
             broker_id = f"{self._database.incarnation}-{row['id']}"
             outgoing = outgoing_columns([reply(broker_id, row["body"])], self._sinks)
             (answer,) = await self._database.claim(

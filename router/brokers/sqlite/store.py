@@ -14,6 +14,7 @@ from router.brokers.work_queue import (
     callback_prefix,
     message_record,
     sink_for,
+    why_not_cancelled,
 )
 from router.core.config import QueueConfig
 from router.core.identity import digest_of
@@ -46,12 +47,9 @@ class SqliteMessageStore:
         def work(db: sqlite3.Connection) -> Cancellation:
             asked = {"queue": self._table.queue, "message_id": message_id}
             known, unsettled, row_id, state = db.execute(QUERIES["cancellable"], asked).fetchone()
-            if not known:
-                return Cancellation.UNKNOWN
-            if unsettled > 1:
-                return Cancellation.AMBIGUOUS
-            if state != "ready":
-                return Cancellation.TOO_LATE
+            problem = why_not_cancelled(known, unsettled, state)
+            if problem is not None:
+                return problem
             ids = to_json([row_id])
             _, body = db.execute(QUERIES["bodies"], {"ids": ids}).fetchone()
             for query in ("cancel", "free_keys", "delete_bodies"):

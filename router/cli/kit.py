@@ -39,14 +39,17 @@ class Unreachable(click.ClickException):
 class RouterRefused(click.ClickException):
     """The router answered with an error. Shown as one line, exit code 1."""
 
-    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
+    def __init__(
+        self, status: int, problem: Mapping[str, Any], *, gave_credentials: bool = False
+    ) -> None:
         self.status = status
         self.problem = problem
         reason = problem.get("detail") or problem.get("title") or "no reason given"
         text = f"the router refused ({status}): {reason}"
         if status == httpx.codes.UNAUTHORIZED:
+            wanted = "refuses these credentials" if gave_credentials else "asks for credentials"
             text = (
-                "the router asks for credentials: set MESSAGE_ROUTER_API_TOKEN, or"
+                f"the router {wanted}: set MESSAGE_ROUTER_API_TOKEN, or"
                 " AUTH_BASIC_USERNAME and AUTH_BASIC_PASSWORD"
             )
         super().__init__(text)
@@ -140,7 +143,11 @@ def _answer(reply: httpx.Response) -> Any:
     if reply.is_success:
         return _json(reply) if reply.content else {}
     problem = _json(reply) if reply.headers.get("content-type", "").endswith("json") else {}
-    raise RouterRefused(reply.status_code, problem if isinstance(problem, dict) else {})
+    raise RouterRefused(
+        reply.status_code,
+        problem if isinstance(problem, dict) else {},
+        gave_credentials="authorization" in reply.request.headers,
+    )
 
 
 def _json(reply: httpx.Response) -> Any:
@@ -269,10 +276,20 @@ def interval_option(default: float) -> Callable[[Command], Command]:
 
 
 def changes(ask: Callable[[], Any], interval: float) -> Iterator[Any]:
-    """Ask again and again. Yield the answer whenever it has changed."""
-    before = None
+    """Ask again and again. Yield the answer whenever it has changed.
+
+    A router that has answered once may be restarted meanwhile.
+    """
+    before, lost = None, False
     while True:
-        found = ask()
+        try:
+            found, lost = ask(), False
+        except httpx.TransportError as error:
+            if before is None:
+                raise
+            if not lost:
+                click.echo(f"no answer ({error}); still waiting …", err=True)
+            found, lost = before, True
         if found != before:
             yield found
             before = found

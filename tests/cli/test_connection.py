@@ -84,7 +84,15 @@ def test_missing_credentials_are_explained(run: Run, fake: FakeRouter) -> None:
     result = run("warnings", "--url", fake.url)
 
     assert result.exit_code == 1
-    assert "MESSAGE_ROUTER_API_TOKEN" in result.stderr
+    assert "asks for credentials: set MESSAGE_ROUTER_API_TOKEN" in result.stderr
+
+
+def test_wrong_credentials_are_not_called_missing(run: Run, fake: FakeRouter) -> None:
+    fake.refuses("GET /warnings", 401, "credentials")
+
+    result = run("warnings", "--url", fake.url, "--token", "wrong")
+
+    assert "refuses these credentials" in result.stderr
 
 
 def test_a_refusal_is_told_in_the_routers_words(run: Run, fake: FakeRouter) -> None:

@@ -94,6 +94,25 @@ def test_watching_ends_when_the_message_does(
     assert f"state         {state}" in lines
 
 
+def test_watching_goes_on_while_the_router_is_restarted(run: Run, fake: FakeRouter) -> None:
+    fake.answers("GET /messages/a", {**FOUND, "state": "READY"})
+    for _ in range(2):
+        fake.hangs_up("GET /messages/a")
+    fake.answers("GET /messages/a", {**FOUND, "state": "SUCCEEDED"})
+
+    result = run("message", "a", *WATCH, "--url", fake.url)
+
+    assert result.exit_code == 0
+    assert result.stderr.count("still waiting") == 1
+
+
+def test_watching_does_not_wait_for_a_router_that_never_answered(run: Run) -> None:
+    result = run("message", "a", *WATCH, "--url", "http://127.0.0.1:9")
+
+    assert result.exit_code == 1
+    assert "no router answers" in result.stderr
+
+
 def test_programs_that_watch_get_a_line_for_each_change(run: Run, fake: FakeRouter) -> None:
     waiting = {**FOUND, "state": "IN_FLIGHT"}
     fake.answers("GET /messages/a", waiting, waiting, FOUND)

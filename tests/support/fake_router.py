@@ -40,6 +40,10 @@ class FakeRouter:
         problem = {"status": status, "title": "No", "detail": detail, "index": index}
         self.answers(what, problem, status=status)
 
+    def hangs_up(self, what: str) -> None:
+        """Close the connection without an answer."""
+        self._answers.setdefault(what, []).append((0, b""))
+
     def answers_raw(self, what: str, body: bytes) -> None:
         self._answers[what] = [(200, body)]
 
@@ -64,6 +68,9 @@ def fake_router() -> Iterator[FakeRouter]:
                     body=self.rfile.read(int(self.headers.get("Content-Length", 0))),
                 )
             )
+            if not status:
+                self.close_connection = True
+                return
             self.send_response(status)
             self.send_header("Content-Type", "application/problem+json")
             self.send_header("Content-Length", str(len(body)))

@@ -88,6 +88,7 @@ class QueueManager:
             self._drain(dropped.code)
         for _, changed in changes.change:
             self.pools[changed.code].change(changed)
+            log.info("pool changed", extra={"pool": changed.code})
         for stopped in changes.stop:
             self._stop(self.consumers[stopped.name])
         for before, after in changes.replace:
@@ -264,6 +265,9 @@ async def shut_down(manager: QueueManager, grace: float) -> None:
     started = loop.time()
     lost_before = manager.registry.ledger.ended[Fate.FORFEITED]
     manager.stop()
+    if requests := sum(len(pool.runner.requests) for pool in manager.draining_pools.values()):
+        facts = {"requests": requests, "seconds": grace}
+        log.info("waiting for open requests; a second signal ends it at once", extra=facts)
     if not await settled(manager, grace):
         manager.abort()
         await settled(manager, ABORT_GRACE_SECONDS)

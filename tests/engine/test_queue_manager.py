@@ -1,6 +1,7 @@
 """Bringing what runs in line with the configuration while messages are under way (CFG-6, -7)."""
 
 import asyncio
+import logging
 
 import pytest
 from msgspec.structs import replace
@@ -36,8 +37,9 @@ async def test_a_pool_that_is_gone_is_drained_and_let_go_once_idle() -> None:
         assert "ROUTING" in rig.codes
 
 
-@pytest.mark.rule("CFG-6")
-async def test_a_changed_pool_changes_in_place() -> None:
+@pytest.mark.rule("CFG-6", "OPS-5")
+async def test_a_changed_pool_changes_in_place(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     async with running(pool("P", 1), sender=FakeSender(takes=10)) as rig:
         before = rig.pool()
         await rig.publish(*(body(str(n), poolCode="P", messageGroupId=str(n)) for n in range(5)))
@@ -47,6 +49,7 @@ async def test_a_changed_pool_changes_in_place() -> None:
 
         assert rig.pool() is before
         assert [at for at, _ in rig.sender.sent] == [0, 1, 1, 1]
+        assert caplog.messages.count("pool changed") == 1
 
 
 @pytest.mark.rule("CFG-6", "OPS-2")

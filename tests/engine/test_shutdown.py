@@ -1,6 +1,7 @@
 """The end of a run, by the clock (OPS-4)."""
 
 import asyncio
+import logging
 
 import pytest
 
@@ -50,6 +51,18 @@ async def test_an_open_post_finishes_and_everything_else_goes_back_at_once() -> 
         # Group mates of the open one after it.
         assert rig.witness.nacks == [(1, "b1", 0), (1, "b2", 0), (10, "a2", 0)]
         assert rig.warnings == []
+
+
+@pytest.mark.rule("OPS-4", "OPS-5")
+async def test_it_is_logged_what_a_shutdown_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(pool("P"), sender=FakeSender(takes=10)) as rig:
+        await rig.publish(*grouped("a"), *grouped("b", group="b"))
+        await asyncio.sleep(1)
+        await end(rig, grace=30)
+
+    (waiting,) = [each for each in caplog.records if "open requests" in each.message]
+    assert (vars(waiting)["requests"], vars(waiting)["seconds"]) == (2, 30)
 
 
 async def test_an_overdue_post_is_aborted_before_its_nack() -> None:

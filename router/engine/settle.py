@@ -24,7 +24,7 @@ from router.engine.delivery import nack_in_order
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import Dispatcher, Unroutable
 from router.engine.outgoing import OutgoingMessages
-from router.ports import BrokerError, Disconnected
+from router.ports import BrokerError, Disconnected, Traits
 from router.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -53,15 +53,13 @@ class QueueSettler:
         self.last_batch_sent_nothing = False
         self.emptied = Signal()  # rung when nothing is held any more
         self.renewed = Signal()  # rung when the connection was opened or lost
-        self.acks_per_call = ACKS_PER_CALL  # a call with so many is sent at once
-        self.keeps_tally = True  # its broker remembers what was tried (WQ-5)
+        self.traits = Traits()  # of its broker, once it was connected
         self.holds_groups = False  # its broker holds a group back while one of its messages is out
         self.is_ordered_here = False  # its broker leaves the order within a group to us
         self.warn = deps.alerts.of(f"Consumer:{queue.name}")
         self.now = asyncio.get_running_loop().time
         self._acks = AckBatcher(self)
         self._guarded: GuardedBroker | None = None
-        self._hold_seconds: float | None = None  # that its broker lets a message wait here
         self._is_stopping = False
 
     @property
@@ -77,11 +75,8 @@ class QueueSettler:
         return not self.held and not self._acks.is_busy and not self.returner.is_busy
 
     def connected(self, guarded: GuardedBroker) -> None:
-        traits, self._guarded = guarded.traits, guarded
-        self._hold_seconds = traits.hold_seconds
-        self.acks_per_call = traits.acks_per_call or ACKS_PER_CALL
-        self.keeps_tally = traits.keeps_tally
-        self.holds_groups, self.is_ordered_here = guarded.holds_groups, traits.ordered_here
+        self._guarded, self.traits = guarded, guarded.traits
+        self.holds_groups, self.is_ordered_here = guarded.holds_groups, self.traits.ordered_here
         self.renewed.ring()
 
     def disconnected(self) -> None:
@@ -114,8 +109,8 @@ class QueueSettler:
 
     def hold(self, jobs: Sequence[Job]) -> None:
         self.held.update(dict.fromkeys(jobs))
-        if self._hold_seconds is not None:
-            until = self.now() + self._hold_seconds
+        if self.traits.hold_seconds is not None:
+            until = self.now() + self.traits.hold_seconds
             for job in jobs:
                 job.hold_until = until
 
@@ -224,7 +219,7 @@ class AckBatcher:
         """Send what has gathered, and go on until nothing is left."""
         settler = self._settler
         while self._jobs or self._copies:
-            if len(self._jobs) < settler.acks_per_call:
+            if len(self._jobs) < (settler.traits.acks_per_call or ACKS_PER_CALL):
                 await asyncio.sleep(ACK_LINGER_SECONDS)
             copies, self._copies = self._copies, []
             for error in dict.fromkeys(error for error, _ in copies):
@@ -342,7 +337,7 @@ class Returner:
         fate = Fate.FORFEITED
         if job.lease_until > settler.now():
             fate = await self._nack(job.handle, delay, job.tally, error)
-        if fate is Fate.RETURNED and not settler.keeps_tally:
+        if fate is Fate.RETURNED and not settler.traits.keeps_tally:
             settler.deps.registry.remember_tally(job)
         settler.finish([job], fate)
 

@@ -224,7 +224,7 @@ def _queue(queue: QueueState) -> dict[str, object]:
         "transient": counts[Metric.TRANSIENT],
         "successRate": round(queue.success_rate, 4),
         "connections": queue.connections,
-        "healthy": queue.healthy,
+        "healthy": queue.healthy and not queue.is_unreachable,
         "restarts": queue.restarts,
     }
 

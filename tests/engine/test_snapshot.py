@@ -10,8 +10,9 @@ from router.core.outcome import Reply
 from router.core.state import StandbyStatus
 from router.core.warnings import Code, Severity
 from router.engine.state import MOST_BUSIEST_POOLS
-from router.ports import Depth
+from router.ports import Depth, QueueRefused
 from tests.support.fakes import FakeSender
+from tests.support.faults import Scripted, ScriptedQueue
 from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
 from tests.support.states import RigReader
 
@@ -199,6 +200,19 @@ async def test_depths_are_told_where_they_are_known() -> None:
         ("q", 7),
     ]
     assert all(each["healthy"] for each in seen["queues"])
+
+
+@pytest.mark.rule("OPS-3")
+async def test_a_queue_that_cannot_be_reached_is_not_shown_as_healthy() -> None:
+    refused = Scripted(q=ScriptedQueue(failing={"open": QueueRefused("no")}))
+    async with running(pool(), brokers=refused) as rig:
+        camera = Camera(rig)
+        await asyncio.sleep(59)
+        before = camera.take()
+        await asyncio.sleep(5)
+        after = camera.take()
+
+    assert [each["queues"][0]["healthy"] for each in (before, after)] == [True, False]
 
 
 @pytest.mark.rule("OPS-2")

@@ -113,7 +113,10 @@ class Spawner:
                 preexec_fn=(lambda: set_limits(limits)) if limits else None,  # noqa: PLW1509 - one thread
             )
         except (OSError, KeyError, subprocess.SubprocessError) as error:
-            self._tell({"task": task, "failed": str(error)})
+            text = str(error)
+            if isinstance(error, FileNotFoundError) and Path(str(error.filename)).is_file():
+                text = f"{error.filename}: the program that its first line names is missing"
+            self._tell({"task": task, "failed": text})
             return
         process.returncode = 0  # we wait for it ourselves
         self._tasks[process.pid] = task

@@ -274,7 +274,7 @@ async def test_a_program_that_cannot_be_run_is_reported(tmp_path: Path) -> None:
     result = await run(tmp_path, [str(program)])
 
     assert result.is_unstarted
-    assert "No such file" in result.problem
+    assert result.problem.endswith("program: the program that its first line names is missing")
 
 
 async def test_no_more_run_side_by_side_than_allowed(tmp_path: Path) -> None:

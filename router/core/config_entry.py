@@ -264,6 +264,9 @@ def _text(where: str, value: str | None, longest: int) -> str | None:
 def _resolve(given: str, naming: QueueNaming) -> str:
     """Return the URI of a queue that can be consumed. Error texts show only its scheme."""
     uri = given if _SCHEME.match(given) else naming.uri(given)
+    before, colon, _ = given.partition(":")
+    if uri is not given and colon and before.lower() in SUPPORTED_SCHEMES:
+        raise BadEntry("queueUri", f"needs {before.lower()}:// in front")
     scheme = uri.partition("://")[0].lower()
     if scheme not in SUPPORTED_SCHEMES:
         raise BadEntry("queueUri", f"unknown scheme {scheme[:20]!r}")

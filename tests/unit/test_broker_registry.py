@@ -38,6 +38,8 @@ async def test_the_door_fits_its_port() -> None:
         ("gopher://me:secret@localhost/", "unknown scheme 'gopher'"),
         ("sqlite://me:secret@file.db", "three slashes"),
         ("sqlite:///", "names no file"),
+        ("sqlite:relative.db", "three slashes"),
+        ("sqlite:/one/slash.db", "three slashes"),
         ("sqlite:", "names no file"),
         ("sqlite:///directory/", "names no file"),
         ("sqlite:///file.db?qeue=orders", "unknown option (qeue)"),

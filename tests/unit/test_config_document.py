@@ -171,6 +171,8 @@ def test_either_list_may_be_missing(missing: str) -> None:
         ({"queueName": "a", "queueUri": "memory://a\x00"}, ".queueUri"),
         ({"queueUri": "ftp://host/a"}, ".queueUri"),
         ({"queueUri": "sqlite://relative.db?queue=a"}, ".queueUri"),
+        ({"queueUri": "sqlite:/var/q.db?queue=a"}, ".queueUri"),
+        ({"queueUri": "SQLite:q.db"}, ".queueUri"),
         ({"queueUri": "sqlite:///"}, ".queueUri"),
         ({"queueUri": "memory://"}, ".queueUri"),
         ({"queueUri": "memory://["}, ".queueUri"),

@@ -88,10 +88,15 @@ class SqliteQueues:
         )
 
 
+_THREE_SLASHES: Final = "needs three slashes, and then the path of a file"
+
+
 def _path(queue: QueueConfig) -> Path:
     uri = read_uri(queue, OPTIONS)
     if uri.address:
-        raise refusal(queue, "needs three slashes, and then the path of a file")
+        raise refusal(queue, _THREE_SLASHES)
     if uri.path.endswith("/") or not uri.path:
         raise refusal(queue, "names no file")
+    if not queue.uri.partition(":")[2].startswith("//"):
+        raise refusal(queue, _THREE_SLASHES)
     return Path(os.path.realpath(sqlite_path(queue.uri)))

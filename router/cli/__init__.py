@@ -1,9 +1,10 @@
 """The command line. A command's module is imported when it is run, so that `--help` is fast."""
 
+import errno
 import os
 import sys
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -29,6 +30,16 @@ COMMANDS: Final = {
 
 class LazyGroup(click.Group):
     """Inherits because that is how click is extended."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().main(*args, **options)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            place = error.filename or "the output"
+            sys.stderr.write(f"message-router: cannot write {place}: {error.strerror}\n")
+            sys.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
         return list(COMMANDS)

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +69,14 @@ def test_help_is_there_in_a_blink() -> None:
     subprocess.run([sys.executable, "-m", "router", "--help"], capture_output=True, check=True)
 
     assert time.perf_counter() - started < 2.0  # about 0.07 s; generous for a busy machine
+
+
+@pytest.mark.rule("P5")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_under_the_output_is_named_in_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "router", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr == ("message-router: cannot write the output: No space left on device\n")

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -17,6 +18,7 @@ from router.core.job import Fate
 from router.core.message import Malformed, ReceivedMessage
 from router.core.outcome import Reply
 from router.core.state import assess
+from router.engine import dispatch
 from router.engine.broker_guard import CALL_TIMEOUT_SECONDS
 from router.engine.dispatch import read_ahead
 from router.engine.settle import ACK_LINGER_SECONDS
@@ -423,7 +425,7 @@ BIG = "x" * 200 * 1024
 
 def large_batch() -> list[ReceivedMessage]:
     """Eight bodies of 200 KiB, of one group; the third is no message."""
-    bodies = [*grouped("0", "1", other=BIG), b"[" * 200 * 1024, *grouped(*"34567", other=BIG)]
+    bodies = [*grouped("0", "1", other=BIG), b"x" * 200 * 1024, *grouped(*"34567", other=BIG)]
     return [handed(each, n, str(n), lease=30) for n, each in enumerate(bodies)]
 
 
@@ -453,6 +455,21 @@ async def test_a_large_receive_is_read_in_slices_and_routed_as_one_batch() -> No
         assert [handle for _, handle, _ in queue.nacked] == [1, 3, 4, 5, 6, 7]
         assert [letter.reason for letter in rig.letters.letters] == [Reason.MALFORMED]
         assert ended(rig) == {Fate.DELIVERED: 2, Fate.DEAD_LETTERED: 1, Fate.RETURNED: 6}
+
+
+@pytest.mark.rule("P5")
+@pytest.mark.parametrize("is_slow", [True, False])
+async def test_bodies_that_take_long_to_read_leave_as_much_time_to_others(
+    monkeypatch: pytest.MonkeyPatch, *, is_slow: bool
+) -> None:
+    monkeypatch.setattr(dispatch, "LONG_SLICE_SECONDS", 0.0 if is_slow else 60.0)
+    bodies = [body("a", other="[" * 900 * 1024) for _ in range(3)]
+    began, cpu_began = now(), time.thread_time()
+    await read_ahead([handed(each, n, str(n)) for n, each in enumerate(bodies)])
+    paused, took = now() - began, time.thread_time() - cpu_began
+
+    # After the last one there is no pause: the messages are routed.
+    assert took / 3 < paused < took if is_slow else paused == 0
 
 
 @pytest.mark.rule("P5")

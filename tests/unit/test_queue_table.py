@@ -253,6 +253,17 @@ def test_a_message_whose_lease_has_ended_goes_before_what_came_after_it(
     assert ids == ["a"]
 
 
+@pytest.mark.rule("WQ-3")
+def test_a_lease_that_ends_at_this_instant_cannot_be_extended(table: Queue, clock: Clock) -> None:
+    table.publish([publication("a"), publication("b")])
+    _, (first, second) = table.claim_ids()
+
+    clock.now += LEASE / 2
+    assert table.extend([first], LEASE) == []
+    clock.now += LEASE / 2
+    assert table.extend([first, second], LEASE) == [1]
+
+
 def test_a_high_priority_message_for_this_worker_alone_goes_before_regular_ones(
     table: Queue,
 ) -> None:

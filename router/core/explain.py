@@ -73,7 +73,7 @@ def explain_message(
     ahead: HandOver | None = None,
     notes: tuple[str, ...] = (),
 ) -> Explanation:
-    """`circuit`: of its target. `ahead`: the one of its group that is away for longest. `notes`:
+    """`circuit`: of its target. `ahead`: of its group, what the broker hands out last. `notes`:
     what keeps messages in their queues."""
     if history.held:
         first, *others = history.held
@@ -106,7 +106,7 @@ def explain_group(
     circuit: Circuit | None = None,
     notes: tuple[str, ...] = (),
 ) -> Explanation:
-    """`behind`: messages behind the first. `last`: the one of them that is away for longest."""
+    """`behind`: messages behind the first. `last`: the one that the broker hands out last."""
     if first is not None:
         found = _explain_held(first, now)
         text = f"{_count(behind)} of the group behind {first.message_id}: {found.text}"

@@ -1,8 +1,8 @@
 """A queue in a file on virtual time: the thread does the SQL, the loop's clock tells the time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import AsyncExitStack, closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from router.brokers.sqlite.work_queue import WorkQueue
 from router.brokers.workers import Machine
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Message
-from router.ports import Publication
+from router.ports import Broker, Publication, Publisher
 
 T = TypeVar("T")
 
@@ -123,32 +123,41 @@ class Roll:
         self.known -= dead
 
 
+@asynccontextmanager
+async def two_workers(folder: Path, roll: Roll) -> AsyncIterator[tuple[Publisher, Broker, Broker]]:
+    """Connections of anna and bert to one queue, and a publisher for it."""
+    loop = asyncio.get_running_loop()
+    machine = Machine(wall=loop.time, uptime=loop.time, boot_id="boot")
+    queue = QueueConfig(name="orders", uri=f"sqlite:///{folder}/queue.db", visibility_timeout=30)
+
+    def registry(worker: str) -> BrokerRegistry:
+        return BrokerRegistry(
+            worker_id=worker, dedup_window=300.0, machine=machine, liveness=roll.of_file
+        )
+
+    async with registry("anna") as anna, registry("bert") as bert:
+        publishing = bert.open_publisher(queue)
+        assert publishing is not None
+        async with (
+            publishing as publisher,
+            anna.open_queue(queue) as first,
+            bert.open_queue(queue) as second,
+        ):
+            yield publisher, first, second
+
+
 @pytest.mark.rule("WQ-10")
 async def test_one_that_waits_gets_what_another_held_within_half_a_second_of_its_death(
     tmp_path: Path,
 ) -> None:
     loop, roll = asyncio.get_running_loop(), Roll()
-    machine = Machine(wall=loop.time, uptime=loop.time, boot_id="boot")
-    queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db", visibility_timeout=30)
     message = Message(id="a", target="https://svc.example/")
-    async with AsyncExitStack() as stack:
-        doors = [
-            await stack.enter_async_context(
-                BrokerRegistry(
-                    worker_id=worker, dedup_window=300.0, machine=machine, liveness=roll.of_file
-                )
-            )
-            for worker in ("anna", "bert")
-        ]
-        brokers = [await stack.enter_async_context(door.open_queue(queue)) for door in doors]
-        publishing = doors[0].open_publisher(queue)
-        assert publishing is not None
-        publisher = await stack.enter_async_context(publishing)
+    async with two_workers(tmp_path, roll) as (publisher, dying, broker):
         await publisher.publish([Publication(message, b"a", None)])
-        (held,) = await brokers[0].receive(1)
+        (held,) = await dying.receive(1)
         loop.call_at(7.1, roll.dead.add, "anna")
 
-        (again,) = await brokers[1].receive(1)
+        (again,) = await broker.receive(1)
 
     assert (again.broker_id, again.count) == (held.broker_id, 2)
     assert 7.1 <= loop.time() <= 7.6 + 0.01
@@ -159,39 +168,24 @@ async def test_what_a_dead_worker_held_is_handed_out_although_other_messages_kee
     tmp_path: Path,
 ) -> None:
     loop, roll = asyncio.get_running_loop(), Roll()
-    machine = Machine(wall=loop.time, uptime=loop.time, boot_id="boot")
-    queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db", visibility_timeout=30)
     message = Message(id="a", target="https://svc.example/")
+    async with two_workers(tmp_path, roll) as (publisher, dying, broker):
+        await publisher.publish([Publication(message, b"held", None)])
+        await dying.receive(1)
+        loop.call_later(1, roll.dead.add, "anna")
+        received: list[bytes] = []
 
-    def door(worker: str) -> BrokerRegistry:
-        return BrokerRegistry(
-            worker_id=worker, dedup_window=300.0, machine=machine, liveness=roll.of_file
-        )
+        async def consume() -> None:
+            while True:
+                batch = await broker.receive(10)
+                received.extend(each.body for each in batch)
+                await broker.ack([each.handle for each in batch])
 
-    async with door("anna") as anna, door("bert") as bert:
-        publishing = bert.open_publisher(queue)
-        assert publishing is not None
-        async with (
-            publishing as publisher,
-            anna.open_queue(queue) as dying,
-            bert.open_queue(queue) as broker,
-        ):
-            await publisher.publish([Publication(message, b"held", None)])
-            await dying.receive(1)
-            loop.call_later(1, roll.dead.add, "anna")
-            received: list[bytes] = []
-
-            async def consume() -> None:
-                while True:
-                    batch = await broker.receive(10)
-                    received.extend(each.body for each in batch)
-                    await broker.ack([each.handle for each in batch])
-
-            consuming = asyncio.create_task(consume())
-            for number in range(20):
-                await publisher.publish([Publication(message, b"%d" % number, str(number))])
-                await asyncio.sleep(0.1)
-            consuming.cancel()
+        consuming = asyncio.create_task(consume())
+        for number in range(20):
+            await publisher.publish([Publication(message, b"%d" % number, str(number))])
+            await asyncio.sleep(0.1)
+        consuming.cancel()
 
     assert b"held" in received
 

@@ -136,9 +136,13 @@ def _a_turn() -> Generator[None, None, None]:
 
 @asynccontextmanager
 async def engine(
-    brokers: Brokers, sender: Sender, pools: int, journal: Journal | None = None
+    brokers: Brokers,
+    sender: Sender,
+    pools: int,
+    journal: Journal | None = None,
+    queue: QueueConfig = QUEUE,
 ) -> AsyncIterator[QueueManager]:
-    """One that runs on the queue `QUEUE` for as long as the block does."""
+    """One that runs on the queue for as long as the block does."""
     alerts = Alerts(WarningBook(), time.time)
     mediator = Mediator(
         sender, Breakers(lambda _: None), alerts, timeout=900.0, jitter=middle, wall=time.time
@@ -158,7 +162,7 @@ async def engine(
     ):
         codes = (f"POOL-{n}" for n in range(pools))
         wanted = tuple(PoolConfig(code=code, concurrency=CONCURRENCY) for code in codes)
-        await manager.apply(RoutingConfig((QUEUE,), wanted))
+        await manager.apply(RoutingConfig((queue,), wanted))
         yield manager
         manager.stop()
         if manager.registry.unaccounted:

@@ -202,8 +202,12 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
     callback_published_at: float | None = None
 
 
-class BatchConflict(Exception):
-    """The batch exists with another callback, is full, or is not known. The text says which."""
+class Unknown(Exception):
+    """There is nothing of this name or id."""
+
+
+class Conflict(Exception):
+    """It cannot be done as things are now. The text says why."""
 
 
 class MessageStore(Protocol):
@@ -225,13 +229,13 @@ class MessageStore(Protocol):
     async def open_batch(
         self, batch_id: str, size: int | None, callback: Publication, items: Sequence[Publication]
     ) -> int:
-        """Publish members and remember the batch. Return how many were new. Raises BatchConflict.
+        """Publish members and remember the batch. Return how many were new. Raises Conflict.
 
         Without a size, the batch closes with this call.
         """
 
     async def add_to_batch(self, batch_id: str, items: Sequence[Publication]) -> int:
-        """Publish more members. Return how many were new. Raises BatchConflict."""
+        """Publish more members. Return how many were new. Raises Conflict."""
 
     async def find_batch(self, batch_id: str) -> BatchRecord | None: ...
 

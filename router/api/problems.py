@@ -14,17 +14,9 @@ from starlette.requests import ClientDisconnect
 from router.core.redact import mask_urls
 from router.core.target import BadTarget
 from router.engine.config_sync import SyncFailed
-from router.engine.controls import UnknownBreaker, UnknownPool
-from router.engine.dead_letters import NotReplayable, ReplayBrokeOff, UnknownLetter
-from router.engine.publishing import BrokeOff, NotPublishable, Rejected, UnknownQueue
-from router.engine.stores import (
-    AmbiguousBatch,
-    NotCancellable,
-    NoWorkQueue,
-    UnknownBatch,
-    UnknownMessage,
-)
-from router.ports import BatchConflict, StoreError
+from router.engine.dead_letters import ReplayBrokeOff
+from router.engine.publishing import BrokeOff, Rejected, WrongQueue
+from router.ports import Conflict, StoreError, Unknown
 
 PROBLEM_SCHEMA: Final = {
     "type": "object",
@@ -39,16 +31,9 @@ PROBLEM_SCHEMA: Final = {
 
 
 STATUSES: Final[Mapping[HTTPStatus, Sequence[type[Exception]]]] = {
-    HTTPStatus.UNPROCESSABLE_ENTITY: (Rejected, NotPublishable, NoWorkQueue, BadTarget),
-    HTTPStatus.NOT_FOUND: (
-        UnknownQueue,
-        UnknownLetter,
-        UnknownMessage,
-        UnknownBatch,
-        UnknownPool,
-        UnknownBreaker,
-    ),
-    HTTPStatus.CONFLICT: (NotReplayable, NotCancellable, AmbiguousBatch, BatchConflict),
+    HTTPStatus.UNPROCESSABLE_ENTITY: (Rejected, WrongQueue, BadTarget),
+    HTTPStatus.NOT_FOUND: (Unknown,),
+    HTTPStatus.CONFLICT: (Conflict,),
     HTTPStatus.BAD_GATEWAY: (BrokeOff, SyncFailed),
     HTTPStatus.SERVICE_UNAVAILABLE: (StoreError,),
     HTTPStatus.BAD_REQUEST: (ClientDisconnect,),  # nobody is left to read it

@@ -13,9 +13,9 @@ from router.core.config import QueueConfig
 from router.core.message import Handle, Message, Mode, ReceivedMessage
 from router.core.outcome import ACCEPTED, Ending, Failure
 from router.ports import (
-    BatchConflict,
     BatchRecord,
     Cancellation,
+    Conflict,
     MessageRecord,
     MessageStatus,
     Publication,
@@ -175,13 +175,13 @@ def batch_record(batch_id: str, row: Row) -> BatchRecord:
 
 def batch_conflict(
     problem: str, batch_id: str, size: int = 0, total: int = 0, added: int = 0
-) -> BatchConflict:
+) -> Conflict:
     match problem:
         case "callback":
-            return BatchConflict(f"batch {batch_id!r} exists with another callback")
+            return Conflict(f"batch {batch_id!r} exists with another callback")
         case "size":
-            return BatchConflict(f"batch {batch_id!r} exists with the size {size}")
+            return Conflict(f"batch {batch_id!r} exists with the size {size}")
         case "room":
             text = f"batch {batch_id!r} has {total} of {size} messages"
-            return BatchConflict(f"{text}, there is no room for {added} more")
-    return BatchConflict(f"there is no batch {batch_id!r}")
+            return Conflict(f"{text}, there is no room for {added} more")
+    return Conflict(f"there is no batch {batch_id!r}")

@@ -9,14 +9,7 @@ from router.core.state import PoolState
 from router.engine.breaker import Breakers
 from router.engine.queue_manager import QueueManager
 from router.engine.state import pool_state
-
-
-class UnknownPool(Exception):
-    """There is no such pool, or it is being drained."""
-
-
-class UnknownBreaker(Exception):
-    """Nothing was sent to such an origin lately."""
+from router.ports import Unknown
 
 
 class PoolSetting(Struct, frozen=True, kw_only=True):
@@ -32,10 +25,10 @@ class Controls:
         self._breakers = breakers
 
     def change_pool(self, code: str, change: PoolSetting) -> PoolState:
-        """Change it at once, until the next sync. Raises UnknownPool."""
+        """Change it at once, until the next sync. Raises Unknown, also while it is drained."""
         pool = self._manager.pools.get(code)
         if pool is None:
-            raise UnknownPool("there is no such pool")
+            raise Unknown("there is no such pool")
         config = replace(pool.config, concurrency=change.concurrency or pool.config.concurrency)
         if change.rate_per_minute is not UNSET:
             config = replace(config, rate_per_minute=change.rate_per_minute)
@@ -43,10 +36,10 @@ class Controls:
         return pool_state(pool, asyncio.get_running_loop().time())
 
     def reset_breaker(self, name: str) -> None:
-        """Let calls through to this origin again. Raises UnknownBreaker."""
+        """Let calls through to this origin again. Raises Unknown."""
         breaker = next((each for each in self._breakers.all() if each.name == name), None)
         if breaker is None:
-            raise UnknownBreaker("there is no such circuit breaker")
+            raise Unknown("there is no such circuit breaker")
         breaker.reset()
 
     def reset_breakers(self) -> int:

@@ -15,8 +15,8 @@ from router.core.job import GiveUp, Job
 from router.core.message import MAX_BODY, Malformed, ReceivedMessage, parse
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
-from router.engine.publishing import BrokeOff, NotPublishable, QueuePublisher, UnknownQueue
-from router.ports import BrokerError, DeadLetterStore, Publication, StoreError
+from router.engine.publishing import BrokeOff, QueuePublisher, WrongQueue
+from router.ports import BrokerError, Conflict, DeadLetterStore, Publication, StoreError, Unknown
 
 log = logging.getLogger(__name__)
 
@@ -99,14 +99,6 @@ class DeadLetterWriter:
         self._warn(Code.DEAD_LETTER_STORE, text, Severity.CRITICAL)
 
 
-class UnknownLetter(Exception):
-    """There is no such letter in the store."""
-
-
-class NotReplayable(Exception):
-    """This letter cannot be replayed, or not so. The text says why."""
-
-
 class ReplayReport(Struct, frozen=True):
     replayed: int
     skipped: Mapping[str, int]  # why → how many
@@ -137,7 +129,7 @@ class DeadLetterReplay:
     async def replay(self, letter_id: int, *, to: str | None = None, force: bool = False) -> None:
         """Publish it to the queue it came from, or to the one named `to`.
 
-        Raises UnknownLetter, NotReplayable, BrokeOff; for `to` UnknownQueue or NotPublishable.
+        Raises Unknown, Conflict or BrokeOff; for `to` also WrongQueue.
         """
         await self._replay(letter_id, self._queue_named(to), set(), force=force)
 
@@ -152,7 +144,7 @@ class DeadLetterReplay:
         """Replay all that fit the filter and can be replayed, the oldest first.
 
         When one fails, the later ones of its group stay where they are. `dry_run` only counts.
-        Raises ReplayBrokeOff; for `to` UnknownQueue or NotPublishable.
+        Raises ReplayBrokeOff; for `to` Unknown or WrongQueue.
         """
         replayed, skipped, stopped = 0, Counter[str](), set[Group]()
         queue = self._queue_named(to)
@@ -162,7 +154,7 @@ class DeadLetterReplay:
                     self._target_of(kept, queue, force=force)
                 else:
                     await self._replay(kept.id, queue, stopped, force=force)
-            except (NotReplayable, UnknownLetter) as error:
+            except (Conflict, Unknown) as error:
                 skipped[str(error)] += 1
             except (BrokeOff, StoreError) as error:
                 raise ReplayBrokeOff(str(error), replayed) from error
@@ -191,21 +183,21 @@ class DeadLetterReplay:
         async with self._store.replaying(letter_id) as is_ours:
             kept = await self._store.get(letter_id)
             if kept is None:
-                raise UnknownLetter("there is no such dead letter")
+                raise Unknown("there is no such dead letter")
             queue = self._target_of(kept, to, force=force)
             body = kept.letter.body
             try:
                 message = parse(body)
             except Malformed as error:
-                raise NotReplayable(f"its body is not a message any more: {error}") from None
+                raise Conflict(f"its body is not a message any more: {error}") from None
             # A new key: the queue may still remember the message's own as done.
             item = Publication(message, body, f"replay-{self._new_id()}")
             group = queue.name, message.group or letter_id
             if group in stopped:
-                raise NotReplayable("an earlier one of its group was not replayed")
+                raise Conflict("an earlier one of its group was not replayed")
             if not is_ours:
                 stopped.add(group)
-                raise NotReplayable("it is being replayed right now")
+                raise Conflict("it is being replayed right now")
             try:
                 await self._publish(queue, item)
                 await self._store.mark_replayed(letter_id, self._wall())
@@ -218,14 +210,14 @@ class DeadLetterReplay:
 
     def _target_of(self, kept: KeptLetter, to: QueueConfig | None, *, force: bool) -> QueueConfig:
         if kept.letter.reason is Reason.MALFORMED:
-            raise NotReplayable("its body is not a message")
+            raise Conflict("its body is not a message")
         if kept.replayed_at is not None and not force:
-            raise NotReplayable("it was replayed before; `force` does it again")
+            raise Conflict("it was replayed before; `force` does it again")
         try:
             return to or self._publishing.queue_named(kept.letter.queue)
-        except (UnknownQueue, NotPublishable) as error:
+        except (Unknown, WrongQueue) as error:
             advice = "`to` (--to QUEUE) replays it to another"
-            raise NotReplayable(f"{error}; {advice}") from None
+            raise Conflict(f"{error}; {advice}") from None
 
     async def _publish(self, queue: QueueConfig, item: Publication) -> None:
         try:
@@ -233,4 +225,4 @@ class DeadLetterReplay:
         except BrokerError as error:
             raise BrokeOff(str(error)) from error
         if was_new is not True:
-            raise NotReplayable("the queue took it for a duplicate")
+            raise Conflict("the queue took it for a duplicate")

@@ -32,6 +32,7 @@ from router.ports import (
     Publication,
     Publisher,
     Receipt,
+    Unknown,
 )
 
 log = logging.getLogger(__name__)
@@ -51,12 +52,8 @@ class Rejected(Exception):
         self.index = index  # None: it is not about one of them
 
 
-class UnknownQueue(Exception):
-    """The configuration has no queue of this name."""
-
-
-class NotPublishable(Exception):
-    """The queue can only be consumed, or it is not clear which one is meant."""
+class WrongQueue(Exception):
+    """No queue can do what is asked, or not this one, or it is not clear which one is meant."""
 
 
 class BrokeOff(Exception):
@@ -124,13 +121,13 @@ class QueuePublisher:
     async def publish(self, queue: str | None, bodies: Sequence[bytes]) -> Published:
         """Check all of them, then put all into the queue.
 
-        No queue named: the only one that can publish. Raises Rejected, UnknownQueue,
-        NotPublishable or BrokeOff.
+        No queue named: the only one that can publish. Raises Rejected, Unknown, WrongQueue
+        or BrokeOff.
         """
         if queue is None:
             candidates = [each for each in self._config().queues if self._can_publish(each)]
             if len(candidates) != 1:
-                raise NotPublishable(f"name a queue: {len(candidates)} can be published to")
+                raise WrongQueue(f"name a queue: {len(candidates)} can be published to")
             (chosen,) = candidates
         else:
             chosen = self.queue_named(queue)
@@ -170,13 +167,13 @@ class QueuePublisher:
         return checked
 
     def queue_named(self, name: str) -> QueueConfig:
-        """A queue that can be published to. Raises UnknownQueue or NotPublishable."""
+        """A queue that can be published to. Raises Unknown or WrongQueue."""
         for queue in self._config().queues:
             if queue.name == name:
                 if not self._can_publish(queue):
-                    raise NotPublishable(f"queue {name!r} can only be consumed")
+                    raise WrongQueue(f"queue {name!r} can only be consumed")
                 return queue
-        raise UnknownQueue(f"there is no queue {name!r} in the configuration")
+        raise Unknown(f"there is no queue {name!r} in the configuration")
 
     def reply_queue(self, name: str) -> QueueConfig | None:
         """Return the reply queue of this name, if there is one (CMD-3)."""

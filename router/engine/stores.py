@@ -15,17 +15,19 @@ from router.core.history import HandOver, Held, MessageHistory
 from router.core.job import Fate
 from router.core.message import CONTROL, NOT_JSON
 from router.core.outcome import Ending, Failure
-from router.engine.publishing import BrokeOff, QueuePublisher, Rejected, UnknownQueue
+from router.engine.publishing import BrokeOff, QueuePublisher, Rejected, WrongQueue
 from router.engine.state import MessageLookup
 from router.ports import (
     BatchRecord,
     BrokerError,
     Cancellation,
+    Conflict,
     MessageRecord,
     MessageStatus,
     MessageStore,
     MessageStores,
     Outgoing,
+    Unknown,
 )
 
 STORE_TIMEOUT_SECONDS: Final = 30.0
@@ -35,31 +37,27 @@ MAX_BATCH_ID: Final = 500  # characters: the id of the callback is longer, and a
 MAX_BATCH_SIZE: Final = 100_000_000  # messages
 
 
-class NoWorkQueue(Exception):
-    """The call is for work queues, and there is none, or it is not clear which one is meant."""
-
-
 class QueueStores:
     def __init__(self, stores: MessageStores, config: Callable[[], RoutingConfig]) -> None:
         self._stores = stores
         self._config = config
 
     def work_queues(self, name: str | None = None) -> Sequence[QueueConfig]:
-        """Return the work queues, or the one of this name. Raises UnknownQueue or NoWorkQueue."""
+        """Return the work queues, or the one of this name. Raises Unknown or WrongQueue."""
         queues = [each for each in self._config().queues if name in (None, each.name)]
         if name is not None and not queues:
-            raise UnknownQueue(f"there is no queue {name!r} in the configuration")
+            raise Unknown(f"there is no queue {name!r} in the configuration")
         found = [each for each in queues if self._is_work_queue(each)]
         if not found:
             which = "no queue of the configuration is" if name is None else f"queue {name!r} is not"
-            raise NoWorkQueue(f"{which} a work queue (SQLite or PostgreSQL)")
+            raise WrongQueue(f"{which} a work queue (SQLite or PostgreSQL)")
         return found
 
     def only_work_queue(self, name: str | None) -> QueueConfig:
         """Return the work queue of this name, or the only one. Raises as `work_queues` does."""
         found = self.work_queues(name)
         if len(found) > 1:
-            raise NoWorkQueue(f"name a queue: {len(found)} are work queues")
+            raise WrongQueue(f"name a queue: {len(found)} are work queues")
         return found[0]
 
     @asynccontextmanager
@@ -103,14 +101,6 @@ class QueueStores:
             return False
 
 
-class UnknownMessage(Exception):
-    """No work queue has a message of this id, and the router remembers none."""
-
-
-class NotCancellable(Exception):
-    """The message is in flight or has ended, or it is not clear which one is meant."""
-
-
 class FoundMessage(Struct, frozen=True):
     queue: str
     record: MessageRecord
@@ -128,11 +118,11 @@ class MessageStates:
         """Return the newest publication under this id, in this queue or in any.
 
         Work queues keep it. Of other queues, the router remembers the latest messages. Raises
-        UnknownMessage, UnknownQueue or BrokeOff.
+        Unknown or BrokeOff.
         """
         try:
             work_queues = self._stores.work_queues(queue)
-        except NoWorkQueue:
+        except WrongQueue:
             work_queues = ()
         found = await self._stores.ask(work_queues, lambda store: store.find(message_id))
         if found:
@@ -140,7 +130,7 @@ class MessageStates:
             return FoundMessage(newest.name, record)
         remembered = remembered_message(await self._lookup.history(message_id), queue)
         if remembered is None:
-            raise UnknownMessage(
+            raise Unknown(
                 "nothing is known of it: it never arrived, waits at a broker that cannot be asked "
                 "about it, or ended long ago"
             )
@@ -149,7 +139,7 @@ class MessageStates:
     async def cancel(self, message_id: str, queue: str | None) -> None:
         """Cancel a message that is neither in flight nor ended.
 
-        Raises UnknownMessage, NotCancellable, UnknownQueue, NoWorkQueue or BrokeOff.
+        Raises Unknown, Conflict, WrongQueue or BrokeOff.
         """
         work_queues = self._stores.work_queues(queue)
         if len(work_queues) > 1:
@@ -157,15 +147,15 @@ class MessageStates:
             work_queues = [each for each, _ in found]
         if len(work_queues) > 1:
             names = ", ".join(each.name for each in work_queues)
-            raise NotCancellable(f"several queues have a message of this id, name one: {names}")
+            raise Conflict(f"several queues have a message of this id, name one: {names}")
         outcome = Cancellation.UNKNOWN
         for only in work_queues:
             async with self._stores.open(only) as store:
                 outcome = await self._cancel_in(store, only, message_id)
         if outcome is Cancellation.UNKNOWN:
-            raise UnknownMessage("no work queue has a message of this id")
+            raise Unknown("no work queue has a message of this id")
         if outcome is not Cancellation.CANCELLED:
-            raise NotCancellable(_REFUSALS[outcome])
+            raise Conflict(_REFUSALS[outcome])
 
     async def _cancel_in(
         self, store: MessageStore, queue: QueueConfig, message_id: str
@@ -274,14 +264,6 @@ def _failure(reason: str, error: str, http_status: int | None) -> Ending:
     return Ending(Failure(code, error or code, http_status))
 
 
-class UnknownBatch(Exception):
-    """No work queue knows a batch of this id."""
-
-
-class AmbiguousBatch(Exception):
-    """Several queues have a batch of this id."""
-
-
 class BatchStatus(StrEnum):
     OPEN = "OPEN"  # more messages can be added
     RUNNING = "RUNNING"
@@ -332,7 +314,7 @@ class Batches:
         """Publish the first members of a batch, and remember its callback.
 
         No queue named: the only work queue. Asking again with the same id adds what is missing.
-        Raises Rejected, UnknownQueue, NoWorkQueue, BatchConflict or BrokeOff.
+        Raises Rejected, Unknown, WrongQueue, Conflict or BrokeOff.
         """
         chosen = self._stores.only_work_queue(queue)
         batch_id = self._new_id() if batch.id is None else batch.id
@@ -354,7 +336,7 @@ class Batches:
     async def add(
         self, batch_id: str, queue: str | None, messages: Sequence[bytes]
     ) -> AcceptedMembers:
-        """Publish more members of an open batch. Raises as `open` does, and UnknownBatch."""
+        """Publish more members of an open batch. Raises as `open` does."""
         state = await self.find(batch_id, queue)
         chosen = self._stores.only_work_queue(state.queue)
         items = self._publishing.check_all(chosen, messages)
@@ -363,15 +345,15 @@ class Batches:
         return AcceptedMembers(batch_id, added, len(items) - added)
 
     async def find(self, batch_id: str, queue: str | None) -> BatchState:
-        """Raises UnknownBatch, AmbiguousBatch, UnknownQueue, NoWorkQueue or BrokeOff."""
+        """Raises Unknown, Conflict (several queues have one of this id), WrongQueue or BrokeOff."""
         found = await self._stores.ask(
             self._stores.work_queues(queue), lambda store: store.find_batch(batch_id)
         )
         if not found:
-            raise UnknownBatch("there is no such batch")
+            raise Unknown("there is no such batch")
         if len(found) > 1:
             names = ", ".join(each.name for each, _ in found)
-            raise AmbiguousBatch(f"several queues have a batch of this id, name one: {names}")
+            raise Conflict(f"several queues have a batch of this id, name one: {names}")
         ((chosen, record),) = found
         return BatchState(chosen.name, record)
 

@@ -15,9 +15,9 @@ from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Message, Tally, parse
 from router.core.outcome import Ending, Failure
 from router.ports import (
-    BatchConflict,
     Broker,
     Cancellation,
+    Conflict,
     Finish,
     Finisher,
     MessageRecord,
@@ -481,7 +481,7 @@ async def test_a_batch_with_a_size_is_complete_with_its_last_member(site: Site) 
 
     again = await site.store.open_batch("b1", 3, CALLBACK, members("a"))
     added = await site.store.add_to_batch("b1", members("abc"))
-    with pytest.raises(BatchConflict, match="no room"):
+    with pytest.raises(Conflict, match="no room"):
         await site.store.add_to_batch("b1", members("d"))
     late = await site.store.add_to_batch("b1", members("c"))
     handles = await site.take()
@@ -497,11 +497,11 @@ async def test_a_batch_that_exists_in_another_way_is_a_conflict_and_nothing_is_p
 ) -> None:
     await site.store.open_batch("b1", 5, CALLBACK, members("a"))
     for size, callback in ((5, message("other")), (6, CALLBACK)):
-        with pytest.raises(BatchConflict, match="exists"):
+        with pytest.raises(Conflict, match="exists"):
             await site.store.open_batch("b1", size, callback, members("b"))
-    with pytest.raises(BatchConflict, match="no batch"):
+    with pytest.raises(Conflict, match="no batch"):
         await site.store.add_to_batch("b2", members("b"))
-    with pytest.raises(BatchConflict, match="no room"):
+    with pytest.raises(Conflict, match="no room"):
         await site.store.open_batch("b3", 1, CALLBACK, members("bc"))
 
     assert ids_of(await site.take_bodies()) == ["a"]

@@ -13,8 +13,8 @@ from router.core.config import QueueConfig, RoutingConfig, Schedule
 from router.core.warnings import Notice, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.beat import LONGEST_SLEEP_SECONDS, Beat, ScheduleState, TickStore
-from router.engine.publishing import NotPublishable, UnknownQueue
-from router.ports import Disconnected, Publication
+from router.engine.publishing import WrongQueue
+from router.ports import Disconnected, Publication, Unknown
 from tests.support.stores import FakeStores
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("CMD-10")]
@@ -68,7 +68,7 @@ class Outside:
 
     def queue_named(self, name: str) -> QueueConfig:
         if name not in QUEUES:
-            raise UnknownQueue(f"there is no queue {name!r} in the configuration")
+            raise Unknown(f"there is no queue {name!r} in the configuration")
         return QUEUES[name]
 
     async def put(self, queue: QueueConfig, items: Sequence[Publication]) -> Sequence[bool]:
@@ -234,7 +234,7 @@ async def test_a_queue_that_fails_warns_and_stops_no_other() -> None:
 
 @pytest.mark.parametrize(
     ("error", "is_logged"),
-    [(Disconnected("gone"), False), (NotPublishable("consumed"), False), (ValueError("bug"), True)],
+    [(Disconnected("gone"), False), (WrongQueue("consumed"), False), (ValueError("bug"), True)],
 )
 async def test_what_nobody_foresaw_is_logged(
     error: Exception, is_logged: bool, caplog: pytest.LogCaptureFixture

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from router.engine.breaker import BreakerState
-from router.engine.controls import Controls, PoolSetting, UnknownBreaker, UnknownPool
+from router.engine.controls import Controls, PoolSetting
+from router.ports import Unknown
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.rig import body, pool, running
 
@@ -54,7 +55,7 @@ async def test_a_pool_that_is_not_there_cannot_be_changed() -> None:
     async with running(pool("P")) as rig:
         controls = Controls(rig.manager, rig.breakers)
 
-        with pytest.raises(UnknownPool):
+        with pytest.raises(Unknown, match="no such pool"):
             controls.change_pool("Q", PoolSetting(concurrency=9))
 
 
@@ -72,7 +73,7 @@ async def test_a_circuit_is_closed_by_its_name_and_by_no_other() -> None:
         (breaker,) = rig.breakers.all()
         opened = breaker.state
 
-        with pytest.raises(UnknownBreaker):
+        with pytest.raises(Unknown, match="no such circuit"):
             controls.reset_breaker("http://other:80")
         still = breaker.state
         controls.reset_breaker(breaker.name)

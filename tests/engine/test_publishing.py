@@ -13,13 +13,12 @@ from router.engine.publishing import (
     IDLE_TIMEOUT_SECONDS,
     PUBLISH_TIMEOUT_SECONDS,
     BrokeOff,
-    NotPublishable,
     QueuePublisher,
     Rejected,
-    UnknownQueue,
+    WrongQueue,
     open_publishing,
 )
-from router.ports import Disconnected, Publication
+from router.ports import Disconnected, Publication, Unknown
 from tests.support.queues import BROKEN, CONSUMED_ONLY, ONE_QUEUE, ORDERS, OTHER, FakeQueues
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-1")]
@@ -142,20 +141,20 @@ async def test_without_a_name_the_only_queue_that_can_publish_is_taken() -> None
 )
 async def test_without_a_name_and_a_choice_it_is_refused(config: RoutingConfig) -> None:
     async with publishing_to(FakeQueues(), config) as publishing:
-        with pytest.raises(NotPublishable, match="name a queue"):
+        with pytest.raises(WrongQueue, match="name a queue"):
             await publishing.publish(None, [body("a")])
 
 
 @pytest.mark.parametrize("name", ["consumed", "broken"])
 async def test_a_queue_that_can_only_be_consumed_is_refused(name: str) -> None:
     async with publishing_to(FakeQueues()) as publishing:
-        with pytest.raises(NotPublishable, match=name):
+        with pytest.raises(WrongQueue, match=name):
             await publishing.publish(name, [body("a")])
 
 
 async def test_a_queue_that_is_not_configured_is_unknown() -> None:
     async with publishing_to(FakeQueues()) as publishing:
-        with pytest.raises(UnknownQueue, match="nowhere"):
+        with pytest.raises(Unknown, match="nowhere"):
             await publishing.publish("nowhere", [body("a")])
 
 

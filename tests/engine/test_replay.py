@@ -10,14 +10,9 @@ from msgspec.structs import replace
 from router.core.config import RoutingConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.message import parse
-from router.engine.dead_letters import (
-    DeadLetterReplay,
-    NotReplayable,
-    ReplayBrokeOff,
-    UnknownLetter,
-)
-from router.engine.publishing import BrokeOff, NotPublishable, UnknownQueue, open_publishing
-from router.ports import DeadLetterStore, Disconnected, Publication, StoreError
+from router.engine.dead_letters import DeadLetterReplay, ReplayBrokeOff
+from router.engine.publishing import BrokeOff, WrongQueue, open_publishing
+from router.ports import Conflict, DeadLetterStore, Disconnected, Publication, StoreError, Unknown
 from router.storage.dead_letters import open_store
 from tests.support.inline import InlineExecutor
 from tests.support.letters import BODY, LETTER, MALFORMED, letter
@@ -86,7 +81,7 @@ async def test_a_second_replay_needs_force(tmp_path: Path) -> None:
         (one,) = await at.keep(LETTER)
         await at.replays.replay(one)
 
-        with pytest.raises(NotReplayable, match="force"):
+        with pytest.raises(Conflict, match="force"):
             await at.replays.replay(one)
         await at.replays.replay(one, force=True)
 
@@ -98,7 +93,7 @@ async def test_a_malformed_body_cannot_be_replayed(tmp_path: Path, force: bool) 
     async with desk(tmp_path, FakeQueues()) as at:
         (one,) = await at.keep(MALFORMED)
 
-        with pytest.raises(NotReplayable, match="not a message"):
+        with pytest.raises(Conflict, match="not a message"):
             await at.replays.replay(one, force=force)
 
 
@@ -106,7 +101,7 @@ async def test_a_body_that_stopped_being_a_message_cannot_be_replayed(tmp_path: 
     async with desk(tmp_path, FakeQueues()) as at:
         (one,) = await at.keep(replace(LETTER, body=b"{}"))
 
-        with pytest.raises(NotReplayable, match="not a message any more"):
+        with pytest.raises(Conflict, match="not a message any more"):
             await at.replays.replay(one)
 
 
@@ -117,7 +112,7 @@ async def test_a_letter_whose_queue_takes_nothing_cannot_be_replayed(
     async with desk(tmp_path, FakeQueues()) as at:
         (one,) = await at.keep(replace(LETTER, queue=queue))
 
-        with pytest.raises(NotReplayable, match=rf"{queue}.*--to QUEUE"):
+        with pytest.raises(Conflict, match=rf"{queue}.*--to QUEUE"):
             await at.replays.replay(one)
 
 
@@ -135,7 +130,7 @@ async def test_a_letter_is_replayed_to_another_queue(tmp_path: Path, queue: str)
         assert (await at.letter(one)).letter.queue == queue
 
 
-@pytest.mark.parametrize(("queue", "error"), [("gone", UnknownQueue), ("consumed", NotPublishable)])
+@pytest.mark.parametrize(("queue", "error"), [("gone", Unknown), ("consumed", WrongQueue)])
 async def test_a_letter_is_not_replayed_to_a_queue_that_takes_nothing(
     tmp_path: Path, queue: str, error: type[Exception]
 ) -> None:
@@ -152,7 +147,7 @@ async def test_a_letter_is_not_replayed_to_a_queue_that_takes_nothing(
 
 async def test_an_unknown_letter_cannot_be_replayed(tmp_path: Path) -> None:
     async with desk(tmp_path, FakeQueues()) as at:
-        with pytest.raises(UnknownLetter):
+        with pytest.raises(Unknown, match="no such dead letter"):
             await at.replays.replay(17)
 
 
@@ -176,7 +171,7 @@ async def test_a_queue_that_answers_duplicate_has_failed_the_replay(tmp_path: Pa
         (item,) = at.queues.published["orders"]
         at.queues.published["orders"].append(replace(item, dedup_key="replay-NEW2"))
 
-        with pytest.raises(NotReplayable, match="duplicate"):
+        with pytest.raises(Conflict, match="duplicate"):
             await at.replays.replay(two)
 
         assert (await at.letter(two)).replayed_at is None
@@ -190,7 +185,7 @@ async def test_two_replays_of_one_letter_at_once_publish_it_once(tmp_path: Path)
         async with asyncio.TaskGroup() as operators:
             operators.create_task(at.replays.replay(one), name="first")
             await asyncio.sleep(0)
-            with pytest.raises(NotReplayable, match="right now"):
+            with pytest.raises(Conflict, match="right now"):
                 await at.replays.replay(one, force=True)
 
         assert at.queues.ids("orders") == ["m1"]

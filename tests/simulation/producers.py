@@ -8,16 +8,9 @@ from typing import Final, Protocol
 from router.core.config import QueueConfig
 from router.core.dead_letter import LetterFilter, Reason
 from router.core.message import parse
-from router.engine.dead_letters import NotReplayable
 from router.engine.publishing import BrokeOff, Published, Rejected
-from router.engine.stores import (
-    AcceptedMembers,
-    NewBatch,
-    NotCancellable,
-    UnknownBatch,
-    UnknownMessage,
-)
-from router.ports import BatchConflict
+from router.engine.stores import AcceptedMembers, NewBatch
+from router.ports import Conflict, Unknown
 from tests.simulation.events import Answered, Cancel, Sent
 from tests.simulation.models import Server, place_of
 from tests.simulation.oracle import Oracle
@@ -97,7 +90,7 @@ class Producers:
                 try:
                     async with asyncio.timeout(ANSWER_WITHIN):
                         await router.do(partial(self._ask, router, step, batch))
-                except (UnknownBatch, BatchConflict) as error:
+                except (Unknown, Conflict) as error:
                     oracle.note("no such batch:", error)
                     oracle.commands.batch_is_void(batch)
                     break
@@ -132,7 +125,7 @@ class Producers:
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 await router.do(lambda: router.messages.cancel(body.id, name))
-        except (UnknownMessage, NotCancellable) as error:
+        except (Unknown, Conflict) as error:
             oracle.cancels[body.number].remove(cancel)
             oracle.note("not cancelled:", body.number, type(error).__name__)
         except (BrokeOff, TimeoutError) as error:
@@ -163,7 +156,7 @@ class Producers:
                 assert body is not None
                 oracle.commands.sent(body, Act.REPLAY, oracle.wall())
                 await router.do(lambda: router.replays.replay(letter_id))
-        except (NotReplayable, BrokeOff, TimeoutError) as error:
+        except (Conflict, BrokeOff, TimeoutError) as error:
             oracle.note("not replayed:", type(error).__name__)
             return
         names = [queue.name for queue in self._site.queues]

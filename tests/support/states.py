@@ -17,11 +17,11 @@ from router.core.state import (
 from router.core.stats import Counts, Deliveries, Latency, PoolPeriod, QueuePeriod
 from router.core.target import read_target
 from router.core.tracker import Tracker
-from router.engine.controls import Controls, PoolSetting, UnknownBreaker, UnknownPool
+from router.engine.controls import Controls, PoolSetting
 from router.engine.dead_letters import DeadLetterWriter
 from router.engine.periodic import LoopLag
 from router.engine.state import MessageLookup, StateReader
-from router.ports import Tracer
+from router.ports import Tracer, Unknown
 from tests.support.rig import Rig
 
 ORIGIN = "https://svc.test:8443"
@@ -192,13 +192,13 @@ class NotingControls(Controls):
 
     def change_pool(self, code: str, change: PoolSetting) -> PoolState:
         if code not in ("POOL-A", "EU/ä"):
-            raise UnknownPool("there is no such pool")
+            raise Unknown("there is no such pool")
         self.changes.append((code, change))
         return pool_state(code)
 
     def reset_breaker(self, name: str) -> None:
         if name != ORIGIN:
-            raise UnknownBreaker("there is no such circuit breaker")
+            raise Unknown("there is no such circuit breaker")
         self.resets.append(name)
 
     def reset_breakers(self) -> int:

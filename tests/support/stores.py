@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from router.core.config import QueueConfig
 from router.core.identity import digest_of
 from router.ports import (
-    BatchConflict,
     BatchRecord,
     BrokerError,
     Cancellation,
     CancelReply,
+    Conflict,
     MessageRecord,
     MessageStatus,
     MessageStore,
@@ -76,17 +76,17 @@ class FakeStore:
             record = BatchRecord(id=batch_id, size=len(items) if size is None else size, total=0)
             self.batches[batch_id] = FakeBatch(record, callback.body)
         elif known.callback != callback.body:
-            raise BatchConflict(f"batch {batch_id!r} exists with another callback")
+            raise Conflict(f"batch {batch_id!r} exists with another callback")
         return await self.add_to_batch(batch_id, items)
 
     async def add_to_batch(self, batch_id: str, items: Sequence[Publication]) -> int:
         batch = self.batches.get(batch_id)
         if batch is None:
-            raise BatchConflict(f"there is no batch {batch_id!r}")
+            raise Conflict(f"there is no batch {batch_id!r}")
         named = {(item.message.id, digest_of(item.body)): item for item in items}
         new = {name: item for name, item in named.items() if name not in batch.members}
         if batch.record.total + len(new) > batch.record.size:
-            raise BatchConflict(f"batch {batch_id!r} is full")
+            raise Conflict(f"batch {batch_id!r} is full")
         batch.members |= set(new)
         batch.record = replace(batch.record, total=batch.record.total + len(new))
         for item in new.values():

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from router.brokers import BrokerRegistry
-from router.brokers.sqs.address import SqsSettings
+from router.brokers.sqs import SqsSettings
 from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig
 from router.ports import Publisher

@@ -19,7 +19,7 @@ from router.core.message import DEFAULT_POOL, parse
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.delivery import TaskMediator
-from router.outbound.process.executors import Executor, ExecutorMode
+from router.outbound.process import Executor, ExecutorMode
 from router.outbound.process.tasks import open_tasks
 from router.ports import Publication, TaskRunner
 from router.settings import Settings

@@ -28,7 +28,7 @@ from router.engine.notifier import Notifier
 from router.locks import LockRequest, open_lock
 from router.outbound.http_sender import HttpSender
 from router.outbound.notifications import open_channels
-from router.outbound.process.executors import BadExecutors, Executor, read_executors
+from router.outbound.process import BadExecutors, Executor, read_executors
 from router.outbound.process.tasks import ProcessTasks, open_tasks, refusal
 from router.ports import DeadLetterStore, Lock, QueueRefused, Tracer
 from router.setting_values import AuthMode

@@ -14,8 +14,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from router.brokers.kit import DEFAULT_LEASE_SECONDS
-from router.brokers.kit.uri import QueueUri, read_uri, refusal
+from router.brokers.kit import DEFAULT_LEASE_SECONDS, QueueUri, read_uri, refusal
 from router.brokers.sqlite.connection import QUERIES, T, Work, create_schema, transaction
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore

@@ -17,10 +17,10 @@ from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
-from router.brokers.activemq.address import ActiveMqSettings
-from router.brokers.nats.address import NatsSettings
-from router.brokers.rabbitmq.address import RabbitSettings
-from router.brokers.sqs.address import SqsSettings
+from router.brokers.activemq import ActiveMqSettings
+from router.brokers.nats import NatsSettings
+from router.brokers.rabbitmq import RabbitSettings
+from router.brokers.sqs import SqsSettings
 from router.ports import Disconnected
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from router.brokers.nats.address import NatsSettings
+from router.brokers.nats import NatsSettings
 from router.ports import BrokerError, Lock, LockUnavailable
 
 

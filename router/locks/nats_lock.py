@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from router.brokers.kit import loop_time
-from router.brokers.nats.address import NatsSettings, read_address
+from router.brokers.nats import NatsSettings, read_address
 from router.brokers.nats.connection import (
     JetStreamRefused,
     NatsConnection,

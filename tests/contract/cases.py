@@ -12,7 +12,7 @@ from _pytest.mark import ParameterSet
 from msgspec import Struct
 
 from router.brokers import BrokerRegistry
-from router.brokers.sqs.address import SqsSettings
+from router.brokers.sqs import SqsSettings
 from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import Message, ReceivedMessage

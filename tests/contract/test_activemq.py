@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from router.brokers import BrokerRegistry
-from router.brokers.activemq.address import ActiveMqSettings
+from router.brokers.activemq import ActiveMqSettings
 from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Tally

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from router.brokers.activemq.address import ActiveMqAddress, Login, Server
+from router.brokers.activemq import ActiveMqAddress, Login, Server
 from router.brokers.activemq.broker import ActiveMqBroker
 from router.brokers.activemq.connection import Frame, FrameReader, NoAnswer, StompConnection, encode
 from router.brokers.activemq.retry import RetryPublisher

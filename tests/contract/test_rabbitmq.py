@@ -9,8 +9,8 @@ import aio_pika
 import pytest
 
 from router.brokers import BrokerRegistry
+from router.brokers.rabbitmq import RabbitSettings
 from router.brokers.rabbitmq import broker as rabbitmq_broker
-from router.brokers.rabbitmq.address import RabbitSettings
 from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Tally

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
-from router.brokers.sqs.address import SqsSettings
+from router.brokers.sqs import SqsSettings
 from router.brokers.sqs.broker import Receipt
 from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig

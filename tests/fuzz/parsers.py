@@ -16,19 +16,19 @@ from msgspec.structs import fields
 from router.api.access import Role
 from router.api.oidc import Provider
 from router.brokers import BrokerRegistry
-from router.brokers.activemq.address import ActiveMqSettings
-from router.brokers.activemq.address import read_address as read_activemq
+from router.brokers.activemq import ActiveMqSettings
+from router.brokers.activemq import read_address as read_activemq
 from router.brokers.activemq.connection import BadFrame, Frame, FrameReader, encode
-from router.brokers.kit.uri import read_uri
-from router.brokers.nats.address import NatsSettings
-from router.brokers.nats.address import read_address as read_nats
+from router.brokers.kit import read_uri
+from router.brokers.nats import NatsSettings
+from router.brokers.nats import read_address as read_nats
 from router.brokers.pgmq.envelope import Envelope, command_reply
 from router.brokers.pgmq.table import read_address as read_pgmq
 from router.brokers.postgres import CONNECTING, OURS, dsn_of
-from router.brokers.rabbitmq.address import read_address as read_rabbitmq
+from router.brokers.rabbitmq import read_address as read_rabbitmq
+from router.brokers.sqs import SqsSettings
 from router.brokers.sqs import client as sqs_client
-from router.brokers.sqs.address import SqsSettings
-from router.brokers.sqs.address import read_address as read_sqs
+from router.brokers.sqs import read_address as read_sqs
 from router.brokers.sqs.broker import received_message
 from router.brokers.sqs.client import answer_of as sqs_answer
 from router.core.config import QueueConfig, QueueNaming, QueueType, Route

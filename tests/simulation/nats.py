@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from router.brokers.nats.address import NatsAddress
+from router.brokers.nats import NatsAddress
 from router.brokers.nats.connection import Callback, NatsConnection, Request
 from router.core.message import Message
 from router.ports import Disconnected

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.brokers.activemq.address import (
+from router.brokers.activemq import (
     ActiveMqAddress,
     ActiveMqSettings,
     Login,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.brokers.nats.address import (
+from router.brokers.nats import (
     NatsAddress,
     NatsCredentials,
     NatsSettings,

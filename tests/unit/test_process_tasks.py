@@ -5,7 +5,7 @@ import pytest
 
 from router.core.message import parse
 from router.core.outcome import Answer, Cause, NoReply, Reply
-from router.outbound.process.executors import Executor
+from router.outbound.process import Executor
 from router.outbound.process.runner import TaskResult, problem_of_answer
 from router.outbound.process.tasks import answer_of, input_line, refusal
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from aiormq.base import FutureStore
 
-from router.brokers.rabbitmq.address import RabbitAddress, RabbitSettings, read_address
+from router.brokers.rabbitmq import RabbitAddress, RabbitSettings, read_address
 from router.brokers.rabbitmq.connection import our_errors
 from router.core.config import QueueConfig
 from router.ports import Disconnected, QueueRefused

@@ -13,7 +13,7 @@ from router.core.config import QueueNaming, QueueType
 from router.core.config_document import read_document
 from router.core.config_entry import SUPPORTED_SCHEMES
 from router.core.message import Message
-from router.outbound.process.executors import Executor, Limits
+from router.outbound.process import Executor, Limits
 from tests.support.readme import README, ROOT, SETTINGS, with_settings
 
 CONFIGURATION = ROOT / "docs/configuration.md"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.brokers.sqs.address import SqsAddress, SqsSettings, read_address
+from router.brokers.sqs import SqsAddress, SqsSettings, read_address
 from router.core.config import QueueConfig
 from router.ports import QueueRefused
 

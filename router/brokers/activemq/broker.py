@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.brokers.activemq.address import ActiveMqAddress, read_address
+from router.brokers.activemq import ActiveMqAddress, read_address
 from router.brokers.activemq.connection import Frame, StompConnection, StompRefused, open_connection
 from router.brokers.activemq.retry import (
     DELAY,

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from msgspec import Struct
 
-from router.brokers.activemq.address import Login, Server
+from router.brokers.activemq import Login, Server
 from router.brokers.kit import whole_number
 from router.ports import Disconnected, QueueRefused
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from router.brokers.activemq.address import ActiveMqAddress
+from router.brokers.activemq import ActiveMqAddress
 from router.brokers.activemq.connection import (
     CALL_SECONDS,
     Frame,

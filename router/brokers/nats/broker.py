@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import LONG_POLL_SECONDS
-from router.brokers.nats.address import read_address
+from router.brokers.nats import read_address
 from router.brokers.nats.connection import (
     NatsConnection,
     Request,

@@ -14,7 +14,7 @@ from msgspec import Struct
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
-from router.brokers.nats.address import NatsAddress
+from router.brokers.nats import NatsAddress
 from router.ports import Disconnected, QueueRefused
 
 log = logging.getLogger(__name__)

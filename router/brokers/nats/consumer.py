@@ -10,7 +10,7 @@ from msgspec import Raw, Struct
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, loop_time
 from router.brokers.kit.consuming import WINDOW_BYTES
 from router.brokers.kit.retries import PendingRetries
-from router.brokers.nats.address import NatsAddress
+from router.brokers.nats import NatsAddress
 from router.brokers.nats.connection import Inbox, Incoming, NatsConnection, NotFound, our_errors
 from router.core.config import QueueConfig
 from router.core.trace import Span, carried_in

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from router.brokers.kit.uri import read_uri, refusal, switch_option
+from router.brokers.kit import read_uri, refusal, switch_option
 from router.brokers.postgres import CONNECTING, dsn_of
 from router.brokers.postgres.database import PostgresDatabase
 from router.core.config import QueueConfig

@@ -7,8 +7,14 @@ from hashlib import blake2b
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared
-from router.brokers.kit.uri import QueueUri, read_uri, refusal, seconds_option
+from router.brokers.kit import (
+    DEFAULT_LEASE_SECONDS,
+    QueueUri,
+    Shared,
+    read_uri,
+    refusal,
+    seconds_option,
+)
 from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.postgres.store import PostgresMessageStore
 from router.brokers.postgres.work_queue import PostgresQueue

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import LongPoll, OpenTickets, PrefetchLimit
 from router.brokers.kit.retries import PendingRetries, RetryHistory
-from router.brokers.rabbitmq.address import RabbitAddress, read_address
+from router.brokers.rabbitmq import RabbitAddress, read_address
 from router.brokers.rabbitmq.connection import (
     NoSuchQueue,
     Properties,

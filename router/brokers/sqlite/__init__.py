@@ -7,8 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
-from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared
-from router.brokers.kit.uri import read_uri, refusal, seconds_option
+from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared, read_uri, refusal, seconds_option
 from router.brokers.sqlite.database import FileDatabase
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore

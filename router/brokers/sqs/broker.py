@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar, cast
 from msgspec import Struct
 
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, loop_time, whole_number
-from router.brokers.sqs.address import SqsAddress, read_address
+from router.brokers.sqs import SqsAddress, read_address
 from router.brokers.sqs.client import (
     CHANGE_VISIBILITY,
     DELETE_MESSAGES,

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from router.core.message import NOT_JSON
-from router.outbound.process.executors import TERM_SECONDS, Executor
+from router.outbound.process import TERM_SECONDS, Executor
 from router.signal import Signal
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import msgspec
 from router.core.message import Message
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.core.target import read_target
-from router.outbound.process.executors import Executor, ExecutorMode
+from router.outbound.process import Executor, ExecutorMode
 from router.outbound.process.runner import (
     NotStarted,
     SpawnerClient,

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import pytest
 
-from router.brokers.nats.address import NatsSettings
+from router.brokers.nats import NatsSettings
 from router.locks import LockRequest, open_lock
 from router.ports import Lock
 from tests.support.servers import nats

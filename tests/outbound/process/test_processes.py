@@ -17,8 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.outbound.process import runner
-from router.outbound.process.executors import TERM_SECONDS, BadExecutors, read_executors
+from router.outbound.process import TERM_SECONDS, BadExecutors, read_executors, runner
 from router.outbound.process.runner import TaskResult
 from router.outbound.process.tasks import ProcessTasks, open_tasks
 from tests.outbound.servers import open_descriptors
@@ -196,7 +195,7 @@ async def test_no_task_outlives_a_router_that_is_killed(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode({"executors": [executor]}))
     program = (
         "import asyncio, sys; from pathlib import Path\n"
-        "from router.outbound.process.executors import read_executors\n"
+        "from router.outbound.process import read_executors\n"
         "from router.outbound.process.tasks import open_tasks\n"
         "async def main():\n"
         "    async with open_tasks(read_executors(Path(sys.argv[1]))) as opened:\n"

@@ -43,8 +43,8 @@ async def _cost(queue: QueueConfig, messages: int) -> float:
     ):
         before, received = time.process_time(), 0
         while received < messages:
-            deliveries = await broker.receive(BATCH)
-            received += len(deliveries)
-            if deliveries:
-                await broker.ack([received.handle for received in deliveries])
+            batch = await broker.receive(BATCH)
+            received += len(batch)
+            if batch:
+                await broker.ack([received.handle for received in batch])
         return (time.process_time() - before) / messages * 1e6

@@ -156,5 +156,5 @@ async def left_in(queue: QueueConfig) -> int:
         depth = await broker.depth()
         if depth is not None:
             return depth.waiting + depth.in_flight
-        asyncio.get_running_loop().call_later(LOOK_SECONDS, broker.interrupt)
+        asyncio.get_running_loop().call_later(LOOK_SECONDS, broker.stop)
         return len(await broker.receive(1))

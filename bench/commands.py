@@ -68,7 +68,7 @@ class FixedReply:
     async def send(
         self,
         message: Message,
-        post: int,
+        request: int,
         timeout: float,
         span: Span,
         max_attempts: int | None = None,

@@ -72,12 +72,12 @@ class MadeUpQueue:
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         await _a_turn()
-        deliveries = list(islice(self._left, limit))
-        if not deliveries:
+        messages = list(islice(self._left, limit))
+        if not messages:
             await self.done.wait()
-        return deliveries
+        return messages
 
-    def interrupt(self) -> None:
+    def stop(self) -> None:
         self.done.set()
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
@@ -116,15 +116,15 @@ class Accepting:
     async def send(
         self,
         message: Message,
-        post: int,
+        request: int,
         timeout: float,
         span: Span,
         max_attempts: int | None = None,
     ) -> Answer:
         await _a_turn()
-        return self.reply_to(message, post)
+        return self.reply_to(message, request)
 
-    def reply_to(self, message: Message, post: int) -> Answer:
+    def reply_to(self, message: Message, request: int) -> Answer:
         return ACCEPTED
 
 

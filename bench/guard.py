@@ -94,8 +94,8 @@ class RefusingSome(Accepting):
         self._done = done
         self._left = MESSAGES
 
-    def reply_to(self, message: Message, post: int) -> Answer:
-        if post == 1 and int(message.id[-8:]) % ONE_IN == 0:
+    def reply_to(self, message: Message, request: int) -> Answer:
+        if request == 1 and int(message.id[-8:]) % ONE_IN == 0:
             return REFUSED
         self._left -= 1
         if not self._left:

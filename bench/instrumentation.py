@@ -19,7 +19,7 @@ from bench.report import Table, say
 from router.core.job import Fate, Job, Try
 from router.core.outcome import Metric
 from router.core.stats import Counts, Deliveries
-from router.core.trace import UNRECORDED, post_span
+from router.core.trace import UNRECORDED, request_span
 from router.core.tracker import Ledger
 from router.engine import delivery, queue_manager, registry
 from router.engine.registry import Journal
@@ -118,7 +118,7 @@ def measure(messages: int, rounds: int) -> Table:
 
 
 def _new_span() -> str:
-    return post_span("0HZXEQ5Y00000001", 1.5, None, UNRECORDED).traceparent
+    return request_span("0HZXEQ5Y00000001", 1.5, None, UNRECORDED).traceparent
 
 
 def _pair(messages: int) -> tuple[float, float]:

@@ -43,8 +43,8 @@ class Depth(Struct, frozen=True):
     waiting: int  # not handed out, due or not
     in_flight: int  # handed out and not settled
     due: int | None = None  # of the waiting ones, those that could be handed out now
-    deferred: int = 0  # of the waiting ones, those that use up a limit on unsettled messages
-    deferred_limit: int | None = None  # that limit; None: there is none
+    delayed: int = 0  # of the waiting ones, those that use up a limit on unsettled messages
+    delayed_limit: int | None = None  # that limit; None: there is none
 
 
 class Publication(Struct, frozen=True):
@@ -117,11 +117,11 @@ class Broker(Protocol):
         """Wait a while (up to 20 s) for messages and hand over at most `limit`, in broker order.
 
         Return an empty sequence when there are none. Raises Disconnected. Must not be cancelled:
-        a cancelled receive may still take messages; `interrupt` ends it instead.
+        a cancelled receive may still take messages; `stop` ends it instead.
         """
 
-    def interrupt(self) -> None:
-        """Let a receive under way, and every later one, return as soon as the broker allows."""
+    def stop(self) -> None:
+        """Receive no more: an open receive, and every later one, returns as soon as it can."""
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         """Remove them from the queue; return those that were not. Raises Disconnected.
@@ -296,12 +296,12 @@ class Sender(Protocol):
     async def send(
         self,
         message: Message,
-        post: int,
+        request: int,
         timeout: float,
         span: Span,
         max_attempts: int | None = None,
     ) -> Answer:
-        """Send the `post`-th request for a message, as this span, and return the answer.
+        """Send request number `request` of a message, as this span, and return the answer.
 
         `max_attempts`: the message is given up after so many failures. None: there is no limit.
 
@@ -313,7 +313,7 @@ class Sender(Protocol):
 class Tracer(Protocol):
     """Reports the history of messages to a tracing system."""
 
-    def ended(self, visit: HandOver) -> None:
+    def ended(self, hand_over: HandOver) -> None:
         """Report one that has just ended. Never blocks, never fails."""
 
     @property

@@ -149,7 +149,7 @@ class InFlightView(ResponseModel):
     pool_code: str = shown("pool", "POOL-A")
     message_group: str = shown("group", "order-12345")
     state: EnumName = as_is("DELIVERING")
-    attempt: int = as_is(1)
+    attempt: int = shown("requests", 1, "Requests sent so far, the open one included")
     added_to_in_pipeline_at: Time = shown("since", AT)
     elapsed_time_ms: WholeMilliseconds = shown("seconds", 2310)
 
@@ -175,7 +175,7 @@ class AttemptView(ResponseModel):
     error: str | None = as_is(None, "null if the target accepted it, or while the request is open")
 
 
-class VisitView(ResponseModel):
+class HandOverView(ResponseModel):
     """One hand-over by the broker, up to its ACK or NACK. What has not happened yet is null."""
 
     queue_id: str = shown("queue", "orders")
@@ -200,7 +200,7 @@ class VisitView(ResponseModel):
 
 class HistoryView(ResponseModel):
     message_id: str = as_is(_ID)
-    visits: Sequence[VisitView] = shown("hand_overs", [], "Oldest first")
+    visits: Sequence[HandOverView] = shown("hand_overs", [], "Oldest first")
     dead_letter: LetterView | None = shown("letter", None)
 
 
@@ -217,7 +217,7 @@ class ExplanationView(ResponseModel):
     mediation_target: Masked | None = shown("target", "https://svc/api/process")
     since: Time | None = as_is(AT)
     until: Time | None = as_is(None)
-    attempt: int | None = as_is(None)
+    attempt: int | None = shown("requests", None, "Requests sent so far")
     behind: str | None = as_is(_ID, "The message that must be delivered first")
     dead_letter_id: int | None = shown("dead_letter", None)
     reason: str | None = as_is(None, "Why it became a dead letter")

@@ -53,7 +53,7 @@ async def serve(
 ) -> AsyncIterator[int]:
     """Answer calls until the context ends, then close the listener. Yields its port."""
     places = ConnectionLimit(max_connections)
-    protocol: Any = partial(Connection, places=places)
+    protocol: Any = partial(ApiConnection, places=places)
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -100,25 +100,25 @@ class ConnectionLimit:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._open: set[Connection] = set()
+        self._open: set[ApiConnection] = set()
         # Since when; the longest first.
-        self._waiting: dict[Connection, tuple[ClientWait, float]] = {}
+        self._waiting: dict[ApiConnection, tuple[ClientWait, float]] = {}
 
-    def take(self, connection: "Connection") -> bool:
+    def take(self, connection: "ApiConnection") -> bool:
         """Admit it, if necessary in place of another. Return False if none can be dropped."""
         if len(self._open) >= self.limit:
             longest = next(iter(self._waiting), None)
             if longest is None:
                 return False
-            longest.drop()
+            longest.abort()
         self._open.add(connection)
         return True
 
-    def leave(self, connection: "Connection") -> None:
+    def release(self, connection: "ApiConnection") -> None:
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
-    def wait(self, connection: "Connection", what: ClientWait | None, now: float) -> None:
+    def wait(self, connection: "ApiConnection", what: ClientWait | None, now: float) -> None:
         """Note what we wait for, or None."""
         self._waiting.pop(connection, None)
         if what is not None and connection in self._open:
@@ -132,10 +132,10 @@ class ConnectionLimit:
             now = loop.time()
             for connection, (what, since) in list(self._waiting.items()):
                 if now - since > LIMITS[what]:
-                    connection.drop()
+                    connection.abort()
 
 
-class Connection(H11Protocol):
+class ApiConnection(H11Protocol):
     """One connection, which reports when it waits for its client."""
 
     def __init__(self, *args: Any, places: ConnectionLimit, **options: Any) -> None:
@@ -153,7 +153,7 @@ class Connection(H11Protocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._places.leave(self)
+        self._places.release(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -173,9 +173,9 @@ class Connection(H11Protocol):
         super().resume_writing()
         self._look()
 
-    def drop(self) -> None:
+    def abort(self) -> None:
         """Close it at once."""
-        self._places.leave(self)
+        self._places.release(self)
         self.transport.abort()
 
     def _look(self) -> None:

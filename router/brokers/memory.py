@@ -55,7 +55,7 @@ class MemoryQueues:
         try:
             yield work_queue
         finally:
-            work_queue.interrupt()
+            work_queue.stop()
             if lease is None:
                 await work_queue.end_leases([table.worker_id])
 

@@ -139,7 +139,7 @@ class SampleTarget:
         try:
             response = await self._answer(request)
         except (_CutOff, ClientDisconnect):
-            request.state.connection.drop()
+            request.state.connection.abort()
             while (await receive())["type"] != "http.disconnect":
                 pass
         else:

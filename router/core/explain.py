@@ -58,7 +58,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     target: str | None = None
     since: float | None = None
     until: float | None = None
-    attempt: int | None = None
+    requests: int | None = None  # sent so far
     behind: str | None = None  # the message that must go first
     dead_letter: int | None = None  # its id
     reason: str | None = None  # of the dead letter
@@ -170,7 +170,7 @@ def _explain_held(held: Held, now: float) -> Explanation:
         target=held.target,
         since=held.started_at if started else held.received_at,
         until=until,
-        attempt=held.attempt if started else held.attempt or None,
+        requests=held.requests if started else held.requests or None,
         behind=held.standing.in_front.message_id if held.standing.in_front else None,
     )
 
@@ -180,10 +180,10 @@ def _held_in_words(held: Held, reason: WaitReason | None, now: float) -> tuple[s
     standing, until = held.standing, None
     match reason:
         case None:
-            text = f"in delivery since {_at(held.started_at)} (attempt {held.attempt})"
+            text = f"in delivery since {_at(held.started_at)} (attempt {held.requests})"
         case WaitReason.RETRY:
             until = held.resume_at
-            text = f"between two tries until {_at(until or now)} ({held.attempt} so far)"
+            text = f"between two tries until {_at(until or now)} ({held.requests} so far)"
         case WaitReason.SETTLE:
             text = "done here: its ACK or NACK is on its way to the broker"
         case WaitReason.ROOM:
@@ -242,7 +242,7 @@ def _explain_ended(
         pool=ended.pool,
         group=ended.group,
         target=ended.target,
-        attempt=len(ended.tries) or None,
+        requests=ended.requests or None,
     )
     return _with_notes(found, *_circuit_notes(circuit, now))
 
@@ -258,7 +258,7 @@ def _explain_letter(kept: KeptLetter) -> Explanation:
         pool=letter.pool,
         target=letter.target,
         since=letter.dead_at,
-        attempt=letter.requests or None,
+        requests=letter.requests or None,
         dead_letter=kept.id,
         reason=letter.reason.value,
         notes=(letter.error,) if letter.error else (),

@@ -76,7 +76,7 @@ class Held(Struct, frozen=True, kw_only=True):
     group: str
     target: str
     state: State
-    attempt: int  # requests sent so far, the open one included
+    requests: int  # sent so far, the open one included
     received_at: float
     started_at: float  # of the latest try
     resume_at: float | None = None  # of the next try, during the pause before it

@@ -1,8 +1,8 @@
-"""Defines when two deliveries are the same message (ID-1 to ID-3).
+"""Defines when two hand-overs are the same message (ID-1 to ID-3).
 
 An id is proof only if the broker made it and guarantees that it is unique. Everything else that
 looks like an id was chosen by a publisher, and publishers repeat themselves: there, the body
-decides. In doubt two deliveries are two messages: duplicates are allowed, losses are not.
+decides. In doubt two hand-overs are two messages: duplicates are allowed, losses are not.
 """
 
 from hashlib import blake2b
@@ -18,7 +18,7 @@ _DIGEST_BYTES: Final = 16
 class MessageKey(Struct, frozen=True, gc=False):
     """Identifies one message among all that the router may hold (ID-1).
 
-    Equal keys with different bodies are two messages (ID-2): whoever finds a key compares bodies.
+    Equal keys with different bodies are two messages (ID-2), so callers also compare bodies.
     """
 
     queue: str  # the queue's identity, with the broker's address
@@ -40,14 +40,14 @@ def shown_id(key: MessageKey, message_id: str) -> str | None:
 
 
 def key_of(queue: str, received: ReceivedMessage, message_id: str = "") -> MessageKey:
-    """Return the key of a delivery. `message_id` is the application's, if the body has one."""
+    """Return the key of a hand-over. `message_id` is the application's, if the body has one."""
     if received.broker_id is not None:
         return MessageKey(queue, received.broker_id)
     return MessageKey(queue, received.claimed_id or message_id, digest_of(received.body))
 
 
 def proof_of_copy(queue: str, received: ReceivedMessage) -> MessageKey | None:
-    """Return what proves that a later delivery is this very copy (BRK-3).
+    """Return what proves that a later hand-over is this very copy (BRK-3).
 
     None if nothing does: the broker makes no ids, and what looks the same may be a new message.
     """

@@ -50,7 +50,7 @@ class GiveUp(Struct, frozen=True):
 
 
 class Try(Struct, frozen=True, gc=False):
-    """One attempt at delivering a message, as its history shows it."""
+    """One request of a delivery, as the history shows it."""
 
     started_at: float
     seconds: float | None  # None: the request is still open
@@ -196,4 +196,4 @@ class Job(Struct, eq=False):
         return self.message.mode is Mode.BLOCK_ON_ERROR
 
     def __repr__(self) -> str:
-        return f"<Job {self.message.id} {self.state.name.lower()} posts={self.requests}>"
+        return f"<Job {self.message.id} {self.state.name.lower()} requests={self.requests}>"

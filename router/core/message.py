@@ -64,7 +64,7 @@ class ReceivedMessage(Struct, frozen=True):
     body: bytes
     handle: Handle  # new at every hand-over
     broker_id: str | None  # made by the broker for this very copy; None: it makes none (ID-1)
-    count: int | None = None  # how often the broker has handed it out, if it reports that
+    receive_count: int | None = None  # how often the broker has handed it out, if it reports that
     lease_until: float | None = None  # loop time; None: ours as long as the connection
     tally: Tally = UNTRIED
     is_last: bool = False  # the broker will not hand it out again: given back, it is lost

@@ -46,13 +46,13 @@ def decide(outcome: Outcome, failures: int, policy: RetryPolicy | None, jitter: 
     return Decision(Retry(min(delay, MAX_DELAY), error), failures)
 
 
-def retry_delay(policy: RetryPolicy, attempt: int, jitter: Jitter) -> float:
-    """Return the seconds before the retry that follows the `attempt`-th failure, from 1."""
+def retry_delay(policy: RetryPolicy, failures: int, jitter: Jitter) -> float:
+    """Return the seconds before the retry of a message that has failed so often, from 1."""
     if policy.schedule is None:
-        return _exponential(attempt - 1, jitter)
+        return _exponential(failures - 1, jitter)
     if not policy.schedule:
         return DEFAULT_DELAY
-    return policy.schedule[min(attempt, len(policy.schedule)) - 1]
+    return policy.schedule[min(failures, len(policy.schedule)) - 1]
 
 
 def reconnect_delays(jitter: Jitter) -> Iterator[float]:

@@ -142,7 +142,7 @@ class QueuePeriod(Struct, frozen=True, kw_only=True):
     received: int = 0  # hand-overs by the broker
     consumed: int = 0  # accepted by their targets, and acknowledged
     failed: int = 0
-    deferred: int = 0  # returned for later: the target asked for it, or it was never sent
+    returned: int = 0  # for later: the target asked for it, or it was never sent
 
     @property
     def success_rate(self) -> float:
@@ -254,7 +254,7 @@ def _pool_period(totals: Sequence[int]) -> PoolPeriod:
 def _queue_period(totals: Sequence[int]) -> QueuePeriod:
     succeeded, failed, transient, unsent, received = totals
     return QueuePeriod(
-        received=received, consumed=succeeded, failed=failed, deferred=transient + unsent
+        received=received, consumed=succeeded, failed=failed, returned=transient + unsent
     )
 
 

@@ -36,7 +36,7 @@ class Span(Struct, frozen=True, gc=False):
 
 
 class Sampling(Struct, frozen=True):
-    """Which messages are recorded: all of their visits and requests, or none."""
+    """Which messages are recorded: all of their hand-overs and requests, or none."""
 
     ratio: float = 0.0
     heeds_parent: bool = True  # what carries a trace is recorded if its publisher was
@@ -86,21 +86,23 @@ def read_xray(given: str) -> Span | None:
     return read_traceparent(f"00-{root.replace('-', '')}-{parts.get('Parent', '')}-{flags}")
 
 
-def visit_span(message_id: str, received_at: float, parent: Span | None, rule: Sampling) -> Span:
-    """From receiving it to settling it."""
-    return post_span(message_id, received_at, parent, rule, what="visit")
-
-
-def post_span(
-    message_id: str, at: float, parent: Span | None, rule: Sampling, *, what: str = "post"
+def hand_over_span(
+    message_id: str, received_at: float, parent: Span | None, rule: Sampling
 ) -> Span:
-    """One request of it, which started then."""
+    """Return the span of a hand-over, from receiving the message to settling it."""
+    return request_span(message_id, received_at, parent, rule, what="hand-over")
+
+
+def request_span(
+    message_id: str, at: float, parent: Span | None, rule: Sampling, *, what: str = "request"
+) -> Span:
+    """Return the span of a request that started at this time."""
     # Python's own hash is quick, the same as long as the process lives, another one in the next.
     span_id = (hash((what, message_id, at)) & _SPAN_IDS).to_bytes(8, "big").hex()
     if parent is not None:
         trace_id = parent.trace_id
         return Span(trace_id, span_id, rule.takes(trace_id, parent), parent.state)
-    # One for each message, over all of its visits and all restarts of the router.
+    # One for each message, over all of its hand-overs and all restarts of the router.
     digest = _NO_TEXT.copy()
     digest.update(message_id.encode())
     trace_id = digest.hexdigest()

@@ -92,10 +92,10 @@ class Ledger:
 
 
 class RememberedAcks(OrderedDict[Hashable, tuple[float, str]]):
-    """ACKs that the broker may not have heard: the next delivery is acknowledged instead (BRK-3).
+    """ACKs that may not have reached the broker: the next hand-over is acknowledged (BRK-3).
 
-    By what proves that a delivery is that very copy: until when that is known, and the error. The
-    error is why the message became a dead letter; "" if it was accepted.
+    The key proves that a hand-over is that very copy. The value is the time until which the ACK is
+    remembered, and the error: why the message became a dead letter, or "" if it was accepted.
     """
 
     def add(

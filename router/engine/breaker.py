@@ -72,7 +72,7 @@ class Breaker:
         self.rejections += 1
         return None
 
-    def leave(self, ticket: int, now: float, ok: bool | None) -> None:
+    def report(self, ticket: int, now: float, ok: bool | None) -> None:
         """Report a request. None: it says nothing about the target (cancelled, never sent)."""
         if ok and not self._recent_failures and ticket == self._epoch and self.state is _CLOSED:
             self.successes += 1  # as nearly every call ends: one more good one among good ones

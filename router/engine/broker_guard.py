@@ -96,12 +96,12 @@ class GuardedBroker:
         async with self._bounded("depth"):
             return await self._broker.depth()
 
-    def interrupt(self) -> None:
+    def stop(self) -> None:
         """Let a receive under way return. Never fails: other connections must be stopped, too."""
         try:
-            self._broker.interrupt()
+            self._broker.stop()
         except Exception:  # the bulkhead, as in _watched
-            log.exception("a receive could not be interrupted")
+            log.exception("a receive could not be stopped")
 
     def abort(self) -> None:
         """Cut the calls under way, but for a receive: nobody can wait for them any longer."""

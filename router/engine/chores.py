@@ -93,8 +93,8 @@ class Chores:
             steps = [after - before for before, after in pairwise(seen)]
             if len(steps) == GROWTHS_IN_A_ROW and min(steps) >= GROWTH:
                 self._warn(Code.QUEUE_GROWING, f"{name} grows faster than it is delivered")
-            limit = depth.deferred_limit
-            if limit is not None and depth.deferred >= limit * NEARLY_ALL:
+            limit = depth.delayed_limit
+            if limit is not None and depth.delayed >= limit * NEARLY_ALL:
                 text = (
                     f"messages of {name} that wait for a retry use up its limit of unsettled ones"
                 )

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 SILENT_SECONDS: Final = 60.0  # BRK-1
 UNREACHABLE_SECONDS: Final = 60.0  # BRK-6
-FRUITLESS_PAUSE_SECONDS: Final = 2.0  # ROUTE-5
+NO_ROOM_PAUSE_SECONDS: Final = 2.0  # ROUTE-5
 RECEIVE_GRACE_SECONDS: Final = 25.0  # a long poll ends by itself (OPS-4)
 
 
@@ -119,7 +119,7 @@ class Receiver:
     def _wake(self) -> None:
         """End whatever the receiver waits for: there is something to do."""
         if self._guarded is not None:
-            self._guarded.interrupt()
+            self._guarded.stop()
         self._deps.room.ring()
         self.settler.emptied.ring()
 
@@ -174,7 +174,7 @@ class Receiver:
                 if self._may_receive:
                     await self._receive(guarded, limit)
             if self._is_stopped:
-                await settler.returner.return_deferred()
+                await settler.returner.return_held_back()
             while not self._is_done and not guarded.is_broken:
                 await settler.emptied.wait()
         finally:
@@ -187,39 +187,39 @@ class Receiver:
 
     async def _receive(self, guarded: GuardedBroker, limit: int) -> None:
         """Receive one batch and dispatch it."""
-        deliveries = await guarded.receive(limit)
+        messages = await guarded.receive(limit)
         now = self._now()
         self.health.last_poll, self.health.has_polled = now, True
         # Only an answer shows that the broker is back: many let us connect to nothing.
         self._delays = self._lost_at = None
-        if not deliveries:
+        if not messages:
             return
         self.health.last_message = now
-        read, settler, now = await read_ahead(deliveries), self.settler, self._now()
-        self._deps.registry.receive(len(deliveries), self._counts, now)
+        read, settler, now = await read_ahead(messages), self.settler, self._now()
+        self._deps.registry.receive(len(messages), self._counts, now)
         # Checked after the wait: nothing is dispatched after a stop or a loss.
         if self._may_receive:
-            unroutable, self._fed = self._dispatcher.dispatch(settler, deliveries, now, read)
+            unroutable, self._fed = self._dispatcher.dispatch(settler, messages, now, read)
             if unroutable:
                 await settler.returner.clear(unroutable)
         else:
-            for received in deliveries:
+            for received in messages:
                 self._deps.registry.hold_untracked(received)
-            settler.returner.reject(deliveries)
+            settler.returner.reject(messages)
 
     async def _wait_for_room(self) -> int:
         """Wait until a pool has room. Return how many messages to ask for (BRK-1, ROUTE-5)."""
         settler, pools = self.settler, self._dispatcher.pools
-        if settler.returner.deferred:
-            settler.returner.place_deferred()
-            while self._may_receive and settler.returner.deferred:
-                await self._wait(FRUITLESS_PAUSE_SECONDS)
-                settler.returner.place_deferred()
+        if settler.returner.held_back:
+            settler.returner.place_held_back()
+            while self._may_receive and settler.returner.held_back:
+                await self._wait(NO_ROOM_PAUSE_SECONDS)
+                settler.returner.place_held_back()
         # Pause if the last batch caused no request, or if every pool that it fed is full.
-        is_fruitless, settler.last_batch_sent_nothing = settler.last_batch_sent_nothing, False
+        sent_nothing, settler.last_batch_sent_nothing = settler.last_batch_sent_nothing, False
         open_pools = [pool for pool in self._fed if pool.has_room]
-        if self._may_receive and (is_fruitless or (self._fed and not open_pools)):
-            await self._wait(FRUITLESS_PAUSE_SECONDS)
+        if self._may_receive and (sent_nothing or (self._fed and not open_pools)):
+            await self._wait(NO_ROOM_PAUSE_SECONDS)
         # coverage.py now and then misses the jump to an await.
         while self._may_receive and not pools.have_room:  # pragma: no branch
             await self._wait(None)

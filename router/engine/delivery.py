@@ -30,7 +30,7 @@ from router.core.redact import mask_urls
 from router.core.retry import Jitter, decide
 from router.core.stats import Deliveries
 from router.core.target import origin_of
-from router.core.trace import UNRECORDED, Sampling, post_span
+from router.core.trace import UNRECORDED, Sampling, request_span
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
@@ -96,7 +96,7 @@ class Mediator:
         job.batch.requests += 1
         is_good: bool | None = None  # a cancelled call says nothing about the target
         try:
-            span = post_span(message.id, job.started_at, job.received.parent, self._sampling)
+            span = request_span(message.id, job.started_at, job.received.parent, self._sampling)
             policy = pool.retry or job.settler.retry
             answer = await self._sender.send(
                 message,
@@ -108,7 +108,7 @@ class Mediator:
             outcome = judge(answer, self._wall, policy)
             is_good = outcome.rule.breaker
         finally:
-            breaker.leave(ticket, self._loop.time(), is_good)
+            breaker.report(ticket, self._loop.time(), is_good)
         if not outcome.rule.was_sent:
             job.requests -= 1
         if outcome.rule.warning is not None:

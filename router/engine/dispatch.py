@@ -75,7 +75,7 @@ class Dispatcher:
     def dispatch(
         self,
         settler: Settler,
-        deliveries: Sequence[ReceivedMessage],
+        messages: Sequence[ReceivedMessage],
         now: float,
         read: Reader = parse,
     ) -> tuple[Unroutable, set[ProcessPool]]:
@@ -85,7 +85,7 @@ class Dispatcher:
         batch, unroutable, fed = Batch(settler, now, scope), Unroutable(), set[ProcessPool]()
         again: dict[str, Batch] = {}  # by group: the batch of a message that is here again
         jobs: list[Job] = []
-        for received in deliveries:
+        for received in messages:
             try:
                 job = self._track(received, batch, again, read, unroutable)
             except Exception:  # the bulkhead: a bug met on one message strands no other
@@ -97,7 +97,7 @@ class Dispatcher:
                     jobs.append(job)
         settler.hold(jobs)
         if unroutable.early and settler.holds_groups:
-            jobs = self._hold_back(jobs, deliveries, unroutable)
+            jobs = self._hold_back(jobs, messages, unroutable)
         for job in jobs:
             job.batch.left += 1
             pool = self.pools.pool_for(job)
@@ -223,21 +223,21 @@ class Dispatcher:
         held.followers += ((settler, received),)
 
     def _hold_back(
-        self, jobs: list[Job], deliveries: Sequence[ReceivedMessage], unroutable: Unroutable
+        self, jobs: list[Job], messages: Sequence[ReceivedMessage], unroutable: Unroutable
     ) -> list[Job]:
         """Refuse what came behind an early one of its group. Return the others.
 
         The broker holds the group back meanwhile (FIFO-1).
         """
         first: dict[tuple[str | None, str | None], int] = {
-            (message.pool, message.group): deliveries.index(received)
+            (message.pool, message.group): messages.index(received)
             for received, _, message in reversed(unroutable.early)
             if message.group is not None
         }
         ready = []
         for job in jobs:
             place = first.get((job.message.pool, job.message.group))
-            if place is None or deliveries.index(job.received) < place:
+            if place is None or messages.index(job.received) < place:
                 ready.append(job)
             else:
                 job.batch.left += 1
@@ -272,21 +272,21 @@ def _is_certainly_held(held: Job, settler: Settler, now: float) -> bool:
     )
 
 
-async def read_ahead(deliveries: Sequence[ReceivedMessage]) -> Reader:
+async def read_ahead(messages: Sequence[ReceivedMessage]) -> Reader:
     """Return how to read these bodies. A large receive is parsed here, in slices.
 
     Dispatching needs all messages of a batch at once, without a pause. Parsing is what takes long
     and depends on nothing else, so there may be pauses: the caller then checks again what may have
     changed. A receive of usual size is parsed while it is dispatched, without a pause.
     """
-    if sum([len(received.body) for received in deliveries]) <= PARSE_SLICE_BYTES:
+    if sum([len(received.body) for received in messages]) <= PARSE_SLICE_BYTES:
         return parse
-    # By the identity of the body, which the deliveries hold. A flaw is kept as its text: a kept
+    # By the identity of the body, which the messages hold. A flaw is kept as its text: a kept
     # error has a traceback, which leads back to it and to the bodies, and only the garbage
     # collector would free them (P4).
     results: dict[int, Message | str] = {}
     parsed, began = 0, time.thread_time()
-    for received in deliveries:
+    for received in messages:
         if parsed >= PARSE_SLICE_BYTES:
             took = time.thread_time() - began
             # As long a pause if it took long: what others do needs several turns of the loop. With

@@ -105,7 +105,7 @@ class InFlightRegistry:
         self.tallies.keep(job.key, job.tally)
 
     def remember_ack(self, queue_uri: str, job: Job, now: float) -> None:
-        """Its ACK may not have been heard: acknowledge the next delivery of that copy (BRK-3)."""
+        """Acknowledge the next hand-over of this copy: its ACK may have been lost (BRK-3)."""
         proof = proof_of_copy(queue_uri, job.received)
         if proof is not None:
             self.remembered.add(proof, now, error=job.error)
@@ -115,7 +115,7 @@ class InFlightRegistry:
         return self.remembered.error_of(proof_of_copy(queue_uri, received), now)
 
     def forget_ack(self, queue_uri: str, received: ReceivedMessage) -> None:
-        """The broker has removed it now."""
+        """Forget a remembered ACK: the broker has removed the copy now."""
         self.remembered.forget(proof_of_copy(queue_uri, received))
 
     def forfeit_followers(self, settler: Settler) -> None:

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 ACK_LINGER_SECONDS: Final = 0.002  # an ACK waits so long for others to go with it (BRK-3)
 ACKS_PER_CALL: Final = 500
-_LAST_DELIVERY: Final = GiveUp(
-    Reason.RETRIES_EXHAUSTED, "this was the broker's last delivery of the message"
+_LAST_HAND_OVER: Final = GiveUp(
+    Reason.RETRIES_EXHAUSTED, "the broker hands this message over for the last time"
 )
 
 
@@ -294,7 +294,7 @@ class AckBatcher:
             if self._outgoing.is_left_of(job):  # its reply would never be published
                 log.warning("ACK too late: the message will be delivered again", extra=_id(job))
                 continue
-            log.warning("ACK too late: the next delivery will be acknowledged", extra=_id(job))
+            log.warning("ACK too late: the next hand-over will be acknowledged", extra=_id(job))
             settler.deps.registry.remember_ack(settler.queue.uri, job, settler.now())
         settler.finish(jobs, Fate.FORFEITED)
 
@@ -321,7 +321,7 @@ class Returner:
 
     def __init__(self, settler: QueueSettler) -> None:
         self.is_busy = False
-        self.deferred: list[Job] = []  # held back here until a pool has room (ROUTE-5)
+        self.held_back: list[Job] = []  # until a pool has room (ROUTE-5)
         self._settler = settler
         self._unwanted: list[ReceivedMessage] = []
 
@@ -332,7 +332,7 @@ class Returner:
         job.state, job.returned_for, job.ending = State.SETTLING, delay, None
         while job.extending:  # a late extension would undo the NACK (BRK-5)
             await settler.deps.extended.wait()
-        if job.received.is_last and await settler.dead_letter(job, _LAST_DELIVERY):
+        if job.received.is_last and await settler.dead_letter(job, _LAST_HAND_OVER):
             return
         fate = Fate.FORFEITED
         if job.lease_until > settler.now():
@@ -341,9 +341,9 @@ class Returner:
             settler.deps.registry.remember_tally(job)
         settler.finish([job], fate)
 
-    def reject(self, deliveries: Sequence[ReceivedMessage]) -> None:
+    def reject(self, messages: Sequence[ReceivedMessage]) -> None:
         """Give back what comes too late to be dispatched. The settler is not idle until then."""
-        self._unwanted += deliveries
+        self._unwanted += messages
         if not self.is_busy:
             self.is_busy = True
             self._settler.spawn(self._return_unwanted(), "return")
@@ -354,27 +354,27 @@ class Returner:
             self._settler.warn(Code.MALFORMED_MESSAGE, f"a message cannot be read: {problem}")
             await self._end_unread(received, DEFAULT_DELAY, GiveUp(Reason.MALFORMED, problem))
         for received, wait, _ in unroutable.early:  # CMD-5
-            await self._end_unread(received, wait, _LAST_DELIVERY if received.is_last else None)
+            await self._end_unread(received, wait, _LAST_HAND_OVER if received.is_last else None)
         for received in unroutable.failed:
             self._settler.warn(Code.PROCESSING, "a message cannot be routed: see the log")
             await self._end_unread(received, DEFAULT_DELAY)
         if self._settler.is_ordered_here:
-            self.deferred += unroutable.refused  # returned, they would lose their place
+            self.held_back += unroutable.refused  # returned, they would lose their place
         else:
             await nack_in_order(unroutable.refused, NO_ROOM_DELAY)
 
-    def place_deferred(self) -> None:
+    def place_held_back(self) -> None:
         """Try again to find room for what had none."""
-        self.deferred = self._settler.dispatcher.place(self.deferred)
+        self.held_back = self._settler.dispatcher.place(self.held_back)
 
-    async def return_deferred(self) -> None:
-        deferred, self.deferred = self.deferred, []
-        await nack_in_order(deferred, 0.0)
+    async def return_held_back(self) -> None:
+        held_back, self.held_back = self.held_back, []
+        await nack_in_order(held_back, 0.0)
 
     def forfeit_all(self) -> None:
         """The connection is lost, and with it what waits to be placed or returned."""
-        deferred, self.deferred = self.deferred, []
-        for job in deferred:
+        held_back, self.held_back = self.held_back, []
+        for job in held_back:
             job.settler.forfeit(job)
         unwanted, self._unwanted = self._unwanted, []
         for received in unwanted:
@@ -383,7 +383,7 @@ class Returner:
     async def _return_unwanted(self) -> None:
         while self._unwanted:
             received = self._unwanted.pop(0)
-            await self._end_unread(received, 0.0, _LAST_DELIVERY if received.is_last else None)
+            await self._end_unread(received, 0.0, _LAST_HAND_OVER if received.is_last else None)
         self.is_busy = False
         self._settler.ring_if_idle()
 

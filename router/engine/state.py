@@ -234,7 +234,7 @@ def held_state(job: Job, loop_to_wall: float) -> Held:
         group=job.group,
         target=mask_urls(job.message.target),
         state=job.state,
-        attempt=job.requests,
+        requests=job.requests,
         received_at=job.tracked_at + loop_to_wall,
         started_at=job.started_at + loop_to_wall,
         resume_at=None if job.resume_at == NEVER else job.resume_at + loop_to_wall,
@@ -282,7 +282,7 @@ class InFlightMessage(Struct, frozen=True, kw_only=True):
     pool: str
     group: str
     state: State
-    attempt: int
+    requests: int  # sent so far
     since: float  # Unix seconds
     seconds: float
 
@@ -330,7 +330,7 @@ class MessageLookup:
                 pool=job.pool_code,
                 group=job.group,
                 state=job.state,
-                attempt=job.requests,
+                requests=job.requests,
                 since=wall - (now - job.tracked_at),
                 seconds=now - job.tracked_at,
             )

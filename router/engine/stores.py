@@ -233,7 +233,7 @@ def _seen(
         id=seen.message_id,
         status=status,
         failures=seen.failures,
-        requests=seen.attempt if isinstance(seen, Held) else seen.requests,
+        requests=seen.requests,
         created_at=seen.received_at,
         started_at=seen.tries[0].started_at if seen.tries else None,
         ended_at=None if isinstance(seen, Held) or ending is None else seen.ended_at,

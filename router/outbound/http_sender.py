@@ -63,12 +63,12 @@ class HttpSender:
     async def send(
         self,
         message: Message,
-        post: int,
+        request: int,
         timeout: float,
         span: Span | None = None,
         max_attempts: int | None = None,
     ) -> Answer:
-        """POST it, as the `post`-th request for it, within `timeout` seconds."""
+        """POST it, as request number `request` of the message, within `timeout` seconds."""
         try:
             address = self._address(message.target)
             if not isinstance(address, str):
@@ -77,7 +77,7 @@ class HttpSender:
                 body = b'{"messageId":%b,"payload":%b}' % (_encode(message.id), message.payload)
             else:
                 body = b'{"messageId":%b}' % _encode(message.id)
-            headers = self._headers(message, post, body, span)
+            headers = self._headers(message, request, body, span)
             if message.correlation_id:
                 headers.append(f"X-Correlation-Id: {_header_value(message.correlation_id)}")
             if max_attempts is not None:
@@ -98,7 +98,7 @@ class HttpSender:
         return ascii_url(url)
 
     def _headers(
-        self, message: Message, post: int, body: bytes, span: Span | None
+        self, message: Message, request: int, body: bytes, span: Span | None
     ) -> list[str | bytes]:
         """Raises BadSecret."""
         message_id = message.id if _PLAIN.fullmatch(message.id) else _header_value(message.id)
@@ -106,7 +106,7 @@ class HttpSender:
             b"Content-Type: application/json",
             b"Accept: application/json",
             f"X-Message-Id: {message_id}",
-            f"X-Message-Attempt: {post}",
+            f"X-Message-Attempt: {request}",
         ]
         if message.token:
             lines.append(f"Authorization: Bearer {message.token}")

@@ -1,8 +1,8 @@
-"""Messages as OpenTelemetry traces: a span for each visit, and within it one for each request.
+"""Messages as OpenTelemetry traces: a span for each hand-over, and within it one for each request.
 
-The spans of a visit are made when it has ended, from the record in the journal. A thread of the SDK
-exports them in batches. A slow or missing collector does not affect deliveries: the queue before
-that thread is bounded, and what does not fit is dropped and counted.
+The spans of a hand-over are made when it has ended, from the record in the journal. A thread of
+the SDK exports them in batches. A slow or missing collector does not affect deliveries: the queue
+before that thread is bounded, and what does not fit is dropped and counted.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from router.core.job import Try
 from router.core.outcome import RULES
 from router.core.redact import mask_urls
 from router.core.target import HANDLER, PROCESS
-from router.core.trace import Sampling, Span, post_span, visit_span
+from router.core.trace import Sampling, Span, hand_over_span, request_span
 
 log = logging.getLogger(__name__)
 
@@ -93,55 +93,57 @@ class Traces:
             "dropped": self._dropped,
         }
 
-    def ended(self, visit: HandOver) -> None:
+    def ended(self, hand_over: HandOver) -> None:
         try:
-            span = visit_span(visit.message_id, visit.received_at, visit.parent, self._rule)
+            span = hand_over_span(
+                hand_over.message_id, hand_over.received_at, hand_over.parent, self._rule
+            )
             if not span.sampled:
                 return
             on_their_way = self._given - self._outbox.exported - self._outbox.failed
-            if on_their_way + 1 + len(visit.tries) > MAX_QUEUED_SPANS:
-                self._dropped += 1 + len(visit.tries)
+            if on_their_way + 1 + len(hand_over.tries) > MAX_QUEUED_SPANS:
+                self._dropped += 1 + len(hand_over.tries)
                 return
             clock = self._wall() - self._now()
-            for each in _VisitSpans(visit, span, self._rule, self._resource, clock).spans():
+            for each in _HandOverSpans(hand_over, span, self._rule, self._resource, clock).spans():
                 self._processor.on_end(each)
                 self._given += 1
         except Exception:
             # A bulkhead: a message that cannot be traced must still be settled.
-            log.exception("no trace of %s", visit.message_id)
+            log.exception("no trace of %s", hand_over.message_id)
 
 
-class _VisitSpans:
-    """One visit as spans."""
+class _HandOverSpans:
+    """One hand-over as spans."""
 
     def __init__(
-        self, visit: HandOver, span: Span, rule: Sampling, resource: Resource, clock: float
+        self, hand_over: HandOver, span: Span, rule: Sampling, resource: Resource, clock: float
     ) -> None:
-        self._visit = visit
+        self._hand_over = hand_over
         self._rule = rule
         self._resource = resource
-        self._clock = clock  # the wall's seconds ahead of the visit's
+        self._clock = clock  # the wall's seconds ahead of the hand-over's
         self._context = _context(span)
 
     def spans(self) -> Iterator[ReadableSpan]:
-        visit = self._visit
-        sent = [each for each in visit.tries if each.error not in _UNSENT]
-        for number, each in enumerate(sent, visit.requests - len(sent) + 1):
-            yield self._post(each, number)
-        error = visit.tries[-1].error if visit.tries else None
-        if visit.error and not _is_local(visit.target):  # a task's own words stay here
-            error = visit.error
+        hand_over = self._hand_over
+        sent = [each for each in hand_over.tries if each.error not in _UNSENT]
+        for number, each in enumerate(sent, hand_over.requests - len(sent) + 1):
+            yield self._request(each, number)
+        error = hand_over.tries[-1].error if hand_over.tries else None
+        if hand_over.error and not _is_local(hand_over.target):  # a task's own words stay here
+            error = hand_over.error
         yield ReadableSpan(
-            name=f"process {visit.queue}",
+            name=f"process {hand_over.queue}",
             context=self._context,
-            parent=None if visit.parent is None else _context(visit.parent, is_remote=True),
+            parent=None if hand_over.parent is None else _context(hand_over.parent, is_remote=True),
             kind=SpanKind.CONSUMER,
-            start_time=self._nanoseconds(visit.received_at),
-            end_time=self._nanoseconds(visit.ended_at),
-            attributes=_facts_of_visit(visit),
+            start_time=self._nanoseconds(hand_over.received_at),
+            end_time=self._nanoseconds(hand_over.ended_at),
+            attributes=_facts_of_hand_over(hand_over),
             events=[
                 Event("not sent", {"error.type": each.error}, self._nanoseconds(each.started_at))
-                for each in visit.tries
+                for each in hand_over.tries
                 if each.error in _UNSENT
             ],
             status=_status(error),
@@ -149,17 +151,17 @@ class _VisitSpans:
             instrumentation_scope=_SCOPE,
         )
 
-    def _post(self, each: Try, number: int) -> ReadableSpan:
-        visit = self._visit
-        span = post_span(visit.message_id, each.started_at, visit.parent, self._rule)
+    def _request(self, each: Try, number: int) -> ReadableSpan:
+        hand_over = self._hand_over
+        span = request_span(hand_over.message_id, each.started_at, hand_over.parent, self._rule)
         return ReadableSpan(
-            name="run" if _is_local(visit.target) else "POST",
+            name="run" if _is_local(hand_over.target) else "POST",
             context=_context(span),
             parent=self._context,
-            kind=SpanKind.INTERNAL if _is_local(visit.target) else SpanKind.CLIENT,
+            kind=SpanKind.INTERNAL if _is_local(hand_over.target) else SpanKind.CLIENT,
             start_time=self._nanoseconds(each.started_at),
             end_time=self._nanoseconds(each.ended_at),
-            attributes=_facts_of_post(visit.target, each, number),
+            attributes=_facts_of_request(hand_over.target, each, number),
             status=_status(each.error),
             resource=self._resource,
             instrumentation_scope=_SCOPE,
@@ -169,23 +171,23 @@ class _VisitSpans:
         return int((at + self._clock) * 1e9)
 
 
-def _facts_of_visit(visit: HandOver) -> Attributes:
+def _facts_of_hand_over(hand_over: HandOver) -> Attributes:
     facts: Attributes = {
         "messaging.operation.type": "process",
-        "messaging.destination.name": visit.queue,
-        "messaging.message.id": visit.message_id,
-        "message_router.pool": visit.pool,
-        "message_router.group": visit.group,
-        "message_router.outcome": visit.fate.name.lower(),
+        "messaging.destination.name": hand_over.queue,
+        "messaging.message.id": hand_over.message_id,
+        "message_router.pool": hand_over.pool,
+        "message_router.group": hand_over.group,
+        "message_router.outcome": hand_over.fate.name.lower(),
     }
-    if visit.broker_id is not None:
-        facts["message_router.broker_id"] = visit.broker_id
-    if visit.returned_for is not None:
-        facts["message_router.returned_for_seconds"] = visit.returned_for
+    if hand_over.broker_id is not None:
+        facts["message_router.broker_id"] = hand_over.broker_id
+    if hand_over.returned_for is not None:
+        facts["message_router.returned_for_seconds"] = hand_over.returned_for
     return facts
 
 
-def _facts_of_post(target: str, each: Try, number: int) -> Attributes:
+def _facts_of_request(target: str, each: Try, number: int) -> Attributes:
     public = target.partition("?")[0]  # a query may hold anything
     facts: Attributes = {"message_router.attempt": number}
     if _is_local(target):

@@ -188,7 +188,7 @@ async def test_b7_bodies_that_are_not_utf8_with_forged_retry_headers_disturb_nob
     document["queues"].append(
         {"queueName": "shared", "queueUri": f"{rabbitmq.url}?queue=shared&type=classic"}
     )
-    forged = history_headers(RetryHistory("made-up", deliveries=3, due_at=time.time() + 1))
+    forged = history_headers(RetryHistory("made-up", receive_count=3, due_at=time.time() + 1))
     async with await aio_pika.connect(rabbitmq.url) as connection, connection.channel() as channel:
         await channel.declare_queue("shared", durable=True, arguments={"x-queue-type": "classic"})
         async with site.router() as router, bystander(router) as other:

@@ -71,7 +71,7 @@ async def publish(server: NatsServer, messages: Sequence[dict[str, object]]) -> 
 
 
 async def unsettled(server: NatsServer) -> tuple[int, int]:
-    """Messages that wait in the stream, and messages that are out or deferred."""
+    """Messages that wait in the stream, and messages that are out or delayed."""
     info = await call(server.port, f"CONSUMER.INFO.{STREAM}.{CONSUMER}", {})
     return info["num_pending"], info["num_ack_pending"]
 

@@ -29,9 +29,9 @@ async def test_a_delivered_message_is_explained_and_its_story_is_told(
         status = await router.command("status", "--json")
 
     assert json.loads(explained.out)["state"] == "DELIVERED"
-    (visit,) = story["visits"]
-    assert visit["outcome"] == "DELIVERED"
-    assert [attempt["status"] for attempt in visit["attempts"]] == [200]
+    (hand_over,) = story["visits"]
+    assert hand_over["outcome"] == "DELIVERED"
+    assert [attempt["status"] for attempt in hand_over["attempts"]] == [200]
     assert json.loads(status.out)["healthy"] is True
     assert "hunter2" not in f"{explained.out}{story}{status.out}"
 

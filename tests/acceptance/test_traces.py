@@ -39,19 +39,19 @@ async def test_a_trace_tells_what_a_target_was_told(site: Site) -> None:
             await eventually(lambda: not site.unsettled())
             assert await router.stop() == 0
 
-    *posts, visit = spans_in(collector.requests)
+    *posts, hand_over = spans_in(collector.requests)
     told = [request.headers["traceparent"].split("-") for request in target.requests]
     assert {request.line for request in collector.requests} == {"POST /v1/traces HTTP/1.1"}
     assert [(each.trace_id, each.span_id) for each in posts] == [(t[1], t[2]) for t in told]
     assert [parts[3] for parts in told] == ["01", "01"]
     assert [each.facts["http.response.status_code"] for each in posts] == [503, 200]
     assert [each.facts["message_router.attempt"] for each in posts] == [1, 2]
-    assert {each.parent_id for each in posts} == {visit.span_id}
-    assert visit.facts["messaging.destination.name"] == "orders"
-    assert visit.facts["message_router.pool"] == "POOL-A"
-    assert visit.facts["message_router.group"] == "order-1"
-    assert visit.facts["message_router.outcome"] == "delivered"
-    assert visit.seconds >= 1  # the pause between the tries
+    assert {each.parent_id for each in posts} == {hand_over.span_id}
+    assert hand_over.facts["messaging.destination.name"] == "orders"
+    assert hand_over.facts["message_router.pool"] == "POOL-A"
+    assert hand_over.facts["message_router.group"] == "order-1"
+    assert hand_over.facts["message_router.outcome"] == "delivered"
+    assert hand_over.seconds >= 1  # the pause between the tries
 
 
 @pytest.mark.rule("P5", "OPS-5")

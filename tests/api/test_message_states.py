@@ -249,7 +249,7 @@ async def test_what_the_router_holds_is_in_flight(
         group="g",
         target="https://svc/",
         state=State.DELIVERING,
-        attempt=2,
+        requests=2,
         received_at=AT,
         started_at=AT,
         tries=(Try(AT, 1.0, 503, "HTTP 503"), Try(AT + 2, None)),

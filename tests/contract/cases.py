@@ -301,8 +301,8 @@ def publication(
     return Publication(message, message_id.encode() if body is None else body, message_id)
 
 
-def bodies(deliveries: Sequence[ReceivedMessage]) -> list[str]:
-    return [received.body.decode() for received in deliveries]
+def bodies(messages: Sequence[ReceivedMessage]) -> list[str]:
+    return [received.body.decode() for received in messages]
 
 
 async def several(broker: Broker, count: int) -> list[ReceivedMessage]:
@@ -326,5 +326,5 @@ async def is_empty(broker: Broker) -> bool:
     """Whether nothing can be had now; after it, the connection receives no more."""
     waiting = asyncio.ensure_future(broker.receive(1))
     await asyncio.sleep(0.2)
-    broker.interrupt()
+    broker.stop()
     return not await waiting

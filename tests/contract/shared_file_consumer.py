@@ -39,7 +39,7 @@ async def consume(uri: str, worker: str, limit: int, lease: float) -> None:
 
 async def receive(broker: Broker, limit: int) -> Sequence[ReceivedMessage]:
     """Nothing for a second: there is nothing left."""
-    end = asyncio.get_running_loop().call_later(1.0, broker.interrupt)
+    end = asyncio.get_running_loop().call_later(1.0, broker.stop)
     batch = await broker.receive(limit)
     end.cancel()
     return batch

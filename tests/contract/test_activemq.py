@@ -112,7 +112,7 @@ async def test_a_copy_keeps_headers_and_group_and_the_first_id(
 
     assert first.broker_id == second.claimed_id == copy.headers["x-message-router-id"]
     assert second.broker_id != first.broker_id  # the broker made it for the copy
-    assert (second.count, second.tally) == (2, TRIED)
+    assert (second.receive_count, second.tally) == (2, TRIED)
     assert copy.body == first.body
     assert "content-length" not in copy.headers  # text still
     assert copy.headers["persistent"] == "true"
@@ -177,7 +177,7 @@ async def test_what_is_given_back_at_the_end_is_returned_by_closing(
     await ends.publisher.publish([publication(str(number)) for number in range(4)])
     async with ends.door.open_queue(ends.queue) as leaving:
         held = await several(leaving, 2)
-        leaving.interrupt()
+        leaving.stop()
         for received in held:
             await leaving.nack(received.handle, 0, UNTRIED)
 
@@ -208,7 +208,7 @@ async def test_without_a_scheduler_messages_are_held_in_memory_and_that_is_told_
 
     assert bodies(others) == ["b"]
     assert 1.0 <= waited < 1.5
-    assert (second.claimed_id, second.tally, second.count) == (first.claimed_id, TRIED, 2)
+    assert (second.claimed_id, second.tally, second.receive_count) == (first.claimed_id, TRIED, 2)
     assert bodies(returned) == ["a", "b"]
     told = [record for record in caplog.records if record.levelno == logging.CRITICAL]
     assert [record.getMessage() for record in told] == [

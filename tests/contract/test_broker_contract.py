@@ -69,7 +69,7 @@ async def test_what_is_published_is_received_in_order(ends: Ends) -> None:
 
     assert added == [True, True, True]
     assert bodies(batch) == ["a", "b", "c"]
-    assert [(received.count, received.tally) for received in batch] == [(1, UNTRIED)] * 3
+    assert [(received.receive_count, received.tally) for received in batch] == [(1, UNTRIED)] * 3
     assert len({name_of(received) for received in batch}) == 3
 
 
@@ -117,7 +117,7 @@ async def test_a_nacked_message_comes_back_no_sooner_than_asked(case: Case, ends
 
     assert given_back + case.short - 0.01 <= now() < given_back + case.short + 1
     assert (name_of(second), second.body) == (name_of(first), b"a")
-    assert (second.count, second.tally) == (2, TRIED if case.keeps_tally else UNTRIED)
+    assert (second.receive_count, second.tally) == (2, TRIED if case.keeps_tally else UNTRIED)
     assert second.handle != first.handle
 
 
@@ -156,7 +156,7 @@ async def test_a_message_whose_lease_ended_is_handed_out_again(case: Case, brief
     second = await receive_one(brief.broker)
 
     assert received + case.short - 0.1 <= now() < received + case.short + 1
-    assert (second.broker_id, second.count) == (first.broker_id, 2)
+    assert (second.broker_id, second.receive_count) == (first.broker_id, 2)
     assert first.lease_until is not None
     assert first.lease_until <= received + case.short
 
@@ -215,7 +215,7 @@ async def test_what_a_closed_connection_held_is_handed_out_again(
     async with door.open_queue(queue) as broker:
         received = await receive_one(broker)
 
-    assert (received.body, received.count) == (b"a", 2)
+    assert (received.body, received.receive_count) == (b"a", 2)
 
 
 @pytest.mark.rule("P3", "FIFO-1", "WQ-2")
@@ -393,7 +393,7 @@ async def test_a_thousand_messages_over_four_connections_arrive_once_each(
             received.update(bodies(batch))
             await broker.ack([received.handle for received in batch])
         for other in connections:
-            other.interrupt()  # they wait for a message that never comes
+            other.stop()  # they wait for a message that never comes
 
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as consumers:
         connections = [
@@ -405,12 +405,12 @@ async def test_a_thousand_messages_over_four_connections_arrive_once_each(
     assert received == Counter(numbers)
 
 
-async def test_an_interrupt_ends_a_receive_and_every_later_one(ends: Ends) -> None:
+async def test_a_stop_ends_a_receive_and_every_later_one(ends: Ends) -> None:
     waiting = asyncio.ensure_future(ends.broker.receive(1))
     await asyncio.sleep(0.05)
     started = now()
 
-    ends.broker.interrupt()
+    ends.broker.stop()
 
     assert (list(await waiting), list(await ends.broker.receive(1))) == ([], [])
     assert now() < started + 1

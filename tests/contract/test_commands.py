@@ -116,7 +116,7 @@ async def test_a_message_that_is_not_due_waits_at_its_broker(ends: Ends) -> None
     assert arrived.not_before is not None
     assert arrived.not_before.timestamp() == pytest.approx(item.not_before, abs=0.001)
     assert bytes(arrived.payload) == b'{"n": 1.5}'
-    assert (received.count, received.tally.requests) == (1, 0)
+    assert (received.receive_count, received.tally.requests) == (1, 0)
 
 
 @pytest.mark.rule("CMD-5")
@@ -148,7 +148,7 @@ async def test_a_target_is_called_no_sooner_and_once(
         soon = time.time()
         await until_sent(rig, 2)
 
-        assert rig.sender.posts == [("b", 1), ("a", 1)]
+        assert rig.sender.requests == [("b", 1), ("a", 1)]
         assert soon < due
         assert due <= time.time() < due + LATE_SECONDS
 

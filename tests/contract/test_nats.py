@@ -93,8 +93,8 @@ def handles_of(unsettled: Sequence[Unsettled]) -> list[Any]:
     return [each.handle for each in unsettled]
 
 
-def handles(deliveries: Sequence[ReceivedMessage]) -> list[Any]:
-    return [received.handle for received in deliveries]
+def handles(messages: Sequence[ReceivedMessage]) -> list[Any]:
+    return [received.handle for received in messages]
 
 
 # When the server fails.
@@ -263,18 +263,18 @@ async def test_no_server_at_all_is_a_lost_connection(door: BrokerRegistry) -> No
 
 
 @pytest.mark.rule("OPS-4")
-async def test_an_interrupted_receive_takes_nothing_from_the_next_one(ends: Ends) -> None:
+async def test_a_stopped_receive_takes_nothing_from_the_next_one(ends: Ends) -> None:
     waiting = asyncio.ensure_future(ends.broker.receive(10))
     await asyncio.sleep(0.05)
-    ends.broker.interrupt()
-    interrupted = await waiting
+    ends.broker.stop()
+    stopped = await waiting
     await ends.publisher.publish([publication("a")])
     started = time.monotonic()
 
     async with ends.door.open_queue(ends.queue) as other:
         batch = await other.receive(10)
 
-    assert (bodies(interrupted), bodies(batch)) == ([], ["a"])
+    assert (bodies(stopped), bodies(batch)) == ([], ["a"])
     assert time.monotonic() - started < 1
 
 
@@ -292,16 +292,16 @@ async def test_what_is_given_back_in_the_end_keeps_its_place(
             waiting = asyncio.ensure_future(ends.broker.receive(10))
             await asyncio.sleep(0.05)
 
-            ends.broker.interrupt()
+            ends.broker.stop()
             acking = asyncio.ensure_future(ends.broker.ack([first.handle]))
             for received in others:
                 await ends.broker.nack(received.handle, 0, UNTRIED)
             await acking
-            interrupted = await waiting
+            stopped = await waiting
         async with door.open_queue(queue_at(server.port)) as broker:
             batch = await broker.receive(10)
 
-    assert (bodies(interrupted), bodies(batch)) == ([], names[1:])
+    assert (bodies(stopped), bodies(batch)) == ([], names[1:])
 
 
 @pytest.mark.rule("FIFO-1")
@@ -487,7 +487,7 @@ async def test_the_last_delivery_that_a_consumer_allows_is_known_as_such(
 
 
 @pytest.mark.rule("OPS-1", "OPS-3")
-async def test_deferred_messages_are_counted_against_the_limit(
+async def test_delayed_messages_are_counted_against_the_limit(
     stream: None, server: NatsServer, door: BrokerRegistry
 ) -> None:
     del stream
@@ -502,8 +502,8 @@ async def test_deferred_messages_are_counted_against_the_limit(
         await ends.broker.receive(1)
         without_room = await depth_of(ends.broker)
 
-    assert with_room == Depth(waiting=5, in_flight=0, due=3, deferred=2, deferred_limit=3)
-    assert without_room == Depth(waiting=4, in_flight=1, due=0, deferred=2, deferred_limit=3)
+    assert with_room == Depth(waiting=5, in_flight=0, due=3, delayed=2, delayed_limit=3)
+    assert without_room == Depth(waiting=4, in_flight=1, due=0, delayed=2, delayed_limit=3)
 
 
 # Publishing.

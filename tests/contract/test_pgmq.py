@@ -463,7 +463,7 @@ async def test_a_worker_that_speaks_sql_and_ours_share_a_queue(  # noqa: C901  t
                 done.append(body)
                 count += 1
             await asyncio.sleep(0.001)
-        ends.broker.interrupt()
+        ends.broker.stop()
         return count
 
     async def work() -> int:
@@ -624,7 +624,7 @@ async def test_a_version_without_headers_groups_and_notifications_will_do(
 
         assert (ends.broker.holds_groups, ends.broker.traits.ordered_here) == (False, True)
         assert not ends.broker.traits.keeps_tally
-        assert (again.body, again.count, again.tally) == (b"a", 2, UNTRIED)
+        assert (again.body, again.receive_count, again.tally) == (b"a", 2, UNTRIED)
         assert not lost
 
     left = await connection.fetchval("SELECT array_agg(msg_id) FROM pgmq.q_orders")

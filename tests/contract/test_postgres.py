@@ -165,7 +165,7 @@ async def test_a_session_that_lost_its_statements_costs_nothing(server: Postgres
     assert after == [0, 0]  # as behind a pooler: no session can be relied on
 
 
-async def test_an_interrupt_ends_a_receive_while_the_server_says_nothing(
+async def test_a_stop_ends_a_receive_while_the_server_says_nothing(
     ends: Ends, server: PostgresServer
 ) -> None:
     waiting = asyncio.ensure_future(ends.broker.receive(1))
@@ -173,7 +173,7 @@ async def test_an_interrupt_ends_a_receive_while_the_server_says_nothing(
 
     server.freeze()
     try:
-        ends.broker.interrupt()
+        ends.broker.stop()
         async with asyncio.timeout(1):
             batch = await waiting
     finally:
@@ -246,7 +246,7 @@ class Relay:
                 await broker.nack(received.handle, 0, UNTRIED)
         if sum(map(len, self.done.values())) == 2 * GROUPS * PER_LANE:
             for other in self.brokers:
-                other.interrupt()
+                other.stop()
 
 
 def _lane_and_number(received: ReceivedMessage) -> tuple[str, int]:
@@ -665,7 +665,7 @@ async def test_what_a_dead_predecessor_held_is_handed_out_at_once(
         files = [path.name.rpartition("-")[2] for path in (tmp_path / "workers").iterdir()]
         await broker.ack([received.handle])
 
-    assert (bodies([received]), received.count) == (["anna0"], 2)
+    assert (bodies([received]), received.receive_count) == (["anna0"], 2)
     assert files == ["bert"]
     assert "anna0|ready|anna|the worker died" in story(postgres.server, queue)
 

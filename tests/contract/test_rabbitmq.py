@@ -101,7 +101,7 @@ async def test_a_delay_between_two_steps_is_waited_for_in_hops(ends: Ends) -> No
     second = await receive_one(ends.broker)
 
     assert 3.0 <= time.monotonic() - given_back < 5
-    assert (second.claimed_id, second.tally, second.count) == ("a", Tally(1, 3), 2)
+    assert (second.claimed_id, second.tally, second.receive_count) == ("a", Tally(1, 3), 2)
 
 
 @pytest.mark.rule("BRK-4", "FIFO-1")
@@ -250,13 +250,13 @@ async def test_no_more_is_held_than_the_window_allows(
 
 
 @pytest.mark.rule("CFG-7", "OPS-4")
-async def test_an_interrupted_connection_keeps_only_what_it_has_handed_over(
+async def test_a_stopped_connection_keeps_only_what_it_has_handed_over(
     ends: Ends,
 ) -> None:
     await ends.publisher.publish([publication("a"), publication("b"), publication("c")])
     held = await receive_one(ends.broker)
 
-    ends.broker.interrupt()
+    ends.broker.stop()
     async with reopened(ends) as other:
         there = await other.receive(10)
 
@@ -325,7 +325,7 @@ async def test_a_broker_that_stops_and_starts_hands_out_again_what_was_not_settl
     await asyncio.to_thread(server.start)
     async with reopened(ends) as broker:
         again = await broker.receive(10)
-        assert [(each.body, each.count) for each in again] == [(b"a", 2), (b"b", 2)]
+        assert [(each.body, each.receive_count) for each in again] == [(b"a", 2), (b"b", 2)]
         with pytest.raises(StaleLease):
             await broker.nack(first.handle, 0, UNTRIED)
         assert [each.stale for each in await broker.ack([first.handle])] == [True]
@@ -394,7 +394,7 @@ async def test_what_is_published_again_is_not_taken_for_an_original_that_is_gone
             again = await receive_one(broker)
 
     assert copy.tally == TRIED
-    assert (again.claimed_id, again.tally, again.count) == (first.claimed_id, UNTRIED, 2)
+    assert (again.claimed_id, again.tally, again.receive_count) == (first.claimed_id, UNTRIED, 2)
 
 
 def by_way_of(wire: Proxy, queue: QueueConfig, server: RabbitServer) -> QueueConfig:
@@ -459,7 +459,7 @@ async def test_a_channel_closed_for_a_message_held_too_long_gives_everything_bac
     finally:
         await impatient(server, consumer_timeout=1_800_000, channel_tick_interval=60_000)
 
-    assert (again.body, again.count) == (b"a", 2)
+    assert (again.body, again.receive_count) == (b"a", 2)
 
 
 async def impatient(server: RabbitServer, **milliseconds: int) -> None:

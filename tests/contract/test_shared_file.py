@@ -135,7 +135,7 @@ async def handed_out_again(broker: Broker) -> float:
     began = time.monotonic()
     batch = await broker.receive(10)
     assert bodies(batch) == ["g:0", "g:1", "g:2"]
-    assert {received.count for received in batch} == {2}
+    assert {received.receive_count for received in batch} == {2}
     return time.monotonic() - began
 
 
@@ -209,8 +209,8 @@ async def test_two_that_recover_the_same_worker_hand_out_what_it_held_once(
         ):
             waiting = [asyncio.ensure_future(broker.receive(10)) for broker in (first, second)]
             await asyncio.sleep(1)
-            first.interrupt()
-            second.interrupt()
+            first.stop()
+            second.stop()
             received = [body for batch in await asyncio.gather(*waiting) for body in bodies(batch)]
 
     assert received == ["g:0", "g:1", "g:2"]
@@ -258,7 +258,7 @@ async def test_waiting_costs_next_to_nothing(queue: QueueConfig) -> None:
         before = time.process_time()
         await asyncio.sleep(2)
         used = time.process_time() - before
-        ends.broker.interrupt()
+        ends.broker.stop()
         await waiting
 
     assert used / 2 < 0.01

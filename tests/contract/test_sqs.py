@@ -82,7 +82,7 @@ async def test_what_a_poll_brings_after_the_end_of_its_connection_is_given_back_
         async with door.open_queue(queue) as closed:
             polling = asyncio.ensure_future(closed.receive(10))
             await asyncio.sleep(0.1)
-            closed.interrupt()
+            closed.stop()
             nothing = await polling
         await publish(door, queue, "a", "b", "c")
         await asyncio.sleep(0.5)  # the poll that nobody waits for takes them
@@ -93,7 +93,7 @@ async def test_what_a_poll_brings_after_the_end_of_its_connection_is_given_back_
 
     assert list(nothing) == []
     assert bodies(again) == ["a", "b", "c"]
-    assert [delivery.count for delivery in again] == [2, 2, 2]
+    assert [delivery.receive_count for delivery in again] == [2, 2, 2]
     assert took < 5
 
 
@@ -103,10 +103,10 @@ async def test_a_door_closes_when_its_last_poll_has_ended(ministack: SqsPlace) -
         async with door.open_queue(standard(ministack)) as broker:
             polling = asyncio.ensure_future(broker.receive(10))
             await asyncio.sleep(0.1)
-        interrupted = now()
+        stopped = now()
         assert list(await polling) == []
 
-    assert 1 < now() - interrupted < 4
+    assert 1 < now() - stopped < 4
 
 
 @pytest.mark.rule("BRK-1")

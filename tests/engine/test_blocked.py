@@ -109,13 +109,13 @@ async def test_an_open_circuit_is_time_without_progress_too() -> None:
         async def keep_open() -> None:
             """Other callers fail: ten at once, then one whenever the circuit lets it through."""
             for _ in range(10):
-                breaker.leave(breaker.enter(0.0) or 0, 0.0, ok=False)
+                breaker.report(breaker.enter(0.0) or 0, 0.0, ok=False)
             while True:
                 await asyncio.sleep(4.9)
                 now = asyncio.get_running_loop().time()
                 ticket = breaker.enter(now + 0.5)
                 assert ticket is not None
-                breaker.leave(ticket, now, ok=False)
+                breaker.report(ticket, now, ok=False)
 
         others = rig.tasks.create_task(keep_open())
         await asyncio.sleep(0)

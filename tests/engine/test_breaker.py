@@ -27,7 +27,7 @@ def call(breaker: Breaker, *results: bool | None, now: float = 0.0) -> None:
     for ok in results:
         ticket = breaker.enter(now)
         assert ticket is not None
-        breaker.leave(ticket, now, ok=ok)
+        breaker.report(ticket, now, ok=ok)
 
 
 def opened(at: float = 0.0) -> Breaker:
@@ -84,7 +84,7 @@ def test_three_good_probes_close_it_with_a_clean_slate() -> None:
     breaker, tickets = probing(3)
 
     for ticket in tickets:
-        breaker.leave(ticket, 6.0, ok=True)
+        breaker.report(ticket, 6.0, ok=True)
 
     assert breaker.state is BreakerState.CLOSED
     assert breaker.buffered == (0, 0)
@@ -92,7 +92,7 @@ def test_three_good_probes_close_it_with_a_clean_slate() -> None:
 
 def test_probes_one_after_the_other_close_it_as_well() -> None:
     breaker, tickets = probing(1)
-    breaker.leave(tickets[0], 6.0, ok=True)
+    breaker.report(tickets[0], 6.0, ok=True)
 
     call(breaker, True, True, now=7.0)
 
@@ -102,8 +102,8 @@ def test_probes_one_after_the_other_close_it_as_well() -> None:
 def test_one_bad_probe_opens_it_for_five_more_seconds() -> None:
     breaker, tickets = probing(2)
 
-    breaker.leave(tickets[0], 6.0, ok=True)
-    breaker.leave(tickets[1], 7.0, ok=False)
+    breaker.report(tickets[0], 6.0, ok=True)
+    breaker.report(tickets[1], 7.0, ok=False)
 
     assert breaker.state is BreakerState.OPEN
     assert breaker.enter(11.9) is None
@@ -112,9 +112,9 @@ def test_one_bad_probe_opens_it_for_five_more_seconds() -> None:
 
 def test_good_probes_of_an_earlier_trial_do_not_count_in_the_next() -> None:
     breaker, tickets = probing(3)
-    breaker.leave(tickets[0], 6.0, ok=True)
-    breaker.leave(tickets[1], 6.0, ok=True)
-    breaker.leave(tickets[2], 6.0, ok=False)
+    breaker.report(tickets[0], 6.0, ok=True)
+    breaker.report(tickets[1], 6.0, ok=True)
+    breaker.report(tickets[2], 6.0, ok=False)
 
     call(breaker, True, True, now=11.0)
 
@@ -124,7 +124,7 @@ def test_good_probes_of_an_earlier_trial_do_not_count_in_the_next() -> None:
 def test_a_probe_that_tells_nothing_frees_its_place() -> None:
     breaker, tickets = probing(3)
 
-    breaker.leave(tickets[0], 6.0, ok=None)
+    breaker.report(tickets[0], 6.0, ok=None)
 
     assert breaker.state is BreakerState.HALF_OPEN
     assert breaker.enter(6.0) is not None
@@ -139,7 +139,7 @@ def test_the_result_of_a_call_begun_in_an_earlier_state_is_ignored(*, ok: bool |
     call(breaker, *[False] * 10)
     probe = breaker.enter(5.0)
 
-    breaker.leave(slow, 5.0, ok=ok)
+    breaker.report(slow, 5.0, ok=ok)
 
     assert probe is not None
     assert breaker.state is BreakerState.HALF_OPEN
@@ -150,7 +150,7 @@ def test_a_late_probe_does_not_disturb_a_closed_breaker() -> None:
     breaker, tickets = probing(3)
     breaker.reset()
 
-    breaker.leave(tickets[0], 6.0, ok=False)
+    breaker.report(tickets[0], 6.0, ok=False)
 
     assert breaker.state is BreakerState.CLOSED
     assert breaker.buffered == (0, 0)
@@ -221,7 +221,7 @@ class BreakerMachine(RuleBasedStateMachine):
         before = self.breaker.state
         if before is BreakerState.HALF_OPEN and ticket in self.probes:
             self.probes.remove(ticket)
-        self.breaker.leave(ticket, self.now, ok=ok)
+        self.breaker.report(ticket, self.now, ok=ok)
         if before is BreakerState.OPEN:
             assert self.breaker.state is BreakerState.OPEN
 
@@ -230,7 +230,7 @@ class BreakerMachine(RuleBasedStateMachine):
         for _ in range(10):
             ticket = self.breaker.enter(self.now)
             if ticket is not None:
-                self.breaker.leave(ticket, self.now, ok=False)
+                self.breaker.report(ticket, self.now, ok=False)
 
     @invariant()
     def never_more_than_three_probes(self) -> None:

@@ -41,7 +41,7 @@ async def test_attempts_are_remembered_for_a_broker_that_cannot_keep_them() -> N
         queue.hand_over(handed(body("a", poolCode="P"), "second", "1", lease=60))
         await asyncio.sleep(10)
 
-        assert [post for _, post in sender.posts] == [1, 2, 3, 4, 5, 6]
+        assert [request for _, request in sender.requests] == [1, 2, 3, 4, 5, 6]
         assert [letter.reason for letter in rig.letters.letters] == [Reason.RETRIES_EXHAUSTED]
 
 
@@ -55,7 +55,7 @@ async def test_what_was_remembered_of_a_message_goes_with_it() -> None:
             queue.hand_over(handed(body("a", poolCode="P"), handle, "1", lease=60))
             await asyncio.sleep(1)
 
-        assert [post for _, post in sender.posts] == [1, 2, 1]
+        assert [request for _, request in sender.requests] == [1, 2, 1]
         assert not rig.manager.registry.tallies
 
 
@@ -88,7 +88,7 @@ async def test_what_was_not_given_back_may_have_gone_elsewhere_and_is_never_coun
             queue.hand_over(handed(body("a", poolCode="P"), handle, "1", lease=60))
             await asyncio.sleep(1)
 
-        assert [post for _, post in sender.posts] == [1, 1]
+        assert [request for _, request in sender.requests] == [1, 1]
 
 
 @pytest.mark.rule("DLQ-1")
@@ -261,9 +261,9 @@ async def test_a_queue_without_order_gets_back_what_its_pool_cannot_take() -> No
 @pytest.mark.parametrize(
     ("depth", "told"),
     [
-        (Depth(900, 0, deferred=800, deferred_limit=1000), True),
-        (Depth(900, 0, deferred=799, deferred_limit=1000), False),
-        (Depth(900, 0, deferred=900), False),
+        (Depth(900, 0, delayed=800, delayed_limit=1000), True),
+        (Depth(900, 0, delayed=799, delayed_limit=1000), False),
+        (Depth(900, 0, delayed=900), False),
     ],
 )
 async def test_retries_that_use_up_a_brokers_limit_are_told(depth: Depth, *, told: bool) -> None:

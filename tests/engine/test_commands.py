@@ -531,7 +531,7 @@ class TestEarlyArrivals:
 
             assert rig.sender.sent == [(0, "b"), (40, "a")]
             assert rig.witness.nacks == [(0, "a", 40)]
-            assert rig.sender.posts == [("b", 1), ("a", 1)]
+            assert rig.sender.requests == [("b", 1), ("a", 1)]
 
     async def test_a_time_that_is_over_and_a_delay_for_publishing_are_ignored(self) -> None:
         async with running(pool()) as rig:

@@ -429,10 +429,10 @@ def large_batch() -> list[ReceivedMessage]:
     return [handed(each, n, str(n), lease=30) for n, each in enumerate(bodies)]
 
 
-async def turns_until_routed(rig: Rig, queue: ScriptedQueue, *deliveries: ReceivedMessage) -> int:
+async def turns_until_routed(rig: Rig, queue: ScriptedQueue, *messages: ReceivedMessage) -> int:
     """How often another task of the loop had its turn before they were routed."""
     before, turns = rig.manager.registry.ledger.received, 0
-    queue.hand_over(*deliveries)
+    queue.hand_over(*messages)
     while rig.manager.registry.ledger.received == before:
         await asyncio.sleep(0)
         turns += 1

@@ -34,20 +34,20 @@ async def store(tmp_path: Path) -> AsyncIterator[DeadLetterStore]:
 
 
 async def die(
-    store: DeadLetterStore, *deliveries: ReceivedMessage, queue: QueueConfig = QUEUE
+    store: DeadLetterStore, *messages: ReceivedMessage, queue: QueueConfig = QUEUE
 ) -> list[KeptLetter]:
     """Let a new router receive these, and its target refuse them all; answer what is kept."""
     sender = FakeSender()
     for each in ("a", "b"):
-        sender.script(each, *[Reply(404)] * len(deliveries))
+        sender.script(each, *[Reply(404)] * len(messages))
     scripted = ScriptedQueue(lease_seconds=30)
     async with running(
         pool("P"), sender=sender, brokers=Scripted(q=scripted), queues=[queue]
     ) as rig:
-        for received in deliveries:
+        for received in messages:
             scripted.hand_over(received)
             await sleep(5)
-        assert len(scripted.acked) == len(deliveries)
+        assert len(scripted.acked) == len(messages)
         for letter in rig.letters.letters:
             await store.put(letter)
     return list(await store.find(LetterFilter(), limit=100))

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from router.core.job import Fate, State
 from router.core.outcome import Reply
-from router.core.trace import UNRECORDED, Span, post_span
+from router.core.trace import UNRECORDED, Span, request_span
 from router.engine.registry import REMEMBERED, Journal
 from router.engine.state import MessageLookup
 from tests.support.fakes import FakeSender, FakeTracer
@@ -25,7 +25,7 @@ async def test_the_latest_visits_are_remembered_and_no_more() -> None:
         journal.note([make_job(f"m{number}")], Fate.DELIVERED, 0.0)
 
     assert len(journal) == 3
-    assert [visit.message_id for visit in journal.latest_first()] == ["m4", "m3", "m2"]
+    assert [hand_over.message_id for hand_over in journal.latest_first()] == ["m4", "m3", "m2"]
     assert journal.of_message("m1") == []
     assert REMEMBERED == 10_000
 
@@ -36,8 +36,8 @@ async def test_long_texts_are_cut() -> None:
 
     journal.note([job], Fate.DEAD_LETTERED, 0.0)
 
-    (visit,) = journal.of_message("a")
-    assert (len(visit.target), len(visit.error)) == (256, 256)
+    (hand_over,) = journal.of_message("a")
+    assert (len(hand_over.target), len(hand_over.error)) == (256, 256)
 
 
 @pytest.mark.rule("MED-1")
@@ -49,7 +49,7 @@ async def test_every_visit_is_told_to_the_tracer_as_it_ends() -> None:
         await asyncio.sleep(5)
 
         assert tracer.told == [*rig.manager.registry.journal.latest_first()][::-1]
-        assert {visit.requests for visit in tracer.told} == {1}
+        assert {hand_over.requests for hand_over in tracer.told} == {1}
 
 
 @pytest.mark.rule("MED-1")
@@ -61,10 +61,12 @@ async def test_a_requests_span_can_be_found_from_what_is_remembered() -> None:
         queue.hand_over(replace(handed(body("a"), "h", "1"), parent=parent))
         await asyncio.sleep(5)
 
-        (visit,) = rig.manager.registry.journal.of_message("a")
+        (hand_over,) = rig.manager.registry.journal.of_message("a")
 
-    found = [post_span("a", each.started_at, visit.parent, UNRECORDED) for each in visit.tries]
-    assert (visit.parent, visit.requests) == (parent, 2)
+    found = [
+        request_span("a", each.started_at, hand_over.parent, UNRECORDED) for each in hand_over.tries
+    ]
+    assert (hand_over.parent, hand_over.requests) == (parent, 2)
     assert sender.spans == found
     assert {span.trace_id for span in found} == {parent.trace_id}
 
@@ -78,8 +80,8 @@ async def test_every_end_of_a_message_is_noted_with_its_attempts() -> None:
         await asyncio.sleep(10)
 
         journal = rig.manager.registry.journal
-        seen = {visit.message_id: visit for visit in journal.latest_first()}
-        assert {each: visit.fate for each, visit in seen.items()} == {
+        seen = {hand_over.message_id: hand_over for hand_over in journal.latest_first()}
+        assert {each: hand_over.fate for each, hand_over in seen.items()} == {
             "ok": Fate.DELIVERED,
             "dead": Fate.DEAD_LETTERED,
             "back": Fate.RETURNED,
@@ -101,9 +103,9 @@ async def test_an_aborted_attempt_is_noted_too() -> None:
         rig.manager.abort()
         await asyncio.sleep(1)
 
-        (visit,) = rig.manager.registry.journal.of_message("a")
-        assert [each.error for each in visit.tries] == ["Aborted"]
-        assert visit.fate is Fate.RETURNED
+        (hand_over,) = rig.manager.registry.journal.of_message("a")
+        assert [each.error for each in hand_over.tries] == ["Aborted"]
+        assert hand_over.fate is Fate.RETURNED
 
 
 async def test_a_message_without_a_pool_counts_to_the_one_it_asks_for() -> None:
@@ -128,7 +130,7 @@ async def test_what_is_held_is_listed_longest_first_and_cut_after_sorting() -> N
         found = lookup.in_flight(limit=2)
 
         assert [each.message_id for each in found] == ["a", "b"]
-        assert (found[0].state, found[0].attempt, found[0].seconds) == (State.DELIVERING, 1, 6.0)
+        assert (found[0].state, found[0].requests, found[0].seconds) == (State.DELIVERING, 1, 6.0)
         assert found[0].since == 994.0
 
 

@@ -74,7 +74,7 @@ async def test_a_message_in_delivery_tells_since_when_and_which_attempt() -> Non
 
         assert found.situation is Situation.DELIVERING
         assert found.text == "in delivery since 1970-01-01T00:00:00Z (attempt 1)"
-        assert (found.since, found.attempt, found.pool, found.queue) == (0, 1, "P", "q")
+        assert (found.since, found.requests, found.pool, found.queue) == (0, 1, "P", "q")
 
 
 async def test_a_message_waits_behind_the_first_of_its_group() -> None:
@@ -133,7 +133,7 @@ async def test_a_message_between_two_tries_tells_when_the_next_one_is() -> None:
         found, behind = await why(rig, "a"), await why(rig, "b")
 
         assert found.situation is Situation.BETWEEN_TRIES
-        assert (found.until, found.attempt) == (1.0, 1)
+        assert (found.until, found.requests) == (1.0, 1)
         assert behind.until == 1.0
 
 
@@ -359,17 +359,17 @@ async def test_a_history_tells_of_each_visit_and_of_what_is_held() -> None:
 
         history = await lookup(rig).history("a")
 
-        (visit,) = history.ended
-        assert visit.fate is Fate.RETURNED
-        assert [(each.started_at, each.seconds, each.status) for each in visit.tries] == [
+        (hand_over,) = history.ended
+        assert hand_over.fate is Fate.RETURNED
+        assert [(each.started_at, each.seconds, each.status) for each in hand_over.tries] == [
             (0.0, 1.0, 503),
             (2.0, 1.0, 503),
             (5.0, 1.0, 503),
         ]
-        assert visit.due_at == pytest.approx(36.0, abs=0.1)
+        assert hand_over.due_at == pytest.approx(36.0, abs=0.1)
         (held,) = history.held
         assert held.state is State.DELIVERING
-        assert held.attempt == 4
+        assert held.requests == 4
         assert [each.seconds for each in held.tries] == [None]
 
 

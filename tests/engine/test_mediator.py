@@ -38,7 +38,7 @@ class TestTries:
             await asyncio.sleep(20)
 
             assert rig.sender.sent == [(0, "a"), (2, "a"), (5, "a")]
-            assert rig.sender.posts == [("a", 1), ("a", 2), ("a", 3)]
+            assert rig.sender.requests == [("a", 1), ("a", 2), ("a", 3)]
             assert rig.witness.nacks == [(6, "a", 30)]
 
     @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ async def test_what_the_router_lacks_itself_is_blamed_on_no_target_and_is_no_att
         assert len(nacks) == 12
         assert (warning.code, warning.message) == ("CONFIGURATION", "nothing left")
         assert {breaker.failures for breaker in rig.breakers.all()} == {0}
-        assert Counter(rig.sender.posts) == {(str(n), 1): 4 for n in range(12)}
+        assert Counter(rig.sender.requests) == {(str(n), 1): 4 for n in range(12)}
         assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 12
 
 
@@ -210,7 +210,7 @@ class TestOutcomes:
             await rig.publish(*grouped("a"))
             await asyncio.sleep(60)
 
-            assert rig.sender.posts == [("a", n) for n in (1, 2, 3, 4)]
+            assert rig.sender.requests == [("a", n) for n in (1, 2, 3, 4)]
 
 
 class Speechless:
@@ -235,7 +235,7 @@ async def test_the_delay_of_an_open_circuit_is_spread() -> None:
         )
         breaker = breakers.of("http://target.test:80")
         for _ in range(10):
-            breaker.leave(breaker.enter(0.0) or 0, 0.0, ok=False)
+            breaker.report(breaker.enter(0.0) or 0, 0.0, ok=False)
         outcome = await mediator.attempt(make_job(), pool())
 
     assert asked == [(0.9, 1.1)]

@@ -200,13 +200,13 @@ def _open(breaker: Breaker, now: float) -> None:
     for _ in range(10):
         ticket = breaker.enter(now)
         assert ticket is not None
-        breaker.leave(ticket, now, ok=False)
+        breaker.report(ticket, now, ok=False)
 
 
 def _probe(breaker: Breaker, now: float, *, ok: bool) -> None:
     ticket = breaker.enter(now)
     assert ticket is not None
-    breaker.leave(ticket, now, ok=ok)
+    breaker.report(ticket, now, ok=ok)
 
 
 @pytest.mark.rule("OPS-2", "CFG-9")

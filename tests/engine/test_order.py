@@ -95,7 +95,7 @@ async def test_an_open_circuit_holds_the_group_back_too(queue: QueueConfig, mate
         for _ in range(10):
             ticket = breaker.enter(0.0)
             assert ticket is not None
-            breaker.leave(ticket, 0.0, ok=False)
+            breaker.report(ticket, 0.0, ok=False)
         await rig.publish(*grouped("a", "b"), queue=queue)
         await asyncio.sleep(60)
 
@@ -225,7 +225,7 @@ class TestRetryPolicy:
             await rig.publish(*grouped("a"))
             await asyncio.sleep(100)
 
-            assert sender.posts == [("a", n) for n in range(1, 7)]
+            assert sender.requests == [("a", n) for n in range(1, 7)]
             assert [(each.failures, each.requests) for each in rig.letters.letters] == [(2, 6)]
             assert rig.witness.tallies["a"].failures == 1
 

@@ -50,12 +50,12 @@ class WatchfulSender(FakeSender):
     async def send(
         self,
         message: Message,
-        post: int,
+        request: int,
         timeout: float,
         span: Span,
         max_attempts: int | None = None,
     ) -> Answer:
-        _ = post, timeout, span, max_attempts
+        _ = request, timeout, span, max_attempts
         script = self.drawn.get(message.id)
         what, takes = script.pop(0) if script else ("ok", 0.5)
         marks: list[tuple[str, ...]] = [("message", message.id)]

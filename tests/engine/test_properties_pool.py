@@ -85,14 +85,14 @@ class Observer(FakeSender):
     async def send(
         self,
         message: Message,
-        post: int,
+        request: int,
         timeout: float,
         span: Span,
         max_attempts: int | None = None,
     ) -> Answer:
         if self.rig is not None and "P" in self.rig.manager.pools:
             self.overfull = max(self.overfull, self.rig.pool().queued - self.rig.pool().capacity)
-        answer = await super().send(message, post, timeout, span, max_attempts)
+        answer = await super().send(message, request, timeout, span, max_attempts)
         if answer in (OK, Reply(404)):
             self.finished.append(message.id)
         return answer

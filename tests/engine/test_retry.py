@@ -111,7 +111,7 @@ async def test_an_open_circuit_keeps_its_own_delay() -> None:
         await rig.publish(*grouped("a"))
         breaker = rig.breakers.of("http://target.test:80")
         for _ in range(10):
-            breaker.leave(breaker.enter(0.0) or 0, 0.0, ok=False)
+            breaker.report(breaker.enter(0.0) or 0, 0.0, ok=False)
         await asyncio.sleep(10)
 
         assert rig.witness.nacks == [(0, "a", 30)]

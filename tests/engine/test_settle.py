@@ -209,7 +209,7 @@ async def test_no_error_of_a_broker_ends_more_than_its_call(error: Exception) ->
     sender = FakeSender()
     sender.script("b", DEFER)
     async with scripted(queue, sender) as rig:
-        queue.failing |= dict.fromkeys(["ack", "nack", "extend", "depth", "interrupt"], error)
+        queue.failing |= dict.fromkeys(["ack", "nack", "extend", "depth", "stop"], error)
         queue.hand_over(
             handed(body("a", dispatchMode="IMMEDIATE"), "h", "1", lease=30),
             handed(body("b", dispatchMode="IMMEDIATE"), "i", "2", lease=30),
@@ -430,8 +430,8 @@ async def test_a_dead_letter_is_acknowledged_with_its_error_or_else_its_reason(
         queue.hand_over(handed(body("a", poolCode="P"), "h", "1", lease=30))
         await asyncio.sleep(20)
 
-        (visit,) = rig.manager.registry.journal.of_message("a")
-        assert (visit.fate, visit.error) == (Fate.DEAD_LETTERED, error)
+        (hand_over,) = rig.manager.registry.journal.of_message("a")
+        assert (hand_over.fate, hand_over.error) == (Fate.DEAD_LETTERED, error)
         assert [verb for _, verb, _ in queue.calls if "ack" in verb] == ["ack failed"]
 
 

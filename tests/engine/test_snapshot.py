@@ -152,11 +152,11 @@ async def test_breakers_in_trouble_come_first() -> None:
         for _ in range(10):
             ticket = troubled.enter(0.0)
             assert ticket is not None
-            troubled.leave(ticket, 0.0, ok=False)
+            troubled.report(ticket, 0.0, ok=False)
         shaky = rig.breakers.of("http://1")
         ticket = shaky.enter(0.0)
         assert ticket is not None
-        shaky.leave(ticket, 0.0, ok=False)
+        shaky.report(ticket, 0.0, ok=False)
 
         seen = Camera(rig).take()
 

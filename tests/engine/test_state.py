@@ -54,7 +54,7 @@ async def test_outcomes_are_counted_for_pool_and_queue_alike() -> None:
         pool_period, queue_period = the_pool(reader).total, the_queue(reader).total
         assert (pool_period.succeeded, pool_period.failed, pool_period.transient) == (1, 1, 1)
         assert pool_period.success_rate == queue_period.success_rate == 0.5
-        assert queue_period == QueuePeriod(received=3, consumed=1, failed=1, deferred=1)
+        assert queue_period == QueuePeriod(received=3, consumed=1, failed=1, returned=1)
         assert pool_period.latency.mean == 2.0
         counted = {"success": 1, "failure": 1, "transient": 1}
         assert the_pool(reader).outcomes == counted
@@ -228,7 +228,7 @@ async def test_a_malformed_message_that_cannot_be_kept_is_deferred() -> None:
         queue.hand_over(handed(b"?", "m", "m"))
         await asyncio.sleep(1)
 
-        assert the_queue(reader).total == QueuePeriod(received=1, deferred=1)
+        assert the_queue(reader).total == QueuePeriod(received=1, returned=1)
 
 
 @pytest.mark.rule("BRK-6")
@@ -357,7 +357,7 @@ async def test_breakers_tell_what_they_have_seen() -> None:
         for ok in (True, True, True, False):
             ticket = breaker.enter(0.0)
             assert ticket is not None
-            breaker.leave(ticket, 0.0, ok=ok)
+            breaker.report(ticket, 0.0, ok=ok)
 
         (told,) = RigReader(rig).state().breakers
 
@@ -380,7 +380,7 @@ async def test_origins_in_metrics_are_bounded_and_the_worst_are_never_hidden() -
         for _ in range(10):
             ticket = worst.enter(0.0)
             assert ticket is not None
-            worst.leave(ticket, 0.0, ok=False)
+            worst.report(ticket, 0.0, ok=False)
 
         states = breaker_states(reader.state())
 

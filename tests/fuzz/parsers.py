@@ -196,7 +196,7 @@ def sqs(data: bytes) -> None:
         if isinstance(answer, sqs_client.ReceiveReply):
             for each in answer.messages or ():
                 received = received_message(each, NOW, 30.0)
-                assert received.count is None or received.count >= 0
+                assert received.receive_count is None or received.receive_count >= 0
                 assert isinstance(received.body, bytes)
 
 

@@ -29,9 +29,9 @@ class Fence:
     def around(self, brokers: Opener, process: Process) -> Opener:
         return _Watched(self, brokers, process)
 
-    def handed_over(self, deliveries: Sequence[ReceivedMessage], process: Process) -> None:
-        self._oracle.claimed([received.body for received in deliveries])
-        for received in deliveries:
+    def handed_over(self, messages: Sequence[ReceivedMessage], process: Process) -> None:
+        self._oracle.claimed([received.body for received in messages])
+        for received in messages:
             key = f"{received.broker_id}"
             self._newest[key] = received.handle
             self._ids[received.handle] = key
@@ -85,9 +85,9 @@ class _WatchedBroker(PassingBroker):
         self._process = process
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        deliveries = await super().receive(limit)
-        self._fence.handed_over(deliveries, self._process)
-        return deliveries
+        messages = await super().receive(limit)
+        self._fence.handed_over(messages, self._process)
+        return messages
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         await self._fence.settling(self._process)

@@ -360,7 +360,7 @@ class SimInbox:
         self.subject = subject
         self._link = link
 
-    async def leave(self) -> None:
+    async def stop(self) -> None:
         await self._link.leave(self.subject)
 
     async def close(self) -> None:

@@ -75,12 +75,12 @@ class SimSender:
     async def send(
         self,
         message: Message,
-        post: int,
+        request: int,
         timeout: float,
         span: Span,
         max_attempts: int | None = None,
     ) -> Answer:
-        del post, span, max_attempts
+        del request, span, max_attempts
         loop = asyncio.get_running_loop()
         script = self._targets.script(_host_of(message.target), loop.time())
         current = Post(self._process, message, loop.time())

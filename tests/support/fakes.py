@@ -32,7 +32,7 @@ class FakeSender:
         default_factory=lambda: defaultdict(deque)
     )
     sent: list[tuple[float, str]] = field(default_factory=list)
-    posts: list[tuple[str, int]] = field(default_factory=list)
+    requests: list[tuple[str, int]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     limits: list[int | None] = field(default_factory=list)  # of attempts
     open: int = 0
@@ -47,13 +47,13 @@ class FakeSender:
     async def send(
         self,
         message: Message,
-        post: int,
+        request: int,
         timeout: float,
         span: Span,
         max_attempts: int | None = None,
     ) -> Answer:
         self.sent.append((asyncio.get_running_loop().time(), message.id))
-        self.posts.append((message.id, post))
+        self.requests.append((message.id, request))
         self.spans.append(span)
         self.limits.append(max_attempts)
         self.open += 1
@@ -88,8 +88,8 @@ class FakeTracer:
 
     told: list[HandOver] = field(default_factory=list)
 
-    def ended(self, visit: HandOver) -> None:
-        self.told.append(visit)
+    def ended(self, hand_over: HandOver) -> None:
+        self.told.append(hand_over)
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -55,16 +55,16 @@ class _Plugged(PassingBroker):
 
     def die(self) -> None:
         self._is_dead = True
-        self.interrupt()
+        self.stop()
 
     async def carry(self, call: Callable[[], Awaitable[T]]) -> T:
         self._check()
         return await call()
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        deliveries = await super().receive(limit)
+        messages = await super().receive(limit)
         self._check()
-        return deliveries
+        return messages
 
     def _check(self) -> None:
         if self._is_dead:
@@ -91,8 +91,8 @@ class ScriptedQueue:
     ready: list[ReceivedMessage] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def hand_over(self, *deliveries: ReceivedMessage) -> None:
-        self.ready += deliveries
+    def hand_over(self, *messages: ReceivedMessage) -> None:
+        self.ready += messages
         self.changed.set()
 
 
@@ -121,7 +121,7 @@ class Scripted:
 class _Connection:
     def __init__(self, queue: ScriptedQueue) -> None:
         self._queue = queue
-        self._interrupted = False
+        self._stopped = False
 
     @property
     def holds_groups(self) -> bool:
@@ -148,7 +148,7 @@ class _Connection:
         queue.limits.append(limit)
         await self.do("receive", limit)
         give_up = now() + 20.0
-        while queue.is_deaf or not (queue.ready or self._interrupted or now() >= give_up):
+        while queue.is_deaf or not (queue.ready or self._stopped or now() >= give_up):
             queue.changed.clear()
             try:
                 async with asyncio.timeout_at(None if queue.is_deaf else give_up):
@@ -158,11 +158,11 @@ class _Connection:
         taken, queue.ready = queue.ready[:limit], queue.ready[limit:]
         return taken
 
-    def interrupt(self) -> None:
-        self._interrupted = True
+    def stop(self) -> None:
+        self._stopped = True
         self._queue.changed.set()
-        if "interrupt" in self._queue.failing:
-            raise self._queue.failing["interrupt"]
+        if "stop" in self._queue.failing:
+            raise self._queue.failing["stop"]
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         await self.do("ack" if not error else "ack failed", len(handles))

@@ -33,8 +33,8 @@ class PassingBroker:
         traits = self.broker.traits
         return traits if traits.finisher is None else replace(traits, finisher=self)
 
-    def interrupt(self) -> None:
-        self.broker.interrupt()
+    def stop(self) -> None:
+        self.broker.stop()
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         return await self.carry(lambda: self.broker.receive(limit))

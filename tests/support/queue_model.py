@@ -220,7 +220,7 @@ class WorkQueueComparison(RuleBasedStateMachine):
             row.state, row.worker, row.deliveries = "in-flight", worker, row.deliveries + 1
             row.lease, row.lease_until = lease, self.model.now + LEASE
             self.leases.append(lease)
-        assert [(lease_of(one.handle).id, one.count, one.tally) for one in messages] == [
+        assert [(lease_of(one.handle).id, one.receive_count, one.tally) for one in messages] == [
             (row.id, row.deliveries, row.tally) for row in expected
         ]
 

@@ -64,7 +64,7 @@ class HandMadeCounts(Counts):
         self.calls.update({("receive", "ok"): 9, ("ack", "error"): 1})
 
     def total(self) -> QueuePeriod:
-        return QueuePeriod(received=10, consumed=6, failed=2, deferred=1)
+        return QueuePeriod(received=10, consumed=6, failed=2, returned=1)
 
     def last(self, minutes: int, now: float) -> QueuePeriod:
         del now

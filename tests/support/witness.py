@@ -37,10 +37,10 @@ class Watched(PassingBroker):
         self.witness = witness
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        deliveries = await super().receive(limit)
-        for received in deliveries:
+        messages = await super().receive(limit)
+        for received in messages:
             self.witness.ids[received.handle] = _id(received)
-        return deliveries
+        return messages
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         for handle in handles:

@@ -18,7 +18,7 @@ histories = st.builds(
     RetryHistory,
     first_id=st.text(min_size=1),
     tally=st.builds(Tally, counts, counts),
-    deliveries=counts,
+    receive_count=counts,
     due_at=st.integers(0, 10**12).map(lambda milliseconds: milliseconds / 1000),
 )
 
@@ -44,7 +44,7 @@ def test_a_first_delivery_is_known_by_the_id_that_the_broker_gave_it() -> None:
     returned = history_of(Frame("MESSAGE", {"message-id": "ID:1", "redelivered": "true"}))
 
     assert first == RetryHistory("ID:1")
-    assert returned == RetryHistory("ID:1", deliveries=1)
+    assert returned == RetryHistory("ID:1", receive_count=1)
 
 
 def test_what_the_broker_wrote_on_the_original_is_left_behind() -> None:

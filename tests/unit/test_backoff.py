@@ -31,7 +31,7 @@ def test_full_jitter_begins_at_zero() -> None:
 
 @pytest.mark.rule("WQ-5")
 def test_an_exponential_policy_starts_with_half_a_second_for_the_first_retry() -> None:
-    delays = [retry_delay(RetryPolicy(), attempt, longest) for attempt in range(1, 9)]
+    delays = [retry_delay(RetryPolicy(), failures, longest) for failures in range(1, 9)]
 
     assert delays == [0.5, 1, 2, 4, 8, 16, 30, 30]
 
@@ -40,7 +40,7 @@ def test_an_exponential_policy_starts_with_half_a_second_for_the_first_retry() -
 def test_a_schedule_is_followed_and_its_last_value_repeats() -> None:
     policy = RetryPolicy(schedule=(10.0, 60.0, 300.0))
 
-    delays = [retry_delay(policy, attempt, longest) for attempt in range(1, 6)]
+    delays = [retry_delay(policy, failures, longest) for failures in range(1, 6)]
 
     assert delays == [10, 60, 300, 300, 300]
 
@@ -51,8 +51,8 @@ def test_an_empty_schedule_means_thirty_seconds() -> None:
 
 
 @pytest.mark.rule("WQ-5", "BRK-6")
-@given(attempt=st.integers(1, 10**9), share=st.floats(0, 1))
-def test_no_retry_is_ever_more_than_thirty_seconds_away(attempt: int, share: float) -> None:
-    delay = retry_delay(RetryPolicy(), attempt, lambda low, high: low + share * (high - low))
+@given(failures=st.integers(1, 10**9), share=st.floats(0, 1))
+def test_no_retry_is_ever_more_than_thirty_seconds_away(failures: int, share: float) -> None:
+    delay = retry_delay(RetryPolicy(), failures, lambda low, high: low + share * (high - low))
 
     assert 0 <= delay <= 30

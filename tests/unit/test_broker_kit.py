@@ -78,13 +78,13 @@ async def test_news_that_come_during_a_look_are_not_missed() -> None:
 
 
 @pytest.mark.rule("OPS-4")
-async def test_an_interruption_ends_a_long_poll_and_every_later_one() -> None:
+async def test_a_stop_ends_a_long_poll_and_every_later_one() -> None:
     poll = LongPoll()
 
     async def look() -> Sequence[ReceivedMessage]:
         return ()
 
-    asyncio.get_running_loop().call_later(3, poll.interrupt)
+    asyncio.get_running_loop().call_later(3, poll.stop)
 
     assert not await poll.receive(look)
     assert not await poll.receive(look)

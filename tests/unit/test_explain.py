@@ -27,7 +27,7 @@ HELD = Held(
     group="g",
     target="http://t.test/",
     state=State.QUEUED,
-    attempt=0,
+    requests=0,
     received_at=NOW - 10,
     started_at=NOW - 10,
 )
@@ -79,7 +79,7 @@ def test_a_waiting_message_without_a_next_try_waits_for_its_pool(
 
 
 def test_a_message_whose_ack_is_on_its_way_is_done_here() -> None:
-    found = of_message(replace(HELD, state=State.SETTLING, attempt=1))
+    found = of_message(replace(HELD, state=State.SETTLING, requests=1))
 
     assert found.situation is Situation.SETTLING
 

@@ -1,4 +1,4 @@
-"""When two deliveries are the same message."""
+"""When two hand-overs are the same message."""
 
 import pytest
 from hypothesis import given

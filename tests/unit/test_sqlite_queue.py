@@ -159,7 +159,7 @@ async def test_one_that_waits_gets_what_another_held_within_half_a_second_of_its
 
         (again,) = await broker.receive(1)
 
-    assert (again.broker_id, again.count) == (held.broker_id, 2)
+    assert (again.broker_id, again.receive_count) == (held.broker_id, 2)
     assert 7.1 <= loop.time() <= 7.6 + 0.01
 
 
@@ -269,7 +269,7 @@ async def test_large_bodies_are_read_and_deleted_where_that_holds_up_nobody() ->
     database.close()
 
     assert [received.body for received in (*first, *rest)] == bodies
-    assert [received.count for received in (*first, *rest)] == [1] * 6
+    assert [received.receive_count for received in (*first, *rest)] == [1] * 6
     assert list(nothing) == []
     assert database.done == ["run", "run", "look", "run large", "run"]
 

@@ -149,4 +149,4 @@ def test_an_answer_that_is_not_of_sqs_is_a_lost_connection(status: int, body: by
 def test_a_count_that_cannot_be_is_no_count(said: str, count: int | None) -> None:
     message = SqsMessage("id", "receipt", "{}", SystemAttributes(said))
 
-    assert received_message(message, 0.0, 30.0).count == count
+    assert received_message(message, 0.0, 30.0).receive_count == count

@@ -75,7 +75,7 @@ def test_a_queue_counts_hand_overs_and_what_became_of_them() -> None:
     for metric in (Metric.SUCCESS, Metric.FAILURE, Metric.TRANSIENT, None):
         counts.record(metric, now=0.0)
 
-    assert counts.total() == QueuePeriod(received=5, consumed=1, failed=1, deferred=2)
+    assert counts.total() == QueuePeriod(received=5, consumed=1, failed=1, returned=2)
     assert counts.last(SHORT, now=0.0) == counts.total()
     assert counts.last(SHORT, now=5 * MINUTE) == QueuePeriod()
     assert counts.unsent == 1

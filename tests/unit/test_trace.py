@@ -7,10 +7,10 @@ from router.core.trace import (
     Sampling,
     Span,
     carried_in,
-    post_span,
+    hand_over_span,
     read_traceparent,
     read_xray,
-    visit_span,
+    request_span,
 )
 
 pytestmark = pytest.mark.rule("MED-1")
@@ -93,25 +93,25 @@ def test_the_header_of_aws_says_the_same(header: str, expected: Span | None) -> 
 
 
 def test_a_message_without_a_parent_has_one_trace_of_its_own_and_a_span_for_each_request() -> None:
-    first, second = (post_span("m", at, None, ALL) for at in (1.0, 2.0))
-    visit = visit_span("m", 1.0, None, ALL)
-    other = post_span("n", 1.0, None, ALL)
+    first, second = (request_span("m", at, None, ALL) for at in (1.0, 2.0))
+    hand_over = hand_over_span("m", 1.0, None, ALL)
+    other = request_span("n", 1.0, None, ALL)
 
-    assert first.trace_id == second.trace_id == visit.trace_id != other.trace_id
-    assert len({each.span_id for each in (first, second, visit, other)}) == 4
-    assert {(len(each.trace_id), len(each.span_id)) for each in (first, visit)} == {(32, 16)}
+    assert first.trace_id == second.trace_id == hand_over.trace_id != other.trace_id
+    assert len({each.span_id for each in (first, second, hand_over, other)}) == 4
+    assert {(len(each.trace_id), len(each.span_id)) for each in (first, hand_over)} == {(32, 16)}
 
 
 def test_the_trace_of_a_message_is_the_same_in_every_process() -> None:
-    assert post_span("m", 1.0, None, ALL).trace_id == "25ee4a05c339424604bfc268f854dafa"
+    assert request_span("m", 1.0, None, ALL).trace_id == "25ee4a05c339424604bfc268f854dafa"
 
 
 def test_whoever_asks_again_gets_the_same_span() -> None:
-    assert post_span("m", 1.5, PARENT, ALL) == post_span("m", 1.5, PARENT, ALL)
+    assert request_span("m", 1.5, PARENT, ALL) == request_span("m", 1.5, PARENT, ALL)
 
 
 def test_a_parents_trace_is_gone_on_with() -> None:
-    span = post_span("m", 1.0, PARENT, ALL)
+    span = request_span("m", 1.0, PARENT, ALL)
 
     assert (span.trace_id, span.state) == (TRACE, "vendor=1")
     assert span.span_id != SPAN
@@ -122,7 +122,7 @@ def test_a_parents_trace_is_gone_on_with() -> None:
 def test_a_parents_wish_is_heeded(rule: Sampling, *, sampled: bool) -> None:
     parent = Span(TRACE, SPAN, sampled)
 
-    assert visit_span("m", 1.0, parent, rule).sampled is sampled
+    assert hand_over_span("m", 1.0, parent, rule).sampled is sampled
 
 
 @pytest.mark.parametrize("sampled", [True, False])
@@ -130,12 +130,14 @@ def test_a_parents_wish_is_heeded(rule: Sampling, *, sampled: bool) -> None:
 def test_a_parents_wish_can_be_overruled(ratio: float, *, sampled: bool) -> None:
     parent = Span(TRACE, SPAN, sampled)
 
-    assert visit_span("m", 1.0, parent, Sampling(ratio, heeds_parent=False)).sampled is bool(ratio)
+    assert hand_over_span("m", 1.0, parent, Sampling(ratio, heeds_parent=False)).sampled is bool(
+        ratio
+    )
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 1.0])
 def test_a_share_of_the_messages_is_taken(ratio: float) -> None:
-    taken = sum(visit_span(f"m-{n}", 1.0, None, Sampling(ratio)).sampled for n in range(4000))
+    taken = sum(hand_over_span(f"m-{n}", 1.0, None, Sampling(ratio)).sampled for n in range(4000))
 
     assert taken == pytest.approx(ratio * 4000, abs=150)
 
@@ -146,7 +148,10 @@ def test_all_spans_of_a_message_are_taken_or_none(
 ) -> None:
     rule = Sampling(ratio)
 
-    visit, post = visit_span(message_id, received, None, rule), post_span("x", sent, None, rule)
+    hand_over, post = (
+        hand_over_span(message_id, received, None, rule),
+        request_span("x", sent, None, rule),
+    )
 
-    assert visit.sampled is post_span(message_id, sent, None, rule).sampled
+    assert hand_over.sampled is request_span(message_id, sent, None, rule).sampled
     assert read_traceparent(post.traceparent) == post

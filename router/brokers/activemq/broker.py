@@ -78,7 +78,7 @@ class ActiveMqQueues:
             try:
                 yield broker
             finally:
-                broker.interrupt()
+                broker.stop()
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["ActiveMqPublisher"]:
@@ -185,7 +185,7 @@ class ActiveMqBroker:
         self._tickets: OpenTickets[StompMessage] = OpenTickets(number)
         self._is_subscribed = False
         self._poll = LongPoll()
-        self.interrupt = self._poll.interrupt
+        self.stop = self._poll.stop
         connection.on_message = self._arrive
         connection.on_loss = self._poll.news.ring
 
@@ -193,9 +193,11 @@ class ActiveMqBroker:
         prefetched = self._prefetched
 
         def returned() -> list[bytes]:
-            if self._poll.is_interrupted or prefetched.count_due(loop_time()) >= limit:
+            if self._poll.is_stopped or prefetched.count_due(loop_time()) >= limit:
                 return []
-            return [each.frame.body for each in prefetched.first(limit) if each.history.deliveries]
+            return [
+                each.frame.body for each in prefetched.first(limit) if each.history.receive_count
+            ]
 
         async def await_more() -> None:
             self._connection.check()
@@ -233,7 +235,7 @@ class ActiveMqBroker:
         history = replace(
             message.history,
             tally=tally,
-            deliveries=message.history.deliveries + 1,
+            receive_count=message.history.receive_count + 1,
             due_at=self._clock() + delay,
         )
         asked_at = loop_time()
@@ -306,7 +308,7 @@ class ActiveMqBroker:
             message.frame.body,
             self._tickets.issue(next(self._numbers), message),
             broker_id=message.id,
-            count=message.history.deliveries + 1,
+            receive_count=message.history.receive_count + 1,
             tally=message.history.tally,
             parent=carried_in(message.frame.headers),
             claimed_id=message.history.first_id,

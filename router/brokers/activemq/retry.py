@@ -55,7 +55,7 @@ def history_of(frame: Frame) -> RetryHistory:
     return replace(
         history,
         first_id=history.first_id or headers["message-id"],
-        deliveries=history.deliveries + int(headers.get("redelivered") == "true"),
+        receive_count=history.receive_count + int(headers.get("redelivered") == "true"),
     )
 
 

@@ -25,14 +25,14 @@ class LongPoll:
 
     def __init__(self, news: Signal | None = None) -> None:
         self.news = news or Signal()  # rung when a message came, and when the connection is lost
-        self.interrupted = asyncio.Event()
+        self.stopped = asyncio.Event()
 
     @property
-    def is_interrupted(self) -> bool:
-        return self.interrupted.is_set()
+    def is_stopped(self) -> bool:
+        return self.stopped.is_set()
 
-    def interrupt(self) -> None:
-        self.interrupted.set()
+    def stop(self) -> None:
+        self.stopped.set()
         self.news.ring()
 
     async def receive(
@@ -41,13 +41,13 @@ class LongPoll:
         next_due: Callable[[], float] = lambda: NEVER,
         wait: Callable[[asyncio.Event, float], Awaitable[None]] = wait_for_signal,
     ) -> Sequence[ReceivedMessage]:
-        """Return what `look` finds, or nothing after 20 seconds or an interruption.
+        """Return what `look` finds, or nothing after 20 seconds or after `stop`.
 
         `next_due` returns the loop time at which a look may find something without any news.
         """
         now = asyncio.get_running_loop().time
         give_up = now() + LONG_POLL_SECONDS
-        while not self.is_interrupted:
+        while not self.is_stopped:
             rung = self.news.listen()
             batch = await look()
             if batch or now() >= give_up:

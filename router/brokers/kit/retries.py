@@ -36,7 +36,7 @@ CAPACITY: Final = 100_000  # messages, about 30 MB; nobody waits for more
 _ID: Final = f"{PREFIX}id"
 _FAILURES: Final = f"{PREFIX}attempts"
 _REQUESTS: Final = f"{PREFIX}posts"
-_DELIVERIES: Final = f"{PREFIX}deliveries"
+_RECEIVE_COUNT: Final = f"{PREFIX}deliveries"
 _DUE_AT: Final = f"{PREFIX}not-before"  # Unix time in milliseconds
 
 
@@ -45,7 +45,7 @@ class RetryHistory(Struct, frozen=True):
 
     first_id: str | None = None  # of the message that was copied first
     tally: Tally = Tally()
-    deliveries: int = 0
+    receive_count: int = 0
     due_at: float = 0.0  # Unix time
 
     def wait(self, now: float, *, tolerance: float = 0.0) -> float:
@@ -62,7 +62,7 @@ def read_history(headers: Mapping[str, object]) -> RetryHistory | None:
     return RetryHistory(
         first_id if isinstance(first_id, str) else None,
         Tally(_count(headers.get(_FAILURES)), _count(headers.get(_REQUESTS))),
-        _count(headers.get(_DELIVERIES)),
+        _count(headers.get(_RECEIVE_COUNT)),
         _count(headers.get(_DUE_AT)) / 1000,
     )
 
@@ -72,7 +72,7 @@ def history_headers(history: RetryHistory) -> dict[str, str | int]:
     return headers | {
         _FAILURES: history.tally.failures,
         _REQUESTS: history.tally.requests,
-        _DELIVERIES: history.deliveries,
+        _RECEIVE_COUNT: history.receive_count,
         _DUE_AT: round(history.due_at * 1000),
     }
 
@@ -167,7 +167,7 @@ class PendingRetries:
         """Repeat `step` until no group mate of what has returned is missing.
 
         `returned` gives the bodies of the retries in the batch so far, and none once nobody should
-        wait any longer: the batch is full, or the receive was interrupted.
+        wait any longer: the batch is full, or the receive was stopped.
         """
         give_up = loop_time() + at_most
         while self and loop_time() < give_up and self.awaits_mates_of(returned(), loop_time()):
@@ -181,7 +181,7 @@ class PendingRetries:
         *,
         step_seconds: float,
         lease: float,
-        is_interrupted: Callable[[], bool],
+        is_stopped: Callable[[], bool],
     ) -> None:
         """Add the group mates of the retries in a batch, by fetching again and again.
 
@@ -190,9 +190,13 @@ class PendingRetries:
         """
 
         def returned() -> list[bytes]:
-            if is_interrupted() or len(batch) >= limit:
+            if is_stopped() or len(batch) >= limit:
                 return []
-            return [each.body for each in batch if each.count is not None and each.count > 1]
+            return [
+                each.body
+                for each in batch
+                if each.receive_count is not None and each.receive_count > 1
+            ]
 
         async def step() -> None:
             await asyncio.sleep(step_seconds)

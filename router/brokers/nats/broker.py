@@ -87,7 +87,7 @@ class NatsQueues:
             try:
                 yield broker
             finally:
-                await broker.stop()
+                await broker.drain()
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["NatsPublisher"]:
@@ -127,16 +127,16 @@ class NatsBroker:
             self._fetch,
             step_seconds=GATHER_STEP_SECONDS,
             lease=self.lease_seconds,
-            is_interrupted=lambda: self._puller.is_interrupted,
+            is_stopped=lambda: self._puller.is_stopped,
         )
         return batch
 
-    def interrupt(self) -> None:
-        self._puller.interrupt()
+    def stop(self) -> None:
+        self._puller.stop()
 
-    async def stop(self) -> None:
+    async def drain(self) -> None:
         """Let a receive under way end before its connection is closed."""
-        self._puller.interrupt()
+        self._puller.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSING_SECONDS):
                 await self._puller.until_idle()
@@ -173,15 +173,15 @@ class NatsBroker:
         info = await consumer_info(self._connection, self._consumer.stream, self._consumer.name)
         if info is None:
             raise Disconnected("the consumer is gone")
-        deferred = max(info.num_ack_pending - len(self._lease_table), 0)
+        delayed = max(info.num_ack_pending - len(self._lease_table), 0)
         most = self._consumer.max_unsettled
         is_full = most is not None and info.num_ack_pending >= most
         return Depth(
-            waiting=info.num_pending + deferred,
-            in_flight=info.num_ack_pending - deferred,
+            waiting=info.num_pending + delayed,
+            in_flight=info.num_ack_pending - delayed,
             due=0 if is_full or info.paused else info.num_pending,
-            deferred=deferred,
-            deferred_limit=most,
+            delayed=delayed,
+            delayed_limit=most,
         )
 
     async def _fetch(self, limit: int, patience: float = 0.0) -> list[ReceivedMessage]:
@@ -200,7 +200,7 @@ class NatsBroker:
             message.body,
             lease,
             broker_id=f"{consumer.stream}@{consumer.stream_created}#{sequence}",
-            count=count,
+            receive_count=count,
             lease_until=lease.until,
             is_last=count == consumer.max_deliveries,
             parent=message.parent,

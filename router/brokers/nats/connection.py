@@ -232,8 +232,8 @@ class Inbox:
     def subject(self) -> str:
         return self._subscription.subject
 
-    async def leave(self) -> None:
-        """Tell the server that nobody listens any more, and still take what it sent before.
+    async def stop(self) -> None:
+        """Unsubscribe at the server, and still take what it sent before.
 
         The client's own methods forget the subject first, and so lose what is on its way (tried).
         """

@@ -255,7 +255,7 @@ class Puller:
         self._last_sign = 0.0  # of life, loop time
         self._sign = asyncio.Event()
         self._is_busy = asyncio.Lock()
-        self.is_interrupted = False
+        self.is_stopped = False
         connection.on_loss = self._sign.set
 
     async def fetch(self, limit: int, patience: float) -> Sequence[PulledMessage]:
@@ -267,18 +267,18 @@ class Puller:
         most = min(limit, terms.max_batch) if terms.max_batch > 0 else limit
         longest = terms.max_expires / NANOSECONDS
         async with self._is_busy:
-            if self.is_interrupted:
+            if self.is_stopped:
                 return ()
             try:
                 await self._fetch(most, min(patience, longest) if longest > 0 else patience)
             except (Disconnected, QueueRefused):
-                if not self._arrived and not self.is_interrupted:
+                if not self._arrived and not self.is_stopped:
                     raise
             arrived, self._arrived = self._arrived, []
             return arrived
 
-    def interrupt(self) -> None:
-        self.is_interrupted = True
+    def stop(self) -> None:
+        self.is_stopped = True
         self._sign.set()
 
     async def until_idle(self) -> None:
@@ -286,8 +286,8 @@ class Puller:
             pass
 
     async def until_withdrawn(self) -> None:
-        """Once interrupted, wait until the server sends us nothing more."""
-        if self.is_interrupted:
+        """Once stopped, wait until the server sends us nothing more."""
+        if self.is_stopped:
             await self.until_idle()
 
     async def _fetch(self, limit: int, patience: float) -> None:
@@ -296,7 +296,7 @@ class Puller:
             now = loop_time()
             # The consumer's limit was reached in the middle: the rest comes once others settle.
             is_held_back = bool(self._arrived) and now >= self._last_sign + LAST_MESSAGE_SECONDS
-            if self.is_interrupted or is_held_back:
+            if self.is_stopped or is_held_back:
                 await self._withdraw()
                 return
             if not self._connection.is_open:
@@ -341,7 +341,7 @@ class Puller:
         if inbox is None or not self._connection.is_open:
             return
         with our_errors():
-            await inbox.leave()
+            await inbox.stop()
             # The server looks at abandoned requests only when asked about the consumer. Until then
             # one of them confuses it: what is given back goes to nobody, and loses its place.
             await consumer_info(self._connection, self._consumer.stream, self._consumer.name)
@@ -354,7 +354,7 @@ class Puller:
             raise QueueRefused(f"JetStream: {text}")
         if code == "503" or _GONE in text:
             raise Disconnected("the consumer is gone, or JetStream is off")
-        if code == "409" and not self.is_interrupted:  # leader changed, server shuts down, limits
+        if code == "409" and not self.is_stopped:  # leader changed, server shuts down, limits
             await asyncio.sleep(PAUSE_SECONDS)
 
 

@@ -82,7 +82,7 @@ class PgmqQueues:
             try:
                 yield broker
             finally:
-                broker.interrupt()
+                broker.stop()
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["PgmqPublisher"]:
@@ -112,7 +112,7 @@ class PgmqBroker:
         database.add_channel(table.channel)
         self._pause = FIRST_POLL_SECONDS
         self._poll = LongPoll(self._signal)
-        self.interrupt = self._poll.interrupt
+        self.stop = self._poll.stop
         self._lease = max(math.ceil(queue.visibility_timeout or DEFAULT_LEASE_SECONDS), 1)
         self.lease_seconds: float = float(self._lease)
         self.holds_groups = table.reads_groups
@@ -133,7 +133,7 @@ class PgmqBroker:
             fetch,
             step_seconds=GATHER_STEP_SECONDS,
             lease=self.lease_seconds,
-            is_interrupted=lambda: self._poll.is_interrupted,
+            is_stopped=lambda: self._poll.is_stopped,
         )
         return batch
 
@@ -218,7 +218,7 @@ class PgmqBroker:
             body,
             PgmqLease(msg_id, read_ct, enqueued, body),
             broker_id=f"{msg_id}@{enqueued}",
-            count=read_ct,
+            receive_count=read_ct,
             lease_until=lease_until,
             tally=tally,
             parent=parent,

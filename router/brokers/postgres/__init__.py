@@ -58,7 +58,7 @@ class PostgresQueues:
                 try:
                     yield work_queue
                 finally:
-                    work_queue.interrupt()
+                    work_queue.stop()
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator[PostgresQueue]:

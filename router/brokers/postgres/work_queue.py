@@ -92,7 +92,7 @@ class PostgresQueue:
         self._signal = database.signal(name)
         self._pause = FIRST_POLL_SECONDS
         self._poll = LongPoll(self._signal)
-        self.interrupt = self._poll.interrupt
+        self.stop = self._poll.stop
         self.lease_seconds = lease
 
     async def configure(self, *, keep: float, audit: float) -> None:
@@ -138,11 +138,13 @@ class PostgresQueue:
         self._pause = FIRST_POLL_SECONDS
         incarnation = self._database.incarnation
         messages = []
-        for row_id, is_grouped, deliveries, failures, requests, body, _ in rows:
+        for row_id, is_grouped, receive_count, failures, requests, body, _ in rows:
             lease = PostgresLease(row_id, token, is_grouped)
             tally = Tally(failures, requests)
             broker_id = f"{incarnation}-{row_id}"
-            messages.append(ReceivedMessage(body, lease, broker_id, deliveries, lease_until, tally))
+            messages.append(
+                ReceivedMessage(body, lease, broker_id, receive_count, lease_until, tally)
+            )
         return ClaimedBatch(messages, 0.0)
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:

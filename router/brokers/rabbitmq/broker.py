@@ -121,7 +121,7 @@ class RabbitConsumer:
         connection.on_change = self.poll.news.ring
 
     async def start(self) -> None:
-        while self._name is None and not self.poll.is_interrupted:
+        while self._name is None and not self.poll.is_stopped:
             pause = self._resume_at - loop_time()
             if pause > 0:
                 await asyncio.sleep(pause)
@@ -154,12 +154,12 @@ class RabbitConsumer:
 
     async def mind(self) -> None:
         """Give back what nobody will ask for, or nobody has asked for in too long a time."""
-        interrupted = self.poll.interrupted
+        stopped = self.poll.stopped
         try:
-            while not interrupted.is_set():
-                await wait_for_signal(interrupted, STAY_CHECK_SECONDS)
+            while not stopped.is_set():
+                await wait_for_signal(stopped, STAY_CHECK_SECONDS)
                 oldest = self.waiting[0].at if self.waiting else loop_time()
-                if interrupted.is_set() or loop_time() - oldest > MAX_STAY_SECONDS:
+                if stopped.is_set() or loop_time() - oldest > MAX_STAY_SECONDS:
                     await self.rewind()
         except BrokerError:
             return  # the connection is lost; whoever uses it is told
@@ -194,7 +194,7 @@ class RabbitBroker:
         self._consumer = consumer
         self._connection = consumer.connection
         self._poll = consumer.poll
-        self.interrupt = self._poll.interrupt
+        self.stop = self._poll.stop
         self._retries = retries
         self._tickets = tickets
         self._copied = copied  # originals that may still have to be removed
@@ -212,14 +212,14 @@ class RabbitBroker:
         finally:
             minder.cancel()
             await asyncio.wait([minder])
-            self.interrupt()
+            self.stop()
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         def returned() -> list[bytes]:
             waiting = self._consumer.waiting
-            if self._poll.is_interrupted or len(waiting) >= limit:
+            if self._poll.is_stopped or len(waiting) >= limit:
                 return []
-            return [each.body for each in waiting if history_of(each.properties).deliveries]
+            return [each.body for each in waiting if history_of(each.properties).receive_count]
 
         async def await_more() -> None:
             self._connection.check()
@@ -260,7 +260,7 @@ class RabbitBroker:
         history = replace(
             history,
             tally=tally,
-            deliveries=_count(message, history),
+            receive_count=_count(message, history),
             due_at=self._clock() + delay,
         )
         asked_at = loop_time()
@@ -327,7 +327,7 @@ class RabbitBroker:
             message.body,
             self._tickets.issue(message.tag, message),
             broker_id=None,  # RabbitMQ makes none
-            count=_count(message, history),
+            receive_count=_count(message, history),
             tally=history.tally,
             parent=carried_in(message.properties.headers or {}),
             claimed_id=history.first_id,
@@ -406,7 +406,7 @@ async def _find_kind(connection: RabbitConnection, address: RabbitAddress) -> st
 
 
 def _count(message: RabbitMessage, history: RetryHistory) -> int:
-    """Count the deliveries. Classic queues say only that a message is not here the first time."""
+    """Return the receive count. Classic queues only say that a message came before."""
     returned = (message.properties.headers or {}).get("x-delivery-count")
     before = returned if isinstance(returned, int) else int(message.redelivered)
-    return history.deliveries + before + 1
+    return history.receive_count + before + 1

@@ -56,11 +56,11 @@ def message_key(message: RabbitMessage) -> Hashable:
 def proof_of(message: RabbitMessage) -> Hashable:
     """Return what a redelivery has in common with the message, but not its copy.
 
-    A copy has more deliveries. The body is part of it: not every publisher gives ids, and some give
-    one id to several messages.
+    A copy has a higher receive count. The body is part of it: not every publisher gives ids, and
+    some give one id to several messages.
     """
     history = history_of(message.properties)
-    return history.first_id, digest_of(message.body), history.deliveries
+    return history.first_id, digest_of(message.body), history.receive_count
 
 
 def copy_of(original: Properties, history: RetryHistory) -> Properties:

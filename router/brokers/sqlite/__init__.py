@@ -52,7 +52,7 @@ class SqliteQueues:
                 try:
                     yield work_queue
                 finally:
-                    work_queue.interrupt()
+                    work_queue.stop()
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator[WorkQueue]:

@@ -96,7 +96,7 @@ class WorkQueue:
         self._next_prune = 0.0  # by the table's clock: when a moment without work is used for it
         self._signal = database.signal(table.queue)
         self._poll = LongPoll(self._signal)
-        self.interrupt = self._poll.interrupt
+        self.stop = self._poll.stop
         self.lease_seconds = lease
         self.holds_groups = table.holds_groups
         self.traits = Traits(ordered_here=not table.holds_groups, finisher=self)

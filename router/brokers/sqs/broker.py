@@ -96,7 +96,7 @@ class SqsQueues:
         try:
             yield broker
         finally:
-            broker.interrupt()
+            broker.stop()
             # Only a poll under way takes time, and nobody but us has to wait for it.
             if broker.is_polling:
                 loop = asyncio.get_running_loop()
@@ -217,8 +217,8 @@ class SqsBroker:
         self._polls = polls
         self._calls = calls
         self._poll: asyncio.Task[list[SqsMessage]] | None = None
-        self._is_interrupted = False
-        self._news = asyncio.Event()  # a poll has ended, or was interrupted
+        self._is_stopped = False
+        self._news = asyncio.Event()  # a poll has ended, or `stop` was called
         self._was_partial = False
         self._nacks = CallBatcher(self._change_visibility, NACK_LINGER_SECONDS)
 
@@ -229,9 +229,9 @@ class SqsBroker:
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         """Poll. A poll cannot be cancelled, as SQS would still hand out to it: it outlives us."""
         self._news.clear()
-        if self._was_partial and not self._is_interrupted:
+        if self._was_partial and not self._is_stopped:
             await wait_for_signal(self._news, PARTIAL_PAUSE_SECONDS)
-        if self._is_interrupted:
+        if self._is_stopped:
             return ()
         most = min(limit, self._queue.most)
         started = loop_time()
@@ -248,8 +248,8 @@ class SqsBroker:
         received = min(loop_time(), started + self._queue.wait)
         return [received_message(each, received, self._queue.lease) for each in messages]
 
-    def interrupt(self) -> None:
-        self._is_interrupted = True
+    def stop(self) -> None:
+        self._is_stopped = True
         self._news.set()
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
@@ -391,7 +391,7 @@ def received_message(message: SqsMessage, received: float, lease: float) -> Rece
         message.body.encode(),
         Receipt(message.receipt_handle, received, lease_until),
         broker_id=message.message_id,
-        count=whole_number(message.attributes.receive_count),
+        receive_count=whole_number(message.attributes.receive_count),
         lease_until=lease_until,
         parent=parent or (read_xray(xray) if xray else None),
     )

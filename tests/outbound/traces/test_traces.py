@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from router.core.history import HandOver
 from router.core.identity import MessageKey
 from router.core.job import Fate, Try
-from router.core.trace import Sampling, Span, post_span, visit_span
+from router.core.trace import Sampling, Span, hand_over_span, request_span
 from router.outbound import traces
 from router.outbound.traces import Traces
 from tests.outbound.servers import Script, Target, answering, listening, polite, silent, until
@@ -22,7 +22,7 @@ ALL = Sampling(1.0)
 WALL = 1_800_000_000.0
 PARENT = Span("ab" * 16, "cd" * 8, sampled=True, state="vendor=1")
 LOGGER = "router.outbound.traces"
-VISIT = HandOver(
+HAND_OVER = HandOver(
     "m-1",
     MessageKey("orders", "7"),
     "orders",
@@ -47,12 +47,12 @@ async def tracing(collector: Target, rule: Sampling = ALL) -> AsyncIterator[Trac
         yield opened
 
 
-async def told(*visits: HandOver, rule: Sampling = ALL) -> list[Seen]:
+async def told(*hand_overs: HandOver, rule: Sampling = ALL) -> list[Seen]:
     """What a collector has been sent when all is over."""
     async with listening() as collector:
         async with tracing(collector, rule) as opened:
-            for visit in visits:
-                opened.ended(visit)
+            for hand_over in hand_overs:
+                opened.ended(hand_over)
         return spans_in(collector.requests)
 
 
@@ -61,30 +61,30 @@ def by_name(spans: list[Seen]) -> dict[str, list[Seen]]:
 
 
 async def test_a_visit_is_one_span_with_one_inside_for_each_request() -> None:
-    spans = by_name(await told(VISIT))
+    spans = by_name(await told(HAND_OVER))
 
-    (visit,), requests = spans["process orders"], spans["POST"]
-    expected = visit_span("m-1", 10.0, None, ALL)
-    assert (visit.trace_id, visit.span_id) == (expected.trace_id, expected.span_id)
-    assert visit.parent_id == ""
-    assert visit.seconds == pytest.approx(2.5)
+    (hand_over,), requests = spans["process orders"], spans["POST"]
+    expected = hand_over_span("m-1", 10.0, None, ALL)
+    assert (hand_over.trace_id, hand_over.span_id) == (expected.trace_id, expected.span_id)
+    assert hand_over.parent_id == ""
+    assert hand_over.seconds == pytest.approx(2.5)
     assert {(each.trace_id, each.parent_id) for each in requests} == {
-        (visit.trace_id, visit.span_id)
+        (hand_over.trace_id, hand_over.span_id)
     }
     assert [each.seconds for each in requests] == pytest.approx([0.25, 0.5])
 
 
 async def test_a_requests_span_is_the_one_that_its_target_was_told() -> None:
-    requests = by_name(await told(VISIT))["POST"]
+    requests = by_name(await told(HAND_OVER))["POST"]
 
-    announced = [post_span("m-1", each.started_at, None, ALL) for each in VISIT.tries]
+    announced = [request_span("m-1", each.started_at, None, ALL) for each in HAND_OVER.tries]
     assert [each.span_id for each in requests] == [each.span_id for each in announced]
 
 
 async def test_a_visit_tells_where_the_message_came_from_and_what_became_of_it() -> None:
-    (visit,) = by_name(await told(VISIT))["process orders"]
+    (hand_over,) = by_name(await told(HAND_OVER))["process orders"]
 
-    assert visit.facts == {
+    assert hand_over.facts == {
         "messaging.operation.type": "process",
         "messaging.destination.name": "orders",
         "messaging.message.id": "m-1",
@@ -93,13 +93,13 @@ async def test_a_visit_tells_where_the_message_came_from_and_what_became_of_it()
         "message_router.broker_id": "7",
         "message_router.outcome": "delivered",
     }
-    assert visit.error == ""
-    assert visit.resource["service.name"] == "message-router"
-    assert visit.resource["service.instance.id"] == "here"
+    assert hand_over.error == ""
+    assert hand_over.resource["service.name"] == "message-router"
+    assert hand_over.resource["service.instance.id"] == "here"
 
 
 async def test_a_request_tells_its_target_without_the_query_and_how_it_ended() -> None:
-    first, second = by_name(await told(VISIT))["POST"]
+    first, second = by_name(await told(HAND_OVER))["POST"]
 
     assert first.facts == {
         "http.request.method": "POST",
@@ -115,7 +115,7 @@ async def test_a_request_tells_its_target_without_the_query_and_how_it_ended() -
 
 async def test_what_was_given_back_says_so() -> None:
     failed = replace(
-        VISIT,
+        HAND_OVER,
         key=MessageKey("orders", "m-1", "digest"),  # its broker makes no ids
         tries=(Try(10.5, 0.25, None, "NetworkError"),),
         fate=Fate.RETURNED,
@@ -123,35 +123,35 @@ async def test_what_was_given_back_says_so() -> None:
         requests=1,
     )
 
-    (visit,) = by_name(await told(failed))["process orders"]
+    (hand_over,) = by_name(await told(failed))["process orders"]
 
-    assert visit.error == "NetworkError"
-    assert visit.facts["message_router.outcome"] == "returned"
-    assert visit.facts["message_router.returned_for_seconds"] == 30.0
-    assert "message_router.broker_id" not in visit.facts
+    assert hand_over.error == "NetworkError"
+    assert hand_over.facts["message_router.outcome"] == "returned"
+    assert hand_over.facts["message_router.returned_for_seconds"] == 30.0
+    assert "message_router.broker_id" not in hand_over.facts
 
 
 @pytest.mark.parametrize(
     "error", ["CircuitOpen", "TargetRefused", "BadRequest", "RouterOverloaded", "NotStarted"]
 )
 async def test_what_was_never_sent_is_no_request(error: str) -> None:
-    unsent = replace(VISIT, tries=(Try(10.5, 0.0, None, error),), error="no way", requests=0)
+    unsent = replace(HAND_OVER, tries=(Try(10.5, 0.0, None, error),), error="no way", requests=0)
 
-    (visit,) = await told(unsent)
+    (hand_over,) = await told(unsent)
 
-    assert visit.events == [("not sent", {"error.type": error})]
-    assert visit.error == "no way"
+    assert hand_over.events == [("not sent", {"error.type": error})]
+    assert hand_over.error == "no way"
 
 
 async def test_a_publishers_trace_is_gone_on_with() -> None:
-    (visit,) = by_name(await told(replace(VISIT, parent=PARENT)))["process orders"]
+    (hand_over,) = by_name(await told(replace(HAND_OVER, parent=PARENT)))["process orders"]
 
-    assert (visit.trace_id, visit.parent_id) == (PARENT.trace_id, PARENT.span_id)
-    assert visit.span.trace_state == "vendor=1"
+    assert (hand_over.trace_id, hand_over.parent_id) == (PARENT.trace_id, PARENT.span_id)
+    assert hand_over.span.trace_state == "vendor=1"
 
 
 async def test_what_is_not_sampled_is_not_sent() -> None:
-    unwanted = replace(VISIT, parent=replace(PARENT, sampled=False))
+    unwanted = replace(HAND_OVER, parent=replace(PARENT, sampled=False))
 
     assert await told(unwanted) == []
 
@@ -160,7 +160,7 @@ async def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OTEL_SERVICE_NAME", "router-eu")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=prod")
 
-    seen = (await told(VISIT))[0]
+    seen = (await told(HAND_OVER))[0]
 
     assert seen.resource["service.name"] == "router-eu"
     assert seen.resource["deployment.environment.name"] == "prod"
@@ -170,7 +170,7 @@ async def test_what_gets_through_is_counted(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(traces, "PAUSE_SECONDS", 0.01)
 
     async with listening() as collector, tracing(collector) as opened:
-        opened.ended(VISIT)
+        opened.ended(HAND_OVER)
         await until(lambda: bool(opened.counts["exported"]))
 
         assert opened.counts == {"exported": 3, "failed": 0, "dropped": 0}
@@ -183,13 +183,13 @@ async def test_a_collector_that_refuses_is_complained_about_once(
     monkeypatch.setattr(traces, "PAUSE_SECONDS", 0.01)
 
     async with listening(answering(400)) as collector, tracing(collector) as opened:
-        opened.ended(VISIT)
+        opened.ended(HAND_OVER)
         await until(lambda: opened.counts["failed"] == 3)
-        opened.ended(VISIT)
+        opened.ended(HAND_OVER)
         await until(lambda: opened.counts["failed"] == 6)
         collector.script = polite
         collector.hang_up()
-        opened.ended(VISIT)
+        opened.ended(HAND_OVER)
         await until(lambda: opened.counts["exported"] == 3)
 
     first, second = complaints(caplog)
@@ -206,7 +206,7 @@ async def test_a_complaint_gives_away_no_secret_of_the_endpoint(
     endpoint = "http://user:hunter2@127.0.0.1:1/v1/traces?token=hunter2"
 
     async with Traces(endpoint, ALL, "here") as opened:
-        opened.ended(VISIT)
+        opened.ended(HAND_OVER)
         await until(lambda: bool(opened.counts["failed"]))
 
     (complaint,) = complaints(caplog)
@@ -226,7 +226,7 @@ async def test_a_collector_that_does_not_answer_costs_a_bounded_shutdown(
 
     async with listening(script) as collector:
         async with tracing(collector) as opened:
-            opened.ended(VISIT)
+            opened.ended(HAND_OVER)
             before = time.monotonic()
         took = time.monotonic() - before
 
@@ -242,7 +242,7 @@ async def test_what_a_slow_collector_cannot_take_is_dropped_and_counted(
 
     async with listening(silent) as collector, tracing(collector) as opened:
         for _ in range(2000):
-            opened.ended(VISIT)
+            opened.ended(HAND_OVER)
 
         assert opened.counts == {"exported": 0, "failed": 0, "dropped": 6000 - 4095}
 
@@ -250,7 +250,7 @@ async def test_what_a_slow_collector_cannot_take_is_dropped_and_counted(
 async def test_a_visit_that_cannot_be_told_disturbs_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    untellable = replace(VISIT, target="http://[::1")
+    untellable = replace(HAND_OVER, target="http://[::1")
 
-    assert len(await told(untellable, VISIT)) == 3
+    assert len(await told(untellable, HAND_OVER)) == 3
     assert "no trace of m-1" in caplog.messages

@@ -87,7 +87,7 @@ class Gated:
 
     def interrupt(self) -> None:
         self._opened.set()
-        self._broker.interrupt()
+        self._broker.stop()
 
 
 class Target(asyncio.Protocol):

@@ -4,22 +4,23 @@ import asyncio
 import logging
 import sqlite3
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import (
     AbstractAsyncContextManager,
     ExitStack,
     asynccontextmanager,
-    closing,
     contextmanager,
     nullcontext,
 )
 from importlib import resources
+from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-import msgspec
+from msgspec.structs import asdict
 
 from router.brokers.kit import statements
 from router.brokers.sqlite.connection import transaction
@@ -27,9 +28,6 @@ from router.core.config import sqlite_path
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.redact import mask_urls, without_secrets
 from router.ports import DeadLetterStore, StoreError
-
-if TYPE_CHECKING:
-    from router.storage import postgres_letters
 
 log = logging.getLogger(__name__)
 
@@ -77,46 +75,40 @@ async def open_store(
     if url == NO_STORE:
         yield NoStore()
         return
-    if is_postgres(url):
-        async with _postgres(url, max_bytes) as shared, _expiring(shared, retention, wall):
-            yield shared
-        return
-    path, run = _path(url), asyncio.get_running_loop().run_in_executor
+    is_postgres = url.startswith(("postgresql:", "postgres:"))
+    opening = _postgres(url, max_bytes) if is_postgres else _sqlite(_path(url), max_bytes, executor)
+    async with opening as store, _expiring(store, retention, wall):
+        yield store
+
+
+@asynccontextmanager
+async def _sqlite(
+    path: Path, max_bytes: int, executor: Executor | None
+) -> AsyncIterator["LetterTable"]:
+    run = asyncio.get_running_loop().run_in_executor
     with ExitStack() as stack:
         executor = executor or stack.enter_context(
             ThreadPoolExecutor(1, thread_name_prefix="dead-letters")
         )
         connection = await run(executor, _connect, path)
-        store = SqliteStore(connection, path, executor, max_bytes)
         try:
-            async with _expiring(store, retention, wall):
-                yield store
+            yield SqliteLetters(connection, path, executor, max_bytes)
         finally:
             await run(executor, connection.close)
 
 
-def is_postgres(url: str) -> bool:
-    return url.startswith(("postgresql:", "postgres:"))
-
-
-def _postgres(
-    url: str, max_bytes: int
-) -> "AbstractAsyncContextManager[postgres_letters.PostgresLetters]":
+def _postgres(url: str, max_bytes: int) -> AbstractAsyncContextManager["LetterTable"]:
     try:
-        from router.storage import postgres_letters  # noqa: PLC0415 on use
+        from router.storage.postgres_letters import open_postgres_letters  # noqa: PLC0415 on use
     except ModuleNotFoundError as error:
         text = f"dead letters in PostgreSQL need the package {error.name}"
         raise StoreError(f"{text}: pip install 'message-router[postgres]'") from error
-    return postgres_letters.open_postgres_letters(url, max_bytes)
-
-
-class Expiring(Protocol):
-    async def expire(self, oldest: float) -> int: ...
+    return open_postgres_letters(url, max_bytes)
 
 
 @asynccontextmanager
 async def _expiring(
-    store: Expiring, retention: float | None, wall: Callable[[], float]
+    store: "LetterTable", retention: float | None, wall: Callable[[], float]
 ) -> AsyncIterator[None]:
     """Remove what is older than the retention: at once, then every minute."""
     if retention is None:
@@ -130,7 +122,7 @@ async def _expiring(
         await asyncio.wait([chore])
 
 
-async def _expire(store: Expiring, retention: float, wall: Callable[[], float]) -> None:
+async def _expire(store: "LetterTable", retention: float, wall: Callable[[], float]) -> None:
     """Run until cancelled. In doubt about the time, letters are kept."""
     loop = asyncio.get_running_loop()
     ahead = wall() - loop.time() + CLOCK_STEP_SECONDS
@@ -144,7 +136,56 @@ async def _expire(store: Expiring, retention: float, wall: Callable[[], float]) 
         await asyncio.sleep(EXPIRY_INTERVAL_SECONDS)
 
 
-class SqliteStore:
+class LetterTable(ABC):
+    """Reads and changes letters. The statements of all databases have the same names."""
+
+    @abstractmethod
+    async def put(self, letter: DeadLetter) -> None: ...
+
+    @abstractmethod
+    def replaying(self, letter_id: int) -> AbstractAsyncContextManager[bool]: ...
+
+    @abstractmethod
+    async def rows(self, query: str, **values: object) -> Sequence[Any]:
+        """Run a statement, which has its values by their names, or else in this order.
+
+        Rows are read by the names of their columns. Raises StoreError.
+        """
+
+    async def find(
+        self, wanted: LetterFilter, *, limit: int, before: int | None = None
+    ) -> Sequence[KeptLetter]:
+        rows = await self.rows("find", **asdict(wanted), before=before, limit=limit)
+        return [_letter_of(row) for row in rows]
+
+    async def find_in_order(
+        self, wanted: LetterFilter, *, limit: int, up_to: int, after: KeptLetter | None = None
+    ) -> Sequence[KeptLetter]:
+        first_seen, letter_id = (-inf, 0) if after is None else (after.letter.first_seen, after.id)
+        place = {"first_seen": first_seen, "id": letter_id, "up_to": up_to}
+        rows = await self.rows("find_in_order", **asdict(wanted), **place, limit=limit)
+        return [_letter_of(row) for row in rows]
+
+    async def get(self, letter_id: int) -> KeptLetter | None:
+        rows = await self.rows("get", id=letter_id)
+        return _letter_of(rows[0]) if rows else None
+
+    async def latest_of(self, message_id: str) -> KeptLetter | None:
+        rows = await self.rows("latest_of", message_id=message_id)
+        return _letter_of(rows[0]) if rows else None
+
+    async def mark_replayed(self, letter_id: int, at: float) -> None:
+        await self.rows("mark_replayed", id=letter_id, at=at)
+
+    async def discard(self, letter_id: int) -> bool:
+        return bool(await self.rows("discard", id=letter_id))
+
+    async def expire(self, oldest: float) -> int:
+        """Remove some of those that died before, and answer how many; 0: none is left."""
+        return len(await self.rows("expire", oldest=oldest))
+
+
+class SqliteLetters(LetterTable):
     def __init__(
         self, connection: sqlite3.Connection, path: Path, executor: Executor, max_bytes: int
     ) -> None:
@@ -157,28 +198,6 @@ class SqliteStore:
     async def put(self, letter: DeadLetter) -> None:
         await self._run(lambda: self._put(without_secrets(letter)))
 
-    async def find(
-        self, wanted: LetterFilter, *, limit: int, before: int | None = None
-    ) -> Sequence[KeptLetter]:
-        values = {**_columns(wanted), "limit": limit, "before": before}
-        return await self._run(lambda: self._read("find", values))
-
-    async def find_in_order(
-        self, wanted: LetterFilter, *, limit: int, up_to: int, after: KeptLetter | None = None
-    ) -> Sequence[KeptLetter]:
-        place = (float("-inf"), 0) if after is None else (after.letter.first_seen, after.id)
-        values = {**_columns(wanted), "limit": limit, "up_to": up_to}
-        values["first_seen"], values["id"] = place
-        return await self._run(lambda: self._read("find_in_order", values))
-
-    async def get(self, letter_id: int) -> KeptLetter | None:
-        found = await self._run(lambda: self._read("get", {"id": letter_id}))
-        return found[0] if found else None
-
-    async def latest_of(self, message_id: str) -> KeptLetter | None:
-        found = await self._run(lambda: self._read("latest_of", {"message_id": message_id}))
-        return found[0] if found else None
-
     @asynccontextmanager
     async def replaying(self, letter_id: int) -> AsyncIterator[bool]:
         is_ours = letter_id not in self._replaying
@@ -189,15 +208,8 @@ class SqliteStore:
             if is_ours:
                 self._replaying.discard(letter_id)
 
-    async def mark_replayed(self, letter_id: int, at: float) -> None:
-        await self._run(lambda: self._change("mark_replayed", {"id": letter_id, "at": at}))
-
-    async def discard(self, letter_id: int) -> bool:
-        return await self._run(lambda: self._change("discard", {"id": letter_id})) > 0
-
-    async def expire(self, oldest: float) -> int:
-        """Remove some of those that died before, and answer how many; 0: none is left."""
-        return await self._run(lambda: self._change("expire", {"oldest": oldest}))
+    async def rows(self, query: str, **values: object) -> Sequence[Any]:
+        return await self._run(lambda: self._execute(query, values))
 
     async def _run(self, work: Callable[[], Answer]) -> Answer:
         def guarded() -> Answer:
@@ -206,19 +218,21 @@ class SqliteStore:
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, guarded)
 
+    def _execute(self, query: str, values: Mapping[str, object]) -> Sequence[sqlite3.Row]:
+        given = {name: stored(value) for name, value in values.items()}
+        return self._connection.execute(_QUERIES[query], given).fetchall()
+
     def _put(self, letter: DeadLetter) -> None:
         """Write it in the place of an earlier death of the same message, whose age it keeps."""
-        columns = _columns(letter)
+        columns = asdict(letter)
         with transaction(self._connection):
-            (first_seen,) = self._connection.execute(
-                _QUERIES["first_seen_before"], columns
-            ).fetchone()
+            ((first_seen,),) = self._execute("first_seen_before", columns)
             if first_seen is None:
                 self._check_room_for(letter)
             else:
                 columns["first_seen"] = min(first_seen, letter.first_seen)
-                self._change("supersede", columns)
-            self._change("put", columns)
+                self._execute("supersede", columns)
+            self._execute("put", columns)
 
     def _check_room_for(self, letter: DeadLetter) -> None:
         """By what is in use: the file never shrinks, and what was freed in it is used again."""
@@ -229,14 +243,6 @@ class SqliteStore:
         needed = len(letter.body) + len(letter.reply) + _SPARE_PAGES * page_size
         if (pages - free) * page_size + needed > self._max_bytes:
             raise sqlite3.OperationalError(full(self._max_bytes))
-
-    def _read(self, query: str, values: Mapping[str, object]) -> Sequence[KeptLetter]:
-        with closing(self._connection.execute(_QUERIES[query], values)) as rows:
-            return [letter_of(row) for row in rows]
-
-    def _change(self, query: str, values: Mapping[str, object]) -> int:
-        with closing(self._connection.execute(_QUERIES[query], values)) as cursor:
-            return cursor.rowcount
 
 
 class NoStore:
@@ -312,10 +318,6 @@ def _our_errors(path: Path) -> Iterator[None]:
         raise StoreError(f"the dead-letter store {path} cannot be used: {error}") from error
 
 
-def _columns(value: DeadLetter | LetterFilter) -> dict[str, object]:
-    return {name: stored(each) for name, each in msgspec.structs.asdict(value).items()}
-
-
 def stored(value: object) -> object:
     """Return what a database can hold: its text is valid Unicode."""
     if isinstance(value, Reason):
@@ -327,7 +329,7 @@ def full(max_bytes: int) -> str:
     return f"it is full: the limit is {max_bytes} bytes (MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES)"
 
 
-def letter_of(row: Any) -> KeptLetter:
+def _letter_of(row: Any) -> KeptLetter:
     """Return what a row says, which is read by the names of its columns."""
     fields = {name: row[name] for name in DeadLetter.__struct_fields__}
     fields["reason"] = Reason(fields["reason"])

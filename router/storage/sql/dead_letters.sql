@@ -76,6 +76,7 @@ DELETE FROM dead_letters WHERE id IN (
     )
     WHERE size_before < 4194304
 )
+RETURNING id
 
 -- name: find
 -- Without the bodies: a page of them could be a hundred megabytes, and nobody is shown one.
@@ -123,4 +124,4 @@ LIMIT 1
 UPDATE dead_letters SET replayed_at = :at WHERE id = :id
 
 -- name: discard
-DELETE FROM dead_letters WHERE id = :id
+DELETE FROM dead_letters WHERE id = :id RETURNING id

@@ -20,6 +20,8 @@ from router.brokers.pgmq.table import (
     PgmqItem,
     PgmqLease,
     PgmqTable,
+    fences,
+    item_columns,
     open_table,
     read_address,
 )
@@ -45,7 +47,6 @@ from router.ports import (
     Traits,
     Unsettled,
 )
-from router.signal import Signal
 
 FIRST_POLL_SECONDS: Final = 0.05  # for others' changes, after something came …
 LAST_POLL_SECONDS: Final = 1.0  # … and when nothing has come for a while
@@ -89,7 +90,7 @@ class PgmqQueues:
         address = read_address(queue)
         async with self._databases.use(address.dsn) as database:
             table = await open_table(database, address, to_consume=False)
-            yield PgmqPublisher(table, address, database.signal(table.channel))
+            yield PgmqPublisher(database, table, address)
 
 
 class PgmqBroker:
@@ -139,7 +140,7 @@ class PgmqBroker:
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         leases = cast("Sequence[PgmqLease]", handles)
-        lost = await (self._table.archive(leases) if error else self._table.delete(leases))
+        lost = await self._settle(self._table.archive if error else self._table.delete, leases)
         if self.holds_groups:  # the next message of a group may be read now
             self._signal.ring()
         return stale(leases, lost)
@@ -148,7 +149,13 @@ class PgmqBroker:
         del error  # PGMQ has no place for it
         lease = cast("PgmqLease", handle)
         seconds = math.ceil(delay)
-        if not await self._table.nack(lease, seconds, tally):
+        if self._table.has_headers:
+            tried = msgspec.json.encode(tally).decode()
+            fence = (lease.msg_id, lease.read_ct, lease.enqueued)
+            is_ours = bool(await self._database.call(self._table.nack, *fence, seconds, tried))
+        else:
+            is_ours = not await self._settle(self._table.hide, [lease], seconds)
+        if not is_ours:
             raise StaleLease(f"message {lease.msg_id} is not ours any more")
         if not self.holds_groups:
             self._pending.expect(lease.msg_id, lease.body, now=loop_time(), delay=seconds)
@@ -156,11 +163,11 @@ class PgmqBroker:
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         leases = cast("Sequence[PgmqLease]", handles)
-        return stale(leases, await self._table.hide(leases, math.ceil(seconds)))
+        return stale(leases, await self._settle(self._table.hide, leases, math.ceil(seconds)))
 
     async def depth(self) -> Depth:
         """A retry that waits is in flight: PGMQ cannot tell them apart."""
-        row = await self._table.count()
+        (row,) = await self._database.call(self._table.count)
         return Depth(waiting=row["waiting"], in_flight=row["in_flight"], due=row["due"])
 
     def takes(self, queue: QueueConfig) -> bool:
@@ -183,24 +190,36 @@ class PgmqBroker:
                 if self._envelope is not None:
                     reply = msgspec.structs.replace(reply, body=command_reply(reply.body))
                 outgoing.append(_item(read_address(each.queue), reply, number))
-        lost, stuck = await self._table.finish(leases, failed, outgoing)
+        columns = (*fences(leases), failed, *item_columns(outgoing))
+        (row,) = await self._database.call(self._table.finish, self._address.name, *columns)
         self._signal.ring()
         return [
-            *stale(leases, lost),
+            *stale(leases, row["lost"]),
             *(
                 Unsettled(leases[position], _no_queue(items[position]), stale=False)
-                for position in stuck
-                if position not in lost
+                for position in row["stuck"]
+                if position not in row["lost"]
             ),
         ]
 
+    async def _settle(
+        self, query: str, leases: Sequence[PgmqLease], *more: object
+    ) -> Sequence[int]:
+        """Return the positions of those leases that were lost; the others are settled."""
+        columns = (*fences(leases), *more)
+        (row,) = await self._database.call(query, self._address.name, *columns)
+        lost: Sequence[int] = row["lost"]
+        return lost
+
     async def _claim(self, limit: int) -> ClaimedBatch:
         lease_until = loop_time() + self._lease
-        rows = await self._table.read(self._lease, limit)
+        asked = (self._address.name, self._lease, limit)
+        rows = await self._database.call(self._table.read, *asked)
         if not rows:
             pause = self._pause
             self._pause = min(2 * pause, LAST_POLL_SECONDS)
-            due = await self._table.until_next()
+            (row,) = await self._database.call(self._table.next)
+            due = row["wait"]
             # What is due already is held back, by its group or by another reader.
             return ClaimedBatch((), pause if due is None or due <= 0 else min(due, pause))
         self._pause = FIRST_POLL_SECONDS
@@ -227,16 +246,17 @@ class PgmqBroker:
 
 
 class PgmqPublisher:
-    def __init__(self, table: PgmqTable, address: PgmqAddress, signal: Signal) -> None:
+    def __init__(self, database: PostgresDatabase, table: PgmqTable, address: PgmqAddress) -> None:
+        self._database = database
         self._table = table
         self._address = address
-        self._signal = signal
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         """Answer when the database has committed them. PGMQ knows no duplicates."""
         if items:
-            await self._table.send([_item(self._address, item) for item in items])
-            self._signal.ring()
+            columns = item_columns([_item(self._address, item) for item in items])
+            await self._database.call(self._table.send, *columns)
+            self._database.signal(self._table.channel).ring()
         return [True] * len(items)
 
 

@@ -6,7 +6,7 @@ Each call is one transaction.
 import logging
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -14,7 +14,6 @@ from router.brokers.kit import read_uri, refusal, switch_option
 from router.brokers.postgres import CONNECTING, dsn_of
 from router.brokers.postgres.database import PostgresDatabase
 from router.core.config import QueueConfig
-from router.core.message import Tally
 from router.ports import BrokerError, QueueRefused
 
 log = logging.getLogger(__name__)
@@ -221,101 +220,38 @@ class PgmqItem(Struct, frozen=True):
 
 
 class PgmqTable:
-    """Its SQL is made once: it depends on the queue's name and on what the version can do."""
+    """The SQL for one queue: it depends on the queue's name and on what the version can do."""
 
-    def __init__(
-        self,
-        database: PostgresDatabase,
-        address: PgmqAddress,
-        *,
-        has_headers: bool,
-        reads_groups: bool,
-    ) -> None:
+    def __init__(self, queue: str, *, has_headers: bool, reads_groups: bool) -> None:
         self.has_headers = has_headers
         self.reads_groups = reads_groups
-        self.channel = f"pgmq.{_table_name(address.name)}.INSERT"  # of insert notifications
-        self._database = database
-        self._name = address.name
-        quoted = _table_name(address.name).replace('"', '""')
+        self.channel = f"pgmq.{_table_name(queue)}.INSERT"  # of insert notifications
+        quoted = _table_name(queue).replace('"', '""')
         table = f'pgmq."{quoted}"'
         held = _HELD.format(table=table)
-        self._read = _READ.format(
+        self.read = _READ.format(
             headers=_READ_HEADERS if has_headers else "NULL",
             # Never more than the first message of a group. The other grouped reads skip what is
             # hidden in the middle of a group, such as a retry that waits.
             function="read_grouped_head" if reads_groups else "read",
         )
-        self._next = _NEXT.format(table=table)
-        self._count = _COUNT.format(table=table)
-        self._delete = _SETTLE.format(held=held, settled=_DELETED, lost=_LOST)
-        self._archive = _SETTLE.format(held=held, settled=_ARCHIVED, lost=_LOST)
-        self._hide = _SETTLE.format(held=held, settled=_HIDDEN, lost=_LOST)
-        self._nack = _NACK.format(table=table, header=TALLY_HEADER)
+        self.next = _NEXT.format(table=table)
+        self.count = _COUNT.format(table=table)
+        self.delete = _SETTLE.format(held=held, settled=_DELETED, lost=_LOST)
+        self.archive = _SETTLE.format(held=held, settled=_ARCHIVED, lost=_LOST)
+        self.hide = _SETTLE.format(held=held, settled=_HIDDEN, lost=_LOST)
+        self.nack = _NACK.format(table=table, header=TALLY_HEADER)
         arguments = _WITH_HEADERS if has_headers else _WITHOUT_HEADERS
-        self._send = _SEND.format(
+        self.send = _SEND.format(
             outgoing=_OUTGOING % (1, 2, 3, 4, 5),
             sent=_SENT.format(source="outgoing", arguments=arguments),
         )
-        self._finish = _FINISH.format(
+        self.finish = _FINISH.format(
             outgoing=_OUTGOING % (6, 7, 8, 9, 10),
             held=held,
             sent=_SENT.format(source="outgoing JOIN free USING (position)", arguments=arguments),
             lost=_LOST,
         )
-
-    async def read(self, seconds: int, limit: int) -> Sequence[Any]:
-        return await self._database.call(self._read, self._name, seconds, limit)
-
-    async def until_next(self) -> float | None:
-        """Return how long it is, in seconds, until the next message is due. None: there is none."""
-        (row,) = await self._database.call(self._next)
-        wait: float | None = row["wait"]
-        return wait
-
-    async def delete(self, leases: Sequence[PgmqLease]) -> Sequence[int]:
-        """Return the positions of those leases that were lost; the others are settled."""
-        return await self._settle(self._delete, leases)
-
-    async def archive(self, leases: Sequence[PgmqLease]) -> Sequence[int]:
-        return await self._settle(self._archive, leases)
-
-    async def hide(self, leases: Sequence[PgmqLease], seconds: int) -> Sequence[int]:
-        return await self._settle(self._hide, leases, seconds)
-
-    async def nack(self, lease: PgmqLease, seconds: int, tally: Tally) -> bool:
-        """Return False if the lease was lost."""
-        if not self.has_headers:
-            return not await self.hide([lease], seconds)
-        tried = f'{{"failures": {tally.failures}, "requests": {tally.requests}}}'
-        fence = (lease.msg_id, lease.read_ct, lease.enqueued)
-        return bool(await self._database.call(self._nack, *fence, seconds, tried))
-
-    async def send(self, items: Sequence[PgmqItem]) -> None:
-        await self._database.call(self._send, *_item_columns(items))
-
-    async def finish(
-        self, leases: Sequence[PgmqLease], failed: Sequence[int], items: Sequence[PgmqItem]
-    ) -> tuple[Sequence[int], Sequence[int]]:
-        """Send the items and settle the leases they belong to.
-
-        `failed` are positions from 1. Return the positions, from 0, of the leases that were lost,
-        and of those with an item for a queue that does not exist.
-        """
-        (row,) = await self._database.call(
-            self._finish, self._name, *_fences(leases), failed, *_item_columns(items)
-        )
-        return row["lost"], row["stuck"]
-
-    async def count(self) -> Any:
-        (row,) = await self._database.call(self._count)
-        return row
-
-    async def _settle(
-        self, query: str, leases: Sequence[PgmqLease], *more: object
-    ) -> Sequence[int]:
-        (row,) = await self._database.call(query, self._name, *_fences(leases), *more)
-        lost: Sequence[int] = row["lost"]
-        return lost
 
 
 async def open_table(
@@ -330,8 +266,7 @@ async def open_table(
         raise QueueRefused(f"{text} SELECT pgmq.create('{address.name}')")
     functions = row["functions"]
     table = PgmqTable(
-        database,
-        address,
+        address.name,
         has_headers=row["has_headers"],
         reads_groups=address.is_fifo and "read_grouped_head" in functions,
     )
@@ -348,7 +283,7 @@ def _table_name(queue: str) -> str:
     return f"q_{queue.lower()}"
 
 
-def _fences(
+def fences(
     leases: Sequence[PgmqLease],
 ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     return (
@@ -358,7 +293,7 @@ def _fences(
     )
 
 
-def _item_columns(items: Sequence[PgmqItem]) -> tuple[Sequence[object], ...]:
+def item_columns(items: Sequence[PgmqItem]) -> tuple[Sequence[object], ...]:
     return (
         [item.queue for item in items],
         [item.position for item in items],

@@ -85,7 +85,7 @@ class Gated:
             self._opened.clear()
         return batch
 
-    def interrupt(self) -> None:
+    def stop(self) -> None:
         self._opened.set()
         self._broker.stop()
 

@@ -18,12 +18,7 @@ from tests.support.servers import sqs
 from tests.support.servers.postgres import PostgresServer, postgres_server
 from tests.support.servers.sqs import SqsServer
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.slow,
-    pytest.mark.rule("P1", "P3", "FIFO-1"),
-    pytest.mark.timeout(240),
-]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
 
 POOL: dict[str, object] = {"code": "LOAD", "concurrency": 20}
 GROUPS = 100
@@ -102,6 +97,7 @@ def judge(recorder: Recorder, codes: list[int]) -> None:
     assert codes == [0, 0, 0]
 
 
+@pytest.mark.rule("P1", "P3")
 async def test_three_routers_share_a_queue_file(site: Site) -> None:
     site.configure(POOL)
     recorder = Recorder()
@@ -118,6 +114,7 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.mark.rule("P1", "P3")
 async def test_three_routers_share_a_postgresql_queue(site: Site, postgres: PostgresServer) -> None:
     site.configure_queue(f"{postgres.url}?queue=orders", POOL, visibilityTimeout=3)
     left = "SELECT count(*) FROM message_router.queue_messages WHERE finished_at IS NULL"
@@ -151,6 +148,7 @@ def stand_in(tmp_path: Path) -> Iterator[SqsServer]:
         yield server
 
 
+@pytest.mark.rule("P1", "P3")
 async def test_three_routers_share_an_sqs_fifo_queue(site: Site, stand_in: SqsServer) -> None:
     url = stand_in.new_queue(fifo=True)
     site.configure_queue(url, POOL, visibilityTimeout=15, connections=2)

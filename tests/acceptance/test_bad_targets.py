@@ -15,7 +15,7 @@ from tests.acceptance.targets import (
 )
 from tests.outbound.servers import Script, Target, answering, listening, writing
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("P5")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 BAD_POOL = {"code": "BAD", "concurrency": 1, "timeoutMs": 1500}
 GOOD_POOL = {"code": "GOOD", "concurrency": 2}
@@ -46,6 +46,7 @@ async def test_a_target_that_does_not_answer_is_tried_again(
     assert ids(target) == [f"m{n}" for n in range(20)]
 
 
+@pytest.mark.rule("P5")
 async def test_while_one_target_hangs_another_pool_goes_on(site: Site, target: Target) -> None:
     site.configure({**BAD_POOL, "timeoutMs": 60_000}, GOOD_POOL)
     async with listening(hanging) as stuck, site.router() as router:

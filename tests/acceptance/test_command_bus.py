@@ -18,7 +18,7 @@ from tests.acceptance.targets import Gate, id_of, ids
 from tests.outbound.servers import Connection, Script, Target, listening
 from tests.support.servers.postgres import PostgresServer, postgres_server
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("CMD-7", "WQ-9")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 POOL = {"code": "PAYMENTS", "concurrency": 4, "ungrouped": "parallel"}
 LOCKED = (423, b"")  # an error that passes
@@ -163,6 +163,7 @@ class Answers:
             await connection.reply(status, body)
 
 
+@pytest.mark.rule("CMD-7")
 async def test_wk_1_worker_reads_messages_from_correct_queue(bus: Bus) -> None:
     other = Bus(bus.site, bus.server)
     bus.send(command("ours"))
@@ -175,6 +176,7 @@ async def test_wk_1_worker_reads_messages_from_correct_queue(bus: Bus) -> None:
     assert [row["read_ct"] for row in other.waiting()] == [0]
 
 
+@pytest.mark.rule("CMD-7")
 async def test_wk_2_worker_respects_concurrency_limit(bus: Bus) -> None:
     busy = Busy(0.2)
     bus.send(*(command(f"c-{n}") for n in range(16)))
@@ -185,6 +187,7 @@ async def test_wk_2_worker_respects_concurrency_limit(bus: Bus) -> None:
     assert busy.most == POOL["concurrency"]
 
 
+@pytest.mark.rule("CMD-7")
 async def test_wk_3_handler_invoked_with_correct_command_and_context(bus: Bus) -> None:
     bus.send(command("c-1", correlation_id="k-1", data={"account": "A-1", "amount": 1.50}))
 
@@ -203,6 +206,7 @@ async def test_wk_3_handler_invoked_with_correct_command_and_context(bus: Bus) -
     assert request.headers["authorization"] == "Bearer tok"
 
 
+@pytest.mark.rule("CMD-7")
 async def test_wk_4_successful_completion_deletes_pgmq_message(bus: Bus) -> None:
     bus.send(command("c-1"))
 
@@ -213,6 +217,7 @@ async def test_wk_4_successful_completion_deletes_pgmq_message(bus: Bus) -> None
     assert bus.archived() == []
 
 
+@pytest.mark.rule("CMD-7")
 async def test_wk_5_transient_error_triggers_retry_with_backoff(bus: Bus) -> None:
     answers = Answers([LOCKED, LOCKED, (200, b"")])
     bus.send(command("c-1"))
@@ -227,6 +232,7 @@ async def test_wk_5_transient_error_triggers_retry_with_backoff(bus: Bus) -> Non
     assert bus.archived() == []
 
 
+@pytest.mark.rule("CMD-7")
 @pytest.mark.parametrize("answer", [(422, b"{}"), (503, b'{"permanent": true}')])
 async def test_wk_6_permanent_error_moves_to_tsq_immediately(
     bus: Bus, answer: tuple[int, bytes]
@@ -244,6 +250,7 @@ async def test_wk_6_permanent_error_moves_to_tsq_immediately(
     assert [letter["messageId"] for letter in letters] == ["c-1"]
 
 
+@pytest.mark.rule("CMD-7")
 async def test_wk_7_retries_exhausted_moves_to_tsq(bus: Bus) -> None:
     answers = Answers([LOCKED])
     bus.send(command("c-1"))
@@ -288,6 +295,7 @@ async def test_wk_8_reply_sent_if_reply_to_configured(bus: Bus) -> None:
     assert [row["message"]["command_id"] for row in bus.archived()] == ["c-2"]
 
 
+@pytest.mark.rule("CMD-7")
 async def test_wk_9_graceful_shutdown_waits_for_in_flight(bus: Bus) -> None:
     gate = Gate()
     bus.send(command("c-1"), command("c-2"))
@@ -306,6 +314,7 @@ async def test_wk_9_graceful_shutdown_waits_for_in_flight(bus: Bus) -> None:
     assert [row["message"]["command_id"] for row in bus.waiting()] == ["too late"]
 
 
+@pytest.mark.rule("CMD-7")
 async def test_wk_10_in_flight_count_returns_correct_value(bus: Bus) -> None:
     gate = Gate()
     bus.send(*(command(f"c-{n}") for n in range(3)))
@@ -321,6 +330,7 @@ async def test_wk_10_in_flight_count_returns_correct_value(bus: Bus) -> None:
     assert after == []
 
 
+@pytest.mark.rule("CMD-7")
 async def test_wk_11_high_concurrency_is_handled(bus: Bus) -> None:
     busy, total = Busy(0.5), 2_000
     pool = {**POOL, "concurrency": 500}

@@ -11,7 +11,7 @@ from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, first, hanging, ids, message
 from tests.outbound.servers import Target, listening
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("OPS-4")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.mark.rule("P1", "P3")
@@ -57,6 +57,7 @@ async def test_a_delivery_that_outlasts_the_grace_period_is_aborted_and_made_aga
     assert [request.headers["x-message-attempt"] for request in target.requests] == ["1", "2"]
 
 
+@pytest.mark.rule("OPS-4")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_it_at_once(site: Site, number: signal.Signals) -> None:
     site.configure()
@@ -70,6 +71,7 @@ async def test_a_second_signal_ends_it_at_once(site: Site, number: signal.Signal
         assert await router.ends() == 130
 
 
+@pytest.mark.rule("OPS-4")
 async def test_a_signal_while_it_waits_for_its_configuration_ends_it(site: Site) -> None:
     site.settings["MESSAGE_ROUTER_CONFIG_URL"] = (site.folder / "missing.json").as_uri()
     site.settings["MESSAGE_ROUTER_CONFIG_RETRY_DELAY"] = "1h"

@@ -24,7 +24,7 @@ from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer, postgres_server
 from tests.support.servers.redis import RedisServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("CFG-9", "P1", "P3")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 POOL: dict[str, object] = {"code": "LOAD", "concurrency": 10}
 GROUPS = 20
@@ -76,6 +76,7 @@ async def standby_status(router: RouterProcess) -> dict[str, object]:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.rule("CFG-9", "P1")
 @pytest.mark.parametrize("kind", ["redis", "nats_server"])
 async def test_killed_or_stopped_a_primary_is_followed_by_one_of_its_standbys(
     contest: Contest, kind: str, request: pytest.FixtureRequest
@@ -108,6 +109,7 @@ async def test_killed_or_stopped_a_primary_is_followed_by_one_of_its_standbys(
     assert code == 0
 
 
+@pytest.mark.rule("CFG-9", "P1")
 async def test_a_primary_that_was_stopped_for_longer_than_the_ttl_sends_nothing_when_it_goes_on(
     contest: Contest, postgres: PostgresServer
 ) -> None:
@@ -133,6 +135,7 @@ async def test_a_primary_that_was_stopped_for_longer_than_the_ttl_sends_nothing_
     assert roles == ["STANDBY", "PRIMARY"]
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_lock_server_that_forgets_the_lock_never_makes_two_primaries(
     contest: Contest, redis: RedisServer
 ) -> None:
@@ -149,6 +152,7 @@ async def test_a_lock_server_that_forgets_the_lock_never_makes_two_primaries(
     assert firsts_in_order(contest.accepted, GROUPS, PER_GROUP)
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_primary_stops_before_a_lock_runs_out_that_it_cannot_refresh(
     contest: Contest, postgres: PostgresServer
 ) -> None:

@@ -10,7 +10,7 @@ from tests.acceptance.targets import ids, message
 from tests.outbound.servers import Connection, Target, listening
 from tests.support.collector import spans_in
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("MED-1")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 SDK = "opentelemetry.sdk"
 
@@ -28,6 +28,7 @@ def trace_to(site: Site, port: int) -> None:
     site.settings["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{port}"
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_trace_tells_what_a_target_was_told(site: Site) -> None:
     site.configure({"code": "POOL-A", "concurrency": 5})
 

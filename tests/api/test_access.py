@@ -7,7 +7,7 @@ from router.api.access import Access, is_loopback
 from router.setting_values import AuthMode
 from tests.support.api import LOCAL, HandMadeRouter, assert_problem, calling
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CFG-1")]
+pytestmark = pytest.mark.anyio
 
 BASIC = Access(mode=AuthMode.BASIC, username="ann", password="pass:wörd")
 TOKEN = Access(mode=AuthMode.TOKEN, token="t0ken")
@@ -37,6 +37,7 @@ async def call(
         return await api.request(method, path, headers=headers)
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize("access", [LOCAL, BASIC, TOKEN, EXPOSED, EXPOSED_TOKEN], ids=repr)
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/health/startup"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -69,6 +70,7 @@ PROTECTED = [
 ]
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(("method", "path"), PROTECTED)
 @pytest.mark.parametrize(
     ("access", "scheme"), [(BASIC, "Basic"), (TOKEN, "Bearer"), (EXPOSED_TOKEN, "Bearer")]
@@ -84,6 +86,7 @@ async def test_everything_else_needs_credentials(
     assert answer.status_code not in (401, 403)
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("access", "headers"),
     [
@@ -136,6 +139,7 @@ async def test_beyond_loopback_messages_are_shown_to_nobody_without_credentials(
     assert local.status_code not in (401, 403)
 
 
+@pytest.mark.rule("CFG-1")
 async def test_beyond_loopback_without_credentials_the_rest_can_be_read(
     router: HandMadeRouter,
 ) -> None:
@@ -144,12 +148,14 @@ async def test_beyond_loopback_without_credentials_the_rest_can_be_read(
         assert answer.status_code != 403
 
 
+@pytest.mark.rule("CFG-1")
 async def test_the_scheme_may_be_written_in_any_case(router: HandMadeRouter) -> None:
     answer = await call(router, TOKEN, "GET", "/warnings", {"authorization": "bEARER t0ken"})
 
     assert answer.status_code == 200
 
 
+@pytest.mark.rule("CFG-1")
 async def test_without_credentials_an_exposed_router_can_be_read_but_not_changed(
     router: HandMadeRouter,
 ) -> None:
@@ -163,6 +169,7 @@ async def test_without_credentials_an_exposed_router_can_be_read_but_not_changed
 SAME = {"host": "localhost:8080"}
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -187,6 +194,7 @@ async def test_a_page_of_another_origin_can_change_nothing(
     assert answer.status_code == status
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_page_of_another_origin_is_refused_also_with_credentials(
     router: HandMadeRouter,
 ) -> None:
@@ -197,6 +205,7 @@ async def test_a_page_of_another_origin_is_refused_also_with_credentials(
     assert_problem(answer, 403, "origin")
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -223,6 +232,7 @@ async def test_over_loopback_the_host_must_be_a_loopback_name(
     assert answer.status_code == status
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("host", "local"),
     [
@@ -240,6 +250,7 @@ def test_an_address_is_loopback_only_if_it_surely_is(host: str, local: bool) -> 
     assert is_loopback(host) is local
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize("username", ["", "ann"])
 def test_a_mode_without_its_credentials_is_refused(username: str) -> None:
     with pytest.raises(ValueError, match="BASIC"):
@@ -275,6 +286,7 @@ async def test_c6_a_page_of_another_origin_takes_no_stream_from_the_operators(
     assert_problem(answer, 403)
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize("headers", [{}, {"sec-fetch-site": "same-origin"}], ids=repr)
 async def test_c6_the_dashboard_itself_may_watch(
     router: HandMadeRouter, headers: dict[str, str]

@@ -3,7 +3,7 @@ import pytest
 
 from tests.support.api import assert_problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/health/", "/docs", "/redoc", "/%2e%2e/etc"])

@@ -15,7 +15,7 @@ from tests.support.api import HandMadeRouter, assert_problem
 from tests.support.queues import ORDERS
 from tests.support.stores import FakeStore
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CMD-4")]
+pytestmark = pytest.mark.anyio
 
 JOBS = QueueConfig(name="jobs", uri="work://jobs")
 MORE_JOBS = QueueConfig(name="more jobs", uri="work://more")
@@ -34,6 +34,7 @@ def members(*ids: str) -> list[dict[str, str]]:
     return [{**ONE, "id": each} for each in ids]
 
 
+@pytest.mark.rule("CMD-4")
 async def test_a_batch_is_published_and_watched(api: httpx.AsyncClient, jobs: FakeStore) -> None:
     batch = {"id": "b", "messages": members("a", "b"), "callback": CALLBACK}
 
@@ -57,6 +58,7 @@ async def test_a_batch_is_published_and_watched(api: httpx.AsyncClient, jobs: Fa
     }
 
 
+@pytest.mark.rule("CMD-4")
 async def test_a_batch_grows_until_its_size_is_reached(
     api: httpx.AsyncClient, jobs: FakeStore
 ) -> None:
@@ -78,6 +80,7 @@ async def test_a_batch_grows_until_its_size_is_reached(
     assert [item.message.id for item in jobs.published] == ["a", "b", "c", "d"]
 
 
+@pytest.mark.rule("CMD-4")
 async def test_a_complete_batch_tells_how_its_members_ended(
     api: httpx.AsyncClient, jobs: FakeStore
 ) -> None:
@@ -96,6 +99,7 @@ async def test_a_complete_batch_tells_how_its_members_ended(
     assert shown["callbackPublishedAt"] == "2027-01-15T08:00:00.250Z"
 
 
+@pytest.mark.rule("CMD-4")
 async def test_the_same_call_again_changes_nothing(api: httpx.AsyncClient, jobs: FakeStore) -> None:
     batch = {"id": "b", "messages": members("a"), "callback": CALLBACK}
 
@@ -107,6 +111,7 @@ async def test_the_same_call_again_changes_nothing(api: httpx.AsyncClient, jobs:
     assert len(jobs.published) == 1
 
 
+@pytest.mark.rule("CMD-4")
 async def test_another_callback_for_a_known_batch_is_a_conflict(api: httpx.AsyncClient) -> None:
     await api.post("/batches", json={"id": "b", "callback": CALLBACK})
 
@@ -118,6 +123,7 @@ async def test_another_callback_for_a_known_batch_is_a_conflict(api: httpx.Async
     assert "hidden" not in answer.text
 
 
+@pytest.mark.rule("CMD-4")
 @pytest.mark.parametrize(
     ("body", "detail"),
     [
@@ -183,6 +189,7 @@ async def test_a_call_takes_a_thousand_messages_and_eight_mebibytes(
     assert len(jobs.published) == 1000
 
 
+@pytest.mark.rule("CMD-4")
 async def test_null_counts_as_absent(api: httpx.AsyncClient, jobs: FakeStore) -> None:
     callback = {**CALLBACK, "id": None, "payload": None}
     body = {"id": None, "size": None, "messages": [{**ONE, "batchId": None}], "callback": callback}
@@ -196,6 +203,7 @@ async def test_null_counts_as_absent(api: httpx.AsyncClient, jobs: FakeStore) ->
     }
 
 
+@pytest.mark.rule("CMD-4")
 async def test_other_brokers_have_no_batches(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -208,6 +216,7 @@ async def test_other_brokers_have_no_batches(
     assert_problem(await api.post("/batches", json=body), 422, "a work queue")
 
 
+@pytest.mark.rule("CMD-4")
 async def test_ids_of_batches_are_per_queue(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     router.config = RoutingConfig((JOBS, MORE_JOBS))
     batch = {"id": "b", "size": 2, "callback": CALLBACK}
@@ -223,11 +232,13 @@ async def test_ids_of_batches_are_per_queue(api: httpx.AsyncClient, router: Hand
     assert [item.message.id for item in router.stores.stores["more jobs"].published] == ["a"]
 
 
+@pytest.mark.rule("CMD-4")
 async def test_an_unknown_batch_is_not_found(api: httpx.AsyncClient) -> None:
     assert_problem(await api.get("/batches/b"), 404, "there is no such batch")
     assert_problem(await api.post("/batches/b/messages", json=ONE), 404, "there is no such batch")
 
 
+@pytest.mark.rule("CMD-4")
 async def test_a_queue_that_fails_is_told_of_without_secrets(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -238,6 +249,7 @@ async def test_a_queue_that_fails_is_told_of_without_secrets(
     assert_problem(answer, 502, "lost postgresql://***@host/")
 
 
+@pytest.mark.rule("CMD-4")
 async def test_messages_name_no_batch(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     answer = await api.post("/messages?queue=orders", json={**ONE, "batchId": "b"})
 

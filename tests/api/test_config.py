@@ -6,9 +6,10 @@ from router.core.config_document import as_document
 from router.core.config_plan import Plan
 from tests.support.api import HandMadeRouter, assert_problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CFG-8")]
+pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.rule("CFG-8")
 async def test_the_applied_document_is_shown_with_its_source_and_time(
     api: httpx.AsyncClient,
 ) -> None:
@@ -29,6 +30,7 @@ async def test_the_applied_document_is_shown_with_its_source_and_time(
     }
 
 
+@pytest.mark.rule("CFG-8")
 async def test_a_reload_answers_what_it_changed(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -39,6 +41,7 @@ async def test_a_reload_answers_what_it_changed(
     assert answer.json()["queues"]["started"] == ["orders"]
 
 
+@pytest.mark.rule("CFG-8")
 async def test_a_reload_may_change_nothing(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     router.plan = Plan()
 
@@ -47,6 +50,7 @@ async def test_a_reload_may_change_nothing(api: httpx.AsyncClient, router: HandM
     assert answer.json()["changes"] == []
 
 
+@pytest.mark.rule("CFG-8")
 async def test_a_reload_that_failed_tells_why_without_secrets(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -57,5 +61,6 @@ async def test_a_reload_that_failed_tells_why_without_secrets(
     assert_problem(answer, 502, "https://***@config/?***")
 
 
+@pytest.mark.rule("CFG-8")
 def test_a_document_has_the_keys_that_the_view_expects() -> None:
     assert set(as_document(NOTHING)) == {"queues", "processingPools"}

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from router.api import server as connections
 from router.api.server import ClientWait, listen, serve
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("P5")]
+pytestmark = pytest.mark.anyio
 
 HOST = "127.0.0.1"
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -105,6 +105,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "LIMITS", limits)
 
 
+@pytest.mark.rule("P5")
 async def test_when_all_places_are_taken_who_waited_longest_makes_room() -> None:
     async with serving(limit=20) as api:
         silent = [await api.connect() for _ in range(50)]
@@ -117,6 +118,7 @@ async def test_when_all_places_are_taken_who_waited_longest_makes_room() -> None
         assert cut_off.count(True) <= 33
 
 
+@pytest.mark.rule("P5")
 async def test_who_connects_while_every_place_is_busy_is_told_to_come_later() -> None:
     async with serving(limit=2) as api:
         for _ in range(2):
@@ -131,6 +133,7 @@ async def test_who_connects_while_every_place_is_busy_is_told_to_come_later() ->
     assert answered.status_code == 200
 
 
+@pytest.mark.rule("P5")
 @pytest.mark.usefixtures("impatient")
 async def test_a_head_that_does_not_come_in_time_is_not_waited_for() -> None:
     async with serving() as api:
@@ -149,6 +152,7 @@ async def test_a_head_that_does_not_come_in_time_is_not_waited_for() -> None:
         assert 0.25 < took[1] < 2
 
 
+@pytest.mark.rule("P5")
 @pytest.mark.usefixtures("impatient")
 async def test_a_body_that_does_not_come_in_time_is_not_waited_for() -> None:
     async with serving() as api:
@@ -157,6 +161,7 @@ async def test_a_body_that_does_not_come_in_time_is_not_waited_for() -> None:
         assert 0.45 < await until(lambda: client.is_cut_off) < 2
 
 
+@pytest.mark.rule("P5")
 @pytest.mark.usefixtures("impatient")
 async def test_who_does_not_read_the_answer_is_cut_off() -> None:
     async with serving(limit=1) as api:
@@ -168,6 +173,7 @@ async def test_who_does_not_read_the_answer_is_cut_off() -> None:
     assert answer.status_code == 200
 
 
+@pytest.mark.rule("P5")
 @pytest.mark.usefixtures("impatient")
 async def test_a_stream_goes_on_and_a_connection_has_time_again_after_each_call() -> None:
     async with serving() as api:
@@ -183,6 +189,7 @@ async def test_a_stream_goes_on_and_a_connection_has_time_again_after_each_call(
         assert (await caller.reader.read(65536)).count(b"done") == 5
 
 
+@pytest.mark.rule("P5")
 async def test_calls_sent_together_are_answered_in_order() -> None:
     async with serving(limit=1) as api:
         client = await api.connect(GET * 3 + HEAD_OF_POST + b"x" * 99 + GET)

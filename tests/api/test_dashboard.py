@@ -8,7 +8,7 @@ from router.api.dashboard import ASSETS
 from router.setting_values import AuthMode
 from tests.support.api import HandMadeRouter, assert_problem, calling
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+pytestmark = pytest.mark.anyio
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 MODES = [

@@ -7,7 +7,7 @@ from router.ports import Disconnected, StoreError
 from tests.support.api import HandMadeRouter, assert_problem
 from tests.support.letters import BODY, LETTER, MALFORMED, SECRET, TOKEN, letter
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("DLQ-2")]
+pytestmark = pytest.mark.anyio
 
 SHOWN = {
     "id": 1,
@@ -39,6 +39,7 @@ async def listed(api: httpx.AsyncClient, query: str = "") -> list[str]:
     return [item["messageId"] for item in answer.json()["items"]]
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_list_shows_what_became_of_each(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -49,6 +50,7 @@ async def test_a_list_shows_what_became_of_each(
     assert answer.json() == {"items": [SHOWN], "next": None}
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_list_is_read_page_by_page_newest_first(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -62,6 +64,7 @@ async def test_a_list_is_read_page_by_page_newest_first(
     assert second["next"] is None
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize(
     "query",
     [
@@ -89,6 +92,7 @@ async def test_a_list_is_narrowed(
     assert await listed(api, f"?{query}") == ["m2"]
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize(
     "query",
     ["limit=0", "limit=1001", "limit=x", "cursor=x", "cursor=-1", f"cursor={10**30}",
@@ -100,6 +104,7 @@ async def test_a_wrong_parameter_is_refused_by_name(api: httpx.AsyncClient, quer
     assert_problem(answer, 422, f"`{query.partition('=')[0]}`")
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_one_letter_is_shown_with_its_message_but_no_secrets(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -123,6 +128,7 @@ async def test_one_letter_is_shown_with_its_message_but_no_secrets(
     }
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_malformed_letter_shows_nothing_of_its_body(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -135,6 +141,7 @@ async def test_a_malformed_letter_shows_nothing_of_its_body(
     assert answer.json()["error"] == "the body is not UTF-8"
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize("path", ["/dead-letters", "/dead-letters/1"])
 async def test_no_secret_is_in_any_answer(
     api: httpx.AsyncClient, router: HandMadeRouter, path: str
@@ -152,6 +159,7 @@ async def test_no_secret_is_in_any_answer(
     assert "*** *** �" in answer.text
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize("letter_id", ["17", "nothing", "-1", "9" * 40, "1.0", "%00", "%D9%A1"])
 @pytest.mark.parametrize(("method", "tail"), [("GET", ""), ("POST", "/replay"), ("DELETE", "")])
 async def test_an_unknown_letter_is_not_found(
@@ -162,6 +170,7 @@ async def test_an_unknown_letter_is_not_found(
     assert_problem(answer, 404, "no such dead letter")
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_one_letter_is_replayed_once_and_again_with_force(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -176,6 +185,7 @@ async def test_one_letter_is_replayed_once_and_again_with_force(
     assert (await api.get("/dead-letters/1")).json()["replayedAt"] == "2027-01-15T08:00:00.250Z"
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_force_replays_it_again(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     await keep(router, LETTER)
     await router.letters.mark_replayed(1, 5.0)
@@ -185,6 +195,7 @@ async def test_force_replays_it_again(api: httpx.AsyncClient, router: HandMadeRo
     assert answer.json() == {"replayed": 1}
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize(
     ("kept", "detail"), [(MALFORMED, "not a message"), (letter(1, queue="gone"), "gone")]
 )
@@ -198,6 +209,7 @@ async def test_what_cannot_be_replayed_is_a_conflict(
     assert_problem(answer, 409, detail)
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize("path", ["/dead-letters/1/replay", "/dead-letters/replay"])
 @pytest.mark.parametrize("queue", ["gone", "orders"])
 async def test_a_letter_is_replayed_to_the_queue_named(
@@ -211,6 +223,7 @@ async def test_a_letter_is_replayed_to_the_queue_named(
     assert router.queues.ids("orders") == ["m1"]
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_the_queue_named_may_stand_in_the_body(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -221,6 +234,7 @@ async def test_the_queue_named_may_stand_in_the_body(
     assert answer.json()["replayed"] == 1
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_letter_of_a_removed_queue_tells_how_to_replay_it(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -233,6 +247,7 @@ async def test_a_letter_of_a_removed_queue_tells_how_to_replay_it(
     assert (many.json()["replayed"], many.json()["skipped"]) == (0, 1)
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize("path", ["/dead-letters/1/replay", "/dead-letters/replay"])
 @pytest.mark.parametrize(("queue", "status"), [("gone", 404), ("consumed", 422)])
 async def test_a_queue_that_takes_nothing_is_refused_by_name(
@@ -246,6 +261,7 @@ async def test_a_queue_that_takes_nothing_is_refused_by_name(
     assert router.queues.ids("orders") == []
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_many_are_replayed_and_the_others_counted(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -266,6 +282,7 @@ ODD = replace(
 )
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize(
     "filters",
     [
@@ -291,6 +308,7 @@ async def test_filters_of_a_replay_may_stand_in_the_query_or_in_the_body(
     assert router.queues.ids("orders") == ["m2"]
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize(
     ("query", "content"), [("?dryRun=true", ""), ("", '{"dryRun":true}'), ("?dryRun=1", "{}")]
 )
@@ -305,6 +323,7 @@ async def test_a_dry_run_only_counts(
     assert router.queues.ids("orders") == []
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize(
     "content", [b"x", b"[]", b'{"queue":1}', b'{"reason":"LUCK"}', b'{"a":' * 9999, b"\xff"]
 )
@@ -319,6 +338,7 @@ async def test_a_replay_with_a_bad_body_is_refused(
     assert router.queues.ids("orders") == []
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_replay_that_broke_off_tells_how_far_it_came(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -331,6 +351,7 @@ async def test_a_replay_that_broke_off_tells_how_far_it_came(
     assert answer.json()["replayed"] == 1
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_letter_is_discarded(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     await keep(router, LETTER)
 
@@ -340,6 +361,7 @@ async def test_a_letter_is_discarded(api: httpx.AsyncClient, router: HandMadeRou
     assert await listed(api) == []
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_store_that_fails_is_told_as_such(
     api: httpx.AsyncClient, router: HandMadeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from router.core.state import RouterState
 from tests.support.api import HandMadeRouter, assert_problem
 from tests.support.states import fresh_state
 
-pytestmark = [pytest.mark.anyio, pytest.mark.clock("virtual"), pytest.mark.rule("OPS-3")]
+pytestmark = [pytest.mark.anyio, pytest.mark.clock("virtual")]
 
 
 class Counting:
@@ -48,6 +48,7 @@ async def watch(feed: Feed, events: int) -> list[tuple[float, bytes]]:
     return seen
 
 
+@pytest.mark.rule("OPS-3")
 async def test_there_is_one_snapshot_a_second() -> None:
     router = Counting()
 
@@ -56,6 +57,7 @@ async def test_there_is_one_snapshot_a_second() -> None:
     assert [(at, delivered(event)) for at, event in seen] == [(0, 1), (1, 2), (2, 3)]
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_snapshot_that_says_nothing_new_is_a_beat() -> None:
     router = Counting(still_after=2)
 
@@ -76,6 +78,7 @@ async def test_many_watchers_cost_no_more_than_one() -> None:
     assert router.taken == 5
 
 
+@pytest.mark.rule("OPS-3")
 async def test_while_nobody_watches_nothing_is_taken() -> None:
     router = Counting()
     Feed(router.state)
@@ -85,6 +88,7 @@ async def test_while_nobody_watches_nothing_is_taken() -> None:
     assert router.taken == 0
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_stream_ends_after_a_while_so_that_credentials_are_looked_at_again() -> None:
     router = Counting()
     feed = Feed(router.state)
@@ -106,6 +110,7 @@ async def test_a_stream_ends_when_the_router_does() -> None:
     assert router.taken == 3
 
 
+@pytest.mark.rule("OPS-3")
 async def test_events_are_server_sent_events_that_nobody_keeps() -> None:
     app = FastAPI()
     app.include_router(routes)
@@ -140,6 +145,7 @@ async def test_at_most_so_many_watch_and_a_place_is_free_again_when_one_leaves()
 class TestOverTheWire:
     """On a real connection, in real time."""
 
+    @pytest.mark.rule("OPS-3")
     async def test_head_has_an_end(self, router: HandMadeRouter) -> None:
         app = create_app(router, Access())
         async with (

@@ -10,7 +10,7 @@ from router.core.job import Fate, State, Try
 from tests.support.api import NOW, HandMadeRouter, assert_problem
 from tests.support.letters import LETTER
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+pytestmark = pytest.mark.anyio
 
 ENDED = HandOver(
     message_id="a/b",
@@ -39,6 +39,7 @@ HELD = Held(
 )
 
 
+@pytest.mark.rule("OPS-3")
 async def test_the_history_of_a_message_is_shown_by_hand_over(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -88,10 +89,12 @@ async def test_the_history_of_a_message_is_shown_by_hand_over(
     assert held["attempts"][0]["durationMs"] is None
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_of_which_nothing_is_known_is_not_found(api: httpx.AsyncClient) -> None:
     assert_problem(await api.get("/monitoring/messages/never"), 404, "nothing is known")
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     ("query", "asked"),
     [
@@ -144,6 +147,7 @@ async def test_an_explanation_is_told_without_secrets(
     }
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     ("query", "detail"),
     [

@@ -7,13 +7,14 @@ from router.core.state import ConsumerState, RouterState, StandbyStatus
 from router.core.warnings import Code, Severity
 from tests.support.api import NOW, HandMadeRouter, assert_problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+pytestmark = pytest.mark.anyio
 
 STARTED = RouterState(initialized=True)
 DEAD = ConsumerState(queue="q", healthy=False)
 TIMESTAMP = "2027-01-15T08:00:00.250Z"
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_healthy_router_tells_everything_about_itself(api: httpx.AsyncClient) -> None:
     answer = await api.get("/health")
 
@@ -29,6 +30,7 @@ async def test_a_healthy_router_tells_everything_about_itself(api: httpx.AsyncCl
     }
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_router_that_cannot_do_its_work_answers_503(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -41,6 +43,7 @@ async def test_a_router_that_cannot_do_its_work_answers_503(
     assert answer.json()["issues"] == ["not initialized yet"]
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_standby_says_that_it_is_one(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -64,6 +67,7 @@ async def test_a_critical_warning_degrades_without_failing(
     assert answer.json()["status"] == "DEGRADED"
 
 
+@pytest.mark.rule("OPS-3")
 async def test_live_always_answers(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     router.made = RouterState(initialized=False, shutting_down=True)
 
@@ -73,6 +77,7 @@ async def test_live_always_answers(api: httpx.AsyncClient, router: HandMadeRoute
     assert answer.json() == {"status": "ALIVE", "timestamp": TIMESTAMP, "issues": []}
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     ("path", "state", "issues"),
     [
@@ -95,6 +100,7 @@ async def test_probes_tell_whether_and_why_not(
     assert answer.json() == {"status": status, "timestamp": TIMESTAMP, "issues": issues}
 
 
+@pytest.mark.rule("OPS-3")
 async def test_head_answers_like_get_without_a_body(api: httpx.AsyncClient) -> None:
     answer = await api.head("/health")
 
@@ -103,6 +109,7 @@ async def test_head_answers_like_get_without_a_body(api: httpx.AsyncClient) -> N
     assert answer.content == b""
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_failure_inside_is_a_problem_that_tells_no_secrets(
     api: httpx.AsyncClient, router: HandMadeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,11 +4,12 @@ import pytest
 from tests.support.api import HandMadeRouter, assert_problem
 from tests.support.jobs import make_job
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("TRK-1")]
+pytestmark = pytest.mark.anyio
 
 PATH = "/monitoring/in-flight-messages"
 
 
+@pytest.mark.rule("TRK-1")
 async def test_held_messages_are_listed_with_everything_known_of_them(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -29,6 +30,7 @@ async def test_held_messages_are_listed_with_everything_known_of_them(
     }
 
 
+@pytest.mark.rule("TRK-1")
 async def test_the_list_is_filtered_and_cut(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     for each in "abc":
         router.tracker.track(make_job(each))
@@ -42,11 +44,13 @@ async def test_the_list_is_filtered_and_cut(api: httpx.AsyncClient, router: Hand
     assert await ids("poolCode=other") == []
 
 
+@pytest.mark.rule("TRK-1")
 @pytest.mark.parametrize("limit", ["0", "-1", "10001", "many"])
 async def test_a_limit_that_is_none_is_refused(api: httpx.AsyncClient, limit: str) -> None:
     assert_problem(await api.get(f"{PATH}?limit={limit}"), 422, "`limit`")
 
 
+@pytest.mark.rule("TRK-1")
 async def test_many_ids_are_checked_at_once(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     router.tracker.track(make_job("a"))
 
@@ -55,6 +59,7 @@ async def test_many_ids_are_checked_at_once(api: httpx.AsyncClient, router: Hand
     assert answer.json() == {"a": True, "b": False}
 
 
+@pytest.mark.rule("TRK-1")
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b'{"messageIds":[1]}', b'{"messageIds":[' + b'"x",' * 5000 + b'"x"]}']
 )

@@ -19,7 +19,7 @@ from tests.support.api import HandMadeRouter, assert_problem
 from tests.support.letters import LETTER
 from tests.support.queues import BROKEN, ORDERS
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CMD-2")]
+pytestmark = pytest.mark.anyio
 
 JOBS = QueueConfig(name="jobs", uri="work://jobs")
 MORE_JOBS = QueueConfig(name="more jobs", uri="work://more")
@@ -53,6 +53,7 @@ def remember(router: HandMadeRouter, **fields: Any) -> None:
     router.lookup.histories["a"] = replace(MessageHistory(message_id="a"), **fields)
 
 
+@pytest.mark.rule("CMD-2")
 async def test_a_message_that_succeeded_is_shown_with_its_result(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -97,6 +98,7 @@ async def test_a_message_that_succeeded_is_shown_with_its_result(
     }
 
 
+@pytest.mark.rule("CMD-2")
 async def test_a_result_that_was_too_long_is_marked(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -124,6 +126,7 @@ async def test_a_message_that_failed_is_shown_with_its_error_and_no_secret(
     assert "hidden" not in answer.text
 
 
+@pytest.mark.rule("CMD-2")
 async def test_a_message_that_will_be_retried_is_shown_with_its_last_error(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -135,6 +138,7 @@ async def test_a_message_that_will_be_retried_is_shown_with_its_last_error(
     assert shown["error"] == {"code": None, "message": "HTTP 503", "httpStatus": None}
 
 
+@pytest.mark.rule("CMD-2")
 async def test_the_newest_publication_counts_in_one_queue_and_in_several(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -149,6 +153,7 @@ async def test_the_newest_publication_counts_in_one_queue_and_in_several(
     assert (in_one["queue"], in_one["state"]) == ("more jobs", "IN_FLIGHT")
 
 
+@pytest.mark.rule("CMD-2")
 async def test_an_id_may_be_any_text(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     keep(router, replace(record(), id="a/b ü?"))
 
@@ -157,6 +162,7 @@ async def test_an_id_may_be_any_text(api: httpx.AsyncClient, router: HandMadeRou
     assert answer.json()["id"] == "a/b ü?"
 
 
+@pytest.mark.rule("CMD-2")
 async def test_other_queues_are_answered_for_from_memory(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -171,6 +177,7 @@ async def test_other_queues_are_answered_for_from_memory(
     assert (shown["correlationId"], shown["payloadBytes"]) == ("order-7", 12)
 
 
+@pytest.mark.rule("CMD-2")
 @pytest.mark.parametrize(
     ("fate", "ending", "state"),
     [
@@ -190,6 +197,7 @@ async def test_a_result_or_error_that_the_router_remembers_is_shown(
     assert ('"code":"NO_STOCK"' in answer.text) == (fate is Fate.DEAD_LETTERED)
 
 
+@pytest.mark.rule("CMD-2")
 @pytest.mark.parametrize(
     ("tries", "error", "expected"),
     [
@@ -214,6 +222,7 @@ async def test_what_became_a_dead_letter_has_failed(
     assert tuple(shown["error"].values()) == expected
 
 
+@pytest.mark.rule("CMD-2")
 async def test_a_dead_letter_of_long_ago_has_failed(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -226,6 +235,7 @@ async def test_a_dead_letter_of_long_ago_has_failed(
     assert_problem(await api.get("/messages/a?queue=jobs"), 404)
 
 
+@pytest.mark.rule("CMD-2")
 @pytest.mark.parametrize("fate", [Fate.RETURNED, Fate.FORFEITED])
 async def test_what_went_back_to_its_broker_is_ready(
     api: httpx.AsyncClient, router: HandMadeRouter, fate: Fate
@@ -239,6 +249,7 @@ async def test_what_went_back_to_its_broker_is_ready(
     assert shown["error"]["message"] == "HTTP 503"
 
 
+@pytest.mark.rule("CMD-2")
 async def test_what_the_router_holds_is_in_flight(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -265,6 +276,7 @@ async def test_what_the_router_holds_is_in_flight(
     assert shown["error"]["message"] == "HTTP 503"
 
 
+@pytest.mark.rule("CMD-2")
 async def test_an_unknown_message_or_queue_is_not_found(api: httpx.AsyncClient) -> None:
     assert_problem(await api.get("/messages/a"), 404, "nothing is known of it")
     assert_problem(await api.get("/messages/a?queue=orders"), 404, "nothing is known of it")
@@ -273,6 +285,7 @@ async def test_an_unknown_message_or_queue_is_not_found(api: httpx.AsyncClient) 
     assert_problem(await api.delete("/messages/a?queue=nowhere"), 404, "no queue 'nowhere'")
 
 
+@pytest.mark.rule("CMD-2")
 async def test_a_queue_that_does_not_answer_matters_if_no_other_knows_the_message(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -287,6 +300,7 @@ async def test_a_queue_that_does_not_answer_matters_if_no_other_knows_the_messag
     assert found.json()["queue"] == "jobs"
 
 
+@pytest.mark.rule("CMD-2")
 @pytest.mark.parametrize("query", ["", "?queue=jobs"])
 async def test_a_message_that_waits_is_cancelled(
     api: httpx.AsyncClient, router: HandMadeRouter, query: str
@@ -300,6 +314,7 @@ async def test_a_message_that_waits_is_cancelled(
     assert_problem(await api.delete("/messages/a"), 409, "it is in flight, or has ended")
 
 
+@pytest.mark.rule("CMD-2")
 @pytest.mark.parametrize(
     ("statuses", "detail"),
     [
@@ -383,6 +398,7 @@ async def test_a_message_without_a_reply_queue_is_just_cancelled(
     assert store.replies == []
 
 
+@pytest.mark.rule("CMD-2")
 async def test_of_several_queues_the_one_that_has_it_cancels_it(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -395,6 +411,7 @@ async def test_of_several_queues_the_one_that_has_it_cancels_it(
     assert_problem(await api.delete("/messages/a"), 409, "name one: more jobs, jobs")
 
 
+@pytest.mark.rule("CMD-2")
 async def test_other_brokers_cancel_nothing(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     named = await api.delete("/messages/a?queue=orders")
     router.config = RoutingConfig((ORDERS,))
@@ -404,6 +421,7 @@ async def test_other_brokers_cancel_nothing(api: httpx.AsyncClient, router: Hand
     assert_problem(unnamed, 422, "no queue of the configuration is a work queue")
 
 
+@pytest.mark.rule("CMD-2")
 async def test_a_queue_that_hangs_is_given_up(
     api: httpx.AsyncClient, router: HandMadeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

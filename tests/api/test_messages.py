@@ -8,11 +8,12 @@ from router.api.kit import MAX_BODY_BYTES
 from router.ports import Disconnected
 from tests.support.api import HandMadeRouter, assert_problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-1")]
+pytestmark = pytest.mark.anyio
 
 MESSAGE = {"id": "a", "mediationTarget": "https://svc/api"}
 
 
+@pytest.mark.rule("WQ-1")
 async def test_one_message_is_accepted(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     answer = await api.post("/messages?queue=orders", json=MESSAGE)
 
@@ -21,6 +22,7 @@ async def test_one_message_is_accepted(api: httpx.AsyncClient, router: HandMadeR
     assert router.queues.ids("orders") == ["a"]
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_list_is_accepted_and_ids_are_made_up(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -30,12 +32,14 @@ async def test_a_list_is_accepted_and_ids_are_made_up(
     assert router.queues.ids("orders") == ["a", "NEW1"]
 
 
+@pytest.mark.rule("WQ-1")
 async def test_an_empty_list_is_accepted(api: httpx.AsyncClient) -> None:
     answer = await api.post("/messages", content=" \n[]")
 
     assert answer.json() == {"accepted": 0, "duplicates": 0, "ids": []}
 
 
+@pytest.mark.rule("WQ-1")
 async def test_each_body_arrives_byte_for_byte(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -80,6 +84,7 @@ async def test_a_bad_body_is_refused_and_nothing_is_published(
     assert router.queues.ids("orders") == []
 
 
+@pytest.mark.rule("WQ-1")
 async def test_the_bad_one_of_a_list_is_named(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -139,18 +144,21 @@ async def test_a_body_that_is_too_large_is_refused_while_it_is_read(
     assert_problem(answer, 413, str(MAX_BODY_BYTES))
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_queue_that_is_not_there_is_not_found(api: httpx.AsyncClient) -> None:
     answer = await api.post("/messages?queue=nowhere", json=MESSAGE)
 
     assert_problem(answer, 404, "nowhere")
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_queue_that_is_only_consumed_is_refused(api: httpx.AsyncClient) -> None:
     answer = await api.post("/messages?queue=consumed", json=MESSAGE)
 
     assert_problem(answer, 422, "consumed")
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_publish_that_broke_off_tells_what_was_accepted(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:

@@ -16,7 +16,7 @@ from router.core.state import SyncCounts
 from tests.support.api import NOW, HandMadeRouter
 from tests.support.states import ORIGIN
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+pytestmark = pytest.mark.anyio
 
 NAMES = {  # section 8 of the specification
     "messages_total": {"queue", "outcome"},
@@ -74,6 +74,7 @@ message_router_spans_total{result="exported"} 4.0
 """
 
 
+@pytest.mark.rule("OPS-3")
 async def test_every_figure_is_shown_under_its_name(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -86,6 +87,7 @@ async def test_every_figure_is_shown_under_its_name(
     assert [line for line in SHOWN.splitlines() if line not in shown] == []
 
 
+@pytest.mark.rule("OPS-3")
 async def test_the_names_and_labels_are_those_that_others_rely_on(api: httpx.AsyncClient) -> None:
     page = (await api.get("/metrics")).text
 
@@ -98,6 +100,7 @@ async def test_the_names_and_labels_are_those_that_others_rely_on(api: httpx.Asy
     assert {metric.name for metric in METRICS} == {f"message_router_{name}" for name in NAMES}
 
 
+@pytest.mark.rule("OPS-3")
 async def test_what_is_unknown_is_left_out(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     router.depth = None
     router.made = replace(router.made, syncs=SyncCounts(0, 0, None))
@@ -108,12 +111,14 @@ async def test_what_is_unknown_is_left_out(api: httpx.AsyncClient, router: HandM
     assert "\nmessage_router_config_last_sync_timestamp_seconds " not in page
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_reason_that_nobody_waits_for_is_left_out(api: httpx.AsyncClient) -> None:
     page = (await api.get("/metrics")).text
 
     assert 'reason="rate"' not in page
 
 
+@pytest.mark.rule("OPS-3")
 async def test_each_metric_has_one_heading_however_many_pools_there_are(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -129,6 +134,7 @@ async def test_each_metric_has_one_heading_however_many_pools_there_are(
     assert page.count("\nmessage_router_seconds_since_poll{") == 120
 
 
+@pytest.mark.rule("OPS-3")
 async def test_names_that_need_escaping_are_escaped(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -170,6 +176,7 @@ def _noting(read: list[str]) -> Iterator[str]:
         yield read[-1]
 
 
+@pytest.mark.rule("OPS-3")
 async def test_origins_are_told_as_they_are(api: httpx.AsyncClient) -> None:
     page = (await api.get("/metrics")).text
 

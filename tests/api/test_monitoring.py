@@ -15,7 +15,7 @@ from router.engine.controls import PoolSetting
 from tests.support.api import NOW, HandMadeRouter, assert_problem
 from tests.support.states import ORIGIN
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+pytestmark = pytest.mark.anyio
 
 TIMESTAMP = "2027-01-15T08:00:00.250Z"
 QUEUE_TOTALS = ("totalMessages", "totalConsumed", "totalFailed", "totalDeferred")
@@ -28,6 +28,7 @@ POOL_TOTALS = (
 )
 
 
+@pytest.mark.rule("OPS-3")
 async def test_the_overall_state_is_told_in_figures(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -70,12 +71,14 @@ async def test_the_overall_state_is_told_in_figures(
     }
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_healthy_router_has_no_reason_to_tell(api: httpx.AsyncClient) -> None:
     told = (await api.get("/monitoring/health")).json()
 
     assert (told["status"], told["details"]["degradationReason"]) == ("HEALTHY", None)
 
 
+@pytest.mark.rule("OPS-3")
 async def test_queues_are_told_by_name_with_their_windows(api: httpx.AsyncClient) -> None:
     answer = await api.get("/monitoring/queue-stats")
 
@@ -93,6 +96,7 @@ async def test_queues_are_told_by_name_with_their_windows(api: httpx.AsyncClient
     assert len(told) == 22
 
 
+@pytest.mark.rule("OPS-3")
 async def test_what_a_broker_does_not_tell_is_unknown_rather_than_zero(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -104,6 +108,7 @@ async def test_what_a_broker_does_not_tell_is_unknown_rather_than_zero(
     assert sizes == (None, None, None)
 
 
+@pytest.mark.rule("OPS-3")
 async def test_pools_are_told_by_code_with_their_windows_and_percentiles(
     api: httpx.AsyncClient,
 ) -> None:
@@ -157,10 +162,12 @@ async def test_a_pool_is_changed_as_asked(
     assert router.controls.changes == [("POOL-A", change)]
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_change_says_what_it_leaves_alone() -> None:
     assert PoolSetting(concurrency=3).rate_per_minute is UNSET
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_pools_code_in_a_path_is_percent_encoded(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -172,12 +179,14 @@ async def test_a_pools_code_in_a_path_is_percent_encoded(
     assert router.controls.changes == [("EU/ä", PoolSetting(concurrency=2))]
 
 
+@pytest.mark.rule("OPS-3")
 async def test_an_unknown_pool_is_not_found(api: httpx.AsyncClient) -> None:
     answer = await api.put("/monitoring/pools/NONE", json={"concurrency": 2})
 
     assert_problem(answer, 404, "no such pool")
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     "body",
     [
@@ -305,6 +314,7 @@ async def test_a_standby_tells_who_holds_the_lock(
     assert (told["role"], told["lockHolder"], told["lastRefresh"]) == ("STANDBY", "a", TIMESTAMP)
 
 
+@pytest.mark.rule("OPS-3")
 async def test_every_answer_is_described_with_an_example_that_fits_it(
     api: httpx.AsyncClient,
 ) -> None:
@@ -322,6 +332,7 @@ async def test_every_answer_is_described_with_an_example_that_fits_it(
         assert set(described[name]["example"]) == set(described[name]["properties"]), name
 
 
+@pytest.mark.rule("OPS-3")
 async def test_the_change_of_a_pool_is_described_with_an_example(api: httpx.AsyncClient) -> None:
     paths = (await api.get("/openapi.json")).json()["paths"]
 

@@ -27,7 +27,7 @@ from router.settings import BadSetting, Settings
 from tests.api.issuer import AUDIENCE, Issuer, Key, ec_key, ed_key, issuing, rsa_key
 from tests.support.api import HandMadeRouter, assert_problem, calling
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CFG-1")]
+pytestmark = pytest.mark.anyio
 
 HOUR = 3600
 ALL_KEYS = [rsa_key(), rsa_key("pss", "PS256"), rsa_key("rsa512", "RS512"), ec_key(), ed_key()]
@@ -75,6 +75,7 @@ async def call(
         return await api.get(path, headers={"authorization": f"Bearer {token}"})
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize("key", ALL_KEYS, ids=lambda key: key.algorithm)
 async def test_a_token_of_the_provider_opens_the_api(
     router: HandMadeRouter, access: Access, issuer: Issuer, key: Key
@@ -84,6 +85,7 @@ async def test_a_token_of_the_provider_opens_the_api(
     assert answer.status_code == 200
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_key_without_a_name_is_found(
     router: HandMadeRouter, access: Access, issuer: Issuer
 ) -> None:
@@ -92,6 +94,7 @@ async def test_a_key_without_a_name_is_found(
     assert answer.status_code == 200
 
 
+@pytest.mark.rule("CFG-1")
 async def test_one_of_several_audiences_is_enough(
     router: HandMadeRouter, access: Access, issuer: Issuer
 ) -> None:
@@ -100,6 +103,7 @@ async def test_one_of_several_audiences_is_enough(
     assert answer.status_code == 200
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     "claims",
     [
@@ -129,6 +133,7 @@ async def test_a_token_that_is_not_meant_for_here_and_now_is_refused(
     assert answer.headers["www-authenticate"] == 'Bearer realm="message-router", scope="openid"'
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(("claim", "seconds"), [("exp", -30), ("nbf", 30), ("iat", 30)])
 async def test_clocks_may_differ_by_a_minute(
     router: HandMadeRouter, access: Access, issuer: Issuer, claim: str, seconds: int
@@ -140,6 +145,7 @@ async def test_clocks_may_differ_by_a_minute(
     assert answer.status_code == 200
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_token_by_another_hand_is_refused(
     router: HandMadeRouter, access: Access, issuer: Issuer
 ) -> None:
@@ -150,6 +156,7 @@ async def test_a_token_by_another_hand_is_refused(
     assert_problem(answer, 401)
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_changed_token_is_refused(
     router: HandMadeRouter, access: Access, issuer: Issuer
 ) -> None:
@@ -162,6 +169,7 @@ async def test_a_changed_token_is_refused(
     assert_problem(answer, 401)
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_token_without_a_signature_is_refused(
     router: HandMadeRouter, access: Access, issuer: Issuer
 ) -> None:
@@ -174,6 +182,7 @@ async def test_a_token_without_a_signature_is_refused(
     assert issuer.asked == 0
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize("kid", ["rsa", "shared"])
 async def test_no_key_is_taken_for_a_shared_secret(
     router: HandMadeRouter, access: Access, issuer: Issuer, kid: str
@@ -188,6 +197,7 @@ async def test_no_key_is_taken_for_a_shared_secret(
     assert_problem(answer, 401)
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize("more", [{"use": "enc"}, {"alg": "PS256"}], ids=repr)
 async def test_a_key_is_used_only_for_what_it_is_for(
     router: HandMadeRouter, access: Access, issuer: Issuer, more: dict[str, str]
@@ -199,6 +209,7 @@ async def test_a_key_is_used_only_for_what_it_is_for(
     assert_problem(answer, 401)
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_key_that_is_too_short_proves_nothing(
     router: HandMadeRouter, access: Access, issuer: Issuer
 ) -> None:
@@ -213,6 +224,7 @@ async def test_a_key_that_is_too_short_proves_nothing(
     assert_problem(answer, 401)
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     "token", ["", "x", "a.b.c", "ü.ü.ü", "e30.e30.", "x" * (MAX_TOKEN_BYTES + 1)]
 )
@@ -227,6 +239,7 @@ async def test_what_is_no_token_is_refused_without_asking_the_provider(
     assert issuer.asked == 0
 
 
+@pytest.mark.rule("CFG-1")
 @given(st.text(max_size=200) | st.from_regex(r"[\w-]*\.[\w-]*\.[\w-]*"))
 def test_no_text_makes_the_judge_stumble(text: str) -> None:
     algorithm, _ = oidc.unverified_header(text)
@@ -237,6 +250,7 @@ def test_no_text_makes_the_judge_stumble(text: str) -> None:
 GROUPED = {"groups": ["ops", "dev"]}
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("required", "claims", "is_good"),
     [
@@ -285,6 +299,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(("claims", "is_admin"), [(GROUPED, True), ({"groups": ["dev"]}, False)])
 async def test_c5_without_the_admin_claim_a_caller_may_only_read(
     router: HandMadeRouter, issuer: Issuer, claims: dict[str, object], *, is_admin: bool
@@ -309,6 +324,7 @@ async def test_c5_without_the_admin_claim_a_caller_may_only_read(
             assert "OIDC_ADMIN_CLAIM" in answer.text
 
 
+@pytest.mark.rule("CFG-1")
 async def test_c5_without_an_admin_claim_every_token_may_do_everything(
     router: HandMadeRouter, access: Access, issuer: Issuer
 ) -> None:
@@ -320,6 +336,7 @@ async def test_c5_without_an_admin_claim_every_token_may_do_everything(
     assert answer.status_code == 200
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize("raw", ["ops", "=ops", "groups=", "groups"])
 @pytest.mark.parametrize("name", ["OIDC_REQUIRED_CLAIMS", "OIDC_ADMIN_CLAIM"])
 def test_c5_a_claim_has_a_name_and_a_value(name: str, raw: str) -> None:
@@ -327,6 +344,7 @@ def test_c5_a_claim_has_a_name_and_a_value(name: str, raw: str) -> None:
         Settings.from_env({name: raw})
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_token_that_is_nested_deep_is_no_token(
     router: HandMadeRouter, access: Access
 ) -> None:
@@ -337,6 +355,7 @@ async def test_a_token_that_is_nested_deep_is_no_token(
     assert_problem(answer, 401)
 
 
+@pytest.mark.rule("CFG-1")
 async def test_keys_are_asked_for_once(
     router: HandMadeRouter, access: Access, issuer: Issuer
 ) -> None:
@@ -346,6 +365,7 @@ async def test_keys_are_asked_for_once(
     assert issuer.asked == 1
 
 
+@pytest.mark.rule("CFG-1")
 async def test_callers_at_once_ask_once(issuer: Issuer, clock: Clock) -> None:
     provider = Provider(issuer.url, AUDIENCE, clock)
     issuer.delay = 0.02
@@ -360,6 +380,7 @@ async def test_callers_at_once_ask_once(issuer: Issuer, clock: Clock) -> None:
     assert issuer.asked == 1
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_new_key_is_found_but_made_up_ones_do_not_drive_the_router(
     router: HandMadeRouter, access: Access, issuer: Issuer, clock: Clock
 ) -> None:
@@ -378,6 +399,7 @@ async def test_a_new_key_is_found_but_made_up_ones_do_not_drive_the_router(
     assert issuer.asked == 2
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_withdrawn_key_is_good_for_an_hour_at_most(
     router: HandMadeRouter, access: Access, issuer: Issuer, clock: Clock
 ) -> None:
@@ -394,6 +416,7 @@ async def test_a_withdrawn_key_is_good_for_an_hour_at_most(
     assert_problem(after, 401)
 
 
+@pytest.mark.rule("CFG-1")
 async def test_keys_are_good_for_a_day_while_the_provider_is_away(
     router: HandMadeRouter, access: Access, issuer: Issuer, clock: Clock
 ) -> None:
@@ -410,6 +433,7 @@ async def test_keys_are_good_for_a_day_while_the_provider_is_away(
     assert_problem(after, 503, "provider")
 
 
+@pytest.mark.rule("CFG-1")
 async def test_an_unknown_key_while_the_provider_is_away_is_no_reason_to_sign_in_again(
     router: HandMadeRouter, access: Access, issuer: Issuer, clock: Clock
 ) -> None:
@@ -426,6 +450,7 @@ WELL_KNOWN = "/realm/.well-known/openid-configuration"
 KEYS = "/realm/keys"
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("nonsense", "says"),
     [
@@ -448,6 +473,7 @@ async def test_a_provider_that_talks_nonsense_lets_nobody_in(
     assert_problem(refused, 503, says)
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize("place", ["ftp://127.0.0.1/keys", "http://[::1/keys", "keys", "http://"])
 async def test_keys_are_fetched_only_from_where_they_can_be(
     router: HandMadeRouter, access: Access, issuer: Issuer, place: str
@@ -459,11 +485,13 @@ async def test_keys_are_fetched_only_from_where_they_can_be(
     assert_problem(refused, 503)
 
 
+@pytest.mark.rule("CFG-1")
 def test_a_provider_known_over_tls_must_give_its_keys_over_tls() -> None:
     assert list(oidc.key_schemes("https://id.example")) == ["https"]
     assert list(oidc.key_schemes("http://localhost:9000")) == ["http", "https"]
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_provider_that_is_not_there_lets_nobody_in(router: HandMadeRouter) -> None:
     async with issuing(ec_key().published()) as issuer:
         token, url = issuer.token(ec_key()), issuer.url
@@ -476,6 +504,7 @@ async def test_a_provider_that_is_not_there_lets_nobody_in(router: HandMadeRoute
     assert health.status_code == 200
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_provider_that_does_not_answer_in_time_lets_nobody_in(
     router: HandMadeRouter, access: Access, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,6 +516,7 @@ async def test_a_provider_that_does_not_answer_in_time_lets_nobody_in(
     assert_problem(answer, 503, "no complete answer")
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_redirect_is_not_followed(
     router: HandMadeRouter, access: Access, issuer: Issuer
 ) -> None:
@@ -497,6 +527,7 @@ async def test_a_redirect_is_not_followed(
     assert_problem(answer, 503, "HTTP 302")
 
 
+@pytest.mark.rule("CFG-1")
 async def test_a_provider_that_is_back_is_asked_again_after_a_moment(
     router: HandMadeRouter, access: Access, issuer: Issuer, clock: Clock
 ) -> None:
@@ -512,6 +543,7 @@ async def test_a_provider_that_is_back_is_asked_again_after_a_moment(
     assert (down.status_code, too_early.status_code, back.status_code) == (503, 503, 200)
 
 
+@pytest.mark.rule("CFG-1")
 async def test_other_schemes_are_refused(
     router: HandMadeRouter, access: Access, issuer: Issuer
 ) -> None:
@@ -522,6 +554,7 @@ async def test_other_schemes_are_refused(
     assert_problem(answer, 401)
 
 
+@pytest.mark.rule("CFG-1")
 def test_a_missing_package_is_named_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings.from_env(
         {
@@ -537,6 +570,7 @@ def test_a_missing_package_is_named_at_start(monkeypatch: pytest.MonkeyPatch) ->
         access_of(settings)
 
 
+@pytest.mark.rule("CFG-1")
 def test_a_mode_without_a_judge_is_refused() -> None:
     with pytest.raises(ValueError, match="OIDC"):
         Access(mode=AuthMode.OIDC)

@@ -16,7 +16,7 @@ from router.logs import JsonLines, PlainLines
 from tests.support.api import NOW, HandMadeRouter
 from tests.support.letters import BODY, LETTER
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-5")]
+pytestmark = pytest.mark.anyio
 
 NAMES = ["pwd", "credential", "auth", "key", "sig", "code", "password", "access_token", "x"]
 
@@ -27,6 +27,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return f"https://user:hidden@host/path?queue=q&{request.param}=hidden#{request.param}=hidden"
 
 
+@pytest.mark.rule("OPS-5")
 @pytest.mark.parametrize("formatter", [JsonLines(), PlainLines()])
 def test_no_log_line_holds_it(formatter: logging.Formatter, url: str) -> None:
     error = ConnectionError(url)
@@ -59,6 +60,7 @@ async def test_config_does_not_show_it(
     assert "hidden" not in shown.text + changes.text + repr(config)
 
 
+@pytest.mark.rule("OPS-5")
 async def test_no_warning_shows_it(
     api: httpx.AsyncClient, router: HandMadeRouter, url: str
 ) -> None:
@@ -87,6 +89,7 @@ async def test_no_dead_letter_shows_it(
     assert "hidden" not in answer.text
 
 
+@pytest.mark.rule("OPS-5")
 async def test_no_explanation_shows_it(
     api: httpx.AsyncClient, router: HandMadeRouter, url: str
 ) -> None:

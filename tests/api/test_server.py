@@ -11,7 +11,7 @@ from router.api.kit import MAX_BODY_BYTES
 from router.api.server import CannotListen, listen, serve
 from tests.support.api import LOCAL, HandMadeRouter
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-4")]
+pytestmark = pytest.mark.anyio
 
 HOST = "127.0.0.1"
 ENOUGH = 10 * MAX_BODY_BYTES
@@ -22,6 +22,7 @@ async def get(port: int, path: str = "/health", method: str = "GET") -> httpx.Re
         return await client.request(method, path)
 
 
+@pytest.mark.rule("OPS-4")
 async def test_calls_are_answered_as_soon_as_the_context_is_entered(
     router: HandMadeRouter,
 ) -> None:
@@ -34,6 +35,7 @@ async def test_calls_are_answered_as_soon_as_the_context_is_entered(
     assert (head.status_code, head.content) == (200, b"")
 
 
+@pytest.mark.rule("OPS-4")
 async def test_nobody_listens_after_the_context(router: HandMadeRouter) -> None:
     async with serve(create_app(router, LOCAL), listen(HOST, 0)) as port:
         await get(port)
@@ -42,6 +44,7 @@ async def test_nobody_listens_after_the_context(router: HandMadeRouter) -> None:
         await get(port)
 
 
+@pytest.mark.rule("OPS-4")
 async def test_signals_stay_the_routers(router: HandMadeRouter) -> None:
     before = signal.getsignal(signal.SIGTERM)
 

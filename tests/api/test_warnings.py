@@ -4,7 +4,7 @@ import pytest
 from router.core.warnings import Code, Notice, Severity
 from tests.support.api import NOW, HandMadeRouter, assert_problem
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-2")]
+pytestmark = pytest.mark.anyio
 
 
 def warn(router: HandMadeRouter, message: str, *, ago: float = 0.0) -> Notice:
@@ -17,6 +17,7 @@ async def listed(api: httpx.AsyncClient, query: str = "") -> list[str]:
     return [warning["message"] for warning in answer.json()]
 
 
+@pytest.mark.rule("OPS-2")
 async def test_a_warning_is_shown_with_everything_known_of_it(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -41,6 +42,7 @@ async def test_a_warning_is_shown_with_everything_known_of_it(
     ]
 
 
+@pytest.mark.rule("OPS-2")
 async def test_warnings_are_listed_newest_first_and_by_filter(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -54,6 +56,7 @@ async def test_warnings_are_listed_newest_first_and_by_filter(
     assert await listed(api, "?acknowledged=false&severity=&code=") == ["many"]
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize("query", ["severity=LOUD", "acknowledged=perhaps"])
 async def test_a_wrong_filter_is_refused_by_name(api: httpx.AsyncClient, query: str) -> None:
     answer = await api.get(f"/warnings?{query}")
@@ -61,6 +64,7 @@ async def test_a_wrong_filter_is_refused_by_name(api: httpx.AsyncClient, query: 
     assert_problem(answer, 422, f"`{query.partition('=')[0]}`")
 
 
+@pytest.mark.rule("OPS-2")
 async def test_one_warning_is_acknowledged(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     notice = warn(router, "full")
 
@@ -70,12 +74,14 @@ async def test_one_warning_is_acknowledged(api: httpx.AsyncClient, router: HandM
     assert await listed(api, "?acknowledged=true") == ["full"]
 
 
+@pytest.mark.rule("OPS-2")
 async def test_an_unknown_warning_is_not_found(api: httpx.AsyncClient) -> None:
     answer = await api.post("/warnings/never/acknowledge")
 
     assert_problem(answer, 404, "no such warning")
 
 
+@pytest.mark.rule("OPS-2")
 async def test_all_warnings_are_acknowledged(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
@@ -87,6 +93,7 @@ async def test_all_warnings_are_acknowledged(
     assert answer.json() == {"acknowledged": 2}
 
 
+@pytest.mark.rule("OPS-2")
 async def test_warnings_are_cleared(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
     warn(router, "a")
 
@@ -96,6 +103,7 @@ async def test_warnings_are_cleared(api: httpx.AsyncClient, router: HandMadeRout
     assert await listed(api) == []
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize(("query", "left"), [("", ["h2", "h0"]), ("?hours=1", ["h0"])])
 async def test_old_warnings_are_cleared(
     api: httpx.AsyncClient, router: HandMadeRouter, query: str, left: list[str]
@@ -109,6 +117,7 @@ async def test_old_warnings_are_cleared(
     assert sorted(await listed(api), reverse=True) == left
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize("hours", ["-1", "nan", "inf", "1e999", "soon", ""])
 async def test_an_age_that_is_none_is_refused(api: httpx.AsyncClient, hours: str) -> None:
     answer = await api.delete(f"/warnings/old?hours={hours}")

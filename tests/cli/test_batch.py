@@ -10,8 +10,6 @@ from tests.cli.conftest import Run
 from tests.cli.test_terminal import on_a_terminal
 from tests.support.fake_router import FakeRouter
 
-pytestmark = pytest.mark.rule("CMD-4")
-
 WATCH = ("--watch", "--interval", "0.1")
 CALLBACK = '{"mediationTarget":"https://svc/done"}'
 STATE: dict[str, Any] = {
@@ -48,6 +46,7 @@ def takes(fake: FakeRouter, *accepted: int) -> None:
         fake.answers("POST /batches/b%2F1/messages", answer, status=202)
 
 
+@pytest.mark.rule("CMD-4")
 def test_a_file_is_published_in_calls_of_a_thousand(run: Run, fake: FakeRouter, rows: Path) -> None:
     takes(fake, 1000, 1000, 500)
 
@@ -62,6 +61,7 @@ def test_a_file_is_published_in_calls_of_a_thousand(run: Run, fake: FakeRouter, 
     assert {call.query["queue"] for call in fake.calls} == {"jobs"}
 
 
+@pytest.mark.rule("CMD-4")
 def test_the_callback_may_be_in_a_file(run: Run, fake: FakeRouter, tmp_path: Path) -> None:
     takes(fake, 2)
     path = tmp_path / "callback.json"
@@ -75,6 +75,7 @@ def test_the_callback_may_be_in_a_file(run: Run, fake: FakeRouter, tmp_path: Pat
     assert [each["id"] for each in fake.calls[1].json] == ["b/1-1", "x"]
 
 
+@pytest.mark.rule("CMD-4")
 def test_a_new_batch_gets_an_id(run: Run, fake: FakeRouter) -> None:
     fake.answers("POST /batches", {}, status=202)
 
@@ -86,6 +87,7 @@ def test_a_new_batch_gets_an_id(run: Run, fake: FakeRouter) -> None:
     assert result.exit_code == 1  # the stand-in knows no such path
 
 
+@pytest.mark.rule("CMD-4")
 def test_a_wrong_line_stops_all_before_anything_is_published(run: Run, fake: FakeRouter) -> None:
     result = run("batch", "-", "--callback", CALLBACK, "--url", fake.url,
                  stdin=(line("a") + "{}\n" + line("b")).encode())  # fmt: skip
@@ -96,6 +98,7 @@ def test_a_wrong_line_stops_all_before_anything_is_published(run: Run, fake: Fak
     assert fake.calls == []
 
 
+@pytest.mark.rule("CMD-4")
 def test_the_same_line_twice_is_one_member(run: Run, fake: FakeRouter) -> None:
     takes(fake, 1)
 
@@ -106,6 +109,7 @@ def test_the_same_line_twice_is_one_member(run: Run, fake: FakeRouter) -> None:
     assert fake.calls[0].json["size"] == 1
 
 
+@pytest.mark.rule("CMD-4")
 def test_no_messages_are_no_batch(run: Run, fake: FakeRouter) -> None:
     result = run("batch", "-", "--callback", CALLBACK, "--url", fake.url, stdin=b"\n")
 
@@ -113,6 +117,7 @@ def test_no_messages_are_no_batch(run: Run, fake: FakeRouter) -> None:
     assert "there are no messages" in result.stderr
 
 
+@pytest.mark.rule("CMD-4")
 def test_what_the_router_refuses_is_named_with_how_to_go_on(
     run: Run, fake: FakeRouter, rows: Path
 ) -> None:
@@ -127,6 +132,7 @@ def test_what_the_router_refuses_is_named_with_how_to_go_on(
     assert "run the same command with --id b/1" in result.stderr
 
 
+@pytest.mark.rule("CMD-4")
 def test_what_was_there_counts_when_it_goes_on(run: Run, fake: FakeRouter) -> None:
     takes(fake)
     answer = {"id": "b/1", "accepted": 1, "duplicates": 1}
@@ -138,6 +144,7 @@ def test_what_was_there_counts_when_it_goes_on(run: Run, fake: FakeRouter) -> No
     assert result.stdout == "published 1 messages as batch b/1; 1 were published before\n"
 
 
+@pytest.mark.rule("CMD-4")
 def test_a_batch_that_cannot_be_published_says_how_to_go_on(run: Run, rows: Path) -> None:
     result = run("batch", str(rows), "--callback", CALLBACK, "--url", "http://127.0.0.1:9")
 
@@ -146,6 +153,7 @@ def test_a_batch_that_cannot_be_published_says_how_to_go_on(run: Run, rows: Path
     assert "run the same command with --id 0" in result.stderr  # the id that it was given
 
 
+@pytest.mark.rule("CMD-4")
 def test_another_batch_with_this_id_is_not_continued(run: Run, fake: FakeRouter) -> None:
     takes(fake)
     fake.refuses("POST /batches/b%2F1/messages", 409, "batch 'b/1' is full")
@@ -156,6 +164,7 @@ def test_another_batch_with_this_id_is_not_continued(run: Run, fake: FakeRouter)
     assert result.stderr == "Error: the router refused (409): batch 'b/1' is full\n"
 
 
+@pytest.mark.rule("CMD-4")
 def test_a_file_without_a_callback_is_not_taken_for_an_id(run: Run, rows: Path) -> None:
     result = run("batch", str(rows))
 
@@ -163,6 +172,7 @@ def test_a_file_without_a_callback_is_not_taken_for_an_id(run: Run, rows: Path) 
     assert "give a --callback" in result.stderr
 
 
+@pytest.mark.rule("CMD-4")
 @pytest.mark.parametrize(
     "words",
     [
@@ -179,6 +189,7 @@ def test_wrong_usage(run: Run, words: list[str]) -> None:
     assert run("batch", *words, stdin=b"").exit_code == 2
 
 
+@pytest.mark.rule("CMD-4")
 def test_a_batch_is_shown(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /batches/b%2F1", STATE)
 
@@ -192,6 +203,7 @@ def test_a_batch_is_shown(run: Run, fake: FakeRouter) -> None:
     assert fake.calls[0].query == {"queue": "jobs"}
 
 
+@pytest.mark.rule("CMD-4")
 @pytest.mark.parametrize(("failed", "code"), [(0, 0), (1, 1)])
 def test_watching_ends_when_the_batch_is_complete(
     run: Run, fake: FakeRouter, failed: int, code: int
@@ -207,6 +219,7 @@ def test_watching_ends_when_the_batch_is_complete(
     assert "state                COMPLETE" in lines
 
 
+@pytest.mark.rule("CMD-4")
 def test_programs_that_watch_get_a_line_for_each_change(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /batches/b", STATE, STATE, DONE)
 
@@ -215,6 +228,7 @@ def test_programs_that_watch_get_a_line_for_each_change(run: Run, fake: FakeRout
     assert [json.loads(line) for line in result.output.splitlines()] == [STATE, DONE]
 
 
+@pytest.mark.rule("CMD-4")
 def test_a_batch_is_published_and_watched_with_a_bar_on_a_terminal(
     fake: FakeRouter, rows: Path
 ) -> None:

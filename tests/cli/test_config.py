@@ -6,8 +6,6 @@ import pytest
 from tests.cli.conftest import Run
 from tests.support.fake_router import FakeRouter
 
-pytestmark = pytest.mark.rule("CFG-8")
-
 NOBODY = ("--url", "http://127.0.0.1:9")
 QUEUE = {"queueName": "orders", "queueUri": "memory://orders"}
 POOL = {"code": "A", "concurrency": 3}
@@ -19,6 +17,7 @@ def written(folder: Path, document: object) -> str:
     return str(path)
 
 
+@pytest.mark.rule("CFG-8")
 def test_a_good_document_is_shown_as_what_it_would_change(run: Run, tmp_path: Path) -> None:
     source = written(tmp_path, {"queues": [QUEUE], "processingPools": [POOL]})
 
@@ -30,6 +29,7 @@ def test_a_good_document_is_shown_as_what_it_would_change(run: Run, tmp_path: Pa
     assert "Not compared with a running router" in result.stderr
 
 
+@pytest.mark.rule("CFG-8")
 def test_it_is_compared_with_the_running_router(run: Run, fake: FakeRouter, tmp_path: Path) -> None:
     fake.answers("GET /config", {"queues": [QUEUE], "processingPools": [POOL]})
     source = written(tmp_path, {"queues": [QUEUE]})
@@ -40,6 +40,7 @@ def test_it_is_compared_with_the_running_router(run: Run, fake: FakeRouter, tmp_
     assert result.stderr == ""
 
 
+@pytest.mark.rule("CFG-8")
 def test_reply_queues_are_compared_too(run: Run, fake: FakeRouter, tmp_path: Path) -> None:
     replies = [{"queueName": name, "queueUri": f"memory://{name}"} for name in ("kept", "gone")]
     fake.answers("GET /config", {"queues": [QUEUE], "replyQueues": replies})
@@ -50,6 +51,7 @@ def test_reply_queues_are_compared_too(run: Run, fake: FakeRouter, tmp_path: Pat
     assert result.stdout == "reply queue gone: remove\n"
 
 
+@pytest.mark.rule("CFG-8")
 def test_a_document_that_changes_nothing_says_so(
     run: Run, fake: FakeRouter, tmp_path: Path
 ) -> None:
@@ -61,6 +63,7 @@ def test_a_document_that_changes_nothing_says_so(
     assert (result.exit_code, result.stdout) == (0, "Nothing would change.\n")
 
 
+@pytest.mark.rule("CFG-8")
 def test_a_key_that_looks_like_a_known_one_is_pointed_out(run: Run, tmp_path: Path) -> None:
     pool = {"code": "A", "concurency": 5, "comment": "x", "retry": {"maxAttempt": 3}}
     document = {"queues": [QUEUE], "processingPools": [pool, 5], "replyQueue": [], "note": 1}
@@ -113,6 +116,7 @@ def test_a_bad_document_is_exit_code_1_with_the_path(
     assert said in result.stderr
 
 
+@pytest.mark.rule("CFG-8")
 def test_a_document_can_come_by_http_and_the_answer_be_for_programs(
     run: Run, fake: FakeRouter
 ) -> None:
@@ -143,6 +147,7 @@ def test_the_token_goes_to_the_configured_origin_only(
     assert [call.headers.get("Authorization") for call in fake.calls] == ["Bearer tok-1", None]
 
 
+@pytest.mark.rule("CFG-8")
 @pytest.mark.parametrize(
     ("source", "exit_code"),
     [("no-such-file.json", 1), ("http://127.0.0.1:9/x", 1), ("ftp://host/x", 2)],
@@ -168,6 +173,7 @@ def test_a_wrong_setting_is_wrong_usage(
     assert "MESSAGE_ROUTER_PORT" in result.stderr
 
 
+@pytest.mark.rule("CFG-8")
 @pytest.mark.parametrize("answer", [{"healthy": True}, []])
 def test_something_else_on_that_port_is_not_compared_with(
     run: Run, fake: FakeRouter, tmp_path: Path, answer: object

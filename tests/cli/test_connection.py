@@ -5,8 +5,6 @@ from tests.support.fake_router import FakeRouter
 
 HEALTHY = {"healthy": True, "status": "HEALTHY", "message": "all is well", "issues": []}
 
-pytestmark = pytest.mark.rule("OPS-3")
-
 
 def test_the_router_is_found_by_its_own_settings(
     run: Run, fake: FakeRouter, monkeypatch: pytest.MonkeyPatch

@@ -19,9 +19,8 @@ LETTER = {
     "requests": 6,
 }
 
-pytestmark = pytest.mark.rule("DLQ-2")
 
-
+@pytest.mark.rule("DLQ-2")
 def test_letters_are_listed_a_line_each_with_the_way_to_the_next_page(
     run: Run, fake: FakeRouter
 ) -> None:
@@ -36,6 +35,7 @@ def test_letters_are_listed_a_line_each_with_the_way_to_the_next_page(
     assert result.stderr == "There are more: --cursor 16\n"
 
 
+@pytest.mark.rule("DLQ-2")
 def test_filters_reach_the_router(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /dead-letters", {"items": [], "next": None})
 
@@ -52,6 +52,7 @@ def test_filters_reach_the_router(run: Run, fake: FakeRouter) -> None:
     }
 
 
+@pytest.mark.rule("DLQ-2")
 def test_one_letter_is_shown_field_by_field(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /dead-letters/17", {"id": 17, "reply": "no\nway"})
 
@@ -60,6 +61,7 @@ def test_one_letter_is_shown_field_by_field(run: Run, fake: FakeRouter) -> None:
     assert result.output == "id     17\nreply  no way\n"
 
 
+@pytest.mark.rule("DLQ-2")
 def test_one_letter_can_be_shown_as_json(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /dead-letters/17", LETTER)
 
@@ -68,6 +70,7 @@ def test_one_letter_can_be_shown_as_json(run: Run, fake: FakeRouter) -> None:
     assert json.loads(result.output) == LETTER
 
 
+@pytest.mark.rule("DLQ-2")
 def test_a_refused_replay_does_not_keep_the_others_from_theirs(run: Run, fake: FakeRouter) -> None:
     fake.answers("POST /dead-letters/1/replay", {"replayed": 1})
     fake.refuses("POST /dead-letters/2/replay", 409, "replayed before")
@@ -81,6 +84,7 @@ def test_a_refused_replay_does_not_keep_the_others_from_theirs(run: Run, fake: F
     assert "1 of 3 were refused" in result.stderr
 
 
+@pytest.mark.rule("DLQ-2")
 def test_a_second_replay_needs_force(run: Run, fake: FakeRouter) -> None:
     fake.answers("POST /dead-letters/1/replay", {"replayed": 1})
 
@@ -90,6 +94,7 @@ def test_a_second_replay_needs_force(run: Run, fake: FakeRouter) -> None:
     assert fake.calls[0].query == {"force": "true"}
 
 
+@pytest.mark.rule("DLQ-2")
 def test_many_are_replayed_by_filter_or_only_counted(run: Run, fake: FakeRouter) -> None:
     report = {"replayed": 4, "skipped": 2, "reasons": {"replayed before": 2}}
     fake.answers("POST /dead-letters/replay", report)
@@ -101,6 +106,7 @@ def test_many_are_replayed_by_filter_or_only_counted(run: Run, fake: FakeRouter)
     assert fake.calls[0].query == {"pool": "A", "dryRun": "true", "force": "false"}
 
 
+@pytest.mark.rule("DLQ-2")
 def test_one_is_replayed_to_another_queue(run: Run, fake: FakeRouter) -> None:
     fake.answers("POST /dead-letters/1/replay", {"replayed": 1})
 
@@ -110,6 +116,7 @@ def test_one_is_replayed_to_another_queue(run: Run, fake: FakeRouter) -> None:
     assert fake.calls[0].query == {"to": "a b"}
 
 
+@pytest.mark.rule("DLQ-2")
 def test_many_are_replayed_to_another_queue(run: Run, fake: FakeRouter) -> None:
     fake.answers("POST /dead-letters/replay", {"replayed": 4})
 
@@ -123,6 +130,7 @@ def test_many_are_replayed_to_another_queue(run: Run, fake: FakeRouter) -> None:
     }
 
 
+@pytest.mark.rule("DLQ-2")
 def test_those_named_are_replayed_oldest_first_and_no_further_than_a_failure(
     run: Run, fake: FakeRouter
 ) -> None:
@@ -139,6 +147,7 @@ def test_those_named_are_replayed_oldest_first_and_no_further_than_a_failure(
     ]
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize("words", [[], ["1", "--all"], ["1", "--pool", "A"], ["1", "--dry-run"]])
 def test_what_to_replay_must_be_clear(run: Run, words: list[str]) -> None:
     result = run("dead-letters", "replay", *words)
@@ -146,6 +155,7 @@ def test_what_to_replay_must_be_clear(run: Run, words: list[str]) -> None:
     assert result.exit_code == 2
 
 
+@pytest.mark.rule("DLQ-2")
 def test_discarding_asks_first(run: Run, fake: FakeRouter) -> None:
     result = run("dead-letters", "discard", "1", "--url", fake.url, stdin=b"n\n")
 
@@ -153,6 +163,7 @@ def test_discarding_asks_first(run: Run, fake: FakeRouter) -> None:
     assert fake.calls == []
 
 
+@pytest.mark.rule("DLQ-2")
 def test_an_id_cannot_lead_elsewhere(run: Run, fake: FakeRouter) -> None:
     fake.answers("DELETE /dead-letters/..%2Fwarnings", {})
 

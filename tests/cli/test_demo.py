@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.rule("P1", "OPS-4")]
+pytestmark = pytest.mark.slow
 
 SUMMARY = re.compile(
     r"published (\d+), delivered (\d+), retried \d+, dead letters (\d+), lost (-?\d+)"
@@ -38,6 +38,7 @@ def demo(*words: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+@pytest.mark.rule("OPS-6")
 def test_the_demo_ends_by_itself_with_everything_accounted_for() -> None:
     with demo("--seconds", "2", "--rate", "200") as process:
         output, _ = process.communicate(timeout=60)
@@ -50,6 +51,7 @@ def test_the_demo_ends_by_itself_with_everything_accounted_for() -> None:
     assert (delivered + dead, lost) == (published, 0)
 
 
+@pytest.mark.rule("OPS-4")
 def test_ctrl_c_ends_the_demo_with_a_summary() -> None:
     with demo() as process:
         assert process.stdout is not None
@@ -62,6 +64,7 @@ def test_ctrl_c_ends_the_demo_with_a_summary() -> None:
     assert "lost 0" in output.splitlines()[-1]
 
 
+@pytest.mark.rule("OPS-4", "P1")
 def test_a_second_ctrl_c_does_not_wait_and_still_loses_nothing() -> None:
     with demo("--rate", "2000") as process:
         assert process.stdout is not None

@@ -5,8 +5,6 @@ import pytest
 from tests.cli.conftest import Run
 from tests.support.fake_router import FakeRouter
 
-pytestmark = pytest.mark.rule("OPS-3")
-
 FOUND = {
     "state": "WAITING_FOR_GROUP",
     "text": "waiting for its group behind m-1\x1b[31m",
@@ -14,6 +12,7 @@ FOUND = {
 }
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     ("words", "query"),
     [
@@ -37,6 +36,7 @@ def test_the_answer_is_a_sentence_with_what_else_is_known(
     assert fake.calls[0].query == query
 
 
+@pytest.mark.rule("OPS-3")
 def test_programs_get_the_answer_as_it_came(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /monitoring/explain", FOUND)
 
@@ -45,6 +45,7 @@ def test_programs_get_the_answer_as_it_came(run: Run, fake: FakeRouter) -> None:
     assert json.loads(result.output) == FOUND
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     "words", [[], ["m-1", "--group", "g"], ["--pool", "P"], ["m-1", "--pool", "P"]]
 )

@@ -8,8 +8,6 @@ import pytest
 from tests.cli.conftest import Run
 from tests.support.fake_router import FakeRouter
 
-pytestmark = pytest.mark.rule("CMD-2")
-
 WATCH = ("--watch", "--interval", "0.1")
 FOUND: dict[str, Any] = {
     "id": "a/1",
@@ -26,6 +24,7 @@ FOUND: dict[str, Any] = {
 ERROR = {"code": "HTTP_404", "message": "no\x1b[31m", "httpStatus": 404}
 
 
+@pytest.mark.rule("CMD-2")
 def test_the_state_and_the_result_are_shown(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /messages/a%2F1", FOUND)
 
@@ -44,6 +43,7 @@ def test_the_state_and_the_result_are_shown(run: Run, fake: FakeRouter) -> None:
     assert fake.calls[0].query == {"queue": "orders"}
 
 
+@pytest.mark.rule("CMD-2")
 def test_the_error_is_one_line(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /messages/a", {**FOUND, "state": "FAILED", "error": ERROR})
 
@@ -53,6 +53,7 @@ def test_the_error_is_one_line(run: Run, fake: FakeRouter) -> None:
     assert "error         HTTP_404: no [31m\n" in result.output
 
 
+@pytest.mark.rule("CMD-2")
 def test_programs_get_the_answer_as_it_came(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /messages/a", FOUND)
 
@@ -61,6 +62,7 @@ def test_programs_get_the_answer_as_it_came(run: Run, fake: FakeRouter) -> None:
     assert json.loads(result.output) == FOUND
 
 
+@pytest.mark.rule("CMD-2")
 def test_an_unknown_message_is_a_failure(run: Run, fake: FakeRouter) -> None:
     fake.refuses("GET /messages/a", 404, "nothing is known of it")
 
@@ -70,10 +72,12 @@ def test_an_unknown_message_is_a_failure(run: Run, fake: FakeRouter) -> None:
     assert "nothing is known of it" in result.stderr
 
 
+@pytest.mark.rule("CMD-2")
 def test_an_id_is_needed(run: Run) -> None:
     assert run("message").exit_code == 2
 
 
+@pytest.mark.rule("CMD-2")
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 1), ("CANCELLED", 1)])
 def test_watching_ends_when_the_message_does(
     run: Run, fake: FakeRouter, state: str, code: int
@@ -94,6 +98,7 @@ def test_watching_ends_when_the_message_does(
     assert f"state         {state}" in lines
 
 
+@pytest.mark.rule("CMD-2")
 def test_watching_goes_on_while_the_router_is_restarted(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /messages/a", {**FOUND, "state": "READY"})
     for _ in range(2):
@@ -106,6 +111,7 @@ def test_watching_goes_on_while_the_router_is_restarted(run: Run, fake: FakeRout
     assert result.stderr.count("still waiting") == 1
 
 
+@pytest.mark.rule("CMD-2")
 def test_watching_does_not_wait_for_a_router_that_never_answered(run: Run) -> None:
     result = run("message", "a", *WATCH, "--url", "http://127.0.0.1:9")
 
@@ -113,6 +119,7 @@ def test_watching_does_not_wait_for_a_router_that_never_answered(run: Run) -> No
     assert "no router answers" in result.stderr
 
 
+@pytest.mark.rule("CMD-2")
 def test_programs_that_watch_get_a_line_for_each_change(run: Run, fake: FakeRouter) -> None:
     waiting = {**FOUND, "state": "IN_FLIGHT"}
     fake.answers("GET /messages/a", waiting, waiting, FOUND)

@@ -6,11 +6,10 @@ import pytest
 from tests.cli.conftest import Run
 from tests.support.fake_router import FakeRouter
 
-pytestmark = pytest.mark.rule("POOL-6")
-
 STATS = {"poolCode": "POOL/A", "maxConcurrency": 5}
 
 
+@pytest.mark.rule("POOL-6")
 @pytest.mark.parametrize(
     ("words", "order"),
     [
@@ -30,6 +29,7 @@ def test_a_pool_is_changed_as_far_as_asked(
     assert fake.calls[0].json == order
 
 
+@pytest.mark.rule("POOL-6")
 def test_the_changed_pool_is_told_as_json(run: Run, fake: FakeRouter) -> None:
     fake.answers("PUT /monitoring/pools/A", STATS)
 
@@ -38,6 +38,7 @@ def test_the_changed_pool_is_told_as_json(run: Run, fake: FakeRouter) -> None:
     assert json.loads(result.output) == STATS
 
 
+@pytest.mark.rule("POOL-6")
 def test_an_unknown_pool_is_exit_code_1(run: Run, fake: FakeRouter) -> None:
     fake.refuses("PUT /monitoring/pools/A", 404, "there is no such pool")
 
@@ -47,6 +48,7 @@ def test_an_unknown_pool_is_exit_code_1(run: Run, fake: FakeRouter) -> None:
     assert "there is no such pool" in result.stderr
 
 
+@pytest.mark.rule("POOL-6")
 @pytest.mark.parametrize("words", [[], ["--concurrency", "0"], ["--rate", "-1"]])
 def test_what_to_change_must_make_sense(run: Run, words: list[str]) -> None:
     assert run("pools", "set", "A", *words).exit_code == 2

@@ -2,9 +2,8 @@ import pytest
 
 from tests.cli.conftest import Run
 
-pytestmark = pytest.mark.rule("CFG-1")
 
-
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -26,6 +25,7 @@ def test_a_wrong_setting_is_exit_code_2_and_one_line(
     assert name in result.stderr
 
 
+@pytest.mark.rule("CFG-1")
 def test_the_service_takes_no_arguments(run: Run) -> None:
     result = run("run", "now")
 

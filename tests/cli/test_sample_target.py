@@ -16,8 +16,6 @@ from router.cli import sample_target
 from router.cli.sample_target import Behaviour, Manners, SampleTarget, Seen
 from tests.cli.conftest import Run
 
-pytestmark = pytest.mark.rule("MED-3")
-
 CALL = b'POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 17\r\n\r\n{"messageId":"a"}'
 
 

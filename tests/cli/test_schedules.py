@@ -8,8 +8,6 @@ from tests.cli.conftest import Run
 from tests.cli.test_terminal import on_a_terminal
 from tests.support.fake_router import FakeRouter
 
-pytestmark = pytest.mark.rule("CMD-10")
-
 NIGHTLY = {
     "name": "nightly",
     "queue": "jobs",
@@ -22,6 +20,7 @@ NIGHTLY = {
 OFTEN = {**NIGHTLY, "name": "often", "cron": None, "everySeconds": 60, "timezone": "UTC"}
 
 
+@pytest.mark.rule("CMD-10")
 def test_each_schedule_is_a_line(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /schedules", [NIGHTLY, OFTEN])
 
@@ -34,12 +33,14 @@ def test_each_schedule_is_a_line(run: Run, fake: FakeRouter) -> None:
     )
 
 
+@pytest.mark.rule("CMD-10")
 def test_programs_get_the_answer_as_it_came(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /schedules", [NIGHTLY])
 
     assert json.loads(run("schedules", "--json", "--url", fake.url).output) == [NIGHTLY]
 
 
+@pytest.mark.rule("CMD-10")
 def test_people_get_a_table_or_are_told_that_there_are_none(fake: FakeRouter) -> None:
     fake.answers("GET /schedules", [OFTEN], [])
 
@@ -51,6 +52,7 @@ def test_people_get_a_table_or_are_told_that_there_are_none(fake: FakeRouter) ->
     assert nothing == "No schedules.\n"
 
 
+@pytest.mark.rule("CMD-10")
 def test_a_router_that_refuses_is_a_failure(run: Run, fake: FakeRouter) -> None:
     fake.refuses("GET /schedules", 403, "set MESSAGE_ROUTER_AUTH_MODE")
 

@@ -10,8 +10,6 @@ from tests.cli.conftest import Run
 from tests.cli.test_terminal import on_a_terminal
 from tests.support.fake_router import FakeRouter
 
-pytestmark = pytest.mark.rule("OPS-3")
-
 HEALTH = {
     "healthy": True,
     "status": "WARNING",
@@ -67,6 +65,7 @@ def well_known(fake: FakeRouter) -> None:
     fake.answers("GET /warnings", [WARNING])
 
 
+@pytest.mark.rule("OPS-3")
 def test_one_screen_is_lines_in_a_pipe_each_with_its_kind_first(run: Run, fake: FakeRouter) -> None:
     well_known(fake)
 
@@ -84,6 +83,7 @@ def test_one_screen_is_lines_in_a_pipe_each_with_its_kind_first(run: Run, fake: 
     ]
 
 
+@pytest.mark.rule("OPS-3")
 def test_status_for_programs_is_what_the_router_answers(run: Run, fake: FakeRouter) -> None:
     well_known(fake)
 
@@ -95,6 +95,7 @@ def test_status_for_programs_is_what_the_router_answers(run: Run, fake: FakeRout
     assert report["warnings"] == [WARNING]
 
 
+@pytest.mark.rule("OPS-3")
 def test_an_unhealthy_router_is_exit_code_1_with_its_issues(run: Run, fake: FakeRouter) -> None:
     well_known(fake)
     fake._answers.pop("GET /health")
@@ -107,6 +108,7 @@ def test_an_unhealthy_router_is_exit_code_1_with_its_issues(run: Run, fake: Fake
     assert result.stdout.splitlines()[:2] == ["DEGRADED\tstuck", "issue\tA"]
 
 
+@pytest.mark.rule("OPS-3")
 def test_who_may_not_see_details_still_sees_the_health(run: Run, fake: FakeRouter) -> None:
     fake.answers("GET /health", {**HEALTH, "uptimeSeconds": 59.0})
     fake.refuses("GET /monitoring/queue-stats", 401, "who are you")
@@ -118,6 +120,7 @@ def test_who_may_not_see_details_still_sees_the_health(run: Run, fake: FakeRoute
     assert "No details: the router asks for credentials" in result.stderr
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_router_with_a_thousand_pools_still_fits_on_a_screen(fake: FakeRouter) -> None:
     well_known(fake)
     pools = {f"P{n}": {**POOL, "poolCode": f"P{n}", "queueSize": n} for n in range(1000)}
@@ -131,6 +134,7 @@ def test_a_router_with_a_thousand_pools_still_fits_on_a_screen(fake: FakeRouter)
     assert "and 990 more" in shown
 
 
+@pytest.mark.rule("OPS-3")
 def test_on_a_terminal_it_is_drawn_and_words_of_others_stay_words(fake: FakeRouter) -> None:
     well_known(fake)
 
@@ -150,6 +154,7 @@ def watching(*words: str) -> "subprocess.Popen[bytes]":
     )
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.slow
 def test_watching_goes_on_when_the_router_comes_and_goes_and_ends_with_ctrl_c(
     fake: FakeRouter,
@@ -165,6 +170,7 @@ def test_watching_goes_on_when_the_router_comes_and_goes_and_ends_with_ctrl_c(
     assert process.returncode == 0
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.slow
 def test_a_router_that_does_not_answer_is_watched_until_it_does() -> None:
     with watching("--json", "--url", "http://127.0.0.1:9") as process:

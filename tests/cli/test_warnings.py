@@ -3,8 +3,6 @@ import pytest
 from tests.cli.conftest import Run
 from tests.support.fake_router import FakeRouter
 
-pytestmark = pytest.mark.rule("OPS-2")
-
 NOTICE = {
     "id": "7",
     "code": "QUEUE_FULL",
@@ -16,6 +14,7 @@ NOTICE = {
 }
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize("words", [[], ["list"]])
 def test_warnings_are_lines_in_a_pipe_and_cannot_steer_the_terminal(
     run: Run, fake: FakeRouter, words: list[str]
@@ -28,6 +27,7 @@ def test_warnings_are_lines_in_a_pipe_and_cannot_steer_the_terminal(
     assert result.output == line
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize(
     ("words", "query"),
     [
@@ -49,6 +49,7 @@ def test_warnings_can_be_chosen(
     assert fake.calls[0].query == query
 
 
+@pytest.mark.rule("OPS-2")
 def test_warnings_are_acknowledged_one_by_one(run: Run, fake: FakeRouter) -> None:
     fake.answers("POST /warnings/1-7/acknowledge", {"acknowledged": 1})
     fake.refuses("POST /warnings/1-8/acknowledge", 404, "there is no such warning")
@@ -62,17 +63,20 @@ def test_warnings_are_acknowledged_one_by_one(run: Run, fake: FakeRouter) -> Non
     assert len(fake.calls) == 3
 
 
+@pytest.mark.rule("OPS-2")
 def test_all_warnings_are_acknowledged_at_once(run: Run, fake: FakeRouter) -> None:
     fake.answers("POST /warnings/acknowledge-all", {"acknowledged": 5})
 
     assert run("warnings", "ack", "--all", "--url", fake.url).output == "acknowledged 5\n"
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize("words", [[], ["1-7", "--all"]])
 def test_what_to_acknowledge_must_be_clear(run: Run, words: list[str]) -> None:
     assert run("warnings", "ack", *words).exit_code == 2
 
 
+@pytest.mark.rule("OPS-2")
 def test_clearing_all_asks_first(run: Run, fake: FakeRouter) -> None:
     fake.answers("DELETE /warnings", {"cleared": 3})
 
@@ -85,6 +89,7 @@ def test_clearing_all_asks_first(run: Run, fake: FakeRouter) -> None:
     assert done.output == "cleared 3\n"
 
 
+@pytest.mark.rule("OPS-2")
 def test_old_warnings_are_cleared_without_a_question(run: Run, fake: FakeRouter) -> None:
     fake.answers("DELETE /warnings/old", {"cleared": 3})
 

@@ -31,7 +31,7 @@ from tests.support.servers.activemq import ActiveMqServer
 from tests.support.servers.base import free_port
 from tests.support.stomp import bare_stomp, waiting
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("BRK-3")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 TRIED = Tally(failures=1, requests=3)
 USER = ("router", "hunter2")
@@ -385,6 +385,7 @@ async def test_the_second_broker_is_used_when_the_first_does_not_answer(
         assert (await receive_one(ends.broker)).body == b"a"
 
 
+@pytest.mark.rule("BRK-3")
 async def test_it_neither_nacks_nor_unsubscribes_nor_sends_what_a_restart_would_lose(
     wire: Proxy, name: str, door: BrokerRegistry
 ) -> None:

@@ -16,7 +16,7 @@ from router.ports import Broker, Disconnected, QueueRefused
 from tests.contract.cases import bodies
 from tests.support.virtual_time import now
 
-pytestmark = [pytest.mark.anyio, pytest.mark.clock("virtual"), pytest.mark.rule("BRK-1", "BRK-6")]
+pytestmark = [pytest.mark.anyio, pytest.mark.clock("virtual")]
 
 SERVER = Server("mq.example", 61613)
 ADDRESS = ActiveMqAddress((SERVER,), None, "orders", 1000, 5)
@@ -92,6 +92,7 @@ def push(wire: Wire, *names: str) -> None:
         wire.tell("MESSAGE", {"message-id": name, "ack": name}, name.encode())
 
 
+@pytest.mark.rule("BRK-6")
 async def test_it_beats_twice_as_often_as_it_asks_the_broker_to() -> None:
     connection, wire = await connected()
 
@@ -104,6 +105,7 @@ async def test_it_beats_twice_as_often_as_it_asks_the_broker_to() -> None:
     assert wire.beats == [2.5, 5.0, 7.5, 10.0]
 
 
+@pytest.mark.rule("BRK-6")
 async def test_silence_of_three_beats_ends_it_to_the_instant() -> None:
     connection, wire = await connected()
     receiving = asyncio.ensure_future(consumer(connection).receive(1))
@@ -115,6 +117,7 @@ async def test_silence_of_three_beats_ends_it_to_the_instant() -> None:
     assert wire.beats[-1] == 12.5
 
 
+@pytest.mark.rule("BRK-6")
 @pytest.mark.parametrize("beats", ["0,0", "", "soon,0", "9" * 5000 + ",0"])
 async def test_a_broker_that_never_beats_is_not_called_silent(beats: str) -> None:
     connection, _ = await connected({"version": "1.2", "heart-beat": beats})
@@ -124,6 +127,7 @@ async def test_a_broker_that_never_beats_is_not_called_silent(beats: str) -> Non
     await connection.close()
 
 
+@pytest.mark.rule("BRK-6")
 async def test_a_broker_that_beats_and_does_not_answer_is_given_up() -> None:
     connection, wire = await connected()
     wire.answers = False
@@ -140,6 +144,7 @@ async def test_a_broker_that_beats_and_does_not_answer_is_given_up() -> None:
         connection.check()
 
 
+@pytest.mark.rule("BRK-6")
 async def test_closing_it_tells_who_waits_for_an_answer() -> None:
     connection, wire = await connected()
     wire.answers = False
@@ -153,6 +158,7 @@ async def test_closing_it_tells_who_waits_for_an_answer() -> None:
     assert now() == 0.0
 
 
+@pytest.mark.rule("BRK-6")
 async def test_an_older_stomp_is_refused() -> None:
     with pytest.raises(QueueRefused, match=r"STOMP 1\.2"):
         await connected({"version": "1.1"})
@@ -176,6 +182,7 @@ async def test_what_is_pushed_right_behind_is_in_the_same_batch() -> None:
     await connection.close()
 
 
+@pytest.mark.rule("BRK-1")
 async def test_nobody_waits_long_for_a_batch_to_fill() -> None:
     connection, wire = await connected()
     receiving = asyncio.ensure_future(consumer(connection).receive(10))
@@ -188,6 +195,7 @@ async def test_nobody_waits_long_for_a_batch_to_fill() -> None:
     await connection.close()
 
 
+@pytest.mark.rule("BRK-1")
 async def test_a_full_batch_is_handed_over_at_once() -> None:
     connection, wire = await connected()
     receiving = asyncio.ensure_future(consumer(connection).receive(2))

@@ -27,7 +27,7 @@ from tests.contract.cases import (
 from tests.simulation.plan import Kind
 from tests.support.virtual_time import now
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-1", "BRK-3")]
+pytestmark = pytest.mark.anyio
 
 TRIED = Tally(failures=1, requests=3)
 MALFORMED = b"\x00\xff{not json"
@@ -62,6 +62,7 @@ def test_every_model_of_the_simulation_runs_these_tests_beside_a_real_broker() -
     }
 
 
+@pytest.mark.rule("BRK-1")
 async def test_what_is_published_is_received_in_order(ends: Ends) -> None:
     added = await ends.publisher.publish([publication("a"), publication("b"), publication("c")])
 
@@ -73,6 +74,7 @@ async def test_what_is_published_is_received_in_order(ends: Ends) -> None:
     assert len({name_of(received) for received in batch}) == 3
 
 
+@pytest.mark.rule("BRK-1")
 async def test_no_more_than_the_limit_is_handed_over(ends: Ends) -> None:
     await ends.publisher.publish([publication(str(number)) for number in range(5)])
 
@@ -80,6 +82,7 @@ async def test_no_more_than_the_limit_is_handed_over(ends: Ends) -> None:
     assert bodies(await ends.broker.receive(10)) == ["2", "3", "4"]
 
 
+@pytest.mark.rule("BRK-1")
 async def test_a_receive_waits_for_what_comes(ends: Ends) -> None:
     waiting = asyncio.ensure_future(ends.broker.receive(10))
     await asyncio.sleep(0.05)
@@ -88,6 +91,7 @@ async def test_a_receive_waits_for_what_comes(ends: Ends) -> None:
     assert bodies(await waiting) == ["a"]
 
 
+@pytest.mark.rule("BRK-3")
 async def test_an_acked_message_is_gone(ends: Ends) -> None:
     await ends.publisher.publish([publication("a")])
     received = await receive_one(ends.broker)
@@ -99,6 +103,7 @@ async def test_an_acked_message_is_gone(ends: Ends) -> None:
     assert await is_empty(ends.broker)
 
 
+@pytest.mark.rule("OPS-3")
 async def test_the_depth_tells_what_waits_and_what_is_out(ends: Ends) -> None:
     await ends.publisher.publish([publication("a"), publication("b"), publication("c")])
     await receive_one(ends.broker)
@@ -405,6 +410,7 @@ async def test_a_thousand_messages_over_four_connections_arrive_once_each(
     assert received == Counter(numbers)
 
 
+@pytest.mark.rule("BRK-1")
 async def test_a_stop_ends_a_receive_and_every_later_one(ends: Ends) -> None:
     waiting = asyncio.ensure_future(ends.broker.receive(1))
     await asyncio.sleep(0.05)
@@ -416,6 +422,7 @@ async def test_a_stop_ends_a_receive_and_every_later_one(ends: Ends) -> None:
     assert now() < started + 1
 
 
+@pytest.mark.rule("BRK-1")
 async def test_a_connection_can_be_closed_while_it_receives(ends: Ends) -> None:
     async with ends.door.open_queue(ends.queue) as broker:
         waiting = asyncio.ensure_future(broker.receive(1))

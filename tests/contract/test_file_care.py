@@ -12,7 +12,7 @@ from router.core.config import QueueConfig
 from router.ports import BrokerError, QueueRefused
 from tests.contract.cases import publication
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-1")]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -43,6 +43,7 @@ def modes(directory: Path) -> set[int]:
     return {stat.S_IMODE(file.stat().st_mode) for file in directory.glob("queue.db*")}
 
 
+@pytest.mark.rule("OPS-5")
 @pytest.mark.parametrize(
     ("found", "left"), [(0o644, 0o600), (0o666, 0o600), (0o600, 0o600), (0o660, 0o660)]
 )
@@ -57,6 +58,7 @@ async def test_c6_a_file_that_everybody_can_read_is_taken_from_them(
     assert modes(tmp_path) == {left}
 
 
+@pytest.mark.rule("CFG-7")
 async def test_c6_a_database_of_something_else_is_refused_as_it_is(
     queue: QueueConfig, tmp_path: Path
 ) -> None:

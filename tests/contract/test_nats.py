@@ -21,7 +21,7 @@ from tests.support.servers import nats
 from tests.support.servers.base import free_port
 from tests.support.servers.nats import NatsServer, add_stream, call
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-6")]
+pytestmark = pytest.mark.anyio
 
 STREAM = "ORDERS"
 CONSUMER = "message-router-orders"
@@ -161,6 +161,7 @@ async def test_an_ack_whose_connection_is_cut_is_good_on_the_next_one(
     assert (still_there, await kept(server.port)) == (0 if heard else 5, 0)
 
 
+@pytest.mark.rule("BRK-6")
 async def test_a_server_that_falls_silent_is_noticed(ends: Ends, server: NatsServer) -> None:
     await ends.publisher.publish([publication("a")])
     received = await receive_one(ends.broker)
@@ -195,6 +196,7 @@ async def test_a_request_that_the_server_has_lost_is_noticed(
             await broker.receive(1)
 
 
+@pytest.mark.rule("BRK-6")
 async def test_heart_beats_keep_a_long_wait_alive(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +251,7 @@ async def test_a_stream_that_is_made_anew_gives_new_ids_and_takes_no_old_handles
     assert await kept(server.port) == 1
 
 
+@pytest.mark.rule("BRK-6")
 async def test_no_server_at_all_is_a_lost_connection(door: BrokerRegistry) -> None:
     queue = QueueConfig(name="orders", uri=f"nats://ada:secret@127.0.0.1:{free_port()}/")
 
@@ -338,6 +341,7 @@ async def test_a_batch_that_its_consumer_cuts_short_is_handed_over_at_once(
     assert took < 1
 
 
+@pytest.mark.rule("BRK-1")
 async def test_a_consumer_may_allow_less_than_is_asked_for(
     stream: None, server: NatsServer, door: BrokerRegistry
 ) -> None:
@@ -520,6 +524,7 @@ async def test_any_id_is_a_key(ends: Ends, key: str) -> None:
     assert (first, second) == ([True, True, True], [False])
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_message_that_the_server_cannot_take_is_refused_with_all_others(
     ends: Ends, server: NatsServer
 ) -> None:
@@ -531,6 +536,7 @@ async def test_a_message_that_the_server_cannot_take_is_refused_with_all_others(
     assert await kept(server.port) == 0
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_subject_that_no_stream_takes_is_refused(
     server: NatsServer, door: BrokerRegistry
 ) -> None:

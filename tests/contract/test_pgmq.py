@@ -37,7 +37,7 @@ from tests.contract.cases import (
 from tests.contract.pgmq_place import PgmqPlace
 from tests.support.servers.postgres import PostgresServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CMD-7")]
+pytestmark = pytest.mark.anyio
 
 COMMAND = {"command_id": "c-1", "command_type": "Debit", "data": {"amount": 1}}
 # As PGMQ was before it had headers, grouped reads and notifications.
@@ -219,6 +219,7 @@ async def test_what_was_tried_is_kept_in_the_headers_beside_those_of_others(
     assert (await receive_one(ends.broker)).tally == Tally(failures=2, requests=5)
 
 
+@pytest.mark.rule("CMD-7")
 @pytest.mark.parametrize("headers", [{"x-message-router": 7}, {"x-message-router": {}}, [1], "a"])
 async def test_headers_that_make_no_sense_are_ignored(
     ends: Ends, name: str, other: Any, headers: object
@@ -273,6 +274,7 @@ async def test_a_handle_settles_nothing_in_a_queue_that_was_made_again(
 # What is in a message.
 
 
+@pytest.mark.rule("CMD-7")
 async def test_a_message_of_anybody_is_the_text_that_jsonb_gives(
     ends: Ends, name: str, other: Any
 ) -> None:
@@ -281,6 +283,7 @@ async def test_a_message_of_anybody_is_the_text_that_jsonb_gives(
     assert (await receive_one(ends.broker)).body == '{"a": "ž", "b": 1.50}'.encode()
 
 
+@pytest.mark.rule("CMD-7")
 async def test_a_message_that_is_no_json_for_jsonb_comes_back_as_it_was(ends: Ends) -> None:
     odd = [
         b'{"id": "\\u0000"}',
@@ -296,11 +299,13 @@ async def test_a_message_that_is_no_json_for_jsonb_comes_back_as_it_was(ends: En
     assert [received.body for received in await ends.broker.receive(10)] == odd
 
 
+@pytest.mark.rule("CMD-7")
 async def test_a_body_that_is_no_text_is_refused(ends: Ends) -> None:
     with pytest.raises(QueueRefused, match="not UTF-8"):
         await ends.publisher.publish([publication("a", body=b"\xff")])
 
 
+@pytest.mark.rule("CMD-7")
 async def test_a_row_without_a_message_is_handed_over_without_a_body(
     ends: Ends, name: str, other: Any
 ) -> None:
@@ -353,6 +358,7 @@ async def test_an_insert_of_anybody_wakes_who_waits(
             assert len(await waiting) == 1
 
 
+@pytest.mark.rule("CMD-7")
 async def test_a_queue_may_be_left_without_notifications(
     pgmq: PgmqPlace, door: BrokerRegistry, name: str, other: Any
 ) -> None:
@@ -367,6 +373,7 @@ async def test_a_queue_may_be_left_without_notifications(
     assert await other.fetchval(triggers, f'pgmq."q_{name}"') == 0
 
 
+@pytest.mark.rule("CMD-7")
 async def test_a_user_who_may_not_make_triggers_polls(
     pgmq: PgmqPlace, door: BrokerRegistry, name: str, other: Any
 ) -> None:
@@ -492,6 +499,7 @@ async def test_a_worker_that_speaks_sql_and_ours_share_a_queue(  # noqa: C901  t
 # Commands and replies.
 
 
+@pytest.mark.rule("CMD-7")
 async def test_a_command_arrives_as_a_message_and_one_without_a_route_with_its_flaw(
     pgmq: PgmqPlace, door: BrokerRegistry, name: str, other: Any
 ) -> None:
@@ -602,6 +610,7 @@ async def test_a_lost_lease_and_a_missing_reply_queue_send_nothing_and_stop_no_o
 # Older versions.
 
 
+@pytest.mark.rule("CMD-7")
 async def test_a_version_without_headers_groups_and_notifications_will_do(
     server: PostgresServer, door: BrokerRegistry, other: Any
 ) -> None:

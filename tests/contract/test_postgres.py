@@ -33,7 +33,7 @@ from tests.contract.cases import (
 from tests.contract.postgres_place import PostgresPlace
 from tests.support.servers.postgres import PostgresServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-6")]
+pytestmark = pytest.mark.anyio
 
 INSERT = """
 INSERT INTO message_router.queue_messages (queue, message_id, group_id, body)
@@ -127,6 +127,7 @@ async def test_an_ack_that_is_cut_off_can_be_sent_again(
     assert await is_empty(ends.broker)
 
 
+@pytest.mark.rule("BRK-6")
 async def test_a_server_that_says_nothing_is_a_lost_connection(
     ends: Ends, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +152,7 @@ async def test_a_server_that_says_nothing_is_a_lost_connection(
     assert not await ends.broker.ack([received.handle])
 
 
+@pytest.mark.rule("BRK-6")
 async def test_a_session_that_lost_its_statements_costs_nothing(server: PostgresServer) -> None:
     opened = database.PostgresDatabase(server.url)
     await opened.prepare()
@@ -165,6 +167,7 @@ async def test_a_session_that_lost_its_statements_costs_nothing(server: Postgres
     assert after == [0, 0]  # as behind a pooler: no session can be relied on
 
 
+@pytest.mark.rule("BRK-6")
 async def test_a_stop_ends_a_receive_while_the_server_says_nothing(
     ends: Ends, server: PostgresServer
 ) -> None:
@@ -793,6 +796,7 @@ async def open_and_close(url: str) -> None:
         pass
 
 
+@pytest.mark.rule("BRK-6")
 async def test_routers_that_start_together_make_the_schema_once(fresh_url: str) -> None:
     async with asyncio.TaskGroup() as routers:
         for number in range(6):

@@ -20,10 +20,7 @@ from tests.contract.postgres_place import PostgresPlace
 from tests.support.queue_model import WorkQueueComparison
 from tests.support.work_queues import LEASE, WINDOW, lease_of
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.rule("WQ-1", "WQ-2", "WQ-3", "WQ-4", "P3"),
-]
+pytestmark = pytest.mark.slow
 
 # The server's clock cannot be turned. So instead everything moves into the past.
 _LET_TIME_PASS: Final = """
@@ -113,6 +110,7 @@ async def _open(url: str) -> PostgresDatabase:
     return database
 
 
+@pytest.mark.rule("WQ-1", "WQ-2", "WQ-3", "WQ-4", "P3")
 def test_two_workers_on_one_queue_agree_with_the_model(postgres: PostgresPlace) -> None:
     class Comparison(PostgresComparison):
         def __init__(self) -> None:

@@ -31,7 +31,7 @@ from tests.support.cable import cable_to
 from tests.support.proxy import Proxy, proxy_to
 from tests.support.servers.rabbitmq import RabbitServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("BRK-3")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 KINDS = ("classic", "quorum")
 TRIED = Tally(failures=1, requests=1)
@@ -180,6 +180,7 @@ async def test_a_delayed_message_survives_the_death_of_the_broker(
     assert (second.body, second.tally) == (b"a", Tally(1, 1))
 
 
+@pytest.mark.rule("BRK-3")
 async def test_retry_queues_are_of_the_kind_of_their_queue(
     server: RabbitServer, name: str, door: BrokerRegistry
 ) -> None:

@@ -14,7 +14,7 @@ from router.core.message import Tally
 from tests.contract.cases import both_ends, publication
 from tests.contract.rabbitmq_place import RabbitPlace
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("BRK-2", "P5")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 HEADERS, MESSAGE_ID, TIMESTAMP = 1 << 13, 1 << 7, 1 << 6
 FAR_FUTURE = struct.pack(">Q", 2**64 - 1)
@@ -66,6 +66,7 @@ def anyio_backend() -> tuple[str, Mapping[str, Any]]:
     return "asyncio", {}
 
 
+@pytest.mark.rule("P5")
 @pytest.mark.parametrize("what", HOSTILE)
 async def test_b7_no_property_of_a_message_ends_the_connection(
     what: str, rabbitmq: RabbitPlace

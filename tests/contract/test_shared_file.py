@@ -35,7 +35,7 @@ from tests.contract.cases import (
     publication,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-1")]
+pytestmark = pytest.mark.anyio
 
 _ROOT = Path(__file__).parents[2]
 
@@ -264,6 +264,7 @@ async def test_waiting_costs_next_to_nothing(queue: QueueConfig) -> None:
     assert used / 2 < 0.01
 
 
+@pytest.mark.rule("WQ-1")
 async def test_all_queues_of_a_file_share_its_threads(tmp_path: Path) -> None:
     orders = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db")
     bills = QueueConfig(name="bills", uri=f"sqlite:///{tmp_path}/./queue.db?queue=invoices")
@@ -349,6 +350,7 @@ async def test_another_process_with_the_lock_holds_up_no_one_else(
     assert held_up_for < 0.2
 
 
+@pytest.mark.rule("WQ-1")
 async def test_the_log_is_written_back_to_the_file_now_and_then(desk: Desk, tmp_path: Path) -> None:
     await desk.file.run(lambda db: db.execute("CREATE TABLE kept (number)").close())
     for _ in range(database.CHECKPOINT_TURNS):
@@ -358,6 +360,7 @@ async def test_the_log_is_written_back_to_the_file_now_and_then(desk: Desk, tmp_
         assert db.execute("SELECT count(*) FROM kept").fetchone() == (0,)
 
 
+@pytest.mark.rule("WQ-1")
 async def test_closing_a_file_finishes_what_was_asked_for(desk: Desk) -> None:
     first = asyncio.ensure_future(desk.worker(seconds=0.1, is_large=True))
     await asyncio.sleep(0.05)
@@ -369,6 +372,7 @@ async def test_closing_a_file_finishes_what_was_asked_for(desk: Desk) -> None:
     assert (await first, await second) == (THREAD, LOOP)
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_new_log_is_begun_by_the_thread_as_the_disk_is_waited_for(desk: Desk) -> None:
     await desk.file.run(lambda db: db.execute("CREATE TABLE kept (number)").close())
     for _ in range(database.CHECKPOINT_TURNS):
@@ -383,6 +387,7 @@ async def test_a_new_log_is_begun_by_the_thread_as_the_disk_is_waited_for(desk: 
     assert workers == [THREAD, LOOP]
 
 
+@pytest.mark.rule("WQ-1")
 async def test_who_gave_up_waiting_claims_nothing(desk: Desk) -> None:
     done: list[str] = []
     await desk.file.prepare()
@@ -396,6 +401,7 @@ async def test_who_gave_up_waiting_claims_nothing(desk: Desk) -> None:
     assert done == ["wanted"]
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_closed_file_keeps_nothing_more(desk: Desk) -> None:
     await desk.file.prepare()
     await desk.file.close()
@@ -404,6 +410,7 @@ async def test_a_closed_file_keeps_nothing_more(desk: Desk) -> None:
         await desk.file.sync()
 
 
+@pytest.mark.rule("WQ-1")
 async def test_no_body_stays_behind_when_a_queue_is_closed(
     queue: QueueConfig, tmp_path: Path
 ) -> None:
@@ -472,6 +479,7 @@ async def waits_at(broker: WorkQueue) -> "asyncio.Future[Sequence[ReceivedMessag
     return waiting
 
 
+@pytest.mark.rule("WQ-1")
 async def test_the_files_are_for_their_owner_only(queue: QueueConfig, tmp_path: Path) -> None:
     async with opened(queue) as ends:
         await ends.publisher.publish([publication("a")])
@@ -617,6 +625,7 @@ async def test_the_story_of_a_message_can_be_read_in_the_file(
     assert ("ready" in states) == bool(written)
 
 
+@pytest.mark.rule("WQ-1")
 @pytest.mark.parametrize("audit", ["-1", "soon", "inf"])
 async def test_a_wrong_time_for_the_story_is_refused(tmp_path: Path, audit: str) -> None:
     queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db?audit={audit}")
@@ -663,6 +672,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_directory_that_is_not_there_is_a_lost_connection(tmp_path: Path) -> None:
     queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/nowhere/queue.db")
 
@@ -671,6 +681,7 @@ async def test_a_directory_that_is_not_there_is_a_lost_connection(tmp_path: Path
             pass
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_file_that_is_no_database_is_refused(queue: QueueConfig, tmp_path: Path) -> None:
     (tmp_path / "queue.db").write_bytes(b"These are the days of our lives. " * 100)
 
@@ -679,6 +690,7 @@ async def test_a_file_that_is_no_database_is_refused(queue: QueueConfig, tmp_pat
             pass
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_file_of_a_later_version_is_refused(queue: QueueConfig, tmp_path: Path) -> None:
     async with opened(queue):
         pass

@@ -30,7 +30,7 @@ from tests.support.servers.cutting import CuttingProxy
 from tests.support.servers.sqs import ENV
 from tests.support.virtual_time import now
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-1")]
+pytestmark = pytest.mark.anyio
 
 PATIENT = BrokerSettings(sqs=SqsSettings(wait=5.0))
 EITHER = pytest.mark.parametrize("stand_in", ["ministack", "moto"])
@@ -420,6 +420,7 @@ async def test_a_body_that_sqs_does_not_carry_is_refused_by_name(
             await ends.publisher.publish([publication("a", body=body)])
 
 
+@pytest.mark.rule("BRK-1")
 async def test_large_messages_do_not_share_a_call(ministack: SqsPlace) -> None:
     body = b"x" * 200 * 1024
     async with open_door() as door, both_ends(door, standard(ministack)) as ends:

@@ -17,7 +17,7 @@ from router.engine.publishing import WrongQueue
 from router.ports import Disconnected, Publication, Unknown
 from tests.support.stores import FakeStores
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CMD-10")]
+pytestmark = pytest.mark.anyio
 
 JOBS = QueueConfig(name="jobs", uri="work://jobs")
 QUEUES = {
@@ -117,6 +117,7 @@ class Replica:
             pass
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_schedule_starts_with_its_next_tick() -> None:
     outside = Outside(ahead=65.0)
 
@@ -125,6 +126,7 @@ async def test_a_schedule_starts_with_its_next_tick() -> None:
     assert outside.ids == ["s-120", "s-180"]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_tick_is_published_when_it_comes_with_the_message_as_written() -> None:
     outside = Outside(ahead=1.5)
 
@@ -150,6 +152,7 @@ async def test_a_message_of_a_schedule_may_be_delayed() -> None:
     assert [item.not_before for _, _, item in outside.put_items] == [1040.0]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_of_missed_ticks_only_the_latest_is_published() -> None:
     outside = Outside()
     await Replica(outside, every(10)).run_for(15)
@@ -160,6 +163,7 @@ async def test_of_missed_ticks_only_the_latest_is_published() -> None:
     assert outside.ids == ["s-10", "s-110"]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_publish_that_takes_long_leads_to_the_latest_tick() -> None:
     outside = Outside(trouble={"memory": Disconnected("gone")})
     replica = Replica(outside, every(1, queue="memory"))
@@ -171,6 +175,7 @@ async def test_a_publish_that_takes_long_leads_to_the_latest_tick() -> None:
     assert [item.message.id for _, _, item in outside.put_items] == ["s-6"]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_clock_that_is_set_back_repeats_no_tick() -> None:
     outside = Outside()
     replica = Replica(outside, every(10))
@@ -182,6 +187,7 @@ async def test_a_clock_that_is_set_back_repeats_no_tick() -> None:
     assert outside.ids == ["s-10", "s-20", "s-30", "s-40"]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_clock_that_is_set_back_delays_no_retry() -> None:
     outside = Outside(ahead=100_000.0, trouble={"memory": Disconnected("gone")})
     replica = Replica(outside, every(10, "early", "memory"), every(10, "late", "memory"))
@@ -195,6 +201,7 @@ async def test_a_clock_that_is_set_back_delays_no_retry() -> None:
     assert first == [(100_010.0, "early-100010"), (100_010.0, "late-100010")]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_clock_that_is_set_forward_counts_as_missed_ticks() -> None:
     outside = Outside()
     replica = Replica(outside, every(10))
@@ -206,6 +213,7 @@ async def test_a_clock_that_is_set_forward_counts_as_missed_ticks() -> None:
     assert outside.ids == ["s-10", "s-1010"]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_cron_follows_the_clock_on_the_wall_of_its_zone() -> None:
     start = datetime(2026, 10, 24, 12, tzinfo=ZoneInfo("Europe/Berlin")).timestamp()
     outside = Outside(ahead=start)  # clocks go back the night after
@@ -216,6 +224,7 @@ async def test_cron_follows_the_clock_on_the_wall_of_its_zone() -> None:
     assert [night - int(start) for night in nights] == [14.5 * 3600, 39.5 * 3600]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_queue_that_fails_warns_and_stops_no_other() -> None:
     outside = Outside(trouble={"standard": Disconnected("broker is gone")})
     schedules = every(10, "bad", "standard"), every(10, "lost", "nowhere"), every(10, "good")
@@ -232,6 +241,7 @@ async def test_a_queue_that_fails_warns_and_stops_no_other() -> None:
     }
 
 
+@pytest.mark.rule("CMD-10")
 @pytest.mark.parametrize(
     ("error", "is_logged"),
     [(Disconnected("gone"), False), (WrongQueue("consumed"), False), (ValueError("bug"), True)],
@@ -246,6 +256,7 @@ async def test_what_nobody_foresaw_is_logged(
     assert ("a schedule failed" in caplog.messages) == is_logged
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_failed_tick_is_tried_again() -> None:
     outside = Outside(trouble={"memory": Disconnected("gone")})
     replica = Replica(outside, every(60, queue="memory"))
@@ -257,6 +268,7 @@ async def test_a_failed_tick_is_tried_again() -> None:
     assert [(at, item.message.id) for at, _, item in outside.put_items] == [(65.0, "s-60")]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_replicas_publish_a_tick_once_to_a_work_queue() -> None:
     outside = Outside()
     replicas = [Replica(outside, every(10)) for _ in range(3)]
@@ -270,6 +282,7 @@ async def test_replicas_publish_a_tick_once_to_a_work_queue() -> None:
     assert {replica.beat.states()[0].last_run for replica in replicas} == {20}
 
 
+@pytest.mark.rule("CMD-10")
 @pytest.mark.parametrize(
     ("queue", "is_alone", "warned"),
     [
@@ -290,6 +303,7 @@ async def test_where_replicas_would_publish_copies_a_router_without_a_standby_wa
     assert [notice.code for notice in outside.notices] == ["CONFIGURATION"] * warned
 
 
+@pytest.mark.rule("CMD-10")
 async def test_only_the_primary_publishes() -> None:
     outside = Outside()
     replica = Replica(outside, every(10))
@@ -303,6 +317,7 @@ async def test_only_the_primary_publishes() -> None:
     assert outside.ids == ["s-30"]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_slow_queue_delays_no_other_schedule() -> None:
     outside = Outside(ahead=1.0, slowness={"standard": 25.0})
     slow, quick = every(10, "slow", "standard"), every(10, "quick", "fifo")
@@ -318,6 +333,7 @@ async def test_a_slow_queue_delays_no_other_schedule() -> None:
         assert found == [(35.0, f"{name}-10"), (60.0, f"{name}-30")]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_beat_that_was_cut_off_goes_on_later() -> None:
     outside = Outside(ahead=1.0, slowness={"standard": 25.0})
     replica = Replica(outside, every(10, "s", "standard"))
@@ -329,6 +345,7 @@ async def test_a_beat_that_was_cut_off_goes_on_later() -> None:
     assert [item.message.id for _, _, item in outside.put_items] == ["s-10", "s-20"]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_changed_configuration_is_followed() -> None:
     outside = Outside()
     replica = Replica(outside, every(10, "old"), every(10, "kept"))
@@ -340,6 +357,7 @@ async def test_a_changed_configuration_is_followed() -> None:
     assert outside.ids == ["old-10", "kept-10", "kept-20", "new-20"]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_router_without_schedules_just_looks_now_and_then() -> None:
     outside = Outside()
     replica = Replica(outside)
@@ -349,6 +367,7 @@ async def test_a_router_without_schedules_just_looks_now_and_then() -> None:
     assert replica.beat.states() == []
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_restart_publishes_no_tick_again() -> None:
     outside = Outside(ahead=1.0)
     await Replica(outside, every(100, queue="memory")).run_for(150)
@@ -362,6 +381,7 @@ async def test_a_restart_publishes_no_tick_again() -> None:
     assert [item.message.id for _, _, item in outside.put_items] == ["s-100", "s-300"]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_operators_see_the_next_run_whatever_the_clock_does() -> None:
     outside = Outside()
     replica = Replica(outside, every(10))
@@ -373,6 +393,7 @@ async def test_operators_see_the_next_run_whatever_the_clock_does() -> None:
     assert seen == [10, 10, 20, 30, 10]
 
 
+@pytest.mark.rule("CMD-10")
 async def test_operators_see_when_it_runs() -> None:
     outside = Outside()
     replica = Replica(outside, every(10), cron("0 6 * * *", "Europe/Berlin"))

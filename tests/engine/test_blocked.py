@@ -12,7 +12,7 @@ from router.core.warnings import Severity
 from tests.support.fakes import FakeSender
 from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-5")]
+pytestmark = pytest.mark.anyio
 
 FAILED = Reply(302)  # one try, so that a failure takes exactly a second
 SECRET_TARGET = "http://target.test/hook?token=s3cret"
@@ -51,6 +51,7 @@ async def test_a_head_that_fails_for_fifteen_minutes_is_reported_with_its_group_
         assert "s3cret" not in notice.message
 
 
+@pytest.mark.rule("WQ-5")
 async def test_a_head_that_fails_twenty_times_is_reported() -> None:
     async with running(pool(retry=every(9)), sender=failing("a")) as rig:
         await rig.publish(*grouped("a", "b"))
@@ -61,6 +62,7 @@ async def test_a_head_that_fails_twenty_times_is_reported() -> None:
         assert (before, len(blocked(rig))) == ([], 1)
 
 
+@pytest.mark.rule("WQ-5")
 async def test_the_failures_that_the_broker_has_kept_count() -> None:
     """As after a restart: the pool has seen one failure, the row of the message has twenty."""
     async with running(pool("Q", retry=every(9)), sender=failing("a")) as rig:
@@ -74,6 +76,7 @@ async def test_the_failures_that_the_broker_has_kept_count() -> None:
         assert len(blocked(rig)) == 1
 
 
+@pytest.mark.rule("WQ-5")
 async def test_it_is_reported_once_until_the_group_makes_progress() -> None:
     sender = failing("a", times=25)
     sender.script("b", *[FAILED] * 25)
@@ -92,6 +95,7 @@ async def test_it_is_reported_once_until_the_group_makes_progress() -> None:
         assert sum(notice.count for notice in rig.warnings) == 2
 
 
+@pytest.mark.rule("WQ-5")
 async def test_a_dead_letter_is_progress() -> None:
     policy = every(499, max_attempts=3)
     async with running(pool(retry=policy), sender=failing("a", "b")) as rig:
@@ -102,6 +106,7 @@ async def test_a_dead_letter_is_progress() -> None:
         assert blocked(rig) == []
 
 
+@pytest.mark.rule("WQ-5")
 async def test_an_open_circuit_is_time_without_progress_too() -> None:
     async with running(pool()) as rig:
         breaker = rig.breakers.of("http://target.test:80")
@@ -129,6 +134,7 @@ async def test_an_open_circuit_is_time_without_progress_too() -> None:
         assert (before, len(blocked(rig))) == ([], 1)
 
 
+@pytest.mark.rule("WQ-5")
 async def test_messages_that_are_delivered_in_parallel_block_nobody() -> None:
     parallel = pool(retry=every(9), parallel_ungrouped=True)
     async with running(parallel, sender=failing("a")) as rig:
@@ -138,6 +144,7 @@ async def test_messages_that_are_delivered_in_parallel_block_nobody() -> None:
         assert blocked(rig) == []
 
 
+@pytest.mark.rule("WQ-5")
 @pytest.mark.parametrize(
     "answer",
     [Reply(429, retry_after="60"), Reply(200, b'{"ack": false}')],
@@ -150,6 +157,7 @@ async def test_a_target_that_puts_it_off_has_not_failed(answer: Reply) -> None:
         assert blocked(rig) == []
 
 
+@pytest.mark.rule("WQ-5")
 @pytest.mark.parametrize("mode", ["IMMEDIATE", "NEXT_ON_ERROR"])
 async def test_what_holds_nobody_back_blocks_no_group(mode: str) -> None:
     async with running(pool(retry=every(9)), sender=failing("a")) as rig:
@@ -159,6 +167,7 @@ async def test_what_holds_nobody_back_blocks_no_group(mode: str) -> None:
         assert blocked(rig) == []
 
 
+@pytest.mark.rule("WQ-5")
 async def test_a_message_without_a_group_is_reported_only_while_no_other_gets_through() -> None:
     sender = failing("a")
     async with running(pool(retry=every(9)), sender=sender, queues=[FREE_QUEUE]) as rig:
@@ -174,6 +183,7 @@ async def test_a_message_without_a_group_is_reported_only_while_no_other_gets_th
         assert len(blocked(rig)) == 1
 
 
+@pytest.mark.rule("WQ-5")
 async def test_deliveries_longer_than_the_fifteen_minutes_are_not_mistaken_for_absence() -> None:
     sender = FakeSender(takes=5000)  # each of the three tries times out after 900 s
     async with running(pool(), sender=sender) as rig:
@@ -185,6 +195,7 @@ async def test_deliveries_longer_than_the_fifteen_minutes_are_not_mistaken_for_a
         assert (before, len(blocked(rig))) == ([], 1)
 
 
+@pytest.mark.rule("WQ-5")
 async def test_many_blocked_groups_do_not_fill_the_list_of_warnings() -> None:
     ids = [f"m{n}" for n in range(MOST_NAMED + 30)]
     async with running(pool(concurrency=100, retry=every(9)), sender=failing(*ids)) as rig:

@@ -13,8 +13,6 @@ from router.engine.breaker import GLOBAL, MAX_BREAKERS, Breaker, Breakers, Break
 from tests.support.fakes import OK, REFUSED, TIMED_OUT, FakeSender
 from tests.support.rig import Rig, body, grouped, pool, running
 
-pytestmark = pytest.mark.rule("MED-4")
-
 ORIGIN = "http://target.test:80"
 
 
@@ -43,6 +41,7 @@ def probing(count: int) -> tuple[Breaker, list[int]]:
     return breaker, [ticket for ticket in tickets if ticket is not None]
 
 
+@pytest.mark.rule("MED-4")
 @pytest.mark.parametrize(
     ("results", "state"),
     [
@@ -67,6 +66,7 @@ def test_half_of_a_full_window_opens_it(
     assert breaker.state is state
 
 
+@pytest.mark.rule("MED-4")
 def test_open_lets_nothing_through_for_five_seconds_and_then_three() -> None:
     breaker = opened(at=100.0)
 
@@ -80,6 +80,7 @@ def test_open_lets_nothing_through_for_five_seconds_and_then_three() -> None:
     assert breaker.retry_at == 105.0
 
 
+@pytest.mark.rule("MED-4")
 def test_three_good_probes_close_it_with_a_clean_slate() -> None:
     breaker, tickets = probing(3)
 
@@ -90,6 +91,7 @@ def test_three_good_probes_close_it_with_a_clean_slate() -> None:
     assert breaker.buffered == (0, 0)
 
 
+@pytest.mark.rule("MED-4")
 def test_probes_one_after_the_other_close_it_as_well() -> None:
     breaker, tickets = probing(1)
     breaker.report(tickets[0], 6.0, ok=True)
@@ -99,6 +101,7 @@ def test_probes_one_after_the_other_close_it_as_well() -> None:
     assert breaker.state is BreakerState.CLOSED
 
 
+@pytest.mark.rule("MED-4")
 def test_one_bad_probe_opens_it_for_five_more_seconds() -> None:
     breaker, tickets = probing(2)
 
@@ -110,6 +113,7 @@ def test_one_bad_probe_opens_it_for_five_more_seconds() -> None:
     assert breaker.enter(12.0) is not None
 
 
+@pytest.mark.rule("MED-4")
 def test_good_probes_of_an_earlier_trial_do_not_count_in_the_next() -> None:
     breaker, tickets = probing(3)
     breaker.report(tickets[0], 6.0, ok=True)
@@ -121,6 +125,7 @@ def test_good_probes_of_an_earlier_trial_do_not_count_in_the_next() -> None:
     assert breaker.state is BreakerState.HALF_OPEN
 
 
+@pytest.mark.rule("MED-4")
 def test_a_probe_that_tells_nothing_frees_its_place() -> None:
     breaker, tickets = probing(3)
 
@@ -131,6 +136,7 @@ def test_a_probe_that_tells_nothing_frees_its_place() -> None:
     assert breaker.enter(6.0) is None
 
 
+@pytest.mark.rule("MED-4")
 @pytest.mark.parametrize("ok", [True, False, None])
 def test_the_result_of_a_call_begun_in_an_earlier_state_is_ignored(*, ok: bool | None) -> None:
     breaker = closed()
@@ -146,6 +152,7 @@ def test_the_result_of_a_call_begun_in_an_earlier_state_is_ignored(*, ok: bool |
     assert [breaker.enter(5.0) is None for _ in range(3)] == [False, False, True]
 
 
+@pytest.mark.rule("MED-4")
 def test_a_late_probe_does_not_disturb_a_closed_breaker() -> None:
     breaker, tickets = probing(3)
     breaker.reset()
@@ -156,6 +163,7 @@ def test_a_late_probe_does_not_disturb_a_closed_breaker() -> None:
     assert breaker.buffered == (0, 0)
 
 
+@pytest.mark.rule("MED-4")
 def test_reset_closes_it_whatever_it_has_seen() -> None:
     breaker = opened()
 
@@ -165,6 +173,7 @@ def test_reset_closes_it_whatever_it_has_seen() -> None:
     assert breaker.enter(0.0) is not None
 
 
+@pytest.mark.rule("MED-4")
 def test_every_change_of_state_is_told() -> None:
     seen: list[BreakerState] = []
     breaker = Breaker("http://svc:80", on_change=lambda each: seen.append(each.state))
@@ -175,6 +184,7 @@ def test_every_change_of_state_is_told() -> None:
     assert seen == [BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED]
 
 
+@pytest.mark.rule("MED-4")
 def test_the_figures_for_operators_count_everything() -> None:
     breaker = closed()
 
@@ -238,10 +248,11 @@ class BreakerMachine(RuleBasedStateMachine):
             assert len(self.probes) <= 3
 
 
-TestBreaker = BreakerMachine.TestCase
+TestBreaker = pytest.mark.rule("MED-4")(BreakerMachine.TestCase)
 TestBreaker.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.rule("MED-4")
 def test_each_origin_has_its_own() -> None:
     breakers = Breakers(on_change=lambda _: None)
 
@@ -252,6 +263,7 @@ def test_each_origin_has_its_own() -> None:
     assert breakers.all() == [first, other]
 
 
+@pytest.mark.rule("MED-4")
 def test_one_for_all_on_request() -> None:
     breakers = Breakers(on_change=lambda _: None, one_for_all=True)
 
@@ -356,6 +368,7 @@ async def test_a_dead_target_does_not_cut_off_the_others() -> None:
         assert (2, "x") in rig.sender.sent
 
 
+@pytest.mark.rule("MED-4")
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("answer", "counted"),
@@ -389,6 +402,7 @@ async def half_open(rig: Rig) -> Breaker:
     return breaker
 
 
+@pytest.mark.rule("MED-4")
 @pytest.mark.anyio
 async def test_half_open_sends_three_at_a_time_and_returns_the_rest() -> None:
     async with running(pool(concurrency=50), sender=FakeSender(takes=1)) as rig:

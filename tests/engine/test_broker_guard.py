@@ -9,9 +9,10 @@ from router.ports import BrokerError, Disconnected
 from tests.support.faults import Scripted, ScriptedQueue
 from tests.support.rig import QUEUE
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_call_is_counted_by_how_it_ended() -> None:
     broken: list[bool] = []
     queue, counts = ScriptedQueue(), Counts()
@@ -35,6 +36,7 @@ async def test_a_call_is_counted_by_how_it_ended() -> None:
     assert broken == [True]
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_bug_in_a_receive_breaks_the_connection_and_is_counted() -> None:
     queue, counts = ScriptedQueue(failing={"receive": OSError("a bug")}), Counts()
     async with Scripted(q=queue).open_queue(QUEUE) as connection:

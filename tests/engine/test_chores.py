@@ -14,7 +14,7 @@ from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import QUEUE, Rig, body, pool, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-1")]
+pytestmark = pytest.mark.anyio
 
 
 def chores_of(rig: Rig) -> Chores:
@@ -34,6 +34,7 @@ def codes(rig: Rig) -> list[tuple[str, Severity]]:
     return [(w.code, w.severity) for w in reversed(rig.warnings)]
 
 
+@pytest.mark.rule("OPS-1")
 async def test_a_silent_consumer_is_replaced_and_messages_flow_again() -> None:
     queue = ScriptedQueue(is_deaf=True, lease_seconds=30)
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
@@ -49,6 +50,7 @@ async def test_a_silent_consumer_is_replaced_and_messages_flow_again() -> None:
         assert rig.sender.ids == ["a"]
 
 
+@pytest.mark.rule("OPS-1")
 async def test_a_restart_that_did_not_help_is_critical() -> None:
     queue = ScriptedQueue(is_deaf=True)
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
@@ -76,6 +78,7 @@ async def test_receives_that_never_return_do_not_pile_up() -> None:
         assert stopping <= 1
 
 
+@pytest.mark.rule("OPS-1")
 async def test_a_deaf_consumer_is_kept_as_long_as_it_has_something_to_settle() -> None:
     queue = ScriptedQueue(lease_seconds=30)
     async with running(pool("P"), sender=FakeSender(takes=200), brokers=Scripted(q=queue)) as rig:
@@ -91,6 +94,7 @@ async def test_a_deaf_consumer_is_kept_as_long_as_it_has_something_to_settle() -
         assert rig.sender.ids == ["a"]
 
 
+@pytest.mark.rule("OPS-1")
 async def test_a_consumer_in_reconnect_backoff_is_not_restarted() -> None:
     queue = ScriptedQueue(failing={"receive": Disconnected("gone")})
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
@@ -100,6 +104,7 @@ async def test_a_consumer_in_reconnect_backoff_is_not_restarted() -> None:
         assert rig.manager.consumers["q"].restarts == 0
 
 
+@pytest.mark.rule("OPS-1")
 async def test_drained_pools_stopped_consumers_and_idle_breakers_are_let_go_every_ten_seconds() -> (
     None
 ):
@@ -149,6 +154,7 @@ async def test_draining_pools_count_in_the_search_for_leaks() -> None:
         assert rig.warnings == []
 
 
+@pytest.mark.rule("OPS-1")
 @pytest.mark.parametrize(
     ("waiting", "told"), [(1000, []), (1001, [("QUEUE_BACKLOG", Severity.WARN)])]
 )
@@ -165,6 +171,7 @@ async def test_more_than_a_thousand_waiting_messages_are_a_backlog(
         assert rig.manager.consumers["q"].last_depth == queue.depth
 
 
+@pytest.mark.rule("OPS-1")
 @pytest.mark.parametrize(
     ("depths", "grows"),
     [
@@ -189,6 +196,7 @@ async def test_a_queue_that_grew_by_a_hundred_three_times_running_is_reported(
         assert ("QUEUE_GROWING" in rig.codes) is grows
 
 
+@pytest.mark.rule("OPS-1")
 async def test_the_depths_of_a_removed_queue_do_not_count_when_it_comes_back() -> None:
     queue = ScriptedQueue()
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:

@@ -22,7 +22,7 @@ from tests.support.faults import Scripted, ScriptedQueue
 from tests.support.jobs import make_job
 from tests.support.rig import QUEUE, body, pool, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("DLQ-1")]
+pytestmark = pytest.mark.anyio
 
 MOVED = QueueConfig(name=QUEUE.name, uri="memory://elsewhere")
 
@@ -53,6 +53,7 @@ async def die(
     return list(await store.find(LetterFilter(), limit=100))
 
 
+@pytest.mark.rule("DLQ-1")
 @pytest.mark.parametrize(
     ("named", "served"),
     [("P", "P"), ("UNKNOWN", "DEFAULT-POOL"), ("", "DEFAULT-POOL"), (None, "DEFAULT-POOL")],
@@ -65,6 +66,7 @@ async def test_a_letter_names_the_pool_that_served_it(
     assert kept.letter.pool == served
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_failures_and_requests_are_two_numbers(store: DeadLetterStore) -> None:
     (kept,) = await die(
         store, ReceivedMessage(body("a"), "h", "1", tally=Tally(failures=2, requests=6))
@@ -73,6 +75,7 @@ async def test_failures_and_requests_are_two_numbers(store: DeadLetterStore) -> 
     assert (kept.letter.failures, kept.letter.requests) == (3, 7)
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_letters_of_one_batch_were_first_seen_at_one_instant() -> None:
     clock = iter([1000.0, 1000.5, 1000.5, 1001.25, 5000.0, 5000.0])
     store, job = FakeLetters(), make_job()

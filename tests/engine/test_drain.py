@@ -10,7 +10,7 @@ from tests.support.fakes import OK, REFUSED, FakeSender
 from tests.support.jobs import make_job
 from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CFG-6")]
+pytestmark = pytest.mark.anyio
 
 DEFERRED = Reply(200, b'{"ack": false, "delaySeconds": 45}')
 FREE = [FREE_QUEUE]
@@ -20,6 +20,7 @@ def nacked(rig: Rig) -> list[tuple[float, str, float]]:
     return rig.witness.nacks
 
 
+@pytest.mark.rule("CFG-6")
 async def test_what_has_no_open_post_goes_back_at_once_and_is_routed_anew() -> None:
     async with running(
         pool(concurrency=1), pool("DEFAULT-POOL"), sender=FakeSender(takes=10)
@@ -107,6 +108,7 @@ async def test_an_open_post_that_fails_is_not_tried_again() -> None:
         assert rig.witness.tallies["a"].failures == 1
 
 
+@pytest.mark.rule("CFG-6")
 async def test_no_try_starts_even_of_a_message_that_was_about_to() -> None:
     async with running(pool(), sender=FakeSender(takes=10)) as rig:
         p = rig.pool()
@@ -120,6 +122,7 @@ async def test_no_try_starts_even_of_a_message_that_was_about_to() -> None:
         assert nacked(rig) == [(0, "a", 0)]
 
 
+@pytest.mark.rule("CFG-6")
 async def test_it_is_drained_when_the_last_open_post_is_settled() -> None:
     async with running(pool(), sender=FakeSender(takes=10)) as rig:
         p = rig.pool()
@@ -193,6 +196,7 @@ async def test_no_more_arrivals_wait_than_the_pool_has_room_for() -> None:
 
 
 class TestRevival:
+    @pytest.mark.rule("CFG-6")
     async def test_a_code_that_returns_gets_its_pool_back(self) -> None:
         async with running(pool(), sender=FakeSender(takes=10)) as rig:
             p = rig.pool()
@@ -251,6 +255,7 @@ class TestRevival:
 
             assert rig.sender.sent == [(0, "a"), (15, "c"), (25, "b")]
 
+    @pytest.mark.rule("CFG-6")
     async def test_an_arrival_is_passed_on_when_the_pool_goes_again_meanwhile(self) -> None:
         config = pool(rate_per_minute=60)
         async with running(config, sender=FakeSender(takes=10), queues=FREE) as rig:
@@ -302,6 +307,7 @@ class TestRevival:
             assert rig.is_empty
             assert rig.pool().permits.out == 0
 
+    @pytest.mark.rule("CFG-6")
     async def test_a_revived_pool_works_as_before(self) -> None:
         async with running(pool(concurrency=2), sender=FakeSender(takes=1)) as rig:
             await rig.apply()
@@ -358,6 +364,7 @@ async def test_ten_thousand_pools_come_and_go_cheaply() -> None:
         assert rig.manager.draining_pools == {}
 
 
+@pytest.mark.rule("CFG-6")
 async def test_a_task_that_is_cancelled_by_its_owner_is_not_swallowed() -> None:
     sender, rigs = FakeSender(takes=1000), list[Rig]()
 

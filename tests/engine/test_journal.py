@@ -15,9 +15,10 @@ from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.jobs import make_job
 from tests.support.rig import body, grouped, pool, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("P4")]
+pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.rule("P4")
 async def test_the_latest_visits_are_remembered_and_no_more() -> None:
     journal = Journal(capacity=3)
 
@@ -30,6 +31,7 @@ async def test_the_latest_visits_are_remembered_and_no_more() -> None:
     assert REMEMBERED == 10_000
 
 
+@pytest.mark.rule("P4")
 async def test_long_texts_are_cut() -> None:
     journal, job = Journal(), make_job(target="http://t.test/" + "x" * 4000)
     job.error = "y" * 4000
@@ -71,6 +73,7 @@ async def test_a_requests_span_can_be_found_from_what_is_remembered() -> None:
     assert {span.trace_id for span in found} == {parent.trace_id}
 
 
+@pytest.mark.rule("OPS-3")
 async def test_every_end_of_a_message_is_noted_with_its_attempts() -> None:
     sender = FakeSender(takes=0.5)
     sender.script("dead", Reply(503), Reply(404))
@@ -95,6 +98,7 @@ async def test_every_end_of_a_message_is_noted_with_its_attempts() -> None:
         assert seen["ok"].pool == "DEFAULT-POOL"
 
 
+@pytest.mark.rule("OPS-3")
 async def test_an_aborted_attempt_is_noted_too() -> None:
     async with running(pool("P"), sender=FakeSender(takes=999)) as rig:
         await rig.publish(body("a", poolCode="P"))
@@ -108,6 +112,7 @@ async def test_an_aborted_attempt_is_noted_too() -> None:
         assert hand_over.fate is Fate.RETURNED
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_without_a_pool_counts_to_the_one_it_asks_for() -> None:
     job = make_job()
 

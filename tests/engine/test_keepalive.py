@@ -12,11 +12,12 @@ from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost, not_now
 from tests.support.rig import QUEUE, body, grouped, pool, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-5")]
+pytestmark = pytest.mark.anyio
 
 DEFER = Reply(200, b'{"ack": false}')
 
 
+@pytest.mark.rule("BRK-5")
 async def test_a_delivery_of_fifteen_minutes_on_a_lease_of_thirty_seconds_is_made_once() -> None:
     sender = FakeSender(takes=899)
     async with running(pool("P"), sender=sender) as rig:
@@ -28,6 +29,7 @@ async def test_a_delivery_of_fifteen_minutes_on_a_lease_of_thirty_seconds_is_mad
         assert rig.manager.registry.ledger.received == 2
 
 
+@pytest.mark.rule("BRK-5")
 async def test_leases_are_extended_together_after_a_third_of_their_length() -> None:
     queue = ScriptedQueue(lease_seconds=30)
     async with running(pool("P", 1), sender=FakeSender(takes=40), brokers=Scripted(q=queue)):
@@ -38,6 +40,7 @@ async def test_leases_are_extended_together_after_a_third_of_their_length() -> N
         assert extensions == [(10, "extend", 3), (20, "extend", 3), (30, "extend", 3)]
 
 
+@pytest.mark.rule("BRK-5")
 async def test_what_is_settling_is_not_extended() -> None:
     queue = ScriptedQueue(lease_seconds=30, unsettled={"h": not_now("h")})
     async with running(pool("P"), sender=FakeSender(takes=1), brokers=Scripted(q=queue)):
@@ -47,6 +50,7 @@ async def test_what_is_settling_is_not_extended() -> None:
         assert queue.extended == []
 
 
+@pytest.mark.rule("BRK-5")
 async def test_a_nack_waits_for_the_extension_under_way() -> None:
     queue = ScriptedQueue(lease_seconds=30, takes={"extend": 5})
     sender = FakeSender(takes=12)
@@ -76,6 +80,7 @@ async def test_a_nack_on_a_newer_connection_waits_for_an_extension_on_the_older_
         assert queues["r"].nacked == [(15, "new", 30)]
 
 
+@pytest.mark.rule("BRK-5")
 async def test_an_extension_does_not_touch_the_lease_of_a_newer_hand_over() -> None:
     queue = ScriptedQueue(lease_seconds=30, takes={"extend": 5}, unsettled={"old": lost("old")})
     async with running(pool("P"), sender=FakeSender(takes=40), brokers=Scripted(q=queue)) as rig:
@@ -112,6 +117,7 @@ async def test_no_delivery_starts_on_a_lost_lease_and_later_mates_are_let_go() -
         assert (ended[Fate.FORFEITED], ended[Fate.RETURNED]) == (1, 1)
 
 
+@pytest.mark.rule("BRK-5")
 async def test_an_extension_that_fails_is_tried_again_while_the_lease_lasts() -> None:
     queue = ScriptedQueue(lease_seconds=30, failing={"extend": Disconnected("gone")})
     async with running(pool("P"), sender=FakeSender(takes=60), brokers=Scripted(q=queue)) as rig:
@@ -124,6 +130,7 @@ async def test_an_extension_that_fails_is_tried_again_while_the_lease_lasts() ->
         assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 1
 
 
+@pytest.mark.rule("BRK-5")
 async def test_an_extension_refused_for_now_leaves_the_lease_as_it_is() -> None:
     queue = ScriptedQueue(lease_seconds=30, unsettled={"h": not_now("h")})
     async with running(pool("P"), sender=FakeSender(takes=60), brokers=Scripted(q=queue)) as rig:
@@ -134,6 +141,7 @@ async def test_an_extension_refused_for_now_leaves_the_lease_as_it_is() -> None:
         assert job.lease_until == 30
 
 
+@pytest.mark.rule("BRK-5")
 async def test_what_has_lost_its_lease_is_not_given_back() -> None:
     queue = ScriptedQueue(lease_seconds=30, unsettled={"h": lost("h")})
     sender = FakeSender(takes=15)
@@ -165,6 +173,7 @@ async def test_what_is_being_stored_as_a_dead_letter_is_not_extended_and_copies_
         assert len(rig.letters.letters) == 1
 
 
+@pytest.mark.rule("BRK-5")
 @pytest.mark.parametrize("is_last", [False, True])
 async def test_a_lease_that_ends_now_has_ended(is_last: bool) -> None:
     queue = ScriptedQueue(lease_seconds=30, unsettled={"b": lost("b"), "c": not_now("c")})
@@ -184,6 +193,7 @@ async def test_a_lease_that_ends_now_has_ended(is_last: bool) -> None:
         assert rig.manager.registry.ledger.ended[Fate.FORFEITED] == 2
 
 
+@pytest.mark.rule("BRK-5")
 async def test_what_fails_at_the_very_end_of_its_lease_is_not_given_back() -> None:
     queue = ScriptedQueue(lease_seconds=30, unsettled={"h": not_now("h")})
     sender = FakeSender(takes=15)

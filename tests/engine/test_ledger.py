@@ -10,9 +10,10 @@ from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost
 from tests.support.rig import body, pool, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-6")]
+pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.rule("OPS-6")
 async def test_each_hand_over_ends_in_exactly_one_state_and_none_is_unaccounted_for() -> None:
     queue = ScriptedQueue(lease_seconds=30, unsettled={"late": lost("late")})
     sender = FakeSender(takes=1)

@@ -13,7 +13,7 @@ from router.ports import Depth
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+pytestmark = pytest.mark.anyio
 
 ORIGIN = "http://target.test:80"
 
@@ -29,6 +29,7 @@ async def why(rig: Rig, message_id: str) -> Explanation:
     return await lookup(rig).explain_message(message_id)
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_that_never_came_is_not_here() -> None:
     async with running(pool("P")) as rig:
         await asyncio.sleep(1)
@@ -39,6 +40,7 @@ async def test_a_message_that_never_came_is_not_here() -> None:
         assert found.notes == ()
 
 
+@pytest.mark.rule("OPS-3")
 async def test_what_keeps_messages_in_their_queues_is_told() -> None:
     async with running(pool("P", 1), sender=FakeSender(takes=9)) as rig:
         await rig.publish(*(body(f"m{n}", poolCode="P") for n in range(60)))
@@ -56,6 +58,7 @@ async def test_what_keeps_messages_in_their_queues_is_told() -> None:
         assert stopped == ("no queue is consumed",)
 
 
+@pytest.mark.rule("OPS-3")
 async def test_notes_are_bounded() -> None:
     pools = [pool(f"P{n}", 1) for n in range(MOST_NOTES + 5)]
     async with running(*pools) as rig:
@@ -65,6 +68,7 @@ async def test_notes_are_bounded() -> None:
         assert len((await why(rig, "never")).notes) == MOST_NOTES
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_in_delivery_tells_since_when_and_which_attempt() -> None:
     async with running(pool("P"), sender=FakeSender(takes=30)) as rig:
         await rig.publish(body("a", poolCode="P"))
@@ -77,6 +81,7 @@ async def test_a_message_in_delivery_tells_since_when_and_which_attempt() -> Non
         assert (found.since, found.requests, found.pool, found.queue) == (0, 1, "P", "q")
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_waits_behind_the_first_of_its_group() -> None:
     async with running(pool("P"), sender=FakeSender(takes=30)) as rig:
         await rig.publish(*grouped("a", "b", "c"))
@@ -92,6 +97,7 @@ async def test_a_message_waits_behind_the_first_of_its_group() -> None:
         )
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_waits_for_the_rate_limit_until_its_turn() -> None:
     async with running(pool("P", rate_per_minute=60, burst=1)) as rig:
         await rig.publish(*(body(each, poolCode="P", messageGroupId=each) for each in "abcd"))
@@ -103,6 +109,7 @@ async def test_a_message_waits_for_the_rate_limit_until_its_turn() -> None:
         assert found.until == pytest.approx(3.0)
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_waits_for_a_permit_after_those_before_it() -> None:
     async with running(pool("P", 1), sender=FakeSender(takes=30)) as rig:
         await rig.publish(*(body(each, poolCode="P", messageGroupId=each) for each in "abc"))
@@ -114,6 +121,7 @@ async def test_a_message_waits_for_a_permit_after_those_before_it() -> None:
         assert found.text == "waiting for a permit of P (1 in line before it)"
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_without_order_waits_for_a_permit_too() -> None:
     async with running(pool("P", 1), sender=FakeSender(takes=30)) as rig:
         await rig.publish(*(body(each, poolCode="P", dispatchMode="IMMEDIATE") for each in "abc"))
@@ -123,6 +131,7 @@ async def test_a_message_without_order_waits_for_a_permit_too() -> None:
         assert (await why(rig, "c")).text == "waiting for a permit of P (1 in line before it)"
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_between_two_tries_tells_when_the_next_one_is() -> None:
     sender = FakeSender(takes=0)
     sender.script("a", Reply(503), Reply(503))
@@ -137,6 +146,7 @@ async def test_a_message_between_two_tries_tells_when_the_next_one_is() -> None:
         assert behind.until == 1.0
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_whose_pause_is_over_waits_for_a_permit() -> None:
     sender = FakeSender(takes_for={"b": 30}, takes=0)
     sender.script("a", Reply(503))
@@ -150,6 +160,7 @@ async def test_a_message_whose_pause_is_over_waits_for_a_permit() -> None:
         assert found.text == "waiting for a permit of P to try again"
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_that_no_pool_had_room_for_waits_for_room() -> None:
     sender = FakeSender(takes=99)
     async with running(pool("P", 1), pool("R", 1), queues=[FREE_QUEUE], sender=sender) as rig:
@@ -161,6 +172,7 @@ async def test_a_message_that_no_pool_had_room_for_waits_for_room() -> None:
         assert (await why(rig, "m99")).situation is Situation.WAITING_FOR_ROOM
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_waits_for_a_draining_pool_to_let_go_of_its_group() -> None:
     async with running(pool("P"), queues=[FREE_QUEUE], sender=FakeSender(takes=30)) as rig:
         await rig.publish(*grouped("a"), queue=FREE_QUEUE)
@@ -173,6 +185,7 @@ async def test_a_message_waits_for_a_draining_pool_to_let_go_of_its_group() -> N
         assert (await why(rig, "a")).situation is Situation.DELIVERING
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_returned_message_tells_until_when_and_why() -> None:
     sender = FakeSender(takes=0)
     sender.script("a", Reply(429, retry_after="60"))
@@ -187,6 +200,7 @@ async def test_a_returned_message_tells_until_when_and_why() -> None:
         assert found.text == "returned to q until 1970-01-01T00:01:00Z (HTTP 429)"
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_that_met_an_open_circuit_waits_for_it() -> None:
     sender = FakeSender(takes=0)
     ids = [f"m{n}" for n in range(12)]
@@ -226,6 +240,7 @@ async def test_a_process_has_no_circuit() -> None:
         assert process.text == "nothing is held for it"
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_message_that_was_given_up_names_its_dead_letter() -> None:
     sender = FakeSender(takes=0)
     sender.script("a", Reply(404))
@@ -239,6 +254,7 @@ async def test_a_message_that_was_given_up_names_its_dead_letter() -> None:
         assert (found.dead_letter, found.reason) == (1, "CONFIG_ERROR")
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_delivered_message_tells_when_that_was() -> None:
     async with running(pool("P")) as rig:
         await rig.publish(body("a", poolCode="P"))
@@ -250,6 +266,7 @@ async def test_a_delivered_message_tells_when_that_was() -> None:
         assert found.text == "delivered at 1970-01-01T00:00:01Z"
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_group_is_explained_by_its_first_message() -> None:
     async with running(pool("P"), sender=FakeSender(takes=30)) as rig:
         await rig.publish(*grouped("a", "b", "c"))
@@ -262,6 +279,7 @@ async def test_a_group_is_explained_by_its_first_message() -> None:
         assert found.text.startswith("2 messages of the group behind a: in delivery since ")
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_group_whose_last_message_is_away_waits_for_its_return() -> None:
     sender = FakeSender(takes=0)
     sender.script("a", Reply(429, retry_after="60"))
@@ -275,6 +293,7 @@ async def test_a_group_whose_last_message_is_away_waits_for_its_return() -> None
         assert found.text.endswith("; a was returned to q until 1970-01-01T00:01:00Z (HTTP 429)")
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_group_behind_a_failed_message_names_that_message_and_its_error() -> None:
     sender = FakeSender(takes=0)
     sender.script("a", *[REFUSED] * 3)
@@ -294,6 +313,7 @@ async def test_a_group_behind_a_failed_message_names_that_message_and_its_error(
         assert (await why(rig, "a")).notes == ()
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_pool_that_does_not_exist_is_named() -> None:
     async with running(pool("P")) as rig:
         await asyncio.sleep(1)
@@ -303,6 +323,7 @@ async def test_a_pool_that_does_not_exist_is_named() -> None:
         assert notes == [(), ("no pool 'PP': its messages go to DEFAULT-POOL",), ()]
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_group_of_which_nothing_is_held_is_idle() -> None:
     async with running(pool("P")) as rig:
         found = lookup(rig).explain_group(None, None)
@@ -311,6 +332,7 @@ async def test_a_group_of_which_nothing_is_held_is_idle() -> None:
         assert (found.group, found.pool) == ("__DEFAULT__", "DEFAULT-POOL")
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_target_is_explained_by_the_message_held_longest() -> None:
     async with running(pool("P"), sender=FakeSender(takes=30)) as rig:
         await rig.publish(*grouped("a", "b"))
@@ -323,6 +345,7 @@ async def test_a_target_is_explained_by_the_message_held_longest() -> None:
         assert found.text.startswith("2 messages held for it, 1 of them in delivery; ")
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_target_for_which_nothing_is_held_is_idle() -> None:
     async with running(pool("P")) as rig:
         found = lookup(rig).explain_target("http://nobody.test/")
@@ -330,6 +353,7 @@ async def test_a_target_for_which_nothing_is_held_is_idle() -> None:
         assert found.situation is Situation.IDLE
 
 
+@pytest.mark.rule("OPS-3")
 async def test_what_is_no_target_is_refused() -> None:
     async with running(pool("P")) as rig:
         with pytest.raises(BadTarget):
@@ -350,6 +374,7 @@ async def test_credentials_and_tokens_of_a_target_are_masked() -> None:
         assert "hidden" not in repr(ended)
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_history_tells_of_each_visit_and_of_what_is_held() -> None:
     sender = FakeSender(takes=1, takes_for={})
     sender.script("a", Reply(503), Reply(503), Reply(503))
@@ -373,6 +398,7 @@ async def test_a_history_tells_of_each_visit_and_of_what_is_held() -> None:
         assert [each.seconds for each in held.tries] == [None]
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_target_whose_last_message_is_away_waits_for_its_return() -> None:
     sender = FakeSender(takes=0)
     sender.script("a", Reply(429, retry_after="60"))
@@ -386,6 +412,7 @@ async def test_a_target_whose_last_message_is_away_waits_for_its_return() -> Non
         assert "a was the last" in found.text
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_target_too_long_to_be_remembered_whole_disturbs_nobody() -> None:
     target = f"http://user:{'1' * 300}@svc.test/"  # cut in the middle, it looks like a port
     async with running(pool("P")) as rig:

@@ -17,7 +17,7 @@ from router.ports import NotSent
 from tests.support.faults import Unpluggable
 from tests.support.rig import running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-2")]
+pytestmark = pytest.mark.anyio
 
 NOBODY: dict[str, QueueConsumer] = {}
 
@@ -58,6 +58,7 @@ def warn(raising: Alerts, text: str, code: Code = Code.ROUTING) -> None:
     raising.of("QueueManager")(code, text)
 
 
+@pytest.mark.rule("OPS-2")
 async def test_what_is_raised_between_two_batches_goes_out_together() -> None:
     channel = FakeChannel()
     telling = notifier(channel)
@@ -73,6 +74,7 @@ async def test_what_is_raised_between_two_batches_goes_out_together() -> None:
     assert telling.mailboxes[0].sent == 1
 
 
+@pytest.mark.rule("OPS-2")
 async def test_a_channel_that_fails_keeps_no_other_from_sending_and_tries_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -97,6 +99,7 @@ async def test_a_channel_that_fails_keeps_no_other_from_sending_and_tries_again(
     ]
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize(
     "channel",
     [FakeChannel(takes=3600), FakeChannel(trouble=RuntimeError("a bug"))],
@@ -149,6 +152,7 @@ async def test_a_breaker_is_told_of_once_when_it_opens_and_once_when_it_closes()
     ]
 
 
+@pytest.mark.rule("OPS-2")
 async def test_without_a_channel_nothing_is_gathered() -> None:
     telling = notifier()
     breaker = Breakers(telling.breaker_changed).of("http://t:80")
@@ -180,6 +184,7 @@ async def test_a_consumer_is_told_of_when_it_is_restarted_and_when_it_receives_a
     assert channel.lines == [["consumer of q was restarted"], ["consumer of q receives again"]]
 
 
+@pytest.mark.rule("OPS-2")
 async def test_batches_go_out_at_their_interval() -> None:
     channel = FakeChannel()
     telling = notifier(channel)

@@ -13,7 +13,7 @@ from tests.support.fakes import REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import FREE_QUEUE, QUEUE, body, grouped, pool, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("FIFO-1")]
+pytestmark = pytest.mark.anyio
 
 DEFERRED = Reply(200, b'{"ack": false, "delaySeconds": 45}')
 SOON = Reply(200, b'{"ack": false, "delaySeconds": 4}')
@@ -53,6 +53,7 @@ async def test_the_rest_goes_back_unsent_after_the_head_for_as_long_as_the_head(
         assert rig.sender.most_in_group == 1
 
 
+@pytest.mark.rule("FIFO-1")
 @pytest.mark.parametrize(("answer", "head", "mates"), [(DEFERRED, 45, 10), (SOON, 4, 4)])
 async def test_where_the_broker_holds_the_group_back_the_rest_is_ready_for_the_head(
     answer: Reply, head: float, mates: float
@@ -103,6 +104,7 @@ async def test_an_open_circuit_holds_the_group_back_too(queue: QueueConfig, mate
         assert rig.sender.sent == [(30, "a"), (31, "b")]
 
 
+@pytest.mark.rule("FIFO-1")
 async def test_a_dead_letter_holds_nothing_back() -> None:
     async with running(pool(), sender=failing(Reply(404))) as rig:
         await rig.publish(*grouped("a", "b"))
@@ -134,6 +136,7 @@ async def test_other_groups_of_the_batch_go_on() -> None:
         assert rig.sender.sent == [(0, "a"), (0, "x"), (1, "y")]
 
 
+@pytest.mark.rule("FIFO-1")
 async def test_another_batch_of_the_group_is_not_held_back_where_no_order_is_promised() -> None:
     queue = ScriptedQueue(holds_groups=False, lease_seconds=60, traits=Traits())
     first, second, third = grouped("a", "b", "c")
@@ -176,6 +179,7 @@ async def test_the_same_group_id_in_another_pool_is_another_group() -> None:
         assert [each for _, each, _ in rig.witness.nacks] == ["a"]
 
 
+@pytest.mark.rule("FIFO-1")
 async def test_high_priority_mates_go_back_with_the_rest_in_group_order() -> None:
     async with running(pool(), sender=failing(DEFERRED), queues=[FREE_QUEUE]) as rig:
         await rig.publish(*grouped("a", highPriority=True), *grouped("b"), queue=FREE_QUEUE)
@@ -185,6 +189,7 @@ async def test_high_priority_mates_go_back_with_the_rest_in_group_order() -> Non
         assert [each for _, each, _ in rig.witness.nacks] == ["a", "H", "b"]
 
 
+@pytest.mark.rule("FIFO-1")
 async def test_nothing_is_kept_of_a_batch_once_it_is_settled() -> None:
     async with running(pool(), sender=failing(DEFERRED)) as rig:
         await rig.publish(*grouped("a", "b"))

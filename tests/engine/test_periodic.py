@@ -9,7 +9,7 @@ import pytest
 from router.core.retry import Jitter
 from router.engine.periodic import every
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-1", "P5")]
+pytestmark = pytest.mark.anyio
 
 
 @dataclass
@@ -31,6 +31,7 @@ async def run_for(seconds: float, chore: Chore, *, jitter: Jitter | None = None)
             await every(60, chore.run, jitter=jitter)
 
 
+@pytest.mark.rule("OPS-1")
 async def test_a_job_runs_after_each_pause() -> None:
     chore = Chore()
 
@@ -39,6 +40,7 @@ async def test_a_job_runs_after_each_pause() -> None:
     assert chore.runs == [60, 120, 180]
 
 
+@pytest.mark.rule("OPS-1", "P5")
 async def test_a_job_that_fails_is_logged_and_runs_again(caplog: pytest.LogCaptureFixture) -> None:
     chore = Chore(fails=True)
 
@@ -49,6 +51,7 @@ async def test_a_job_that_fails_is_logged_and_runs_again(caplog: pytest.LogCaptu
     assert all(record.levelno == logging.ERROR for record in caplog.records)
 
 
+@pytest.mark.rule("OPS-1")
 async def test_a_slow_job_never_runs_beside_itself() -> None:
     chore = Chore(takes=100)
 
@@ -69,6 +72,7 @@ async def test_pauses_can_be_spread_by_a_tenth() -> None:
     assert late.runs == pytest.approx([start + 66])
 
 
+@pytest.mark.rule("OPS-1", "P5")
 async def test_a_job_without_a_name_can_fail_too(caplog: pytest.LogCaptureFixture) -> None:
     chore = Chore(fails=True)
 
@@ -79,6 +83,7 @@ async def test_a_job_without_a_name_can_fail_too(caplog: pytest.LogCaptureFixtur
     assert caplog.messages == ["partial failed"]
 
 
+@pytest.mark.rule("OPS-1")
 async def test_a_job_that_swallows_its_cancellation_is_the_last() -> None:
     """As `asyncio.wait_for` does before Python 3.12, if its result comes at the same instant."""
     runs = 0

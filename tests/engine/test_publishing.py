@@ -21,7 +21,7 @@ from router.engine.publishing import (
 from router.ports import Disconnected, Publication, Unknown
 from tests.support.queues import BROKEN, CONSUMED_ONLY, ONE_QUEUE, ORDERS, OTHER, FakeQueues
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-1")]
+pytestmark = pytest.mark.anyio
 
 NOW = 1_700_000_000.0  # Unix time
 TWO_QUEUES = RoutingConfig((ORDERS, OTHER))
@@ -51,6 +51,7 @@ async def publishing_to(
         yield publishing
 
 
+@pytest.mark.rule("WQ-1")
 async def test_messages_are_published_in_order_and_as_they_came() -> None:
     queues = FakeQueues()
     odd = b' {"mediationTarget" : "https://svc/api", "id":"a", "more": [1.50]}\n'
@@ -63,6 +64,7 @@ async def test_messages_are_published_in_order_and_as_they_came() -> None:
     assert [item.dedup_key for item in queues.published["orders"]] == [None, None]
 
 
+@pytest.mark.rule("WQ-1")
 @pytest.mark.parametrize(
     "given",
     [
@@ -114,6 +116,7 @@ async def test_one_bad_message_is_named_and_nothing_is_published(bad: bytes, fie
     assert not queues.published["orders"]
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_thousand_messages_are_taken_and_no_more() -> None:
     queues = FakeQueues()
     bodies = [body(str(number)) for number in range(1001)]
@@ -127,6 +130,7 @@ async def test_a_thousand_messages_are_taken_and_no_more() -> None:
     assert rejected.value.index is None
 
 
+@pytest.mark.rule("WQ-1")
 async def test_without_a_name_the_only_queue_that_can_publish_is_taken() -> None:
     queues = FakeQueues()
 
@@ -136,6 +140,7 @@ async def test_without_a_name_the_only_queue_that_can_publish_is_taken() -> None
     assert queues.ids("orders") == ["a"]
 
 
+@pytest.mark.rule("WQ-1")
 @pytest.mark.parametrize(
     "config", [TWO_QUEUES, RoutingConfig(), RoutingConfig((CONSUMED_ONLY, BROKEN))]
 )
@@ -145,6 +150,7 @@ async def test_without_a_name_and_a_choice_it_is_refused(config: RoutingConfig) 
             await publishing.publish(None, [body("a")])
 
 
+@pytest.mark.rule("WQ-1")
 @pytest.mark.parametrize("name", ["consumed", "broken"])
 async def test_a_queue_that_can_only_be_consumed_is_refused(name: str) -> None:
     async with publishing_to(FakeQueues()) as publishing:
@@ -152,6 +158,7 @@ async def test_a_queue_that_can_only_be_consumed_is_refused(name: str) -> None:
             await publishing.publish(name, [body("a")])
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_queue_that_is_not_configured_is_unknown() -> None:
     async with publishing_to(FakeQueues()) as publishing:
         with pytest.raises(Unknown, match="nowhere"):
@@ -200,6 +207,7 @@ async def test_an_explicit_dedup_key_is_taken_at_its_word_unless_it_is_blank(
     assert done.duplicates == (1 if key else 0)
 
 
+@pytest.mark.rule("WQ-1")
 async def test_one_connection_serves_many_calls_and_is_closed_at_the_end() -> None:
     queues = FakeQueues()
 
@@ -211,6 +219,7 @@ async def test_one_connection_serves_many_calls_and_is_closed_at_the_end() -> No
     assert queues.closed == 1
 
 
+@pytest.mark.rule("WQ-1")
 async def test_calls_side_by_side_share_the_connection_and_keep_their_order() -> None:
     queues = FakeQueues(takes=1.0)
 
@@ -222,6 +231,7 @@ async def test_calls_side_by_side_share_the_connection_and_keep_their_order() ->
     assert queues.opened == 1
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_connection_that_nobody_uses_is_closed_and_opened_anew() -> None:
     queues = FakeQueues()
 
@@ -256,6 +266,7 @@ async def test_a_publish_that_breaks_off_tells_what_was_accepted_and_the_next_on
     assert queues.opened == 2
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_queue_out_of_reach_breaks_the_publish_off() -> None:
     queues = FakeQueues(unreachable=True)
 
@@ -317,6 +328,7 @@ async def broken_off(publishing: QueuePublisher, name: str) -> str:
     return str(broken.value)
 
 
+@pytest.mark.rule("WQ-1")
 async def test_closing_ends_what_is_under_way() -> None:
     queues = FakeQueues(takes=1e9)
 
@@ -329,6 +341,7 @@ async def test_closing_ends_what_is_under_way() -> None:
     assert queues.closed == 1
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_caller_that_gave_up_does_not_disturb_the_next() -> None:
     queues = FakeQueues(takes=1.0, failures=[None, Disconnected("reset")])
 
@@ -370,6 +383,7 @@ async def test_a_connection_that_fails_to_close_is_logged_and_replaced(
     assert queues.ids("orders") == ["a", "b"]
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_connection_that_fails_to_close_does_not_hold_up_the_end() -> None:
     queues = FakeQueues(fails_to_close=True)
     clock = asyncio.get_running_loop().time
@@ -397,6 +411,7 @@ async def test_a_queue_whose_settings_change_gets_a_connection_of_its_own() -> N
     assert queues.opened == queues.closed == 2
 
 
+@pytest.mark.rule("WQ-1")
 async def test_a_queue_that_lost_its_publisher_breaks_off() -> None:
     async with publishing_to(FakeQueues()) as publishing:
         item = Publication(None, b"", "k")  # type: ignore[arg-type]  # never looked at

@@ -9,7 +9,7 @@ from router.engine.limits import RateLimiter
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.rig import Rig, body, grouped, pool, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("POOL-4")]
+pytestmark = pytest.mark.anyio
 
 
 async def publish(rig: Rig, count: int, start: int = 0) -> None:
@@ -28,6 +28,7 @@ def quick() -> FakeSender:
     return FakeSender(takes=0.001)
 
 
+@pytest.mark.rule("POOL-4")
 async def test_a_minutes_worth_at_once_and_then_evenly() -> None:
     async with running(pool(concurrency=50, rate_per_minute=30), sender=quick()) as rig:
         await publish(rig, 33)
@@ -37,6 +38,7 @@ async def test_a_minutes_worth_at_once_and_then_evenly() -> None:
         assert rig.witness.nacks == []
 
 
+@pytest.mark.rule("POOL-4")
 async def test_a_smaller_burst_keeps_the_rate() -> None:
     async with running(pool(rate_per_minute=30, burst=2), sender=quick()) as rig:
         await publish(rig, 5)
@@ -45,6 +47,7 @@ async def test_a_smaller_burst_keeps_the_rate() -> None:
         assert starts(rig) == [0, 0, 2, 4, 6]
 
 
+@pytest.mark.rule("POOL-4")
 async def test_a_rate_that_no_float_divides_is_kept_to_the_millisecond() -> None:
     async with running(pool(rate_per_minute=7, burst=1), sender=quick()) as rig:
         await publish(rig, 40)
@@ -54,6 +57,7 @@ async def test_a_rate_that_no_float_divides_is_kept_to_the_millisecond() -> None
         assert all(0 <= at - by < 0.05 for at, by in zip(starts(rig), due, strict=True))
 
 
+@pytest.mark.rule("POOL-4")
 async def test_the_limit_is_the_pools_own() -> None:
     async with running(pool("P", rate_per_minute=1), pool("Q"), sender=quick()) as rig:
         await rig.publish(*grouped("a", "b"), *grouped("x", "y", poolCode="Q"))
@@ -88,6 +92,7 @@ async def test_what_is_let_through_but_meets_no_free_permit_is_spent() -> None:
         assert rig.sender.most_open == 1
 
 
+@pytest.mark.rule("POOL-4")
 async def test_each_message_that_waits_is_counted_once() -> None:
     async with running(pool(rate_per_minute=1), sender=quick()) as rig:
         await publish(rig, 3)
@@ -99,6 +104,7 @@ async def test_each_message_that_waits_is_counted_once() -> None:
         assert counted == [1, 2, 2]
 
 
+@pytest.mark.rule("POOL-4")
 async def test_a_change_during_a_wait_is_not_another_wait() -> None:
     async with running(pool(rate_per_minute=1), sender=quick()) as rig:
         await publish(rig, 2)
@@ -172,6 +178,7 @@ async def test_no_change_grants_a_new_burst(between: int | None) -> None:
         assert starts(rig)[3] >= 20
 
 
+@pytest.mark.rule("POOL-4")
 async def test_what_was_used_before_a_change_drips_away_as_ever() -> None:
     async with running(pool(rate_per_minute=3), sender=quick()) as rig:
         await publish(rig, 3)
@@ -184,6 +191,7 @@ async def test_what_was_used_before_a_change_drips_away_as_ever() -> None:
         assert starts(rig) == [0] * 3 + [100] * 6
 
 
+@pytest.mark.rule("POOL-4")
 async def test_a_limiter_without_a_limit_lets_everything_pass() -> None:
     limiter = RateLimiter(pool())
 
@@ -206,6 +214,7 @@ async def test_a_draining_pool_waits_for_no_rate() -> None:
         assert "P rate" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
+@pytest.mark.rule("POOL-4")
 @pytest.mark.parametrize("seconds", [0, 30, 59.999, 60, 60.001])
 async def test_who_stops_waiting_for_the_rate_takes_nothing_along(seconds: float) -> None:
     async with running(pool(rate_per_minute=1, concurrency=1), sender=quick()) as rig:

@@ -18,7 +18,7 @@ from tests.support.inline import InlineExecutor
 from tests.support.letters import BODY, LETTER, MALFORMED, letter
 from tests.support.queues import CONSUMED_ONLY, ORDERS, OTHER, FakeQueues
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("DLQ-2")]
+pytestmark = pytest.mark.anyio
 
 NOW = 1_800_000_500.0
 CONFIG = RoutingConfig((ORDERS, OTHER, CONSUMED_ONLY))
@@ -65,6 +65,7 @@ async def desk(tmp_path: Path, queues: FakeQueues) -> AsyncIterator[Desk]:
         )
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_replay_is_a_new_publication_of_the_same_body(tmp_path: Path) -> None:
     async with desk(tmp_path, FakeQueues()) as at:
         (one,) = await at.keep(LETTER)
@@ -76,6 +77,7 @@ async def test_a_replay_is_a_new_publication_of_the_same_body(tmp_path: Path) ->
         assert (await at.letter(one)).replayed_at == NOW
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_second_replay_needs_force(tmp_path: Path) -> None:
     async with desk(tmp_path, FakeQueues()) as at:
         (one,) = await at.keep(LETTER)
@@ -88,6 +90,7 @@ async def test_a_second_replay_needs_force(tmp_path: Path) -> None:
         assert at.queues.ids("orders") == ["m1", "m1"]
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize("force", [False, True])
 async def test_a_malformed_body_cannot_be_replayed(tmp_path: Path, force: bool) -> None:
     async with desk(tmp_path, FakeQueues()) as at:
@@ -97,6 +100,7 @@ async def test_a_malformed_body_cannot_be_replayed(tmp_path: Path, force: bool) 
             await at.replays.replay(one, force=force)
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_body_that_stopped_being_a_message_cannot_be_replayed(tmp_path: Path) -> None:
     async with desk(tmp_path, FakeQueues()) as at:
         (one,) = await at.keep(replace(LETTER, body=b"{}"))
@@ -105,6 +109,7 @@ async def test_a_body_that_stopped_being_a_message_cannot_be_replayed(tmp_path: 
             await at.replays.replay(one)
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize("queue", ["gone", "consumed"])
 async def test_a_letter_whose_queue_takes_nothing_cannot_be_replayed(
     tmp_path: Path, queue: str
@@ -116,6 +121,7 @@ async def test_a_letter_whose_queue_takes_nothing_cannot_be_replayed(
             await at.replays.replay(one)
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize("queue", ["gone", "consumed", "orders"])
 async def test_a_letter_is_replayed_to_another_queue(tmp_path: Path, queue: str) -> None:
     async with desk(tmp_path, FakeQueues()) as at:
@@ -130,6 +136,7 @@ async def test_a_letter_is_replayed_to_another_queue(tmp_path: Path, queue: str)
         assert (await at.letter(one)).letter.queue == queue
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize(("queue", "error"), [("gone", Unknown), ("consumed", WrongQueue)])
 async def test_a_letter_is_not_replayed_to_a_queue_that_takes_nothing(
     tmp_path: Path, queue: str, error: type[Exception]
@@ -145,6 +152,7 @@ async def test_a_letter_is_not_replayed_to_a_queue_that_takes_nothing(
         assert (await at.letter(one)).replayed_at is None
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_an_unknown_letter_cannot_be_replayed(tmp_path: Path) -> None:
     async with desk(tmp_path, FakeQueues()) as at:
         with pytest.raises(Unknown, match="no such dead letter"):
@@ -164,6 +172,7 @@ async def test_a_letter_is_marked_only_after_the_queue_confirmed(tmp_path: Path)
         assert at.queues.ids("orders") == ["m1"]
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_queue_that_answers_duplicate_has_failed_the_replay(tmp_path: Path) -> None:
     async with desk(tmp_path, FakeQueues()) as at:
         one, two = await at.keep(letter(1), letter(2))
@@ -206,6 +215,7 @@ async def test_many_are_replayed_oldest_first(
         assert at.queues.ids("other") == ["m9"]
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_only_those_are_replayed_that_fit_the_filter(tmp_path: Path) -> None:
     async with desk(tmp_path, FakeQueues()) as at:
         await at.keep(letter(1), replace(letter(2), reason=Reason.RETRIES_EXHAUSTED))
@@ -216,6 +226,7 @@ async def test_only_those_are_replayed_that_fit_the_filter(tmp_path: Path) -> No
         assert at.queues.ids("orders") == ["m2"]
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_those_that_cannot_be_replayed_are_skipped_and_counted(tmp_path: Path) -> None:
     async with desk(tmp_path, FakeQueues()) as at:
         (done, *_) = await at.keep(
@@ -232,6 +243,7 @@ async def test_those_that_cannot_be_replayed_are_skipped_and_counted(tmp_path: P
         assert forced.replayed == 2
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_dry_run_counts_and_publishes_nothing(tmp_path: Path) -> None:
     async with desk(tmp_path, FakeQueues()) as at:
         one, *_ = await at.keep(letter(1), letter(2), MALFORMED)
@@ -243,6 +255,7 @@ async def test_a_dry_run_counts_and_publishes_nothing(tmp_path: Path) -> None:
         assert (await at.letter(one)).replayed_at is None
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_many_that_break_off_tell_how_far_they_came(tmp_path: Path) -> None:
     async with desk(tmp_path, FakeQueues(failures=[None, Disconnected("reset")])) as at:
         await at.keep(letter(1), letter(2), letter(3))
@@ -310,6 +323,7 @@ async def test_a_letter_being_replayed_holds_back_its_group(tmp_path: Path) -> N
         assert at.queues.ids("orders") == ["m1", "m3"]
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_what_dies_again_during_a_replay_is_not_replayed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +343,7 @@ async def test_what_dies_again_during_a_replay_is_not_replayed_again(
         assert at.queues.ids("orders") == ["m1", "m2"]
 
 
+@pytest.mark.rule("DLQ-2")
 async def test_a_store_that_fails_half_way_ends_a_replay_and_tells_how_far_it_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

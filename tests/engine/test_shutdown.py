@@ -15,7 +15,7 @@ from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import FREE_QUEUE, Rig, body, ended, grouped, pool, running
 from tests.support.virtual_time import now
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-4")]
+pytestmark = pytest.mark.anyio
 
 
 async def end(rig: Rig, grace: float = 30.0) -> float:
@@ -25,6 +25,7 @@ async def end(rig: Rig, grace: float = 30.0) -> float:
     return now() - began
 
 
+@pytest.mark.rule("OPS-4")
 async def test_an_idle_router_ends_at_once() -> None:
     async with running(pool("P")) as rig:
         await asyncio.sleep(1)
@@ -33,6 +34,7 @@ async def test_an_idle_router_ends_at_once() -> None:
         assert rig.warnings == []
 
 
+@pytest.mark.rule("OPS-4")
 async def test_a_router_without_queues_ends_at_once() -> None:
     async with running(pool("P"), queues=()) as rig:
         assert await end(rig) == 0
@@ -65,6 +67,7 @@ async def test_it_is_logged_what_a_shutdown_waits_for(caplog: pytest.LogCaptureF
     assert (vars(waiting)["requests"], vars(waiting)["seconds"]) == (2, 30)
 
 
+@pytest.mark.rule("OPS-4")
 async def test_an_overdue_post_is_aborted_before_its_nack() -> None:
     async with running(pool("P"), sender=FakeSender(takes=100)) as rig:
         await rig.publish(*grouped("a", "b"))
@@ -77,6 +80,7 @@ async def test_an_overdue_post_is_aborted_before_its_nack() -> None:
         assert ended(rig) == {Fate.RETURNED: 2}
 
 
+@pytest.mark.rule("OPS-4")
 async def test_no_new_try_starts() -> None:
     sender = FakeSender(takes=1)
     sender.script("a", *[REFUSED] * 3)
@@ -90,6 +94,7 @@ async def test_no_new_try_starts() -> None:
         assert rig.witness.nacks == [(1.5, "a", 0)]
 
 
+@pytest.mark.rule("OPS-4")
 async def test_a_receive_that_still_brings_messages_gives_them_back() -> None:
     queue = ScriptedQueue(lease_seconds=30, is_deaf=True)
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
@@ -141,6 +146,7 @@ async def test_what_waits_to_be_returned_is_lost_with_its_connection() -> None:
         assert ended(rig) == {Fate.FORFEITED: 3}
 
 
+@pytest.mark.rule("OPS-4")
 @pytest.mark.parametrize("grace", [5, 30])
 async def test_a_receive_that_never_returns_is_ended_after_twenty_five_seconds(
     grace: float,
@@ -152,6 +158,7 @@ async def test_a_receive_that_never_returns_is_ended_after_twenty_five_seconds(
         assert await end(rig, grace) == 25
 
 
+@pytest.mark.rule("OPS-4")
 async def test_a_post_may_use_its_grace_although_the_receive_never_returns() -> None:
     queue = ScriptedQueue(lease_seconds=30)
     async with running(pool("P"), sender=FakeSender(takes=29), brokers=Scripted(q=queue)) as rig:
@@ -168,6 +175,7 @@ async def test_a_post_may_use_its_grace_although_the_receive_never_returns() -> 
         assert [handle for _, handle in queue.acked] == ["h"]
 
 
+@pytest.mark.rule("OPS-4")
 async def test_a_connection_that_does_not_close_is_left_behind() -> None:
     queue = ScriptedQueue(takes={"close": 10_000})
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
@@ -192,6 +200,7 @@ async def test_what_waited_for_a_draining_pool_goes_back_and_starts_no_delivery(
         assert rig.witness.nacks == [(20, "b", 0)]
 
 
+@pytest.mark.rule("OPS-4")
 @pytest.mark.parametrize(
     "fault", [{"nack": StaleLease("too late")}, {"nack": Disconnected("gone")}]
 )

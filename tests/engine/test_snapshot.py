@@ -16,7 +16,7 @@ from tests.support.faults import Scripted, ScriptedQueue
 from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
 from tests.support.states import RigReader
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+pytestmark = pytest.mark.anyio
 
 STARTED = 1_800_000_000.0  # on the wall, as the loop's clock shows 0
 
@@ -39,6 +39,7 @@ def row(seen: Any, code: str = "P") -> Any:
     return next(each for each in seen["pools"] if each["code"] == code)
 
 
+@pytest.mark.rule("OPS-3")
 async def test_an_idle_router_looks_the_same_every_second() -> None:
     async with running(pool()) as rig:
         camera = Camera(rig)
@@ -52,6 +53,7 @@ async def test_an_idle_router_looks_the_same_every_second() -> None:
     assert (first["status"], first["healthy"], first["role"]) == ("HEALTHY", True, "PRIMARY")
 
 
+@pytest.mark.rule("OPS-3")
 async def test_what_was_delivered_is_told_by_pool_queue_and_in_all() -> None:
     async with running(pool(concurrency=4)) as rig:
         camera = Camera(rig)
@@ -186,6 +188,7 @@ async def test_of_many_pools_and_groups_the_busiest_are_shown() -> None:
     assert len(seen["groups"]) == MOST_GROUPS
 
 
+@pytest.mark.rule("OPS-3")
 async def test_depths_are_told_where_they_are_known() -> None:
     unknown = QueueConfig(name="other", uri="memory://other")
     known = QueueConfig(name="q", uri="memory://q")

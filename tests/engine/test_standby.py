@@ -21,7 +21,7 @@ from tests.support.locks import FakeLock, LockServer
 from tests.support.rig import FREE_QUEUE, QUEUE, Rig, body, grouped, pool, running
 from tests.support.virtual_time import now
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CFG-9")]
+pytestmark = pytest.mark.anyio
 
 TTL = 30.0
 WALL = 1000.0  # what the wall clock shows when the loop's shows 0
@@ -92,6 +92,7 @@ def held_by_another(ttl: float = TTL) -> LockServer:
 # Who works.
 
 
+@pytest.mark.rule("CFG-9")
 async def test_the_first_one_works_at_once() -> None:
     async with router(LockServer(TTL)) as one:
         await one.rig.publish(*grouped("a"))
@@ -101,6 +102,7 @@ async def test_the_first_one_works_at_once() -> None:
         assert one.rig.sender.ids == ["a"]
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_standby_consumes_nothing_and_knows_who_works() -> None:
     async with router(held_by_another()) as one:
         await one.rig.publish(*grouped("a"))
@@ -115,6 +117,7 @@ async def test_a_standby_consumes_nothing_and_knows_who_works() -> None:
         assert one.rig.manager.applied.queues == (QUEUE,)  # publishing goes by it
 
 
+@pytest.mark.rule("CFG-9")
 async def test_nobody_has_ever_been_asked_by_a_router_that_just_starts() -> None:
     server = LockServer(TTL)
     server.fail()
@@ -124,6 +127,7 @@ async def test_nobody_has_ever_been_asked_by_a_router_that_just_starts() -> None
         assert (one.standby.status().lock_holder, one.standby.status().last_refresh) == (None, None)
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_server_that_just_started_lets_nobody_work_until_it_is_safe() -> None:
     async with router(LockServer(TTL, is_new=True)) as one:
         await asyncio.sleep(5.5)
@@ -135,6 +139,7 @@ async def test_a_server_that_just_started_lets_nobody_work_until_it_is_safe() ->
         assert one.roles == [(6, True)]
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_standby_takes_over_within_a_second_after_the_lock_has_run_out() -> None:
     async with router(held_by_another()) as one:
         await one.rig.publish(*grouped("a"))
@@ -145,6 +150,7 @@ async def test_a_standby_takes_over_within_a_second_after_the_lock_has_run_out()
         assert one.standby.status().lock_holder == "one"
 
 
+@pytest.mark.rule("CFG-9")
 async def test_the_lock_is_refreshed_at_a_third_of_its_ttl() -> None:
     async with router(LockServer(TTL)) as one:
         await asyncio.sleep(35)
@@ -153,6 +159,7 @@ async def test_the_lock_is_refreshed_at_a_third_of_its_ttl() -> None:
         assert one.standby.status().last_refresh == WALL + 30
 
 
+@pytest.mark.rule("CFG-9")
 async def test_it_counts_from_before_the_server_was_asked() -> None:
     server = LockServer(TTL, takes=4)
     async with router(server) as one:
@@ -162,6 +169,7 @@ async def test_it_counts_from_before_the_server_was_asked() -> None:
         assert one.rig.manager.deps.leadership.until == 10 + TTL
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_lock_that_was_told_of_too_late_is_not_used() -> None:
     server = LockServer(TTL, takes=4)
     async with router(server) as one:
@@ -177,6 +185,7 @@ async def test_a_lock_that_was_told_of_too_late_is_not_used() -> None:
 # When it cannot be refreshed.
 
 
+@pytest.mark.rule("CFG-9")
 async def test_at_two_thirds_of_the_ttl_it_gives_back_what_is_queued_and_settles_what_ends() -> (
     None
 ):
@@ -200,6 +209,7 @@ async def test_at_two_thirds_of_the_ttl_it_gives_back_what_is_queued_and_settles
         assert one.ended == {Fate.DELIVERED: 2, Fate.RETURNED: 2}
 
 
+@pytest.mark.rule("CFG-9")
 async def test_what_is_open_when_the_lock_ends_is_cut_off_and_not_settled() -> None:
     sender = FakeSender(takes=100)
     async with router(LockServer(TTL), sender=sender) as one:
@@ -216,6 +226,7 @@ async def test_what_is_open_when_the_lock_ends_is_cut_off_and_not_settled() -> N
         assert one.ended == {Fate.FORFEITED: 3}
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_server_that_answers_again_in_time_changes_nothing() -> None:
     async with router(LockServer(TTL)) as one:
         await asyncio.sleep(1)
@@ -229,6 +240,7 @@ async def test_a_server_that_answers_again_in_time_changes_nothing() -> None:
         assert one.rig.codes == {"STANDBY_LOCK"}
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_server_that_never_answers_is_not_waited_for() -> None:
     async with router(LockServer(TTL)) as one:
         await asyncio.sleep(1)
@@ -240,6 +252,7 @@ async def test_a_server_that_never_answers_is_not_waited_for() -> None:
         assert "no answer in time" in warning.message
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_silent_server_is_asked_again_after_a_third_of_a_short_ttl() -> None:
     server = LockServer(3.0, takes=10_000)
     async with router(server) as one:
@@ -250,6 +263,7 @@ async def test_a_silent_server_is_asked_again_after_a_third_of_a_short_ttl() -> 
         assert one.roles == [(2, True)]
 
 
+@pytest.mark.rule("CFG-9")
 async def test_what_a_last_receive_brings_after_the_work_has_ended_is_left_to_its_broker() -> None:
     queue = ScriptedQueue(lease_seconds=30, is_deaf=True)
     async with router(LockServer(TTL), brokers=Scripted(q=queue)) as one:
@@ -265,6 +279,7 @@ async def test_what_a_last_receive_brings_after_the_work_has_ended_is_left_to_it
         assert one.ended == {Fate.FORFEITED: 1}
 
 
+@pytest.mark.rule("CFG-9")
 async def test_when_the_server_is_back_it_works_again() -> None:
     sender = FakeSender(takes=100)
     sender.takes_for["b"] = 1
@@ -281,6 +296,7 @@ async def test_when_the_server_is_back_it_works_again() -> None:
         assert sender.ids == ["a", "b", "a"]  # the lease of the one that was cut off ran out
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_pool_that_was_cut_off_can_be_cut_off_again() -> None:
     sender = FakeSender(takes=10_000)
     async with router(LockServer(TTL), sender=sender) as one:
@@ -297,6 +313,7 @@ async def test_a_pool_that_was_cut_off_can_be_cut_off_again() -> None:
         assert one.rig.pool().runner._aborted == set()
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_bug_in_the_lock_is_survived() -> None:
     async with router(LockServer(TTL)) as one:
         await asyncio.sleep(1)
@@ -311,6 +328,7 @@ async def test_a_bug_in_the_lock_is_survived() -> None:
 # When it is lost.
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_lost_lock_ends_everything_at_once() -> None:
     sender = FakeSender(takes=15)
     async with router(LockServer(TTL), sender=sender) as one:
@@ -326,6 +344,7 @@ async def test_a_lost_lock_ends_everything_at_once() -> None:
         assert one.standby.status().lock_holder == "other"
 
 
+@pytest.mark.rule("CFG-9")
 async def test_an_ack_that_waits_for_its_broker_is_given_up_with_the_lock() -> None:
     queue = ScriptedQueue(lease_seconds=3600, unsettled={"h": not_now("h")})
     async with router(LockServer(TTL), brokers=Scripted(q=queue)) as one:
@@ -341,6 +360,7 @@ async def test_an_ack_that_waits_for_its_broker_is_given_up_with_the_lock() -> N
         assert ended == {Fate.FORFEITED: 1}
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_call_to_a_silent_broker_is_given_up_with_the_lock() -> None:
     queue = ScriptedQueue(lease_seconds=3600, takes={"ack": 10_000})
     async with router(LockServer(TTL), brokers=Scripted(q=queue)) as one:
@@ -355,6 +375,7 @@ async def test_a_call_to_a_silent_broker_is_given_up_with_the_lock() -> None:
 # When the process was stopped.
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_process_that_was_stopped_for_too_long_sends_and_settles_nothing() -> None:
     sender = FakeSender(takes=5)
     async with router(LockServer(TTL), "one", pool("P", 2), sender=sender) as one:
@@ -368,6 +389,7 @@ async def test_a_process_that_was_stopped_for_too_long_sends_and_settles_nothing
         assert one.ended[Fate.FORFEITED] == 5
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_process_that_was_stopped_for_too_long_receives_nothing() -> None:
     queue = ScriptedQueue(lease_seconds=30)
     async with router(LockServer(TTL), brokers=Scripted(q=queue)) as one:
@@ -382,6 +404,7 @@ async def test_a_process_that_was_stopped_for_too_long_receives_nothing() -> Non
         assert one.ended == {Fate.FORFEITED: 1}
 
 
+@pytest.mark.rule("CFG-9")
 async def test_what_waits_for_room_when_the_process_is_stopped_is_let_go() -> None:
     sender = FakeSender(takes=3)
     tiny = pool("P", 1)
@@ -400,6 +423,7 @@ async def test_what_waits_for_room_when_the_process_is_stopped_is_let_go() -> No
 # The end of the process.
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_router_that_ends_lets_the_next_one_work_within_a_second() -> None:
     server = LockServer(TTL)
     async with (
@@ -420,6 +444,7 @@ async def test_a_router_that_ends_lets_the_next_one_work_within_a_second() -> No
         assert left_at <= two.roles[0][0] <= left_at + 1
 
 
+@pytest.mark.rule("CFG-9")
 async def test_the_lock_is_kept_while_open_posts_finish() -> None:
     sender = FakeSender(takes=100)
     server = LockServer(TTL)
@@ -433,6 +458,7 @@ async def test_the_lock_is_kept_while_open_posts_finish() -> None:
         assert server.refreshes[-1] == 100
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_router_that_ends_does_not_take_the_lock_again() -> None:
     sender = FakeSender(takes=100)
     async with router(LockServer(TTL), sender=sender) as one:
@@ -448,6 +474,7 @@ async def test_a_router_that_ends_does_not_take_the_lock_again() -> None:
         assert sender.ids == ["a"]
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_router_ends_although_the_locks_client_swallows_the_cancellation() -> None:
     """As `asyncio.wait_for` does before Python 3.12, if its result comes at the same instant."""
     async with router(LockServer(TTL, takes=0.5, swallows=True)) as one:
@@ -460,6 +487,7 @@ async def test_a_router_ends_although_the_locks_client_swallows_the_cancellation
         assert one.server.owner is None
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_standby_that_ends_asks_no_more() -> None:
     async with router(held_by_another(ttl=10.0)) as one:
         await asyncio.sleep(1)
@@ -471,6 +499,7 @@ async def test_a_standby_that_ends_asks_no_more() -> None:
         assert one.server.owner == "other"
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_router_that_ends_before_it_began_has_nothing_to_leave() -> None:
     server = LockServer(TTL)
     server.fail()
@@ -493,6 +522,7 @@ async def test_a_router_that_ends_before_it_began_has_nothing_to_leave() -> None
 # Configuration.
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_sync_reaches_the_primary_at_once_and_a_standby_when_it_takes_over() -> None:
     async with router(held_by_another()) as one:
         await one.standby.apply(RoutingConfig((QUEUE,), (pool("P"), pool("Q"))))
@@ -506,6 +536,7 @@ async def test_a_sync_reaches_the_primary_at_once_and_a_standby_when_it_takes_ov
         assert set(one.rig.manager.pools) == {"R"}
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_router_without_others_is_the_primary_for_as_long_as_it_runs() -> None:
     async with running(queues=()) as rig:
         alone = Alone(rig.manager, "one")

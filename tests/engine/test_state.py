@@ -17,7 +17,7 @@ from tests.support.faults import Scripted, ScriptedQueue, Unpluggable, handed
 from tests.support.rig import QUEUE, body, grouped, pool, running
 from tests.support.states import RigReader
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-3")]
+pytestmark = pytest.mark.anyio
 
 IMMEDIATE = {"poolCode": "P", "dispatchMode": "IMMEDIATE"}
 OTHER_QUEUE = QueueConfig(name="other", uri="memory://other")
@@ -42,6 +42,7 @@ def waits(reader: RigReader) -> dict[str, int]:
     return {str(why): count for why, count in the_pool(reader).waiting().items() if count}
 
 
+@pytest.mark.rule("OPS-3")
 async def test_outcomes_are_counted_for_pool_and_queue_alike() -> None:
     sender = FakeSender(takes=2.0)
     sender.script("wrong", Reply(400))
@@ -61,6 +62,7 @@ async def test_outcomes_are_counted_for_pool_and_queue_alike() -> None:
         assert the_queue(reader).outcomes == {**counted, "unsent": 0}
 
 
+@pytest.mark.rule("OPS-3")
 async def test_windows_forget_and_totals_do_not() -> None:
     async with running(pool("P")) as rig:
         reader = RigReader(rig)
@@ -74,6 +76,7 @@ async def test_windows_forget_and_totals_do_not() -> None:
         assert queue.last_5min == QueuePeriod()
 
 
+@pytest.mark.rule("OPS-3")
 async def test_throughput_counts_the_time_that_there_was() -> None:
     async with running(pool("P")) as rig:
         reader = RigReader(rig)
@@ -319,6 +322,7 @@ def _next_pools(n: int) -> Iterator[PoolConfig]:
         yield pool("P", concurrency=2)
 
 
+@pytest.mark.rule("OPS-3")
 async def test_spans_are_counted_where_messages_are_traced() -> None:
     async with running(pool("P")) as rig:
         untraced, traced = RigReader(rig), RigReader(rig, tracer=FakeTracer())
@@ -388,6 +392,7 @@ async def test_origins_in_metrics_are_bounded_and_the_worst_are_never_hidden() -
         assert len(states) == MAX_ORIGINS + 1
 
 
+@pytest.mark.rule("OPS-3")
 async def test_reading_the_state_changes_none_of_it() -> None:
     async with running(pool("P")) as rig:
         reader = RigReader(rig)
@@ -407,6 +412,7 @@ async def test_reading_the_state_changes_none_of_it() -> None:
         assert read() == read()
 
 
+@pytest.mark.rule("OPS-3")
 async def test_of_many_pools_only_those_are_judged_that_have_work_or_fail() -> None:
     sender = FakeSender(takes=60.0, takes_for={"bad": 1.0, "fine": 1.0})
     sender.script("bad", Reply(404))
@@ -427,6 +433,7 @@ async def test_of_many_pools_only_those_are_judged_that_have_work_or_fail() -> N
         assert (list(later.active_pools), later.pool_count) == ([], 23)
 
 
+@pytest.mark.rule("OPS-3")
 async def test_a_busy_pool_tells_what_it_does_and_since_when() -> None:
     async with running(pool("P", concurrency=1), sender=FakeSender(takes=30.0)) as rig:
         reader = RigReader(rig)

@@ -7,7 +7,7 @@ import pytest
 from router.engine import pool as workers_module
 from tests.support.rig import Rig, grouped, pool, running
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("POOL-2")]
+pytestmark = pytest.mark.anyio
 
 
 def workers() -> set[asyncio.Task[object]]:
@@ -21,6 +21,7 @@ async def deliver(rig: Rig, **seconds: float) -> None:
         await rig.publish(*grouped(each, group=each))
 
 
+@pytest.mark.rule("POOL-2")
 async def test_what_is_started_runs_at_once_side_by_side() -> None:
     async with running(pool("P")) as rig:
         await deliver(rig, a=3.0, b=1.0, c=2.0)
@@ -30,6 +31,7 @@ async def test_what_is_started_runs_at_once_side_by_side() -> None:
         assert len(workers()) == 3
 
 
+@pytest.mark.rule("POOL-2")
 async def test_a_worker_that_has_finished_takes_the_next_piece_of_work_of_whichever_pool() -> None:
     async with running(pool("P"), pool("Q")) as rig:
         await rig.publish(*grouped("a"))
@@ -42,6 +44,7 @@ async def test_a_worker_that_has_finished_takes_the_next_piece_of_work_of_whiche
         assert [each for _, each in rig.sender.sent] == ["a", "b"]
 
 
+@pytest.mark.rule("POOL-2")
 async def test_no_more_wait_for_work_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "MOST_IDLE", 2)
     async with running(pool("P")) as rig:
@@ -52,6 +55,7 @@ async def test_no_more_wait_for_work_than_may(monkeypatch: pytest.MonkeyPatch) -
         assert len(workers()) == 2
 
 
+@pytest.mark.rule("POOL-2")
 async def test_dismissed_nobody_waits_and_what_runs_is_finished() -> None:
     async with running(pool("P")) as rig:
         await deliver(rig, a=1.0, b=5.0)
@@ -65,6 +69,7 @@ async def test_dismissed_nobody_waits_and_what_runs_is_finished() -> None:
         assert rig.is_empty
 
 
+@pytest.mark.rule("POOL-2")
 async def test_recalled_workers_wait_again() -> None:
     async with running(pool("P")) as rig:
         rig.manager.stop()
@@ -75,6 +80,7 @@ async def test_recalled_workers_wait_again() -> None:
         assert len(workers()) == 1
 
 
+@pytest.mark.rule("POOL-2")
 @pytest.mark.parametrize("and_then", ["start", "stop"])
 async def test_a_worker_that_was_cancelled_is_not_counted_on(and_then: str) -> None:
     async with running(pool("P")) as rig:

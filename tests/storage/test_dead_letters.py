@@ -13,7 +13,7 @@ from router.ports import DeadLetterStore, StoreError
 from router.storage.dead_letters import VERSION, NoStore, open_store
 from tests.support.letters import LETTER, MALFORMED, TOKEN, letter
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("DLQ-1")]
+pytestmark = pytest.mark.anyio
 
 ALL = LetterFilter()
 
@@ -48,6 +48,7 @@ async def keys(store: DeadLetterStore, wanted: LetterFilter) -> list[str]:
     return [kept.letter.fingerprint for kept in await store.find(wanted, limit=1000)]
 
 
+@pytest.mark.rule("DLQ-1")
 @pytest.mark.parametrize("kept", [LETTER, MALFORMED], ids=["a message", "no message"])
 async def test_a_letter_comes_back_as_it_was_after_the_store_was_reopened(
     url: str, kept: DeadLetter
@@ -62,6 +63,7 @@ async def test_a_letter_comes_back_as_it_was_after_the_store_was_reopened(
     assert got == KeptLetter(found.id, kept, None)
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_list_comes_without_bodies(url: str) -> None:
     async with open_store(url) as store:
         await store.put(LETTER)
@@ -71,6 +73,7 @@ async def test_a_list_comes_without_bodies(url: str) -> None:
     assert found.letter == replace(LETTER, body=b"")
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_letter_is_in_the_file_when_put_returns(path: Path) -> None:
     async with open_store(sqlite_url(path)) as store:
         await store.put(LETTER)
@@ -82,6 +85,7 @@ async def test_a_letter_is_in_the_file_when_put_returns(path: Path) -> None:
     assert count == 1
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_commits_wait_for_the_disk(path: Path) -> None:
     async with open_store(sqlite_url(path)) as store:
         connection = store._connection  # type: ignore[attr-defined]
@@ -142,6 +146,7 @@ async def test_letters_are_found_in_their_order_page_by_page(url: str) -> None:
     assert pages == [[("m1", b""), ("m3", b"")], [("m2", b""), ("m4", b""), ("m0", b"")]]
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_an_id_is_never_used_twice(url: str) -> None:
     async with open_store(url) as store:
         await store.put(letter(1))
@@ -240,6 +245,7 @@ async def test_a_token_that_the_target_echoed_is_not_kept_in_the_reply(url: str)
     assert found.letter.reply == b"you sent ***"
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_files_and_the_directory_are_the_owners_alone(path: Path) -> None:
     async with open_store(sqlite_url(path)) as store:
         await store.put(LETTER)
@@ -250,6 +256,7 @@ async def test_files_and_the_directory_are_the_owners_alone(path: Path) -> None:
     assert mode(path.parent) == 0o700
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_file_that_others_could_read_is_closed_to_them(path: Path) -> None:
     make_it_readable_by_all(path)
 
@@ -259,6 +266,7 @@ async def test_a_file_that_others_could_read_is_closed_to_them(path: Path) -> No
     assert mode(path) == 0o600
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_c6_a_database_of_something_else_is_refused_as_it_is(path: Path) -> None:
     make_it_a_database_of_something_else(path)
     before = content(path)
@@ -270,6 +278,7 @@ async def test_c6_a_database_of_something_else_is_refused_as_it_is(path: Path) -
     assert (content(path), mode(path)) == (before, 0o644)
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_discarded_token_is_gone_from_the_file(path: Path) -> None:
     async with open_store(sqlite_url(path)) as store:
         await store.put(LETTER)
@@ -306,6 +315,7 @@ def make_it_newer(path: Path) -> None:
     connection.close()
 
 
+@pytest.mark.rule("DLQ-1")
 @pytest.mark.parametrize(
     "spoil",
     [make_a_directory, make_its_directory_a_file, make_it_something_else, make_it_newer],
@@ -321,6 +331,7 @@ async def test_a_store_that_cannot_be_used_is_refused_at_the_start(
             pytest.fail("opened")
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_store_locked_by_another_process_is_refused_at_the_start(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,6 +348,7 @@ async def test_a_store_locked_by_another_process_is_refused_at_the_start(
     other.close()
 
 
+@pytest.mark.rule("DLQ-1")
 @pytest.mark.parametrize(
     "wrong", ["", "mysql://u:hidden@h/db", "sqlite://", "sqlite://host/file", "/data/x.db"]
 )
@@ -362,6 +374,7 @@ async def test_a_letter_is_replayed_by_one_at_a_time(url: str) -> None:
     assert claims == [True, False, True]
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_text_that_is_odd_is_kept(url: str) -> None:
     odd = replace(LETTER, error="a \0 and a \ud800", target="\U0001f600")
     async with open_store(url) as store:
@@ -373,6 +386,7 @@ async def test_text_that_is_odd_is_kept(url: str) -> None:
     assert found.letter.target == "\U0001f600"
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_calls_side_by_side_do_not_disturb_each_other(url: str) -> None:
     async with open_store(url) as store, asyncio.TaskGroup() as tasks:
         for number in range(50):
@@ -382,6 +396,7 @@ async def test_calls_side_by_side_do_not_disturb_each_other(url: str) -> None:
         assert len(await everything(store)) == 50
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_without_a_store_letters_are_dropped() -> None:
     async with open_store("none") as store:
         await store.put(LETTER)

@@ -12,7 +12,7 @@ from router.storage import dead_letters
 from router.storage.dead_letters import VERSION, open_store
 from tests.support.old_letters import COLUMNS, make_old_file, old_letters, old_row
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("DLQ-1")]
+pytestmark = pytest.mark.anyio
 
 
 def as_kept(letters: list[DeadLetter]) -> list[KeptLetter]:
@@ -38,6 +38,7 @@ async def read(path: Path, count: int) -> list[KeptLetter]:
     return [each for each in found if each is not None]
 
 
+@pytest.mark.rule("DLQ-1")
 @pytest.mark.parametrize("count", [0, 1, 5_000])
 async def test_a_file_of_the_first_format_is_brought_over(tmp_path: Path, count: int) -> None:
     path, letters = tmp_path / "old.db", old_letters(count)
@@ -65,6 +66,7 @@ async def test_letters_of_before_and_after_do_not_overwrite_each_other(tmp_path:
     assert found[0].id == 20 + 2 * len(fresh)
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_file_is_brought_over_once(tmp_path: Path) -> None:
     path, letters = tmp_path / "old.db", old_letters(20)
     make_old_file(path, letters)
@@ -81,6 +83,7 @@ async def test_a_file_is_brought_over_once(tmp_path: Path) -> None:
 STEPS = (*dead_letters._FROM_FORMAT_1, *dead_letters._SCHEMA)
 
 
+@pytest.mark.rule("DLQ-1")
 @pytest.mark.parametrize("broken", STEPS)
 async def test_an_interrupted_change_leaves_the_old_file_as_it_was(
     tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +100,7 @@ async def test_an_interrupted_change_leaves_the_old_file_as_it_was(
     assert await read(path, 50) == as_kept(letters)
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_crash_in_the_middle_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
     path, letters = tmp_path / "old.db", old_letters(50)
     make_old_file(path, letters)

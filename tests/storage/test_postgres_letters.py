@@ -11,7 +11,7 @@ from router.storage.dead_letters import open_store
 from tests.support.letters import LETTER, letter
 from tests.support.servers.postgres import PostgresServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("DLQ-1")]
+pytestmark = pytest.mark.anyio
 
 MIB = 1024 * 1024
 START = 1_800_000_000.0
@@ -33,6 +33,7 @@ def run_in(database: str, postgres: PostgresServer, query: str) -> None:
     postgres.sql(f"\\connect {name_of(database)}\n{query}")
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_routers_that_start_together_create_one_schema(database: str) -> None:
     async def start(number: int) -> None:
         async with open_store(database) as store:
@@ -46,6 +47,7 @@ async def test_routers_that_start_together_create_one_schema(database: str) -> N
         assert sorted(map(str, await kept(store))) == [f"m{number}" for number in range(8)]
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_letter_is_there_for_the_others_when_put_returns(database: str) -> None:
     async with open_store(database) as store, open_store(database) as other:
         await store.put(LETTER)
@@ -96,6 +98,7 @@ async def test_the_claim_of_a_router_that_died_ends(
     assert claims == (False, True, False)
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_discarding_and_giving_up_the_same_message_never_block_each_other(
     database: str,
 ) -> None:
@@ -117,6 +120,7 @@ async def fill(store: DeadLetterStore, size: int) -> int:
     raise AssertionError("it never gets full")
 
 
+@pytest.mark.rule("DLQ-1")
 @pytest.mark.parametrize("how", ["discard", "truncate"])
 async def test_a_full_store_evicts_nothing_and_takes_more_when_room_is_made(
     database: str, postgres: PostgresServer, how: str
@@ -137,6 +141,7 @@ async def test_a_full_store_evicts_nothing_and_takes_more_when_room_is_made(
             await store.put(replace(letter(999), body=b"x" * 50_000))
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_many_are_removed_in_parts_each_of_a_bounded_size(database: str) -> None:
     async with open_store(database) as store:
         for number in range(1200):
@@ -150,6 +155,7 @@ async def test_many_are_removed_in_parts_each_of_a_bounded_size(database: str) -
         assert await kept(store) == []
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_letters_past_their_retention_are_removed_at_the_start(database: str) -> None:
     async with open_store(database) as store:
         await store.put(died(1, START - 101))
@@ -161,6 +167,7 @@ async def test_letters_past_their_retention_are_removed_at_the_start(database: s
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_store_that_is_lost_says_so_and_is_there_again_by_itself(
     database: str, postgres: PostgresServer
 ) -> None:
@@ -177,6 +184,7 @@ async def test_a_store_that_is_lost_says_so_and_is_there_again_by_itself(
         assert await kept(store) == ["m3", "m1"]
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_database_that_is_out_of_reach_is_refused_without_its_password() -> None:
     with pytest.raises(StoreError, match="no connection to the database") as refused:
         async with open_store("postgresql://app:hidden@127.0.0.1:9/db"):
@@ -185,6 +193,7 @@ async def test_a_database_that_is_out_of_reach_is_refused_without_its_password()
     assert "hidden" not in str(refused.value)
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_database_that_cannot_be_written_is_refused_at_the_start(
     database: str, postgres: PostgresServer
 ) -> None:
@@ -198,6 +207,7 @@ async def test_a_database_that_cannot_be_written_is_refused_at_the_start(
             pytest.fail("opened")
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_newer_store_is_refused(database: str, postgres: PostgresServer) -> None:
     async with open_store(database):
         pass

@@ -16,7 +16,7 @@ from router.storage.dead_letters import open_store
 from tests.support.inline import InlineExecutor
 from tests.support.letters import LETTER, letter
 
-pytestmark = [pytest.mark.anyio, pytest.mark.clock("virtual"), pytest.mark.rule("DLQ-1")]
+pytestmark = [pytest.mark.anyio, pytest.mark.clock("virtual")]
 
 START = 1_800_000_000.0
 DAY = 86_400.0
@@ -53,6 +53,7 @@ async def kept(store: DeadLetterStore) -> list[str | None]:
     return [each.letter.message_id for each in await store.find(LetterFilter(), limit=5000)]
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_letters_are_removed_within_a_minute_after_their_retention(tmp_path: Path) -> None:
     async with opened(tmp_path, Wall(), retention=100.0) as store:
         await store.put(died(1, START))
@@ -66,6 +67,7 @@ async def test_letters_are_removed_within_a_minute_after_their_retention(tmp_pat
         assert (before, after, await kept(store)) == (["m2", "m1"], ["m2"], [])
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_letters_past_their_retention_are_removed_at_the_start(tmp_path: Path) -> None:
     async with opened(tmp_path, Wall()) as store:
         await store.put(died(1, START - 101))
@@ -77,6 +79,7 @@ async def test_letters_past_their_retention_are_removed_at_the_start(tmp_path: P
         assert await kept(store) == ["m2"]
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_without_a_retention_nothing_is_ever_removed(tmp_path: Path) -> None:
     async with opened(tmp_path, Wall()) as store:
         await store.put(died(1, 0.0))
@@ -85,6 +88,7 @@ async def test_without_a_retention_nothing_is_ever_removed(tmp_path: Path) -> No
         assert await kept(store) == ["m1"]
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_many_are_removed_in_parts_each_of_a_bounded_size(tmp_path: Path) -> None:
     async with opened(tmp_path, Wall()) as store:
         for number in range(1200):
@@ -98,6 +102,7 @@ async def test_many_are_removed_in_parts_each_of_a_bounded_size(tmp_path: Path) 
         assert await kept(store) == []
 
 
+@pytest.mark.rule("DLQ-1")
 @pytest.mark.parametrize("step", [YEAR, -YEAR])
 async def test_a_step_of_the_clock_removes_nothing_early(tmp_path: Path, step: float) -> None:
     wall = Wall()
@@ -110,6 +115,7 @@ async def test_a_step_of_the_clock_removes_nothing_early(tmp_path: Path, step: f
         assert await kept(store) == ["m1"]
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_after_a_step_forward_letters_are_removed_by_the_time_that_has_passed(
     tmp_path: Path,
 ) -> None:
@@ -122,6 +128,7 @@ async def test_after_a_step_forward_letters_are_removed_by_the_time_that_has_pas
         assert await kept(store) == []
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_removal_that_fails_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +147,7 @@ async def test_a_removal_that_fails_is_tried_again(
         assert await kept(store) == []
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_full_store_says_so(tmp_path: Path) -> None:
     async with opened(tmp_path, Wall(), max_bytes=MIB) as store:
         with pytest.raises(StoreError, match="it is full: the limit is 1048576 bytes"):
@@ -156,6 +164,7 @@ async def fill(store: DeadLetterStore, size: int) -> int:
     raise AssertionError("it never gets full")
 
 
+@pytest.mark.rule("DLQ-1")
 @pytest.mark.parametrize(("size", "limit"), [(100, 200_000), (50_000, 4 * MIB), (MIB, 4 * MIB)])
 async def test_a_full_store_keeps_within_its_limit_and_evicts_nothing(
     tmp_path: Path, size: int, limit: int
@@ -169,6 +178,7 @@ async def test_a_full_store_keeps_within_its_limit_and_evicts_nothing(
     assert (tmp_path / "letters.db").stat().st_size <= limit
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_room_that_the_retention_has_made_is_used_again(tmp_path: Path) -> None:
     async with opened(tmp_path, Wall(), retention=100.0, max_bytes=4 * MIB) as store:
         fitting = await fill(store, 50_000)
@@ -179,6 +189,7 @@ async def test_room_that_the_retention_has_made_is_used_again(tmp_path: Path) ->
     assert (tmp_path / "letters.db").stat().st_size <= 4 * MIB
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_full_store_can_still_be_marked_read_and_emptied(tmp_path: Path) -> None:
     async with opened(tmp_path, Wall(), max_bytes=200_000) as store:
         await fill(store, 100)
@@ -192,6 +203,7 @@ async def test_a_full_store_can_still_be_marked_read_and_emptied(tmp_path: Path)
         assert await kept(store) == ["m1"]
 
 
+@pytest.mark.rule("DLQ-1")
 async def test_a_limit_below_what_is_kept_refuses_new_letters_and_keeps_the_old(
     tmp_path: Path,
 ) -> None:

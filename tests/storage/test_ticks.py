@@ -7,9 +7,10 @@ import pytest
 from router.storage import FileTicks
 from tests.engine.test_beat import Outside, Replica, every
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CMD-10")]
+pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.rule("CMD-10")
 async def test_ticks_are_there_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "schedules.json"
     ticks = FileTicks(path)
@@ -24,6 +25,7 @@ async def test_ticks_are_there_after_a_restart(tmp_path: Path) -> None:
     assert not (tmp_path / "schedules.json.new").exists()
 
 
+@pytest.mark.rule("CMD-10")
 @pytest.mark.parametrize("content", [b"", b'{"a": 60', b"[1]", b"\xff", b'{"a": "x"}'])
 async def test_a_file_that_cannot_be_read_is_told_of_and_written_anew(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
@@ -39,6 +41,7 @@ async def test_a_file_that_cannot_be_read_is_told_of_and_written_anew(
     assert FileTicks(path).last("a") == 60
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_write_that_breaks_off_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "schedules.json"
     await FileTicks(path).keep("a", 60)
@@ -47,6 +50,7 @@ async def test_a_write_that_breaks_off_leaves_the_file_as_it_was(tmp_path: Path)
     assert FileTicks(path).last("a") == 60
 
 
+@pytest.mark.rule("CMD-10")
 async def test_its_folder_is_made(tmp_path: Path) -> None:
     path = tmp_path / "state" / "schedules.json"
 
@@ -55,6 +59,7 @@ async def test_its_folder_is_made(tmp_path: Path) -> None:
     assert FileTicks(path).last("a") == 60
 
 
+@pytest.mark.rule("CMD-10")
 async def test_a_router_that_restarts_publishes_no_tick_again(tmp_path: Path) -> None:
     path = tmp_path / "schedules.json"
     outside = Outside()

@@ -106,15 +106,18 @@ class Proof:
     test: str  # as pytest names it
 
 
-class UnreadableMark(ValueError):
-    """A rule mark whose ids are not plain strings: nobody could list it without running it."""
+class BadMark(ValueError):
+    """A rule mark whose ids are not plain strings, or that stands on a module, not on a test."""
 
 
 def proofs_in(source: str, path: str) -> Iterator[Proof]:
-    """Every (rule, test) of one test module."""
+    """Yield every (rule, test) of one test module."""
     module = ast.parse(source, path)
-    inherited = [rule for mark in _module_marks(module) for rule in _rules(mark, path)]
-    for test, rules in _tests(module.body, path, inherited):
+    for statement in module.body:
+        if isinstance(statement, ast.Assign) and "pytestmark" in _names(statement):
+            for _ in _rules(statement.value, path):
+                raise BadMark(f"{path}:{statement.lineno}: mark the tests, not the module")
+    for test, rules in _tests(module.body, path, []):
         yield from (Proof(rule, f"{path}::{test}") for rule in sorted(set(rules)))
 
 
@@ -128,7 +131,7 @@ def all_proofs(tests: Path = TESTS) -> list[Proof]:
 
 
 def render(proofs: Iterable[Proof]) -> str:
-    """The table as a page."""
+    """Return the table as a page."""
     tests_of: dict[str, list[str]] = defaultdict(list)
     for proof in proofs:
         tests_of[proof.rule].append(proof.test)
@@ -138,12 +141,6 @@ def render(proofs: Iterable[Proof]) -> str:
         if rule in REQUIRED or tests_of[rule]
     )
     return "# Rules and the tests that prove them\n\n" + "\n".join(sections)
-
-
-def _module_marks(module: ast.Module) -> Iterator[ast.expr]:
-    for statement in module.body:
-        if isinstance(statement, ast.Assign) and _names(statement) == {"pytestmark"}:
-            yield statement.value
 
 
 def _tests(
@@ -174,12 +171,12 @@ def _decorations(
 
 
 def _rules(marks: ast.expr, path: str) -> Iterator[str]:
-    """The ids of every `pytest.mark.rule(...)` in an expression: marks may be listed or nested."""
+    """Yield the ids of every `pytest.mark.rule(...)` in an expression: marks may be nested."""
     for node in ast.walk(marks):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.rule":
             for argument in node.args:
                 if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
-                    raise UnreadableMark(f"{path}:{argument.lineno}: name the rule as plain text")
+                    raise BadMark(f"{path}:{argument.lineno}: name the rule as plain text")
                 yield argument.value
 
 

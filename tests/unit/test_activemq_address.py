@@ -12,8 +12,6 @@ from router.brokers.activemq import (
 from router.core.config import QueueConfig, QueueNaming, QueueType
 from router.ports import QueueRefused
 
-pytestmark = pytest.mark.rule("CFG-7", "ROUTE-1")
-
 OWN = ActiveMqSettings("stomp://mq.example:61613", "us", "hunter2")
 
 
@@ -21,6 +19,7 @@ def place(uri: str, settings: ActiveMqSettings = OWN) -> ActiveMqAddress:
     return read_address(QueueConfig(name="orders", uri=uri), settings)
 
 
+@pytest.mark.rule("CFG-7")
 def test_a_uri_names_servers_user_queue_and_options() -> None:
     found = place(
         "activemq://me:p%40ss@a:1,b/orders.new?prefetch=7&heartbeat=2&tls=true&cafile=/ca"
@@ -36,6 +35,7 @@ def test_a_uri_names_servers_user_queue_and_options() -> None:
     assert found.destination == "/queue/orders.new"
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize("uri", ["activemq://orders", "stomp://orders", "activemq://or%64ers/"])
 def test_a_name_alone_is_a_queue_at_the_broker_of_the_settings(uri: str) -> None:
     found = place(uri)
@@ -44,18 +44,21 @@ def test_a_name_alone_is_a_queue_at_the_broker_of_the_settings(uri: str) -> None
     assert found.login == Login("us", "hunter2")
 
 
+@pytest.mark.rule("CFG-7")
 def test_a_bare_name_may_hold_any_character_that_a_queue_may() -> None:
     uri = QueueNaming(QueueType.ACTIVEMQ, "/state").uri("Orders/new:1@home")
 
     assert place(uri).queue == "Orders/new:1@home"
 
 
+@pytest.mark.rule("CFG-7")
 def test_the_broker_of_the_settings_may_be_one_of_several_with_tls() -> None:
     found = place("activemq://orders", ActiveMqSettings("stomp://a:1,b:2?tls=true"))
 
     assert found.servers == (Server("a", 1, tls=True), Server("b", 2, tls=True))
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("uri", "login"),
     [
@@ -71,6 +74,7 @@ def test_only_the_broker_of_the_settings_is_told_their_password(
     assert place(uri).login == login
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("uri", "problem"),
     [
@@ -97,5 +101,6 @@ def test_what_cannot_be_a_queue_is_refused_without_its_password(uri: str, proble
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.rule("CFG-7")
 def test_a_password_is_in_no_representation() -> None:
     assert "hunter2" not in repr((OWN, place("activemq://orders")))

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from router.brokers.activemq.connection import MAX_HEAD_BYTES, BadFrame, Frame, FrameReader, encode
 
-pytestmark = pytest.mark.rule("BRK-2")
-
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 names = texts.filter(lambda name: name != "content-length")
 bodies = st.binary(max_size=60)
@@ -34,6 +32,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
+@pytest.mark.rule("BRK-2")
 @given(st.lists(frames(), max_size=4), st.lists(st.integers(0, 10_000), max_size=8))
 def test_what_is_written_is_read_however_it_is_cut_up(
     written: list[Frame], cuts: list[int]
@@ -43,6 +42,7 @@ def test_what_is_written_is_read_however_it_is_cut_up(
     assert read(*pieces(data, cuts)) == written
 
 
+@pytest.mark.rule("BRK-2")
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_but_bad_frame(data: bytes) -> None:
     try:
@@ -51,16 +51,19 @@ def test_no_bytes_raise_anything_but_bad_frame(data: bytes) -> None:
         return
 
 
+@pytest.mark.rule("BRK-2")
 def test_line_ends_may_be_those_of_windows() -> None:
     assert read(b"\r\n\nMESSAGE\r\na:b\r\n\r\nbody\0\r\n") == [
         Frame("MESSAGE", {"a": "b"}, b"body")
     ]
 
 
+@pytest.mark.rule("BRK-2")
 def test_of_repeated_headers_the_first_counts() -> None:
     assert read(b"MESSAGE\na:1\na:2\n\n\0") == [Frame("MESSAGE", {"a": "1"})]
 
 
+@pytest.mark.rule("BRK-2")
 def test_logging_in_knows_no_escapes() -> None:
     login = Frame("CONNECT", {"passcode": "a:b\\c"})
 
@@ -68,10 +71,12 @@ def test_logging_in_knows_no_escapes() -> None:
     assert read(b"CONNECTED\nsession:ID:1\\n\n\n\0") == [Frame("CONNECTED", {"session": "ID:1\\n"})]
 
 
+@pytest.mark.rule("BRK-2")
 def test_signs_of_life_between_frames_are_no_frames() -> None:
     assert read(b"\n", b"\n\n", b"RECEIPT\n\n\0\n\n") == [Frame("RECEIPT", {})]
 
 
+@pytest.mark.rule("BRK-2")
 @pytest.mark.parametrize(
     ("data", "problem"),
     [

@@ -9,8 +9,6 @@ from router.brokers.activemq.connection import Frame
 from router.brokers.kit.consuming import NEVER
 from router.brokers.kit.retries import RetryHistory
 
-pytestmark = pytest.mark.rule("P3", "BRK-4")
-
 
 def arrival(place: int) -> StompMessage:
     return StompMessage(place, Frame("MESSAGE", {}), RetryHistory(str(place)))
@@ -20,6 +18,7 @@ def places(arrivals: list[StompMessage]) -> list[int]:
     return [each.place for each in arrivals]
 
 
+@pytest.mark.rule("P3")
 @given(st.lists(st.integers(0, 1000), unique=True), st.integers(0, 10))
 def test_what_is_due_comes_in_the_order_of_arrival(put: list[int], limit: int) -> None:
     prefetched = PrefetchBuffer()
@@ -33,6 +32,7 @@ def test_what_is_due_comes_in_the_order_of_arrival(put: list[int], limit: int) -
     assert len(first) == min(limit, len(put))
 
 
+@pytest.mark.rule("BRK-4")
 @given(st.lists(st.floats(0, 100), max_size=20), st.floats(0, 100))
 def test_nothing_comes_before_its_time_and_everything_at_it(until: list[float], now: float) -> None:
     prefetched = PrefetchBuffer()
@@ -45,6 +45,7 @@ def test_nothing_comes_before_its_time_and_everything_at_it(until: list[float], 
     assert prefetched.next_due() == min((due for due in until if due > now), default=NEVER)
 
 
+@pytest.mark.rule("P3")
 def test_what_was_put_back_goes_before_what_came_later() -> None:
     prefetched = PrefetchBuffer()
     for place in (1, 2, 3):

@@ -10,8 +10,6 @@ from router.brokers.kit.retries import RetryHistory
 from router.core.message import Tally
 from router.core.outcome import MAX_DELAY
 
-pytestmark = pytest.mark.rule("BRK-3", "BRK-4", "WQ-5")
-
 DESTINATION = "/queue/orders"
 counts = st.integers(0, 10**6)
 histories = st.builds(
@@ -28,6 +26,7 @@ def handed_out(copy: Frame) -> Frame:
     return Frame("MESSAGE", {**copy.headers, "message-id": "ID:2", "ack": "9"}, copy.body)
 
 
+@pytest.mark.rule("WQ-5")
 @given(histories)
 def test_a_copy_tells_all_that_its_original_went_through(history: RetryHistory) -> None:
     original = Frame("MESSAGE", {"message-id": "ID:1", "ack": "1"}, b"{}")
@@ -39,6 +38,7 @@ def test_a_copy_tells_all_that_its_original_went_through(history: RetryHistory) 
     assert second == copy
 
 
+@pytest.mark.rule("ID-1")
 def test_a_first_delivery_is_known_by_the_id_that_the_broker_gave_it() -> None:
     first = history_of(Frame("MESSAGE", {"message-id": "ID:1"}))
     returned = history_of(Frame("MESSAGE", {"message-id": "ID:1", "redelivered": "true"}))
@@ -47,6 +47,7 @@ def test_a_first_delivery_is_known_by_the_id_that_the_broker_gave_it() -> None:
     assert returned == RetryHistory("ID:1", receive_count=1)
 
 
+@pytest.mark.rule("BRK-4")
 def test_what_the_broker_wrote_on_the_original_is_left_behind() -> None:
     original = Frame(
         "MESSAGE",
@@ -81,6 +82,7 @@ def test_what_the_broker_wrote_on_the_original_is_left_behind() -> None:
     }
 
 
+@pytest.mark.rule("FIFO-1")
 @pytest.mark.parametrize(
     ("body", "headers", "group"),
     [
@@ -99,6 +101,7 @@ def test_the_group_of_a_copy_is_that_of_its_message(
     assert copy.headers.get("JMSXGroupID") == group
 
 
+@pytest.mark.rule("P5")
 @pytest.mark.parametrize("told", ["", "-1", "many", "½", "9" * 400])
 def test_whatever_others_write_into_our_headers_is_survived(told: str) -> None:
     headers = {
@@ -110,6 +113,7 @@ def test_whatever_others_write_into_our_headers_is_survived(told: str) -> None:
     assert history_of(Frame("MESSAGE", headers)) == RetryHistory("ID:1")
 
 
+@pytest.mark.rule("BRK-4")
 @pytest.mark.parametrize(
     ("due_at", "wait"),
     [(0.0, 0.0), (99.0, 0.0), (100.5, 0.5), (100.0 + MAX_DELAY, MAX_DELAY), (10**9, 0.0)],

@@ -2,11 +2,7 @@
 
 import json
 
-import pytest
-
 from bench.load import Load
-
-pytestmark = pytest.mark.rule("P1", "P3")
 
 LOAD = Load(messages=4, groups=2, targets=["http://127.0.0.1/a", "http://127.0.0.1/b"], run="r")
 IDS = ["r-00000000", "r-00000001", "r-00000002", "r-00000003"]

@@ -8,8 +8,6 @@ from router.core.lanes import FORGOTTEN_SECONDS, MOST_FAILING, FailingGroups
 from router.core.message import Tally
 from tests.support.jobs import make_job
 
-pytestmark = pytest.mark.rule("WQ-5")
-
 
 def failed(group: str = "g", *, received_at: float = 0.0, failures: int = 1) -> Job:
     job = make_job(tally=Tally(failures=failures))
@@ -17,6 +15,7 @@ def failed(group: str = "g", *, received_at: float = 0.0, failures: int = 1) -> 
     return job
 
 
+@pytest.mark.rule("WQ-5")
 def test_a_head_that_stayed_away_was_in_other_hands_meanwhile() -> None:
     groups = FailingGroups()
     groups.fail(failed(), counted=True, now=0.0, delay=100.0)
@@ -27,6 +26,7 @@ def test_a_head_that_stayed_away_was_in_other_hands_meanwhile() -> None:
     assert (late, early) == (False, True)
 
 
+@pytest.mark.rule("WQ-5")
 def test_a_group_that_stayed_away_can_be_reported_again() -> None:
     groups = FailingGroups()
     first = groups.fail(failed(failures=20), counted=True, now=0.0, delay=10.0)
@@ -38,6 +38,7 @@ def test_a_group_that_stayed_away_can_be_reported_again() -> None:
     assert (first, again, later) == (True, False, True)
 
 
+@pytest.mark.rule("WQ-5")
 def test_no_more_groups_are_remembered_than_there_is_room_for() -> None:
     groups = FailingGroups()
     for n in range(MOST_FAILING + 100):
@@ -47,6 +48,7 @@ def test_no_more_groups_are_remembered_than_there_is_room_for() -> None:
     assert next(iter(groups)) == "g100"
 
 
+@pytest.mark.rule("WQ-5")
 def test_the_group_that_has_not_failed_for_longest_is_forgotten_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -59,6 +61,7 @@ def test_the_group_that_has_not_failed_for_longest_is_forgotten_first(
     assert list(groups) == ["a", "c", "d"]
 
 
+@pytest.mark.rule("WQ-5")
 def test_a_group_that_never_comes_back_is_forgotten() -> None:
     groups = FailingGroups()
     for group in ("a", "b"):
@@ -70,6 +73,7 @@ def test_a_group_that_never_comes_back_is_forgotten() -> None:
     assert groups.reported == set()
 
 
+@pytest.mark.rule("WQ-5")
 def test_progress_of_a_group_that_never_failed_is_no_news() -> None:
     groups = FailingGroups()
 

@@ -10,7 +10,7 @@ from router.core.config import QueueConfig
 from router.core.message import Message
 from router.ports import Brokers, Publication, QueueRefused
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CFG-7")]
+pytestmark = pytest.mark.anyio
 
 
 def door() -> BrokerRegistry:
@@ -24,6 +24,7 @@ async def refusal_of(uri: str) -> str:
     return str(refused.value)
 
 
+@pytest.mark.rule("CFG-7")
 async def test_the_door_fits_its_port() -> None:
     async with door() as brokers:
         port: Brokers = brokers
@@ -31,6 +32,7 @@ async def test_the_door_fits_its_port() -> None:
         assert port.open_publisher(QueueConfig(name="orders", uri="memory://orders")) is not None
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("uri", "why"),
     [
@@ -58,6 +60,7 @@ async def test_a_wrong_uri_is_refused_with_a_reason_and_without_its_secrets(
     assert "secret" not in said
 
 
+@pytest.mark.rule("CFG-7")
 async def test_memory_queues_are_told_apart_by_name_and_shared_within_one_door() -> None:
     message = Message(id="a", target="https://svc.example/")
     orders = QueueConfig(name="orders", uri="memory://orders")
@@ -84,6 +87,7 @@ async def test_a_receive_gives_up_after_twenty_seconds() -> None:
     assert asyncio.get_running_loop().time() == pytest.approx(20)
 
 
+@pytest.mark.rule("CFG-7")
 async def test_a_broker_whose_client_is_not_installed_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

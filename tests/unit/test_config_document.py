@@ -28,8 +28,6 @@ from router.core.config_document import (
 )
 from router.core.redact import public_uri
 
-pytestmark = pytest.mark.rule("CFG-5")
-
 EMBEDDED = QueueNaming(QueueType.EMBEDDED, "/state dir")
 
 
@@ -49,6 +47,7 @@ def told(document: Document) -> list[tuple[str, str]]:
     return [(problem.path, problem.code) for problem in document.problems]
 
 
+@pytest.mark.rule("CFG-5")
 def test_a_whole_document_is_read() -> None:
     document = read(
         {
@@ -108,6 +107,7 @@ def test_a_whole_document_is_read() -> None:
     )
 
 
+@pytest.mark.rule("CFG-5")
 @pytest.mark.parametrize(
     ("body", "path", "says"),
     [
@@ -146,6 +146,7 @@ def test_a_document_of_the_wrong_shape_is_refused_as_a_whole(
     assert says in caught.value.text
 
 
+@pytest.mark.rule("CFG-5")
 @pytest.mark.parametrize("missing", ["queues", "processingPools"])
 def test_either_list_may_be_missing(missing: str) -> None:
     document = {"queues": [{"queueName": "a"}], "processingPools": [{"code": "A"}]}
@@ -154,6 +155,7 @@ def test_either_list_may_be_missing(missing: str) -> None:
     assert read(document).problems == ()
 
 
+@pytest.mark.rule("CFG-5")
 @pytest.mark.parametrize(
     ("entry", "where"),
     [
@@ -206,6 +208,7 @@ def test_a_bad_queue_is_skipped_and_named_by_its_path(entry: object, where: str)
     assert document.problems[0].text.isprintable()
 
 
+@pytest.mark.rule("CFG-5")
 @pytest.mark.parametrize(
     ("entry", "where"),
     [
@@ -244,6 +247,7 @@ def test_a_problem_does_not_repeat_what_it_is_about(key: str) -> None:
     assert len(document.problems[0].text) < 100
 
 
+@pytest.mark.rule("CFG-5")
 def test_what_was_skipped_is_remembered_by_name() -> None:
     document = read(
         {
@@ -260,6 +264,7 @@ def test_what_was_skipped_is_remembered_by_name() -> None:
     assert document.skipped_pools == ("A",)
 
 
+@pytest.mark.rule("CFG-5")
 def test_of_what_is_named_twice_the_first_counts_even_when_it_is_bad() -> None:
     document = read(
         {
@@ -317,6 +322,7 @@ def test_a_pool_always_has_a_worker(concurrency: int | None, rate: int | None) -
     assert effective_concurrency(concurrency, rate) >= 1
 
 
+@pytest.mark.rule("CFG-5")
 @pytest.mark.parametrize("rate", [None, 0, -1, -1.0])
 def test_no_rate_and_less_than_one_mean_no_limit(rate: float | None) -> None:
     document = read_pool({"code": "A", "rateLimitPerMinute": rate, "rateLimitBurst": rate})
@@ -345,6 +351,7 @@ def test_an_absurdly_large_number_is_cut_and_noted(
     assert not document.problems[0].skipped
 
 
+@pytest.mark.rule("CFG-5")
 def test_too_large_a_queue_is_cut_and_noted() -> None:
     entry = {"queueName": "a", "connections": 10**6, "visibilityTimeout": 10**6}
     entry |= {"retry": {"backoff": [1, 10**6, 10**7]}}
@@ -372,6 +379,7 @@ def test_strict_ordering_is_applied_as_batch_with_a_note() -> None:
     assert not document.problems[0].skipped
 
 
+@pytest.mark.rule("CFG-5")
 @pytest.mark.parametrize(
     ("uri", "problem"),
     [
@@ -392,6 +400,7 @@ def test_an_sqs_queue_is_given_by_its_url_or_its_name(uri: str, problem: str | N
     assert [problem in each.text for each in document.problems if problem] == [True] * bool(problem)
 
 
+@pytest.mark.rule("CFG-5")
 def test_a_broker_that_we_do_not_know_is_skipped_with_a_clear_word() -> None:
     document = read_queue({"queueUri": "kafka://user:hunter2@host/db?queue=q"})
 
@@ -521,6 +530,7 @@ def test_wrong_routes_are_told_with_their_place(
     assert "hunter2" not in repr(document)
 
 
+@pytest.mark.rule("CFG-5")
 def test_a_bare_name_is_a_queue_in_the_embedded_file() -> None:
     by_uri = read_queue({"queueUri": "orders & co"})
     by_name = read_queue({"queueName": "orders & co"})
@@ -532,12 +542,14 @@ def test_a_bare_name_is_a_queue_in_the_embedded_file() -> None:
     assert by_uri.queues == by_name.queues == (expected,)
 
 
+@pytest.mark.rule("CFG-5")
 def test_a_bare_name_for_nats_is_a_subject_on_the_servers_of_the_environment() -> None:
     document = read_queue({"queueName": "orders.new"}, QueueNaming(QueueType.NATS, "/state"))
 
     assert document.queues == (QueueConfig(name="orders.new", uri="nats:///?subject=orders.new"),)
 
 
+@pytest.mark.rule("CFG-5")
 def test_a_bare_name_is_a_queue_in_the_database_of_the_environment() -> None:
     naming = QueueNaming(QueueType.POSTGRES, "/state")
 
@@ -547,6 +559,7 @@ def test_a_bare_name_is_a_queue_in_the_database_of_the_environment() -> None:
     assert document.queues == (expected,)
 
 
+@pytest.mark.rule("CFG-5")
 @pytest.mark.parametrize(
     ("uri", "public"),
     [
@@ -565,6 +578,7 @@ def test_the_public_form_of_a_uri_has_no_credentials(uri: str, public: str) -> N
     assert public_uri(uri) == public
 
 
+@pytest.mark.rule("CFG-5")
 @given(user=st.text(), password=st.text(alphabet=st.characters(exclude_characters="/?#")))
 def test_no_password_outlives_the_public_form(user: str, password: str) -> None:
     secret = f"«{password}»"
@@ -573,6 +587,7 @@ def test_no_password_outlives_the_public_form(user: str, password: str) -> None:
     assert public_uri(f"amqp://{user}:{secret}@host/v?queue=q") == "amqp://host/v?queue=q"
 
 
+@pytest.mark.rule("CFG-5")
 def test_credentials_are_neither_in_the_name_nor_in_the_repr_of_a_queue() -> None:
     document = read_queue({"queueUri": "memory://user:hunter2@q?groups=free"})
 
@@ -582,6 +597,7 @@ def test_credentials_are_neither_in_the_name_nor_in_the_repr_of_a_queue() -> Non
     assert "hunter2" not in repr(document)
 
 
+@pytest.mark.rule("CFG-5")
 def test_a_queue_name_that_is_a_uri_is_read_whole_and_shown_without_credentials() -> None:
     good = read_queue({"queueName": "memory://user:hunter2@q"})
     bad = read_queue({"queueName": "memory://user:\x01hunter2@q"})
@@ -599,6 +615,7 @@ def test_of_very_many_problems_only_the_first_are_told() -> None:
     assert document.problems[-1].text == "more problems like these are not listed"
 
 
+@pytest.mark.rule("CFG-5")
 def test_a_router_without_a_configuration_has_one_queue_and_one_pool() -> None:
     naming = QueueNaming(QueueType.SQS, "/state")
 

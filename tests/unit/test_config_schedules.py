@@ -9,8 +9,6 @@ from router.core.config_document import BadDocument, Document, as_document, read
 from router.core.config_entry import MAX_EVERY_SECONDS
 from router.core.config_plan import unite
 
-pytestmark = pytest.mark.rule("CMD-10")
-
 NAMING = QueueNaming(QueueType.EMBEDDED, "/state")
 MESSAGE = {"mediationTarget": "https://svc/hook"}
 NIGHTLY = {"name": "nightly", "queue": "jobs", "cron": "30 2 * * *", "message": MESSAGE}
@@ -21,6 +19,7 @@ def read(*schedules: object) -> Document:
     return read_document(json.dumps({"queues": [], "schedules": schedules}).encode(), NAMING)
 
 
+@pytest.mark.rule("CMD-10")
 def test_schedules_are_read() -> None:
     document = read({**NIGHTLY, "timezone": "Europe/Berlin", "unknown": 1}, MINUTELY)
 
@@ -42,6 +41,7 @@ def test_schedules_are_read() -> None:
     )
 
 
+@pytest.mark.rule("CMD-10")
 @pytest.mark.parametrize(
     ("entry", "path", "part"),
     [
@@ -88,6 +88,7 @@ def test_a_wrong_entry_is_skipped_and_named_by_its_place(
     assert part in problem.text
 
 
+@pytest.mark.rule("CMD-10")
 @pytest.mark.parametrize("value", ["text", {}, 5])
 def test_schedules_that_are_no_list_refuse_the_document(value: object) -> None:
     with pytest.raises(BadDocument) as caught:
@@ -96,6 +97,7 @@ def test_schedules_that_are_no_list_refuse_the_document(value: object) -> None:
     assert caught.value.path == "$.schedules"
 
 
+@pytest.mark.rule("CMD-10")
 def test_more_than_a_thousand_refuse_the_document() -> None:
     many = [MINUTELY | {"name": f"s{number}"} for number in range(MAX_SCHEDULES + 1)]
     assert len(read(*many[:-1]).schedules) == MAX_SCHEDULES
@@ -106,6 +108,7 @@ def test_more_than_a_thousand_refuse_the_document() -> None:
     assert caught.value.path == "$.schedules"
 
 
+@pytest.mark.rule("CMD-10")
 def test_of_two_with_one_name_the_first_counts() -> None:
     document = read(MINUTELY, {**NIGHTLY, "name": "minutely"})
 
@@ -113,6 +116,7 @@ def test_of_two_with_one_name_the_first_counts() -> None:
     assert [problem.path for problem in document.problems] == ["$.schedules[1]"]
 
 
+@pytest.mark.rule("CMD-10")
 def test_an_entry_that_became_wrong_stays_as_it_was() -> None:
     running, _ = unite([("url", read(MINUTELY, NIGHTLY))])
 

@@ -1,6 +1,5 @@
 import io
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -25,8 +24,6 @@ FRAME = DemoFrame(
     pools=(MAIL,),
     warnings=("ROUTING: no pool [bold]X",),
 )
-
-pytestmark = pytest.mark.rule("P1")
 
 
 def test_a_line_tells_it_all() -> None:

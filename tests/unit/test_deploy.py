@@ -10,8 +10,6 @@ import pytest
 
 from router.api.metrics import METRICS, PREFIX
 
-pytestmark = pytest.mark.rule("OPS-3")
-
 ROOT: Final = Path(__file__).parents[2]
 ALERTS: Final = ROOT / "deploy/prometheus/alerts.yml"
 BOARD: Final = ROOT / "deploy/grafana/message-router.json"
@@ -42,6 +40,7 @@ def section(title: str) -> str:
     return rest.partition("\n## ")[0]
 
 
+@pytest.mark.rule("OPS-3")
 def test_every_metric_of_an_alert_exists() -> None:
     named = named_in(ALERTS.read_text())
 
@@ -49,6 +48,7 @@ def test_every_metric_of_an_alert_exists() -> None:
     assert named <= EXISTING
 
 
+@pytest.mark.rule("OPS-3")
 def test_every_metric_of_the_board_exists_and_every_metric_is_on_it() -> None:
     named = named_in(" ".join(strings_in(json.loads(BOARD.read_text()))))
 
@@ -57,6 +57,7 @@ def test_every_metric_of_the_board_exists_and_every_metric_is_on_it() -> None:
     assert {metric.name for metric in METRICS} <= shown
 
 
+@pytest.mark.rule("OPS-3")
 def test_panels_of_the_board_have_numbers_of_their_own_and_do_not_overlap() -> None:
     panels = json.loads(BOARD.read_text())["panels"]
 
@@ -71,6 +72,7 @@ def test_panels_of_the_board_have_numbers_of_their_own_and_do_not_overlap() -> N
     assert max(x for x, _ in cells) < 24
 
 
+@pytest.mark.rule("OPS-3")
 def test_every_alert_says_what_is_wrong_and_how_bad_that_is() -> None:
     rules = ALERTS.read_text().split("- alert: ")[1:]
 
@@ -79,12 +81,14 @@ def test_every_alert_says_what_is_wrong_and_how_bad_that_is() -> None:
         assert "summary: " in rule, rule
 
 
+@pytest.mark.rule("OPS-3")
 def test_every_metric_is_explained() -> None:
     explained = named_in(section("Metrics"))
 
     assert {metric.name for metric in METRICS} <= explained <= EXISTING
 
 
+@pytest.mark.rule("OPS-3")
 def test_every_alert_is_explained_and_no_other() -> None:
     alerts = set(re.findall(r"- alert: (\w+)", ALERTS.read_text()))
 

@@ -17,8 +17,6 @@ from router.core.job import Fate, State, Try
 from router.core.state import Circuit
 from tests.support.letters import LETTER
 
-pytestmark = pytest.mark.rule("OPS-3")
-
 NOW = 1_800_000_000.0
 HELD = Held(
     message_id="a",
@@ -45,6 +43,7 @@ def after(ended: HandOver, letter: KeptLetter | None = None) -> Explanation:
     return explain_message(history, now=NOW)
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     ("standing", "situation"),
     [
@@ -62,6 +61,7 @@ def test_what_a_queued_message_waits_for_follows_from_where_it_stands(
     assert of_message(replace(HELD, standing=standing)).situation is situation
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     ("standing", "situation"),
     [
@@ -78,12 +78,14 @@ def test_a_waiting_message_without_a_next_try_waits_for_its_pool(
     assert of_message(held).situation is situation
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_message_whose_ack_is_on_its_way_is_done_here() -> None:
     found = of_message(replace(HELD, state=State.SETTLING, requests=1))
 
     assert found.situation is Situation.SETTLING
 
 
+@pytest.mark.rule("OPS-3")
 def test_the_same_id_for_another_target_is_noted() -> None:
     other = replace(HELD, target="http://other.test/")
     history = MessageHistory(message_id="a", held=(HELD, other))
@@ -92,6 +94,7 @@ def test_the_same_id_for_another_target_is_noted() -> None:
     assert notes == ("the same id is held for http://other.test/, too",)
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_message_that_is_due_waits_in_its_queue() -> None:
     found = after(RETURNED)
 
@@ -101,6 +104,7 @@ def test_a_message_that_is_due_waits_in_its_queue() -> None:
     )
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_message_that_met_an_open_circuit_waits_for_the_breaker() -> None:
     ended = replace(RETURNED, tries=(Try(NOW - 5, 0.0, None, "CircuitOpen"),), returned_for=30.0)
 
@@ -110,6 +114,7 @@ def test_a_message_that_met_an_open_circuit_waits_for_the_breaker() -> None:
     assert found.until == NOW + 25
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     ("fate", "situation"),
     [
@@ -127,6 +132,7 @@ def test_every_end_of_a_hand_over_is_explained(fate: Fate, situation: Situation)
     assert (found.message_id, found.queue) == ("a", "q")
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_dead_letter_outlives_what_is_remembered() -> None:
     kept = KeptLetter(17, LETTER, replayed_at=NOW)
 
@@ -140,12 +146,14 @@ def test_a_dead_letter_outlives_what_is_remembered() -> None:
     assert found.notes == ("HTTP 404",)
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_dead_letter_without_words_has_no_notes() -> None:
     kept = KeptLetter(17, replace(LETTER, error=""))
 
     assert after(replace(RETURNED, fate=Fate.DEAD_LETTERED), kept).notes == ()
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     ("circuit", "notes"),
     [
@@ -173,6 +181,7 @@ def test_an_open_circuit_is_noted_whatever_else_it_waits_for(
     assert found.text.startswith("1 message of the group behind a: ")
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_group_or_target_whose_last_message_is_due_again_waits_for_nothing() -> None:
     group = explain_group("g", "P", now=NOW, last=RETURNED, notes=("full",))
     target = explain_target("http://t.test:80", now=NOW, last=RETURNED)

@@ -21,8 +21,6 @@ from router.core.state import (
 from router.core.stats import Counts, Deliveries
 from router.core.warnings import Severity, WarningSummary
 
-pytestmark = pytest.mark.rule("OPS-3")
-
 QUIET = WarningSummary(active={}, fresh_critical=0)
 IDLE = RouterState(initialized=True)
 NOT_YET = RouterState(initialized=False)
@@ -75,6 +73,7 @@ STUCK = pool(5, idle=STUCK_SECONDS)
 GOOD_QUEUE, BAD_QUEUE = queue("g"), queue("b", percent=89)
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     ("state", "healthy"),
     [
@@ -104,6 +103,7 @@ def test_only_what_keeps_the_router_itself_from_its_work_makes_it_unhealthy(
     assert health.healthy is healthy
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     ("state", "warnings", "status"),
     [
@@ -166,6 +166,7 @@ def test_the_status_tells_whether_someone_should_look(
     assert health.status is status
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_healthy_router_says_so_and_has_no_issues() -> None:
     health = assess(IDLE)
 
@@ -173,6 +174,7 @@ def test_a_healthy_router_says_so_and_has_no_issues() -> None:
     assert health.message == "the router does its work"
 
 
+@pytest.mark.rule("OPS-3")
 def test_each_issue_is_said_once_and_the_gravest_is_the_message() -> None:
     ailing = replace(
         with_pools(STUCK, pool(percent=50, code="slow")),
@@ -196,6 +198,7 @@ def test_each_issue_is_said_once_and_the_gravest_is_the_message() -> None:
     )
 
 
+@pytest.mark.rule("OPS-3")
 def test_every_failing_kind_is_named() -> None:
     failing = replace(with_pools(pool(percent=0)), queues=(BAD_QUEUE,))
 
@@ -204,6 +207,7 @@ def test_every_failing_kind_is_named() -> None:
     assert issues == ("every queue is below 90 % success", "every pool is below 90 % success")
 
 
+@pytest.mark.rule("OPS-3")
 def test_queues_that_are_not_connected_are_named() -> None:
     some, every = (lost("a", 60), lost("b", 60), GOOD_QUEUE), (lost("a", 60),)
 
@@ -211,12 +215,14 @@ def test_queues_that_are_not_connected_are_named() -> None:
     assert assess(replace(IDLE, queues=every)).issues == ("no queue is connected",)
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_queue_that_is_being_stopped_is_not_judged() -> None:
     stopping = queue("old", percent=0, stopping=True)
 
     assert assess(replace(IDLE, queues=(stopping, GOOD_QUEUE))).issues == ()
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(("uptime", "healthy"), [(STUCK_SECONDS - 1, True), (STUCK_SECONDS, False)])
 def test_a_pool_that_never_sent_anything_is_stuck_after_a_while(
     uptime: float, healthy: bool
@@ -226,6 +232,7 @@ def test_a_pool_that_never_sent_anything_is_stuck_after_a_while(
     assert assess(replace(with_pools(never), uptime=uptime)).healthy is healthy
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_long_list_of_names_is_cut() -> None:
     consumers = (ALIVE, *(consumer(healthy=False, queue=f"q{n}") for n in range(12)))
 
@@ -234,6 +241,7 @@ def test_a_long_list_of_names_is_cut() -> None:
     assert issues == ("unhealthy consumers: q0, q1, q2, q3, q4, q5, q6, q7, q8, q9 and 2 more",)
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
     ("state", "issues"),
     [
@@ -256,6 +264,7 @@ def test_ready_means_initialized_staying_and_able_to_consume(
     assert probe.passed is (not issues)
 
 
+@pytest.mark.rule("OPS-3")
 def test_started_means_initialized() -> None:
     assert startup(replace(IDLE, shutting_down=True)).passed
     assert startup(NOT_YET).issues == (NOT_INITIALIZED,)

@@ -6,8 +6,6 @@ from router.core.history import HandOver, PastWait, WaitReason, past_waits
 from router.core.identity import MessageKey
 from router.core.job import Fate, Try
 
-pytestmark = pytest.mark.rule("OPS-5")
-
 KEY = MessageKey("q", "a", "digest")
 DELIVERED = HandOver(
     message_id="a",
@@ -24,6 +22,7 @@ DELIVERED = HandOver(
 RETURNED = HandOver("a", KEY, "q", "P", "g", "t", 10.0, (), 11.0, Fate.RETURNED, returned_for=30.0)
 
 
+@pytest.mark.rule("OPS-5")
 def test_the_waits_of_a_hand_over_are_the_times_in_which_nothing_was_sent() -> None:
     found = list(past_waits(DELIVERED.received_at, DELIVERED.tries, DELIVERED.ended_at))
 
@@ -34,22 +33,26 @@ def test_the_waits_of_a_hand_over_are_the_times_in_which_nothing_was_sent() -> N
     ]
 
 
+@pytest.mark.rule("OPS-5")
 def test_what_was_never_sent_waited_all_the_time() -> None:
     assert list(past_waits(10.0, (), 11.0)) == [PastWait(WaitReason.QUEUED, 10.0, 11.0)]
     assert list(past_waits(10.0, (), None)) == [PastWait(WaitReason.QUEUED, 10.0, None)]
 
 
+@pytest.mark.rule("OPS-5")
 def test_an_open_request_is_no_wait() -> None:
     found = list(past_waits(10.0, (Try(12.0, None),), None))
 
     assert found == [PastWait(WaitReason.QUEUED, 10.0, 12.0)]
 
 
+@pytest.mark.rule("OPS-5")
 def test_only_a_returned_message_is_due_again() -> None:
     assert DELIVERED.due_at is None
     assert RETURNED.due_at == 41.0
 
 
+@pytest.mark.rule("OPS-5")
 @given(st.floats(-1e9, 1e9))
 def test_another_clock_changes_no_duration(seconds: float) -> None:
     moved = DELIVERED.moved(seconds)

@@ -10,8 +10,6 @@ from router.core.lanes import Lane, Lanes
 from router.core.message import Tally
 from tests.support.jobs import make_batch, make_job
 
-pytestmark = pytest.mark.rule("POOL-3")
-
 TRIED = Tally(failures=1, requests=3)
 
 
@@ -55,6 +53,7 @@ def test_priority_9_is_high_priority() -> None:
     assert order == "HIJab"
 
 
+@pytest.mark.rule("POOL-3")
 def test_high_priority_never_passes_a_message_that_has_been_tried() -> None:
     lane = lane_of(
         make_job("a"), make_job("t", tally=TRIED), make_job("b"), make_job("H", high=True)
@@ -170,10 +169,11 @@ class LaneMachine(RuleBasedStateMachine):
         return regular[:last_tried] + high + regular[last_tried:]
 
 
-TestLane = LaneMachine.TestCase
+TestLane = pytest.mark.rule("POOL-3")(LaneMachine.TestCase)
 TestLane.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
+@pytest.mark.rule("POOL-3")
 def test_one_request_is_enough_to_have_been_tried() -> None:
     once = Tally(failures=0, requests=1)
     lane = lane_of(make_job("t", tally=once), make_job("b"), make_job("H", high=True))
@@ -193,6 +193,7 @@ def test_what_is_taken_from_a_message_on_is_gone_from_the_lane_and_the_rest_stay
     assert ids(list(lane)) == "a"
 
 
+@pytest.mark.rule("POOL-3")
 def test_a_lane_with_nothing_but_held_back_messages_has_no_head() -> None:
     lanes = Lanes()
     lane = lanes["g"] = Lane("g")

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from router.core.job import Fate
 from router.core.tracker import Ledger
 
-pytestmark = pytest.mark.rule("OPS-6")
 
-
+@pytest.mark.rule("OPS-6")
 def test_a_message_that_is_neither_held_nor_ended_is_unaccounted_for() -> None:
     ledger = Ledger()
     ledger.received = 3
@@ -19,6 +18,7 @@ def test_a_message_that_is_neither_held_nor_ended_is_unaccounted_for() -> None:
     assert ledger.unaccounted(held=1) == 1
 
 
+@pytest.mark.rule("OPS-6")
 @given(st.lists(st.sampled_from(Fate)))
 def test_every_hand_over_ends_in_exactly_one_state(fates: list[Fate]) -> None:
     ledger = Ledger()

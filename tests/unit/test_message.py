@@ -15,8 +15,6 @@ from router.core.message import MAX_BODY, MAX_DEPTH, Malformed, Message, Mode, p
 from router.engine.delivery import longest_delivery
 from tests.support.pace import slowdown
 
-pytestmark = pytest.mark.rule("BRK-2")
-
 TARGET = "http://svc/hook"
 
 
@@ -24,6 +22,7 @@ def body(**fields: object) -> bytes:
     return json.dumps({"id": "a", "mediationTarget": TARGET, **fields}).encode()
 
 
+@pytest.mark.rule("BRK-2")
 def test_the_smallest_message_needs_an_id_and_a_target() -> None:
     message = parse(body())
 
@@ -33,6 +32,7 @@ def test_the_smallest_message_needs_an_id_and_a_target() -> None:
     assert not message.high_priority
 
 
+@pytest.mark.rule("BRK-2")
 def test_null_and_blank_mean_absent_and_unknown_keys_are_ignored() -> None:
     message = parse(body(poolCode=" ", messageGroupId=None, highPriority=None, somethingElse=[1]))
 
@@ -47,6 +47,7 @@ def test_an_unknown_dispatch_mode_counts_as_absent_and_is_noticed() -> None:
     assert message.has_unknown_mode
 
 
+@pytest.mark.rule("BRK-2")
 @pytest.mark.parametrize(
     "broken",
     [
@@ -161,10 +162,12 @@ def test_high_priority_is_the_highest_level(fields: dict[str, object], level: in
     assert parse(body(**fields)).level == level
 
 
+@pytest.mark.rule("BRK-2")
 def test_brackets_in_strings_are_no_nesting() -> None:
     assert parse(body(text="[" * 100, list=[[]] * 40)).id == "a"
 
 
+@pytest.mark.rule("BRK-2")
 def test_escaped_quotes_do_not_end_strings() -> None:
     assert parse(body(text='"' + "[" * 100)).id == "a"
     assert parse(body(text='\\"' + "[" * 100)).id == "a"
@@ -173,6 +176,7 @@ def test_escaped_quotes_do_not_end_strings() -> None:
             parse(body(text=text, deep=json.loads("[" * 64 + "]" * 64)))
 
 
+@pytest.mark.rule("BRK-2")
 def test_a_message_is_shown_without_its_token_and_secret() -> None:
     shown = repr(parse(body(authToken="hunter2", signingSecret="hunter3")))
 
@@ -180,6 +184,7 @@ def test_a_message_is_shown_without_its_token_and_secret() -> None:
     assert "'a'" in shown
 
 
+@pytest.mark.rule("BRK-2")
 @given(st.binary(max_size=200))
 def test_no_bytes_do_worse_than_being_malformed(noise: bytes) -> None:
     with suppress(Malformed):
@@ -332,6 +337,7 @@ def document(steps: Sequence[tuple[str, int]]) -> object:
     return stack[0]
 
 
+@pytest.mark.rule("BRK-2")
 @given(STEPS, st.booleans())
 def test_what_is_nested_too_deep_is_told_as_by_counting(
     steps: Sequence[tuple[str, int]], ascii_only: bool
@@ -346,6 +352,7 @@ def test_what_is_nested_too_deep_is_told_as_by_counting(
         assert parse(text.encode()).id == "a"
 
 
+@pytest.mark.rule("BRK-2")
 @pytest.mark.parametrize("levels", [MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1])
 @pytest.mark.parametrize("opening", range(8))
 def test_64_levels_are_the_limit(levels: int, opening: int) -> None:

@@ -11,8 +11,6 @@ from router.brokers.nats import (
 from router.core.config import QueueConfig
 from router.ports import QueueRefused
 
-pytestmark = pytest.mark.rule("CFG-7")
-
 SETTINGS = NatsSettings(
     servers=("nats://one:4222", "tls://two:5222"), username="ada", password="pa:ss"
 )
@@ -22,12 +20,14 @@ def address(uri: str, settings: NatsSettings = SETTINGS, name: str = "orders") -
     return read_address(QueueConfig(name=name, uri=uri), settings)
 
 
+@pytest.mark.rule("CFG-7")
 def test_a_uri_says_it_all() -> None:
     assert address("nats://h:5222/?stream=S&consumer=C&subject=x.*.>") == NatsAddress(
         ("nats://h:5222",), NatsCredentials(), "S", "C", "x.*.>"
     )
 
 
+@pytest.mark.rule("CFG-7")
 def test_what_it_leaves_out_comes_from_the_settings() -> None:
     assert address("nats:///?subject=orders") == NatsAddress(
         ("nats://one:4222", "tls://two:5222"),
@@ -38,6 +38,7 @@ def test_what_it_leaves_out_comes_from_the_settings() -> None:
     )
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("uri", "servers", "credentials"),
     [
@@ -68,6 +69,7 @@ def test_credentials_of_the_environment_go_to_its_own_servers_only() -> None:
     assert address("nats://evil/").credentials == NatsCredentials()
 
 
+@pytest.mark.rule("CFG-7")
 def test_two_queues_never_share_a_consumer_by_accident() -> None:
     names = ["a.b", "a_b", "a b", "nats://h/?stream=S", "x" * 300, "x" * 301]
 
@@ -78,6 +80,7 @@ def test_two_queues_never_share_a_consumer_by_accident() -> None:
     assert not any(set(consumer) & set(" .*>/\\") for consumer in consumers)
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("uri", "why"),
     [
@@ -100,6 +103,7 @@ def test_what_cannot_be_is_refused_without_its_secrets(uri: str, why: str) -> No
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.rule("CFG-7")
 def test_credentials_are_shown_nowhere() -> None:
     read = address("nats://ada:secret@h/")
     settings = NatsSettings(servers=("nats://ada:secret@h",), password="secret")

@@ -6,8 +6,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from router.brokers.nats.consumer import LeaseTable, NatsLease
 
-pytestmark = pytest.mark.rule("BRK-3", "WQ-3")
-
 SEQUENCES = st.integers(1, 5)
 LEASE = 30.0
 BODY = b"{}"
@@ -66,9 +64,10 @@ class HoldingsMachine(RuleBasedStateMachine):
         ]
 
 
-TestHoldings = HoldingsMachine.TestCase
+TestHoldings = pytest.mark.rule("BRK-3")(HoldingsMachine.TestCase)
 
 
+@pytest.mark.rule("BRK-3")
 def test_an_old_hand_over_settles_nothing_of_the_new_one() -> None:
     lease_table = LeaseTable("one")
     old = lease_table.take(7, "old", BODY, 30.0)

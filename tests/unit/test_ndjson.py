@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from router.cli.send import MAX_BYTES, MESSAGES_PER_CALL, BadLine, MessageLine, batches, read_items
 from router.core.message import MAX_BODY, parse
 
-pytestmark = pytest.mark.rule("P5")
-
 TARGET = '"mediationTarget":"http://t/"'
 
 
@@ -27,6 +25,7 @@ def item(size: int) -> MessageLine:
     return MessageLine(1, parse(body), body)
 
 
+@pytest.mark.rule("P5")
 def test_a_message_is_sent_as_it_was_written() -> None:
     line = '{ "id": "a", ' + TARGET + ', "x": 1.50 }'
 
@@ -36,6 +35,7 @@ def test_a_message_is_sent_as_it_was_written() -> None:
     assert found.body == line.encode()
 
 
+@pytest.mark.rule("P5")
 @pytest.mark.parametrize("line", ["{" + TARGET + "}", '{"id":null,' + TARGET + "}"])
 def test_a_message_without_an_id_is_given_one(line: str) -> None:
     (found,) = read(line)
@@ -44,6 +44,7 @@ def test_a_message_without_an_id_is_given_one(line: str) -> None:
     assert json.loads(found.body) == {"mediationTarget": "http://t/", "id": "new-1"}
 
 
+@pytest.mark.rule("P5")
 def test_a_bad_line_is_named_and_the_others_are_read() -> None:
     good = '{"id":"a",' + TARGET + "}"
 
@@ -53,6 +54,7 @@ def test_a_bad_line_is_named_and_the_others_are_read() -> None:
     assert [each.line for each in found] == [1, 3, 4, 5, 6]
 
 
+@pytest.mark.rule("P5")
 def test_a_message_that_lacks_more_than_its_id_is_told_what() -> None:
     (found,) = read('{"poolCode":"A"}')
 
@@ -60,6 +62,7 @@ def test_a_message_that_lacks_more_than_its_id_is_told_what() -> None:
     assert "mediationTarget" in found.reason
 
 
+@pytest.mark.rule("P5")
 @pytest.mark.parametrize(
     "line",
     ["[]", "7", "[" * 100_000, '{"a":' * 100_000, b"\xff", b"\x00", b'{"\xff":1}'],
@@ -70,6 +73,7 @@ def test_what_is_no_message_at_all_is_refused(line: str | bytes) -> None:
     assert isinstance(found, BadLine)
 
 
+@pytest.mark.rule("P5")
 def test_a_line_that_is_too_long_is_one_bad_line() -> None:
     good = '{"id":"a",' + TARGET + "}"
 
@@ -79,6 +83,7 @@ def test_a_line_that_is_too_long_is_one_bad_line() -> None:
     assert [each.line for each in found] == [1, 2, 3]
 
 
+@pytest.mark.rule("P5")
 def test_a_byte_order_mark_and_windows_line_ends_do_no_harm() -> None:
     good = b'{"id":"a",' + TARGET.encode() + b"}\r"
 
@@ -87,6 +92,7 @@ def test_a_byte_order_mark_and_windows_line_ends_do_no_harm() -> None:
     assert [type(each) for each in found] == [MessageLine, MessageLine]
 
 
+@pytest.mark.rule("P5")
 @given(st.lists(st.sampled_from([50, 1000, MAX_BODY]), max_size=60))
 def test_a_batch_is_never_more_than_one_call_may_carry(sizes: list[int]) -> None:
     shapes = {size: item(size) for size in set(sizes)}
@@ -99,6 +105,7 @@ def test_a_batch_is_never_more_than_one_call_may_carry(sizes: list[int]) -> None
     assert all(2 + sum(len(each.body) + 1 for each in batch) <= MAX_BYTES for batch in cut)
 
 
+@pytest.mark.rule("P5")
 def test_a_batch_is_cut_by_count() -> None:
     one = item(50)
 

@@ -13,8 +13,6 @@ from router.core.notification import (
 )
 from router.core.warnings import CAPACITY, Notice, Severity
 
-pytestmark = pytest.mark.rule("OPS-2")
-
 BREAKER = Subject("circuit breaker of http://t:80", "opened", "closed again", Severity.ERROR)
 
 
@@ -35,6 +33,7 @@ def texts(items: list[Item]) -> list[str]:
     return [item.text for item in items if isinstance(item, StateChange)]
 
 
+@pytest.mark.rule("OPS-2")
 def test_warnings_below_the_least_severity_are_not_told() -> None:
     gathering = PendingDigest(Severity.ERROR)
 
@@ -44,6 +43,7 @@ def test_warnings_below_the_least_severity_are_not_told() -> None:
     assert gathering.take() == [notice(2, Severity.ERROR)]
 
 
+@pytest.mark.rule("OPS-2")
 def test_a_warning_is_told_once_with_its_count_so_far() -> None:
     gathering = PendingDigest(Severity.WARN)
 
@@ -56,6 +56,7 @@ def test_a_warning_is_told_once_with_its_count_so_far() -> None:
     assert gathering.take() == []
 
 
+@pytest.mark.rule("OPS-2")
 def test_a_warning_that_grows_worse_is_told_again() -> None:
     gathering = PendingDigest(Severity.WARN)
     gathering.warned(notice())
@@ -66,6 +67,7 @@ def test_a_warning_that_grows_worse_is_told_again() -> None:
     assert gathering.take() == [notice(severity=Severity.CRITICAL, count=2)]
 
 
+@pytest.mark.rule("OPS-2")
 def test_trouble_is_told_when_it_begins_and_when_it_is_over_and_not_in_between() -> None:
     gathering = PendingDigest(Severity.WARN)
 
@@ -82,6 +84,7 @@ def test_trouble_is_told_when_it_begins_and_when_it_is_over_and_not_in_between()
     assert ended == [StateChange(BREAKER, 3.0, is_over=True)]
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize(
     ("times", "text", "is_over"),
     [
@@ -104,6 +107,7 @@ def test_what_comes_and_goes_between_two_notifications_is_one_line(
     assert change.is_over is is_over
 
 
+@pytest.mark.rule("OPS-2")
 def test_what_came_back_after_its_recovery_lasts() -> None:
     gathering = PendingDigest(Severity.WARN)
     for _ in range(2):
@@ -118,6 +122,7 @@ def test_what_came_back_after_its_recovery_lasts() -> None:
     assert change.text == f"{BREAKER.name} opened, 3 times"
 
 
+@pytest.mark.rule("OPS-2")
 def test_recovery_from_a_trouble_that_was_too_small_to_tell_is_not_told() -> None:
     gathering = PendingDigest(Severity.CRITICAL)
 
@@ -139,6 +144,7 @@ def test_there_is_never_more_to_tell_than_fits() -> None:
     assert len(gathering.take()) == MOST_ITEMS
 
 
+@pytest.mark.rule("OPS-2")
 def test_b9_a_severe_warning_takes_the_place_of_a_mild_one() -> None:
     gathering = PendingDigest(Severity.INFO)
     for number in range(MOST_ITEMS):
@@ -170,6 +176,7 @@ def test_what_was_told_is_not_remembered_for_ever() -> None:
     assert len(gathering._troubled) == MOST_TROUBLES
 
 
+@pytest.mark.rule("OPS-2")
 def test_a_digest_has_the_worst_warnings_first_and_tells_how_bad_it_is() -> None:
     lasting, over = (
         StateChange(BREAKER, 1.0, began=1),
@@ -187,6 +194,7 @@ def test_a_digest_has_the_worst_warnings_first_and_tells_how_bad_it_is() -> None
     assert digest([over], instance="r", at=5.0, dropped=0).worst is Severity.INFO
 
 
+@pytest.mark.rule("OPS-2")
 @given(st.lists(st.sampled_from(["began", "ended", "take"]), max_size=40))
 def test_people_always_know_the_latest_state(steps: list[str]) -> None:
     gathering, troubled, believed = PendingDigest(Severity.WARN), False, False

@@ -25,8 +25,6 @@ from router.core.outcome import (
 )
 from router.core.warnings import Code, Severity
 
-pytestmark = pytest.mark.rule("MED-3")
-
 TODAY = datetime(2026, 1, 31, 8, 15, 30, tzinfo=UTC)
 
 
@@ -122,6 +120,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.rule("MED-3")
 @pytest.mark.parametrize("status", STATUSES)
 def test_the_status_decides(status: int) -> None:
     outcome = judge(Reply(status), now)
@@ -129,6 +128,7 @@ def test_the_status_decides(status: int) -> None:
     assert verdict(outcome) == STATUSES[status]
 
 
+@pytest.mark.rule("MED-3")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_missing_reply_is_judged_by_its_cause(fault: Cause) -> None:
     outcome = judge(NoReply(fault, "because"), now)
@@ -137,6 +137,7 @@ def test_a_missing_reply_is_judged_by_its_cause(fault: Cause) -> None:
     assert outcome.detail == "because"
 
 
+@pytest.mark.rule("MED-3")
 @pytest.mark.parametrize("cause", Cause)
 def test_every_cause_has_its_row(cause: Cause) -> None:
     rule = RULES[cause]
@@ -188,6 +189,7 @@ def test_only_real_failures_use_up_an_attempt(answer: Reply | NoReply, *, counts
     assert judge(answer, now).rule.counts is counts
 
 
+@pytest.mark.rule("MED-3")
 @pytest.mark.parametrize(
     "body",
     [
@@ -215,6 +217,7 @@ def test_anything_but_ack_false_is_a_success(body: bytes) -> None:
     assert judge(Reply(200, body), now) is DELIVERED
 
 
+@pytest.mark.rule("MED-3")
 @pytest.mark.parametrize(
     ("delay", "asked", "delayed"),
     [
@@ -245,6 +248,7 @@ def test_ack_false_defers_for_the_asked_delay(
     assert (outcome.asked_delay, outcome.delay) == (asked, delayed)
 
 
+@pytest.mark.rule("MED-3")
 @pytest.mark.parametrize(
     "reply",
     [
@@ -264,6 +268,7 @@ def test_a_permanent_failure_is_given_up_at_once_and_without_a_warning(reply: Re
     assert (outcome.status, outcome.reply) == (reply.status, reply.body)
 
 
+@pytest.mark.rule("MED-3")
 @pytest.mark.parametrize(
     "body",
     [
@@ -281,11 +286,13 @@ def test_only_true_means_permanent(body: bytes) -> None:
     assert judge(Reply(503, body), now).rule.word == "HttpError"
 
 
+@pytest.mark.rule("MED-3")
 def test_an_accepted_message_is_accepted_whatever_else_is_said() -> None:
     assert judge(Reply(200, b'{"ack": true, "permanent": true}'), now) is DELIVERED
     assert judge(Reply(404, b'{"permanent": true}'), now).rule.word == "HttpError"
 
 
+@pytest.mark.rule("MED-3")
 @pytest.mark.parametrize(
     "body",
     [
@@ -301,6 +308,7 @@ def test_ack_false_is_understood_however_it_is_written(body: bytes) -> None:
     assert (outcome.rule.word, outcome.delay, outcome.status) == ("Deferred", DEFAULT_DELAY, 202)
 
 
+@pytest.mark.rule("MED-3")
 def test_a_reply_past_the_cap_is_judged_by_its_status_alone() -> None:
     cut = b'{"ack": false}'
 
@@ -313,6 +321,7 @@ def http_date(after: timedelta) -> str:
     return (TODAY + after).strftime("%a, %d %b %Y %H:%M:%S GMT")
 
 
+@pytest.mark.rule("MED-3")
 @pytest.mark.parametrize(
     ("header", "delay"),
     [
@@ -372,6 +381,7 @@ def test_no_retry_after_is_too_strange(status: int, header: str) -> None:
     assert MIN_DELAY <= outcome.delay <= MAX_DELAY
 
 
+@pytest.mark.rule("MED-3")
 def test_a_date_is_never_reached_early() -> None:
     outcome = judge(Reply(429, retry_after=http_date(timedelta(seconds=10))), lambda: now() + 0.9)
 
@@ -403,6 +413,7 @@ def test_a_delay_is_always_one_that_every_broker_can_do(seconds: float) -> None:
     assert delay >= min(seconds, MAX_DELAY)
 
 
+@pytest.mark.rule("MED-3")
 @given(
     st.integers(0, 999),
     st.binary() | REPLIES.map(lambda said: json.dumps(said).encode()),

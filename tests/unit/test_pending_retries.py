@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from router.brokers.kit import retries as module
 from router.brokers.kit.retries import LATE_SECONDS, SOON_SECONDS, PendingRetries
 
-pytestmark = pytest.mark.rule("FIFO-1", "P3")
-
 KEYS = st.integers(1, 5)
 
 
@@ -18,6 +16,7 @@ def body(group: str | None) -> bytes:
     return json.dumps({"id": "a", "messageGroupId": group}).encode()
 
 
+@pytest.mark.rule("FIFO-1")
 def test_a_mate_that_is_due_soon_is_awaited() -> None:
     pending_retries = PendingRetries()
     pending_retries.expect(1, body("g"), now=0.0, delay=30.0)
@@ -29,6 +28,7 @@ def test_a_mate_that_is_due_soon_is_awaited() -> None:
     assert not pending_retries.awaits_mates_of([body("g")], now=30.4)
 
 
+@pytest.mark.rule("FIFO-1")
 def test_another_group_waits_for_nobody() -> None:
     pending_retries = PendingRetries()
     pending_retries.expect(1, body("g"), now=0.0, delay=1.0)
@@ -36,6 +36,7 @@ def test_another_group_waits_for_nobody() -> None:
     assert not pending_retries.awaits_mates_of([body("h"), body(None)], now=1.0)
 
 
+@pytest.mark.rule("FIFO-1")
 def test_those_without_a_group_are_one() -> None:
     pending_retries = PendingRetries()
     pending_retries.expect(1, body(None), now=0.0, delay=1.0)
@@ -43,6 +44,7 @@ def test_those_without_a_group_are_one() -> None:
     assert pending_retries.awaits_mates_of([b"not json"], now=1.0)
 
 
+@pytest.mark.rule("FIFO-1")
 @pytest.mark.parametrize(
     ("now", "awaited"),
     [
@@ -59,6 +61,7 @@ def test_what_comes_much_later_or_not_at_all_is_not_awaited(now: float, awaited:
     assert pending_retries.awaits_mates_of([body("g")], now) is awaited
 
 
+@pytest.mark.rule("FIFO-1")
 def test_what_was_given_back_again_is_awaited_at_its_new_time() -> None:
     pending_retries = PendingRetries()
     pending_retries.expect(1, body("g"), now=0.0, delay=1.0)

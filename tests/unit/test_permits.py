@@ -6,7 +6,7 @@ import pytest
 
 from router.engine.limits import Permits
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("POOL-6")]
+pytestmark = pytest.mark.anyio
 
 
 class Pool:
@@ -27,12 +27,14 @@ def taken(limit: int, out: int) -> Pool:
     return pool
 
 
+@pytest.mark.rule("POOL-6")
 async def test_there_are_as_many_as_the_limit() -> None:
     free = [taken(2, out).permits.is_free for out in range(4)]
 
     assert free == [True, True, False, False]
 
 
+@pytest.mark.rule("POOL-6")
 async def test_a_permit_that_is_lent_is_announced() -> None:
     pool = taken(1, 1)
 
@@ -41,6 +43,7 @@ async def test_a_permit_that_is_lent_is_announced() -> None:
     assert (pool.told, pool.permits.is_free, pool.permits.out) == (1, True, 0)
 
 
+@pytest.mark.rule("POOL-6")
 async def test_a_raised_limit_is_announced_at_once() -> None:
     pool = taken(1, 1)
 
@@ -49,6 +52,7 @@ async def test_a_raised_limit_is_announced_at_once() -> None:
     assert (pool.told, pool.permits.is_free) == (1, True)
 
 
+@pytest.mark.rule("POOL-6")
 async def test_below_a_lowered_limit_nothing_new_starts_until_enough_came_back() -> None:
     permits = taken(3, 3).permits
 
@@ -112,6 +116,7 @@ async def test_those_who_come_back_are_served_in_turn_as_far_as_the_limit_goes()
     assert permits.out == 4
 
 
+@pytest.mark.rule("POOL-6")
 async def test_when_nobody_sends_any_more_all_are_let_in() -> None:
     permits = taken(1, 1).permits
     async with asyncio.TaskGroup() as tasks:
@@ -124,6 +129,7 @@ async def test_when_nobody_sends_any_more_all_are_let_in() -> None:
     assert permits.out == 3
 
 
+@pytest.mark.rule("POOL-6")
 async def test_who_gave_up_waiting_takes_no_permit() -> None:
     permits = taken(1, 1).permits
     async with asyncio.TaskGroup() as tasks:

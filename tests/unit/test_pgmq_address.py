@@ -6,13 +6,12 @@ from router.brokers.pgmq.table import PgmqAddress, read_address
 from router.core.config import QueueConfig
 from router.ports import QueueRefused
 
-pytestmark = pytest.mark.rule("CMD-7", "CFG-7")
-
 
 def address(uri: str, name: str = "orders") -> PgmqAddress:
     return read_address(QueueConfig(name=name, uri=uri))
 
 
+@pytest.mark.rule("CMD-7")
 def test_a_uri_says_it_all() -> None:
     uri = "pgmq://u:p%40ss@h:5433/app?queue=Work&fifo=true&notify=false&sslmode=require"
 
@@ -20,10 +19,12 @@ def test_a_uri_says_it_all() -> None:
     assert address(uri) == PgmqAddress(dsn, "h:5433/app", "Work", is_fifo=True, may_notify=False)
 
 
+@pytest.mark.rule("CMD-7")
 def test_what_it_leaves_out_has_a_default() -> None:
     assert address("pgmq://h/app") == PgmqAddress("postgresql://h/app?", "h/app", "orders")
 
 
+@pytest.mark.rule("CMD-7")
 @pytest.mark.parametrize(
     ("uri", "why"),
     [

@@ -8,8 +8,6 @@ from router.brokers.pgmq.envelope import Envelope, command_reply
 from router.core.config import QueueConfig, Route
 from router.core.message import parse
 
-pytestmark = pytest.mark.rule("CMD-7")
-
 COMMAND_ID = "7f8d9e0a-1b2c-4d5e-8f90-a1b2c3d4e5f6"
 QUEUE = QueueConfig(
     name="payments",
@@ -35,6 +33,7 @@ def opened(command: object) -> tuple[bytes, str | None]:
     return Envelope(QUEUE).open(json.dumps(command).encode())
 
 
+@pytest.mark.rule("CMD-7")
 def test_a_command_becomes_a_message_for_the_target_of_its_type() -> None:
     body, flaw = opened(
         {
@@ -56,6 +55,7 @@ def test_a_command_becomes_a_message_for_the_target_of_its_type() -> None:
     assert (message.correlation_id, message.reply_to) == ("c-1", "replies")
 
 
+@pytest.mark.rule("CMD-7")
 def test_all_but_id_and_type_may_be_missing_or_null() -> None:
     for rest in ({}, {"data": None, "correlation_id": None, "reply_to": None}, {"reply_to": " "}):
         body, flaw = opened({"command_id": "1", "command_type": "Ping", **rest})
@@ -64,12 +64,14 @@ def test_all_but_id_and_type_may_be_missing_or_null() -> None:
         assert json.loads(body) == {"id": "1", "mediationTarget": "https://svc.example/ping"}
 
 
+@pytest.mark.rule("CMD-7")
 def test_a_reply_queue_that_the_router_does_not_know_keeps_its_name() -> None:
     body, _ = opened({"command_id": "1", "command_type": "Ping", "reply_to": "elsewhere"})
 
     assert parse(body).reply_to == "pgmq:elsewhere"
 
 
+@pytest.mark.rule("CMD-7")
 @pytest.mark.parametrize(
     ("group", "said"), [("A-1", "A-1"), (42, "42"), (None, None), (" ", None), ([1], None)]
 )
@@ -85,6 +87,7 @@ def test_a_group_is_a_text_or_a_number_in_the_data(group: object, said: str | No
         assert parse(body).group == said
 
 
+@pytest.mark.rule("CMD-7")
 @pytest.mark.parametrize(
     ("command", "why"),
     [
@@ -108,6 +111,7 @@ def test_what_cannot_be_delivered_stays_as_it_is_with_the_reason(command: object
     assert why in flaw
 
 
+@pytest.mark.rule("CMD-7")
 @pytest.mark.parametrize(
     "body",
     [
@@ -122,6 +126,7 @@ def test_what_is_no_command_is_left_to_the_parser(body: bytes) -> None:
     assert Envelope(QUEUE).open(body) == (body, None)
 
 
+@pytest.mark.rule("CMD-7")
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
@@ -149,6 +154,7 @@ def test_a_reply_has_the_field_names_of_the_command_bus(reply: object, said: obj
     assert json.loads(command_reply(json.dumps(reply).encode())) == said
 
 
+@pytest.mark.rule("CMD-7")
 @pytest.mark.parametrize("body", [b'{"messageId": "\xff", "outcome": "x"}', b'{"a":' * 5000])
 def test_what_is_no_reply_stays_as_it_is(body: bytes) -> None:
     assert command_reply(body) == body

@@ -4,9 +4,8 @@ import pytest
 
 from router.brokers.postgres.database import is_for_environment
 
-pytestmark = pytest.mark.rule("CFG-7")
 
-
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("dsn", "is_for"),
     [
@@ -30,6 +29,7 @@ def test_c2_the_password_is_for_the_hosts_that_operators_name(
     assert is_for_environment(dsn) is is_for
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("dsn", "is_for"),
     [

@@ -2,11 +2,10 @@ import pytest
 
 from router.brokers.kit.consuming import LARGE_BYTES, WINDOW_BYTES, PrefetchLimit
 
-pytestmark = pytest.mark.rule("P4", "BRK-1")
-
 EIGHT_MIB = 8 * 1024 * 1024
 
 
+@pytest.mark.rule("P4")
 def test_b8_small_messages_lower_no_window() -> None:
     limit = PrefetchLimit()
 
@@ -14,6 +13,7 @@ def test_b8_small_messages_lower_no_window() -> None:
     assert limit.of(500) == 500
 
 
+@pytest.mark.rule("P4")
 def test_b8_a_window_is_full_by_its_bytes_and_the_next_one_is_smaller() -> None:
     limit = PrefetchLimit()
     fitting = WINDOW_BYTES // EIGHT_MIB
@@ -26,6 +26,7 @@ def test_b8_a_window_is_full_by_its_bytes_and_the_next_one_is_smaller() -> None:
     assert (limit.of(500), limit.of(1)) == ((fitting + 1) // 2, 1)
 
 
+@pytest.mark.rule("P4")
 def test_b8_one_message_is_taken_whatever_its_size() -> None:
     limit = PrefetchLimit()
 

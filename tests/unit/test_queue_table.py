@@ -24,8 +24,6 @@ from router.ports import Depth, Publication, QueueRefused
 from tests.support.queue_model import WorkQueueComparison
 from tests.support.work_queues import LEASE, WINDOW, Clock, Queue, publication, story
 
-pytestmark = pytest.mark.rule("WQ-1", "WQ-2", "WQ-3", "WQ-4", "P3")
-
 
 class QueueComparison(WorkQueueComparison):
     def __init__(self) -> None:
@@ -136,12 +134,15 @@ def test_what_a_dead_worker_held_is_given_back_in_every_queue_and_in_order(
     assert ("g0", "ready", 1000.0, "bert", "the worker died") in story(db)
 
 
-TestQueueComparison = QueueComparison.TestCase
+TestQueueComparison = pytest.mark.rule("WQ-1", "WQ-2", "WQ-3", "WQ-4", "P3")(
+    QueueComparison.TestCase
+)
 TestQueueComparison.settings = settings(
     max_examples=120, stateful_step_count=30, deadline=None, derandomize=True
 )
 
 
+@pytest.mark.rule("WQ-2")
 def test_high_priority_goes_first_then_the_order_of_publication(table: Queue) -> None:
     table.publish([publication("a", group="g"), publication("b"), publication("c", group="h")])
     table.publish([publication("d", group="g", high=True), publication("e", group="g")])
@@ -151,6 +152,7 @@ def test_high_priority_goes_first_then_the_order_of_publication(table: Queue) ->
     assert ids == ["d", "a", "b", "c", "e"]
 
 
+@pytest.mark.rule("WQ-2")
 def test_all_of_high_priority_goes_before_the_first_regular_one(table: Queue) -> None:
     table.publish([publication("a", group="g")])
     table.publish([publication(name, group="h", high=True) for name in "bc"])
@@ -160,6 +162,7 @@ def test_all_of_high_priority_goes_before_the_first_regular_one(table: Queue) ->
     assert ids == ["b", "c"]
 
 
+@pytest.mark.rule("WQ-2")
 def test_a_run_of_a_lane_ends_at_a_message_that_must_wait(table: Queue, clock: Clock) -> None:
     table.publish([publication(name, group="g") for name in "abc"])
     _, (first, second, third) = table.claim_ids()
@@ -176,6 +179,7 @@ def test_a_run_of_a_lane_ends_at_a_message_that_must_wait(table: Queue, clock: C
     assert (before, still_held, after) == (["a"], [], ["b", "c"])
 
 
+@pytest.mark.rule("WQ-2")
 def test_a_high_priority_message_reaches_only_the_worker_that_holds_its_group(table: Queue) -> None:
     other = table.but(worker_id="bert")
     table.publish([publication("a", group="g")])
@@ -188,6 +192,7 @@ def test_a_high_priority_message_reaches_only_the_worker_that_holds_its_group(ta
     assert (others, ours) == (["c"], ["b"])
 
 
+@pytest.mark.rule("WQ-2")
 def test_the_next_of_a_group_is_for_the_worker_that_still_holds_its_high_priority_message(
     table: Queue,
 ) -> None:
@@ -204,6 +209,7 @@ def test_the_next_of_a_group_is_for_the_worker_that_still_holds_its_high_priorit
     assert (others, ours) == ([], ["b"])
 
 
+@pytest.mark.rule("WQ-2")
 def test_the_rest_of_a_group_is_for_the_worker_that_took_its_high_priority_message(
     table: Queue,
 ) -> None:
@@ -217,6 +223,7 @@ def test_the_rest_of_a_group_is_for_the_worker_that_took_its_high_priority_messa
     assert (others, ours) == ([], ["a"])
 
 
+@pytest.mark.rule("WQ-2")
 def test_what_was_kept_for_a_worker_is_handed_out_once(table: Queue) -> None:
     table.publish([publication("a", group="g"), publication("b", group="g", high=True)])
     table.claim_ids(limit=1)
@@ -241,6 +248,7 @@ def test_what_has_waited_for_its_delay_goes_before_what_came_after_it(
     assert ids == ["a"]
 
 
+@pytest.mark.rule("WQ-4")
 def test_a_message_whose_lease_has_ended_goes_before_what_came_after_it(
     table: Queue, clock: Clock
 ) -> None:
@@ -264,6 +272,7 @@ def test_a_lease_that_ends_at_this_instant_cannot_be_extended(table: Queue, cloc
     assert table.extend([first, second], LEASE) == [1]
 
 
+@pytest.mark.rule("WQ-2")
 def test_a_high_priority_message_for_this_worker_alone_goes_before_regular_ones(
     table: Queue,
 ) -> None:
@@ -288,6 +297,7 @@ def test_of_what_is_for_this_worker_alone_the_highest_priority_goes_first(table:
     assert in_turn == [["of h"], ["of i"], ["of g"]]
 
 
+@pytest.mark.rule("P3")
 def test_the_same_group_id_in_another_pool_is_another_group(table: Queue) -> None:
     table.publish([publication("a", pool="P", group="g"), publication("b", pool="Q", group="g")])
     first, _ = table.claim_ids(limit=1)
@@ -310,6 +320,7 @@ def test_an_immediate_message_has_no_group(table: Queue) -> None:
     assert (first, second) == (["a"], ["b"])
 
 
+@pytest.mark.rule("WQ-2")
 def test_the_depth_tells_whether_anything_could_be_had_now(table: Queue, clock: Clock) -> None:
     table.publish([publication("a", group="g"), publication("b", group="g")])
     offered = table.depth()
@@ -324,6 +335,7 @@ def test_the_depth_tells_whether_anything_could_be_had_now(table: Queue, clock: 
     assert [one.due for one in (offered, held, delayed, due)] == [1, 0, 0, 1]
 
 
+@pytest.mark.rule("WQ-2")
 def test_what_a_lease_or_a_delay_has_just_set_free_counts_to_its_own_queue(
     table: Queue, clock: Clock
 ) -> None:
@@ -341,6 +353,7 @@ def test_what_a_lease_or_a_delay_has_just_set_free_counts_to_its_own_queue(
     assert after == [Depth(1, 1, due=2), Depth(0, 0, due=0)]
 
 
+@pytest.mark.rule("WQ-8")
 def test_a_row_tells_its_story(db: sqlite3.Connection, table: Queue, clock: Clock) -> None:
     table.publish([publication("a")])
     clock.now = 1001.0
@@ -366,6 +379,7 @@ def bodies(db: sqlite3.Connection) -> list[bytes]:
     return [body for (body,) in db.execute(f"{query} ORDER BY id")]
 
 
+@pytest.mark.rule("WQ-1")
 def test_an_idle_queue_keeps_no_body_of_a_finished_message(
     db: sqlite3.Connection, table: Queue
 ) -> None:
@@ -394,6 +408,7 @@ def test_a_busy_queue_keeps_no_bodies_of_finished_messages(
     assert max(kept) == 0
 
 
+@pytest.mark.rule("WQ-1")
 def test_a_finished_message_behind_one_that_is_held_is_pruned_with_its_body(
     db: sqlite3.Connection, table: Queue, clock: Clock
 ) -> None:
@@ -409,6 +424,7 @@ def test_a_finished_message_behind_one_that_is_held_is_pruned_with_its_body(
     assert bodies(db) == [b"a"]
 
 
+@pytest.mark.rule("WQ-1")
 def test_ids_are_never_used_again(table: Queue, clock: Clock) -> None:
     table.publish([publication("a")])
     _, leases = table.claim_ids()
@@ -429,6 +445,7 @@ def messages_kept(db: sqlite3.Connection) -> int:
     return max(int(count) for (count,) in counts)
 
 
+@pytest.mark.rule("WQ-1")
 def test_an_idle_queue_is_pruned_in_small_steps(
     db: sqlite3.Connection, table: Queue, clock: Clock
 ) -> None:
@@ -459,6 +476,7 @@ def test_pruning_keeps_up_with_what_gets_finished(
     assert messages_kept(db) <= PRUNE_EVERY_MESSAGES
 
 
+@pytest.mark.rule("P3")
 def test_a_group_keeps_its_order_when_a_finished_message_in_the_middle_is_pruned(
     db: sqlite3.Connection, table: Queue, clock: Clock
 ) -> None:
@@ -483,6 +501,7 @@ def test_a_group_keeps_its_order_when_a_finished_message_in_the_middle_is_pruned
     assert messages_kept(db) == 0
 
 
+@pytest.mark.rule("P3")
 def test_what_comes_later_in_a_group_stays_behind_although_a_finished_one_was_pruned(
     table: Queue, clock: Clock
 ) -> None:
@@ -547,6 +566,7 @@ def test_an_ack_that_is_partly_stale_never_removes_what_another_worker_holds(
     assert other.ack([taken_over]) == []
 
 
+@pytest.mark.rule("WQ-3")
 def test_a_token_is_never_used_again(table: Queue, clock: Clock) -> None:
     tokens = set()
     for number in range(20):
@@ -576,6 +596,7 @@ def test_a_claim_tells_when_to_look_again(table: Queue, clock: Clock) -> None:
     assert (held, delayed, idle) == (LEASE, 10, float("inf"))
 
 
+@pytest.mark.rule("WQ-4")
 def test_leases_end_whichever_queue_of_the_file_is_asked(table: Queue, clock: Clock) -> None:
     bills = table.but(queue="bills")
     table.publish([publication("a", group="g"), publication("b")])
@@ -587,6 +608,7 @@ def test_leases_end_whichever_queue_of_the_file_is_asked(table: Queue, clock: Cl
     assert table.depth() == Depth(waiting=2, in_flight=0, due=2)
 
 
+@pytest.mark.rule("WQ-2")
 def test_delays_end_whichever_queue_of_the_file_is_asked(table: Queue, clock: Clock) -> None:
     bills = table.but(queue="bills")
     table.publish([publication("a", group="g"), publication("b")])
@@ -619,6 +641,7 @@ def test_of_very_many_that_have_waited_the_first_due_are_woken_first(
     assert [other.claim_ids()[0] for _ in "abc"] == [["b"], ["a"], ["c"]]
 
 
+@pytest.mark.rule("WQ-3")
 def test_what_several_claims_took_is_finished_at_once(db: sqlite3.Connection, table: Queue) -> None:
     table = table.but(audit=3600.0)
     table.publish([publication(name, group=name) for name in "abc"])
@@ -872,6 +895,7 @@ def test_an_error_while_a_batch_completes_undoes_the_ack_too(
     assert len(table.claim_ids()[0]) == 1
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize("version", [5, 99])
 def test_a_database_of_another_version_is_refused_with_what_to_do(
     db: sqlite3.Connection, version: int
@@ -882,6 +906,7 @@ def test_a_database_of_another_version_is_refused_with_what_to_do(
         create_schema(db, THIS_MACHINE)
 
 
+@pytest.mark.rule("CFG-7")
 def test_a_database_of_something_else_is_refused() -> None:
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute("CREATE TABLE accounts (name)")

@@ -10,8 +10,6 @@ from router.brokers.rabbitmq.connection import our_errors
 from router.core.config import QueueConfig
 from router.ports import Disconnected, QueueRefused
 
-pytestmark = pytest.mark.rule("CFG-7")
-
 DEFAULT = "amqp://us:hidden@rabbit.example:5673/shop"
 
 
@@ -19,6 +17,7 @@ def place(uri: str) -> RabbitAddress:
     return read_address(QueueConfig(name="orders", uri=uri), DEFAULT)
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("uri", "url", "queue"),
     [
@@ -36,6 +35,7 @@ def test_a_uri_says_where_the_queue_is(uri: str, url: str, queue: str) -> None:
     assert (found.url, found.queue) == (f"{url}?heartbeat=10", queue)
 
 
+@pytest.mark.rule("CFG-7")
 def test_a_queue_has_the_usual_window_unless_told_otherwise() -> None:
     usual = place("amqp://host?queue=q")
     told = place("amqp://host?queue=q&type=quorum&prefetch=20&heartbeat=2&cafile=/etc/ca.pem")
@@ -45,6 +45,7 @@ def test_a_queue_has_the_usual_window_unless_told_otherwise() -> None:
     assert told.url == "amqp://host/?heartbeat=2&cafile=/etc/ca.pem"
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("uri", "why"),
     [

@@ -15,8 +15,6 @@ from router.brokers.rabbitmq.retry import (
 )
 from router.core.message import UNTRIED, Tally
 
-pytestmark = pytest.mark.rule("BRK-4")
-
 NOW = 1_800_000_000.0
 
 
@@ -31,6 +29,7 @@ def hops(delay: float, latency: float) -> list[int]:
     return taken
 
 
+@pytest.mark.rule("BRK-4")
 @pytest.mark.parametrize(
     ("delay", "steps"),
     [
@@ -46,6 +45,7 @@ def test_a_delay_is_taken_in_few_hops(delay: float, steps: list[int]) -> None:
     assert hops(delay, latency=0.01) == steps
 
 
+@pytest.mark.rule("BRK-4")
 @given(delay=st.floats(1, 43200), latency=st.floats(0, 0.05))
 def test_a_copy_never_comes_too_early_and_hardly_too_late(delay: float, latency: float) -> None:
     steps = hops(delay, latency)
@@ -55,6 +55,7 @@ def test_a_copy_never_comes_too_early_and_hardly_too_late(delay: float, latency:
     assert len(steps) <= 12 + 2 * len(LADDER_SECONDS)
 
 
+@pytest.mark.rule("BRK-4")
 def test_the_shortest_delay_takes_the_first_step() -> None:
     assert step_for(0.01) == 1
 
@@ -68,6 +69,7 @@ def test_a_copy_carries_its_history() -> None:
     assert history_of(copy) == history
 
 
+@pytest.mark.rule("BRK-4")
 def test_what_has_no_id_gets_none_by_being_copied() -> None:
     copy = copy_of(Properties(), RetryHistory(due_at=NOW))
     copy.message_id = "made up by the client"
@@ -75,11 +77,13 @@ def test_what_has_no_id_gets_none_by_being_copied() -> None:
     assert history_of(copy).first_id is None
 
 
+@pytest.mark.rule("BRK-4")
 def test_an_original_is_known_by_its_message_id_alone() -> None:
     assert history_of(Properties(message_id="m-1")) == RetryHistory("m-1")
     assert history_of(Properties(message_id="")) == RetryHistory(None)
 
 
+@pytest.mark.rule("BRK-4")
 def test_a_copy_keeps_what_the_publisher_said_and_drops_what_concerned_the_original() -> None:
     original = Properties(
         content_type="application/json",

@@ -10,9 +10,8 @@ from router.core.dead_letter import DeadLetter, Reason
 from router.core.redact import mask_malformed, mask_urls, public_uri, without_secrets
 from tests.support.pace import slowdown
 
-pytestmark = pytest.mark.rule("DLQ-2", "OPS-5")
 
-
+@pytest.mark.rule("OPS-5")
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -60,6 +59,7 @@ def test_masking_4_kb_takes_less_than_100_microseconds(text: str) -> None:
         assert quickest < 100e-6 * slowdown()
 
 
+@pytest.mark.rule("OPS-5")
 @given(
     st.text(alphabet=st.sampled_from("ab/:=&;@ "), max_size=20),
     st.sampled_from(["sig", "code", "pwd", "key", "auth", "x"]),
@@ -96,6 +96,7 @@ BODY = (
 )
 
 
+@pytest.mark.rule("DLQ-2")
 def test_a_reply_that_echoes_the_secrets_is_kept_without_them() -> None:
     kept = without_secrets(letter(BODY, b"got Bearer tok-123 and hush-456"))
 
@@ -103,12 +104,14 @@ def test_a_reply_that_echoes_the_secrets_is_kept_without_them() -> None:
     assert kept.body == BODY
 
 
+@pytest.mark.rule("DLQ-2")
 def test_a_reply_cut_in_the_middle_of_a_secret_does_not_end_with_half_of_it() -> None:
     kept = without_secrets(letter(BODY, b"got Bearer tok-1"))
 
     assert kept.reply == b"got Bearer ***"
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize(
     ("query", "shown"), [("?key=abc", b"no /x?*** here"), ("?key=abc#top", b"no /x?*** here")]
 )
@@ -118,12 +121,14 @@ def test_a_reply_that_echoes_the_targets_query_is_kept_without_it(query: str, sh
     assert without_secrets(letter(body, b"no /x?key=abc here")).reply == shown
 
 
+@pytest.mark.rule("OPS-5")
 def test_a_short_query_is_no_secret() -> None:
     body = BODY.replace(b"https://svc/", b"https://svc/x?r=1")
 
     assert without_secrets(letter(body, b"error=1 r=1")).reply == b"error=1 r=1"
 
 
+@pytest.mark.rule("DLQ-2")
 def test_a_malformed_letter_is_kept_as_it_is() -> None:
     malformed = letter(b"not json", b"")
 
@@ -135,6 +140,7 @@ def escaped(text: str) -> bytes:
     return "".join(f"\\u{ord(each):04x}" for each in text).encode()
 
 
+@pytest.mark.rule("DLQ-2")
 @pytest.mark.parametrize(
     ("token", "reply", "shown"),
     [
@@ -157,6 +163,7 @@ def test_c6_a_token_that_is_echoed_in_json_is_masked(
     assert without_secrets(letter(body.encode(), reply)).reply == shown
 
 
+@pytest.mark.rule("DLQ-2")
 @given(st.text(st.characters(codec="utf-8"), min_size=4, max_size=20), st.binary(max_size=20))
 def test_c6_no_secret_survives_in_whatever_way_json_writes_it(secret: str, before: bytes) -> None:
     body = json.dumps({"id": "m", "mediationTarget": "https://svc/", "signingSecret": secret})
@@ -167,6 +174,7 @@ def test_c6_no_secret_survives_in_whatever_way_json_writes_it(secret: str, befor
         assert way[1:-1].encode() not in kept
 
 
+@pytest.mark.rule("DLQ-2")
 @given(st.binary(max_size=40), st.integers(4, 8), st.binary(max_size=20))
 @example(before=b"\\", cut=4, between=b"")  # looks like JSON's escape for a tab, and is none
 def test_no_token_survives_wherever_it_stands_in_a_reply(

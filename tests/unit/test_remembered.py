@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 from router.core import tracker
 from router.core.tracker import MOST_REMEMBERED, REMEMBERED_SECONDS, RememberedAcks
 
-pytestmark = pytest.mark.rule("BRK-3")
-
 A = ("q", "1", 0)
 
 
+@pytest.mark.rule("BRK-3")
 def test_an_ack_is_known_until_the_broker_has_heard_of_it() -> None:
     acks = RememberedAcks()
     acks.add(A, now=0)
@@ -24,6 +23,7 @@ def test_an_ack_is_known_until_the_broker_has_heard_of_it() -> None:
     assert not acks
 
 
+@pytest.mark.rule("BRK-3")
 @pytest.mark.parametrize("other", [("r", "1", 0), ("q", "2", 0), ("q", "1", 1)])
 def test_another_queue_message_or_attempt_is_not_meant(other: tuple[str, str, int]) -> None:
     acks = RememberedAcks()
@@ -32,6 +32,7 @@ def test_another_queue_message_or_attempt_is_not_meant(other: tuple[str, str, in
     assert not acks.knows(other, now=1)
 
 
+@pytest.mark.rule("BRK-3")
 def test_it_is_forgotten_after_twelve_hours() -> None:
     acks = RememberedAcks()
     acks.add(A, now=0)
@@ -41,6 +42,7 @@ def test_it_is_forgotten_after_twelve_hours() -> None:
     assert not acks.knows(A, now=REMEMBERED_SECONDS)
 
 
+@pytest.mark.rule("BRK-3")
 def test_it_is_forgotten_earlier_if_it_was_so_said() -> None:
     acks = RememberedAcks()
     acks.add(A, now=10, lifetime=30)
@@ -48,6 +50,7 @@ def test_it_is_forgotten_earlier_if_it_was_so_said() -> None:
     assert [acks.knows(A, now=39.9), acks.knows(A, now=40)] == [True, False]
 
 
+@pytest.mark.rule("BRK-3")
 def test_why_a_message_died_is_remembered_with_its_ack() -> None:
     acks = RememberedAcks()
     acks.add(A, now=0, error="HTTP 404")
@@ -55,6 +58,7 @@ def test_why_a_message_died_is_remembered_with_its_ack() -> None:
     assert (acks.error_of(A, now=1), acks.error_of("other", now=1)) == ("HTTP 404", None)
 
 
+@pytest.mark.rule("BRK-3")
 def test_to_forget_what_was_never_known_changes_nothing() -> None:
     acks = RememberedAcks()
 
@@ -78,6 +82,7 @@ def test_the_oldest_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch
     assert MOST_REMEMBERED == 100_000
 
 
+@pytest.mark.rule("BRK-3")
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["add", "forget"])), max_size=60))
 def test_it_knows_exactly_what_was_added_and_not_forgotten(steps: list[tuple[int, str]]) -> None:
     acks = RememberedAcks()

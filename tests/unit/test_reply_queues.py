@@ -8,8 +8,6 @@ from router.core.config import QueueConfig, QueueNaming, QueueType, RoutingConfi
 from router.core.config_document import Document, as_document, read_document
 from router.core.config_plan import check_document, plan, unite
 
-pytestmark = pytest.mark.rule("CMD-3")
-
 NAMING = QueueNaming(QueueType.SQS, "/state")
 ENTRIES = [
     {"queueName": "replies", "queueUri": "amqp://u:secret@host/?queue=r", "connections": 7},
@@ -25,6 +23,7 @@ def config(*entries: object) -> RoutingConfig:
     return unite([("the document", read(*entries))])[0]
 
 
+@pytest.mark.rule("CMD-3")
 def test_they_are_read_with_name_and_place_alone() -> None:
     document = read(*ENTRIES)
 
@@ -36,6 +35,7 @@ def test_they_are_read_with_name_and_place_alone() -> None:
     assert not document.problems
 
 
+@pytest.mark.rule("CMD-3")
 @pytest.mark.parametrize("bad", [7, {}, {"queueName": "x", "queueUri": "ftp://x"}])
 def test_a_bad_one_is_skipped_and_reported(bad: object) -> None:
     document = read(bad, ENTRIES[0])
@@ -46,6 +46,7 @@ def test_a_bad_one_is_skipped_and_reported(bad: object) -> None:
     assert [queue.name for queue in document.reply_queues] == ["replies"]
 
 
+@pytest.mark.rule("CMD-3")
 def test_one_that_turned_bad_stays_as_it_was() -> None:
     running = config(ENTRIES[0])
 
@@ -54,6 +55,7 @@ def test_one_that_turned_bad_stays_as_it_was() -> None:
     assert united.reply_queues == running.reply_queues
 
 
+@pytest.mark.rule("CMD-3")
 def test_the_first_document_wins_a_conflict() -> None:
     other = read({"queueName": "replies", "queueUri": "sqs://other"})
 
@@ -63,6 +65,7 @@ def test_the_first_document_wins_a_conflict() -> None:
     assert conflicts == ["reply queue 'replies' of two is not as in one, which counts"]
 
 
+@pytest.mark.rule("CMD-3")
 def test_changes_are_planned_without_credentials() -> None:
     before, after = config(*ENTRIES), config({"queueName": "replies", "queueUri": "sqs://x"})
 
@@ -77,6 +80,7 @@ def test_changes_are_planned_without_credentials() -> None:
     assert plan(before, before).lines() == []
 
 
+@pytest.mark.rule("CMD-3")
 def test_they_are_shown_without_credentials_and_compared_so() -> None:
     shown = as_document(config(*ENTRIES))
 

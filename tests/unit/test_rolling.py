@@ -6,17 +6,17 @@ from hypothesis import strategies as st
 
 from router.core.stats import LONG, Rolling
 
-pytestmark = pytest.mark.rule("OPS-3", "P4")
-
 MINUTE = 60.0
 Steps = list[tuple[float, int]]  # pause before it, which total grows
 STEPS = st.lists(st.tuples(st.floats(0, 20 * MINUTE), st.integers(0, 2)), max_size=60)
 
 
+@pytest.mark.rule("OPS-3")
 def test_what_never_grew_has_not_grown_lately() -> None:
     assert Rolling(2).growth(30, now=1e6) == [0, 0]
 
 
+@pytest.mark.rule("OPS-3")
 def test_totals_never_forget() -> None:
     rolling = Rolling(1)
     for minute in range(100):
@@ -25,6 +25,7 @@ def test_totals_never_forget() -> None:
     assert list(rolling.totals) == [100]
 
 
+@pytest.mark.rule("OPS-3")
 def test_what_is_older_than_the_window_is_left_out() -> None:
     rolling = Rolling(1)
     rolling.at(0.0)[0] += 1
@@ -35,6 +36,7 @@ def test_what_is_older_than_the_window_is_left_out() -> None:
     assert grown == [2, 1, 0]
 
 
+@pytest.mark.rule("OPS-3")
 def test_reading_changes_nothing() -> None:
     rolling = Rolling(1)
     rolling.at(0.0)[0] += 1
@@ -44,6 +46,7 @@ def test_reading_changes_nothing() -> None:
     assert rolling.growth(30, now=1.0) == [1]
 
 
+@pytest.mark.rule("OPS-3")
 @given(STEPS, st.sampled_from([1, 5, 30]), st.floats(0, 40 * MINUTE))
 def test_a_window_holds_what_a_list_of_all_events_would_say(
     steps: Steps, minutes: int, pause: float
@@ -61,6 +64,7 @@ def test_a_window_holds_what_a_list_of_all_events_would_say(
     assert grown == [recent.count(place) for place in range(3)]
 
 
+@pytest.mark.rule("P4")
 def test_however_long_it_counts_it_keeps_half_an_hour_of_notes() -> None:
     rolling = Rolling(1)
     for minute in range(1000):

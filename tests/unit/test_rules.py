@@ -7,8 +7,8 @@ import pytest
 from tests.support.rules import (
     REQUIRED,
     RULES,
+    BadMark,
     Proof,
-    UnreadableMark,
     all_proofs,
     proofs_in,
     render,
@@ -47,9 +47,8 @@ def test_marks_on_a_function_count_for_it_alone() -> None:
     assert found == {"t.py::test_a": ["P1", "P2"]}
 
 
-def test_marks_of_the_module_and_of_a_class_count_for_everything_inside() -> None:
+def test_marks_of_a_class_count_for_everything_inside() -> None:
     found = rules_by_test("""
-        pytestmark = [pytest.mark.anyio, pytest.mark.rule("P1")]
         @pytest.mark.rule("P2")
         class TestIt:
             @pytest.mark.rule("P3", "P1")
@@ -58,11 +57,15 @@ def test_marks_of_the_module_and_of_a_class_count_for_everything_inside() -> Non
         TestLane = pytest.mark.rule("P4")(LaneMachine.TestCase)
     """)
 
-    assert found == {
-        "t.py::TestIt::test_a": ["P1", "P2", "P3"],
-        "t.py::TestQueue": ["P1"],
-        "t.py::TestLane": ["P1", "P4"],
-    }
+    assert found == {"t.py::TestIt::test_a": ["P1", "P2", "P3"], "t.py::TestLane": ["P4"]}
+
+
+def test_a_mark_on_a_module_is_refused_with_its_place() -> None:
+    with pytest.raises(BadMark, match=r"t\.py:2: mark the tests"):
+        rules_by_test("""
+            pytestmark = [pytest.mark.anyio, pytest.mark.rule("P1")]
+            def test_a(): ...
+        """)
 
 
 def test_marks_inside_parameters_count() -> None:
@@ -75,7 +78,7 @@ def test_marks_inside_parameters_count() -> None:
 
 
 def test_a_rule_that_is_not_plain_text_is_refused_with_its_place() -> None:
-    with pytest.raises(UnreadableMark, match=r"t\.py:2"):
+    with pytest.raises(BadMark, match=r"t\.py:2"):
         rules_by_test("""
             @pytest.mark.rule(RULE)
             def test_a(): ...

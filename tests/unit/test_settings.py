@@ -19,8 +19,6 @@ from router.setting_values import (
 )
 from router.settings import BadSetting, Settings, setting_notes, settings_table, variables
 
-pytestmark = pytest.mark.rule("CFG-1")
-
 
 def refusal(name: str, value: str) -> str:
     with pytest.raises(BadSetting) as caught:
@@ -28,6 +26,7 @@ def refusal(name: str, value: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.rule("CFG-1")
 def test_an_empty_environment_gives_the_documented_defaults() -> None:
     settings = Settings.from_env({})
 
@@ -48,6 +47,7 @@ def test_an_empty_environment_gives_the_documented_defaults() -> None:
     assert settings.naming.queue_type is QueueType.EMBEDDED
 
 
+@pytest.mark.rule("CFG-1")
 def test_every_kind_of_value_is_read() -> None:
     settings = Settings.from_env(
         {
@@ -74,12 +74,14 @@ def test_every_kind_of_value_is_read() -> None:
     assert settings.brokers.sqs.region == "us-east-1"
 
 
+@pytest.mark.rule("CFG-1")
 def test_a_blank_variable_counts_as_not_set() -> None:
     blank = {"MESSAGE_ROUTER_CONFIG_URL": "", "MESSAGE_ROUTER_PORT": "  "}
 
     assert Settings.from_env(blank) == Settings()
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("5m", 300), ("30s", 30), ("1h", 3600), ("500ms", 0.5), ("7", 7), ("1.5", 1.5), ("2M", 120)],
@@ -88,6 +90,7 @@ def test_durations_are_read_in_all_their_units(text: str, expected: float) -> No
     assert seconds(0, 86_400)(text) == expected
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("4096", 4096), ("3KiB", 3072), ("500 MiB", 524_288_000), ("1gib", 1024**3)],
@@ -110,6 +113,7 @@ def test_dead_letters_are_kept_for_ever_up_to_a_gibibyte_unless_set_otherwise() 
     assert (own.dead_letter_retention, own.dead_letter_max_bytes) == (2_592_000, 5_242_880)
 
 
+@pytest.mark.rule("CFG-1")
 @given(st.text())
 def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> None:
     parse = seconds(1, 86_400)
@@ -123,6 +127,7 @@ def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> 
     assert line.isprintable()
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
@@ -220,6 +225,7 @@ def test_the_default_retry_policy_is_written_as_in_the_document(
     assert Settings.from_env({"MESSAGE_ROUTER_DEFAULT_RETRY": value}).default_retry == policy
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -243,6 +249,7 @@ def test_a_secret_is_masked_when_it_is_refused(name: str, value: str) -> None:
     assert "***" in line or "'ftp://host/'" in line
 
 
+@pytest.mark.rule("CFG-1")
 def test_secrets_and_urls_are_not_in_the_repr() -> None:
     settings = Settings.from_env(
         {
@@ -260,6 +267,7 @@ def test_secrets_and_urls_are_not_in_the_repr() -> None:
     assert "hunter2" not in repr(settings)
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("env", "missing"),
     [
@@ -281,6 +289,7 @@ def test_an_auth_mode_without_its_credentials_is_refused(env: dict[str, str], mi
         Settings.from_env(env)
 
 
+@pytest.mark.rule("CFG-1")
 def test_an_auth_mode_with_its_credentials_is_taken() -> None:
     basic = {
         "MESSAGE_ROUTER_AUTH_MODE": "BASIC",
@@ -291,6 +300,7 @@ def test_an_auth_mode_with_its_credentials_is_taken() -> None:
     assert Settings.from_env(basic).auth_mode is AuthMode.BASIC
 
 
+@pytest.mark.rule("CFG-1")
 def test_bare_queue_names_are_sqs_queues_once_there_is_a_config_url() -> None:
     with_url = Settings.from_env({"MESSAGE_ROUTER_CONFIG_URL": "http://host/"})
     told = Settings(config_urls=("http://host/",), queue_type=QueueType.NATS)
@@ -299,6 +309,7 @@ def test_bare_queue_names_are_sqs_queues_once_there_is_a_config_url() -> None:
     assert told.naming.queue_type is QueueType.NATS
 
 
+@pytest.mark.rule("CFG-1")
 def test_state_is_kept_under_an_absolute_path_wherever_the_process_goes_later() -> None:
     settings = Settings.from_env({"MESSAGE_ROUTER_STATE_DIR": "here"})
 
@@ -344,6 +355,7 @@ def test_the_lock_may_be_on_one_server_or_on_several(url: str) -> None:
     assert "secret" not in repr(settings)
 
 
+@pytest.mark.rule("CFG-1")
 def test_an_unknown_name_is_noted_and_harmless() -> None:
     env = {"MESSAGE_ROUTER_CONFIG_URI": "x", "MESSAGE_ROUTER_ZZZZZZ": "x", "PATH": "/bin"}
 
@@ -355,6 +367,7 @@ def test_an_unknown_name_is_noted_and_harmless() -> None:
     ]
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     "env", [{"NOTIFY_SMTP_URL": "smtp://mail"}, {"NOTIFY_EMAIL_TO": "ops@example.com"}]
 )
@@ -363,6 +376,7 @@ def test_a_mail_server_and_those_who_get_mail_go_together(env: dict[str, str]) -
         Settings.from_env(env)
 
 
+@pytest.mark.rule("CFG-1")
 def test_what_kubernetes_sets_beside_a_service_of_our_name_is_not_ours() -> None:
     env = {
         "MESSAGE_ROUTER_PORT": "tcp://10.0.0.7:8080",
@@ -374,6 +388,7 @@ def test_what_kubernetes_sets_beside_a_service_of_our_name_is_not_ours() -> None
     assert setting_notes(env) == []
 
 
+@pytest.mark.rule("CFG-1")
 def test_the_table_for_people_has_a_row_for_every_variable() -> None:
     lines = settings_table().splitlines()
 
@@ -387,6 +402,7 @@ TRACES_AT = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://c/in"}
 COLLECTOR_AT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318/"}
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("env", "endpoint"),
     [
@@ -406,6 +422,7 @@ def test_traces_are_off_until_they_are_given_somewhere_to_go(
     assert Settings.from_env(env).traces_endpoint == endpoint
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize("infix", ["", "TRACES_"])
 def test_a_protocol_that_we_do_not_speak_matters_only_if_there_are_traces(infix: str) -> None:
     env = {f"OTEL_EXPORTER_OTLP_{infix}PROTOCOL": "grpc"}
@@ -418,6 +435,7 @@ def test_a_protocol_that_we_do_not_speak_matters_only_if_there_are_traces(infix:
     assert Settings.from_env(env).traces_endpoint is None
 
 
+@pytest.mark.rule("CFG-1")
 @pytest.mark.parametrize(
     ("sampler", "rule"),
     [

@@ -6,7 +6,7 @@ import pytest
 
 from router.signal import Signal, wait_for_signal
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("P5")]
+pytestmark = pytest.mark.anyio
 
 
 async def ring_in(seconds: float, signal: Signal) -> None:

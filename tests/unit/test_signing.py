@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from router.outbound.http_sender import BadSecret, signature_headers
 
-pytestmark = pytest.mark.rule("MED-1")
-
 BODY = b'{"messageId":"m-1"}'
 NOW = datetime(2026, 1, 31, 8, 15, 30, 123_900, tzinfo=UTC).timestamp()
 
@@ -24,6 +22,7 @@ def mac(key: bytes, content: bytes) -> bytes:
     return hmac.new(key, content, hashlib.sha256).digest()
 
 
+@pytest.mark.rule("MED-1")
 def test_a_plain_secret_signs_with_its_utf8_bytes() -> None:
     headers = signed("Schlüssel")
 
@@ -39,6 +38,7 @@ def test_a_plain_secret_signs_with_its_utf8_bytes() -> None:
     }
 
 
+@pytest.mark.rule("MED-1")
 def test_a_webhook_secret_is_base64_for_the_standard_and_plain_for_the_older_pair() -> None:
     secret = "whsec_" + base64.b64encode(bytes(range(24))).decode()
 
@@ -50,6 +50,7 @@ def test_a_webhook_secret_is_base64_for_the_standard_and_plain_for_the_older_pai
     assert headers["X-FLOWCATALYST-SIGNATURE"] == older.hex()
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("now", [1_700_000_000, 1_700_000_000.5, 1_700_000_000.0004])
 def test_the_older_timestamp_has_exactly_three_fraction_digits(now: float) -> None:
     instant = signed("s", now=now)["X-FLOWCATALYST-TIMESTAMP"]
@@ -58,6 +59,7 @@ def test_the_older_timestamp_has_exactly_three_fraction_digits(now: float) -> No
     assert instant[-5] == "."
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("key", ["two words", "abc", "Zm9v!", "ü"])
 def test_a_webhook_secret_that_is_not_base64_is_named_without_being_shown(key: str) -> None:
     with pytest.raises(BadSecret, match="`signingSecret` is not base64") as caught:
@@ -66,11 +68,13 @@ def test_a_webhook_secret_that_is_not_base64_is_named_without_being_shown(key: s
     assert key not in str(caught.value)
 
 
+@pytest.mark.rule("MED-1")
 def test_a_webhook_secret_without_a_key_is_refused() -> None:
     with pytest.raises(BadSecret, match="nothing after whsec_"):
         signed("whsec_")
 
 
+@pytest.mark.rule("MED-1")
 @given(st.text(min_size=1).filter(lambda text: not text.startswith("whsec_")))
 def test_no_header_ever_holds_the_secret_or_breaks_its_line(secret: str) -> None:
     try:

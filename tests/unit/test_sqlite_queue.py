@@ -20,9 +20,10 @@ from router.ports import Broker, Publication, Publisher
 
 T = TypeVar("T")
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("WQ-4", "WQ-6")]
+pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.rule("WQ-4")
 async def test_delays_and_leases_end_at_their_instant(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db", visibility_timeout=7)

@@ -7,7 +7,7 @@ import pytest
 
 from router.brokers.sqs.client import CREDENTIALS_LAST_SECONDS, Account
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CFG-7")]
+pytestmark = pytest.mark.anyio
 
 
 class Role:
@@ -21,6 +21,7 @@ class Role:
         return SimpleNamespace(access_key=f"key {self.asked}", secret_key="secret", token=None)
 
 
+@pytest.mark.rule("CFG-7")
 async def test_keys_that_changed_are_used_a_moment_later() -> None:
     account = Account(Role(), None)
 

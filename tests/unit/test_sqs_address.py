@@ -6,8 +6,6 @@ from router.brokers.sqs import SqsAddress, SqsSettings, read_address
 from router.core.config import QueueConfig
 from router.ports import QueueRefused
 
-pytestmark = pytest.mark.rule("CFG-7")
-
 HOME = SqsSettings(region="eu-central-1")
 
 
@@ -15,6 +13,7 @@ def address(uri: str, settings: SqsSettings = HOME) -> SqsAddress:
     return read_address(QueueConfig(name="orders", uri=uri), settings)
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("host", "region"),
     [
@@ -36,6 +35,7 @@ def test_the_region_is_the_one_that_the_host_names(host: str, region: str) -> No
     assert found.url == f"https://{host}/123456789012/orders"
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("uri", "name", "is_fifo"),
     [
@@ -51,6 +51,7 @@ def test_a_queue_is_fifo_by_its_name(uri: str, name: str, *, is_fifo: bool) -> N
     assert (found.name, found.is_fifo) == (name, is_fifo)
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("region", "endpoint"),
     [
@@ -64,6 +65,7 @@ def test_a_name_alone_is_looked_for_in_our_region(region: str, endpoint: str) ->
     assert (found.url, found.endpoint, found.region) == (None, endpoint, region)
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize("uri", ["sqs://orders", "https://sqs.eu-west-1.amazonaws.com/1/orders"])
 def test_a_stand_in_takes_the_place_of_every_host(uri: str) -> None:
     found = address(uri, SqsSettings(endpoint="http://localhost:4566"))
@@ -71,6 +73,7 @@ def test_a_stand_in_takes_the_place_of_every_host(uri: str) -> None:
     assert found.endpoint == "http://localhost:4566/"
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     ("uri", "why"),
     [
@@ -93,6 +96,7 @@ def test_a_wrong_address_is_refused_with_a_reason_and_without_its_secrets(
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.rule("CFG-7")
 def test_an_endpoint_with_credentials_is_refused_and_not_shown() -> None:
     settings = SqsSettings(endpoint="http://user:secret@localhost:4566")
 
@@ -102,6 +106,7 @@ def test_an_endpoint_with_credentials_is_refused_and_not_shown() -> None:
     assert "secret" not in f"{refused.value} {settings!r}"
 
 
+@pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize(
     "uri",
     [

@@ -9,7 +9,7 @@ import pytest
 from router.brokers.sqs.broker import CallBatcher
 from router.ports import Disconnected
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("BRK-3")]
+pytestmark = pytest.mark.anyio
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Calls:
         return [2 * item for item in items]
 
 
+@pytest.mark.rule("BRK-3")
 async def test_those_of_one_moment_share_a_call_and_keep_their_order() -> None:
     calls = Calls()
     batcher = CallBatcher(calls.send, 0.1)
@@ -38,6 +39,7 @@ async def test_those_of_one_moment_share_a_call_and_keep_their_order() -> None:
     assert calls.made == [[3, 1, 2]]
 
 
+@pytest.mark.rule("BRK-3")
 async def test_those_who_come_while_a_call_is_made_have_their_own() -> None:
     calls = Calls()
     batcher = CallBatcher(calls.send, 0.1)
@@ -50,6 +52,7 @@ async def test_those_who_come_while_a_call_is_made_have_their_own() -> None:
     assert calls.made == [[1], [2]]
 
 
+@pytest.mark.rule("BRK-3")
 @pytest.mark.parametrize("after", [0.05, 0.5], ids=["before its call", "during its call"])
 async def test_who_sends_for_others_and_is_called_off_lets_them_know(after: float) -> None:
     batcher = CallBatcher(Calls().send, 0.1)
@@ -65,6 +68,7 @@ async def test_who_sends_for_others_and_is_called_off_lets_them_know(after: floa
     assert await batcher.ask(3) == 6
 
 
+@pytest.mark.rule("BRK-3")
 async def test_a_follower_that_is_called_off_is_no_trouble_to_the_others() -> None:
     batcher = CallBatcher(Calls().send, 0.1)
     first = asyncio.ensure_future(batcher.ask(1))
@@ -77,6 +81,7 @@ async def test_a_follower_that_is_called_off_is_no_trouble_to_the_others() -> No
     assert await first == 2
 
 
+@pytest.mark.rule("BRK-3")
 async def test_a_failed_call_fails_for_all() -> None:
     batcher = CallBatcher(Calls(fails=True).send, 0.1)
     first = asyncio.ensure_future(batcher.ask(1))

@@ -23,8 +23,6 @@ from router.brokers.sqs.publisher import MAX_BYTES, batches, plain, send_entry
 from router.core.message import Message
 from router.ports import Disconnected, Publication
 
-pytestmark = pytest.mark.rule("BRK-3")
-
 AGES = st.floats(0, 50_000)
 DELAYS = st.floats(0, 43_200)
 
@@ -53,10 +51,12 @@ def test_an_extension_is_allowed_within_twelve_hours_of_the_receive(
     assert Receipt("handle", 0.0, 0.0).may_last(seconds, age) == (age + seconds <= MAX_HOLD_SECONDS)
 
 
+@pytest.mark.rule("BRK-3")
 def test_ten_acks_fill_a_call_and_wait_for_no_others() -> None:
     assert SqsBroker.traits.acks_per_call == MAX_ENTRIES == 10
 
 
+@pytest.mark.rule("BRK-3")
 @given(sizes=st.lists(st.integers(0, MAX_BYTES * 2), max_size=40))
 def test_calls_are_full_but_not_too_full_and_in_order(sizes: list[int]) -> None:
     items = [publication(size) for size in sizes]
@@ -81,6 +81,7 @@ def test_a_name_that_sqs_refuses_becomes_one_that_it_takes_and_stays_its_own(
     assert (names[0] == names[1]) == (one == other)
 
 
+@pytest.mark.rule("BRK-3")
 def test_a_plain_name_stays_as_it_is() -> None:
     assert plain("order-12345") == "order-12345"
 

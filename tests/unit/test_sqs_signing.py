@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from router.brokers.sqs.client import CONTENT_TYPE, TARGET, AwsCredentials, Signer, host_header
 
-pytestmark = pytest.mark.rule("BRK-1")
-
 KEY = AwsCredentials("AKIDEXAMPLE", "wJalrXUtnFEMI")
 ACTIONS = st.sampled_from(["ReceiveMessage", "DeleteMessageBatch"])
 TOKENS = st.none() | st.text("abcdef0123456789/+=", min_size=1, max_size=400)

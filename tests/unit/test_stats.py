@@ -5,17 +5,17 @@ import pytest
 from router.core.outcome import Metric
 from router.core.stats import LONG, SHORT, Counts, Deliveries, Latency, PoolPeriod, QueuePeriod
 
-pytestmark = pytest.mark.rule("OPS-3")
-
 MINUTE = 60.0
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize("counts", [Counts(), Deliveries()])
 def test_without_traffic_everything_is_fine(counts: Counts | Deliveries) -> None:
     assert counts.success_rate(now=1e6) == 1.0
     assert counts.total().success_rate == counts.last(LONG, now=1e6).success_rate == 1.0
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize("counts", [Counts(), Deliveries()])
 def test_the_rate_is_the_share_of_successes_and_transient_ones_do_not_count(
     counts: Counts | Deliveries,
@@ -28,6 +28,7 @@ def test_the_rate_is_the_share_of_successes_and_transient_ones_do_not_count(
     assert counts.total().success_rate == counts.last(LONG, now=100.0).success_rate == 0.75
 
 
+@pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize("counts", [Counts(), Deliveries()])
 def test_a_failure_is_forgiven_after_half_an_hour(counts: Counts | Deliveries) -> None:
     counts.record(Metric.FAILURE, now=0.0)
@@ -36,6 +37,7 @@ def test_a_failure_is_forgiven_after_half_an_hour(counts: Counts | Deliveries) -
     assert counts.success_rate(now=30 * MINUTE) == 1.0
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_pool_counts_outcomes_waits_and_the_time_of_its_requests() -> None:
     deliveries = Deliveries()
     for metric in (Metric.SUCCESS, Metric.SUCCESS, Metric.FAILURE, Metric.TRANSIENT):
@@ -54,6 +56,7 @@ def test_a_pool_counts_outcomes_waits_and_the_time_of_its_requests() -> None:
     assert sum(deliveries.buckets) == 2
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_pools_windows_hold_what_is_recent() -> None:
     deliveries = Deliveries()
     deliveries.record(Metric.SUCCESS, now=0.0)
@@ -69,6 +72,7 @@ def test_a_pools_windows_hold_what_is_recent() -> None:
     )
 
 
+@pytest.mark.rule("OPS-3")
 def test_a_queue_counts_hand_overs_and_what_became_of_them() -> None:
     counts = Counts()
     counts.receive(5, now=0.0)

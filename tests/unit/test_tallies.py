@@ -4,9 +4,8 @@ from router.core.identity import MessageKey
 from router.core.message import UNTRIED, Tally
 from router.core.tracker import MOST_REMEMBERED, Tallies
 
-pytestmark = pytest.mark.rule("WQ-5")
 
-
+@pytest.mark.rule("WQ-5")
 def test_what_was_tried_is_known_until_it_is_forgotten() -> None:
     tallies = Tallies()
     tallies.keep(MessageKey("q", "1"), Tally(2, 5))
@@ -21,6 +20,7 @@ def test_what_was_tried_is_known_until_it_is_forgotten() -> None:
     assert not tallies
 
 
+@pytest.mark.rule("WQ-5")
 def test_the_oldest_are_forgotten_when_there_are_too_many() -> None:
     tallies = Tallies()
     tallies.keep(MessageKey("q", "kept"), Tally(1, 1))

@@ -4,9 +4,8 @@ from hypothesis import strategies as st
 
 from router.core.target import MAX_LENGTH, BadTarget, Target, read_target
 
-pytestmark = pytest.mark.rule("MED-5")
 
-
+@pytest.mark.rule("MED-5")
 @pytest.mark.parametrize(
     ("url", "target"),
     [
@@ -35,6 +34,7 @@ def test_a_url_is_taken_apart(url: str, target: Target) -> None:
     assert read_target(url) == target
 
 
+@pytest.mark.rule("MED-5")
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
@@ -82,6 +82,7 @@ def test_the_origin_names_scheme_host_and_port(url: str, origin: str) -> None:
     assert read_target(url).origin == origin
 
 
+@pytest.mark.rule("MED-5")
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:

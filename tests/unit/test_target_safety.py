@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from router.core.target import TargetPolicy, read_target
 
-pytestmark = pytest.mark.rule("MED-5")
-
 ANY = TargetPolicy()
 STRICT = TargetPolicy(block_private=True)
 
@@ -56,11 +54,13 @@ def in_ipv6(address: IPv4Address) -> list[str]:
     ]
 
 
+@pytest.mark.rule("MED-5")
 @pytest.mark.parametrize("ip", ALWAYS_REFUSED)
 def test_some_addresses_are_refused_whatever_is_allowed(ip: str) -> None:
     assert ip in str(ANY.refuse_address(ip, 80))
 
 
+@pytest.mark.rule("MED-5")
 @pytest.mark.parametrize("ip", [ip for ip in ALWAYS_REFUSED if ":" not in ip])
 def test_c4_they_are_refused_in_every_ipv6_disguise(ip: str) -> None:
     disguises = in_ipv6(IPv4Address(ip))
@@ -68,23 +68,27 @@ def test_c4_they_are_refused_in_every_ipv6_disguise(ip: str) -> None:
     assert all(ANY.refuse_address(disguise, 80) for disguise in disguises)
 
 
+@pytest.mark.rule("MED-5")
 @pytest.mark.parametrize("ip", PRIVATE)
 def test_private_addresses_are_refused_only_on_demand(ip: str) -> None:
     assert ANY.refuse_address(ip, 80) is None
     assert STRICT.refuse_address(ip, 80) == f"the target's address {ip} is private"
 
 
+@pytest.mark.rule("MED-5")
 @pytest.mark.parametrize("ip", MULTICAST)
 def test_c4_multicast_is_refused_with_private_addresses(ip: str) -> None:
     assert ANY.refuse_address(ip, 80) is None
     assert STRICT.refuse_address(ip, 80) == f"the target's address {ip} is multicast"
 
 
+@pytest.mark.rule("MED-5")
 @pytest.mark.parametrize("ip", PUBLIC)
 def test_public_addresses_are_allowed(ip: str) -> None:
     assert STRICT.refuse_address(ip, 443) is None
 
 
+@pytest.mark.rule("MED-5")
 @given(st.ip_addresses(v=4))
 def test_a_disguise_changes_nothing(address: IPv4Address) -> None:
     for policy in (ANY, STRICT):
@@ -94,6 +98,7 @@ def test_a_disguise_changes_nothing(address: IPv4Address) -> None:
             assert (policy.refuse_address(disguise, 80) is not None) is refused
 
 
+@pytest.mark.rule("MED-5")
 @pytest.mark.parametrize(
     ("own", "ip", "port", "refused"),
     [
@@ -127,11 +132,13 @@ def test_c3_the_routers_own_api_is_no_target(
     assert (policy.refuse_address(ip, port) is not None) is refused
 
 
+@pytest.mark.rule("MED-5")
 def test_an_own_address_must_be_an_address() -> None:
     with pytest.raises(ValueError, match="localhost"):
         TargetPolicy(own_addresses=frozenset({("localhost", 8080)}))
 
 
+@pytest.mark.rule("MED-5")
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
@@ -164,6 +171,7 @@ def test_a_url_is_refused_for_what_it_shows(url: str, reason: str) -> None:
     assert "hunter2" not in refusal
 
 
+@pytest.mark.rule("MED-5")
 @pytest.mark.parametrize(
     "url",
     [
@@ -182,6 +190,7 @@ def test_an_ordinary_url_is_not_refused(url: str) -> None:
     assert ANY.refuse_url(read_target(url)) is None
 
 
+@pytest.mark.rule("MED-5")
 @pytest.mark.parametrize(
     ("host", "allowed"),
     [
@@ -206,6 +215,7 @@ def test_with_an_allow_list_only_its_hosts_are_targets(host: str, *, allowed: bo
     assert (refusal is None) is allowed
 
 
+@pytest.mark.rule("MED-5")
 def test_the_allow_list_opens_no_forbidden_address() -> None:
     policy = TargetPolicy(allowed_hosts=("*",))
 

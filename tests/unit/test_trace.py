@@ -13,13 +13,12 @@ from router.core.trace import (
     request_span,
 )
 
-pytestmark = pytest.mark.rule("MED-1")
-
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 ALL = Sampling(1.0)
 PARENT = Span(TRACE, SPAN, sampled=True, state="vendor=1")
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("sampled", [True, False])
 def test_what_a_span_writes_it_reads_again(*, sampled: bool) -> None:
     span = Span(TRACE, SPAN, sampled)
@@ -27,6 +26,7 @@ def test_what_a_span_writes_it_reads_again(*, sampled: bool) -> None:
     assert read_traceparent(span.traceparent) == span
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize(
     "given_header",
     [
@@ -46,10 +46,12 @@ def test_what_is_no_traceparent_is_passed_over(given_header: str) -> None:
     assert read_traceparent(given_header) is None
 
 
+@pytest.mark.rule("MED-1")
 def test_a_later_version_may_say_more_and_set_more_flags() -> None:
     assert read_traceparent(f"01-{TRACE}-{SPAN}-03-more") == Span(TRACE, SPAN, sampled=True)
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
@@ -72,6 +74,7 @@ def test_a_publishers_span_is_read_from_headers(
     assert carried_in(headers) == expected
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize(
     ("header", "expected"),
     [
@@ -92,6 +95,7 @@ def test_the_header_of_aws_says_the_same(header: str, expected: Span | None) -> 
     assert read_xray(header) == expected
 
 
+@pytest.mark.rule("MED-1")
 def test_a_message_without_a_parent_has_one_trace_of_its_own_and_a_span_for_each_request() -> None:
     first, second = (request_span("m", at, None, ALL) for at in (1.0, 2.0))
     hand_over = hand_over_span("m", 1.0, None, ALL)
@@ -102,14 +106,17 @@ def test_a_message_without_a_parent_has_one_trace_of_its_own_and_a_span_for_each
     assert {(len(each.trace_id), len(each.span_id)) for each in (first, hand_over)} == {(32, 16)}
 
 
+@pytest.mark.rule("MED-1")
 def test_the_trace_of_a_message_is_the_same_in_every_process() -> None:
     assert request_span("m", 1.0, None, ALL).trace_id == "25ee4a05c339424604bfc268f854dafa"
 
 
+@pytest.mark.rule("MED-1")
 def test_whoever_asks_again_gets_the_same_span() -> None:
     assert request_span("m", 1.5, PARENT, ALL) == request_span("m", 1.5, PARENT, ALL)
 
 
+@pytest.mark.rule("MED-1")
 def test_a_parents_trace_is_gone_on_with() -> None:
     span = request_span("m", 1.0, PARENT, ALL)
 
@@ -117,6 +124,7 @@ def test_a_parents_trace_is_gone_on_with() -> None:
     assert span.span_id != SPAN
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("rule", [UNRECORDED, Sampling(0.0), Sampling(0.5), Sampling(1.0)])
 def test_a_parents_wish_is_heeded(rule: Sampling, *, sampled: bool) -> None:
@@ -125,6 +133,7 @@ def test_a_parents_wish_is_heeded(rule: Sampling, *, sampled: bool) -> None:
     assert hand_over_span("m", 1.0, parent, rule).sampled is sampled
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_a_parents_wish_can_be_overruled(ratio: float, *, sampled: bool) -> None:
@@ -135,6 +144,7 @@ def test_a_parents_wish_can_be_overruled(ratio: float, *, sampled: bool) -> None
     )
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 1.0])
 def test_a_share_of_the_messages_is_taken(ratio: float) -> None:
     taken = sum(hand_over_span(f"m-{n}", 1.0, None, Sampling(ratio)).sampled for n in range(4000))
@@ -142,6 +152,7 @@ def test_a_share_of_the_messages_is_taken(ratio: float) -> None:
     assert taken == pytest.approx(ratio * 4000, abs=150)
 
 
+@pytest.mark.rule("MED-1")
 @given(st.text(min_size=1, max_size=20), st.floats(0, 1), st.floats(0, 1e9), st.floats(0, 1e9))
 def test_all_spans_of_a_message_are_taken_or_none(
     message_id: str, ratio: float, received: float, sent: float

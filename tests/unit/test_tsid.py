@@ -1,10 +1,7 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.timestamps import CROCKFORD, EPOCH, Tsids
-
-pytestmark = pytest.mark.rule("WQ-1")
 
 NOON = 1_800_000_000.0
 

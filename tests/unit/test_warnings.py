@@ -17,8 +17,6 @@ from router.core.warnings import (
     WarningBook,
 )
 
-pytestmark = pytest.mark.rule("OPS-2")
-
 NOON = 1_800_000_000.0
 
 
@@ -38,6 +36,7 @@ def messages(notices: Sequence[Notice]) -> list[str]:
     return [notice.message for notice in notices]
 
 
+@pytest.mark.rule("OPS-2")
 def test_the_same_warning_within_five_minutes_raises_a_count() -> None:
     book = WarningBook()
 
@@ -49,6 +48,7 @@ def test_the_same_warning_within_five_minutes_raises_a_count() -> None:
     assert book.list(now=NOON + REPEAT_SECONDS) == [again]
 
 
+@pytest.mark.rule("OPS-2")
 def test_the_same_warning_after_five_minutes_is_a_second_entry() -> None:
     book = WarningBook()
 
@@ -60,6 +60,7 @@ def test_the_same_warning_after_five_minutes_is_a_second_entry() -> None:
     assert (third.id, third.count) == (second.id, 2)
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize(
     ("code", "source", "message"), [("X", "s", "m"), ("C", "X", "m"), ("C", "s", "X")]
 )
@@ -74,6 +75,7 @@ def test_another_code_source_or_message_is_another_warning(
     assert len(book.list(now=NOON)) == 2
 
 
+@pytest.mark.rule("OPS-2")
 def test_warnings_are_listed_by_when_they_were_last_raised_the_newest_first() -> None:
     book = WarningBook()
     for message in ("a", "b", "c"):
@@ -85,6 +87,7 @@ def test_warnings_are_listed_by_when_they_were_last_raised_the_newest_first() ->
     assert listed == ["a", "c", "b"]
 
 
+@pytest.mark.rule("OPS-2")
 def test_a_list_can_be_narrowed() -> None:
     book = WarningBook()
     warn(book, "mild", severity=Severity.INFO)
@@ -97,6 +100,7 @@ def test_a_list_can_be_narrowed() -> None:
     assert messages(book.list(now=NOON, acknowledged=False)) == ["mild"]
 
 
+@pytest.mark.rule("OPS-2")
 def test_a_warning_is_gone_eight_hours_after_it_was_last_raised() -> None:
     book = WarningBook()
     warn(book)
@@ -115,6 +119,7 @@ def fill(book: WarningBook, severity: Severity = Severity.WARN) -> None:
         warn(book, str(number), source=source, severity=severity)
 
 
+@pytest.mark.rule("OPS-2")
 def test_what_does_not_fit_pushes_out_the_oldest() -> None:
     book = WarningBook()
     fill(book)
@@ -127,6 +132,7 @@ def test_what_does_not_fit_pushes_out_the_oldest() -> None:
     assert (kept[0], kept[-1]) == ("more 1", "2")
 
 
+@pytest.mark.rule("OPS-2")
 def test_acknowledged_warnings_are_pushed_out_first() -> None:
     book = WarningBook()
     fill(book)
@@ -140,6 +146,7 @@ def test_acknowledged_warnings_are_pushed_out_first() -> None:
     assert kept[-1] == "0"
 
 
+@pytest.mark.rule("OPS-2")
 def test_b9_warnings_of_one_code_and_source_push_out_only_each_other() -> None:
     book = WarningBook()
     warn(book, "mine")
@@ -154,6 +161,7 @@ def test_b9_warnings_of_one_code_and_source_push_out_only_each_other() -> None:
     assert kept[CAPACITY_OF_ONE:] == ["of another code", "mine"]
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize("is_full", [False, True])
 def test_b9_a_mild_warning_never_pushes_out_a_severe_one(*, is_full: bool) -> None:
     book = WarningBook()
@@ -167,6 +175,7 @@ def test_b9_a_mild_warning_never_pushes_out_a_severe_one(*, is_full: bool) -> No
     assert len(book.list(now=NOON)) == (CAPACITY if is_full else CAPACITY_OF_ONE)
 
 
+@pytest.mark.rule("OPS-2")
 def test_b9_a_mild_warning_among_severe_ones_goes_itself() -> None:
     book = WarningBook()
     fill(book, Severity.CRITICAL)
@@ -176,6 +185,7 @@ def test_b9_a_mild_warning_among_severe_ones_goes_itself() -> None:
     assert len(book.list(now=NOON, severity=Severity.CRITICAL)) == CAPACITY
 
 
+@pytest.mark.rule("OPS-2")
 def test_b9_a_long_text_is_cut() -> None:
     book = WarningBook()
 
@@ -186,6 +196,7 @@ def test_b9_a_long_text_is_cut() -> None:
     assert (again.id, again.count) == (first.id, 2)
 
 
+@pytest.mark.rule("OPS-2")
 def test_a_warning_pushed_out_and_raised_again_starts_anew() -> None:
     book = WarningBook()
     for number in range(CAPACITY_OF_ONE + 1):
@@ -196,6 +207,7 @@ def test_a_warning_pushed_out_and_raised_again_starts_anew() -> None:
     assert again.count == 1
 
 
+@pytest.mark.rule("OPS-2")
 def test_an_acknowledged_warning_stays_so_when_it_is_raised_again() -> None:
     book = WarningBook()
     notice = warn(book)
@@ -207,6 +219,7 @@ def test_an_acknowledged_warning_stays_so_when_it_is_raised_again() -> None:
     assert again.acknowledged
 
 
+@pytest.mark.rule("OPS-2")
 def test_a_warning_that_gets_worse_needs_a_new_acknowledgement() -> None:
     book = WarningBook()
     book.acknowledge(warn(book).id)
@@ -218,10 +231,12 @@ def test_a_warning_that_gets_worse_needs_a_new_acknowledgement() -> None:
     assert milder.severity is Severity.CRITICAL
 
 
+@pytest.mark.rule("OPS-2")
 def test_an_unknown_id_cannot_be_acknowledged() -> None:
     assert not WarningBook().acknowledge("nothing")
 
 
+@pytest.mark.rule("OPS-2")
 def test_acknowledging_all_counts_those_that_were_not() -> None:
     book = WarningBook()
     book.acknowledge(warn(book, "a").id)
@@ -233,6 +248,7 @@ def test_acknowledging_all_counts_those_that_were_not() -> None:
     assert book.list(now=NOON, acknowledged=False) == []
 
 
+@pytest.mark.rule("OPS-2")
 def test_clearing_removes_everything_and_counts_it() -> None:
     book = WarningBook()
     book.acknowledge(warn(book, "a").id)
@@ -244,6 +260,7 @@ def test_clearing_removes_everything_and_counts_it() -> None:
     assert book.list(now=NOON) == []
 
 
+@pytest.mark.rule("OPS-2")
 def test_clearing_by_age_keeps_the_younger() -> None:
     book = WarningBook()
     warn(book, "old")
@@ -255,6 +272,7 @@ def test_clearing_by_age_keeps_the_younger() -> None:
     assert messages(book.list(now=NOON + 3600)) == ["young"]
 
 
+@pytest.mark.rule("OPS-2")
 def test_removing_an_older_entry_does_not_forget_the_newer_of_the_same_text() -> None:
     book = WarningBook()
     warn(book)
@@ -284,6 +302,7 @@ def test_the_summary_counts_what_is_not_acknowledged() -> None:
 RETIRED = "SEMAPHORE_RELEASE_FAILED"
 
 
+@pytest.mark.rule("OPS-2")
 def test_every_code_is_spelled_as_it_is_named_and_none_is_retired() -> None:
     assert all(code.name == code.value for code in Code)
     assert RETIRED not in set(Code)
@@ -299,6 +318,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.rule("OPS-2")
 @given(STEPS)
 def test_counts_add_up_and_the_order_holds_whatever_happens(
     steps: list[tuple[str, int, float]],

@@ -16,8 +16,6 @@ from router.brokers import workers
 from router.brokers.workers import THIS_MACHINE, Recovery, WorkerLocks
 from router.ports import Disconnected
 
-pytestmark = pytest.mark.rule("WQ-10")
-
 linux = pytest.mark.skipif(
     sys.platform != "linux", reason="it is /proc that tells the kind of a file system"
 )
@@ -65,6 +63,7 @@ def dead(locks: WorkerLocks) -> list[str]:
         return sorted(found)
 
 
+@pytest.mark.rule("WQ-10")
 @linux
 def test_a_killed_worker_is_dead_at_once_and_forgotten_afterwards(
     locks: WorkerLocks, prefix: Path
@@ -80,6 +79,7 @@ def test_a_killed_worker_is_dead_at_once_and_forgotten_afterwards(
     assert (once_killed, afterwards) == (["anna"], [])
 
 
+@pytest.mark.rule("WQ-10")
 def test_a_stopped_worker_is_alive(locks: WorkerLocks, prefix: Path) -> None:
     with process_of("anna", prefix) as process:
         process.send_signal(signal.SIGSTOP)
@@ -87,6 +87,7 @@ def test_a_stopped_worker_is_alive(locks: WorkerLocks, prefix: Path) -> None:
         assert dead(locks) == []
 
 
+@pytest.mark.rule("WQ-10")
 def test_a_worker_that_ends_in_order_leaves_no_file(prefix: Path, locks: WorkerLocks) -> None:
     with locks.claim_own("anna"):
         within = [path.name for path in prefix.parent.iterdir()]
@@ -95,6 +96,7 @@ def test_a_worker_that_ends_in_order_leaves_no_file(prefix: Path, locks: WorkerL
     assert list(prefix.parent.iterdir()) == []
 
 
+@pytest.mark.rule("WQ-10")
 def test_the_file_tells_the_boot_and_the_worker_and_is_for_its_owner_only(
     locks: WorkerLocks, prefix: Path
 ) -> None:
@@ -105,6 +107,7 @@ def test_the_file_tells_the_boot_and_the_worker_and_is_for_its_owner_only(
         assert file.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.rule("WQ-10")
 def test_the_own_workers_of_a_process_are_never_dead(locks: WorkerLocks, prefix: Path) -> None:
     with (
         locks.claim_own("anna"),
@@ -115,6 +118,7 @@ def test_the_own_workers_of_a_process_are_never_dead(locks: WorkerLocks, prefix:
         assert not locks.others()
 
 
+@pytest.mark.rule("WQ-10")
 def test_several_users_of_a_process_share_the_lock(locks: WorkerLocks, prefix: Path) -> None:
     with locks.claim_own("anna"):
         with locks.claim_own("anna"), WorkerLocks(prefix).claim_own("anna"):
@@ -124,6 +128,7 @@ def test_several_users_of_a_process_share_the_lock(locks: WorkerLocks, prefix: P
     assert still_there
 
 
+@pytest.mark.rule("WQ-10")
 @linux
 def test_no_child_inherits_the_lock(locks: WorkerLocks) -> None:
     look = "from pathlib import Path; print([*map(Path.resolve, Path('/proc/self/fd').iterdir())])"
@@ -142,6 +147,7 @@ def left_behind(prefix: Path, worker: str, boot_id: str = THIS_MACHINE.boot_id) 
     return file
 
 
+@pytest.mark.rule("WQ-10")
 @pytest.mark.parametrize("boot_id", ["", "another boot"])
 def test_a_file_of_another_boot_says_nothing(
     locks: WorkerLocks, prefix: Path, boot_id: str
@@ -151,23 +157,27 @@ def test_a_file_of_another_boot_says_nothing(
     assert dead(locks) == []
 
 
+@pytest.mark.rule("WQ-10")
 def test_a_file_that_is_not_written_yet_says_nothing(locks: WorkerLocks, prefix: Path) -> None:
     Path(f"{prefix}anna").touch()
 
     assert dead(locks) == []
 
 
+@pytest.mark.rule("WQ-10")
 def test_a_worker_without_a_file_may_be_alive(locks: WorkerLocks) -> None:
     with locks.dead_among(["anna"]) as found:
         assert not found
 
 
+@pytest.mark.rule("WQ-10")
 def test_without_a_boot_id_nobody_is_dead(prefix: Path) -> None:
     left_behind(prefix, "anna", "")
 
     assert dead(WorkerLocks(prefix, boot_id="")) == []
 
 
+@pytest.mark.rule("WQ-10")
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
 def test_on_a_network_file_system_nobody_is_dead(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -183,6 +193,7 @@ def test_on_a_network_file_system_nobody_is_dead(
     assert dead(WorkerLocks(prefix)) == []
 
 
+@pytest.mark.rule("WQ-10")
 def test_where_mounts_are_unknown_nobody_is_dead(
     prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,10 +203,12 @@ def test_where_mounts_are_unknown_nobody_is_dead(
     assert dead(WorkerLocks(prefix)) == []
 
 
+@pytest.mark.rule("WQ-10")
 def test_a_folder_that_is_not_there_holds_no_workers(tmp_path: Path) -> None:
     assert not WorkerLocks(tmp_path / "nowhere" / "x-").others()
 
 
+@pytest.mark.rule("WQ-10")
 def test_of_two_who_find_a_dead_worker_one_gets_it(locks: WorkerLocks, prefix: Path) -> None:
     left_behind(prefix, "anna")
     with locks.dead_among(["anna"]) as first, WorkerLocks(prefix).dead_among(["anna"]) as second:
@@ -204,6 +217,7 @@ def test_of_two_who_find_a_dead_worker_one_gets_it(locks: WorkerLocks, prefix: P
     assert found == (["anna"], [])
 
 
+@pytest.mark.rule("WQ-10")
 def test_a_file_that_was_removed_before_it_was_locked_says_nothing(
     locks: WorkerLocks, prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +236,7 @@ def test_a_file_that_was_removed_before_it_was_locked_says_nothing(
     assert file.exists()
 
 
+@pytest.mark.rule("WQ-10")
 @linux
 def test_a_worker_whose_leases_could_not_be_ended_stays_known(
     locks: WorkerLocks, prefix: Path
@@ -233,11 +248,13 @@ def test_a_worker_whose_leases_could_not_be_ended_stays_known(
     assert dead(locks) == ["anna"]
 
 
+@pytest.mark.rule("WQ-10")
 def test_a_worker_id_of_another_process_is_refused(locks: WorkerLocks, prefix: Path) -> None:
     with process_of("anna", prefix), pytest.raises(Disconnected, match="worker id"):
         locks.claim_own("anna").__enter__()
 
 
+@pytest.mark.rule("WQ-10")
 def test_without_a_lock_file_a_worker_works_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -270,6 +287,7 @@ class Graveyard:
         yield list(worker_ids)
 
 
+@pytest.mark.rule("WQ-10")
 @pytest.mark.anyio
 async def test_dead_workers_are_looked_for_twice_a_second_at_most() -> None:
     graveyard, ended = Graveyard(), []

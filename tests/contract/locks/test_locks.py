@@ -8,7 +8,7 @@ import pytest
 from router.ports import Lock, LockState, LockUnavailable
 from tests.contract.locks.conftest import TTL, Place
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("CFG-9")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 PATIENCE = 20.0
 
@@ -24,6 +24,7 @@ async def taken(lock: Lock, within: float = PATIENCE) -> LockState:
     raise TimeoutError("the lock was not to be had")
 
 
+@pytest.mark.rule("CFG-9")
 async def test_one_takes_it_and_the_other_is_told_who_has_it(one: Lock, two: Lock) -> None:
     mine = await taken(one)
     theirs = await two.acquire()
@@ -33,6 +34,7 @@ async def test_one_takes_it_and_the_other_is_told_who_has_it(one: Lock, two: Loc
     assert 0 <= theirs.age < TTL
 
 
+@pytest.mark.rule("CFG-9")
 async def test_many_ask_at_once_and_one_gets_it(place: Place, one: Lock) -> None:
     await taken(one)
     await one.release()
@@ -47,6 +49,7 @@ async def test_many_ask_at_once_and_one_gets_it(place: Place, one: Lock) -> None
     assert sorted(each.result().is_ours for each in asked) == [False, False, True]
 
 
+@pytest.mark.rule("CFG-9")
 async def test_what_is_not_refreshed_is_free_after_its_ttl_and_not_before(
     one: Lock, two: Lock
 ) -> None:
@@ -63,6 +66,7 @@ async def test_what_is_not_refreshed_is_free_after_its_ttl_and_not_before(
     assert (await one.acquire()).holder == "two"
 
 
+@pytest.mark.rule("CFG-9")
 async def test_what_is_refreshed_stays(one: Lock, two: Lock) -> None:
     mine = await taken(one)
     until = time.monotonic() + 2 * TTL
@@ -72,6 +76,7 @@ async def test_what_is_refreshed_stays(one: Lock, two: Lock) -> None:
         await asyncio.sleep(TTL / 3)
 
 
+@pytest.mark.rule("CFG-9")
 async def test_what_is_released_is_free_at_once(one: Lock, two: Lock) -> None:
     mine = await taken(one)
     await one.release()
@@ -81,6 +86,7 @@ async def test_what_is_released_is_free_at_once(one: Lock, two: Lock) -> None:
     assert theirs.fence > mine.fence
 
 
+@pytest.mark.rule("CFG-9")
 async def test_nobody_releases_or_renews_what_another_one_has(one: Lock, two: Lock) -> None:
     mine = await taken(one)
     await two.release()
@@ -89,6 +95,7 @@ async def test_nobody_releases_or_renews_what_another_one_has(one: Lock, two: Lo
     assert await one.renew(mine.fence)
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_router_of_the_same_name_is_another_one(place: Place, one: Lock) -> None:
     await taken(one)
     async with place.lock("one", process="another") as twin:
@@ -97,6 +104,7 @@ async def test_a_router_of_the_same_name_is_another_one(place: Place, one: Lock)
     assert (tenure.holder, tenure.is_ours) == ("one", False)
 
 
+@pytest.mark.rule("CFG-9")
 async def test_who_did_not_hear_that_it_has_it_may_ask_again(one: Lock) -> None:
     """As after an answer that was lost on its way."""
     first = await taken(one)
@@ -106,6 +114,7 @@ async def test_who_did_not_hear_that_it_has_it_may_ask_again(one: Lock) -> None:
     assert second.fence == first.fence
 
 
+@pytest.mark.rule("CFG-9")
 async def test_behind_a_pooler_and_on_an_old_server_it_is_taken_kept_lost_and_released(
     variant: Place,
 ) -> None:
@@ -123,6 +132,7 @@ async def test_behind_a_pooler_and_on_an_old_server_it_is_taken_kept_lost_and_re
     assert mine.fence < theirs.fence < last.fence
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_refresh_of_an_earlier_time_does_nothing(one: Lock, two: Lock) -> None:
     first = await taken(one)
     await one.release()
@@ -134,6 +144,7 @@ async def test_a_refresh_of_an_earlier_time_does_nothing(one: Lock, two: Lock) -
     assert await one.renew(second.fence)
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_server_that_does_not_answer_is_no_lock_and_is_found_again(
     place: Place, one: Lock
 ) -> None:
@@ -148,6 +159,7 @@ async def test_a_server_that_does_not_answer_is_no_lock_and_is_found_again(
     assert (await taken(one)).is_ours
 
 
+@pytest.mark.rule("CFG-9")
 async def test_a_restarted_server_lets_nobody_have_what_another_one_may_rely_on(
     place: Place, one: Lock, two: Lock
 ) -> None:

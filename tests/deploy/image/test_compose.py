@@ -25,8 +25,6 @@ from tests.deploy.image.compose import (
 from tests.deploy.image.dockerfile import DOCKERFILE, ROOT, read_dockerfile
 from tests.deploy.image.settings import is_setting
 
-pytestmark = pytest.mark.rule("CFG-1")
-
 DOCUMENT = ROOT / "deploy/compose/config/routing.json"
 SERVICES = read_services()
 EACH = pytest.mark.parametrize(
@@ -34,6 +32,7 @@ EACH = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.rule("CFG-1")
 def test_it_is_what_the_compose_specification_wants() -> None:
     checker = Path(sys.executable).with_name("check-jsonschema")
     done = subprocess.run(
@@ -46,6 +45,7 @@ def test_it_is_what_the_compose_specification_wants() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.rule("CFG-1")
 @EACH
 def test_images_are_named_to_the_last_digit_or_built_here(service: Service) -> None:
     image = service["image"]
@@ -54,6 +54,7 @@ def test_images_are_named_to_the_last_digit_or_built_here(service: Service) -> N
     assert ("build" in service) == (image == OURS)
 
 
+@pytest.mark.rule("CFG-1")
 @EACH
 def test_nobody_gets_more_of_the_machine_than_is_needed(service: Service) -> None:
     limits = service["deploy"]["resources"]["limits"]
@@ -65,6 +66,7 @@ def test_nobody_gets_more_of_the_machine_than_is_needed(service: Service) -> Non
     assert (service.get("read_only") and service["cap_drop"] == ["ALL"]) or service["image"] != OURS
 
 
+@pytest.mark.rule("CFG-1")
 @EACH
 def test_everyone_can_be_asked_how_he_is_but_those_whom_nobody_waits_for(service: Service) -> None:
     check = service["healthcheck"]
@@ -72,6 +74,7 @@ def test_everyone_can_be_asked_how_he_is_but_those_whom_nobody_waits_for(service
     assert "test" in check or service is SERVICES["router"] or check == {"disable": True}
 
 
+@pytest.mark.rule("CFG-1")
 def test_who_waits_for_somebody_waits_for_what_will_come() -> None:
     for service in SERVICES.values():
         for name, wait in service.get("depends_on", {}).items():
@@ -80,6 +83,7 @@ def test_who_waits_for_somebody_waits_for_what_will_come() -> None:
             assert wait["condition"] == (ends if disabled else "service_healthy")
 
 
+@pytest.mark.rule("CFG-1")
 @EACH
 def test_every_mounted_file_exists_and_every_volume_is_declared(service: Service) -> None:
     declared = yaml.safe_load(COMPOSE.read_text())["volumes"]
@@ -88,6 +92,7 @@ def test_every_mounted_file_exists_and_every_volume_is_declared(service: Service
     assert volumes(service) <= set(declared)
 
 
+@pytest.mark.rule("CFG-1")
 def test_ports_do_not_collide_and_are_open_to_this_machine_only() -> None:
     ports = [port for service in SERVICES.values() for port in published_ports(service)]
 
@@ -95,10 +100,12 @@ def test_ports_do_not_collide_and_are_open_to_this_machine_only() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
+@pytest.mark.rule("CFG-1")
 def test_every_variable_of_the_router_is_a_setting() -> None:
     assert all(map(is_setting, SERVICES["router"]["environment"]))
 
 
+@pytest.mark.rule("CFG-1")
 @EACH
 def test_every_host_that_is_named_is_a_service(service: Service) -> None:
     texts = [
@@ -111,11 +118,13 @@ def test_every_host_that_is_named_is_a_service(service: Service) -> None:
     assert hosts <= {*SERVICES, None}
 
 
+@pytest.mark.rule("CFG-1")
 def test_the_image_is_given_longer_to_stop_than_the_router_takes() -> None:
     assert SERVICES["router"]["stop_grace_period"] == "40s"
     assert "MESSAGE_ROUTER_SHUTDOWN_TIMEOUT" not in SERVICES["router"]["environment"]
 
 
+@pytest.mark.rule("CFG-1")
 def test_our_own_containers_run_what_is_in_the_image() -> None:
     (*_, final) = read_dockerfile(DOCKERFILE.read_text())
     entry_point = final.last("ENTRYPOINT").words
@@ -136,11 +145,13 @@ def test_the_sample_configuration_is_good_and_uses_every_kind_of_queue() -> None
     assert schemes == {"sqs", "activemq", "nats", "amqp", "postgresql", "sqlite"}
 
 
+@pytest.mark.rule("CFG-1")
 def test_the_sample_configuration_holds_no_host_and_no_password() -> None:
     for queue in json.loads(DOCUMENT.read_text())["queues"]:
         assert "@" not in queue["queueUri"]
 
 
+@pytest.mark.rule("CFG-1")
 def test_the_queues_that_localstack_makes_are_those_of_the_configuration() -> None:
     script = ROOT / mounted_source("localstack", "/create-queues.sh")
     made = set(re.findall(r"--queue-name (\S+)", script.read_text()))
@@ -151,6 +162,7 @@ def test_the_queues_that_localstack_makes_are_those_of_the_configuration() -> No
     assert os.access(script, os.X_OK)
 
 
+@pytest.mark.rule("CFG-1")
 def test_prometheus_asks_the_router_and_knows_the_alerts() -> None:
     config = yaml.safe_load((ROOT / mounted_source("prometheus", "/prometheus.yml")).read_text())
 
@@ -160,6 +172,7 @@ def test_prometheus_asks_the_router_and_knows_the_alerts() -> None:
     assert set(config["rule_files"]) <= set(mounted_files(SERVICES["prometheus"]))
 
 
+@pytest.mark.rule("CFG-1")
 def test_grafana_has_the_board_and_where_its_figures_come_from() -> None:
     boards = yaml.safe_load((ROOT / mounted_source("grafana", "/boards.yml")).read_text())
     sources = yaml.safe_load((ROOT / mounted_source("grafana", "/prometheus.yml")).read_text())

@@ -10,8 +10,6 @@ import pytest
 from tests.deploy.image.dockerfile import DOCKERFILE, DOCKERIGNORE, ROOT, Stage, read_dockerfile
 from tests.deploy.image.settings import is_setting
 
-pytestmark = pytest.mark.rule("CFG-1")
-
 
 @pytest.fixture
 def stages() -> list[Stage]:

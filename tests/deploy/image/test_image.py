@@ -14,7 +14,7 @@ from tests.deploy.image.image import PATIENCE, Image
 from tests.outbound.servers import listening
 from tests.support.servers.base import free_port
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("P1", "OPS-4")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -53,6 +53,7 @@ def owner(process: "subprocess.Popen[bytes]") -> int:
     return Path(f"/proc/{process.pid}").stat().st_uid
 
 
+@pytest.mark.rule("P1", "OPS-4")
 async def test_it_delivers_with_a_configuration_url_alone_and_stops_when_told(
     image: Image, settings: dict[str, str]
 ) -> None:
@@ -73,6 +74,7 @@ async def test_it_delivers_with_a_configuration_url_alone_and_stops_when_told(
     assert tree(image) == before
 
 
+@pytest.mark.rule("OPS-3")
 async def test_what_is_not_well_fails_its_health_check(
     image: Image, settings: dict[str, str]
 ) -> None:

@@ -12,7 +12,7 @@ from tests.deploy.image.image import Image
 from tests.deploy.image.sample import PASSWORD, Sample, running_brokers
 from tests.deploy.image.test_compose import DOCUMENT
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("CFG-7")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 ENOUGH = 10  # messages of each queue
 

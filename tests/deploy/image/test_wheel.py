@@ -18,7 +18,7 @@ from tests.deploy.image.image import PATIENCE, Image
 from tests.outbound.servers import listening
 from tests.support.servers.base import free_port
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.rule("P1")]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 CLIENTS = "aio_pika, aiobotocore, asyncpg, jwt, nats, pycurl, uvloop"
 

@@ -13,7 +13,7 @@ from router.outbound.config_source import EmbeddedSource, FileSource, HttpSource
 from router.ports import ConfigSource, ConfigUnavailable
 from tests.outbound.config.service import ConfigService, answer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CFG-4")]
+pytestmark = pytest.mark.anyio
 
 NAMING = QueueNaming(QueueType.EMBEDDED, "/state")
 DOCUMENT = b'{"queues": []}'
@@ -41,6 +41,7 @@ async def test_a_document_is_fetched_over_http(service: ConfigService) -> None:
     assert "authorization" not in service.requests[0].lower()
 
 
+@pytest.mark.rule("CFG-4")
 async def test_the_token_goes_only_to_the_origin_of_the_first_url(service: ConfigService) -> None:
     async with ConfigService() as stranger:
         urls = [service.url("/one"), service.url("/two"), stranger.url("/three")]
@@ -53,6 +54,7 @@ async def test_the_token_goes_only_to_the_origin_of_the_first_url(service: Confi
         assert "hunter2" not in stranger.requests[0]
 
 
+@pytest.mark.rule("CFG-4")
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [
@@ -71,6 +73,7 @@ def test_an_origin_is_scheme_host_and_port(first: str, second: str, same: bool) 
     assert ("Authorization: Bearer hunter2" in source._headers) is same
 
 
+@pytest.mark.rule("CFG-4")
 async def test_redirects_are_not_followed(service: ConfigService) -> None:
     service.reply = answer(b"", f"Location: {service.url('/other')}", status="302 Found")
 
@@ -80,6 +83,7 @@ async def test_redirects_are_not_followed(service: ConfigService) -> None:
     assert len(service.requests) == 1
 
 
+@pytest.mark.rule("CFG-4")
 @pytest.mark.parametrize("status", ["404 Not Found", "500 Oops", "401 Unauthorized"])
 async def test_another_status_is_no_document(service: ConfigService, status: str) -> None:
     service.reply = answer(DOCUMENT, status=status)
@@ -94,12 +98,14 @@ async def test_a_document_that_is_too_large_is_given_up(service: ConfigService) 
     assert "larger than 10485760 bytes" in await failure(only(service.url()))
 
 
+@pytest.mark.rule("CFG-4")
 async def test_a_document_of_the_largest_size_is_taken(service: ConfigService) -> None:
     service.reply = answer(b" " * MAX_DOCUMENT)
 
     assert len(await only(service.url()).fetch()) == MAX_DOCUMENT
 
 
+@pytest.mark.rule("CFG-4")
 async def test_a_compressed_document_is_unpacked(service: ConfigService) -> None:
     service.reply = answer(gzip.compress(DOCUMENT), "Content-Encoding: gzip")
 
@@ -154,6 +160,7 @@ async def test_a_document_in_many_pieces_takes_no_more_memory_than_a_whole_one(
     assert peak < 16 * len(body)  # a list of the pieces: 50 times
 
 
+@pytest.mark.rule("CFG-4")
 @pytest.mark.parametrize("reply", [b"", b"nonsense\r\n\r\n", answer(DOCUMENT)[:-3]])
 async def test_a_broken_answer_is_no_document(service: ConfigService, reply: bytes) -> None:
     service.reply = reply
@@ -172,6 +179,7 @@ async def test_an_attempt_is_limited_in_time_as_a_whole(
     assert await failure(source) == "no complete answer within 0.2 s"
 
 
+@pytest.mark.rule("CFG-4")
 async def test_a_fetch_can_be_stopped_at_once(service: ConfigService) -> None:
     service.reply, service.hangs = b"", True
 
@@ -180,6 +188,7 @@ async def test_a_fetch_can_be_stopped_at_once(service: ConfigService) -> None:
             await only(service.url()).fetch()
 
 
+@pytest.mark.rule("CFG-4")
 async def test_a_refused_connection_is_told_without_a_trace_of_credentials() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -191,6 +200,7 @@ async def test_a_refused_connection_is_told_without_a_trace_of_credentials() -> 
     assert "hunter2" not in text + source.name + repr(source)
 
 
+@pytest.mark.rule("CFG-4")
 async def test_credentials_in_the_url_are_sent_and_not_shown(service: ConfigService) -> None:
     source = only(service.url(credentials="user:hunter2@"))
 
@@ -200,6 +210,7 @@ async def test_credentials_in_the_url_are_sent_and_not_shown(service: ConfigServ
     assert source.name == service.url()
 
 
+@pytest.mark.rule("CFG-4")
 async def test_proxies_of_the_environment_are_not_used(
     service: ConfigService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +233,7 @@ async def test_a_document_is_read_from_a_file(tmp_path: Path) -> None:
     assert await source.fetch() == DOCUMENT
 
 
+@pytest.mark.rule("CFG-4")
 async def test_a_file_that_cannot_be_read_is_no_document(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b" " * (MAX_DOCUMENT + 1))
@@ -239,6 +251,7 @@ async def test_a_file_that_cannot_be_read_is_no_document(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.rule("CFG-4")
 async def test_without_a_url_the_router_configures_itself() -> None:
     (source,) = config_sources([], "hunter2", NAMING)
 

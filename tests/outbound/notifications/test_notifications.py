@@ -17,7 +17,7 @@ from router.ports import NotSent
 from tests.outbound.notifications.mail_server import MailServer
 from tests.outbound.notifications.web_server import WebServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("OPS-2")]
+pytestmark = pytest.mark.anyio
 
 NOTICE = Notice(
     id="1-1",
@@ -46,6 +46,7 @@ WARNING_LINE = (
 SUMMARY = "message-router router-1: 1 warning, worst ERROR; 2 state changes"
 
 
+@pytest.mark.rule("OPS-2")
 async def test_a_webhook_gets_everything_as_json(web: WebServer) -> None:
     (channel,) = open_channels("host.test", webhook=web.url)
 
@@ -92,6 +93,7 @@ async def test_a_webhook_gets_everything_as_json(web: WebServer) -> None:
     ]
 
 
+@pytest.mark.rule("OPS-2")
 async def test_slack_gets_a_text_in_which_nobodys_words_can_mention_anyone(web: WebServer) -> None:
     (channel,) = open_channels("host.test", slack=web.url)
 
@@ -106,6 +108,7 @@ async def test_slack_gets_a_text_in_which_nobodys_words_can_mention_anyone(web: 
     ]
 
 
+@pytest.mark.rule("OPS-2")
 async def test_teams_gets_a_card(web: WebServer) -> None:
     (channel,) = open_channels("host.test", teams=web.url)
 
@@ -121,6 +124,7 @@ async def test_teams_gets_a_card(web: WebServer) -> None:
     assert "[x] (http://y)" in facts[2]["text"]
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize("status", ["500 Oops", "404 Gone", "302 Found"])
 async def test_anything_but_success_is_a_failure(web: WebServer, status: str) -> None:
     web.status = status
@@ -142,6 +146,7 @@ async def test_a_failure_gives_no_address_away(web: WebServer) -> None:
     assert "hidden" not in repr(channel)
 
 
+@pytest.mark.rule("OPS-2")
 async def test_a_mail_has_a_subject_and_a_line_for_each_fact(mail: MailServer) -> None:
     url = f"smtp://router%40example.com:pass%3Aword@127.0.0.1:{mail.port}"
     recipients = ("a@example.com", "b@example.com")
@@ -158,6 +163,7 @@ async def test_a_mail_has_a_subject_and_a_line_for_each_fact(mail: MailServer) -
     assert "hidden" not in text
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize(
     ("query", "sender"),
     [("", "message-router@host.test"), ("?from=ops%40example.com", "ops@example.com")],
@@ -171,6 +177,7 @@ async def test_a_mail_says_who_sends_it(mail: MailServer, query: str, sender: st
     assert mail.logins == []
 
 
+@pytest.mark.rule("OPS-2")
 @pytest.mark.parametrize(
     ("word", "reason"),
     [("MAIL", "SMTPSenderRefused 550"), ("RCPT", "SMTPRecipientsRefused"), ("DATA", "550")],
@@ -184,6 +191,7 @@ async def test_a_mail_that_is_refused_is_a_failure(
         await Mail(f"smtp://127.0.0.1:{mail.port}", ("a@example.com",), "h").send(DIGEST)
 
 
+@pytest.mark.rule("OPS-2")
 async def test_a_mail_server_that_is_not_there_or_speaks_no_tls_is_a_failure(
     mail: MailServer,
 ) -> None:
@@ -196,6 +204,7 @@ async def test_a_mail_server_that_is_not_there_or_speaks_no_tls_is_a_failure(
         await Mail(f"smtp://127.0.0.1:{port}", ("a@example.com",), "h").send(DIGEST)
 
 
+@pytest.mark.rule("OPS-2")
 async def test_a_long_list_is_cut_and_says_so() -> None:
     digest = Digest(instance="r", at=0.0, notices=[NOTICE] * (MOST_LINES + 5), dropped=2)
 
@@ -206,5 +215,6 @@ async def test_a_long_list_is_cut_and_says_so() -> None:
     assert "1 state change" not in str(for_teams(digest))
 
 
+@pytest.mark.rule("OPS-2")
 async def test_no_address_is_no_channel() -> None:
     assert open_channels("host.test") == []

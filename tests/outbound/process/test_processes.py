@@ -22,7 +22,7 @@ from router.outbound.process.runner import TaskResult
 from router.outbound.process.tasks import ProcessTasks, open_tasks
 from tests.outbound.servers import open_descriptors
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("CMD-8")]
+pytestmark = pytest.mark.anyio
 
 _PR_GET_DUMPABLE = 3
 LINE = b'{"messageId":"a","payload":{"n":1}}\n'
@@ -87,6 +87,7 @@ async def pid_in(path: Path) -> int:
     return int(path.read_text())  # noqa: ASYNC240 - a test's own small file
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_task_reads_its_line_and_its_output_and_exit_code_are_the_result(
     tmp_path: Path,
 ) -> None:
@@ -95,6 +96,7 @@ async def test_a_task_reads_its_line_and_its_output_and_exit_code_are_the_result
     assert result == TaskResult(7, LINE, "oops\n")
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_task_gets_the_listed_environment_and_no_descriptors(tmp_path: Path) -> None:
     # ls itself has the folder open as its fourth
     result = await run(tmp_path, shell("/usr/bin/env; ls /proc/self/fd"), env={"A": "b"})
@@ -102,6 +104,7 @@ async def test_a_task_gets_the_listed_environment_and_no_descriptors(tmp_path: P
     assert result.output.decode().split() == ["A=b", "PWD=/", "0", "1", "2", "3"]
 
 
+@pytest.mark.rule("CMD-8")
 async def test_an_environment_of_the_largest_size_may_be_in_any_language(tmp_path: Path) -> None:
     value = "\N{LATIN SMALL LETTER E WITH ACUTE}" * 16_000
     result = await run(tmp_path, shell('printf %s "$A"'), env={"A": value})
@@ -109,22 +112,26 @@ async def test_an_environment_of_the_largest_size_may_be_in_any_language(tmp_pat
     assert result.output.decode() == value
 
 
+@pytest.mark.rule("CMD-8")
 async def test_input_that_is_not_read_is_no_error(tmp_path: Path) -> None:
     assert await run(tmp_path, ["/bin/true"], line=b"x" * 3_000_000) == TaskResult(0)
 
 
+@pytest.mark.rule("CMD-8")
 async def test_large_input_and_output_do_not_wait_for_each_other(tmp_path: Path) -> None:
     line = b"x" * 900_000
 
     assert (await run(tmp_path, ["/bin/cat"], line=line)).output == line
 
 
+@pytest.mark.rule("CMD-8")
 async def test_output_past_the_limit_is_discarded_and_the_exit_code_decides(tmp_path: Path) -> None:
     result = await run(tmp_path, shell("head -c 5000000 /dev/zero; exit 3"))
 
     assert result == TaskResult(3, is_output_cut=True)
 
 
+@pytest.mark.rule("CMD-8")
 async def test_the_end_of_a_long_standard_error_is_kept(tmp_path: Path) -> None:
     result = await run(tmp_path, shell("head -c 9000 /dev/zero | tr '\\0' x >&2; echo end >&2"))
 
@@ -132,6 +139,7 @@ async def test_the_end_of_a_long_standard_error_is_kept(tmp_path: Path) -> None:
     assert result.error.endswith("xend\n")
 
 
+@pytest.mark.rule("CMD-8")
 async def test_invalid_utf_8_on_standard_error_is_shown_as_well_as_it_can_be(
     tmp_path: Path,
 ) -> None:
@@ -140,10 +148,12 @@ async def test_invalid_utf_8_on_standard_error_is_shown_as_well_as_it_can_be(
     assert result.error == "\N{REPLACEMENT CHARACTER}bad"
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_task_that_dies_by_a_signal_says_so(tmp_path: Path) -> None:
     assert (await run(tmp_path, shell("kill -9 $$"))).exit_code == -signal.SIGKILL
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_task_that_hangs_is_ended(tmp_path: Path) -> None:
     began = time.monotonic()
     result = await run(tmp_path, shell("echo waiting >&2; sleep 1000"), timeout=0.5)
@@ -153,6 +163,7 @@ async def test_a_task_that_hangs_is_ended(tmp_path: Path) -> None:
     assert time.monotonic() - began < TERM_SECONDS
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_task_that_ignores_sigterm_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +175,7 @@ async def test_a_task_that_ignores_sigterm_is_killed(
     await until_dead(await pid_in(tmp_path / "pid"))
 
 
+@pytest.mark.rule("CMD-8")
 async def test_what_a_task_leaves_behind_is_killed(tmp_path: Path) -> None:
     script = f"sleep 1000 & echo $! > {tmp_path}/child; "
     script += f"setsid sh -c 'echo $$ > {tmp_path}/orphan; exec sleep 1000' & "
@@ -176,6 +188,7 @@ async def test_what_a_task_leaves_behind_is_killed(tmp_path: Path) -> None:
         await until_dead(await pid_in(tmp_path / "orphan"))
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_cancelled_task_is_ended(tmp_path: Path) -> None:
     async with processes(tmp_path, shell(f"echo $$ > {tmp_path}/pid; sleep 1000")) as opened:
         task = asyncio.ensure_future(opened.run_line("x", "a", LINE, 60.0))
@@ -187,6 +200,7 @@ async def test_a_cancelled_task_is_ended(tmp_path: Path) -> None:
         await until_dead(pid)
 
 
+@pytest.mark.rule("CMD-8")
 async def test_no_task_outlives_a_router_that_is_killed(tmp_path: Path) -> None:
     script = f"setsid sh -c 'echo $$ > {tmp_path}/orphan; exec sleep 1000' & "
     script += f"echo $$ > {tmp_path}/pid; sleep 1000"
@@ -210,6 +224,7 @@ async def test_no_task_outlives_a_router_that_is_killed(tmp_path: Path) -> None:
         await until_dead(pid)
 
 
+@pytest.mark.rule("CMD-8")
 async def test_tasks_fail_when_the_spawner_dies_and_the_next_one_gets_a_new_spawner(
     tmp_path: Path,
 ) -> None:
@@ -227,6 +242,7 @@ async def test_tasks_fail_when_the_spawner_dies_and_the_next_one_gets_a_new_spaw
         assert (await opened.run_line("x", "a", LINE, 20.0)).exit_code == 4
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_task_that_kills_the_spawner_as_soon_as_it_starts_is_ended(tmp_path: Path) -> None:
     script = f"kill -9 $PPID; echo $$ > {tmp_path}/pid; exec sleep 1000"
     async with processes(tmp_path, shell(script)) as opened:
@@ -237,6 +253,7 @@ async def test_a_task_that_kills_the_spawner_as_soon_as_it_starts_is_ended(tmp_p
             await until_dead(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_process_that_the_router_never_heard_of_dies_with_the_spawner(
     tmp_path: Path,
 ) -> None:
@@ -251,6 +268,7 @@ async def test_a_process_that_the_router_never_heard_of_dies_with_the_spawner(
         await until_dead(pid)
 
 
+@pytest.mark.rule("CMD-8")
 async def test_limits_hold(tmp_path: Path) -> None:
     limits = {"memoryMiB": 200, "openFiles": 17}
     script = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
@@ -261,11 +279,13 @@ async def test_limits_hold(tmp_path: Path) -> None:
     assert "MemoryError" in result.error
 
 
+@pytest.mark.rule("CMD-8")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the user")
 async def test_a_task_runs_as_the_listed_user(tmp_path: Path) -> None:
     assert (await run(tmp_path, ["/usr/bin/id", "-un"], user="nobody")).output == b"nobody\n"
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_program_that_cannot_be_run_is_reported(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/no/such/interpreter\n")
@@ -276,6 +296,7 @@ async def test_a_program_that_cannot_be_run_is_reported(tmp_path: Path) -> None:
     assert result.problem.endswith("program: the program that its first line names is missing")
 
 
+@pytest.mark.rule("CMD-8")
 async def test_no_more_run_side_by_side_than_allowed(tmp_path: Path) -> None:
     script = f"echo . >> {tmp_path}/running; wc -l < {tmp_path}/running; sleep 0.2; "
     script += f"sed -i 1d {tmp_path}/running"
@@ -286,6 +307,7 @@ async def test_no_more_run_side_by_side_than_allowed(tmp_path: Path) -> None:
     assert [each.output.strip() for each in results] == [b"1", b"1", b"1"]
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_serving_process_answers_line_by_line(tmp_path: Path) -> None:
     script = ECHO.replace('task.get("payload")', '__import__("os").getpid()')
     async with processes(tmp_path, python(script), mode="serve", maxProcesses=1) as opened:
@@ -298,6 +320,7 @@ async def test_a_serving_process_answers_line_by_line(tmp_path: Path) -> None:
     assert len(pids) == 1
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_serving_process_is_replaced_after_its_tasks(tmp_path: Path) -> None:
     script = ECHO.replace('task.get("payload")', '__import__("os").getpid()')
     fields = {"mode": "serve", "maxProcesses": 1, "maxTasks": 2}
@@ -310,6 +333,7 @@ async def test_a_serving_process_is_replaced_after_its_tasks(tmp_path: Path) -> 
     assert (pids[0] == pids[1], pids[1] != pids[2], pids[2] == pids[3]) == (True, True, True)
 
 
+@pytest.mark.rule("CMD-8")
 @pytest.mark.parametrize(
     ("answer", "code", "part"),
     [
@@ -336,6 +360,7 @@ async def test_a_serving_process_that_answers_wrongly_is_replaced(
     assert good.exit_code == 0
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_serving_process_that_says_more_than_it_was_asked_is_replaced(
     tmp_path: Path,
 ) -> None:
@@ -348,6 +373,7 @@ async def test_a_serving_process_that_says_more_than_it_was_asked_is_replaced(
     assert results[0].output != results[1].output
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_serving_process_may_answer_and_end(tmp_path: Path) -> None:
     script = shell("""read line; echo '{"messageId": "a", "ok": true}'""")
     async with processes(tmp_path, script, mode="serve", maxProcesses=1, maxTasks=1) as opened:
@@ -356,6 +382,7 @@ async def test_a_serving_process_may_answer_and_end(tmp_path: Path) -> None:
     assert [each.exit_code for each in results] == [0] * 20
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_serving_process_that_closes_its_output_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +395,7 @@ async def test_a_serving_process_that_closes_its_output_is_ended(
         await until_dead(await pid_in(tmp_path / "pid"))
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_serving_process_that_has_not_read_its_task_gets_no_other(tmp_path: Path) -> None:
     script = "import os, sys, time\n"
     script += 'print(\'{"messageId": "a", "pid": %d}\' % os.getpid(), flush=True)\ntime.sleep(99)'
@@ -379,6 +407,7 @@ async def test_a_serving_process_that_has_not_read_its_task_gets_no_other(tmp_pa
     assert results[0].output != results[1].output
 
 
+@pytest.mark.rule("CMD-8")
 async def test_no_descriptors_are_left_behind(tmp_path: Path) -> None:
     async with processes(tmp_path, shell("exit 3"), maxProcesses=4) as opened:
         await opened.run_line("x", "a", LINE, 20.0)
@@ -388,6 +417,7 @@ async def test_no_descriptors_are_left_behind(tmp_path: Path) -> None:
         assert open_descriptors() == before
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_task_for_which_there_are_no_descriptors_is_not_started(tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with processes(tmp_path, shell("exit 3")) as opened:
@@ -404,6 +434,7 @@ async def test_a_task_for_which_there_are_no_descriptors_is_not_started(tmp_path
         assert (await opened.run_line("x", "a", LINE, 20.0)).exit_code == 3
 
 
+@pytest.mark.rule("CMD-8")
 async def test_the_router_and_its_spawner_cannot_be_looked_into(tmp_path: Path) -> None:
     is_dumpable = ctypes.CDLL(None).prctl
     async with processes(tmp_path, ["/bin/true"]) as opened:
@@ -415,6 +446,7 @@ async def test_the_router_and_its_spawner_cannot_be_looked_into(tmp_path: Path) 
         assert Path(f"/proc/{opened.spawner_pid}/mem").stat().st_uid == 0  # noqa: ASYNC240
 
 
+@pytest.mark.rule("CMD-8")
 async def test_a_serving_process_that_hangs_is_ended(tmp_path: Path) -> None:
     command = shell(f"echo $$ > {tmp_path}/pid; read line; sleep 1000")
     async with processes(tmp_path, command, mode="serve") as opened:
@@ -429,6 +461,7 @@ def executor(**fields: object) -> dict[str, object]:
     return usual | fields
 
 
+@pytest.mark.rule("CMD-8")
 @pytest.mark.parametrize(
     ("content", "part"),
     [
@@ -462,6 +495,7 @@ def test_a_wrong_file_is_refused_with_its_place(
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.rule("CMD-8")
 def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadExecutors, match="cannot be read: No such file"):
         read_executors(tmp_path / "missing.json")

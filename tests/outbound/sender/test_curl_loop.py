@@ -14,7 +14,7 @@ from router.curl.loop import NO_DESCRIPTORS, OVERRULED, CurlLoop, CurlOptions
 from router.curl.sockets import EpollSockets, LoopSockets
 from tests.outbound.servers import Connection, listening, nobody_accepts, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("MED-1")]
+pytestmark = pytest.mark.anyio
 
 
 def refuse_nothing(_ip: str, _port: int) -> None:
@@ -41,6 +41,7 @@ def no_more_descriptors() -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_url_that_libcurl_cannot_read_is_a_bad_request() -> None:
     async with curl() as loop:
         answer = await loop.post("http://", [], b"", 5)
@@ -49,6 +50,7 @@ async def test_a_url_that_libcurl_cannot_read_is_a_bad_request() -> None:
     assert answer.cause is Cause.BAD_REQUEST
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize(("url", "header"), [("http://ü/", "X: 1"), ("http://localhost/", "X: ü")])
 async def test_a_request_that_libcurl_does_not_take_raises_and_leaves_nothing_behind(
     url: str, header: str
@@ -170,6 +172,7 @@ async def test_what_is_opened_to_look_a_name_up_is_taken_for_no_socket_that_was_
     assert not before & after
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("anyio_backend", ["select", "uvloop-no-epoll"], indirect=True)
 async def test_without_epoll_the_event_loop_watches_the_sockets_while_requests_are_under_way() -> (
     None
@@ -192,6 +195,7 @@ async def test_without_epoll_the_event_loop_watches_the_sockets_while_requests_a
         assert answer == Reply(200)
 
 
+@pytest.mark.rule("MED-1")
 async def test_requests_of_different_timeouts_each_end_by_their_own() -> None:
     async def never(connection: Connection) -> None:
         await connection.reader.read()
@@ -213,6 +217,7 @@ async def test_requests_of_different_timeouts_each_end_by_their_own() -> None:
     assert all(-0.01 <= took - timeout < 0.15 for timeout, took in ended)
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_short_timeout_holds_while_a_longer_one_runs() -> None:
     async def never(connection: Connection) -> None:
         await connection.reader.read()

@@ -21,7 +21,7 @@ try:
 except ImportError:
     skip_or_fail("h2 is not installed: no HTTP/2 target to test with")
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("MED-1")]
+pytestmark = pytest.mark.anyio
 
 
 @dataclass
@@ -120,6 +120,7 @@ async def send(sender: HttpSender, url: str) -> Answer:
     return await sender.send(Message(id="m-1", target=url), 1, 5)
 
 
+@pytest.mark.rule("MED-1")
 async def test_every_header_is_one_of_its_own(certificate: Certificate) -> None:
     async with speaking_http2(certificate) as target, trusting(certificate) as sender:
         await sender.send(Message(id="m-1", target=target.url, token="tok"), 3, 5)
@@ -140,6 +141,7 @@ async def test_every_header_is_one_of_its_own(certificate: Certificate) -> None:
     }
 
 
+@pytest.mark.rule("MED-1")
 async def test_requests_to_one_origin_share_a_connection(certificate: Certificate) -> None:
     async with speaking_http2(certificate) as target, trusting(certificate) as sender:
         await send(sender, target.url)
@@ -149,6 +151,7 @@ async def test_requests_to_one_origin_share_a_connection(certificate: Certificat
     assert target.streams == [51]
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_connection_that_the_target_winds_up_costs_no_request(
     certificate: Certificate,
 ) -> None:
@@ -161,6 +164,7 @@ async def test_a_connection_that_the_target_winds_up_costs_no_request(
     assert target.streams == [3, 3, 3, 1]
 
 
+@pytest.mark.rule("MED-1")
 async def test_an_idle_connection_on_which_the_target_has_spoken_is_used_again(
     certificate: Certificate,
 ) -> None:
@@ -174,6 +178,7 @@ async def test_an_idle_connection_on_which_the_target_has_spoken_is_used_again(
     assert target.streams == [2]
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_cancelled_request_ends_its_stream_and_leaves_the_connection_to_the_others(
     certificate: Certificate,
 ) -> None:
@@ -193,6 +198,7 @@ async def test_a_cancelled_request_ends_its_stream_and_leaves_the_connection_to_
     assert "busy=0" in repr(sender)
 
 
+@pytest.mark.rule("MED-1")
 async def test_http_1_1_is_spoken_where_nothing_else_is_offered_or_wanted(
     certificate: Certificate,
 ) -> None:

@@ -31,7 +31,7 @@ from tests.outbound.servers import (
     writing,
 )
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("MED-1")]
+pytestmark = pytest.mark.anyio
 
 ANYONE = TargetPolicy()
 STRICT = TargetPolicy(block_private=True)
@@ -65,6 +65,7 @@ def fault_of(answer: Answer) -> Cause | None:
 # --- the request
 
 
+@pytest.mark.rule("MED-1")
 async def test_the_request_is_what_the_contract_says_byte_for_byte() -> None:
     async with listening() as target, sending() as sender:
         answer = await sender.send(message(target.url, token="tok"), 3, 5)
@@ -86,6 +87,7 @@ async def test_the_request_is_what_the_contract_says_byte_for_byte() -> None:
     }
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("token", [None, ""])
 async def test_without_a_token_there_is_no_authorization_header(token: str | None) -> None:
     async with listening() as target, sending() as sender:
@@ -94,6 +96,7 @@ async def test_without_a_token_there_is_no_authorization_header(token: str | Non
     assert "authorization" not in target.requests[0].headers
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize(
     ("id_", "body", "header"),
     [
@@ -115,6 +118,7 @@ async def test_c7_an_odd_id_is_escaped_in_the_body_and_encoded_in_the_header(
     assert target.requests[0].headers["x-message-id"] == header
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_request_carries_its_span_and_what_other_vendors_said() -> None:
     span = Span("ab" * 16, "cd" * 8, sampled=True)
 
@@ -128,6 +132,7 @@ async def test_a_request_carries_its_span_and_what_other_vendors_said() -> None:
     assert with_state["tracestate"] == "a=1,b=2"
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_signing_secret_adds_signatures_that_a_target_can_check() -> None:
     async with listening() as target, sending() as sender:
         await sender.send(message(target.url, secret="s3cret"), 1, 5)
@@ -139,6 +144,7 @@ async def test_a_signing_secret_adds_signatures_that_a_target_can_check() -> Non
     assert request.headers["x-flowcatalyst-timestamp"] == "2023-11-14T22:13:20.250Z"
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("id_", [" m-1 ", "é", "%C3%A9", "  "])
 async def test_c7_a_target_can_check_the_signature_of_an_odd_id(id_: str) -> None:
     async with listening() as target, sending() as sender:
@@ -152,6 +158,7 @@ async def test_c7_a_target_can_check_the_signature_of_an_odd_id(id_: str) -> Non
     assert unquote(shown) == unquote(request.headers["x-message-id"]) == id_
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_secret_that_is_no_key_is_a_bad_request_and_stays_secret() -> None:
     async with listening() as target, sending() as sender:
         answer = await sender.send(message(target.url, secret="whsec_not!base64"), 1, 5)
@@ -162,6 +169,7 @@ async def test_a_secret_that_is_no_key_is_a_bad_request_and_stays_secret() -> No
     assert target.requests == []
 
 
+@pytest.mark.rule("MED-1")
 async def test_the_path_is_sent_as_it_is_and_what_is_not_ascii_percent_encoded() -> None:
     async with listening() as target, sending() as sender:
         await sender.send(message(target.url + "/a/../b%2Fc/ü?q=1&r=a%20b#part"), 1, 5)
@@ -169,6 +177,7 @@ async def test_the_path_is_sent_as_it_is_and_what_is_not_ascii_percent_encoded()
     assert target.requests[0].line == "POST /hook/a/../b%2Fc/%C3%BC?q=1&r=a%20b HTTP/1.1"
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_connection_is_used_again() -> None:
     async with listening() as target, sending() as sender:
         for _ in range(5):
@@ -180,6 +189,7 @@ async def test_a_connection_is_used_again() -> None:
 # --- replies
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("status", [200, 204, 301, 307, 400, 429, 500, 501, 599])
 async def test_every_status_is_a_reply_and_no_redirect_is_followed(status: int) -> None:
     answer = await answer_of(answering(status, b"", f"Location: {NOBODY}"))
@@ -187,6 +197,7 @@ async def test_every_status_is_a_reply_and_no_redirect_is_followed(status: int) 
     assert answer == Reply(status)
 
 
+@pytest.mark.rule("MED-1")
 async def test_retry_after_comes_from_the_final_reply_only() -> None:
     async def script(connection: Connection) -> None:
         await connection.read()
@@ -196,6 +207,7 @@ async def test_retry_after_comes_from_the_final_reply_only() -> None:
     assert await answer_of(script) == Reply(429, b"later", "120")
 
 
+@pytest.mark.rule("MED-1")
 async def test_an_interim_retry_after_is_forgotten() -> None:
     interim = b"HTTP/1.1 103 Early Hints\r\nRetry-After: 1\r\n\r\n"
 
@@ -204,6 +216,7 @@ async def test_an_interim_retry_after_is_forgotten() -> None:
     assert answer == Reply(429)
 
 
+@pytest.mark.rule("MED-1")
 async def test_one_request_leaves_nothing_of_its_reply_to_the_next() -> None:
     replies = [(429, b"a long story", "Retry-After: 5"), (200, b"", "X-Other: 1")]
 
@@ -219,12 +232,14 @@ async def test_one_request_leaves_nothing_of_its_reply_to_the_next() -> None:
     assert (first, second) == (Reply(429, b"a long story", "5"), Reply(200))
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_reply_of_exactly_the_cap_is_read_whole() -> None:
     answer = await answer_of(answering(200, b"x" * REPLY_CAP))
 
     assert answer == Reply(200, b"x" * REPLY_CAP)
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("status", [200, 500])
 async def test_a_longer_reply_is_cut_and_keeps_its_status(status: int) -> None:
     answer = await answer_of(answering(status, b"x" * (REPLY_CAP + 1)))
@@ -232,6 +247,7 @@ async def test_a_longer_reply_is_cut_and_keeps_its_status(status: int) -> None:
     assert answer == Reply(status, b"x" * REPLY_CAP, too_long=True)
 
 
+@pytest.mark.rule("MED-1")
 async def test_an_endless_reply_is_not_read_to_its_end() -> None:
     written = 0
 
@@ -270,6 +286,7 @@ async def test_a_reply_that_comes_byte_by_byte_takes_no_more_memory_than_a_whole
     assert peak < 24 * size  # the server's part is half of it; a list of the pieces: 60 times
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_reply_that_comes_before_the_request_was_read_counts() -> None:
     async def script(connection: Connection) -> None:
         await connection.reply(413, b"", "Connection: close")
@@ -375,6 +392,7 @@ async def test_a_host_that_lets_nobody_in_costs_each_request_the_connect_timeout
     assert took < 1.5
 
 
+@pytest.mark.rule("MED-1")
 async def test_what_nobody_foresaw_is_an_answer_too() -> None:
     def broken_clock() -> float:
         raise RuntimeError("no time")
@@ -388,6 +406,7 @@ async def test_what_nobody_foresaw_is_an_answer_too() -> None:
 # --- the connection pool
 
 
+@pytest.mark.rule("MED-1")
 async def test_an_idle_connection_that_the_target_closed_does_no_harm() -> None:
     async with listening() as target, sending() as sender:
         await sender.send(message(target.url), 1, 5)
@@ -399,6 +418,7 @@ async def test_an_idle_connection_that_the_target_closed_does_no_harm() -> None:
     assert target.connections == 2
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_target_that_closes_each_connection_after_its_reply_is_served_on() -> None:
     closing = answering(200, b"", "Connection: close")
 
@@ -456,6 +476,7 @@ async def test_cancelled_requests_leave_nothing_behind() -> None:
     assert "busy=0, idle=200, sockets=0" in repr(sender)
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_request_cancelled_before_it_began_leaves_nothing_behind() -> None:
     async with listening() as target, sending() as sender:
         for _ in range(20):
@@ -494,6 +515,7 @@ async def test_replies_never_go_to_another_request_whatever_is_cancelled() -> No
     assert all(right)
 
 
+@pytest.mark.rule("MED-1")
 async def test_closing_ends_what_is_under_way() -> None:
     async with listening(silent) as target, asyncio.TaskGroup() as tasks, sending() as sender:
         task = tasks.create_task(sender.send(message(target.url), 1, 60))
@@ -502,6 +524,7 @@ async def test_closing_ends_what_is_under_way() -> None:
     assert fault_of(task.result()) is Cause.NETWORK
 
 
+@pytest.mark.rule("MED-1")
 async def test_closing_right_after_a_cancellation_is_fine() -> None:
     async with listening(silent) as target:
         async with sending() as sender:
@@ -514,6 +537,7 @@ async def test_closing_right_after_a_cancellation_is_fine() -> None:
     assert "busy=0" in repr(sender)
 
 
+@pytest.mark.rule("MED-1")
 async def test_opening_and_closing_fifty_times_leaks_nothing() -> None:
     async with listening() as target:
         before = open_descriptors()
@@ -528,6 +552,7 @@ async def test_opening_and_closing_fifty_times_leaks_nothing() -> None:
 # --- proxies
 
 
+@pytest.mark.rule("MED-1")
 async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, NOBODY)
@@ -542,6 +567,7 @@ def through(proxy: Target) -> CurlOptions:
     return CurlOptions(proxy=f"http://user:hunter2@127.0.0.1:{proxy.port}")
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_proxy_that_is_set_is_used_whatever_the_environment_excepts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -563,6 +589,7 @@ async def test_through_a_proxy_only_the_url_is_checked_and_the_proxy_may_be_priv
     assert (named, fault_of(literal)) == (Reply(200), Cause.TARGET_REFUSED)
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_proxy_that_fails_does_not_give_its_password_away() -> None:
     async with listening() as proxy:
         gone = through(proxy)
@@ -647,6 +674,7 @@ async def test_a_refusal_is_forgotten_by_the_next_request() -> None:
 # --- TLS
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_target_over_tls_is_served_when_its_certificate_is_trusted(
     certificate: Certificate,
 ) -> None:

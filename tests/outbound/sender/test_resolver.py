@@ -26,7 +26,7 @@ from router.curl.resolver import (
 from tests.outbound.sender.test_curl_loop import no_more_descriptors, refuse_nothing
 from tests.outbound.servers import listening, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("P5")]
+pytestmark = pytest.mark.anyio
 
 HERE: Final = ("127.0.0.1",)
 
@@ -71,6 +71,7 @@ def age(addresses: HostAddresses, seconds: float) -> None:
     addresses.look_again_at -= seconds
 
 
+@pytest.mark.rule("P5")
 async def test_slow_names_delay_nobody_else() -> None:
     with slow_names() as names:
         async with listening() as target, curl(names) as loop:
@@ -94,6 +95,7 @@ async def test_slow_names_delay_nobody_else() -> None:
     ]
 
 
+@pytest.mark.rule("P5")
 async def test_all_who_want_a_name_wait_for_one_look_up_and_share_what_it_finds() -> None:
     with slow_names() as names:
         resolver = Resolver(names.look_up)
@@ -107,6 +109,7 @@ async def test_all_who_want_a_name_wait_for_one_look_up_and_share_what_it_finds(
         assert names.asked == {"a.slow.test": 1}
 
 
+@pytest.mark.rule("P5")
 async def test_who_has_waited_long_enough_goes_and_the_answer_is_there_for_the_next() -> None:
     with slow_names() as names:
         resolver = Resolver(names.look_up)
@@ -118,6 +121,7 @@ async def test_who_has_waited_long_enough_goes_and_the_answer_is_there_for_the_n
         assert names.asked == {"a.slow.test": 1}
 
 
+@pytest.mark.rule("P5")
 async def test_addresses_in_use_are_looked_up_again_before_they_are_too_old() -> None:
     names = Names()
     resolver = Resolver(names.look_up)
@@ -136,6 +140,7 @@ async def test_addresses_in_use_are_looked_up_again_before_they_are_too_old() ->
     assert names.asked["good.test"] == 2
 
 
+@pytest.mark.rule("P5")
 async def test_addresses_that_cannot_be_looked_up_again_are_used_until_they_are_too_old() -> None:
     names = Names()
     resolver = Resolver(names.look_up)
@@ -153,6 +158,7 @@ async def test_addresses_that_cannot_be_looked_up_again_are_used_until_they_are_
         await resolver.resolve("good.test", 9)
 
 
+@pytest.mark.rule("P5")
 async def test_when_all_threads_wait_names_found_before_are_still_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -178,6 +184,7 @@ async def test_when_all_threads_wait_names_found_before_are_still_looked_up(
     assert known == Reply(200)
 
 
+@pytest.mark.rule("P5")
 async def test_addresses_are_used_although_no_thread_is_free_to_look_them_up_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -196,6 +203,7 @@ async def test_addresses_are_used_although_no_thread_is_free_to_look_them_up_aga
     assert not resolver._running
 
 
+@pytest.mark.rule("P5")
 async def test_a_bug_of_the_name_service_is_told_to_who_waits() -> None:
     def look_up(_: str) -> Sequence[str]:
         raise KeyError("bug")
@@ -209,6 +217,7 @@ async def test_a_bug_of_the_name_service_is_told_to_who_waits() -> None:
         await Resolver(refuse).resolve("a.test", 9)
 
 
+@pytest.mark.rule("P5")
 async def test_the_latest_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_KEPT", 2)
     names = Names(dict.fromkeys(("a", "b", "c"), HERE))
@@ -221,6 +230,7 @@ async def test_the_latest_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert resolver.recall("c") is not None
 
 
+@pytest.mark.rule("P5")
 async def test_who_waits_for_a_name_is_let_go_at_the_end() -> None:
     with slow_names() as names:
         async with curl(names) as loop:
@@ -232,6 +242,7 @@ async def test_who_waits_for_a_name_is_let_go_at_the_end() -> None:
     assert answer == NoReply(Cause.NETWORK, "closed")
 
 
+@pytest.mark.rule("P5")
 @pytest.mark.parametrize(
     "url",
     [
@@ -250,6 +261,7 @@ async def test_an_address_and_this_host_are_not_looked_up(url: str) -> None:
     assert not names.asked
 
 
+@pytest.mark.rule("P5")
 async def test_behind_a_proxy_the_proxy_looks_names_up() -> None:
     names = Names()
     async with listening() as proxy, curl(names, proxy=f"http://127.0.0.1:{proxy.port}") as loop:
@@ -259,6 +271,7 @@ async def test_behind_a_proxy_the_proxy_looks_names_up() -> None:
     assert not names.asked
 
 
+@pytest.mark.rule("P5")
 @pytest.mark.parametrize("host", ["good.test", "good.test.", "GOOD.test", "a_b~c.test"])
 async def test_libcurl_uses_what_was_looked_up(host: str) -> None:
     names = Names({host.lower(): HERE})
@@ -299,6 +312,7 @@ async def test_the_next_address_is_tried_when_one_is_refused() -> None:
     assert answer == Reply(200)
 
 
+@pytest.mark.rule("P5")
 async def test_a_look_up_that_fails_for_lack_of_descriptors_is_our_fault() -> None:
     names = Names()
     async with curl(names) as loop:
@@ -311,6 +325,7 @@ async def test_a_look_up_that_fails_for_lack_of_descriptors_is_our_fault() -> No
     assert theirs.cause is Cause.NETWORK
 
 
+@pytest.mark.rule("P5")
 async def test_names_of_this_machine_are_found_by_the_system() -> None:
     found = await Resolver().resolve("localhost", 9)
 

@@ -16,7 +16,7 @@ from router.outbound.traces import Traces
 from tests.outbound.servers import Script, Target, answering, listening, polite, silent, until
 from tests.support.collector import Seen, spans_in
 
-pytestmark = [pytest.mark.anyio, pytest.mark.rule("P5")]
+pytestmark = pytest.mark.anyio
 
 ALL = Sampling(1.0)
 WALL = 1_800_000_000.0
@@ -60,6 +60,7 @@ def by_name(spans: list[Seen]) -> dict[str, list[Seen]]:
     return {name: [each for each in spans if each.name == name] for name in {s.name for s in spans}}
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_visit_is_one_span_with_one_inside_for_each_request() -> None:
     spans = by_name(await told(HAND_OVER))
 
@@ -74,6 +75,7 @@ async def test_a_visit_is_one_span_with_one_inside_for_each_request() -> None:
     assert [each.seconds for each in requests] == pytest.approx([0.25, 0.5])
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_requests_span_is_the_one_that_its_target_was_told() -> None:
     requests = by_name(await told(HAND_OVER))["POST"]
 
@@ -81,6 +83,7 @@ async def test_a_requests_span_is_the_one_that_its_target_was_told() -> None:
     assert [each.span_id for each in requests] == [each.span_id for each in announced]
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_visit_tells_where_the_message_came_from_and_what_became_of_it() -> None:
     (hand_over,) = by_name(await told(HAND_OVER))["process orders"]
 
@@ -98,6 +101,7 @@ async def test_a_visit_tells_where_the_message_came_from_and_what_became_of_it()
     assert hand_over.resource["service.instance.id"] == "here"
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_request_tells_its_target_without_the_query_and_how_it_ended() -> None:
     first, second = by_name(await told(HAND_OVER))["POST"]
 
@@ -113,6 +117,7 @@ async def test_a_request_tells_its_target_without_the_query_and_how_it_ended() -
     assert (second.facts["message_router.attempt"], second.error) == (5, "")
 
 
+@pytest.mark.rule("MED-1")
 async def test_what_was_given_back_says_so() -> None:
     failed = replace(
         HAND_OVER,
@@ -131,6 +136,7 @@ async def test_what_was_given_back_says_so() -> None:
     assert "message_router.broker_id" not in hand_over.facts
 
 
+@pytest.mark.rule("MED-1")
 @pytest.mark.parametrize(
     "error", ["CircuitOpen", "TargetRefused", "BadRequest", "RouterOverloaded", "NotStarted"]
 )
@@ -143,6 +149,7 @@ async def test_what_was_never_sent_is_no_request(error: str) -> None:
     assert hand_over.error == "no way"
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_publishers_trace_is_gone_on_with() -> None:
     (hand_over,) = by_name(await told(replace(HAND_OVER, parent=PARENT)))["process orders"]
 
@@ -150,12 +157,14 @@ async def test_a_publishers_trace_is_gone_on_with() -> None:
     assert hand_over.span.trace_state == "vendor=1"
 
 
+@pytest.mark.rule("MED-1")
 async def test_what_is_not_sampled_is_not_sent() -> None:
     unwanted = replace(HAND_OVER, parent=replace(PARENT, sampled=False))
 
     assert await told(unwanted) == []
 
 
+@pytest.mark.rule("MED-1")
 async def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "router-eu")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=prod")
@@ -166,6 +175,7 @@ async def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch
     assert seen.resource["deployment.environment.name"] == "prod"
 
 
+@pytest.mark.rule("MED-1")
 async def test_what_gets_through_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "PAUSE_SECONDS", 0.01)
 
@@ -176,6 +186,7 @@ async def test_what_gets_through_is_counted(monkeypatch: pytest.MonkeyPatch) -> 
         assert opened.counts == {"exported": 3, "failed": 0, "dropped": 0}
 
 
+@pytest.mark.rule("P5")
 async def test_a_collector_that_refuses_is_complained_about_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +209,7 @@ async def test_a_collector_that_refuses_is_complained_about_once(
     assert second == "traces are exported again"
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_complaint_gives_away_no_secret_of_the_endpoint(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +230,7 @@ def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == LOGGER]
 
 
+@pytest.mark.rule("P5")
 @pytest.mark.parametrize("script", [silent, answering(503)])
 async def test_a_collector_that_does_not_answer_costs_a_bounded_shutdown(
     script: Script, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -247,6 +260,7 @@ async def test_what_a_slow_collector_cannot_take_is_dropped_and_counted(
         assert opened.counts == {"exported": 0, "failed": 0, "dropped": 6000 - 4095}
 
 
+@pytest.mark.rule("MED-1")
 async def test_a_visit_that_cannot_be_told_disturbs_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

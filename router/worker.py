@@ -351,4 +351,4 @@ def _config(
     document = read_document(body, settings.naming)
     for problem in document.problems:
         raise ValueError(f"{problem.path}: {problem.text}")
-    return RoutingConfig(document.queues, document.pools, document.reply_queues)
+    return document.config

@@ -122,8 +122,7 @@ def _running(naming: QueueNaming) -> RoutingConfig | None:
         return None
     if not isinstance(applied, dict) or "queues" not in applied:
         raise click.ClickException("what answers there is not a message-router")
-    document = read_document(msgspec.json.encode(applied), naming)
-    return RoutingConfig(document.queues, document.pools, document.reply_queues)
+    return read_document(msgspec.json.encode(applied), naming).config
 
 
 @click.group(epilog="\b\nExample:  message-router pools set POOL-A --concurrency 5")

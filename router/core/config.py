@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from zoneinfo import ZoneInfo
 
 import msgspec
-from cronsim import CronSim, CronSimError
+from cronsim import CronSim
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
@@ -23,13 +23,8 @@ MAX_CONCURRENCY: Final = 10_000  # workers; a pool's memory grows with it (POOL-
 EMBEDDED_QUEUE: Final = "default"
 EMBEDDED_FILE: Final = "queue.db"
 MAX_SCHEDULES: Final = 1_000
-CRON_FIELDS: Final = 5
 # A clock that is set back repeats at most this much of the day.
 _MAX_OVERLAP: Final = timedelta(hours=3)
-
-
-class BadSchedule(ValueError):
-    """The schedule cannot be read. The text names the field and what is allowed."""
 
 
 class RetryPolicy(Struct, frozen=True):
@@ -218,17 +213,3 @@ def _pgmq_place(queue: QueueConfig) -> tuple[str, str]:
     parts = urlsplit(queue.uri)
     database = parts.netloc.rpartition("@")[2] + parts.path
     return database, (dict(parse_qsl(parts.query)).get("queue") or queue.name).lower()
-
-
-def check_cron(expression: str, timezone: str) -> None:
-    """Raise BadSchedule if there is no such time zone or expression, or no such day, ever."""
-    if len(expression.split()) != CRON_FIELDS:
-        raise BadSchedule("`cron` must have five fields: minute, hour, day, month and weekday")
-    try:
-        CronSim(expression, datetime(2000, 1, 1))  # noqa: DTZ001 - a local time of no zone
-    except CronSimError as error:
-        raise BadSchedule(f"`cron` is not a cron expression: {error}") from None
-    try:
-        ZoneInfo(timezone)
-    except (KeyError, ValueError, OSError):
-        raise BadSchedule(f"`timezone` is not a known time zone: {timezone!r}") from None

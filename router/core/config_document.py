@@ -5,7 +5,7 @@ reported, and the rest is applied (CFG-5): an error in one queue or pool never a
 """
 
 from codecs import BOM_UTF8
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Generic, TypeVar
@@ -17,11 +17,9 @@ from router.core.config import (
     DEFAULT_POOL_CONFIG,
     EMBEDDED_QUEUE,
     MAX_SCHEDULES,
-    PoolConfig,
     QueueConfig,
     QueueNaming,
     RoutingConfig,
-    Schedule,
 )
 from router.core.config_entry import (
     MAX_CONNECTIONS,
@@ -40,6 +38,7 @@ from router.core.config_entry import (
     reply_entry,
     schedule_entry,
 )
+from router.core.message import is_given
 from router.core.warnings import Code
 
 MAX_DOCUMENT: Final = 10 * 1024 * 1024  # bytes
@@ -59,22 +58,16 @@ class BadDocument(ValueError):
 
 
 class Document(Struct, frozen=True, kw_only=True):
-    queues: tuple[QueueConfig, ...]
-    pools: tuple[PoolConfig, ...]
+    config: RoutingConfig
     problems: tuple[Problem, ...] = ()
-    skipped_queues: tuple[str, ...] = ()  # by name: what runs under it stays as it was
-    skipped_pools: tuple[str, ...] = ()
-    reply_queues: tuple[QueueConfig, ...] = ()
-    skipped_reply_queues: tuple[str, ...] = ()
-    schedules: tuple[Schedule, ...] = ()
-    skipped_schedules: tuple[str, ...] = ()
+    # By section, the names of bad entries: what runs under them stays as it was.
+    skipped: Mapping[str, Sequence[str]] = {}
 
 
 def read_document(body: bytes, naming: QueueNaming) -> Document:
     """Read what a source sent, or raise BadDocument."""
     top = _decode(body)
-    queue_entries, pool_entries = _entries(top, "queues"), _entries(top, "processingPools")
-    if queue_entries is None and pool_entries is None:
+    if not any(is_given(top.get(name, Raw())) for name in ("queues", "processingPools")):
         raise BadDocument("$", "neither `queues` nor `processingPools` is there")
     whole = Notes("$", Code.CONFIGURATION)
     try:
@@ -84,32 +77,18 @@ def read_document(body: bytes, naming: QueueNaming) -> Document:
         raise BadDocument("$.connections", "not a whole number above 0") from None
     read_entry = partial(read_queue, naming=naming, connections=connections)
     queues = _Section("queues", Code.QUEUE_VALIDATION, queue_identity, read_entry)
-    queues.read(queue_entries or [])
     by_code, by_name = partial(identity_in, "code"), partial(identity_in, "name")
     pools = _Section("processingPools", Code.CONFIGURATION, by_code, read_pool)
-    pools.read(pool_entries or [])
     read_reply = partial(read_reply_queue, naming=naming)
     replies = _Section("replyQueues", Code.QUEUE_VALIDATION, queue_identity, read_reply)
-    replies.read(_entries(top, "replyQueues") or [])
-    schedules = _Section("schedules", Code.CONFIGURATION, by_name, read_schedule)
-    schedules.read(_entries(top, "schedules", MAX_SCHEDULES) or [])
-    return Document(
-        queues=tuple(queues.accepted),
-        pools=tuple(pools.accepted),
-        problems=(
-            *whole.problems,
-            *queues.reported(),
-            *pools.reported(),
-            *replies.reported(),
-            *schedules.reported(),
-        ),
-        skipped_queues=tuple(queues.skipped),
-        skipped_pools=tuple(pools.skipped),
-        reply_queues=tuple(replies.accepted),
-        skipped_reply_queues=tuple(replies.skipped),
-        schedules=tuple(schedules.accepted),
-        skipped_schedules=tuple(schedules.skipped),
+    schedules = _Section("schedules", Code.CONFIGURATION, by_name, read_schedule, MAX_SCHEDULES)
+    config = RoutingConfig(
+        queues.read(top), pools.read(top), replies.read(top), schedules.read(top)
     )
+    sections = (queues, pools, replies, schedules)
+    problems = (*whole.problems, *(each for part in sections for each in part.reported()))
+    skipped = {part.name: part.skipped for part in sections if part.skipped}
+    return Document(config=config, problems=problems, skipped=skipped)
 
 
 def as_document(config: RoutingConfig) -> Mapping[str, object]:
@@ -148,30 +127,27 @@ def _decode(body: bytes) -> dict[str, Raw]:
         raise BadDocument("$", f"not JSON: {error}") from None
 
 
-def _entries(top: Mapping[str, Raw], name: str, most: int = MAX_ENTRIES) -> list[Raw] | None:
-    try:
-        entries = msgspec.json.decode(top.get(name, b"null"), type=list[Raw] | None)
-    except msgspec.ValidationError:
-        raise BadDocument(f"$.{name}", "not a list") from None
-    if entries is not None and len(entries) > most:
-        raise BadDocument(f"$.{name}", f"more than {most} entries")
-    return entries
-
-
 @dataclass(slots=True)
 class _Section(Generic[T]):
-    """The entries of one kind: those that count, and what is wrong with the others."""
+    """Reads the entries of one kind: those that count. Notes what is wrong with the others."""
 
     name: str
     code: Code
     identify: Callable[[object], str | None]
     read_entry: Callable[[object, Notes], T]
-    accepted: list[T] = field(default_factory=list)
+    most: int = MAX_ENTRIES
     skipped: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    def read(self, entries: list[Raw]) -> None:
+    def read(self, top: Mapping[str, Raw]) -> tuple[T, ...]:
         """Decode entry by entry: all at once would keep Python's lock for 50 ms."""
+        try:
+            entries = msgspec.json.decode(top.get(self.name, b"null"), type=list[Raw] | None) or []
+        except msgspec.ValidationError:
+            raise BadDocument(f"$.{self.name}", "not a list") from None
+        if len(entries) > self.most:
+            raise BadDocument(f"$.{self.name}", f"more than {self.most} entries")
+        accepted: list[T] = []
         paths: dict[str, str] = {}
         for index, entry in enumerate(entries):
             notes = Notes(f"$.{self.name}[{index}]", self.code, self.problems)
@@ -185,11 +161,12 @@ class _Section(Generic[T]):
                 notes.add("", f"named twice: {first} counts", skipped=True)
                 continue
             try:
-                self.accepted.append(self.read_entry(raw, notes))
+                accepted.append(self.read_entry(raw, notes))
             except BadEntry as bad:
                 notes.add(bad.where, bad.text, skipped=True)
                 if identity is not None:
                     self.skipped.append(identity)
+        return tuple(accepted)
 
     def reported(self) -> list[Problem]:
         if len(self.problems) <= MAX_PROBLEMS:

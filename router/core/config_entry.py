@@ -6,22 +6,23 @@ A number that is too large is cut and noted; any other error makes the entry a b
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Final, Literal, TypeVar
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
 
 import msgspec
+from cronsim import CronSim, CronSimError
 from msgspec import Meta, Raw, Struct
 
 from router.core.config import (
     MAX_CONCURRENCY,
-    BadSchedule,
     PoolConfig,
     QueueConfig,
     QueueNaming,
     RetryPolicy,
     Route,
     Schedule,
-    check_cron,
     effective_concurrency,
 )
 from router.core.message import CONTROL, Malformed, parse
@@ -59,6 +60,7 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 Number = int | float
 T = TypeVar("T")
+CRON_FIELDS: Final = 5
 MAX_EVERY_SECONDS: Final = 366 * 24 * 3600
 
 
@@ -394,10 +396,7 @@ def read_schedule(raw: object, _notes: Notes) -> Schedule:
     entry = convert_entry(raw, _ScheduleEntry)
     if (entry.cron is None) == (entry.every_seconds is None):
         raise BadEntry("", "needs `cron` or `everySeconds`, and not both")
-    try:
-        check_cron(entry.cron or "* * * * *", entry.timezone)
-    except BadSchedule as error:
-        raise BadEntry("", str(error)) from None
+    check_cron(entry.cron or "* * * * *", entry.timezone)
     if "id" in entry.message:
         raise BadEntry("message.id", "must be absent: the schedule makes the id")
     schedule = Schedule(
@@ -413,6 +412,20 @@ def read_schedule(raw: object, _notes: Notes) -> Schedule:
     except Malformed as error:
         raise BadEntry("message", str(error)) from None
     return schedule
+
+
+def check_cron(expression: str, timezone: str) -> None:
+    """Raise BadEntry if there is no such time zone or expression, or no such day, ever."""
+    if len(expression.split()) != CRON_FIELDS:
+        raise BadEntry("", "`cron` must have five fields: minute, hour, day, month and weekday")
+    try:
+        CronSim(expression, datetime(2000, 1, 1))  # noqa: DTZ001 - a local time of no zone
+    except CronSimError as error:
+        raise BadEntry("", f"`cron` is not a cron expression: {error}") from None
+    try:
+        ZoneInfo(timezone)
+    except (KeyError, ValueError, OSError):
+        raise BadEntry("", f"`timezone` is not a known time zone: {timezone!r}") from None
 
 
 def schedule_entry(schedule: Schedule) -> dict[str, object]:

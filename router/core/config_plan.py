@@ -96,10 +96,11 @@ def unite(
     replies = _Union("reply queue", _by_name(running.reply_queues))
     schedules = _Union("schedule", _by_name(running.schedules))
     for source, document in documents:
-        queues.add(source, document.queues, document.skipped_queues)
-        pools.add(source, document.pools, document.skipped_pools)
-        replies.add(source, document.reply_queues, document.skipped_reply_queues)
-        schedules.add(source, document.schedules, document.skipped_schedules)
+        found, skipped = document.config, document.skipped
+        queues.add(source, found.queues, skipped.get("queues", ()))
+        pools.add(source, found.pools, skipped.get("processingPools", ()))
+        replies.add(source, found.reply_queues, skipped.get("replyQueues", ()))
+        schedules.add(source, found.schedules, skipped.get("schedules", ()))
     apart, same = _one_consumer_each(queues.entries())
     config = RoutingConfig(
         with_reply_names(apart, replies.entries()),

@@ -176,7 +176,8 @@ class ConfigSync:
             log.warning("a configuration source failed, its last good document counts: %s", error)
         documents = [(s.origin.name, s.document) for s in self._sources if s.document is not None]
         united = partial(self._unite, documents)
-        entries = sum(len(d.queues) + len(d.pools) + len(d.reply_queues) for _, d in documents)
+        found = [document.config for _, document in documents]
+        entries = sum(len(c.queues) + len(c.pools) + len(c.reply_queues) for c in found)
         apart = entries > LARGE_DOCUMENT_ENTRIES
         config, problems = await asyncio.to_thread(united) if apart else united()
         if empties(self._applied, config) and not self._rules.allow_empty:

@@ -46,7 +46,7 @@ async def test_config_does_not_show_it(
 ) -> None:
     uri = url.replace("https://", "amqp://")
     raw = json.dumps({"queues": [{field: uri}]}).encode()
-    queues = read_document(raw, QueueNaming(QueueType.SQS, "")).queues
+    queues = read_document(raw, QueueNaming(QueueType.SQS, "")).config.queues
     config = RoutingConfig(queues)
     router.document = as_document(config)
     router.plan = plan(NOTHING, config)

@@ -82,7 +82,7 @@ def test_a_whole_document_is_read() -> None:
     )
 
     assert document.problems == ()
-    assert document.queues == (
+    assert document.config.queues == (
         QueueConfig(
             name="orders",
             uri="sqlite:///var/q.db?queue=orders",
@@ -93,7 +93,7 @@ def test_a_whole_document_is_read() -> None:
         ),
         QueueConfig(name="memory://plain", uri="memory://plain", connections=3),
     )
-    assert document.pools == (
+    assert document.config.pools == (
         PoolConfig(
             code="POOL-A",
             concurrency=10,
@@ -201,8 +201,8 @@ def test_either_list_may_be_missing(missing: str) -> None:
 def test_a_bad_queue_is_skipped_and_named_by_its_path(entry: object, where: str) -> None:
     document = read({"queues": [{"queueName": "good"}, entry], "processingPools": [{"code": "A"}]})
 
-    assert [queue.name for queue in document.queues] == ["good"]
-    assert [pool.code for pool in document.pools] == ["A"]
+    assert [queue.name for queue in document.config.queues] == ["good"]
+    assert [pool.code for pool in document.config.pools] == ["A"]
     assert told(document) == [(f"$.queues[1]{where}", "QUEUE_VALIDATION")]
     assert document.problems[0].skipped
     assert document.problems[0].text.isprintable()
@@ -232,8 +232,8 @@ def test_a_bad_queue_is_skipped_and_named_by_its_path(entry: object, where: str)
 def test_a_bad_pool_is_skipped_and_named_by_its_path(entry: object, where: str) -> None:
     document = read({"queues": [{"queueName": "q"}], "processingPools": [entry, {"code": "A"}]})
 
-    assert [pool.code for pool in document.pools] == ["A"]
-    assert [queue.name for queue in document.queues] == ["q"]
+    assert [pool.code for pool in document.config.pools] == ["A"]
+    assert [queue.name for queue in document.config.queues] == ["q"]
     assert told(document) == [(f"$.processingPools[0]{where}", "CONFIGURATION")]
     assert document.problems[0].text.isprintable()
 
@@ -260,8 +260,8 @@ def test_what_was_skipped_is_remembered_by_name() -> None:
         }
     )
 
-    assert document.skipped_queues == ("a", "kafka://host/v?queue=b")
-    assert document.skipped_pools == ("A",)
+    assert document.skipped["queues"] == ["a", "kafka://host/v?queue=b"]
+    assert document.skipped["processingPools"] == ["A"]
 
 
 @pytest.mark.rule("CFG-5")
@@ -278,8 +278,8 @@ def test_of_what_is_named_twice_the_first_counts_even_when_it_is_bad() -> None:
         }
     )
 
-    assert [(queue.name, queue.connections) for queue in document.queues] == [("a", 1)]
-    assert [(pool.code, pool.concurrency) for pool in document.pools] == [("A", 1)]
+    assert [(queue.name, queue.connections) for queue in document.config.queues] == [("a", 1)]
+    assert [(pool.code, pool.concurrency) for pool in document.config.pools] == [("A", 1)]
     assert [str(problem) for problem in document.problems] == [
         "$.queues[1]: named twice: $.queues[0] counts",
         "$.queues[2].connections: Expected `int | float | null`, got `str`",
@@ -313,7 +313,7 @@ def test_the_effective_concurrency_is_worked_out(
     document = read_pool(entry)
 
     assert document.problems == ()
-    assert document.pools[0].concurrency == effective
+    assert document.config.pools[0].concurrency == effective
 
 
 @pytest.mark.rule("POOL-6")
@@ -328,7 +328,8 @@ def test_no_rate_and_less_than_one_mean_no_limit(rate: float | None) -> None:
     document = read_pool({"code": "A", "rateLimitPerMinute": rate, "rateLimitBurst": rate})
 
     assert document.problems == ()
-    assert (document.pools[0].rate_per_minute, document.pools[0].burst) == (None, None)
+    (pool,) = document.config.pools
+    assert (pool.rate_per_minute, pool.burst) == (None, None)
 
 
 @pytest.mark.rule("P4")
@@ -346,7 +347,7 @@ def test_an_absurdly_large_number_is_cut_and_noted(
 ) -> None:
     document = read_pool({"code": "A", key: value})
 
-    assert getattr(document.pools[0], field) == used
+    assert getattr(document.config.pools[0], field) == used
     assert told(document) == [(f"$.processingPools[0].{key}", "CONFIGURATION")]
     assert not document.problems[0].skipped
 
@@ -358,7 +359,7 @@ def test_too_large_a_queue_is_cut_and_noted() -> None:
 
     document = read({"queues": [entry], "connections": 101})
 
-    queue = document.queues[0]
+    queue = document.config.queues[0]
     assert (queue.connections, queue.visibility_timeout) == (100, 43_200)
     assert queue.retry == RetryPolicy(None, (1, 43_200, 43_200))
     assert told(document) == [
@@ -373,7 +374,7 @@ def test_too_large_a_queue_is_cut_and_noted() -> None:
 def test_strict_ordering_is_applied_as_batch_with_a_note() -> None:
     document = read_pool({"code": "A", "ordering": "strict", "concurrency": 3})
 
-    assert document.pools == (PoolConfig(code="A", concurrency=3),)
+    assert document.config.pools == (PoolConfig(code="A", concurrency=3),)
     assert told(document) == [("$.processingPools[0].ordering", "CONFIGURATION")]
     assert "planned (FIFO-2)" in document.problems[0].text
     assert not document.problems[0].skipped
@@ -396,7 +397,7 @@ def test_strict_ordering_is_applied_as_batch_with_a_note() -> None:
 def test_an_sqs_queue_is_given_by_its_url_or_its_name(uri: str, problem: str | None) -> None:
     document = read_queue({"queueUri": uri})
 
-    assert [queue.uri for queue in document.queues] == ([] if problem else [uri])
+    assert [queue.uri for queue in document.config.queues] == ([] if problem else [uri])
     assert [problem in each.text for each in document.problems if problem] == [True] * bool(problem)
 
 
@@ -404,7 +405,7 @@ def test_an_sqs_queue_is_given_by_its_url_or_its_name(uri: str, problem: str | N
 def test_a_broker_that_we_do_not_know_is_skipped_with_a_clear_word() -> None:
     document = read_queue({"queueUri": "kafka://user:hunter2@host/db?queue=q"})
 
-    assert document.queues == ()
+    assert document.config.queues == ()
     assert told(document) == [("$.queues[0].queueUri", "QUEUE_VALIDATION")]
     assert "unknown scheme 'kafka'" in document.problems[0].text
     assert "hunter2" not in repr(document)
@@ -432,8 +433,8 @@ def test_a_pgmq_queue_says_where_its_commands_go() -> None:
     document = read_queue({**COMMANDS, "routes": routes})
 
     assert document.problems == ()
-    assert document.queues[0].envelope == "command-bus"
-    assert document.queues[0].routes == (
+    assert document.config.queues[0].envelope == "command-bus"
+    assert document.config.queues[0].routes == (
         (
             "DebitAccount",
             Route(
@@ -445,7 +446,7 @@ def test_a_pgmq_queue_says_where_its_commands_go() -> None:
         ),
         ("CloseAccount", Route(target="https://svc.example/close")),
     )
-    assert "hunter2" not in repr(document) + repr(document.queues[0].routes)
+    assert "hunter2" not in repr(document) + repr(document.config.queues[0].routes)
 
 
 @pytest.mark.rule("CMD-7")
@@ -453,7 +454,7 @@ def test_a_document_for_people_shows_routes_without_their_tokens() -> None:
     route = {"mediationTarget": "https://svc.example/debit", "authToken": "hunter2"}
     document = read_queue({**COMMANDS, "routes": {"DebitAccount": route}})
 
-    shown = as_document(RoutingConfig(document.queues))
+    shown = as_document(RoutingConfig(document.config.queues))
 
     assert shown["queues"] == [
         {
@@ -475,10 +476,10 @@ def test_a_queue_with_commands_knows_the_reply_queues_of_its_database() -> None:
         QueueConfig(name="rows", uri="postgresql://host/db?queue=rows"),
     ]
 
-    commands, plain = with_reply_names(document.queues, replies)
+    commands, plain = with_reply_names(document.config.queues, replies)
 
     assert commands.reply_names == (("payments__replies", "replies"), ("bare", "Bare"))
-    assert plain == document.queues[1]
+    assert plain == document.config.queues[1]
 
 
 @pytest.mark.rule("CMD-7", "CFG-5")
@@ -524,7 +525,7 @@ def test_wrong_routes_are_told_with_their_place(
 ) -> None:
     document = read_queue({**COMMANDS, **entry})
 
-    assert document.queues == ()
+    assert document.config.queues == ()
     assert told(document) == [(f"$.queues[0].{path}", "QUEUE_VALIDATION")]
     assert text in document.problems[0].text
     assert "hunter2" not in repr(document)
@@ -539,14 +540,16 @@ def test_a_bare_name_is_a_queue_in_the_embedded_file() -> None:
         name="orders & co",
         uri="sqlite:////state%20dir/queue.db?queue=orders%20%26%20co",
     )
-    assert by_uri.queues == by_name.queues == (expected,)
+    assert by_uri.config.queues == by_name.config.queues == (expected,)
 
 
 @pytest.mark.rule("CFG-5")
 def test_a_bare_name_for_nats_is_a_subject_on_the_servers_of_the_environment() -> None:
     document = read_queue({"queueName": "orders.new"}, QueueNaming(QueueType.NATS, "/state"))
 
-    assert document.queues == (QueueConfig(name="orders.new", uri="nats:///?subject=orders.new"),)
+    assert document.config.queues == (
+        QueueConfig(name="orders.new", uri="nats:///?subject=orders.new"),
+    )
 
 
 @pytest.mark.rule("CFG-5")
@@ -556,7 +559,7 @@ def test_a_bare_name_is_a_queue_in_the_database_of_the_environment() -> None:
     document = read_queue({"queueName": "orders & co"}, naming)
 
     expected = QueueConfig(name="orders & co", uri="postgresql:///?queue=orders%20%26%20co")
-    assert document.queues == (expected,)
+    assert document.config.queues == (expected,)
 
 
 @pytest.mark.rule("CFG-5")
@@ -591,7 +594,7 @@ def test_no_password_outlives_the_public_form(user: str, password: str) -> None:
 def test_credentials_are_neither_in_the_name_nor_in_the_repr_of_a_queue() -> None:
     document = read_queue({"queueUri": "memory://user:hunter2@q?groups=free"})
 
-    queue = document.queues[0]
+    queue = document.config.queues[0]
     assert queue.name == "memory://q?groups=free"
     assert queue.uri == "memory://user:hunter2@q?groups=free"
     assert "hunter2" not in repr(document)
@@ -602,7 +605,7 @@ def test_a_queue_name_that_is_a_uri_is_read_whole_and_shown_without_credentials(
     good = read_queue({"queueName": "memory://user:hunter2@q"})
     bad = read_queue({"queueName": "memory://user:\x01hunter2@q"})
 
-    assert good.queues == (QueueConfig(name="memory://q", uri="memory://user:hunter2@q"),)
+    assert good.config.queues == (QueueConfig(name="memory://q", uri="memory://user:hunter2@q"),)
     assert told(bad) == [("$.queues[0].queueName", "QUEUE_VALIDATION")]
     assert "hunter2" not in repr(bad)
 
@@ -622,8 +625,10 @@ def test_a_router_without_a_configuration_has_one_queue_and_one_pool() -> None:
     document = read_document(embedded_document(naming), naming)
 
     assert document == Document(
-        queues=(QueueConfig(name="default", uri="sqlite:////state/queue.db?queue=default"),),
-        pools=(PoolConfig(code="DEFAULT-POOL", concurrency=20),),
+        config=RoutingConfig(
+            (QueueConfig(name="default", uri="sqlite:////state/queue.db?queue=default"),),
+            (PoolConfig(code="DEFAULT-POOL", concurrency=20),),
+        )
     )
 
 
@@ -659,8 +664,8 @@ def test_whatever_json_comes_it_is_read_or_refused(value: object) -> None:
     except BadDocument:
         return
 
-    assert all(pool.concurrency >= 1 for pool in document.pools)
-    assert len({queue.name for queue in document.queues}) == len(document.queues)
+    assert all(pool.concurrency >= 1 for pool in document.config.pools)
+    assert len({queue.name for queue in document.config.queues}) == len(document.config.queues)
 
 
 @pytest.mark.rule("P5")
@@ -710,5 +715,5 @@ def test_what_is_shown_of_a_configuration_can_be_read_back(
 
     document = read_document(msgspec.json.encode(as_document(config)), EMBEDDED)
 
-    assert RoutingConfig(document.queues, document.pools) == config
+    assert document.config == config
     assert document.problems == ()

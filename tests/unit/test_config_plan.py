@@ -49,13 +49,8 @@ def document(
     skipped_queues: tuple[str, ...] = (),
     skipped_pools: tuple[str, ...] = (),
 ) -> Document:
-    made = config(*entries)
-    return Document(
-        queues=made.queues,
-        pools=made.pools,
-        skipped_queues=skipped_queues,
-        skipped_pools=skipped_pools,
-    )
+    skipped = {"queues": skipped_queues, "processingPools": skipped_pools}
+    return Document(config=config(*entries), skipped=skipped)
 
 
 @pytest.mark.rule("CFG-4")
@@ -308,9 +303,9 @@ def test_a_check_against_a_running_router_ignores_the_secrets_of_routes() -> Non
     body = msgspec.json.encode({"queues": [entry], "replyQueues": [replies]})
     applied, _ = unite([("a", read_document(body, EMBEDDED))])
     shown = as_document(applied)
-    running = read_document(msgspec.json.encode(shown), EMBEDDED)
+    running = read_document(msgspec.json.encode(shown), EMBEDDED).config
 
-    report = check_document(body, EMBEDDED, RoutingConfig(running.queues, (), running.reply_queues))
+    report = check_document(body, EMBEDDED, running)
 
     assert applied.queues[0].reply_names == (("r", "replies"),)
     assert (report.ok, report.lines) == (True, ())

@@ -24,7 +24,7 @@ def test_schedules_are_read() -> None:
     document = read({**NIGHTLY, "timezone": "Europe/Berlin", "unknown": 1}, MINUTELY)
 
     assert document.problems == ()
-    assert document.schedules == (
+    assert document.config.schedules == (
         Schedule(
             name="nightly",
             queue="jobs",
@@ -78,7 +78,7 @@ def test_a_wrong_entry_is_skipped_and_named_by_its_place(
 ) -> None:
     document = read(MINUTELY | {"name": "good"}, entry)
 
-    assert [each.name for each in document.schedules] == ["good"]
+    assert [each.name for each in document.config.schedules] == ["good"]
     (problem,) = document.problems
     assert (problem.path, problem.code, problem.skipped) == (
         f"$.schedules[1]{path}",
@@ -100,7 +100,7 @@ def test_schedules_that_are_no_list_refuse_the_document(value: object) -> None:
 @pytest.mark.rule("CMD-10")
 def test_more_than_a_thousand_refuse_the_document() -> None:
     many = [MINUTELY | {"name": f"s{number}"} for number in range(MAX_SCHEDULES + 1)]
-    assert len(read(*many[:-1]).schedules) == MAX_SCHEDULES
+    assert len(read(*many[:-1]).config.schedules) == MAX_SCHEDULES
 
     with pytest.raises(BadDocument, match="more than 1000 entries") as caught:
         read(*many)
@@ -112,7 +112,7 @@ def test_more_than_a_thousand_refuse_the_document() -> None:
 def test_of_two_with_one_name_the_first_counts() -> None:
     document = read(MINUTELY, {**NIGHTLY, "name": "minutely"})
 
-    assert [each.every_seconds for each in document.schedules] == [60]
+    assert [each.every_seconds for each in document.config.schedules] == [60]
     assert [problem.path for problem in document.problems] == ["$.schedules[1]"]
 
 
@@ -138,7 +138,7 @@ def test_people_see_where_it_goes_and_no_secret() -> None:
     }
     document = read({**NIGHTLY, "timezone": "UTC", "message": secret}, MINUTELY)
 
-    shown = as_document(RoutingConfig(schedules=document.schedules))["schedules"]
+    shown = as_document(RoutingConfig(schedules=document.config.schedules))["schedules"]
 
     assert shown == [
         {

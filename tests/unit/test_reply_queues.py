@@ -27,11 +27,11 @@ def config(*entries: object) -> RoutingConfig:
 def test_they_are_read_with_name_and_place_alone() -> None:
     document = read(*ENTRIES)
 
-    assert document.reply_queues == (
+    assert document.config.reply_queues == (
         QueueConfig(name="replies", uri="amqp://u:secret@host/?queue=r"),
         QueueConfig(name="sqs://other", uri="sqs://other"),
     )
-    assert not document.queues
+    assert not document.config.queues
     assert not document.problems
 
 
@@ -43,7 +43,7 @@ def test_a_bad_one_is_skipped_and_reported(bad: object) -> None:
     (problem,) = document.problems
     assert problem.path.startswith("$.replyQueues[0]")
     assert problem.code == "QUEUE_VALIDATION"
-    assert [queue.name for queue in document.reply_queues] == ["replies"]
+    assert [queue.name for queue in document.config.reply_queues] == ["replies"]
 
 
 @pytest.mark.rule("CMD-3")
@@ -61,7 +61,7 @@ def test_the_first_document_wins_a_conflict() -> None:
 
     united, conflicts = unite([("one", read(ENTRIES[0])), ("two", other)])
 
-    assert united.reply_queues == read(ENTRIES[0]).reply_queues
+    assert united.reply_queues == read(ENTRIES[0]).config.reply_queues
     assert conflicts == ["reply queue 'replies' of two is not as in one, which counts"]
 
 
@@ -90,5 +90,5 @@ def test_they_are_shown_without_credentials_and_compared_so() -> None:
     ]
     body = json.dumps({"queues": [], "replyQueues": ENTRIES}).encode()
     again = read_document(json.dumps(shown).encode(), NAMING)
-    running = RoutingConfig(again.queues, again.pools, again.reply_queues)
+    running = again.config
     assert check_document(body, NAMING, running).lines == ()

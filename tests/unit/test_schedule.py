@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.config import BadSchedule, Schedule, check_cron
+from router.core.config import Schedule
+from router.core.config_entry import BadEntry, check_cron
 
 BERLIN = "Europe/Berlin"
 
@@ -108,5 +109,5 @@ def test_the_next_tick_is_the_latest_one_when_it_comes(text: str, zone: str, now
     ],
 )
 def test_a_wrong_schedule_is_refused_with_a_reason(expression: str, zone: str, part: str) -> None:
-    with pytest.raises(BadSchedule, match=part):
+    with pytest.raises(BadEntry, match=part):
         check_cron(expression, zone)

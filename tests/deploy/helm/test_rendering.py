@@ -198,7 +198,7 @@ def test_a_routing_document_is_mounted_where_the_router_reads_it() -> None:
     found = read_document(content["routing.json"].encode(), settings.naming)
     assert settings.config_urls == (f"file://{routing['mountPath']}/routing.json",)
     assert "subPath" not in routing, "a change would never reach the pod"
-    assert [queue.name for queue in found.queues] == ["orders"]
+    assert [queue.name for queue in found.config.queues] == ["orders"]
     assert found.problems == ()
 
 

@@ -38,11 +38,11 @@ class Reloaded(ResponseModel):
 
 
 class ScheduleView(ResponseModel):
-    name: str = as_is("nightly")
-    queue: str = as_is("orders")
-    cron: str | None = as_is("30 2 * * *")
-    every_seconds: int | None = as_is(None)
-    timezone: str = as_is("Europe/Berlin")
+    name: str = shown("schedule.name", "nightly")
+    queue: str = shown("schedule.queue", "orders")
+    cron: str | None = shown("schedule.cron", "30 2 * * *")
+    every_seconds: int | None = shown("schedule.every_seconds", None)
+    timezone: str = shown("schedule.timezone", "Europe/Berlin")
     next_run: Time = as_is(AT)
     last_run: Time | None = as_is(AT)
 

@@ -43,24 +43,22 @@ class QueuePort(Protocol):
     async def put(self, queue: QueueConfig, items: Sequence[Publication]) -> Sequence[object]: ...
 
 
-class ScheduleState(Struct, frozen=True, kw_only=True):
+class ScheduleState(Struct, frozen=True):
     """A schedule as operators see it. Times are Unix seconds."""
 
-    name: str
-    queue: str
-    cron: str | None
-    every_seconds: int | None
-    timezone: str
+    schedule: Schedule
     next_run: int
     last_run: int | None
 
 
-class _NextRun(Struct, frozen=True):
-    found_at: float
-    tick: int
+class _Run(Struct):
+    """What is known of one schedule. Times are Unix seconds."""
 
-    def is_right_at(self, now: float) -> bool:
-        return self.found_at <= now < self.tick
+    last: int | None = None  # the last tick that was published, or seen to pass
+    due: float = 0.0  # when to look at it again, so as not to ask cron
+    is_busy: bool = False  # being published now
+    next_run: int = 0  # as it was shown at that time: asking cron takes up to a millisecond
+    shown_at: float = 0.0
 
 
 class Beat:
@@ -84,13 +82,10 @@ class Beat:
         self._wall = wall
         self._is_alone = is_alone
         self._known: tuple[Schedule, ...] = ()
-        self._last: dict[Schedule, int] = {}  # the last tick that was published, or seen to pass
-        self._due: dict[Schedule, float] = {}  # when to look at it again, so as not to ask cron
-        self._busy: set[Schedule] = set()  # being published now
+        self._runs: dict[Schedule, _Run] = {}
         self._ended = Signal()  # rung when one of them is done
         self._looked_at = 0.0
-        self._published: dict[str, int] = {}
-        self._next_runs: dict[Schedule, _NextRun] = {}  # as they were last shown
+        self._published: dict[str, int] = {}  # the last tick by name, also of earlier schedules
 
     async def run(self, may_publish: Callable[[], bool]) -> None:
         """Publish what is due until cancelled, whenever this router may."""
@@ -108,74 +103,62 @@ class Beat:
         self._follow_changes()
         now = self._wall()
         soonest = now + LONGEST_SLEEP_SECONDS
-        for schedule in self._known:
-            if schedule in self._busy:
+        for schedule, run in self._runs.items():
+            if run.is_busy:
                 continue
-            due = self._due.get(schedule, now)
-            if due <= now:
-                self._busy.add(schedule)
-                tasks.create_task(self._publish(schedule, now), name=f"beat {schedule.name}")
+            if run.due <= now:
+                run.is_busy = True
+                tasks.create_task(self._publish(schedule, run, now), name=f"beat {schedule.name}")
             else:
-                soonest = min(soonest, due)
+                soonest = min(soonest, run.due)
         return soonest - now
 
     def states(self) -> Sequence[ScheduleState]:
-        now, known = self._wall(), self._next_runs
-        # Asking cron takes up to a millisecond each, and people look every few seconds.
-        self._next_runs = {
-            each: known[each]
-            if each in known and known[each].is_right_at(now)
-            else _NextRun(now, each.next_tick(now))
-            for each in self._config().schedules
-        }
+        self._follow_changes()
+        now = self._wall()
+        for schedule, run in self._runs.items():
+            if not run.shown_at <= now < run.next_run:
+                run.shown_at, run.next_run = now, schedule.next_tick(now)
         return [
-            ScheduleState(
-                name=each.name,
-                queue=each.queue,
-                cron=each.cron,
-                every_seconds=each.every_seconds,
-                timezone=each.timezone,
-                next_run=next_run.tick,
-                last_run=self._published.get(each.name),
-            )
-            for each, next_run in self._next_runs.items()
+            ScheduleState(schedule, run.next_run, self._published.get(schedule.name))
+            for schedule, run in self._runs.items()
         ]
 
     def _follow_changes(self) -> None:
         """Forget schedules that are gone, and what was expected of a clock that was set back."""
         schedules, now = self._config().schedules, self._wall()
         if schedules is not self._known:
-            self._known, kept = schedules, set(schedules)
-            self._last = {each: tick for each, tick in self._last.items() if each in kept}
-            self._due = {each: at for each, at in self._due.items() if each in kept}
+            self._known = schedules
+            self._runs = {each: self._runs.get(each) or _Run() for each in schedules}
         if now < self._looked_at:
-            self._due.clear()
+            for run in self._runs.values():
+                run.due = now
         self._looked_at = now
 
-    async def _publish(self, schedule: Schedule, now: float) -> None:
+    async def _publish(self, schedule: Schedule, run: _Run, now: float) -> None:
         try:
-            await self._publish_if_due(schedule, now)
+            await self._publish_if_due(schedule, run, now)
         except Exception as error:  # the bulkhead: one schedule stops no other
             text = f"schedule {schedule.name} could not be published: {error}"
             self._warn(Code.PROCESSING, text)
             if not isinstance(error, _EXPECTED):
                 log.exception("a schedule failed")
-            self._due[schedule] = self._wall() + LONGEST_SLEEP_SECONDS
+            run.due = self._wall() + LONGEST_SLEEP_SECONDS
         else:
-            self._due[schedule] = schedule.next_tick(now)
+            run.due = schedule.next_tick(now)
         finally:
-            self._busy.discard(schedule)
+            run.is_busy = False
             self._ended.ring()
 
-    async def _publish_if_due(self, schedule: Schedule, now: float) -> None:
+    async def _publish_if_due(self, schedule: Schedule, run: _Run, now: float) -> None:
         tick = schedule.latest_tick(now)
-        if schedule not in self._last:
+        if run.last is None:
             stored = await self._stored(schedule)
             if stored is not None:
                 self._published.setdefault(schedule.name, stored)
             # A schedule that is seen for the first time starts with its next tick.
-            self._last[schedule] = tick if stored is None else stored
-        if tick <= self._last[schedule]:
+            run.last = tick if stored is None else stored
+        if tick <= run.last:
             return
         body = schedule.body_of(tick)
         message, key = parse(body), f"beat-{schedule.name}-{tick}"
@@ -196,7 +179,7 @@ class Beat:
                 self._warn(Code.CONFIGURATION, text)
             await self._queues.put(queue, [item])
             await self._ticks.keep(schedule.name, tick)
-        self._last[schedule] = self._published[schedule.name] = tick
+        run.last = self._published[schedule.name] = tick
 
     async def _stored(self, schedule: Schedule) -> int | None:
         store = self._stores.open_store(self._queues.queue_named(schedule.queue))

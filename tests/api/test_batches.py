@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.api.kit import MAX_BODY_BYTES
-from router.core.config import QueueConfig, RoutingConfig
+from router.core.config import QueueConfig, RoutingConfig, Schedule
 from router.engine.beat import ScheduleState
 from router.ports import Disconnected
 from tests.support.api import HandMadeRouter, assert_problem
@@ -259,17 +259,18 @@ async def test_messages_name_no_batch(api: httpx.AsyncClient, router: HandMadeRo
 
 @pytest.mark.rule("CMD-10")
 async def test_schedules_are_listed(api: httpx.AsyncClient, router: HandMadeRouter) -> None:
-    nightly = ScheduleState(
+    nightly = Schedule(
         name="nightly",
         queue="jobs",
+        message=b"{}",
         cron="30 2 * * *",
-        every_seconds=None,
         timezone="Europe/Berlin",
-        next_run=1_800_000_000,
-        last_run=None,
     )
-    often = replace(nightly, name="often", cron=None, every_seconds=60, last_run=1_799_999_940)
-    router.scheduled = [nightly, often]
+    often = replace(nightly, name="often", cron=None, every_seconds=60)
+    router.scheduled = [
+        ScheduleState(nightly, next_run=1_800_000_000, last_run=None),
+        ScheduleState(often, next_run=1_800_000_000, last_run=1_799_999_940),
+    ]
 
     shown = (await api.get("/schedules")).json()
 

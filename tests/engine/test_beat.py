@@ -396,25 +396,10 @@ async def test_operators_see_the_next_run_whatever_the_clock_does() -> None:
 @pytest.mark.rule("CMD-10")
 async def test_operators_see_when_it_runs() -> None:
     outside = Outside()
-    replica = Replica(outside, every(10), cron("0 6 * * *", "Europe/Berlin"))
+    often, daily = every(10), cron("0 6 * * *", "Europe/Berlin")
+    replica = Replica(outside, often, daily)
 
     assert replica.beat.states() == [
-        ScheduleState(
-            name="s",
-            queue="jobs",
-            cron=None,
-            every_seconds=10,
-            timezone="UTC",
-            next_run=10,
-            last_run=None,
-        ),
-        ScheduleState(
-            name="s",
-            queue="jobs",
-            cron="0 6 * * *",
-            every_seconds=None,
-            timezone="Europe/Berlin",
-            next_run=5 * 3600,
-            last_run=None,
-        ),
+        ScheduleState(often, next_run=10, last_run=None),
+        ScheduleState(daily, next_run=5 * 3600, last_run=None),
     ]

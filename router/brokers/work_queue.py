@@ -1,16 +1,13 @@
 """What the work queues share, whichever database keeps them (WQ-1 to WQ-11)."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from router.brokers.kit import loop_time
-from router.brokers.kit.consuming import NEVER, LongPoll
 from router.core.config import QueueConfig
-from router.core.message import Handle, Message, Mode, ReceivedMessage
+from router.core.message import Handle, Message, Mode
 from router.core.outcome import ACCEPTED, Ending, Failure
 from router.ports import (
     BatchRecord,
@@ -27,8 +24,6 @@ DEFAULT_AUDIT_SECONDS: Final = 3600.0
 BATCH_RETENTION_SECONDS: Final = 7 * 86_400.0  # after its completion (CMD-4)
 MAX_ERROR_CHARACTERS: Final = 1024
 UNNAMED: Final = "FAILED"  # the code of a failure that has none
-# Two clocks never agree to the last bit: wait at least this long instead of asking again at once.
-SHORTEST_WAIT_SECONDS: Final = 0.001
 
 T = TypeVar("T")
 
@@ -46,11 +41,6 @@ class Lease(Struct, frozen=True, array_like=True, gc=False):
     token: int
 
 
-class ClaimedBatch(Struct, frozen=True):
-    messages: Sequence[ReceivedMessage]  # in claim order
-    wait: float  # if nothing was found: seconds until a delay or a lease ends
-
-
 # Finds the queue of that configuration, if it is in the same database.
 Sinks = Callable[[QueueConfig], T | None]
 
@@ -64,23 +54,6 @@ def sink_for(sinks: Sinks[T], queue: QueueConfig) -> T:
     if sink is None:
         raise ValueError(f"{queue.name} is not in this database")
     return sink
-
-
-async def receive_by_claims(
-    poll: LongPoll,
-    claim: Callable[[], Awaitable[ClaimedBatch]],
-    wait: Callable[[asyncio.Event, float], Awaitable[None]],
-) -> Sequence[ReceivedMessage]:
-    """Repeat a claim until it finds messages, for 20 seconds at most."""
-    next_due = NEVER
-
-    async def look() -> Sequence[ReceivedMessage]:
-        nonlocal next_due
-        found = await claim()
-        next_due = loop_time() + max(found.wait, SHORTEST_WAIT_SECONDS)
-        return found.messages
-
-    return await poll.receive(look, lambda: next_due, wait)
 
 
 def stale(leases: Sequence[Handle], lost: Sequence[int]) -> Sequence[Unsettled]:

@@ -10,10 +10,11 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace
 
+from router.brokers.kit.consuming import ClaimedBatch
 from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.postgres.store import PostgresMessageStore
 from router.brokers.postgres.work_queue import PostgresQueue
-from router.brokers.work_queue import ClaimedBatch, Lease
+from router.brokers.work_queue import Lease
 from router.core.message import Tally
 from router.ports import Cancellation, Depth, Publication, Receipt, StaleLease
 from tests.contract.postgres_place import PostgresPlace

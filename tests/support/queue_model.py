@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from router.brokers.work_queue import ClaimedBatch, Lease
+from router.brokers.kit.consuming import ClaimedBatch
+from router.brokers.work_queue import Lease
 from router.core.message import UNTRIED, Tally
 from router.ports import Cancellation, Depth, Publication, Receipt
 from tests.support.work_queues import LEASE, WINDOW, lease_of, publication

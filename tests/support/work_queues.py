@@ -8,11 +8,12 @@ from typing import Any, Self, TypeVar, cast
 from msgspec import Raw
 from msgspec.structs import replace
 
+from router.brokers.kit.consuming import ClaimedBatch
 from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
-from router.brokers.work_queue import ClaimedBatch, Lease, no_sinks
+from router.brokers.work_queue import Lease, no_sinks
 from router.core.message import UNTRIED, Message, Tally
 from router.core.outcome import Ending
 from router.ports import (

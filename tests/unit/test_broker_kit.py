@@ -1,11 +1,10 @@
 """What adapters share: tickets that are good once, and the long poll of brokers that push."""
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
-from router.brokers.kit.consuming import LongPoll, OpenTickets
+from router.brokers.kit.consuming import ClaimedBatch, LongPoll, OpenTickets
 from router.core.message import ReceivedMessage
 from router.ports import StaleLease
 from tests.support.virtual_time import now
@@ -52,11 +51,11 @@ def test_of_several_tickets_each_counts_once() -> None:
 async def test_a_long_poll_ends_after_twenty_seconds() -> None:
     looks: list[float] = []
 
-    async def look() -> Sequence[ReceivedMessage]:
+    async def look() -> ClaimedBatch:
         looks.append(now())
-        return ()
+        return ClaimedBatch((), 5.0 if len(looks) == 1 else 95.0)
 
-    assert not await LongPoll().receive(look, lambda: 5.0 if len(looks) == 1 else 100.0)
+    assert not await LongPoll().receive(look)
     assert looks == [0, 5, 20]
 
 
@@ -65,13 +64,13 @@ async def test_news_that_come_during_a_look_are_not_missed() -> None:
     poll = LongPoll()
     looks: list[float] = []
 
-    async def look() -> Sequence[ReceivedMessage]:
+    async def look() -> ClaimedBatch:
         looks.append(now())
         if len(looks) == 1:
             poll.news.ring()
             await asyncio.sleep(1)
-            return ()
-        return [MESSAGE]
+            return ClaimedBatch(())
+        return ClaimedBatch([MESSAGE])
 
     assert await poll.receive(look) == [MESSAGE]
     assert looks == [0, 1]
@@ -81,8 +80,8 @@ async def test_news_that_come_during_a_look_are_not_missed() -> None:
 async def test_a_stop_ends_a_long_poll_and_every_later_one() -> None:
     poll = LongPoll()
 
-    async def look() -> Sequence[ReceivedMessage]:
-        return ()
+    async def look() -> ClaimedBatch:
+        return ClaimedBatch(())
 
     asyncio.get_running_loop().call_later(3, poll.stop)
 

@@ -25,7 +25,7 @@ from router.brokers.activemq.retry import (
     open_retry_publisher,
 )
 from router.brokers.kit import loop_time
-from router.brokers.kit.consuming import NEVER, LongPoll, OpenTickets, PrefetchLimit
+from router.brokers.kit.consuming import NEVER, ClaimedBatch, LongPoll, OpenTickets, PrefetchLimit
 from router.brokers.kit.retries import PendingRetries, RetryHistory
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
@@ -193,7 +193,7 @@ class ActiveMqBroker:
         prefetched = self._prefetched
 
         def returned() -> list[bytes]:
-            if self._poll.is_stopped or prefetched.count_due(loop_time()) >= limit:
+            if self._poll.stopped.is_set() or prefetched.count_due(loop_time()) >= limit:
                 return []
             return [
                 each.frame.body for each in prefetched.first(limit) if each.history.receive_count
@@ -203,18 +203,20 @@ class ActiveMqBroker:
             self._connection.check()
             await self._poll.news.wait(GATHER_STEP_SECONDS)
 
-        async def look() -> Sequence[ReceivedMessage]:
+        async def look() -> ClaimedBatch:
             self._connection.check()
             await self._subscribe()
             if not prefetched.count_due(loop_time()):
-                return ()
+                return ClaimedBatch((), prefetched.next_due() - loop_time())
             await self._gather_pushed(limit)
             # The scheduler works in strokes: wait for those that were put off together.
             await self._pending_retries.gather(returned, await_more)
             self._connection.check()
-            return [self._received(each) for each in prefetched.take(limit, loop_time())]
+            taken = prefetched.take(limit, loop_time())
+            wait = prefetched.next_due() - loop_time()
+            return ClaimedBatch([self._received(each) for each in taken], wait)
 
-        return await self._poll.receive(look, prefetched.next_due)
+        return await self._poll.receive(look)
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         del error  # nothing is kept of a message that is gone

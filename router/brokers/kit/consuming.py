@@ -16,20 +16,23 @@ LONG_POLL_SECONDS: Final = 20.0
 NEVER: Final = float("inf")
 WINDOW_BYTES: Final = 64 * 1024 * 1024  # of one connection, of messages that nobody asked for yet
 LARGE_BYTES: Final = 64 * 1024  # smaller messages never fill a window of the usual count
+# Two clocks never agree to the last bit: wait at least this long instead of looking again at once.
+SHORTEST_WAIT_SECONDS: Final = 0.001
 
 _STALE: Final = "it was settled already, or came over another connection"
 
 
+class ClaimedBatch(Struct, frozen=True):
+    messages: Sequence[ReceivedMessage]  # in claim order
+    wait: float = NEVER  # if there are none: seconds until there may be some without any news
+
+
 class LongPoll:
-    """`receive` of a broker that pushes: look, wait for news and look again."""
+    """`receive` of a broker that has to be looked at: look, wait for news and look again."""
 
     def __init__(self, news: Signal | None = None) -> None:
         self.news = news or Signal()  # rung when a message came, and when the connection is lost
         self.stopped = asyncio.Event()
-
-    @property
-    def is_stopped(self) -> bool:
-        return self.stopped.is_set()
 
     def stop(self) -> None:
         self.stopped.set()
@@ -37,22 +40,18 @@ class LongPoll:
 
     async def receive(
         self,
-        look: Callable[[], Awaitable[Sequence[ReceivedMessage]]],
-        next_due: Callable[[], float] = lambda: NEVER,
+        look: Callable[[], Awaitable[ClaimedBatch]],
         wait: Callable[[asyncio.Event, float], Awaitable[None]] = wait_for_signal,
     ) -> Sequence[ReceivedMessage]:
-        """Return what `look` finds, or nothing after 20 seconds or after `stop`.
-
-        `next_due` returns the loop time at which a look may find something without any news.
-        """
+        """Return what `look` finds, or nothing after 20 seconds or after `stop`."""
         now = asyncio.get_running_loop().time
         give_up = now() + LONG_POLL_SECONDS
-        while not self.is_stopped:
+        while not self.stopped.is_set():
             rung = self.news.listen()
-            batch = await look()
-            if batch or now() >= give_up:
-                return batch
-            await wait(rung, min(give_up, next_due()) - now())
+            found = await look()
+            if found.messages or now() >= give_up:
+                return found.messages
+            await wait(rung, min(give_up - now(), max(found.wait, SHORTEST_WAIT_SECONDS)))
         return ()
 
 

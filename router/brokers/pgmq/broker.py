@@ -10,7 +10,7 @@ from typing import Final, cast
 import msgspec
 
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared, loop_time
-from router.brokers.kit.consuming import LongPoll
+from router.brokers.kit.consuming import ClaimedBatch, LongPoll
 from router.brokers.kit.retries import PendingRetries
 from router.brokers.pgmq.envelope import Envelope, command_reply
 from router.brokers.pgmq.table import (
@@ -28,9 +28,7 @@ from router.brokers.pgmq.table import (
 from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.postgres.work_queue import text
 from router.brokers.work_queue import (
-    ClaimedBatch,
     ordered_group,
-    receive_by_claims,
     stale,
 )
 from router.brokers.workers import ConsumerIdentity
@@ -122,8 +120,8 @@ class PgmqBroker:
         )
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        claim, wait = partial(self._claim, limit), self._database.wait
-        batch = [*await receive_by_claims(self._poll, claim, wait)]
+        claim = partial(self._claim, limit)
+        batch = [*await self._poll.receive(claim, self._database.wait)]
 
         async def fetch(limit: int) -> Sequence[ReceivedMessage]:
             return (await self._claim(limit)).messages
@@ -134,7 +132,7 @@ class PgmqBroker:
             fetch,
             step_seconds=GATHER_STEP_SECONDS,
             lease=self.lease_seconds,
-            is_stopped=lambda: self._poll.is_stopped,
+            is_stopped=self._poll.stopped.is_set,
         )
         return batch
 

@@ -7,11 +7,10 @@ from hashlib import sha256
 from typing import Any, Final, cast
 
 from router.brokers.kit import loop_time
-from router.brokers.kit.consuming import LongPoll
+from router.brokers.kit.consuming import ClaimedBatch, LongPoll
 from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.work_queue import (
     MAX_ERROR_CHARACTERS,
-    ClaimedBatch,
     Lease,
     Sinks,
     duplicate,
@@ -20,7 +19,6 @@ from router.brokers.work_queue import (
     no_sinks,
     ordered_group,
     payload_size,
-    receive_by_claims,
     sink_for,
     stale,
 )
@@ -121,7 +119,7 @@ class PostgresQueue:
         return receipts
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        return await receive_by_claims(self._poll, partial(self.claim, limit), self._database.wait)
+        return await self._poll.receive(partial(self.claim, limit), self._database.wait)
 
     async def claim(self, limit: int) -> ClaimedBatch:
         """Take the next messages, if there are any now."""

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from router.brokers.kit import loop_time
-from router.brokers.kit.consuming import LongPoll, OpenTickets, PrefetchLimit
+from router.brokers.kit.consuming import ClaimedBatch, LongPoll, OpenTickets, PrefetchLimit
 from router.brokers.kit.retries import PendingRetries, RetryHistory
 from router.brokers.rabbitmq import RabbitAddress, read_address
 from router.brokers.rabbitmq.connection import (
@@ -121,7 +121,7 @@ class RabbitConsumer:
         connection.on_change = self.poll.news.ring
 
     async def start(self) -> None:
-        while self._name is None and not self.poll.is_stopped:
+        while self._name is None and not self.poll.stopped.is_set():
             pause = self._resume_at - loop_time()
             if pause > 0:
                 await asyncio.sleep(pause)
@@ -217,7 +217,7 @@ class RabbitBroker:
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         def returned() -> list[bytes]:
             waiting = self._consumer.waiting
-            if self._poll.is_stopped or len(waiting) >= limit:
+            if self._poll.stopped.is_set() or len(waiting) >= limit:
                 return []
             return [each.body for each in waiting if history_of(each.properties).receive_count]
 
@@ -226,7 +226,7 @@ class RabbitBroker:
             await self._poll.news.wait(GATHER_STEP_SECONDS)
             await self._send_on_early(limit)
 
-        async def look() -> Sequence[ReceivedMessage]:
+        async def look() -> ClaimedBatch:
             self._connection.check()
             await self._consumer.start()
             if 0 < len(self._consumer.waiting) < limit:
@@ -237,7 +237,8 @@ class RabbitBroker:
             await self._pending_retries.gather(returned, await_more)
             await self._remove_copied(limit)
             waiting = self._consumer.waiting
-            return [self._received(waiting.popleft()) for _ in range(min(limit, len(waiting)))]
+            there = min(limit, len(waiting))
+            return ClaimedBatch([self._received(waiting.popleft()) for _ in range(there)])
 
         return await self._poll.receive(look)
 

@@ -10,7 +10,7 @@ from typing import Final, Protocol, cast
 import msgspec
 
 from router.brokers.kit import loop_time
-from router.brokers.kit.consuming import LongPoll
+from router.brokers.kit.consuming import ClaimedBatch, LongPoll
 from router.brokers.sqlite.connection import QUERIES, T, Work
 from router.brokers.sqlite.queue_table import (
     PRUNED_AT_ONCE,
@@ -22,11 +22,9 @@ from router.brokers.sqlite.queue_table import (
 )
 from router.brokers.work_queue import (
     MAX_ERROR_CHARACTERS,
-    ClaimedBatch,
     Sinks,
     ending_with,
     no_sinks,
-    receive_by_claims,
     sink_for,
     stale,
 )
@@ -109,7 +107,7 @@ class WorkQueue:
         return added
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
-        return await receive_by_claims(self._poll, partial(self.claim, limit), self._database.wait)
+        return await self._poll.receive(partial(self.claim, limit), self._database.wait)
 
     async def claim(self, limit: int) -> ClaimedBatch:
         """Take the next messages, if there are any now."""

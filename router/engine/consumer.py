@@ -121,7 +121,7 @@ class Receiver:
         if self._guarded is not None:
             self._guarded.stop()
         self._deps.room.ring()
-        self.settler.emptied.ring()
+        self.settler.ended.ring()
 
     async def _run(self) -> None:
         """Connect and serve the queue, again and again, until all is settled (BRK-6)."""
@@ -176,7 +176,7 @@ class Receiver:
             if self._is_stopped:
                 await settler.returner.return_held_back()
             while not self._is_done and not guarded.is_broken:
-                await settler.emptied.wait()
+                await settler.ended.wait()
         finally:
             if heartbeat is not None:
                 heartbeat.cancel()
@@ -229,7 +229,7 @@ class Receiver:
 
     async def _wait(self, at_most: float | None) -> None:
         """Wait until a pool has room again, or until there is something to do."""
-        signal = self._deps.room if self._stopped_at is None else self.settler.emptied
+        signal = self._deps.room if self._stopped_at is None else self.settler.ended
         self.health.is_waiting = True
         await signal.wait(at_most)
         self.health.is_waiting = False
@@ -282,7 +282,7 @@ class QueueConsumer:
     async def until_settled(self) -> None:
         for settler in [receiver.settler for receiver in self.connections]:
             while not settler.is_idle:
-                await settler.emptied.wait()
+                await settler.ended.wait()
 
     @property
     def is_stopped(self) -> bool:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -19,7 +19,7 @@ from router.core.outcome import ACCEPTED, MAX_DELAY
 from router.core.tracker import ArrivalKind
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
-from router.engine.pool import ProcessPool
+from router.engine.pool import Pools, ProcessPool
 from router.engine.registry import InFlightRegistry
 
 log = logging.getLogger(__name__)
@@ -29,17 +29,6 @@ LONG_SLICE_SECONDS: Final = 0.005
 PARSE_SLICE_BYTES: Final = 256 * 1024  # parsed before the loop's other work gets its turn
 
 Reader = Callable[[bytes], Message]  # raises Malformed
-
-
-class Pools(Protocol):
-    """Where the messages go."""
-
-    @property
-    def have_room(self) -> bool:
-        """Whether any of them can take a message."""
-
-    def pool_for(self, job: Job) -> ProcessPool:
-        """Return the one to submit it to."""
 
 
 class Unroutable(Struct):
@@ -100,7 +89,7 @@ class Dispatcher:
             jobs = self._hold_back(jobs, messages, unroutable)
         for job in jobs:
             job.batch.left += 1
-            pool = self.pools.pool_for(job)
+            pool = self.pools.choose(job)
             fed.add(pool)
             # ROUTE-6: no room appears before all are placed, so later ones of a group do not fit.
             if not pool.submit(job):
@@ -114,7 +103,7 @@ class Dispatcher:
         """Submit jobs that had to wait. Return those for which there is still no room, in order."""
         refused: list[Job] = []
         for job in jobs:
-            pool = self.pools.pool_for(job)
+            pool = self.pools.choose(job)
             job.state = State.QUEUED
             if not pool.submit(job):
                 job.state = State.WAITING

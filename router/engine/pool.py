@@ -8,15 +8,23 @@ State changes in plain functions only: there is no await between a check and wha
 """
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from router.core.config import PoolConfig
 from router.core.history import WaitReason
-from router.core.job import Job
+from router.core.job import Job, State
 from router.core.lanes import Lane, Lanes, ordering_group
+from router.core.message import DEFAULT_POOL
+from router.core.warnings import Code
+from router.engine.alerts import Warn
 from router.engine.delivery import DeliveryRunner, nack_group
 from router.engine.limits import Permits, RateLimiter
+from router.signal import Signal
+
+log = logging.getLogger(__name__)
 
 CAPACITY_PER_WORKER: Final = 20  # messages
 LEAST_CAPACITY: Final = 50  # messages
@@ -242,6 +250,60 @@ def waits_in(pool: ProcessPool) -> Mapping[WaitReason, int]:
 def _capacity(config: PoolConfig) -> int:
     """POOL-1."""
     return max(config.concurrency * CAPACITY_PER_WORKER, LEAST_CAPACITY)
+
+
+class Pools(dict[str, ProcessPool]):
+    """The pools of a router by code, and the removed ones that are not empty yet."""
+
+    def __init__(self, create_default: Callable[[], ProcessPool], room: Signal, warn: Warn) -> None:
+        """`room` is rung when a message may find a place that it did not find before."""
+        super().__init__()
+        self.draining: dict[str, ProcessPool] = {}
+        self.unknown = Counter[str]()  # messages for a pool that is missing, by queue
+        self._create_default = create_default
+        self._room = room
+        self._warn = warn
+        self._full: set[ProcessPool] = set()
+
+    @property
+    def have_room(self) -> bool:
+        """Whether any of them can take a message. A default pool can be created."""
+        return not self or len(self._full) < len(self)
+
+    def choose(self, job: Job) -> ProcessPool:
+        """Return the pool of its code; a draining one of that code if it holds its group (CFG-6).
+
+        A message for a pool that is missing goes to the default pool (ROUTE-4). These are counted
+        by queue, because producers can make up any number of pool codes.
+        """
+        code = job.message.pool or DEFAULT_POOL
+        if self.draining:
+            drained = self.draining.get(code)
+            if drained is not None and drained.lane_of(job) is not None:
+                return drained
+        pool = self.get(code)
+        if pool is not None:
+            return pool
+        if code != DEFAULT_POOL:
+            # One that waited for room was counted when it came.
+            self.unknown[job.settler.queue_name] += job.state is State.QUEUED
+            self._warn(Code.ROUTING, f"no pool {code!r}: its messages go to {DEFAULT_POOL}")
+        return self.get(DEFAULT_POOL) or self._create_default()
+
+    def note_room(self, pool: ProcessPool) -> None:
+        """Note that a pool is full, or is not full any more."""
+        if pool.has_room:
+            self._full.discard(pool)
+            self._room.ring()
+        elif not pool.draining:
+            self._full.add(pool)
+
+    def drain(self, code: str) -> None:
+        pool = self.draining[code] = self.pop(code)
+        self._full.discard(pool)
+        self._room.ring()  # fewer pools that must have room
+        pool.drain()
+        log.info("pool draining", extra={"pool": code})
 
 
 Work = tuple[ProcessPool, Lane, Job]  # the job is the lane's current one

@@ -5,16 +5,15 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
 from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, RoutingConfig
 from router.core.config_plan import Plan, plan
-from router.core.job import Fate, Job, State
-from router.core.message import DEFAULT_POOL
+from router.core.job import Fate, Job
 from router.core.outcome import NO_ROOM_DELAY
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
@@ -24,7 +23,7 @@ from router.engine.delivery import DeliveryRunner, nack_in_order
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import SOURCE, Dispatcher
 from router.engine.limits import Permits
-from router.engine.pool import ProcessPool, Workers
+from router.engine.pool import Pools, ProcessPool, Workers
 
 log = logging.getLogger(__name__)
 
@@ -57,20 +56,18 @@ def _report_skipped(codes: Sequence[str], most: int, warn: Warn) -> None:
 
 class QueueManager:
     def __init__(self, deps: EngineDeps) -> None:
-        self.pools: dict[str, ProcessPool] = {}
-        self.draining_pools: dict[str, ProcessPool] = {}
         self.consumers: dict[str, QueueConsumer] = {}
         self.stopping_consumers: list[QueueConsumer] = []
         self.registry = deps.registry
-        self.unknown_pools = Counter[str]()  # messages for a pool that is missing, by queue
         self.applied = RoutingConfig()
         self.deps = deps
         self._warn = deps.alerts.of(SOURCE)
+        self.pools = Pools(partial(self._create, DEFAULT_POOL_CONFIG), deps.room, self._warn)
+        self.draining_pools = self.pools.draining
         publishing = deps.publishing
         self._dispatcher = Dispatcher(
-            deps.registry, self, deps.alerts, publishing.reply_queue, wall=publishing.wall
+            deps.registry, self.pools, deps.alerts, publishing.reply_queue, wall=publishing.wall
         )
-        self._full: set[ProcessPool] = set()
         self._workers = Workers(deps.tasks)
         self._is_stopped = False
 
@@ -85,7 +82,7 @@ class QueueManager:
             return self.applied is config and not self._is_stopped
 
         for dropped in changes.drain:
-            self._drain(dropped.code)
+            self.pools.drain(dropped.code)
         for _, changed in changes.change:
             self.pools[changed.code].change(changed)
             log.info("pool changed", extra={"pool": changed.code})
@@ -121,30 +118,6 @@ class QueueManager:
         pools = tuple(pool.config for pool in self.pools.values())
         return replace(self.applied, queues=queues, pools=pools)
 
-    @property
-    def have_room(self) -> bool:
-        return not self.pools or len(self._full) < len(self.pools)
-
-    def pool_for(self, job: Job) -> ProcessPool:
-        """Return the pool of its code; a draining one of that code if it holds its group (CFG-6).
-
-        A message for a pool that is missing goes to the default pool (ROUTE-4). These are counted
-        by queue, because producers can make up any number of pool codes.
-        """
-        code = job.message.pool or DEFAULT_POOL
-        if self.draining_pools:
-            drained = self.draining_pools.get(code)
-            if drained is not None and drained.lane_of(job) is not None:
-                return drained
-        pool = self.pools.get(code)
-        if pool is not None:
-            return pool
-        if code != DEFAULT_POOL:
-            # One that waited for room was counted when it came.
-            self.unknown_pools[job.settler.queue_name] += job.state is State.QUEUED
-            self._warn(Code.ROUTING, f"no pool {code!r}: its messages go to {DEFAULT_POOL}")
-        return self.pools.get(DEFAULT_POOL) or self._create(DEFAULT_POOL_CONFIG)
-
     def forget_finished(self, now: float) -> None:
         """Forget drained pools and stopped consumers (OPS-1)."""
         for code in [code for code, pool in self.draining_pools.items() if pool.is_drained]:
@@ -168,7 +141,7 @@ class QueueManager:
         for consumer in list(self.consumers.values()):
             self._stop(consumer)
         for code in list(self.pools):
-            self._drain(code)
+            self.pools.drain(code)
         self._workers.stop()
 
     async def until_settled(self) -> None:
@@ -203,7 +176,7 @@ class QueueManager:
         if pool is not None:
             self.pools[config.code] = pool
             pool.revive(config)
-            self._room_changed(pool)
+            self.pools.note_room(pool)
             log.info("draining pool revived", extra={"pool": config.code})
             return pool
         permits = Permits(config.concurrency)
@@ -215,26 +188,15 @@ class QueueManager:
             jitter=deps.jitter,
             leadership=deps.leadership,
         )
-        on_room, on_group_free = self._room_changed, self._place_blocked
         pool = self.pools[config.code] = ProcessPool(
-            runner, permits, self._workers, on_room=on_room, on_group_free=on_group_free
+            runner,
+            permits,
+            self._workers,
+            on_room=self.pools.note_room,
+            on_group_free=self._place_blocked,
         )
         deps.room.ring()
         return pool
-
-    def _drain(self, code: str) -> None:
-        pool = self.draining_pools[code] = self.pools.pop(code)
-        self._full.discard(pool)
-        self.deps.room.ring()  # fewer pools that must have room
-        pool.drain()
-        log.info("pool draining", extra={"pool": code})
-
-    def _room_changed(self, pool: ProcessPool) -> None:
-        if pool.has_room:
-            self._full.discard(pool)
-            self.deps.room.ring()
-        elif not pool.draining:
-            self._full.add(pool)
 
     def _place_blocked(self, blocked: Sequence[Job]) -> None:
         """Place jobs that waited for a draining pool to finish with their group (CFG-6)."""

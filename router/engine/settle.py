@@ -49,16 +49,19 @@ class QueueSettler:
         self.deps = deps
         self.dispatcher = dispatcher
         self.held: dict[Job, None] = {}  # in their order: the oldest leases come first
-        self.returner = Returner(self)
         self.last_batch_sent_nothing = False
-        self.emptied = Signal()  # rung when nothing is held any more
+        self.ended = Signal()  # rung whenever something has ended: it may be idle now
         self.renewed = Signal()  # rung when the connection was opened or lost
         self.traits = Traits()  # of its broker, once it was connected
         self.holds_groups = False  # its broker holds a group back while one of its messages is out
         self.is_ordered_here = False  # its broker leaves the order within a group to us
         self.warn = deps.alerts.of(f"Consumer:{queue.name}")
         self.now = asyncio.get_running_loop().time
+        self.returner = Returner(self)
+        self.nack = self.returner.nack
         self._acks = AckBatcher(self)
+        self.ack = self._acks.add
+        self.discard = self._acks.add_copy
         self._guarded: GuardedBroker | None = None
         self._is_stopping = False
 
@@ -116,17 +119,7 @@ class QueueSettler:
 
     def release(self, job: Job) -> None:
         self.held.pop(job, None)
-        self.ring_if_idle()
-
-    def ack(self, job: Job) -> None:
-        job.state = SETTLING
-        self._acks.add(job)
-
-    def discard(self, received: ReceivedMessage, error: str = "") -> None:
-        self._acks.add_copy(received, error)
-
-    async def nack(self, job: Job, delay: float, error: str = "") -> None:
-        await self.returner.nack(job, delay, error)
+        self.ended.ring()
 
     async def dead_letter(self, job: Job, why: GiveUp) -> bool:
         """Store, then ACK: a crash in between stores it twice, and never loses it (DLQ-1)."""
@@ -172,11 +165,7 @@ class QueueSettler:
             for job in ended:
                 if job.batch.end_one():
                     self.last_batch_sent_nothing = True
-        self.ring_if_idle()
-
-    def ring_if_idle(self) -> None:
-        if self.is_idle:
-            self.emptied.ring()
+        self.ended.ring()
 
     def spawn(self, work: Coroutine[object, object, None], what: str) -> None:
         self.deps.tasks.create_task(work, name=f"{what} {self.queue.name}")
@@ -194,6 +183,7 @@ class AckBatcher:
         self._outgoing = OutgoingMessages(settler.queue, settler.deps.publishing, settler.warn)
 
     def add(self, job: Job) -> None:
+        job.state = SETTLING
         if job.ending is not None:
             self._commands.append(job)
             if len(self._commands) == 1:
@@ -204,7 +194,7 @@ class AckBatcher:
             self.is_busy = True
             self._settler.spawn(self._flush(), "ack")
 
-    def add_copy(self, received: ReceivedMessage, error: str) -> None:
+    def add_copy(self, received: ReceivedMessage, error: str = "") -> None:
         self._copies.append((error, received))
         if not self.is_busy:
             self.is_busy = True
@@ -229,7 +219,7 @@ class AckBatcher:
             if unsettled:
                 settler.spawn(self._ack_again(unsettled), "ack again")
         self.is_busy = False
-        settler.ring_if_idle()
+        settler.ended.ring()
 
     async def _finish_commands(self) -> None:
         """Finish the collected jobs that need more than a plain ACK.
@@ -385,7 +375,7 @@ class Returner:
             received = self._unwanted.pop(0)
             await self._end_unread(received, 0.0, _LAST_HAND_OVER if received.is_last else None)
         self.is_busy = False
-        self._settler.ring_if_idle()
+        self._settler.ended.ring()
 
     async def _end_unread(
         self, received: ReceivedMessage, delay: float, why: GiveUp | None = None

@@ -149,7 +149,7 @@ class StateReader:
                 stopping=name not in manager.consumers,
                 waiting=None if depth is None else depth.waiting,
                 handed_out=None if depth is None else depth.in_flight,
-                unknown_pools=manager.unknown_pools[name],
+                unknown_pools=manager.pools.unknown[name],
                 since_poll=max(now - each.health.last_poll for each in consumer.connections),
                 connected=any(each.is_connected for each in consumer.connections),
                 connections=len(consumer.connections),

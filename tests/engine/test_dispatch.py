@@ -467,7 +467,7 @@ async def test_messages_for_unknown_pools_are_counted_by_queue() -> None:
         )
         await asyncio.sleep(5)
 
-        assert rig.manager.unknown_pools == {"q": 3}
+        assert rig.manager.pools.unknown == {"q": 3}
 
 
 @pytest.mark.rule("ROUTE-4", "ROUTE-5")
@@ -481,7 +481,7 @@ async def test_a_message_for_an_unknown_pool_that_has_to_wait_for_room_is_counte
         await asyncio.sleep(300)
 
         assert len(rig.sender.sent) == 450
-        assert rig.manager.unknown_pools == {"q": 450}
+        assert rig.manager.pools.unknown == {"q": 450}
 
 
 @pytest.mark.rule("ROUTE-4")

@@ -109,7 +109,7 @@ async def test_a_revived_pool_that_is_full_counts_as_full() -> None:
         rig.manager.stop()
         await rig.apply(pool("P", 1), queues=())
 
-        assert rig.manager.have_room is rig.pool().has_room
+        assert rig.manager.pools.have_room is rig.pool().has_room
 
 
 @pytest.mark.rule("CFG-6", "P3")
@@ -317,7 +317,7 @@ async def test_a_full_pool_that_goes_does_not_hold_up_what_needs_none() -> None:
     async with running(pool("P", 1), sender=sender) as rig:
         await rig.publish(*grouped(*(str(n) for n in range(60))))
         await asyncio.sleep(1)
-        full = not rig.manager.have_room
+        full = not rig.manager.pools.have_room
         await rig.publish(body("x"))
         await rig.apply()
         await asyncio.sleep(10)

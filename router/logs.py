@@ -12,7 +12,7 @@ from router.core.redact import mask_urls
 from router.core.timestamps import iso
 
 MAX_WAITING_BYTES: Final = 4 * 1024 * 1024  # lines that nobody has read yet; more are dropped
-MAX_TEXT: Final = 16 * 1024  # characters of a message or a stack trace
+MAX_TEXT_CHARACTERS: Final = 16 * 1024  # of a message or a stack trace
 CLOSE_SECONDS: Final = 2.0  # for a reader to take the last lines
 
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {
@@ -154,7 +154,9 @@ def _extras(record: logging.LogRecord) -> dict[str, object]:
 
 def _text(text: str) -> str:
     """Return the text without secrets, cut to a readable length."""
-    return mask_urls(text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} …")
+    return mask_urls(
+        text if len(text) <= MAX_TEXT_CHARACTERS else f"{text[:MAX_TEXT_CHARACTERS]} …"
+    )
 
 
 def _one_line(text: str) -> str:

@@ -8,7 +8,9 @@ from typing import Final
 
 from msgspec import Struct
 
-MAX_IDLE: Final = 1000  # connections to targets that are kept open for the next delivery
+MAX_IDLE_CONNECTIONS: Final = (
+    1000  # connections to targets that are kept open for the next delivery
+)
 MIN_API_CONNECTIONS: Final = 8  # however few descriptors there are
 # A thread that reads a large document, and one of a SQLite file, must not starve each other or the
 # loop: with Python's own 5 ms, each of the loop's many system calls waits so long for the lock.
@@ -61,6 +63,6 @@ def shares(limit: int, api: int) -> Shares:
     free for deliveries to other targets, for brokers and for files.
     """
     if limit < 0:  # unlimited
-        return Shares(limit, api, MAX_IDLE)
+        return Shares(limit, api, MAX_IDLE_CONNECTIONS)
     least = max(limit // 4, MIN_API_CONNECTIONS)
-    return Shares(limit, min(api, least), min(MAX_IDLE, limit // 2))
+    return Shares(limit, min(api, least), min(MAX_IDLE_CONNECTIONS, limit // 2))

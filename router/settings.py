@@ -50,11 +50,11 @@ from router.setting_values import (
 _PREFIX: Final = "MESSAGE_ROUTER_"
 _SERVICE_LINKS: Final = ("MESSAGE_ROUTER_SERVICE_", "MESSAGE_ROUTER_PORT_")
 _HOUR: Final = 3600.0
-_DAY: Final = 24 * _HOUR
-_YEAR: Final = 365 * _DAY
-_LEAST_STORE: Final = 2 * 1024**2  # one dead letter of the largest size fits
+_DAY_SECONDS: Final = 24 * _HOUR
+_YEAR_SECONDS: Final = 365 * _DAY_SECONDS
+_LEAST_STORE_BYTES: Final = 2 * 1024**2  # one dead letter of the largest size fits
 _TIB: Final = 1024**4
-_LONGEST_SHOWN: Final = 100
+_SHOWN_CHARACTERS: Final = 100
 OTLP_HTTP: Final = "http/protobuf"
 OTLP_COLLECTOR: Final = "http://localhost:4318"  # where OpenTelemetry expects it
 
@@ -81,7 +81,7 @@ class Settings:
     queue_type: QueueType | None = optional("MESSAGE_ROUTER_QUEUE_TYPE", choice(QueueType),
         "broker of a `queueUri` without a scheme; if not set: `SQS` with a config URL, otherwise "
         "`EMBEDDED`")
-    sync_interval: float = env("MESSAGE_ROUTER_SYNC_INTERVAL", seconds(1, _DAY), "5m",
+    sync_interval: float = env("MESSAGE_ROUTER_SYNC_INTERVAL", seconds(1, _DAY_SECONDS), "5m",
         "time between two configuration syncs")
     config_attempts: int = env("MESSAGE_ROUTER_CONFIG_ATTEMPTS", whole(1, 1000), "12",
         "attempts per sync")
@@ -102,10 +102,10 @@ class Settings:
         "dead-letter store: `sqlite:///path`, `postgresql://…` (shared by replicas), or `none` to "
         "drop dead letters; if not set: a file in the state directory")
     dead_letter_retention: float | None = optional(
-        "MESSAGE_ROUTER_DEAD_LETTER_RETENTION", seconds(60, 10 * _YEAR),
+        "MESSAGE_ROUTER_DEAD_LETTER_RETENTION", seconds(60, 10 * _YEAR_SECONDS),
         "age at which dead letters are removed, such as `720h`; if not set: never")
     dead_letter_max_bytes: int = env(
-        "MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES", size(_LEAST_STORE, _TIB), "1GiB",
+        "MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES", size(_LEAST_STORE_BYTES, _TIB), "1GiB",
         "size at which the dead-letter store is full, in bytes or with `KiB`, `MiB`, `GiB`")
     host: str = env("MESSAGE_ROUTER_HOST", text, "127.0.0.1",
         "address of the API")
@@ -144,9 +144,10 @@ class Settings:
         "addresses that their names stand for", secret=True)
     executors_file: Path | None = optional("MEDIATOR_EXECUTORS_FILE", directory,
         "file that defines which processes messages may run; if not set: none")
-    dedup_window: float = env("MESSAGE_ROUTER_DEDUP_WINDOW", seconds(0, _DAY), "5m",
+    dedup_window: float = env("MESSAGE_ROUTER_DEDUP_WINDOW", seconds(0, _DAY_SECONDS), "5m",
         "work queues: how long duplicates of a finished message are recognized")
-    result_retention: float = env("MESSAGE_ROUTER_RESULT_RETENTION", seconds(0, _YEAR), "24h",
+    result_retention: float = env(
+        "MESSAGE_ROUTER_RESULT_RETENTION", seconds(0, _YEAR_SECONDS), "24h",
         "work queues: how long a finished message with a payload, result, reply or batch is kept")
     default_retry: RetryPolicy | None = optional("MESSAGE_ROUTER_DEFAULT_RETRY", retry_policy,
         'retry policy of pools and queues without one, such as `{"maxAttempts": 20}`; if not set: '
@@ -182,7 +183,7 @@ class Settings:
         "recipients of notifications by mail, comma-separated")
     notify_min_severity: Severity = env("NOTIFY_MIN_SEVERITY", choice(Severity), "WARN",
         "lowest severity that is notified: `INFO`, `WARN`, `ERROR`, `CRITICAL`")
-    notify_batch_interval: float = env("NOTIFY_BATCH_INTERVAL", seconds(1, _DAY), "5m",
+    notify_batch_interval: float = env("NOTIFY_BATCH_INTERVAL", seconds(1, _DAY_SECONDS), "5m",
         "how long notifications are collected before they are sent")
     otel_disabled: bool = env("OTEL_SDK_DISABLED", switch, "false",
         "`true` turns traces off")
@@ -313,7 +314,7 @@ def _read(kind: type[T], given: Mapping[str, str]) -> T:
 
 def _shown(raw: str) -> str:
     """One short line."""
-    return repr(mask_malformed(raw)[:_LONGEST_SHOWN])
+    return repr(mask_malformed(raw)[:_SHOWN_CHARACTERS])
 
 
 def _is_service_link(name: str, raw: str) -> bool:

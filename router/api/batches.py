@@ -23,8 +23,8 @@ from router.api.kit import (
 )
 from router.api.messages import MESSAGE_SCHEMA
 from router.engine.stores import (
-    MAX_BATCH_ID,
-    MAX_BATCH_SIZE,
+    MAX_BATCH_ID_CHARACTERS,
+    MAX_BATCH_MEMBERS,
     AcceptedMembers,
     BatchState,
     NewBatch,
@@ -49,8 +49,18 @@ _NEW_BATCH: Final = json_body(
         "type": "object",
         "required": ["callback"],
         "properties": {
-            "id": {"type": "string", "minLength": 1, "maxLength": MAX_BATCH_ID, "nullable": True},
-            "size": {"type": "integer", "minimum": 1, "maximum": MAX_BATCH_SIZE, "nullable": True},
+            "id": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": MAX_BATCH_ID_CHARACTERS,
+                "nullable": True,
+            },
+            "size": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": MAX_BATCH_MEMBERS,
+                "nullable": True,
+            },
             "messages": {"type": "array", "items": MESSAGE_SCHEMA, "maxItems": 1000},
             "callback": _CALLBACK_SCHEMA,
         },

@@ -27,7 +27,7 @@ from router.core.dead_letter import KeptLetter, LetterFilter, Reason
 from router.core.message import Malformed, Message, parse
 from router.core.redact import MASK
 
-MAX_PAGE: Final = 1000
+MAX_PAGE_LETTERS: Final = 1000
 _ID_DIGITS: Final = 18  # that SQLite can hold
 
 Cursor = Annotated[int, Field(ge=1, lt=10**_ID_DIGITS)]
@@ -142,7 +142,7 @@ routes = APIRouter(prefix="/dead-letters", tags=["dead letters"])
 async def list_letters(
     router: CurrentRouter,
     wanted: Wanted,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE_LETTERS)] = 100,
     cursor: Annotated[Cursor | None, BLANK_IS_NONE] = None,
 ) -> LetterPage:
     """List dead letters, newest first. `next` is the cursor of the page after this one."""

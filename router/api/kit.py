@@ -45,7 +45,7 @@ from router.ports import DeadLetterStore
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 AT: Final = "2026-01-31T08:15:30.123Z"  # in examples
-SLICE: Final = 25  # pools or queues: a few milliseconds of work
+SLICE_ENTRIES: Final = 25  # pools or queues: a few milliseconds of work
 _MINUTES: Final = re.compile(r"(\d)Min$")
 
 BLANK_IS_NONE: Final = BeforeValidator(lambda given: given or None)  # as in `?queue=&pool=a`
@@ -209,6 +209,6 @@ class ResponseModel(BaseModel):
 async def sliced(items: Iterable[T]) -> AsyncIterator[list[T]]:
     """Yield the items in small lists. In between, deliveries go on."""
     left = iter(items)
-    while some := list(islice(left, SLICE)):
+    while some := list(islice(left, SLICE_ENTRIES)):
         yield some
         await asyncio.sleep(0)

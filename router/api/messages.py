@@ -36,8 +36,8 @@ from router.engine.publishing import Published
 from router.engine.state import InFlightMessage
 from router.engine.stores import FoundMessage
 
-MAX_LISTED: Final = 10_000
-MAX_CHECKED: Final = 5_000
+MAX_LISTED_MESSAGES: Final = 10_000
+MAX_CHECKED_IDS: Final = 5_000
 _ID: Final = "0HZXEQ5Y8JY5Z"
 _WAIT_NAMES: Final[Mapping[WaitReason, str]] = {
     WaitReason.QUEUED: "QUEUED",
@@ -157,7 +157,7 @@ class InFlightView(ResponseModel):
 class IdsToCheck(RequestBody):
     model_config = ConfigDict(json_schema_extra={"example": {"messageIds": [_ID]}})
 
-    message_ids: Annotated[list[str], Field(max_length=MAX_CHECKED)]
+    message_ids: Annotated[list[str], Field(max_length=MAX_CHECKED_IDS)]
 
 
 class WaitView(ResponseModel):
@@ -262,7 +262,7 @@ monitoring_routes = APIRouter(prefix="/monitoring", tags=["monitoring"])
 @monitoring_routes.get("/in-flight-messages", response_model=Sequence[InFlightView])
 async def list_in_flight(
     router: CurrentRouter,
-    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED_MESSAGES)] = 100,
     message_id: Annotated[Name, Query(alias="messageId")] = None,
     pool_code: Annotated[Name, Query(alias="poolCode")] = None,
     queue: Name = None,

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Response
 
 from router.api.kit import CurrentRouter, sliced
 from router.core.state import PoolState, QueueState, RouterState
-from router.core.stats import SHOWN, cumulative
+from router.core.stats import SHOWN_BOUNDS_SECONDS, cumulative
 from router.core.warnings import Severity
 
 PREFIX: Final = "message_router_"
@@ -62,7 +62,10 @@ class DeliverySeconds(Family[PoolState]):
         meaning = "How long one request to a target took"
         super().__init__("histogram delivery_seconds", meaning, lambda _: ())
         names = [
-            *(f'_bucket{{le="{bound}",pool="%s"}}' for bound in (*map(str, SHOWN), "+Inf")),
+            *(
+                f'_bucket{{le="{bound}",pool="%s"}}'
+                for bound in (*map(str, SHOWN_BOUNDS_SECONDS), "+Inf")
+            ),
             '_count{pool="%s"}',
             '_sum{pool="%s"}',
         ]

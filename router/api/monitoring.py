@@ -28,8 +28,8 @@ from router.api.kit import (
     unprocessable,
 )
 from router.core.config import MAX_CONCURRENCY
-from router.core.config_entry import MAX_RATE
-from router.core.state import GOOD_RATE, PoolState, StandbyStatus, Status, assess
+from router.core.config_entry import MAX_RATE_PER_MINUTE
+from router.core.state import GOOD_SHARE, PoolState, StandbyStatus, Status, assess
 from router.core.timestamps import iso
 from router.core.warnings import Severity
 from router.engine.controls import PoolSetting
@@ -167,7 +167,7 @@ class PoolOrder(RequestBody):
     )
 
     concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
-    rate_limit_per_minute: Annotated[int, Field(le=MAX_RATE)] | None = Field(
+    rate_limit_per_minute: Annotated[int, Field(le=MAX_RATE_PER_MINUTE)] | None = Field(
         None, description="null, 0 or less: no limit"
     )
 
@@ -194,14 +194,14 @@ async def health(router: CurrentRouter) -> MonitoringHealth:
     """Summarize the state in figures. Always returns 200; probes use `/health`."""
     state = router.state()
     found, queues = assess(state), [queue for queue in state.queues if not queue.stopping]
-    failing_pools = sum(pool.success_rate < GOOD_RATE for pool in state.active_pools)
+    failing_pools = sum(pool.success_rate < GOOD_SHARE for pool in state.active_pools)
     return MonitoringHealth(
         status=found.status.value,
         timestamp=iso(state.now),
         uptime_millis=round(state.uptime * 1000),
         details=HealthDetails(
             total_queues=len(queues),
-            healthy_queues=sum(queue.success_rate >= GOOD_RATE for queue in queues),
+            healthy_queues=sum(queue.success_rate >= GOOD_SHARE for queue in queues),
             total_pools=state.pool_count,
             healthy_pools=state.pool_count - failing_pools,
             active_warnings=state.warnings.total,

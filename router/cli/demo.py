@@ -44,7 +44,7 @@ _MANNERS: Final = Manners(seconds=0.03, slow=0.03, failing=0.02, deferring=0.02,
 _FINISH_SECONDS: Final = 20.0  # for what is on its way when the demo ends
 _RATE_SECONDS: Final = 1.0  # that a rate is measured over
 _WARNINGS_SHOWN: Final = 3
-_PAGE: Final = 1000
+_PAGE_LETTERS: Final = 1000
 _BAR_CHARACTERS: Final = 20
 
 
@@ -297,7 +297,7 @@ async def _dead_letters(settings: Settings) -> int:
     """Count in the store, after the router has ended."""
     found, before = 0, None
     async with open_store(f"sqlite:///{settings.dead_letter_path}") as letters:
-        while page := await letters.find(LetterFilter(), limit=_PAGE, before=before):
+        while page := await letters.find(LetterFilter(), limit=_PAGE_LETTERS, before=before):
             found += len(page)
             before = page[-1].id
     return found

@@ -29,7 +29,7 @@ _ACCESS: Final = f"{__name__}.access"  # where click's context keeps the options
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
-_WIDEST: Final = 100_000  # columns
+_WIDEST_COLUMNS: Final = 100_000
 
 
 class Unreachable(click.ClickException):
@@ -227,7 +227,7 @@ def show_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empt
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
         table.add_row(*(Text(plain(row.get(column))) for column in columns))
-    Console(width=_WIDEST).print(table)  # the terminal wraps long lines; nothing is cut off
+    Console(width=_WIDEST_COLUMNS).print(table)  # the terminal wraps long lines; nothing is cut off
 
 
 def show_fields(fields: Mapping[str, Any]) -> None:

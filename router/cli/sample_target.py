@@ -24,8 +24,10 @@ from router.api.server import serve
 from router.core.message import NOT_JSON
 
 _MAX_CONNECTIONS: Final = 10_000
-_MAX_BODY: Final = 1024 * 1024
-_REMEMBERED: Final = 100_000  # messages: a second delivery follows soon, and targets run for days
+_MAX_BODY_BYTES: Final = 1024 * 1024
+_REMEMBERED_MESSAGES: Final = (
+    100_000  # messages: a second delivery follows soon, and targets run for days
+)
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
@@ -101,7 +103,7 @@ class Seen:
         if fate is Behaviour.ACCEPTED and message_id not in self._latest:
             self.accepted += 1
             self._latest[message_id] = None
-            if len(self._latest) > _REMEMBERED:
+            if len(self._latest) > _REMEMBERED_MESSAGES:
                 self._latest.popitem(last=False)
 
 
@@ -146,7 +148,7 @@ class SampleTarget:
             await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
-        if int(request.headers.get("content-length", 0)) > _MAX_BODY:
+        if int(request.headers.get("content-length", 0)) > _MAX_BODY_BYTES:
             raise _CutOff
         body = await request.body()
         match request.method, request.scope["path"]:

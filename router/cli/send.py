@@ -28,7 +28,7 @@ from router.cli.kit import (
     show_json,
 )
 from router.core.config import EMBEDDED_QUEUE, QueueConfig
-from router.core.message import MAX_BODY, NOT_JSON, Malformed, Message, parse
+from router.core.message import MAX_MESSAGE_BYTES, NOT_JSON, Malformed, Message, parse
 from router.core.timestamps import Tsids
 from router.engine.publishing import MAX_MESSAGES
 from router.ports import BrokerError, Publication, Publisher
@@ -250,14 +250,14 @@ def _good(
 def read_items(stream: BinaryIO, new_id: Callable[[], str]) -> Iterator[MessageLine | BadLine]:
     """Read each line that is not blank. A message without an id gets a new one."""
     for number in itertools.count(1):
-        line = stream.readline(MAX_BODY + 2)
+        line = stream.readline(MAX_MESSAGE_BYTES + 2)
         if not line:
             return
         text = line.removeprefix(BOM_UTF8) if number == 1 else line
         if text := text.strip():
             yield _read(number, text, new_id)
         while line and not line.endswith(b"\n"):  # too long, as its first part has shown
-            line = stream.readline(MAX_BODY)
+            line = stream.readline(MAX_MESSAGE_BYTES)
 
 
 def batches(

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from router.core.message import DEFAULT_POOL
 from router.core.redact import MASK, mask_urls, public_uri
 
-MAX_BATCH: Final = 50  # messages: a batch always fits the smallest pool (BRK-1)
+MAX_BATCH_MESSAGES: Final = 50  # a batch always fits the smallest pool (BRK-1)
 MAX_CONCURRENCY: Final = 10_000  # workers; a pool's memory grows with it (POOL-1)
 EMBEDDED_QUEUE: Final = "default"
 EMBEDDED_FILE: Final = "queue.db"

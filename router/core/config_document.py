@@ -41,7 +41,7 @@ from router.core.config_entry import (
 from router.core.message import is_given
 from router.core.warnings import Code
 
-MAX_DOCUMENT: Final = 10 * 1024 * 1024  # bytes
+MAX_DOCUMENT_BYTES: Final = 10 * 1024 * 1024
 MAX_ENTRIES: Final = 100_000  # of one kind
 MAX_PROBLEMS: Final = 100  # reported of one kind; a document can hold millions
 
@@ -112,8 +112,8 @@ def embedded_document(naming: QueueNaming) -> bytes:
 
 
 def _decode(body: bytes) -> dict[str, Raw]:
-    if len(body) > MAX_DOCUMENT:
-        raise BadDocument("$", f"larger than {MAX_DOCUMENT} bytes")
+    if len(body) > MAX_DOCUMENT_BYTES:
+        raise BadDocument("$", f"larger than {MAX_DOCUMENT_BYTES} bytes")
     try:
         body.decode()  # msgspec does not check what it leaves raw
         return msgspec.json.decode(body.removeprefix(BOM_UTF8), type=dict[str, Raw])

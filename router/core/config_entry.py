@@ -26,17 +26,17 @@ from router.core.config import (
     effective_concurrency,
 )
 from router.core.message import CONTROL, Malformed, parse
-from router.core.outcome import MAX_DELAY
+from router.core.outcome import MAX_DELAY_SECONDS
 from router.core.redact import mask_urls, public_uri
 from router.core.warnings import Code
 
-MAX_NAME: Final = 512  # characters
-MAX_URI: Final = 4096  # characters
+MAX_NAME_CHARACTERS: Final = 512
+MAX_URI_CHARACTERS: Final = 4096
 MAX_CONNECTIONS: Final = 100
-MAX_RATE: Final = 60_000_000  # per minute
+MAX_RATE_PER_MINUTE: Final = 60_000_000
 MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
 MAX_COUNT: Final = 1_000_000
-MAX_SCHEDULE: Final = 1000  # delays
+MAX_SCHEDULE_DELAYS: Final = 1000
 MAX_ROUTES: Final = 1000  # of one queue
 
 SUPPORTED_SCHEMES: Final = frozenset(
@@ -116,7 +116,7 @@ class Notes:
             return None
         if value <= 0:
             raise BadEntry(where, "must be above 0")
-        return float(self.cut(where, value, MAX_DELAY))
+        return float(self.cut(where, value, MAX_DELAY_SECONDS))
 
     def cut(self, where: str, value: Number, most: Number) -> Number:
         if value <= most:
@@ -182,9 +182,9 @@ def queue_identity(raw: object) -> str | None:
 
 def read_queue(raw: object, notes: Notes, *, naming: QueueNaming, connections: int) -> QueueConfig:
     entry = convert_entry(raw, _QueueEntry)
-    name = _text("queueName", queue_identity(raw), MAX_NAME)
-    given = _text("queueUri", entry.queue_uri, MAX_URI)
-    given = given or _text("queueName", entry.queue_name, MAX_URI)
+    name = _text("queueName", queue_identity(raw), MAX_NAME_CHARACTERS)
+    given = _text("queueUri", entry.queue_uri, MAX_URI_CHARACTERS)
+    given = given or _text("queueName", entry.queue_name, MAX_URI_CHARACTERS)
     if name is None or given is None:
         raise BadEntry("", "needs `queueUri` or `queueName`")
     uri = _resolve(given, naming)
@@ -216,7 +216,7 @@ def _read_routes(entry: _QueueEntry, uri: str) -> tuple[tuple[str, Route], ...]:
 
 
 def _read_route(kind: str, raw: object) -> Route:
-    if not kind.strip() or len(kind) > MAX_NAME or CONTROL.search(kind):
+    if not kind.strip() or len(kind) > MAX_NAME_CHARACTERS or CONTROL.search(kind):
         raise BadEntry("routes", "a command type is blank, too long or has a control character")
     where = f"routes.{kind}"
     try:
@@ -236,7 +236,7 @@ def _read_route(kind: str, raw: object) -> Route:
     return Route(
         target=message.target,
         pool=message.pool,
-        group_field=_text(f"{where}.messageGroupId", entry.message_group_id, MAX_NAME),
+        group_field=_text(f"{where}.messageGroupId", entry.message_group_id, MAX_NAME_CHARACTERS),
         token=message.token,
     )
 
@@ -296,20 +296,22 @@ def identity_in(field: str, raw: object) -> str | None:
 
 def read_pool(raw: object, notes: Notes) -> PoolConfig:
     entry = convert_entry(raw, _PoolEntry)
-    code = _text("code", entry.code, MAX_NAME)
+    code = _text("code", entry.code, MAX_NAME_CHARACTERS)
     if code is None:
         raise BadEntry("code", "must not be blank")
     if entry.ordering == "strict":
         text = "`strict` is planned (FIFO-2): until then the pool works as `batch`"
         notes.add("ordering", text, skipped=False)
     concurrency = notes.whole_or_none("concurrency", entry.concurrency, MAX_CONCURRENCY)
-    rate = notes.whole_or_none("rateLimitPerMinute", entry.rate_limit_per_minute, MAX_RATE)
+    rate = notes.whole_or_none(
+        "rateLimitPerMinute", entry.rate_limit_per_minute, MAX_RATE_PER_MINUTE
+    )
     timeout_ms = notes.whole("timeoutMs", entry.timeout_ms, MAX_TIMEOUT_MS)
     return PoolConfig(
         code=code,
         concurrency=effective_concurrency(concurrency, rate),
         rate_per_minute=rate,
-        burst=notes.whole_or_none("rateLimitBurst", entry.rate_limit_burst, MAX_RATE),
+        burst=notes.whole_or_none("rateLimitBurst", entry.rate_limit_burst, MAX_RATE_PER_MINUTE),
         parallel_ungrouped=entry.ungrouped == "parallel",
         retry=None if entry.retry is None else _read_policy(entry.retry, notes),
         timeout=None if timeout_ms is None else timeout_ms / 1000,
@@ -333,12 +335,12 @@ def _read_policy(entry: _RetryEntry, notes: Notes) -> RetryPolicy:
     statuses = frozenset(entry.statuses or ())
     if not isinstance(entry.backoff, list):
         return RetryPolicy(attempts, statuses=statuses)
-    if len(entry.backoff) > MAX_SCHEDULE:
-        raise BadEntry("retry.backoff", f"more than {MAX_SCHEDULE} delays")
+    if len(entry.backoff) > MAX_SCHEDULE_DELAYS:
+        raise BadEntry("retry.backoff", f"more than {MAX_SCHEDULE_DELAYS} delays")
     if min(entry.backoff, default=0.0) < 0:
         raise BadEntry("retry.backoff", "must not be negative")
-    notes.cut("retry.backoff", max(entry.backoff, default=0.0), MAX_DELAY)
-    schedule = tuple(min(delay, MAX_DELAY) for delay in entry.backoff)
+    notes.cut("retry.backoff", max(entry.backoff, default=0.0), MAX_DELAY_SECONDS)
+    schedule = tuple(min(delay, MAX_DELAY_SECONDS) for delay in entry.backoff)
     return RetryPolicy(attempts, schedule, statuses)
 
 

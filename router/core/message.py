@@ -16,10 +16,10 @@ from router.core.trace import Span
 
 DEFAULT_POOL: Final = "DEFAULT-POOL"
 DEFAULT_GROUP: Final = "__DEFAULT__"
-MAX_BODY: Final = 1024 * 1024  # bytes
+MAX_MESSAGE_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 64
 MAX_STEPS: Final = 16  # in one list, and one after the other (CMD-11)
-MODE_KEPT: Final = 64  # characters of a dispatch mode that we do not know
+MODE_KEPT_CHARACTERS: Final = 64  # of a dispatch mode that we do not know
 
 _NO_CONTROL: Final = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters
@@ -174,8 +174,8 @@ def parse(body: bytes, steps_before: int = 0) -> Message:
 
     `steps_before`: it is a step of a chain, behind so many others (CMD-11).
     """
-    if len(body) > MAX_BODY:
-        raise Malformed(f"the body is larger than {MAX_BODY} bytes")
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise Malformed(f"the body is larger than {MAX_MESSAGE_BYTES} bytes")
     try:
         if not body.isascii():
             body.decode()  # parts that the decoder skips are checked too
@@ -249,8 +249,10 @@ def _check(message: Message) -> None:
         raise Malformed("`authToken` contains a character not allowed in a header")
     if message.correlation_id is not None and not message.correlation_id.strip():
         message.correlation_id = None
-    if message.dispatch is not None and len(message.dispatch) > MODE_KEPT:
-        message.dispatch = message.dispatch[:MODE_KEPT]  # of any length; unknown, cut or not
+    if message.dispatch is not None and len(message.dispatch) > MODE_KEPT_CHARACTERS:
+        message.dispatch = message.dispatch[
+            :MODE_KEPT_CHARACTERS
+        ]  # of any length; unknown, cut or not
     try:
         target = read_target(message.target)
     except BadTarget as error:

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.core.warnings import CAPACITY, Notice, Severity
+from router.core.warnings import MOST_WARNINGS, Notice, Severity
 
 Value = TypeVar("Value")
 
@@ -79,7 +79,7 @@ class PendingDigest:
         if notice.id in self._items:
             self._items[notice.id] = notice
         elif notice.severity >= max(self._least, self._reported.get(notice.id, 0) + 1):
-            _remember(self._reported, notice.id, notice.severity, CAPACITY)
+            _remember(self._reported, notice.id, notice.severity, MOST_WARNINGS)
             self._put(notice.id, notice)
 
     def began(self, subject: Subject, at: float) -> None:

@@ -25,13 +25,13 @@ from router.core.warnings import Code, Severity
 MAX_RESULT_BYTES: Final = 64 * 1024
 MAX_ERROR_BYTES: Final = 1024
 MAX_CODE_CHARACTERS: Final = 128
-DEFAULT_DELAY: Final = 30.0  # seconds (BRK-4)
-NO_ROOM_DELAY: Final = 10.0  # seconds
-MIN_DELAY: Final = 1.0  # seconds
-MAX_DELAY: Final = 43_200.0  # seconds; SQS allows no more, so it is the limit everywhere
-REPLY_CAP: Final = 1024 * 1024  # bytes
-REPLY_KEPT: Final = 1024  # bytes of a reply in a dead letter
-_LONGEST_DATE: Final = 64  # characters; an HTTP date has at most 33
+DEFAULT_DELAY_SECONDS: Final = 30.0  # BRK-4
+NO_ROOM_DELAY_SECONDS: Final = 10.0
+MIN_DELAY_SECONDS: Final = 1.0
+MAX_DELAY_SECONDS: Final = 43_200.0  # SQS allows no more, so it is the limit everywhere
+MAX_REPLY_BYTES: Final = 1024 * 1024
+REPLY_KEPT_BYTES: Final = 1024  # of a reply in a dead letter
+_MAX_DATE_CHARACTERS: Final = 64  # an HTTP date has at most 33
 
 
 class Failure(Struct, frozen=True):
@@ -105,7 +105,9 @@ class Rule(Struct, frozen=True):
     counts: bool = False  # a real failure: uses up an attempt of the retry policy (WQ-5)
     was_sent: bool = True  # False: the target had no part in it, and the retry policy has no say
     breaker: bool | None = True  # good or bad for the target's circuit; None: neither (MED-4)
-    delay: float = DEFAULT_DELAY  # seconds until a retry, if neither target nor policy says more
+    delay: float = (
+        DEFAULT_DELAY_SECONDS  # seconds until a retry, if neither target nor policy says more
+    )
     warning: tuple[Code, Severity] | None = None
     about_target: bool = True  # whether the warning names the target
 
@@ -138,7 +140,7 @@ RULES: Final[Mapping[Cause, Rule]] = {
         "BadRequest", _DEAD, _FAILED, was_sent=False, breaker=None, warning=_WRONG),
     Cause.OVERLOADED: Rule(
         "RouterOverloaded", try_again=True, was_sent=False, breaker=None,
-        delay=NO_ROOM_DELAY, warning=_NO_RESOURCES, about_target=False),
+        delay=NO_ROOM_DELAY_SECONDS, warning=_NO_RESOURCES, about_target=False),
     Cause.CIRCUIT_OPEN: Rule("CircuitOpen", was_sent=False, breaker=None),
     Cause.UNFORESEEN: Rule(
         "Unforeseen", try_again=True, counts=True, breaker=None, warning=_STRANGE),
@@ -157,9 +159,9 @@ class Reply(Struct, frozen=True):
     """An HTTP answer, cut down to what `judge` looks at."""
 
     status: int
-    body: bytes = b""  # at most REPLY_CAP
+    body: bytes = b""  # at most MAX_REPLY_BYTES
     retry_after: str | None = None
-    too_long: bool = False  # the body exceeded REPLY_CAP and was cut
+    too_long: bool = False  # the body exceeded MAX_REPLY_BYTES and was cut
 
 
 class NoReply(Struct, frozen=True):
@@ -238,7 +240,7 @@ def judge(answer: Answer, wall: Callable[[], float], policy: RetryPolicy | None 
 
 def clamp_delay(seconds: float) -> float:
     """Return a delay that every broker can do, rounded up: a target is never called early."""
-    return float(math.ceil(min(max(seconds, MIN_DELAY), MAX_DELAY)))
+    return float(math.ceil(min(max(seconds, MIN_DELAY_SECONDS), MAX_DELAY_SECONDS)))
 
 
 def _judge_acceptance(answer: Reply) -> Outcome:
@@ -268,7 +270,9 @@ def _judge_refusal(reply: Reply, wall: Callable[[], float], policy: RetryPolicy 
         return _of_reply(reply, Cause.PERMANENT)
     delay = _retry_after(reply.retry_after, wall)
     if is_rate_limit:
-        return _of_reply(reply, Cause.RATE_LIMITED, DEFAULT_DELAY if delay is None else delay)
+        return _of_reply(
+            reply, Cause.RATE_LIMITED, DEFAULT_DELAY_SECONDS if delay is None else delay
+        )
     is_server_error = status // 100 == 5  # noqa: PLR2004 - 5xx
     return _of_reply(reply, Cause.SERVER_ERROR if is_server_error else Cause.OTHER_STATUS, delay)
 
@@ -283,7 +287,7 @@ def _of_reply(reply: Reply, cause: Cause, asked_delay: float | None = None) -> O
     is_refusal = reply.status // 100 != 2  # noqa: PLR2004 - 2xx
     before = f"HTTP {reply.status}, and " if is_refusal else ""
     detail = f"{before}{_DETAILS[cause]}" if cause in _DETAILS else f"HTTP {reply.status}"
-    kept = reply.body[:REPLY_KEPT]
+    kept = reply.body[:REPLY_KEPT_BYTES]
     failure = None if reply.too_long or b'"error"' not in reply.body else _error(reply)
     ending = None if failure is None else Ending(failure)
     return Outcome(cause, RULES[cause], detail, asked_delay, reply.status, kept, ending)
@@ -354,7 +358,7 @@ def _retry_after(header: str | None, wall: Callable[[], float]) -> float | None:
     text = (header or "").strip()
     if text.isascii() and text.isdigit():
         return clamp_delay(float(text))
-    if not text or len(text) > _LONGEST_DATE:
+    if not text or len(text) > _MAX_DATE_CHARACTERS:
         return None
     try:
         date = parsedate_to_datetime(text)

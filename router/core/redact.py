@@ -56,7 +56,7 @@ _ESCAPE: Final = re.compile(
     rb"|\\u[0-9a-fA-F]{4}|\\[^u]",
     re.DOTALL,
 )
-_TELLING: Final = 4  # so many characters of a cut-off secret are too many
+_TELLING_CHARACTERS: Final = 4  # so many characters of a cut-off secret are too many
 
 
 def mask_urls(text: str) -> str:
@@ -100,7 +100,11 @@ def without_secrets(letter: DeadLetter) -> DeadLetter:
 def mask_sent_secrets(content: bytes, message: Message) -> bytes:
     """Mask what was sent to a target and nobody else may see, in what it answered."""
     query = message.target.partition("#")[0].partition("?")[2]
-    for secret in (message.token, message.secret, query if len(query) >= _TELLING else None):
+    for secret in (
+        message.token,
+        message.secret,
+        query if len(query) >= _TELLING_CHARACTERS else None,
+    ):
         if secret:
             content = _mask(content, secret.encode())
     return content
@@ -122,7 +126,7 @@ def _mask_in(content: bytes, secret: bytes, plain: bytes, places: Sequence[int])
         begins = plain.find(secret, after)
     rest = content[places[after] :]
     # The reply was cut at its first KiB, perhaps in the middle of the secret.
-    for length in range(min(len(secret), len(plain) - after), _TELLING - 1, -1):
+    for length in range(min(len(secret), len(plain) - after), _TELLING_CHARACTERS - 1, -1):
         if plain.endswith(secret[:length]):
             rest = content[places[after] : places[len(plain) - length]] + MASK.encode()
             break

@@ -9,7 +9,7 @@ from msgspec import Struct
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
 from router.core.job import GiveUp
-from router.core.outcome import DEFAULT_DELAY, MAX_DELAY, Disposition, Outcome
+from router.core.outcome import DEFAULT_DELAY_SECONDS, MAX_DELAY_SECONDS, Disposition, Outcome
 
 Jitter = Callable[[float, float], float]  # random.uniform, or a constant in tests
 
@@ -43,7 +43,7 @@ def decide(outcome: Outcome, failures: int, policy: RetryPolicy | None, jitter: 
         return Decision(_give_up(outcome, Reason.RETRIES_EXHAUSTED), failures)
     # The longer one wins: a target is never called before the time that it asked for.
     delay = max(retry_delay(policy, max(failures, 1), jitter), outcome.asked_delay or 0.0)
-    return Decision(Retry(min(delay, MAX_DELAY), error), failures)
+    return Decision(Retry(min(delay, MAX_DELAY_SECONDS), error), failures)
 
 
 def retry_delay(policy: RetryPolicy, failures: int, jitter: Jitter) -> float:
@@ -51,7 +51,7 @@ def retry_delay(policy: RetryPolicy, failures: int, jitter: Jitter) -> float:
     if policy.schedule is None:
         return _exponential(failures - 1, jitter)
     if not policy.schedule:
-        return DEFAULT_DELAY
+        return DEFAULT_DELAY_SECONDS
     return policy.schedule[min(failures, len(policy.schedule)) - 1]
 
 

@@ -16,10 +16,18 @@ from typing import Final
 from msgspec import Struct
 
 from router.core.history import HeldGroup, WaitReason
-from router.core.stats import LONG, SHORT, Counts, Deliveries, PoolPeriod, QueuePeriod, covered
+from router.core.stats import (
+    LONG_MINUTES,
+    SHORT_MINUTES,
+    Counts,
+    Deliveries,
+    PoolPeriod,
+    QueuePeriod,
+    covered,
+)
 from router.core.warnings import WarningSummary
 
-GOOD_RATE: Final = 0.9
+GOOD_SHARE: Final = 0.9
 STUCK_SECONDS: Final = 120.0
 UNREACHABLE_SECONDS: Final = 60.0
 TOLERATED_WARNINGS: Final = 5
@@ -64,11 +72,11 @@ class QueueState(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def last_5min(self) -> QueuePeriod:
-        return self.counts.last(SHORT, self.now)
+        return self.counts.last(SHORT_MINUTES, self.now)
 
     @cached_property
     def last_30min(self) -> QueuePeriod:
-        return self.counts.last(LONG, self.now)
+        return self.counts.last(LONG_MINUTES, self.now)
 
     @property
     def success_rate(self) -> float:
@@ -91,11 +99,11 @@ class QueueState(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def throughput_5min(self) -> float:
-        return self._per_second(self.last_5min, covered(SHORT, self.now))
+        return self._per_second(self.last_5min, covered(SHORT_MINUTES, self.now))
 
     @property
     def throughput_30min(self) -> float:
-        return self._per_second(self.last_30min, covered(LONG, self.now))
+        return self._per_second(self.last_30min, covered(LONG_MINUTES, self.now))
 
     @property
     def size(self) -> int | None:
@@ -131,11 +139,11 @@ class PoolState(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def last_5min(self) -> PoolPeriod:
-        return self.deliveries.last(SHORT, self.now)
+        return self.deliveries.last(SHORT_MINUTES, self.now)
 
     @cached_property
     def last_30min(self) -> PoolPeriod:
-        return self.deliveries.last(LONG, self.now)
+        return self.deliveries.last(LONG_MINUTES, self.now)
 
     @property
     def success_rate(self) -> float:
@@ -258,8 +266,8 @@ def assess(state: RouterState) -> Health:
     warnings, active_pools = state.warnings, list(state.active_pools)
     queues = [queue for queue in state.queues if not queue.stopping]
     consumers = list(state.consumers)
-    failing_queues = [queue.name for queue in queues if queue.success_rate < GOOD_RATE]
-    failing_pools = [pool.code for pool in active_pools if pool.success_rate < GOOD_RATE]
+    failing_queues = [queue.name for queue in queues if queue.success_rate < GOOD_SHARE]
+    failing_pools = [pool.code for pool in active_pools if pool.success_rate < GOOD_SHARE]
     unreachable = [queue.name for queue in queues if queue.is_unreachable]
     unhealthy = [consumer.queue for consumer in consumers if not consumer.healthy]
     all_unhealthy = 0 < len(consumers) == len(unhealthy)

@@ -15,19 +15,31 @@ from msgspec import Struct
 
 from router.core.outcome import Metric
 
-MINUTE: Final = 60.0
+MINUTE_SECONDS: Final = 60.0
 _INTEGERS: Final = "q"  # of 8 bytes each: the notes of ten thousand pools are millions of them
 _STEPS: Final = ("1", "1.5", "2", "3", "5", "7")
-BOUNDS: Final = (
+BOUNDS_SECONDS: Final = (
     *(float(f"{step}e{decade}") for decade in range(-3, 3) for step in _STEPS),
     1000.0,
 )  # seconds, each the upper end of its bucket
-_EDGES: Final = (0.0, *BOUNDS)
-BUCKETS: Final = len(BOUNDS) + 1  # the last one is open above
-SHOWN: Final = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # in metrics
-_SHOWN_PLACES: Final = tuple((bound, BOUNDS.index(bound)) for bound in SHOWN)
-SHORT: Final = 5  # minutes
-LONG: Final = 30  # minutes
+_EDGES: Final = (0.0, *BOUNDS_SECONDS)
+BUCKETS: Final = len(BOUNDS_SECONDS) + 1  # the last one is open above
+SHOWN_BOUNDS_SECONDS: Final = (
+    0.003,
+    0.01,
+    0.03,
+    0.1,
+    0.3,
+    1.0,
+    3.0,
+    10.0,
+    30.0,
+    100.0,
+    300.0,
+)  # in metrics
+_SHOWN_PLACES: Final = tuple((bound, BOUNDS_SECONDS.index(bound)) for bound in SHOWN_BOUNDS_SECONDS)
+SHORT_MINUTES: Final = 5
+LONG_MINUTES: Final = 30
 _MICROSECONDS: Final = 1_000_000
 
 # The places of the totals; outcomes come first for both pools and queues.
@@ -60,10 +72,10 @@ class Rolling:
     def at(self, now: float) -> list[int]:
         """Return the totals for adding to them at this instant."""
         if now >= self._noted_until:
-            minute = int(now // MINUTE)
-            self._noted_until = (minute + 1) * MINUTE
+            minute = int(now // MINUTE_SECONDS)
+            self._noted_until = (minute + 1) * MINUTE_SECONDS
             self._notes.append((minute, array(_INTEGERS, self.totals)))
-            del self._notes[:-LONG]
+            del self._notes[:-LONG_MINUTES]
         return self.totals
 
     def growth(self, minutes: int, now: float) -> Sequence[int]:
@@ -73,7 +85,7 @@ class Rolling:
 
     def as_of(self, minutes: int, now: float) -> Sequence[int]:
         """Return the totals at the start of the first of so many minutes."""
-        first = int(now // MINUTE) - minutes + 1
+        first = int(now // MINUTE_SECONDS) - minutes + 1
         if not self._notes or self._notes[-1][0] < first:
             return self.totals  # nothing has changed since
         return next(totals for minute, totals in self._notes if minute >= first)
@@ -81,10 +93,10 @@ class Rolling:
 
 def covered(minutes: int, now: float) -> float:
     """Return the seconds in so many minutes; of the current minute only what has passed."""
-    return (minutes - 1) * MINUTE + now % MINUTE
+    return (minutes - 1) * MINUTE_SECONDS + now % MINUTE_SECONDS
 
 
-bucket_of: Final[Callable[[float], int]] = partial(bisect_left, BOUNDS)  # by seconds
+bucket_of: Final[Callable[[float], int]] = partial(bisect_left, BOUNDS_SECONDS)  # by seconds
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
@@ -97,7 +109,7 @@ def quantile(counts: Sequence[int], share: float) -> float:
     below = 0
     for bucket, count in enumerate(counts):
         if count and below + count >= wanted:
-            lower, upper = _EDGES[bucket], _EDGES[min(bucket + 1, len(BOUNDS))]
+            lower, upper = _EDGES[bucket], _EDGES[min(bucket + 1, len(BOUNDS_SECONDS))]
             return lower + (upper - lower) * ((wanted - below) / count)
         below += count
     return 0.0
@@ -167,7 +179,7 @@ class Outcomes(Rolling):
         totals = self.totals
         if not totals[_FAILED]:
             return 1.0
-        before = self.as_of(LONG, now)
+        before = self.as_of(LONG_MINUTES, now)
         return _rate(
             totals[_SUCCEEDED] - before[_SUCCEEDED],
             totals[_FAILED] - before[_FAILED],

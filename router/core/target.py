@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-MAX_LENGTH: Final = 4096
+MAX_CHARACTERS: Final = 4096
 PROCESS: Final = "process"
 HANDLER: Final = "handler"
 # Targets on this machine, and why the service does not run them by itself.
@@ -81,8 +81,8 @@ class Target(Struct, frozen=True):
 @lru_cache(maxsize=10_000)
 def read_target(url: str) -> Target:
     """Take a target apart, or raise BadTarget. Cached: targets repeat."""
-    if len(url) > MAX_LENGTH:
-        raise BadTarget(f"is longer than {MAX_LENGTH} characters")
+    if len(url) > MAX_CHARACTERS:
+        raise BadTarget(f"is longer than {MAX_CHARACTERS} characters")
     if _UNPRINTABLE.search(url):
         raise BadTarget("contains white space or a control character")
     before, _, name = url.partition(":")

@@ -5,8 +5,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-LENGTH: Final = 13
-EPOCH: Final = 1_577_836_800.0  # 2020-01-01T00:00:00Z, which lets 42 bits of ms last until 2159
+TSID_CHARACTERS: Final = 13
+EPOCH_SECONDS: Final = (
+    1_577_836_800.0  # 2020-01-01T00:00:00Z, which lets 42 bits of ms last until 2159
+)
 TAIL_BITS: Final = 22
 
 
@@ -29,8 +31,8 @@ class Tsids:
         self._last = -1
 
     def new(self) -> str:
-        moment = int((self._clock() - EPOCH) * 1000) << TAIL_BITS
+        moment = int((self._clock() - EPOCH_SECONDS) * 1000) << TAIL_BITS
         # Within a millisecond, and while a clock that was set back catches up, ids count on.
         self._last = max(moment | self._random_bits(TAIL_BITS - 1), self._last + 1)
-        shifts = range(5 * (LENGTH - 1), -1, -5)
+        shifts = range(5 * (TSID_CHARACTERS - 1), -1, -5)
         return "".join(CROCKFORD[self._last >> shift & 31] for shift in shifts)

@@ -11,7 +11,7 @@ from router.core.job import EXPIRED, Fate, Job
 from router.core.message import UNTRIED, Tally
 
 REMEMBERED_SECONDS: Final = 12 * 3600.0
-MOST_REMEMBERED: Final = 100_000
+MOST_REMEMBERED_MESSAGES: Final = 100_000
 
 
 class ArrivalKind(Enum):
@@ -103,7 +103,7 @@ class RememberedAcks(OrderedDict[Hashable, tuple[float, str]]):
     ) -> None:
         self[proof] = now + lifetime, error
         self.move_to_end(proof)
-        if len(self) > MOST_REMEMBERED:
+        if len(self) > MOST_REMEMBERED_MESSAGES:
             self.popitem(last=False)
 
     def knows(self, proof: Hashable, now: float) -> bool:
@@ -128,7 +128,7 @@ class Tallies(OrderedDict[MessageKey, Tally]):
     def keep(self, key: MessageKey, tally: Tally) -> None:
         self[key] = tally
         self.move_to_end(key)
-        if len(self) > MOST_REMEMBERED:
+        if len(self) > MOST_REMEMBERED_MESSAGES:
             self.popitem(last=False)
 
     def of(self, key: MessageKey) -> Tally:

@@ -8,9 +8,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-CAPACITY: Final = 1000
-CAPACITY_OF_ONE: Final = 100  # warnings of one code from one source
-MAX_TEXT: Final = 1000  # characters
+MOST_WARNINGS: Final = 1000
+MOST_WARNINGS_OF_ONE_CODE: Final = 100  # warnings of one code from one source
+MAX_TEXT_CHARACTERS: Final = 1000
 LIFETIME_SECONDS: Final = 8 * 3600.0
 REPEAT_SECONDS: Final = 5 * 60.0
 FRESH_SECONDS: Final = 30 * 60.0  # how long a critical warning degrades the router's health
@@ -93,8 +93,8 @@ class WarningBook:
 
     def add(self, code: str, severity: Severity, source: str, message: str, now: float) -> Notice:
         """Add a warning, or count it if it was raised within the last five minutes."""
-        if len(message) > MAX_TEXT:
-            message = f"{message[:MAX_TEXT]} …"
+        if len(message) > MAX_TEXT_CHARACTERS:
+            message = f"{message[:MAX_TEXT_CHARACTERS]} …"
         last = self._notices.get(self._latest.get((code, source, message), ""))
         if last is not None and now - last.last_at <= REPEAT_SECONDS:
             return self._repeat(last, severity, now)
@@ -112,9 +112,9 @@ class WarningBook:
         self._notices[notice.id] = notice
         self._latest[code, source, message] = notice.id
         alike[notice.id] = None
-        if len(alike) > CAPACITY_OF_ONE:
+        if len(alike) > MOST_WARNINGS_OF_ONE_CODE:
             self._remove(min(alike, key=self._worth))
-        elif len(self._notices) > CAPACITY:
+        elif len(self._notices) > MOST_WARNINGS:
             self._remove(min(self._notices, key=self._worth))
         return notice
 

@@ -18,7 +18,7 @@ import pycurl
 from msgspec import Struct
 
 from router.core.leadership import Leadership
-from router.core.outcome import REPLY_CAP, Answer, Cause, NoReply, Reply
+from router.core.outcome import MAX_REPLY_BYTES, Answer, Cause, NoReply, Reply
 from router.core.target import BadTarget, read_target
 from router.curl import new_handle
 from router.curl.resolver import (
@@ -99,7 +99,7 @@ class CurlOptions(Struct, frozen=True, kw_only=True):
     max_connections: int = 1000  # kept open for reuse, over all origins
     max_at_once: int = 0  # connections in use, more requests wait; 0: as many as there are requests
     idle_seconds: int = 60  # a connection unused for longer is closed, not used again
-    reply_cap: int = REPLY_CAP  # bytes of a reply that are read
+    reply_cap: int = MAX_REPLY_BYTES  # bytes of a reply that are read
 
 
 class CurlLoop:

@@ -18,8 +18,8 @@ FRESH_SECONDS: Final = 60.0  # seconds that addresses are used
 RENEW_AFTER_SECONDS: Final = 30.0  # from this age on they are looked up again, and used meanwhile
 PAUSE_SECONDS: Final = 5.0  # between two such look-ups
 MAX_LOOK_UPS: Final = 256  # at a time, each in a thread
-RESERVED: Final = 64  # of them for names that were found before
-MAX_KEPT: Final = 10_000  # names
+RESERVED_LOOK_UPS: Final = 64  # of them for names that were found before
+MAX_KEPT_NAMES: Final = 10_000
 
 LookUp = Callable[[str], Sequence[str]]  # blocks; raises OSError or UnicodeError
 
@@ -93,7 +93,7 @@ class Resolver:
         looking = self._running.get(host)
         if looking is not None:
             return looking
-        allowed = MAX_LOOK_UPS if host in self._found else MAX_LOOK_UPS - RESERVED
+        allowed = MAX_LOOK_UPS if host in self._found else MAX_LOOK_UPS - RESERVED_LOOK_UPS
         if len(self._running) >= allowed:
             raise TooManyLookUps("too many host names are being looked up")
         looking = self._running[host] = self._loop.create_future()
@@ -126,7 +126,7 @@ class Resolver:
         now = self._loop.time()
         self._found.pop(host, None)
         self._found[host] = addresses = HostAddresses(result, now, now + RENEW_AFTER_SECONDS)
-        if len(self._found) > MAX_KEPT:
+        if len(self._found) > MAX_KEPT_NAMES:
             del self._found[next(iter(self._found))]
         self._end(host, addresses)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import pybreaker
 
-WINDOW: Final = 10  # calls
+WINDOW_CALLS: Final = 10
 FAILURES_TO_OPEN: Final = 5
 OPEN_SECONDS: Final = 5.0
 PROBES: Final = 3
@@ -48,7 +48,7 @@ class Breaker:
         self.last_used = 0.0
         self.successes = self.failures = self.rejections = 0  # since the start, for operators
         self._on_change = on_change
-        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._recent: deque[bool] = deque(maxlen=WINDOW_CALLS)
         self._recent_failures = 0
         self._epoch = 0
         self._probing = 0
@@ -109,11 +109,11 @@ class Breaker:
 
     def _note_call(self, *, ok: bool, now: float) -> None:
         recent = self._recent
-        if len(recent) == WINDOW:
+        if len(recent) == WINDOW_CALLS:
             self._recent_failures -= not recent[0]
         recent.append(ok)
         self._recent_failures += not ok
-        if len(recent) == WINDOW and self._recent_failures >= FAILURES_TO_OPEN:
+        if len(recent) == WINDOW_CALLS and self._recent_failures >= FAILURES_TO_OPEN:
             self._machine.open()
             self._opened(now)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from router.core.config import MAX_BATCH
+from router.core.config import MAX_BATCH_MESSAGES
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
@@ -15,10 +15,10 @@ from router.engine.periodic import every
 from router.engine.queue_manager import QueueManager
 from router.ports import BrokerError
 
-BACKLOG: Final = 1000  # messages
-GROWTH: Final = 100  # messages between two measurements
+BACKLOG_MESSAGES: Final = 1000
+GROWTH_MESSAGES: Final = 100  # between two measurements
 GROWTHS_IN_A_ROW: Final = 3
-NEARLY_ALL: Final = 0.8  # of a limit
+NEARLY_FULL_SHARE: Final = 0.8  # of a limit
 
 
 class Chores:
@@ -65,7 +65,7 @@ class Chores:
         pools = (*manager.pools.values(), *manager.draining_pools.values())
         consumers = (*manager.consumers.values(), *manager.stopping_consumers)
         bound = sum(pool.capacity + pool.config.concurrency for pool in pools)
-        bound += sum(MAX_BATCH * len(consumer.connections) for consumer in consumers)
+        bound += sum(MAX_BATCH_MESSAGES * len(consumer.connections) for consumer in consumers)
         if len(manager.registry.tracker) > bound:
             self._warn(Code.PIPELINE_MAP_LEAK, "more messages are tracked than the pools can hold")
 
@@ -85,16 +85,18 @@ class Chores:
                 continue  # its receiver reports that
             if depth is None:
                 continue
-            if depth.waiting > BACKLOG:
-                self._warn(Code.QUEUE_BACKLOG, f"more than {BACKLOG} messages wait in {name}")
+            if depth.waiting > BACKLOG_MESSAGES:
+                self._warn(
+                    Code.QUEUE_BACKLOG, f"more than {BACKLOG_MESSAGES} messages wait in {name}"
+                )
             seen = self._waiting.setdefault(name, [])
             seen.append(depth.waiting)
             del seen[: -(GROWTHS_IN_A_ROW + 1)]
             steps = [after - before for before, after in pairwise(seen)]
-            if len(steps) == GROWTHS_IN_A_ROW and min(steps) >= GROWTH:
+            if len(steps) == GROWTHS_IN_A_ROW and min(steps) >= GROWTH_MESSAGES:
                 self._warn(Code.QUEUE_GROWING, f"{name} grows faster than it is delivered")
             limit = depth.delayed_limit
-            if limit is not None and depth.delayed >= limit * NEARLY_ALL:
+            if limit is not None and depth.delayed >= limit * NEARLY_FULL_SHARE:
                 text = (
                     f"messages of {name} that wait for a retry use up its limit of unsettled ones"
                 )

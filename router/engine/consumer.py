@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from router.core.config import MAX_BATCH, QueueConfig
+from router.core.config import MAX_BATCH_MESSAGES, QueueConfig
 from router.core.retry import reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code
@@ -223,7 +223,7 @@ class Receiver:
         # coverage.py now and then misses the jump to an await.
         while self._may_receive and not pools.have_room:  # pragma: no branch
             await self._wait(None)
-        most = min(self.queue.max_messages or MAX_BATCH, MAX_BATCH)
+        most = min(self.queue.max_messages or MAX_BATCH_MESSAGES, MAX_BATCH_MESSAGES)
         rooms = [pool.lasting_room for pool in self._fed if pool.has_room]
         return min(most, max(rooms, default=most))
 

@@ -12,7 +12,7 @@ from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.identity import key_of
 from router.core.job import GiveUp, Job
-from router.core.message import MAX_BODY, Malformed, ReceivedMessage, parse
+from router.core.message import MAX_MESSAGE_BYTES, Malformed, ReceivedMessage, parse
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.publishing import BrokeOff, QueuePublisher, WrongQueue
@@ -20,7 +20,7 @@ from router.ports import BrokerError, Conflict, DeadLetterStore, Publication, St
 
 log = logging.getLogger(__name__)
 
-PAGE: Final = 500  # letters
+PAGE_LETTERS: Final = 500
 _CLOCK_STEP_SECONDS: Final = 1.0  # the clocks differ by less because they are read in turn
 
 Group = tuple[str, str | int]  # queue and group; a letter without a group is one of its own
@@ -51,7 +51,9 @@ class DeadLetterWriter:
         def fingerprint() -> str:
             return key_of(queue.uri, received, message_id or "").fingerprint(received.body)
 
-        is_oversized = len(received.body) > MAX_BODY  # it takes long then: 2 x 14 ms for 8 MiB
+        is_oversized = (
+            len(received.body) > MAX_MESSAGE_BYTES
+        )  # it takes long then: 2 x 14 ms for 8 MiB
         pool = None if message is None else message.pool
         if job is not None and job.pool is not None:
             pool = job.pool.code
@@ -168,7 +170,7 @@ class DeadLetterReplay:
         last: KeptLetter | None = None
         while newest and (
             page := await self._store.find_in_order(
-                wanted, limit=PAGE, up_to=newest[0].id, after=last
+                wanted, limit=PAGE_LETTERS, up_to=newest[0].id, after=last
             )
         ):
             for kept in page:

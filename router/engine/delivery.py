@@ -14,9 +14,9 @@ from router.core.lanes import MOST_NAMED, FailingGroups, Lane
 from router.core.leadership import Leadership
 from router.core.outcome import (
     ACCEPTED,
-    DEFAULT_DELAY,
+    DEFAULT_DELAY_SECONDS,
     NO_OUTCOME,
-    NO_ROOM_DELAY,
+    NO_ROOM_DELAY_SECONDS,
     RULES,
     Cause,
     Disposition,
@@ -41,7 +41,7 @@ from router.signal import Signal
 log = logging.getLogger(__name__)
 
 TRY_PAUSES_SECONDS: Final = (0.0, 1.0, 2.0)  # before each try (MED-2)
-_LONGEST_SHOWN: Final = 200  # characters of a group or target in a warning
+_SHOWN_CHARACTERS: Final = 200  # of a group or target in a warning
 _ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
 _ACK: Final = Disposition.ACK  # saves 0.2 µs, as `DELIVERING` does
 
@@ -91,7 +91,7 @@ class Mediator:
         breaker = self._breakers.of(origin)
         ticket = breaker.enter(job.started_at)
         if ticket is None:
-            return circuit_open(DEFAULT_DELAY * self._jitter(0.9, 1.1))
+            return circuit_open(DEFAULT_DELAY_SECONDS * self._jitter(0.9, 1.1))
         job.requests += 1
         job.batch.requests += 1
         is_good: bool | None = None  # a cancelled call says nothing about the target
@@ -241,7 +241,7 @@ class DeliveryRunner:
         """Return a message that met a bug; its group goes on (POOL-5)."""
         log.error("delivery crashed", exc_info=error, extra=_facts(job))
         self._warn(Code.PROCESSING, f"unexpected {type(error).__name__} while serving a message")
-        await self._return_scope(lane, job, DEFAULT_DELAY, type(error).__name__)
+        await self._return_scope(lane, job, DEFAULT_DELAY_SECONDS, type(error).__name__)
         if lane:
             text = "the task of a group ended while messages were waiting"
             self._warn(Code.GROUP_THREAD_EXIT_WITH_MESSAGES, text)
@@ -313,7 +313,7 @@ class DeliveryRunner:
         if isinstance(action, GiveUp):
             _log_failure(job, outcome, f"dead letter {action.reason.value}")
             if not await job.settler.dead_letter(job, action):
-                await self._return_scope(lane, job, DEFAULT_DELAY, action.error)
+                await self._return_scope(lane, job, DEFAULT_DELAY_SECONDS, action.error)
             elif job.blocks_on_error:
                 self._failing.progress(job.group)
             return
@@ -334,10 +334,10 @@ class DeliveryRunner:
         if len(failing.reported) > MOST_NAMED:
             self._warn(Code.GROUP_BLOCKED, f"more groups than the {MOST_NAMED} named are blocked")
             return
-        target = mask_urls(job.message.target)[:_LONGEST_SHOWN]
+        target = mask_urls(job.message.target)[:_SHOWN_CHARACTERS]
         self._warn(
             Code.GROUP_BLOCKED,
-            f"group {job.group[:_LONGEST_SHOWN]!r} is blocked: its first message has failed for "
+            f"group {job.group[:_SHOWN_CHARACTERS]!r} is blocked: its first message has failed for "
             f"15 minutes or 20 times, at {target}",
         )
 
@@ -379,7 +379,7 @@ async def nack_group(jobs: Sequence[Job], delay: float) -> None:
     Such a broker keeps the order by itself, and its adapter sends in one call what comes
     together. A message that is due before the head of its group waits for it (FIFO-1).
     """
-    held_back = min(NO_ROOM_DELAY, delay)
+    held_back = min(NO_ROOM_DELAY_SECONDS, delay)
     together = [job for job in jobs if job.settler.holds_groups]
     async with asyncio.TaskGroup() as returns:
         for job in together[1:]:

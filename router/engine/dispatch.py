@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from router.core.identity import key_of
 from router.core.job import NEVER, Batch, Job, Settler, State
 from router.core.message import DEFAULT_GROUP, Malformed, Message, ReceivedMessage, parse
-from router.core.outcome import ACCEPTED, MAX_DELAY
+from router.core.outcome import ACCEPTED, MAX_DELAY_SECONDS
 from router.core.tracker import ArrivalKind
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
@@ -178,7 +178,7 @@ class Dispatcher:
             wait = message.not_before.timestamp() - self._wall()
             if wait > 0:
                 self._registry.hold_untracked(received)
-                unroutable.early.append((received, min(wait, MAX_DELAY), message))
+                unroutable.early.append((received, min(wait, MAX_DELAY_SECONDS), message))
                 return None
         return message
 

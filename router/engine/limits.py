@@ -9,7 +9,9 @@ from router.core.config import PoolConfig
 from router.signal import Signal
 
 MINUTE: Final = 60.0
-_SHORTEST_WAIT: Final = 0.001  # a sum of floats may fall short of a whole permit: no spinning
+_SHORTEST_WAIT_SECONDS: Final = (
+    0.001  # a sum of floats may fall short of a whole permit: no spinning
+)
 
 
 class Permits:
@@ -108,7 +110,7 @@ class RateLimiter:
     async def pass_one(self) -> None:
         """Wait until one more may be sent, and count it."""
         while (seconds := self.seconds_to_wait) > 0:
-            await self._changed.wait(at_most=max(seconds, _SHORTEST_WAIT))
+            await self._changed.wait(at_most=max(seconds, _SHORTEST_WAIT_SECONDS))
         if self.is_limited:
             self._level += 1
 

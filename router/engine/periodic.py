@@ -10,7 +10,7 @@ from router.core.retry import Jitter
 log = logging.getLogger(__name__)
 
 Chore = Callable[[], Awaitable[object]]
-SPREAD: Final = 0.1  # of a pause, either way (CFG-2)
+SPREAD_SHARE: Final = 0.1  # of a pause, either way (CFG-2)
 PAUSE_SECONDS: Final = 0.25
 PROBES: Final = 120  # in a period of half a minute
 
@@ -21,7 +21,7 @@ async def every(seconds: float, chore: Chore, *, jitter: Jitter | None = None) -
     `jitter` spreads the pauses, so that many routers do not ask a service at the same instant.
     """
     while True:
-        least, most = seconds * (1 - SPREAD), seconds * (1 + SPREAD)
+        least, most = seconds * (1 - SPREAD_SHARE), seconds * (1 + SPREAD_SHARE)
         await asyncio.sleep(seconds if jitter is None else jitter(least, most))
         try:
             await chore()

@@ -27,8 +27,8 @@ from router.signal import Signal
 log = logging.getLogger(__name__)
 
 CAPACITY_PER_WORKER: Final = 20  # messages
-LEAST_CAPACITY: Final = 50  # messages
-MOST_IDLE: Final = 1_000  # workers; one that waits for work takes a kilobyte
+LEAST_CAPACITY_MESSAGES: Final = 50
+MOST_IDLE_WORKERS: Final = 1_000  # one that waits for work takes a kilobyte
 
 
 class ProcessPool:
@@ -249,7 +249,7 @@ def waits_in(pool: ProcessPool) -> Mapping[WaitReason, int]:
 
 def _capacity(config: PoolConfig) -> int:
     """POOL-1."""
-    return max(config.concurrency * CAPACITY_PER_WORKER, LEAST_CAPACITY)
+    return max(config.concurrency * CAPACITY_PER_WORKER, LEAST_CAPACITY_MESSAGES)
 
 
 class Pools(dict[str, ProcessPool]):
@@ -319,7 +319,7 @@ class Workers:
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.tasks = tasks  # for what is no work on a lane
         self._idle: list[asyncio.Future[Work | None]] = []
-        self._most_idle = MOST_IDLE
+        self._most_idle = MOST_IDLE_WORKERS
         self._loop = asyncio.get_running_loop()
 
     def start(self, work: Work) -> None:
@@ -340,7 +340,7 @@ class Workers:
                 waiting.set_result(None)
 
     def resume(self) -> None:
-        self._most_idle = MOST_IDLE
+        self._most_idle = MOST_IDLE_WORKERS
 
     async def _work(self, work: Work | None) -> None:
         """Serve lane after lane: of one pool, then of whichever needs it."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, RoutingConfig
 from router.core.config_plan import Plan, plan
 from router.core.job import Fate, Job
-from router.core.outcome import NO_ROOM_DELAY
+from router.core.outcome import NO_ROOM_DELAY_SECONDS
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Warn
@@ -27,7 +27,7 @@ from router.engine.pool import Pools, ProcessPool, Workers
 
 log = logging.getLogger(__name__)
 
-SLICE: Final = 50  # pools or consumers
+SLICE_ENTRIES: Final = 50  # pools or consumers
 ABORT_GRACE_SECONDS: Final = 5.0  # for the NACKs of what was aborted
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ async def _in_slices(entries: Sequence[T], wanted: Callable[[], bool]) -> AsyncI
     If the router stops or gets another configuration meanwhile, the rest is not wanted any more.
     """
     for number, entry in enumerate(entries, start=1):
-        if number % SLICE == 0:
+        if number % SLICE_ENTRIES == 0:
             await asyncio.sleep(0)
         if not wanted():
             return
@@ -202,7 +202,7 @@ class QueueManager:
         """Place jobs that waited for a draining pool to finish with their group (CFG-6)."""
         refused = blocked if self._is_stopped else self._dispatcher.place(blocked)
         if refused:
-            delay = 0.0 if self._is_stopped else NO_ROOM_DELAY
+            delay = 0.0 if self._is_stopped else NO_ROOM_DELAY_SECONDS
             self.deps.tasks.create_task(nack_in_order(refused, delay), name="return")
 
     def _start(self, queue: QueueConfig, counts: Counts, restarts: int = 0) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import force_setattr
 
-from router.core.history import TEXT_KEPT, HandOver
+from router.core.history import TEXT_KEPT_CHARACTERS, HandOver
 from router.core.identity import proof_of_copy
 from router.core.job import Fate, Job, Settler
 from router.core.message import ReceivedMessage
@@ -24,7 +24,7 @@ from router.ports import Tracer
 
 _REMOVED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED}  # the ACK went through
 RESULT_BYTES: Final = 16 * 1024 * 1024  # of all results together
-REMEMBERED: Final = 10_000  # about 6 MB; 30 MB if every text in them has its full length
+REMEMBERED_HAND_OVERS: Final = 10_000  # about 6 MB; 30 MB if every text in them has its full length
 
 
 class InFlightRegistry:
@@ -144,7 +144,7 @@ def _settle_followers(job: Job, fate: Fate) -> None:
 class Journal:
     """Adding costs little; readers pay for the search."""
 
-    def __init__(self, tracer: Tracer | None = None, capacity: int = REMEMBERED) -> None:
+    def __init__(self, tracer: Tracer | None = None, capacity: int = REMEMBERED_HAND_OVERS) -> None:
         self._tracer = tracer
         self._ended: deque[HandOver] = deque(maxlen=capacity)
         self._results: deque[Ending] = deque()  # those with a result, oldest first
@@ -165,7 +165,7 @@ class Journal:
                 now,
                 fate,
                 job.returned_for,
-                job.error[:TEXT_KEPT],
+                job.error[:TEXT_KEPT_CHARACTERS],
                 job.requests,
                 job.received.parent,
                 job.ending,
@@ -206,4 +206,4 @@ class Journal:
 @lru_cache(maxsize=10_000)  # targets repeat
 def _shown(target: str) -> str:
     # Masked before it is cut: half of a password looks like a port.
-    return mask_urls(target)[:TEXT_KEPT]
+    return mask_urls(target)[:TEXT_KEPT_CHARACTERS]

@@ -15,7 +15,7 @@ from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
 from router.core.job import EXPIRED, NEVER, SETTLING, Fate, GiveUp, Job, State
 from router.core.message import Handle, ReceivedMessage, Tally
-from router.core.outcome import DEFAULT_DELAY, NO_ROOM_DELAY, Ending
+from router.core.outcome import DEFAULT_DELAY_SECONDS, NO_ROOM_DELAY_SECONDS, Ending
 from router.core.retry import reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code
@@ -342,16 +342,18 @@ class Returner:
         """Deal with what found no place in a pool."""
         for received, problem in unroutable.malformed:  # BRK-2
             self._settler.warn(Code.MALFORMED_MESSAGE, f"a message cannot be read: {problem}")
-            await self._end_unread(received, DEFAULT_DELAY, GiveUp(Reason.MALFORMED, problem))
+            await self._end_unread(
+                received, DEFAULT_DELAY_SECONDS, GiveUp(Reason.MALFORMED, problem)
+            )
         for received, wait, _ in unroutable.early:  # CMD-5
             await self._end_unread(received, wait, _LAST_HAND_OVER if received.is_last else None)
         for received in unroutable.failed:
             self._settler.warn(Code.PROCESSING, "a message cannot be routed: see the log")
-            await self._end_unread(received, DEFAULT_DELAY)
+            await self._end_unread(received, DEFAULT_DELAY_SECONDS)
         if self._settler.is_ordered_here:
             self.held_back += unroutable.refused  # returned, they would lose their place
         else:
-            await nack_in_order(unroutable.refused, NO_ROOM_DELAY)
+            await nack_in_order(unroutable.refused, NO_ROOM_DELAY_SECONDS)
 
     def place_held_back(self) -> None:
         """Try again to find room for what had none."""

@@ -26,8 +26,10 @@ from router.ports import Lock, LockUnavailable
 
 log = logging.getLogger(__name__)
 
-REFRESH: Final = 1 / 3  # of the TTL: when to refresh the lock
-SURRENDER: Final = 2 / 3  # of the TTL: when to stop working with a lock that was not refreshed
+REFRESH_SHARE: Final = 1 / 3  # of the TTL: when to refresh the lock
+SURRENDER_SHARE: Final = (
+    2 / 3
+)  # of the TTL: when to stop working with a lock that was not refreshed
 LOOK_SECONDS: Final = 1.0  # between two attempts at a lock that another router holds
 CALL_SECONDS: Final = 5.0
 SOURCE: Final = "Standby"
@@ -137,18 +139,20 @@ class Standby:
                 self._holder = lock.holder
                 if lock.holder is not None:
                     self._refreshed_at = asked_at - lock.age
-                if lock.is_ours and self._leadership.now() < asked_at + self._share(SURRENDER):
+                if lock.is_ours and self._leadership.now() < asked_at + self._share(
+                    SURRENDER_SHARE
+                ):
                     return lock.fence
-            await asyncio.sleep(min(LOOK_SECONDS, self._share(REFRESH)))
+            await asyncio.sleep(min(LOOK_SECONDS, self._share(REFRESH_SHARE)))
 
     async def _is_kept(self, fence: int) -> bool:
         """Refresh the lock once it is due. Return False if it is lost, or cannot be refreshed."""
-        give_up = self._refreshed + self._share(SURRENDER)
-        await asyncio.sleep(self._refreshed + self._share(REFRESH) - self._leadership.now())
+        give_up = self._refreshed + self._share(SURRENDER_SHARE)
+        await asyncio.sleep(self._refreshed + self._share(REFRESH_SHARE) - self._leadership.now())
         while (asked_at := self._leadership.now()) < give_up:
             renewed = await self._ask(self._lock.renew(fence), within=give_up - asked_at)
             if renewed is None:
-                pause = self._share(REFRESH) / 10
+                pause = self._share(REFRESH_SHARE) / 10
                 await asyncio.sleep(min(pause, max(give_up - self._leadership.now(), 0.0)))
                 continue
             if renewed:
@@ -179,7 +183,7 @@ class Standby:
         """Return the answer, or None if there was none."""
         answer: T | None = None
         try:
-            async with asyncio.timeout(min(within, CALL_SECONDS, self._share(REFRESH))):
+            async with asyncio.timeout(min(within, CALL_SECONDS, self._share(REFRESH_SHARE))):
                 answer = await call
         except LockUnavailable as error:
             self._warn(f"the leader lock cannot be reached: {error}")

@@ -21,7 +21,7 @@ from router.core.lanes import Lane
 from router.core.message import DEFAULT_GROUP, DEFAULT_POOL
 from router.core.redact import mask_urls
 from router.core.state import (
-    GOOD_RATE,
+    GOOD_SHARE,
     Circuit,
     ConsumerState,
     PoolState,
@@ -32,7 +32,7 @@ from router.core.state import (
 )
 from router.core.target import BadTarget, read_target
 from router.core.warnings import WarningBook
-from router.engine.breaker import WINDOW, Breaker, Breakers, BreakerState
+from router.engine.breaker import WINDOW_CALLS, Breaker, Breakers, BreakerState
 from router.engine.dead_letters import DeadLetterWriter
 from router.engine.limits import MINUTE
 from router.engine.periodic import LoopLag
@@ -41,7 +41,9 @@ from router.engine.queue_manager import QueueManager
 from router.ports import DeadLetterStore, Tracer
 
 MOST_BUSIEST_POOLS: Final = 100
-MOST_SCANNED: Final = 5000  # messages, the oldest ones, that are looked at for groups that wait
+MOST_SCANNED_MESSAGES: Final = (
+    5000  # messages, the oldest ones, that are looked at for groups that wait
+)
 MOST_NOTES: Final = 10  # there may be thousands of queues and pools
 
 T = TypeVar("T")
@@ -165,7 +167,7 @@ class StateReader:
         """Of ten thousand pools, most are idle and cost no more than a glance."""
         now = _now()
         for pool in self._manager.pools.values():
-            if pool.held or pool.runner.deliveries.success_rate(now) < GOOD_RATE:
+            if pool.held or pool.runner.deliveries.success_rate(now) < GOOD_SHARE:
                 yield pool_state(pool, now)
 
     def _busiest_pools(self) -> Iterator[PoolState]:
@@ -176,7 +178,7 @@ class StateReader:
     def _groups(self) -> Iterator[HeldGroup]:
         """The tracker has its messages in the order in which they came."""
         seen: set[Lane] = set()
-        for job in islice(self._manager.registry.tracker, MOST_SCANNED):
+        for job in islice(self._manager.registry.tracker, MOST_SCANNED_MESSAGES):
             pool = job.pool
             if job.state not in (State.QUEUED, State.WAITING) or not isinstance(pool, ProcessPool):
                 continue
@@ -219,7 +221,7 @@ def circuit_state(breaker: Breaker, loop_to_wall: float) -> Circuit:
         rejections=breaker.rejections,
         buffered=buffered,
         buffered_failures=failures,
-        buffer_size=WINDOW,
+        buffer_size=WINDOW_CALLS,
         last_used=breaker.last_used,
         retry_at=breaker.retry_at + loop_to_wall if is_open else None,
     )

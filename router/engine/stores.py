@@ -33,8 +33,10 @@ from router.ports import (
 STORE_TIMEOUT_SECONDS: Final = 30.0
 
 T = TypeVar("T")
-MAX_BATCH_ID: Final = 500  # characters: the id of the callback is longer, and a message's id
-MAX_BATCH_SIZE: Final = 100_000_000  # messages
+MAX_BATCH_ID_CHARACTERS: Final = (
+    500  # characters: the id of the callback is longer, and a message's id
+)
+MAX_BATCH_MEMBERS: Final = 100_000_000  # messages
 
 
 class QueueStores:
@@ -318,11 +320,15 @@ class Batches:
         """
         chosen = self._stores.only_work_queue(queue)
         batch_id = self._new_id() if batch.id is None else batch.id
-        if not 1 <= len(batch_id) <= MAX_BATCH_ID or CONTROL.search(batch_id):
-            raise Rejected(f"`id` must be 1 to {MAX_BATCH_ID} characters, no control characters")
-        if batch.size is not None and not len(batch.messages) <= batch.size <= MAX_BATCH_SIZE:
+        if not 1 <= len(batch_id) <= MAX_BATCH_ID_CHARACTERS or CONTROL.search(batch_id):
+            raise Rejected(
+                f"`id` must be 1 to {MAX_BATCH_ID_CHARACTERS} characters, no control characters"
+            )
+        if batch.size is not None and not len(batch.messages) <= batch.size <= MAX_BATCH_MEMBERS:
             least = max(len(batch.messages), 1)
-            raise Rejected(f"`size` must be from {least}, the messages given, to {MAX_BATCH_SIZE}")
+            raise Rejected(
+                f"`size` must be from {least}, the messages given, to {MAX_BATCH_MEMBERS}"
+            )
         body = _callback_body(batch.callback, batch_id)
         try:
             (callback,) = self._publishing.check_all(chosen, [body])

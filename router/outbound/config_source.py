@@ -9,14 +9,14 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from router.core.config import QueueNaming
-from router.core.config_document import MAX_DOCUMENT, embedded_document
+from router.core.config_document import MAX_DOCUMENT_BYTES, embedded_document
 from router.core.redact import public_uri
 from router.ports import ConfigSource, ConfigUnavailable
 
 ATTEMPT_SECONDS: Final = 10.0  # CFG-3, from the name lookup to the last byte
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
-TOO_LARGE: Final = f"the document is larger than {MAX_DOCUMENT} bytes"
+TOO_LARGE: Final = f"the document is larger than {MAX_DOCUMENT_BYTES} bytes"
 
 
 def config_sources(
@@ -81,7 +81,7 @@ class HttpSource:
 
         try:
             answer = await fetch(
-                self._url, self._headers, max_bytes=MAX_DOCUMENT, timeout=self._timeout
+                self._url, self._headers, max_bytes=MAX_DOCUMENT_BYTES, timeout=self._timeout
             )
         except TimeoutError:
             raise ConfigUnavailable(f"no complete answer within {self._timeout:g} s") from None
@@ -111,8 +111,8 @@ def _read(path: Path) -> bytes:
     if not stat.S_ISREG(path.stat().st_mode):
         raise ConfigUnavailable("not a regular file")  # a pipe would be waited for
     with path.open("rb") as file:
-        body = file.read(MAX_DOCUMENT + 1)
-    if len(body) > MAX_DOCUMENT:
+        body = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(body) > MAX_DOCUMENT_BYTES:
         raise ConfigUnavailable(TOO_LARGE)
     return body
 
@@ -121,10 +121,10 @@ def _gunzip(body: bytes) -> bytes:
     """Undo the compression, and never make more of it than a document may be."""
     unpacker = zlib.decompressobj(_GZIP)
     try:
-        plain = unpacker.decompress(body, MAX_DOCUMENT + 1)
+        plain = unpacker.decompress(body, MAX_DOCUMENT_BYTES + 1)
     except zlib.error:
         raise ConfigUnavailable("the compressed answer is damaged") from None
-    if len(plain) > MAX_DOCUMENT:
+    if len(plain) > MAX_DOCUMENT_BYTES:
         raise ConfigUnavailable(TOO_LARGE)
     if not unpacker.eof:
         raise ConfigUnavailable("the compressed answer is cut short")

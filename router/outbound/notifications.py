@@ -25,7 +25,7 @@ MOST_LINES: Final = 50  # chat services refuse long texts
 SEND_SECONDS: Final = 8.0  # for each step of a conversation
 
 Shape = Callable[[Digest], dict[str, object]]
-_LONGEST_LINE: Final = 300
+_MAX_LINE_CHARACTERS: Final = 300
 _TEAMS_COLOURS: Final = {
     Severity.INFO: "Good",
     Severity.WARN: "Warning",
@@ -216,7 +216,7 @@ def lines(digest: Digest) -> Sequence[str]:
         found.append(f"{notice.severity.name} {notice.code}: {text}")
     left_out = len(found) - MOST_LINES + digest.dropped
     shown = [
-        line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
+        line if len(line) <= _MAX_LINE_CHARACTERS else f"{line[:_MAX_LINE_CHARACTERS]}…"
         for line in map(mask_urls, found[:MOST_LINES])
     ]
     return [*shown, f"and {left_out} more"] if left_out > 0 else shown

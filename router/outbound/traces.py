@@ -38,7 +38,7 @@ BATCH_SPANS: Final = 512
 PAUSE_SECONDS: Final = 1.0  # seconds between two batches, unless one is full
 LAST_WAIT_SECONDS: Final = 3.0  # seconds that a shutdown waits for the last of them
 COMPLAINT_SECONDS: Final = 300.0
-_LONGEST_REASON: Final = 300
+_MAX_REASON_CHARACTERS: Final = 300
 
 _SCOPE: Final = InstrumentationScope(SERVICE, __version__)
 _FINE: Final = Status(StatusCode.UNSET)
@@ -285,4 +285,4 @@ class _Reasons(logging.Handler):
         self._source.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.first = self.first or mask_urls(record.getMessage())[:_LONGEST_REASON]
+        self.first = self.first or mask_urls(record.getMessage())[:_MAX_REASON_CHARACTERS]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.api.kit import SLICE
+from router.api.kit import SLICE_ENTRIES
 from router.api.metrics import METRICS
 from router.core.state import SyncCounts
 from tests.support.api import NOW, HandMadeRouter
@@ -167,7 +167,7 @@ async def test_deliveries_go_on_while_a_thousand_pools_are_written_down(
     steps = [after - before for before, after in pairwise([*seen, len(read)])]
     assert scrape.result().status_code == 200
     assert len(read) == 1000
-    assert max(steps) <= SLICE
+    assert max(steps) <= SLICE_ENTRIES
 
 
 def _noting(read: list[str]) -> Iterator[str]:

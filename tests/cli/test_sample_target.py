@@ -131,7 +131,7 @@ async def test_it_tells_what_came_in_and_what_became_of_it() -> None:
 
 
 def test_it_remembers_the_latest_messages_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_target, "_REMEMBERED", 2)
+    monkeypatch.setattr(sample_target, "_REMEMBERED_MESSAGES", 2)
     seen = Seen()
 
     for message_id in ("a", "b", "c", "c", "b", "a"):

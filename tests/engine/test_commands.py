@@ -16,7 +16,7 @@ from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.job import Fate
 from router.core.message import Tally, parse
-from router.core.outcome import MAX_DELAY, Ending, Failure, Reply
+from router.core.outcome import MAX_DELAY_SECONDS, Ending, Failure, Reply
 from router.engine import registry, settle
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Broker, Disconnected, Publication, Publisher, Traits, Unsettled
@@ -545,7 +545,7 @@ class TestEarlyArrivals:
             on.hand_over("a", notBefore=at(100_000))
             await asyncio.sleep(1)
 
-            assert on.queue.nacked == [(0, "h", MAX_DELAY)]
+            assert on.queue.nacked == [(0, "h", MAX_DELAY_SECONDS)]
 
     async def test_what_came_behind_it_in_its_group_waits_where_the_broker_holds_groups(
         self,

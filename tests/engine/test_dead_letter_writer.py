@@ -10,7 +10,7 @@ from router.core.config import QueueConfig
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
 from router.core.identity import key_of
 from router.core.job import GiveUp
-from router.core.message import MAX_BODY, ReceivedMessage, Tally
+from router.core.message import MAX_MESSAGE_BYTES, ReceivedMessage, Tally
 from router.core.outcome import Reply
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
@@ -140,7 +140,7 @@ async def test_malformed_bodies_without_an_id_overwrite_no_letter(store: DeadLet
 
 @pytest.mark.rule("ID-1", "BRK-2", "P5")
 async def test_an_oversized_body_is_identified_as_any_other() -> None:
-    large = ReceivedMessage(b"x" * (MAX_BODY + 1), "h", None, claimed_id="1")
+    large = ReceivedMessage(b"x" * (MAX_MESSAGE_BYTES + 1), "h", None, claimed_id="1")
     letters = FakeLetters()
     writer = DeadLetterWriter(letters, Alerts(WarningBook(), lambda: 0.0), lambda: 0.0)
 

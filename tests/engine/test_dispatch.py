@@ -12,7 +12,7 @@ from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
 from router.core.job import Fate
 from router.core.message import DEFAULT_POOL, ReceivedMessage, parse
-from router.core.outcome import DEFAULT_DELAY, Reply
+from router.core.outcome import DEFAULT_DELAY_SECONDS, Reply
 from router.core.warnings import Severity
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Publication, Traits
@@ -71,7 +71,7 @@ async def test_a_bug_met_while_routing_gives_one_message_back_and_strands_no_oth
 
         assert rig.sender.ids == ["a", "c"]
         assert [handle for _, handle in queue.acked] == ["a", "c"]
-        assert queue.nacked == [(1, "b", DEFAULT_DELAY)]
+        assert queue.nacked == [(1, "b", DEFAULT_DELAY_SECONDS)]
         assert ended(rig)[Fate.RETURNED] == 1
         assert rig.codes == {"PROCESSING"}
     assert "unhashable" in caplog.text

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from router.core.job import Fate, State
 from router.core.outcome import Reply
 from router.core.trace import UNRECORDED, Span, request_span
-from router.engine.registry import REMEMBERED, Journal
+from router.engine.registry import REMEMBERED_HAND_OVERS, Journal
 from router.engine.state import MessageLookup
 from tests.support.fakes import FakeSender, FakeTracer
 from tests.support.faults import Scripted, ScriptedQueue, handed
@@ -28,7 +28,7 @@ async def test_the_latest_visits_are_remembered_and_no_more() -> None:
     assert len(journal) == 3
     assert [hand_over.message_id for hand_over in journal.latest_first()] == ["m4", "m3", "m2"]
     assert journal.of_message("m1") == []
-    assert REMEMBERED == 10_000
+    assert REMEMBERED_HAND_OVERS == 10_000
 
 
 @pytest.mark.rule("P4")

@@ -10,7 +10,7 @@ from router.core.config import DEFAULT_POOL_CONFIG, QueueConfig
 from router.core.job import Fate
 from router.core.message import DEFAULT_POOL
 from router.core.warnings import Severity
-from router.engine.queue_manager import SLICE
+from router.engine.queue_manager import SLICE_ENTRIES
 from router.ports import Disconnected
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
@@ -364,7 +364,7 @@ async def test_a_draining_pool_that_is_full_of_waiting_arrivals_does_not_stop_th
         assert len(rig.manager.registry.tracker) <= 1 + 50 + 50
 
 
-MANY = 4 * SLICE
+MANY = 4 * SLICE_ENTRIES
 
 
 @pytest.mark.rule("CFG-6", "P5")
@@ -378,7 +378,7 @@ async def test_messages_have_their_turn_while_a_large_configuration_is_applied()
             seen.add((len(rig.manager.pools), len(rig.manager.consumers)))
             await asyncio.sleep(0)
 
-        assert len(seen) >= 2 * MANY // SLICE
+        assert len(seen) >= 2 * MANY // SLICE_ENTRIES
         assert (len(rig.manager.pools), len(rig.manager.consumers)) == (MANY, MANY + 1)
 
 
@@ -410,7 +410,7 @@ async def test_the_latest_configuration_wins_even_if_one_is_still_being_applied(
 
 @pytest.mark.rule("CFG-6", "ROUTE-4")
 async def test_a_default_pool_that_a_message_needed_meanwhile_gets_its_settings() -> None:
-    pools = [pool(f"P{number}") for number in range(20 * SLICE)]
+    pools = [pool(f"P{number}") for number in range(20 * SLICE_ENTRIES)]
     async with running() as rig:
         applying = asyncio.create_task(rig.apply(*pools, pool(DEFAULT_POOL, 7)))
         await asyncio.sleep(0)

@@ -204,7 +204,7 @@ async def test_two_replays_of_one_letter_at_once_publish_it_once(tmp_path: Path)
 async def test_many_are_replayed_oldest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.engine.dead_letters.PAGE", 2)
+    monkeypatch.setattr("router.engine.dead_letters.PAGE_LETTERS", 2)
     async with desk(tmp_path, FakeQueues()) as at:
         await at.keep(*(letter(number) for number in range(5)), letter(9, queue="other"))
 

@@ -111,7 +111,7 @@ async def replay_until_done(story: Story, folder: Path, page: int) -> None:
     numbers = count(1)
     queues = MoodyQueues(list(story.moods))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dead_letters, "PAGE", page)
+        patch.setattr(dead_letters, "PAGE_LETTERS", page)
         async with (
             open_store(f"sqlite://{folder}/l.db", executor=InlineExecutor()) as store,
             open_publishing(

@@ -35,7 +35,7 @@ from router.core.config import QueueConfig, QueueNaming, QueueType, Route
 from router.core.config_document import BadDocument, as_document, read_document
 from router.core.config_plan import unite
 from router.core.message import Malformed, Message, parse, steps_of
-from router.core.outcome import MAX_DELAY, MIN_DELAY, Reply, judge
+from router.core.outcome import MAX_DELAY_SECONDS, MIN_DELAY_SECONDS, Reply, judge
 from router.core.redact import mask_urls, public_uri
 from router.outbound.process.runner import TaskResult, problem_of_answer
 from router.outbound.process.tasks import answer_of, input_line
@@ -140,7 +140,7 @@ def reply(data: bytes) -> None:
     answer = Reply(code, body, retry_after=header.decode("latin-1") or None)
     outcome = judge(answer, lambda: NOW)
     if outcome.asked_delay is not None:
-        assert MIN_DELAY <= outcome.asked_delay <= MAX_DELAY
+        assert MIN_DELAY_SECONDS <= outcome.asked_delay <= MAX_DELAY_SECONDS
     if outcome.ending is not None:
         if outcome.ending.result is not None:
             msgspec.json.decode(outcome.ending.result)

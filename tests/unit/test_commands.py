@@ -17,7 +17,7 @@ from router.core.commands import (
 )
 from router.core.dead_letter import Reason
 from router.core.job import GiveUp, Try
-from router.core.message import MAX_BODY, MAX_STEPS, Malformed, Message, parse, steps_of
+from router.core.message import MAX_MESSAGE_BYTES, MAX_STEPS, Malformed, Message, parse, steps_of
 from router.core.outcome import Ending, Failure, Outcome, Reply, judge
 from tests.support.jobs import make_job
 
@@ -187,7 +187,7 @@ class TestChains:
             parse(body(then=then))
 
     def test_a_step_has_room_for_the_id_that_it_will_get(self) -> None:
-        for size in range(MAX_BODY - 200, MAX_BODY):
+        for size in range(MAX_MESSAGE_BYTES - 200, MAX_MESSAGE_BYTES):
             given = b'{"mediationTarget":"http://t/","payload":"' + b"x" * size + b'"}'
             whole = b'{"id":"a","mediationTarget":"http://t/","then":' + given + b"}"
             fitting: list[Message] = []

@@ -17,7 +17,7 @@ from router.core.config import (
     with_reply_names,
 )
 from router.core.config_document import (
-    MAX_DOCUMENT,
+    MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,
     MAX_PROBLEMS,
     BadDocument,
@@ -119,7 +119,7 @@ def test_a_whole_document_is_read() -> None:
         (b'{"queues": [{"queueName": "a", "x": 1e999}]}', "$.queues[0]", "not JSON"),
         (b"[" * 100_000, "$", "not a JSON object"),
         (b'{"queues":' * 20_000, "$", "nested too deep"),
-        (b" " * (MAX_DOCUMENT + 1), "$", "larger than 10485760 bytes"),
+        (b" " * (MAX_DOCUMENT_BYTES + 1), "$", "larger than 10485760 bytes"),
         (b"[]", "$", "not a JSON object"),
         (b"null", "$", "not a JSON object"),
         (b"{}", "$", "neither `queues` nor `processingPools`"),

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.stats import BOUNDS, BUCKETS, SHOWN, bucket_of, cumulative, quantile
+from router.core.stats import (
+    BOUNDS_SECONDS,
+    BUCKETS,
+    SHOWN_BOUNDS_SECONDS,
+    bucket_of,
+    cumulative,
+    quantile,
+)
 
 DURATIONS = st.lists(st.floats(0, 1000), min_size=1, max_size=200)
 
@@ -21,9 +28,9 @@ def counted(durations: list[float]) -> list[int]:
 
 @pytest.mark.rule("OPS-3")
 def test_bounds_rise_evenly_from_a_millisecond_to_beyond_the_longest_time_out() -> None:
-    steps = [after / before for before, after in pairwise(BOUNDS)]
+    steps = [after / before for before, after in pairwise(BOUNDS_SECONDS)]
 
-    assert (BOUNDS[0], BOUNDS[-1]) == (0.001, 1000.0)
+    assert (BOUNDS_SECONDS[0], BOUNDS_SECONDS[-1]) == (0.001, 1000.0)
     assert all(1.3 < step < 1.7 for step in steps)
 
 
@@ -61,4 +68,6 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one(
 def test_the_shown_bounds_count_all_that_took_no_longer(durations: list[float]) -> None:
     shown = cumulative(counted(durations))
 
-    assert shown == [(bound, sum(seconds <= bound for seconds in durations)) for bound in SHOWN]
+    assert shown == [
+        (bound, sum(seconds <= bound for seconds in durations)) for bound in SHOWN_BOUNDS_SECONDS
+    ]

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from router.logs import MAX_TEXT, MAX_WAITING_BYTES, JsonLines, LogWriter, PlainLines
+from router.logs import MAX_TEXT_CHARACTERS, MAX_WAITING_BYTES, JsonLines, LogWriter, PlainLines
 
 SECRET = "cannot reach amqp://bob:hunter2@host/?sig=hunter2"
 
@@ -94,5 +94,5 @@ def test_b6_without_a_reader_lines_are_counted_as_dropped() -> None:
 def test_b9_no_line_is_longer_than_anyone_reads(formatter: logging.Formatter) -> None:
     line = formatter.format(record("x" * 1024 * 1024))
 
-    assert len(line) < MAX_TEXT + 200
+    assert len(line) < MAX_TEXT_CHARACTERS + 200
     assert line.rstrip('"}').endswith("…")

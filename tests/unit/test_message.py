@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.message import MAX_BODY, MAX_DEPTH, Malformed, Message, Mode, parse
+from router.core.message import MAX_DEPTH, MAX_MESSAGE_BYTES, Malformed, Message, Mode, parse
 from router.engine.delivery import longest_delivery
 from tests.support.pace import slowdown
 
@@ -88,7 +88,7 @@ def test_an_unknown_dispatch_mode_counts_as_absent_and_is_noticed() -> None:
         b'{"id": "a", "mediationTarget": "http://svc/", "other": "\xff"}',
         b'{"id": "\\ud800", "mediationTarget": "http://svc/"}',
         body(deep=json.loads("[" * 64 + "]" * 64)),
-        body(long="x" * MAX_BODY),
+        body(long="x" * MAX_MESSAGE_BYTES),
     ],
 )
 def test_what_is_no_message_is_malformed(broken: bytes) -> None:
@@ -197,7 +197,7 @@ def test_the_longest_delivery_is_three_tries_and_the_pauses_between() -> None:
 
 
 HEAD = b'{"id": "a", "mediationTarget": "http://svc/hook", '
-ROOM = MAX_BODY - len(HEAD) - 20
+ROOM = MAX_MESSAGE_BYTES - len(HEAD) - 20
 
 
 def filled(before: bytes, unit: bytes, after: bytes) -> bytes:
@@ -243,7 +243,7 @@ def hostile() -> Iterator[bytes]:
     yield HEAD + b'"%b": 1}' % (b"k" * (ROOM - 10))
     yield HEAD + b'"x": {' + b'"[":[],' * (ROOM // 7 - 2) + b'"b": 1}}'
     for byte in b'[]{}"\\:,\x00\xff 1':
-        yield bytes([byte]) * MAX_BODY
+        yield bytes([byte]) * MAX_MESSAGE_BYTES
 
 
 def read(content: bytes) -> Message | None:
@@ -280,7 +280,7 @@ def test_what_is_held_of_a_body_of_1_mib_takes_no_further_1_mib() -> None:
         tracemalloc.stop()
 
         assert held < 128 * 1024, (content[:120], message)
-        assert peak < 6 * MAX_BODY, content[:120]
+        assert peak < 6 * MAX_MESSAGE_BYTES, content[:120]
 
 
 @pytest.mark.timing

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.cli.send import MAX_BYTES, MESSAGES_PER_CALL, BadLine, MessageLine, batches, read_items
-from router.core.message import MAX_BODY, parse
+from router.core.message import MAX_MESSAGE_BYTES, parse
 
 TARGET = '"mediationTarget":"http://t/"'
 
@@ -77,7 +77,7 @@ def test_what_is_no_message_at_all_is_refused(line: str | bytes) -> None:
 def test_a_line_that_is_too_long_is_one_bad_line() -> None:
     good = '{"id":"a",' + TARGET + "}"
 
-    found = read(good, "x" * (3 * MAX_BODY), good)
+    found = read(good, "x" * (3 * MAX_MESSAGE_BYTES), good)
 
     assert [type(each) for each in found] == [MessageLine, BadLine, MessageLine]
     assert [each.line for each in found] == [1, 2, 3]
@@ -93,7 +93,7 @@ def test_a_byte_order_mark_and_windows_line_ends_do_no_harm() -> None:
 
 
 @pytest.mark.rule("P5")
-@given(st.lists(st.sampled_from([50, 1000, MAX_BODY]), max_size=60))
+@given(st.lists(st.sampled_from([50, 1000, MAX_MESSAGE_BYTES]), max_size=60))
 def test_a_batch_is_never_more_than_one_call_may_carry(sizes: list[int]) -> None:
     shapes = {size: item(size) for size in set(sizes)}
     items = [shapes[size] for size in sizes]

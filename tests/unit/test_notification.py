@@ -11,7 +11,7 @@ from router.core.notification import (
     Subject,
     digest,
 )
-from router.core.warnings import CAPACITY, Notice, Severity
+from router.core.warnings import MOST_WARNINGS, Notice, Severity
 
 BREAKER = Subject("circuit breaker of http://t:80", "opened", "closed again", Severity.ERROR)
 
@@ -166,13 +166,13 @@ def test_b9_a_severe_warning_takes_the_place_of_a_mild_one() -> None:
 def test_what_was_told_is_not_remembered_for_ever() -> None:
     gathering = PendingDigest(Severity.INFO)
 
-    for number in range(CAPACITY + 1):
+    for number in range(MOST_WARNINGS + 1):
         gathering.warned(notice(number))
     for number in range(MOST_TROUBLES + 1):
         subject = Subject(f"s{number}", "opened", "closed", Severity.ERROR)
         gathering.began(subject, 0.0)
 
-    assert len(gathering._reported) == CAPACITY
+    assert len(gathering._reported) == MOST_WARNINGS
     assert len(gathering._troubled) == MOST_TROUBLES
 
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from router.core.config import RetryPolicy
 from router.core.outcome import (
-    DEFAULT_DELAY,
+    DEFAULT_DELAY_SECONDS,
     DELIVERED,
-    MAX_DELAY,
-    MIN_DELAY,
-    REPLY_KEPT,
+    MAX_DELAY_SECONDS,
+    MIN_DELAY_SECONDS,
+    REPLY_KEPT_BYTES,
     RULES,
     Cause,
     Disposition,
@@ -305,7 +305,11 @@ def test_an_accepted_message_is_accepted_whatever_else_is_said() -> None:
 def test_ack_false_is_understood_however_it_is_written(body: bytes) -> None:
     outcome = judge(Reply(202, body), now)
 
-    assert (outcome.rule.word, outcome.delay, outcome.status) == ("Deferred", DEFAULT_DELAY, 202)
+    assert (outcome.rule.word, outcome.delay, outcome.status) == (
+        "Deferred",
+        DEFAULT_DELAY_SECONDS,
+        202,
+    )
 
 
 @pytest.mark.rule("MED-3")
@@ -378,7 +382,7 @@ def test_retry_after_counts_on_every_retried_status_and_ends_the_tries(
 def test_no_retry_after_is_too_strange(status: int, header: str) -> None:
     outcome = judge(Reply(status, retry_after=header), now, POLICY)
 
-    assert MIN_DELAY <= outcome.delay <= MAX_DELAY
+    assert MIN_DELAY_SECONDS <= outcome.delay <= MAX_DELAY_SECONDS
 
 
 @pytest.mark.rule("MED-3")
@@ -400,7 +404,7 @@ def test_an_open_circuit_asks_for_its_own_delay_and_is_no_failure() -> None:
 def test_only_the_first_of_a_reply_is_kept() -> None:
     outcome = judge(Reply(400, b"x" * 5000), now)
 
-    assert (len(outcome.reply), outcome.status) == (REPLY_KEPT, 400)
+    assert (len(outcome.reply), outcome.status) == (REPLY_KEPT_BYTES, 400)
 
 
 @pytest.mark.rule("BRK-4")
@@ -408,9 +412,9 @@ def test_only_the_first_of_a_reply_is_kept() -> None:
 def test_a_delay_is_always_one_that_every_broker_can_do(seconds: float) -> None:
     delay = clamp_delay(seconds)
 
-    assert MIN_DELAY <= delay <= MAX_DELAY
+    assert MIN_DELAY_SECONDS <= delay <= MAX_DELAY_SECONDS
     assert delay == int(delay)
-    assert delay >= min(seconds, MAX_DELAY)
+    assert delay >= min(seconds, MAX_DELAY_SECONDS)
 
 
 @pytest.mark.rule("MED-3")
@@ -422,5 +426,5 @@ def test_a_delay_is_always_one_that_every_broker_can_do(seconds: float) -> None:
 def test_every_reply_has_an_outcome(status: int, body: bytes, retry_after: str | None) -> None:
     outcome = judge(Reply(status, body, retry_after), now)
 
-    assert MIN_DELAY <= outcome.delay <= MAX_DELAY
+    assert MIN_DELAY_SECONDS <= outcome.delay <= MAX_DELAY_SECONDS
     assert (outcome.rule.disposition is Disposition.ACK) <= (200 <= status < 300)

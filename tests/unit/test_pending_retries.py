@@ -88,7 +88,7 @@ def test_nothing_is_remembered_for_ever(given_back: list[tuple[int, float, bool]
 
 @pytest.mark.rule("P4")
 def test_there_is_an_end_to_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CAPACITY", 2)
+    monkeypatch.setattr(module, "MAX_PENDING_MESSAGES", 2)
     pending_retries = PendingRetries()
     for key in range(3):
         pending_retries.expect(key, body("g"), now=0.0, delay=9.0)

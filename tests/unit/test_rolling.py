@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.stats import LONG, Rolling
+from router.core.stats import LONG_MINUTES, Rolling
 
 MINUTE = 60.0
 Steps = list[tuple[float, int]]  # pause before it, which total grows
@@ -70,4 +70,4 @@ def test_however_long_it_counts_it_keeps_half_an_hour_of_notes() -> None:
     for minute in range(1000):
         rolling.at(minute * MINUTE)[0] += 1
 
-    assert len(rolling._notes) == LONG
+    assert len(rolling._notes) == LONG_MINUTES

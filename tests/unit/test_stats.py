@@ -3,7 +3,15 @@
 import pytest
 
 from router.core.outcome import Metric
-from router.core.stats import LONG, SHORT, Counts, Deliveries, Latency, PoolPeriod, QueuePeriod
+from router.core.stats import (
+    LONG_MINUTES,
+    SHORT_MINUTES,
+    Counts,
+    Deliveries,
+    Latency,
+    PoolPeriod,
+    QueuePeriod,
+)
 
 MINUTE = 60.0
 
@@ -12,7 +20,7 @@ MINUTE = 60.0
 @pytest.mark.parametrize("counts", [Counts(), Deliveries()])
 def test_without_traffic_everything_is_fine(counts: Counts | Deliveries) -> None:
     assert counts.success_rate(now=1e6) == 1.0
-    assert counts.total().success_rate == counts.last(LONG, now=1e6).success_rate == 1.0
+    assert counts.total().success_rate == counts.last(LONG_MINUTES, now=1e6).success_rate == 1.0
 
 
 @pytest.mark.rule("OPS-3")
@@ -25,7 +33,7 @@ def test_the_rate_is_the_share_of_successes_and_transient_ones_do_not_count(
 
     assert counts.by_metric == {Metric.SUCCESS: 3, Metric.FAILURE: 1, Metric.TRANSIENT: 1}
     assert counts.success_rate(now=100.0) == 0.75
-    assert counts.total().success_rate == counts.last(LONG, now=100.0).success_rate == 0.75
+    assert counts.total().success_rate == counts.last(LONG_MINUTES, now=100.0).success_rate == 0.75
 
 
 @pytest.mark.rule("OPS-3")
@@ -63,7 +71,9 @@ def test_a_pools_windows_hold_what_is_recent() -> None:
     deliveries.time(100.0, now=0.0)
     deliveries.record(Metric.FAILURE, now=10 * MINUTE)
 
-    periods = [deliveries.last(minutes, now=12 * MINUTE) for minutes in (SHORT, LONG)]
+    periods = [
+        deliveries.last(minutes, now=12 * MINUTE) for minutes in (SHORT_MINUTES, LONG_MINUTES)
+    ]
 
     assert periods[0] == PoolPeriod(failed=1)
     assert (periods[1].succeeded, periods[1].failed) == (1, 1)
@@ -80,6 +90,6 @@ def test_a_queue_counts_hand_overs_and_what_became_of_them() -> None:
         counts.record(metric, now=0.0)
 
     assert counts.total() == QueuePeriod(received=5, consumed=1, failed=1, returned=2)
-    assert counts.last(SHORT, now=0.0) == counts.total()
-    assert counts.last(SHORT, now=5 * MINUTE) == QueuePeriod()
+    assert counts.last(SHORT_MINUTES, now=0.0) == counts.total()
+    assert counts.last(SHORT_MINUTES, now=5 * MINUTE) == QueuePeriod()
     assert counts.unsent == 1

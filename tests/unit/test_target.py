@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.target import MAX_LENGTH, BadTarget, Target, read_target
+from router.core.target import MAX_CHARACTERS, BadTarget, Target, read_target
 
 
 @pytest.mark.rule("MED-5")
@@ -51,7 +51,7 @@ def test_a_url_is_taken_apart(url: str, target: Target) -> None:
         ("http://a b/", "white space"),
         ("http://svc/\r\nX-Injected: 1", "white space"),
         ("http://svc/\x00", "control character"),
-        ("http://svc/" + "x" * MAX_LENGTH, "longer"),
+        ("http://svc/" + "x" * MAX_CHARACTERS, "longer"),
         ("process:", "a name"),
         ("process:/bin/sh", "a name"),
         ("process:../x", "a name"),

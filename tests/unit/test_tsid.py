@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.timestamps import CROCKFORD, EPOCH, Tsids
+from router.core.timestamps import CROCKFORD, EPOCH_SECONDS, Tsids
 
 NOON = 1_800_000_000.0
 
@@ -14,7 +14,7 @@ def test_an_id_has_thirteen_characters_of_crockfords_alphabet() -> None:
 
 
 def test_the_time_comes_first_then_chance() -> None:
-    made = Tsids(lambda: EPOCH + 0.0015, lambda bits: 2**bits - 1).new()
+    made = Tsids(lambda: EPOCH_SECONDS + 0.0015, lambda bits: 2**bits - 1).new()
 
     assert made == "000000005ZZZZ"
 

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.warnings import (
-    CAPACITY,
-    CAPACITY_OF_ONE,
     FRESH_SECONDS,
     LIFETIME_SECONDS,
-    MAX_TEXT,
+    MAX_TEXT_CHARACTERS,
+    MOST_WARNINGS,
+    MOST_WARNINGS_OF_ONE_CODE,
     REPEAT_SECONDS,
     Code,
     Notice,
@@ -114,8 +114,8 @@ def test_a_warning_is_gone_eight_hours_after_it_was_last_raised() -> None:
 
 def fill(book: WarningBook, severity: Severity = Severity.WARN) -> None:
     """With as many sources as it takes."""
-    for number in range(CAPACITY):
-        source = f"Consumer:q{number // CAPACITY_OF_ONE}"
+    for number in range(MOST_WARNINGS):
+        source = f"Consumer:q{number // MOST_WARNINGS_OF_ONE_CODE}"
         warn(book, str(number), source=source, severity=severity)
 
 
@@ -128,7 +128,7 @@ def test_what_does_not_fit_pushes_out_the_oldest() -> None:
 
     kept = messages(book.list(now=NOON))
 
-    assert len(kept) == CAPACITY
+    assert len(kept) == MOST_WARNINGS
     assert (kept[0], kept[-1]) == ("more 1", "2")
 
 
@@ -156,9 +156,12 @@ def test_b9_warnings_of_one_code_and_source_push_out_only_each_other() -> None:
 
     kept = messages(book.list(now=NOON))
 
-    assert len(kept) == CAPACITY_OF_ONE + 2
-    assert (kept[0], kept[CAPACITY_OF_ONE - 1]) == ("made-up pool 1099", "made-up pool 1000")
-    assert kept[CAPACITY_OF_ONE:] == ["of another code", "mine"]
+    assert len(kept) == MOST_WARNINGS_OF_ONE_CODE + 2
+    assert (kept[0], kept[MOST_WARNINGS_OF_ONE_CODE - 1]) == (
+        "made-up pool 1099",
+        "made-up pool 1000",
+    )
+    assert kept[MOST_WARNINGS_OF_ONE_CODE:] == ["of another code", "mine"]
 
 
 @pytest.mark.rule("OPS-2")
@@ -168,11 +171,11 @@ def test_b9_a_mild_warning_never_pushes_out_a_severe_one(*, is_full: bool) -> No
     severe = warn(book, "severe", severity=Severity.CRITICAL)
     if is_full:
         fill(book)
-    for number in range(2 * CAPACITY_OF_ONE):
+    for number in range(2 * MOST_WARNINGS_OF_ONE_CODE):
         warn(book, str(number))
 
     assert book.list(now=NOON, severity=Severity.CRITICAL) == [severe]
-    assert len(book.list(now=NOON)) == (CAPACITY if is_full else CAPACITY_OF_ONE)
+    assert len(book.list(now=NOON)) == (MOST_WARNINGS if is_full else MOST_WARNINGS_OF_ONE_CODE)
 
 
 @pytest.mark.rule("OPS-2")
@@ -182,7 +185,7 @@ def test_b9_a_mild_warning_among_severe_ones_goes_itself() -> None:
 
     warn(book, "mild")
 
-    assert len(book.list(now=NOON, severity=Severity.CRITICAL)) == CAPACITY
+    assert len(book.list(now=NOON, severity=Severity.CRITICAL)) == MOST_WARNINGS
 
 
 @pytest.mark.rule("OPS-2")
@@ -192,14 +195,14 @@ def test_b9_a_long_text_is_cut() -> None:
     first = warn(book, "x" * 1024 * 1024)
     again = warn(book, "x" * 1024 * 1024)
 
-    assert first.message == "x" * MAX_TEXT + " …"
+    assert first.message == "x" * MAX_TEXT_CHARACTERS + " …"
     assert (again.id, again.count) == (first.id, 2)
 
 
 @pytest.mark.rule("OPS-2")
 def test_a_warning_pushed_out_and_raised_again_starts_anew() -> None:
     book = WarningBook()
-    for number in range(CAPACITY_OF_ONE + 1):
+    for number in range(MOST_WARNINGS_OF_ONE_CODE + 1):
         warn(book, str(number))
 
     again = warn(book, "0")

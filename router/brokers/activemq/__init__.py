@@ -16,7 +16,7 @@ from router.setting_values import env, text, url
 OPTIONS: Final = frozenset({"prefetch", "heartbeat", "tls", "cafile"})
 SERVER_OPTIONS: Final = frozenset({"tls", "cafile"})
 DEFAULT_PORT: Final = 61613
-PREFETCH: Final = (1000, 65_535)  # default and maximum
+PREFETCH_MESSAGES: Final = (1000, 65_535)  # default and maximum
 # A silent broker is noticed after three heartbeats, and a minute of silence is too long (BRK-1).
 HEARTBEAT_SECONDS: Final = (5, 20)
 
@@ -95,7 +95,7 @@ def read_address(queue: QueueConfig, settings: ActiveMqSettings) -> ActiveMqAddr
         servers,
         login,
         name,
-        number_option(queue, uri, "prefetch", PREFETCH),
+        number_option(queue, uri, "prefetch", PREFETCH_MESSAGES),
         number_option(queue, uri, "heartbeat", HEARTBEAT_SECONDS),
     )
 

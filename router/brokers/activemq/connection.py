@@ -34,7 +34,7 @@ _UNESCAPES: Final = {"\\\\": "\\", "\\r": "\r", "\\n": "\n", "\\c": ":"}
 _ESCAPED: Final = re.compile(r"\\.")
 _UNESCAPED_COMMANDS: Final = frozenset({"CONNECT", "CONNECTED"})  # as they were in STOMP 1.0
 _HEAD_END: Final = re.compile(rb"\n\r?\n")
-_LONGEST_HEAD_END: Final = 3
+_MAX_HEAD_END_BYTES: Final = 3
 _MAX_LENGTH_DIGITS: Final = 18  # Python refuses to read numbers of thousands
 _NOT_FOR_THIS_USER: Final = re.compile(r"password|authori[sz]|authentic", re.IGNORECASE)
 
@@ -82,7 +82,7 @@ class FrameReader:
             self._drop(len(self._buffer) - len(self._buffer.lstrip(b"\r\n")))
         found = _HEAD_END.search(self._buffer, self._searched)
         if found is None:
-            self._searched = max(len(self._buffer) - _LONGEST_HEAD_END, 0)
+            self._searched = max(len(self._buffer) - _MAX_HEAD_END_BYTES, 0)
             if len(self._buffer) > MAX_HEAD_BYTES:
                 raise BadFrame("the headers of a frame do not end")
             return None

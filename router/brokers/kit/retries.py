@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Struct, field
 
 from router.brokers.kit import loop_time, whole_number
-from router.core.message import MAX_BODY, Mode, ReceivedMessage, Tally
-from router.core.outcome import MAX_DELAY
+from router.core.message import MAX_MESSAGE_BYTES, Mode, ReceivedMessage, Tally
+from router.core.outcome import MAX_DELAY_SECONDS
 from router.ports import Disconnected
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ SOON_SECONDS: Final = 1.0  # between two messages that were given back one after
 LATE_SECONDS: Final = 1.0  # a message this much overdue has gone to another router
 MAX_GATHERING_SECONDS: Final = 2.0
 GATHER_SHARE: Final = 1 / 3  # of the lease, at most
-CAPACITY: Final = 100_000  # messages, about 30 MB; nobody waits for more
+MAX_PENDING_MESSAGES: Final = 100_000  # about 30 MB; nobody waits for more
 
 _ID: Final = f"{PREFIX}id"
 _FAILURES: Final = f"{PREFIX}attempts"
@@ -51,7 +51,7 @@ class RetryHistory(Struct, frozen=True):
     def wait(self, now: float, *, tolerance: float = 0.0) -> float:
         """Return the seconds until it may be delivered. Ignore a time that we never set."""
         left = self.due_at - now
-        return left if tolerance < left <= MAX_DELAY + ROUNDING_SECONDS else 0.0
+        return left if tolerance < left <= MAX_DELAY_SECONDS + ROUNDING_SECONDS else 0.0
 
 
 def read_history(headers: Mapping[str, object]) -> RetryHistory | None:
@@ -108,7 +108,7 @@ def group_of(body: bytes) -> str | None:
 
 def _read(body: bytes) -> _Grouped:
     """Return no group for what is no message: anyone can publish such a body."""
-    if len(body) > MAX_BODY:
+    if len(body) > MAX_MESSAGE_BYTES:
         return _Grouped()
     try:
         return msgspec.json.decode(body, type=_Grouped)
@@ -143,7 +143,7 @@ class PendingRetries:
     def expect(self, key: Hashable, body: bytes, *, now: float, delay: float) -> None:
         self._advance(now)
         message = _read(body)
-        if message.dispatch == Mode.IMMEDIATE.value or len(self._later) >= CAPACITY:
+        if message.dispatch == Mode.IMMEDIATE.value or len(self._later) >= MAX_PENDING_MESSAGES:
             return
         expected = _Expected(now + delay, next(self._numbers), key, message.group)
         self._missing[key] = expected

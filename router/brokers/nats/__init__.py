@@ -18,7 +18,7 @@ from router.setting_values import env, listed, optional, text, url
 
 OPTIONS: Final = frozenset({"stream", "consumer", "subject"})
 DEFAULT_PORT: Final = 4222
-MAX_NAME: Final = 100  # of a consumer that we name ourselves
+MAX_NAME_CHARACTERS: Final = 100  # of a consumer that we name ourselves
 
 # All of them become parts of subjects, and subjects parts of protocol lines.
 _PORT: Final = re.compile(r":\d*$")
@@ -108,7 +108,7 @@ def read_address(queue: QueueConfig, settings: NatsSettings) -> NatsAddress:
 def _consumer_name(prefix: str, queue_name: str) -> str:
     """Return a name for the queue's own consumer. One that had to be changed ends with a hash."""
     name = f"{prefix}-{queue_name}"
-    clean = _NOT_IN_A_NAME.sub("_", name)[:MAX_NAME]
+    clean = _NOT_IN_A_NAME.sub("_", name)[:MAX_NAME_CHARACTERS]
     if clean == name:
         return name
     return f"{clean}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

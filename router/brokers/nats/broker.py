@@ -53,7 +53,7 @@ NAK: Final = b"-NAK"
 IN_PROGRESS: Final = b"+WPI"
 TERM: Final = b"+TERM"
 
-_LONG_REPLY: Final = 11  # tokens of a reply subject that names domain and account too
+_LONG_REPLY_TOKENS: Final = 11  # of a reply subject that names domain and account too
 _KEPT_IN_A_HEADER: Final = "!#$&'()*+,/:;=?@[]^`{|}~<>\""
 
 
@@ -192,7 +192,7 @@ class NatsBroker:
         consumer = self._consumer
         # `$JS.ACK.[domain.account.]stream.consumer.count.sequence.…`
         tokens = message.reply.split(".")
-        at = 6 if len(tokens) >= _LONG_REPLY else 4
+        at = 6 if len(tokens) >= _LONG_REPLY_TOKENS else 4
         count, sequence = int(tokens[at]), int(tokens[at + 1])
         until = message.at + self.lease_seconds
         lease = self._lease_table.take(sequence, message.reply, message.body, until)

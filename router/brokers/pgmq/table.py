@@ -19,7 +19,7 @@ from router.ports import BrokerError, QueueRefused
 log = logging.getLogger(__name__)
 
 OURS: Final = frozenset({"queue", "fifo", "notify"})
-MAX_NAME: Final = 47  # characters: PGMQ's own limit
+MAX_NAME_CHARACTERS: Final = 47  # PGMQ's own limit
 TALLY_HEADER: Final = "x-message-router"
 GROUP_HEADER: Final = "x-pgmq-group"  # by which PGMQ's grouped reads know a group
 
@@ -187,8 +187,8 @@ def read_address(queue: QueueConfig) -> PgmqAddress:
     """`pgmq://user:password@host:5432/database?queue=name&fifo=true&notify=false`."""
     uri = read_uri(queue, OURS | CONNECTING)
     name = uri.options.get("queue") or queue.name
-    if len(name) > MAX_NAME:
-        raise refusal(queue, f"names a queue with more than {MAX_NAME} characters")
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise refusal(queue, f"names a queue with more than {MAX_NAME_CHARACTERS} characters")
     if _NOT_IN_A_NAME.search(name):
         raise refusal(queue, "names a queue with a character that PGMQ does not allow")
     return PgmqAddress(

@@ -29,7 +29,7 @@ OURS: Final = frozenset({"queue", "keep", "audit"})
 CONNECTING: Final = frozenset(  # options that choose and secure the connection
     {"sslmode", "sslrootcert", "sslcert", "sslkey", "target_session_attrs", "passfile"}
 )
-MAX_NAME: Final = 100  # characters: with the longest message id, what an index can hold
+MAX_NAME_CHARACTERS: Final = 100  # with the longest message id, what an index can hold
 DEFAULT_KEEP_SECONDS: Final = 0.0  # never less than the dedup window
 
 
@@ -81,8 +81,8 @@ class PostgresQueues:
         self, database: PostgresDatabase, queue: QueueConfig, uri: QueueUri
     ) -> PostgresQueue:
         name = _name(queue, uri)
-        if len(name) > MAX_NAME:
-            raise refusal(queue, f"names a queue with more than {MAX_NAME} characters")
+        if len(name) > MAX_NAME_CHARACTERS:
+            raise refusal(queue, f"names a queue with more than {MAX_NAME_CHARACTERS} characters")
         return PostgresQueue(
             database,
             name,

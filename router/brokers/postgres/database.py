@@ -19,7 +19,7 @@ from router.signal import Signal, wait_for_signal
 log = logging.getLogger(__name__)
 
 SCHEMA_VERSION: Final = 6  # that schema.sql installs
-OLDEST_SERVER: Final = 15
+OLDEST_SERVER_VERSION: Final = 15
 MAX_CONNECTIONS: Final = 4  # of this process, and one that listens
 MAX_CLAIMS: Final = 2  # of those, so that settling never waits for a claim that waits for its turn
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
@@ -120,8 +120,10 @@ class PostgresDatabase:
             "SELECT current_setting('server_version_num')::int / 10000 AS server,"
             " current_setting('transaction_isolation') AS isolation"
         )
-        if row["server"] < OLDEST_SERVER:
-            raise QueueRefused(f"the server is PostgreSQL {row['server']}, below {OLDEST_SERVER}")
+        if row["server"] < OLDEST_SERVER_VERSION:
+            raise QueueRefused(
+                f"the server is PostgreSQL {row['server']}, below {OLDEST_SERVER_VERSION}"
+            )
         if row["isolation"] != "read committed":
             raise QueueRefused(f"the default transaction isolation is {row['isolation']!r}")
 

@@ -16,7 +16,7 @@ from router.setting_values import env, url
 KINDS: Final = ("classic", "quorum")
 TLS_OPTIONS: Final = frozenset({"cafile", "certfile", "keyfile"})
 OPTIONS: Final = frozenset({"queue", "type", "prefetch", "heartbeat"}) | TLS_OPTIONS
-PREFETCH: Final = (500, 65_535)  # default and maximum
+PREFETCH_MESSAGES: Final = (500, 65_535)  # default and maximum
 HEARTBEAT_SECONDS: Final = (10, 60)  # by default, a silent broker is noticed after 33 seconds
 
 
@@ -50,7 +50,7 @@ def read_address(queue: QueueConfig, default_url: str) -> RabbitAddress:
     if kind is not None and kind not in KINDS:
         raise refusal(queue, "has an option type that is neither classic nor quorum")
     heartbeat = number_option(queue, uri, "heartbeat", HEARTBEAT_SECONDS)
-    prefetch = number_option(queue, uri, "prefetch", PREFETCH)
+    prefetch = number_option(queue, uri, "prefetch", PREFETCH_MESSAGES)
     name, broker = _name_and_broker(queue, uri, default_url)
     tls = [f"&{key}={quote(options[key])}" for key in sorted(TLS_OPTIONS & options.keys())]
     return RabbitAddress(f"{broker}?heartbeat={heartbeat}{''.join(tls)}", name, kind, prefetch)

@@ -35,7 +35,7 @@ from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
-from router.core.outcome import MAX_DELAY
+from router.core.outcome import MAX_DELAY_SECONDS
 from router.core.trace import carried_in
 from router.core.tracker import RememberedAcks
 from router.ports import BrokerError, Depth, Publication, QueueRefused, Traits, Unsettled
@@ -47,7 +47,7 @@ RETURN_LINGER_SECONDS: Final = 0.05  # returns come in bursts: nothing is fetche
 GATHER_STEP_SECONDS: Final = 0.05
 MAX_STAY_SECONDS: Final = 20 * 60.0  # in the window; the broker closes the channel after 30 (BRK-5)
 STAY_CHECK_SECONDS: Final = 30.0
-PUBLISHED_AT_ONCE: Final = 200
+PUBLISHED_AT_ONCE_MESSAGES: Final = 200
 
 
 class RabbitQueues:
@@ -357,11 +357,11 @@ class RabbitPublisher:
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         """RabbitMQ knows no duplicates. If it fails, the first messages may be stored."""
-        for start in range(0, len(items), PUBLISHED_AT_ONCE):
+        for start in range(0, len(items), PUBLISHED_AT_ONCE_MESSAGES):
             try:
                 # Sent one after the other, confirmed together.
                 async with asyncio.TaskGroup() as confirming:
-                    for item in items[start : start + PUBLISHED_AT_ONCE]:
+                    for item in items[start : start + PUBLISHED_AT_ONCE_MESSAGES]:
                         publishing = self._publish_one(item)
                         confirming.create_task(publishing, name=f"publish {self._queue}")
             except ExceptionGroup as group:
@@ -378,7 +378,7 @@ class RabbitPublisher:
         now = self._clock()
         if item.not_before is not None and item.not_before > now:
             # A longer wait is not over then, and the message is given back for the rest.
-            due_at = min(item.not_before + TOLERANCE_SECONDS, now + MAX_DELAY)
+            due_at = min(item.not_before + TOLERANCE_SECONDS, now + MAX_DELAY_SECONDS)
             history = RetryHistory(properties.message_id, due_at=due_at)
             await self._ladder.put(body, properties, history, due_at - now)
             return

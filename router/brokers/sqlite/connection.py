@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from router.brokers.kit import statements
 from router.brokers.workers import Machine
-from router.core.outcome import MAX_DELAY
+from router.core.outcome import MAX_DELAY_SECONDS
 from router.ports import QueueRefused
 
 BUSY_TIMEOUT_SECONDS: Final = 5.0  # that another process may hold the write lock
@@ -195,7 +195,12 @@ def set_clock(db: sqlite3.Connection, machine: Machine) -> tuple[str, float]:
     if not machine.boot_id or boot_id != machine.boot_id:
         now = machine.wall()
         offset = now - machine.uptime()
-        new = {"now": now, "boot_id": machine.boot_id, "offset": offset, "longest_delay": MAX_DELAY}
+        new = {
+            "now": now,
+            "boot_id": machine.boot_id,
+            "offset": offset,
+            "longest_delay": MAX_DELAY_SECONDS,
+        }
         for query in ("set_clock", "cut_waits", "cut_audit", "cut_batches"):
             db.execute(QUERIES[query], new)
     return incarnation, offset

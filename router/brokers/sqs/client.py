@@ -42,7 +42,7 @@ _ALGORITHM: Final = "AWS4-HMAC-SHA256"
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _OK: Final = HTTPStatus.OK.value
 _NO_EXPECT: Final = "Expect:"  # do not ask before sending a body
-_MAX_SHOWN: Final = 200
+_SHOWN_CHARACTERS: Final = 200
 
 # Trying again helps only after someone has changed something.
 # fmt: off
@@ -276,7 +276,7 @@ def _failure(action: str, status: int, content: bytes) -> Disconnected | QueueRe
         return Disconnected(f"{action} was answered by HTTP {status}, and not as SQS does")
     code = error.type.rpartition("#")[2].rpartition(".")[2]
     # Only the first line: after a wrong signature, AWS repeats the whole request.
-    message = error.message.partition("\n")[0][:_MAX_SHOWN]
+    message = error.message.partition("\n")[0][:_SHOWN_CHARACTERS]
     text = f"{action} failed: {code or status} {message}".rstrip()
     return QueueRefused(text) if code in _REFUSALS else Disconnected(text)
 

@@ -13,7 +13,7 @@ from router.ports import Disconnected, Publication, QueueRefused
 
 MAX_BYTES: Final = 256 * 1024  # of one call; SQS takes more since 2025, stand-ins may not
 MAX_DELAY_SECONDS: Final = 900  # that SQS holds a new message back
-REMEMBERED: Final = 10_000  # messages
+REMEMBERED_MESSAGES: Final = 10_000
 
 _PLAIN: Final = re.compile(r"""[a-zA-Z0-9!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}""")
 
@@ -51,7 +51,7 @@ class SqsPublisher:
                 message_id = ids[entry.id]
                 added.append(message_id not in self._sent)
                 self._sent[message_id] = None
-                if len(self._sent) > REMEMBERED:
+                if len(self._sent) > REMEMBERED_MESSAGES:
                     del self._sent[next(iter(self._sent))]
         return added
 

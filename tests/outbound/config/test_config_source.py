@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.core.config import QueueNaming, QueueType
-from router.core.config_document import MAX_DOCUMENT, embedded_document, read_document
+from router.core.config_document import MAX_DOCUMENT_BYTES, embedded_document, read_document
 from router.outbound.config_source import EmbeddedSource, FileSource, HttpSource, config_sources
 from router.ports import ConfigSource, ConfigUnavailable
 from tests.outbound.config.service import ConfigService, answer
@@ -93,16 +93,16 @@ async def test_another_status_is_no_document(service: ConfigService, status: str
 
 @pytest.mark.rule("P4")
 async def test_a_document_that_is_too_large_is_given_up(service: ConfigService) -> None:
-    service.reply = answer(b" " * (MAX_DOCUMENT + 1))
+    service.reply = answer(b" " * (MAX_DOCUMENT_BYTES + 1))
 
     assert "larger than 10485760 bytes" in await failure(only(service.url()))
 
 
 @pytest.mark.rule("CFG-4")
 async def test_a_document_of_the_largest_size_is_taken(service: ConfigService) -> None:
-    service.reply = answer(b" " * MAX_DOCUMENT)
+    service.reply = answer(b" " * MAX_DOCUMENT_BYTES)
 
-    assert len(await only(service.url()).fetch()) == MAX_DOCUMENT
+    assert len(await only(service.url()).fetch()) == MAX_DOCUMENT_BYTES
 
 
 @pytest.mark.rule("CFG-4")
@@ -116,7 +116,7 @@ async def test_a_compressed_document_is_unpacked(service: ConfigService) -> None
 @pytest.mark.parametrize(
     ("body", "encoding", "says"),
     [
-        (gzip.compress(b" " * (MAX_DOCUMENT + 1)), "gzip", "larger than 10485760 bytes"),
+        (gzip.compress(b" " * (MAX_DOCUMENT_BYTES + 1)), "gzip", "larger than 10485760 bytes"),
         (gzip.compress(DOCUMENT)[:-9], "gzip", "cut short"),
         (b"not gzip at all", "gzip", "damaged"),
         (DOCUMENT, "br", "not asked for"),
@@ -133,14 +133,14 @@ async def test_bad_compression_is_no_document(
 
 @pytest.mark.rule("P4")
 async def test_a_bomb_is_not_unpacked_to_its_end(service: ConfigService) -> None:
-    service.reply = answer(gzip.compress(bytes(8 * MAX_DOCUMENT)), "Content-Encoding: gzip")
+    service.reply = answer(gzip.compress(bytes(8 * MAX_DOCUMENT_BYTES)), "Content-Encoding: gzip")
 
     tracemalloc.start()
     await failure(only(service.url()))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert peak < 4 * MAX_DOCUMENT
+    assert peak < 4 * MAX_DOCUMENT_BYTES
 
 
 @pytest.mark.rule("P5")
@@ -236,7 +236,7 @@ async def test_a_document_is_read_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.rule("CFG-4")
 async def test_a_file_that_cannot_be_read_is_no_document(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "large").write_bytes(b" " * (MAX_DOCUMENT + 1))
+    (tmp_path / "large").write_bytes(b" " * (MAX_DOCUMENT_BYTES + 1))
 
     texts = [
         await failure(FileSource((tmp_path / name).as_uri()))

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from router.core.message import Message, parse
-from router.core.outcome import REPLY_CAP, Answer, Cause, NoReply, Reply
+from router.core.outcome import MAX_REPLY_BYTES, Answer, Cause, NoReply, Reply
 from router.core.target import TargetPolicy
 from router.core.trace import Span
 from router.curl.loop import CurlOptions
@@ -234,17 +234,17 @@ async def test_one_request_leaves_nothing_of_its_reply_to_the_next() -> None:
 
 @pytest.mark.rule("MED-1")
 async def test_a_reply_of_exactly_the_cap_is_read_whole() -> None:
-    answer = await answer_of(answering(200, b"x" * REPLY_CAP))
+    answer = await answer_of(answering(200, b"x" * MAX_REPLY_BYTES))
 
-    assert answer == Reply(200, b"x" * REPLY_CAP)
+    assert answer == Reply(200, b"x" * MAX_REPLY_BYTES)
 
 
 @pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("status", [200, 500])
 async def test_a_longer_reply_is_cut_and_keeps_its_status(status: int) -> None:
-    answer = await answer_of(answering(status, b"x" * (REPLY_CAP + 1)))
+    answer = await answer_of(answering(status, b"x" * (MAX_REPLY_BYTES + 1)))
 
-    assert answer == Reply(status, b"x" * REPLY_CAP, too_long=True)
+    assert answer == Reply(status, b"x" * MAX_REPLY_BYTES, too_long=True)
 
 
 @pytest.mark.rule("MED-1")
@@ -263,7 +263,7 @@ async def test_an_endless_reply_is_not_read_to_its_end() -> None:
 
     assert isinstance(answer, Reply)
     assert answer.too_long
-    assert written < 10 * REPLY_CAP
+    assert written < 10 * MAX_REPLY_BYTES
 
 
 @pytest.mark.rule("P5")

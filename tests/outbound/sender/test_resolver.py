@@ -163,7 +163,7 @@ async def test_when_all_threads_wait_names_found_before_are_still_looked_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "MAX_LOOK_UPS", 4)
-    monkeypatch.setattr(module, "RESERVED", 2)
+    monkeypatch.setattr(module, "RESERVED_LOOK_UPS", 2)
     with slow_names() as names:
         async with listening() as target, curl(names) as loop:
 
@@ -219,7 +219,7 @@ async def test_a_bug_of_the_name_service_is_told_to_who_waits() -> None:
 
 @pytest.mark.rule("P5")
 async def test_the_latest_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_KEPT", 2)
+    monkeypatch.setattr(module, "MAX_KEPT_NAMES", 2)
     names = Names(dict.fromkeys(("a", "b", "c"), HERE))
     resolver = Resolver(names.look_up)
     for name in "abc":

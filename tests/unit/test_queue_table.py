@@ -5,6 +5,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from itertools import pairwise
 
 import pytest
 from hypothesis import settings
@@ -15,7 +16,7 @@ from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite import queue_table
 from router.brokers.sqlite.connection import QUERIES, create_schema
 from router.brokers.sqlite.queue_table import PRUNED_AT_ONCE
-from router.brokers.sqlite.work_queue import PRUNE_EVERY_MESSAGES
+from router.brokers.sqlite.work_queue import PRUNE_EVERY_MESSAGES, PRUNE_PAUSE_SECONDS
 from router.brokers.work_queue import MAX_ERROR_CHARACTERS
 from router.brokers.workers import THIS_MACHINE
 from router.core.message import UNTRIED, Message, Mode, Tally
@@ -455,12 +456,51 @@ def test_an_idle_queue_is_pruned_in_small_steps(
     table.ack(leases)
     clock.now += WINDOW
 
-    kept = []
+    kept = [number]
     for _ in range(3):
         table.claim_ids()
         kept.append(messages_kept(db))
 
-    assert kept == [number - PRUNED_AT_ONCE, number - 2 * PRUNED_AT_ONCE, 0]
+    steps = sorted(before - after for before, after in pairwise(kept))
+    assert steps == [100, PRUNED_AT_ONCE, PRUNED_AT_ONCE]
+
+
+@pytest.mark.rule("P4")
+def test_what_cannot_be_forgotten_yet_does_not_keep_the_rest(
+    db: sqlite3.Connection, table: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_table, "PRUNED_AT_ONCE", 1)
+    table = table.but(result_retention=9 * WINDOW)
+    table.publish([publication("kept", payload=b"1"), publication("held"), publication("old")])
+    _, (kept, held, old) = table.claim_ids()
+    table.ack([kept, old])
+    table.extend([held], 9 * WINDOW)
+    clock.now += WINDOW
+
+    for _ in range(3):
+        table.claim_ids()
+
+    left = [name for (name,) in db.execute("SELECT message_id FROM queue_entries ORDER BY id")]
+    assert left == ["kept", "held"]
+
+
+@pytest.mark.rule("P4")
+def test_a_queue_with_nothing_to_forget_is_looked_through_once_a_second(
+    db: sqlite3.Connection, table: Queue, clock: Clock
+) -> None:
+    looks: list[str] = []
+    db.set_trace_callback(
+        lambda text: looks.append(text) if "FILTER (WHERE finished_at" in text else None
+    )
+
+    seen = []
+    for _ in range(3):
+        table.claim_ids()
+        table.claim_ids()
+        seen.append(len(looks))
+        clock.now += PRUNE_PAUSE_SECONDS / 2
+
+    assert seen == [1, 1, 2]
 
 
 @pytest.mark.rule("P4")

@@ -17,7 +17,7 @@ from router.ports import QueueRefused
 
 BUSY_TIMEOUT_SECONDS: Final = 5.0  # that another process may hold the write lock
 APPLICATION_ID: Final = 1297239633  # "MRQQ": marks the file as a work queue
-SCHEMA_VERSION: Final = 9
+SCHEMA_VERSION: Final = 10
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]

@@ -30,6 +30,7 @@ from router.ports import Finish, Publication, Receipt
 
 WOKEN_AT_ONCE: Final = 1000  # delays, and leases, that one claim ends
 PRUNED_AT_ONCE: Final = 1000  # messages, and audit rows
+CLAIM_BYTES: Final = 44  # that the first claim adds to a row, without the worker's id
 
 
 class NewMessage(Struct, array_like=True, gc=False):
@@ -46,7 +47,7 @@ class NewMessage(Struct, array_like=True, gc=False):
     not_before: float | None  # Unix seconds
     # What `insert` finds out:
     id: int = 0
-    run_after: float | None = None  # by the clock of the database
+    wakes_at: float | None = None  # by the clock of the database
     offset: int = 0  # of its body in those of all
     size: int = 0
 
@@ -129,7 +130,7 @@ class QueueTable(Struct, frozen=True):
             row.id, row.offset, row.size = number, offset, len(body)
             offset += len(body)
             if row.not_before is not None and row.not_before > unix:
-                row.run_after = row.not_before + now - unix
+                row.wakes_at = row.not_before + now - unix
         rows = [row for row, _ in new]
         ids = to_json([row.id for row in rows])
         asked = {
@@ -138,6 +139,7 @@ class QueueTable(Struct, frozen=True):
             "bodies": b"".join([body for _, body in new]),
             "now": now,
             "batch": batch,
+            "room": CLAIM_BYTES + len(self.worker_id),
             "ids": ids,
         }
         has_groups = any(row.group_id is not None for row in rows)
@@ -154,8 +156,7 @@ class QueueTable(Struct, frozen=True):
         now = self.clock()
         if self.next_wake(db) <= now:
             due = {"now": now, "at_most": WOKEN_AT_ONCE}
-            self.release(db, "ended_delays", due)
-            self.release(db, "ended_leases", due, "the lease ended")
+            self.release(db, "to_wake", due, "the lease ended")
         asked: dict[str, object] = {
             "queue": self.queue,
             "worker_id": self.worker_id,
@@ -203,40 +204,42 @@ class QueueTable(Struct, frozen=True):
             db.execute(QUERIES["offer"], {"queue": self.queue, "groups": groups})
 
     def release(
-        self, db: sqlite3.Connection, query: str, asked: Mapping[str, object], why: str = ""
+        self, db: sqlite3.Connection, query: str, asked: Mapping[str, object], why: str
     ) -> None:
         """Make the messages that the query finds claimable, of whichever queue they are.
 
-        `why`: their state changes, for this reason.
+        `why`: the reason for those that were in flight.
         """
-        for queue, ids in db.execute(QUERIES[query], asked).fetchall():
+        for queue, state, ids in db.execute(QUERIES[query], asked).fetchall():
             db.execute(QUERIES["release"], {"ids": ids})
             table = replace(self, queue=queue)
             table.offer(db, json_value(db, "groups_of", {"ids": ids}))
-            if why:
+            if state == "in-flight":
                 table.audit_change(db, ids, "ready", why)
 
-    def prune(self, db: sqlite3.Connection) -> bool:
+    def prune(self, db: sqlite3.Connection, after: int = 0) -> tuple[bool, int]:
         """Forget messages that were finished before the dedup window, and old audit rows.
 
-        Return whether there were any.
+        Look at the next messages after that one. Return whether there was anything to forget, and
+        the last of those messages, or 0 at the end of the table.
         """
         changes = db.total_changes
         now = self.clock()
         asked = {
+            "after": after,
             "before": now - self.dedup_window,
             "kept_before": now - max(self.dedup_window, self.result_retention),
             "at_most": PRUNED_AT_ONCE,
         }
-        ids = {"ids": json_value(db, "to_prune", asked)}
+        ids, last, looked_at = db.execute(QUERIES["to_prune"], asked).fetchone()
         for query in ("drop_groups", "prune", "prune_progress"):
-            db.execute(QUERIES[query], ids)
+            db.execute(QUERIES[query], {"ids": ids})
         asked["before"] = now - self.audit
         db.execute(QUERIES["prune_audit"], asked)
         asked["before"] = now - BATCH_RETENTION_SECONDS
         db.execute(QUERIES["prune_members"], asked)
         db.execute(QUERIES["prune_batch"], asked)
-        return db.total_changes > changes
+        return db.total_changes > changes, last if looked_at == PRUNED_AT_ONCE else 0
 
     def count_ended(self, db: sqlite3.Connection, ids: str) -> None:
         """Count messages that have just ended in their batches (CMD-4)."""

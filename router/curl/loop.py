@@ -42,6 +42,7 @@ _HTTP_VERSIONS: Final = {
 }
 
 _ANY_EVENT: Final = 0  # libcurl looks for itself, as it does anyway
+_NO_WAIT: Final = (pycurl.SOCKET_TIMEOUT,)  # what waits for no socket
 
 _FAULTS: Final = {
     pycurl.E_UNSUPPORTED_PROTOCOL: Cause.NETWORK,  # of the reply: it is no HTTP
@@ -137,7 +138,7 @@ class CurlLoop:
         self._multi.setopt(pycurl.M_MAXCONNECTS, self._options.max_connections)
         self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, self._options.max_at_once)
         self._multi.setopt(pycurl.M_PIPELINING, pycurl.PIPE_MULTIPLEX)
-        self._sockets = watch_sockets(self._loop, self._on_ready)
+        self._sockets = watch_sockets(self._loop, self._go_on)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._sockets.watch)
         # Bound once: looking one of pycurl's methods up costs as much as calling it.
         self._add_handle = self._multi.add_handle
@@ -182,7 +183,8 @@ class CurlLoop:
         self._idle.pop()
         done: asyncio.Future[Answer] = self._loop.create_future()
         transfer.done = done
-        self._take_turn_soon()
+        if self._next_turn is None:
+            self._next_turn = self._loop.call_soon(self._take_turn)
         try:
             return await done
         finally:
@@ -208,20 +210,23 @@ class CurlLoop:
         if done is not None and not done.done():  # else cancelled
             done.set_result(answer)
 
-    def _on_ready(self, sockets: Iterable[int]) -> None:
+    def _take_turn(self) -> None:
+        """Let libcurl do what waits for no socket and no time."""
+        self._next_turn = None
+        self._go_on(_NO_WAIT)
+
+    def _go_on(self, sockets: Iterable[int]) -> None:
+        """Let libcurl go on with these sockets. Give the answers to those who wait for them."""
         for fd in sockets:
             self._socket_action(fd, _ANY_EVENT)
-        self._collect()
-
-    def _take_turn_soon(self) -> None:
-        """Let libcurl run soon: it has something to do that waits for no socket and no time."""
-        if self._next_turn is None:
-            self._next_turn = self._loop.call_soon(self._take_turn)
-
-    def _take_turn(self) -> None:
-        self._next_turn = None
-        self._socket_action(pycurl.SOCKET_TIMEOUT, _ANY_EVENT)
-        self._collect()
+        _, succeeded, failed = self._multi.info_read()
+        for easy in succeeded:
+            transfer = self._transfers[easy]
+            self._finish(transfer, transfer.reply())
+        for easy, code, text in failed:
+            transfer = self._transfers[easy]
+            self._finish(transfer, transfer.answer(code, text))
+        self._set_alarm()
 
     def _set_alarm(self) -> None:
         """Ask libcurl when it wants its next turn, once for everything that happened in this one.
@@ -242,18 +247,7 @@ class CurlLoop:
 
     def _on_alarm(self) -> None:
         self._alarm = None
-        self._take_turn_soon()
-
-    def _collect(self) -> None:
-        """Give the answers of finished requests to those who wait for them."""
-        _, succeeded, failed = self._multi.info_read()
-        for easy in succeeded:
-            transfer = self._transfers[easy]
-            self._finish(transfer, transfer.reply())
-        for easy, code, text in failed:
-            transfer = self._transfers[easy]
-            self._finish(transfer, transfer.answer(code, text))
-        self._set_alarm()
+        self._go_on(_NO_WAIT)
 
 
 class _Transfer:

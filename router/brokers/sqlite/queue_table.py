@@ -183,7 +183,24 @@ class QueueTable(Struct, frozen=True):
 
     def end(self, db: sqlite3.Connection, ending: Sequence[tuple[FileLease, Finish]]) -> None:
         """Finish messages that are in flight, and keep how each ended."""
-        plain, rows, alike = _by_ending(ending)
+        plain: list[int] = []  # those with nothing to keep
+        rows: list[Sequence[object]] = []  # of the others, in the order of `finish_as`
+        alike: defaultdict[str, list[int]] = defaultdict(list)  # by their errors
+        for lease, item in ending:
+            how, tally = item.ending, item.tally
+            error = ""
+            if how is ACCEPTED and (tally is None or tally == _FIRST_TRY):
+                plain.append(lease.id)
+            else:
+                tried = (None, None) if tally is None else (tally.failures, tally.requests)
+                if how.failure is None:
+                    result = None if how.result is None else how.result.decode()
+                    rows.append((lease.id, "succeeded", result, int(how.result_omitted), *tried))
+                else:
+                    error = how.failure.message[:MAX_ERROR_CHARACTERS]
+                    code, status = how.failure.code, how.failure.http_status
+                    rows.append((lease.id, "failed", None, 0, *tried, error, code, status))
+            alike[error].append(lease.id)
         now = self.clock()
         if plain:
             db.execute(QUERIES["finish"], {"ids": to_json(plain), "now": now})
@@ -191,8 +208,7 @@ class QueueTable(Struct, frozen=True):
             for query in ("finish_as", "keep_endings"):
                 db.execute(QUERIES[query], {"endings": to_json(rows), "now": now})
             failed = [row[0] for row in rows if row[1] == "failed"]
-            if failed:
-                db.execute(QUERIES["free_keys"], {"ids": to_json(failed)})
+            db.execute(QUERIES["free_keys"], {"ids": to_json(failed)})
         db.execute(QUERIES["delete_bodies"], {"ids": to_json([lease.id for lease, _ in ending])})
         self.offer(db, to_json({lease.group for lease, _ in ending} - {None}))
         for error, several in alike.items():
@@ -265,31 +281,6 @@ class QueueTable(Struct, frozen=True):
                 "ids": ids,
             }
             db.execute(QUERIES["audit"], asked)
-
-
-def _by_ending(
-    ending: Sequence[tuple[FileLease, Finish]],
-) -> tuple[list[int], list[Sequence[object]], Mapping[str, list[int]]]:
-    """Return those that need only a plain ACK, the rows of `finish_as`, and all by their errors."""
-    plain: list[int] = []
-    rows: list[Sequence[object]] = []  # in the order of `finish_as`
-    alike: defaultdict[str, list[int]] = defaultdict(list)  # by their errors
-    for lease, item in ending:
-        how, tally = item.ending, item.tally
-        error = ""
-        if how is ACCEPTED and (tally is None or tally == _FIRST_TRY):
-            plain.append(lease.id)
-        else:
-            tried = (None, None) if tally is None else (tally.failures, tally.requests)
-            if how.failure is None:
-                result = None if how.result is None else how.result.decode()
-                rows.append((lease.id, "succeeded", result, int(how.result_omitted), *tried))
-            else:
-                error = how.failure.message[:MAX_ERROR_CHARACTERS]
-                code, status = how.failure.code, how.failure.http_status
-                rows.append((lease.id, "failed", None, 0, *tried, error, code, status))
-        alike[error].append(lease.id)
-    return plain, rows, alike
 
 
 def json_value(db: sqlite3.Connection, query: str, asked: Mapping[str, object]) -> str:

@@ -139,36 +139,15 @@ class WorkQueue:
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
         leases = cast("list[FileLease]", [item.handle for item in items])
-        outgoing = [
-            (position, sink_for(self._sinks, one.queue), one.publication)
-            for position, item in enumerate(items)
-            for one in item.outgoing
-        ]
-
-        def work(db: sqlite3.Connection) -> Sequence[int]:
-            # A lease that has ended is still good, as long as nobody else has claimed the message.
-            tokens = _read_tokens(db, leases, now=0.0)
-            ending = [at for at, lease in enumerate(leases) if tokens[at] == lease.token]
-            if ending:
-                self._table.end(db, [(leases[at], items[at]) for at in ending])
-            published: defaultdict[QueueTable, list[tuple[NewMessage, bytes]]] = defaultdict(list)
-            for position, table, item in outgoing:
-                if tokens[position] == leases[position].token:
-                    published[table].append((table.row_of(item), item.body))
-            for table, new in published.items():  # a message ends once, so all of it is new
-                table.insert(db, new)
-            members = [leases[position].id for position in ending if leases[position].in_batch]
-            if members:
-                self._table.count_ended(db, to_json(members))
-            # One that was finished with the same lease before is not an error.
-            return [at for at, lease in enumerate(leases) if abs(tokens[at] or 0) != lease.token]
-
-        size = sum(lease.size for lease in leases) + sum(len(one.body) for *_, one in outgoing)
+        outgoing = [one for item in items for one in item.outgoing]
+        tables = {one.queue: sink_for(self._sinks, one.queue) for one in outgoing}
+        size = sum(lease.size for lease in leases) + sum(len(x.publication.body) for x in outgoing)
         is_large = size > LARGE_BYTES or len(outgoing) > MANY_OUTGOING
-        for name in {table.queue for _, table, _ in outgoing}:
-            self._database.signal(name).ring()
+        for table in tables.values():
+            self._database.signal(table.queue).ring()
         if any(lease.group is not None or lease.in_batch for lease in leases):
             self._signal.ring()
+        work = partial(self._finish, leases=leases, items=items, tables=tables)
         lost = await self._database.run(work, is_large=is_large)
         self._finished += len(leases)
         if self._finished >= PRUNE_EVERY_MESSAGES and self._table.clock() >= self._next_prune:
@@ -227,6 +206,36 @@ class WorkQueue:
         """Ring first: receivers that wait ask now, come next and share the transaction."""
         self._signal.ring()
         return await self._database.run(work, is_large=is_large)
+
+    def _finish(
+        self,
+        db: sqlite3.Connection,
+        leases: Sequence[FileLease],
+        items: Sequence[Finish],
+        tables: Mapping[QueueConfig, QueueTable],
+    ) -> Sequence[int]:
+        """Return the positions of the leases that were lost."""
+        # A lease that has ended is still good, as long as nobody else has claimed the message.
+        tokens = _read_tokens(db, leases, now=0.0)
+        ending: list[tuple[FileLease, Finish]] = []
+        published: defaultdict[QueueTable, list[tuple[NewMessage, bytes]]] = defaultdict(list)
+        lost = []
+        for position, (lease, token) in enumerate(zip(leases, tokens, strict=True)):
+            if token == lease.token:
+                ending.append((lease, items[position]))
+                for one in items[position].outgoing:
+                    table, item = tables[one.queue], one.publication
+                    published[table].append((table.row_of(item), item.body))
+            elif token != -lease.token:  # else it was finished with this lease before
+                lost.append(position)
+        if ending:
+            self._table.end(db, ending)
+        for table, new in published.items():  # a message ends once, so all of it is new
+            table.insert(db, new)
+        members = [lease.id for lease, _ in ending if lease.in_batch]
+        if members:
+            self._table.count_ended(db, to_json(members))
+        return lost
 
     def _prune(self, db: sqlite3.Connection) -> None:
         """Forget what may be forgotten in the next part of the table."""

@@ -40,7 +40,7 @@ def dropped_lines() -> int:
 
 
 class LogWriter(logging.Handler):
-    """Writes lines to a file descriptor from a thread of its own.
+    """Writes lines to a file descriptor from a separate thread.
 
     A write blocks while nobody reads the pipe. Then the thread waits, but the event loop does not:
     lines are kept up to a limit, and the rest is dropped and counted.

@@ -5,7 +5,7 @@ brokers ─► consumers ─► dispatcher ─► pools ─► mediator ─► s
    └───────────── settlers ◄────────────┘     with configuration sync, chores and the API around it
 
 `Router` is the engine with everything around it, `open_router` opens it, `serve` runs it until it
-is told to stop, and `run` is the program.
+is stopped, and `run` is the program.
 """
 
 import asyncio
@@ -256,7 +256,7 @@ async def serve(
     stop: asyncio.Event,
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Sync the configuration, route until told to stop, shut down. Return the exit code."""
+    """Sync the configuration, route until `stop` is set, shut down. Return the exit code."""
     if settings.enabled:
         first = await _unless_stopped(router.sync.sync(first=True), stop)
         if first is not None and not first.ok:
@@ -280,7 +280,7 @@ async def serve(
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
-    """Return None if the router was told to stop before the work was done."""
+    """Return the result, or None if `stop` was set before the work was done."""
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(work, name="first sync")
         stopping = tasks.create_task(stop.wait(), name="stop")

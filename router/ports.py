@@ -93,7 +93,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     # (ROUTE-5), and what fails takes all of its group with it that is here (FIFO-1).
     ordered_here: bool = False
     keeps_tally: bool = True  # False: the engine remembers what was tried (WQ-5)
-    hold_seconds: float | None = None  # BRK-5: what is queued for longer has to be given back
+    hold_seconds: float | None = None  # BRK-5: what is queued for longer has to be returned
     answer_within: float | None = None  # the broker gives up on a hand-over after so many seconds
     acks_per_call: int | None = None  # so many fill a call and wait for no others (BRK-3)
     finisher: Finisher | None = None  # what keeps results; None: the queue keeps nothing (CMD-2)
@@ -130,7 +130,7 @@ class Broker(Protocol):
         """
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        """Give it back, to be handed out again no sooner than in `delay` seconds (0: at once).
+        """Return it, to be handed out again no sooner than in `delay` seconds (0: at once).
 
         `tally` is stored with it where the broker can, and comes back in `ReceivedMessage.tally`.
         Raises StaleLease or Disconnected.
@@ -279,7 +279,7 @@ class Task(Struct, frozen=True):
 
     message: Message
     queue: str  # that it came from
-    attempt: int  # from 1; what was put off, or never started, does not count
+    attempt: int  # from 1: failures so far plus one
     max_attempts: int | None  # None: there is no limit
     extend: Callable[[], Awaitable[bool]]  # its lease, now; False: it was lost
 

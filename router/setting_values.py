@@ -121,7 +121,7 @@ def text(raw: str) -> str:
 
 
 def header_text(raw: str) -> str:
-    """Text that an HTTP header can hold."""
+    """Read a text that an HTTP header can hold."""
     if not (raw.isascii() and raw.isprintable()):
         raise NotAllowed("must be printable ASCII")
     return raw
@@ -154,7 +154,7 @@ def share(raw: str) -> float:
 
 
 def seconds(least: float, most: float) -> Parser[float]:
-    """A duration such as 5m, 30s, 1h, 500ms, or plain seconds."""
+    """Read a duration such as 5m, 30s, 1h, 500ms, or plain seconds."""
 
     def parse(raw: str) -> float:
         parts = _DURATION.fullmatch(raw.lower())
@@ -168,7 +168,7 @@ def seconds(least: float, most: float) -> Parser[float]:
 
 
 def size(least: int, most: int) -> Parser[int]:
-    """A number of bytes such as 500MiB or 2 GiB, or plain bytes."""
+    """Read a size such as 500MiB or 2 GiB, or plain bytes."""
 
     def parse(raw: str) -> int:
         parts = _SIZE.fullmatch(raw.lower())
@@ -182,7 +182,7 @@ def size(least: int, most: int) -> Parser[int]:
 
 
 def milliseconds(least: int, most: int) -> Parser[float]:
-    """A number of milliseconds, as seconds: the unit of all our durations."""
+    """Read milliseconds, as seconds: the unit of all our durations."""
     count = whole(least, most)
     return lambda raw: count(raw) / 1000
 
@@ -198,7 +198,7 @@ def choice(options: type[E]) -> Parser[E]:
 
 
 def listed(parse_one: Parser[T]) -> Parser[tuple[T, ...]]:
-    """Comma-separated."""
+    """Read a comma-separated list."""
     return lambda raw: tuple(parse_one(item.strip()) for item in raw.split(",") if item.strip())
 
 
@@ -236,7 +236,7 @@ def url(*schemes: str) -> Parser[str]:
 
 
 def servers(*schemes: str) -> Parser[str]:
-    """A URL that may name several hosts, as those of clusters do."""
+    """Read a URL that may name several hosts, as those of clusters do."""
 
     def parse(raw: str) -> str:
         scheme, separator, place = raw.partition("://")
@@ -261,7 +261,7 @@ def dead_letter_url(raw: str) -> str:
 
 
 def retry_policy(raw: str) -> RetryPolicy:
-    """JSON, written as `retry` in the routing configuration."""
+    """Read JSON, written as `retry` in the routing document."""
     try:
         return read_retry(msgspec.json.decode(raw))
     except BadEntry as bad:

@@ -313,7 +313,7 @@ def _read(kind: type[T], given: Mapping[str, str]) -> T:
 
 
 def _shown(raw: str) -> str:
-    """One short line."""
+    """Shorten a value to one line."""
     return repr(mask_malformed(raw)[:_SHOWN_CHARACTERS])
 
 

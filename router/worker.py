@@ -215,7 +215,7 @@ class Worker:
             running.result()  # why it has ended
 
     async def stop(self, timeout: float = 30.0) -> None:
-        """Receive no more and wait for running handlers. What is not done in time is given back."""
+        """Receive no more and wait for running handlers. What is not done in time is returned."""
         if self._running is None:
             return
         self._grace = timeout
@@ -336,7 +336,7 @@ def _failure(command_type: str, error: BaseException) -> NoReply:
 
 
 def _settings(env: Mapping[str, str]) -> Settings:
-    """Other settings of the service must not keep a worker from starting."""
+    """Read the settings that a worker uses. Others must not keep it from starting."""
     names = {variable.name for variable in variables(BrokerSettings)} | set(_SETTINGS)
     return Settings.from_env({name: value for name, value in env.items() if name in names})
 

@@ -181,7 +181,7 @@ def _host_name(netloc: str) -> str:
 
 
 def _is_same_origin(headers: Mapping[str, str]) -> bool:
-    """Browsers send these headers by themselves; other clients send neither."""
+    """Return whether a page of this router made the call: only browsers send these headers."""
     if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")

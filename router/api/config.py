@@ -55,7 +55,7 @@ async def show(router: CurrentRouter) -> Response:
     """Show the applied configuration without its secrets, and the last sync."""
 
     def rendered() -> bytes:
-        """In a thread, and without a model of each entry: there may be 100,000 of them.
+        """Render in a thread, without a model of each entry: there may be 100,000 of them.
 
         What it reads there does not change: a sync replaces the configuration as a whole.
         """

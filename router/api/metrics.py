@@ -82,7 +82,7 @@ class DeliverySeconds(Family[PoolState]):
 
 
 def _escaped(value: str) -> str:
-    """Few need it, and looking is faster than translating."""
+    """Escape a label value. Few need it, and looking is faster than translating."""
     if '"' in value or "\\" in value or "\n" in value:
         return value.translate(_ESCAPES)
     return value

@@ -75,7 +75,7 @@ class Provider:
         self._decoder = jwt.PyJWT(options={"enforce_minimum_key_length": True})
 
     async def role(self, token: str) -> Role | None:
-        """Raises CannotTell while there are no keys to judge by."""
+        """Return the role of a token, or None. Raises CannotTell while no keys are known."""
         algorithm, key_id = unverified_header(token)
         if algorithm not in ALGORITHMS:
             return None
@@ -190,7 +190,7 @@ class _Keys:
 
 
 async def _get(url: str) -> bytes:
-    """Raises FetchFailed, TimeoutError and _Unusable."""
+    """Fetch a JSON document. Raises FetchFailed, TimeoutError and _Unusable."""
     answer = await fetch(
         url, ["Accept-Encoding: identity"], max_bytes=MAX_DOCUMENT_BYTES, timeout=TIMEOUT_SECONDS
     )

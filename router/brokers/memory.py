@@ -29,7 +29,7 @@ GROUPS: Final = {"hold": True, "free": False}
 
 
 class MemoryQueues:
-    """All memory queues of one door, by name: `memory://name?groups=hold|free&lease=seconds|none`.
+    """All memory queues of one BrokerRegistry, by name: `memory://name?groups=hold|free&lease=seconds|none`.
 
     `groups=free`: a group is not held back while one of it is out. `lease=none`: a hand-over is
     good until its connection closes, and not a moment longer.
@@ -105,7 +105,7 @@ class MemoryDatabase:
             return work(self.db)
 
     async def sync(self) -> None:
-        """Nothing lasts here."""
+        """Do nothing: memory does not outlive the process."""
 
     async def look(self, work: Work[T]) -> T:
         return await self.run(work)
@@ -119,7 +119,7 @@ class MemoryDatabase:
 
 
 def _lease(queue: QueueConfig, uri: QueueUri) -> float | None:
-    """The queue's visibility timeout wins over the URI, as with every other broker."""
+    """Return the lease. The queue's visibility timeout overrides the URI, as everywhere."""
     said = uri.options.get("lease", str(DEFAULT_LEASE_SECONDS))
     if said == "none":
         return None

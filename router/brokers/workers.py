@@ -214,7 +214,7 @@ def _lock(path: Path, flags: int) -> int | None:
 
 
 def _is_remote(folder: Path) -> bool:
-    """Return whether a server keeps its files; also if we cannot tell."""
+    """Return whether a server keeps its files; also True if it is not known."""
     try:
         mounts = _MOUNTS.read_text().splitlines()
     except OSError:

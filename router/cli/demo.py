@@ -89,7 +89,7 @@ def demo_env(folder: Path, port: int) -> dict[str, str]:
 
 
 class Traffic:
-    """Publishes at a steady rate until told to stop, and counts what the queue accepted."""
+    """Publishes at a steady rate until stopped, and counts what the queue accepted."""
 
     def __init__(self, target: str, rate: float, new_id: Callable[[], str]) -> None:
         self.published = 0
@@ -273,7 +273,7 @@ class DemoMeter:
 
 
 async def _watch(router: Router, traffic: Traffic, meter: DemoMeter, ending: DemoEnding) -> None:
-    """Show frames until told to end, and then until everything has arrived."""
+    """Show frames until the demo ends, and then until everything has arrived."""
     with open_view(f"http://{_HOST}:{router.port}") as view:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(traffic.flow(router.publishing, ending.enough), name="traffic")

@@ -103,7 +103,7 @@ class StatusReport:
 
 
 def ask(router: RouterClient) -> StatusReport:
-    """Health is open to everyone; the rest may need credentials."""
+    """Ask the router. Health is open to everyone; the rest may need credentials."""
     health = router.health()
     try:
         details = {

@@ -44,7 +44,7 @@ class Route(Struct, frozen=True, kw_only=True):
     token: str | None = None
 
     def __repr__(self) -> str:
-        """Without secrets."""
+        """Return it without secrets."""
         return f"Route({mask_urls(self.target)!r})"
 
     def without_secrets(self) -> "Route":
@@ -66,7 +66,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     reply_names: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
-        """Without credentials: it may end up in a log or a traceback."""
+        """Return it without credentials: it may end up in a log or a traceback."""
         return f"QueueConfig(name={self.name!r}, uri={public_uri(self.uri)!r})"
 
 
@@ -194,7 +194,7 @@ def sqlite_path(uri: str) -> str:
 def with_reply_names(
     queues: Sequence[QueueConfig], reply_queues: Sequence[QueueConfig]
 ) -> tuple[QueueConfig, ...]:
-    """Tell the queues with commands which reply queues are in their database (CMD-7)."""
+    """Return the queues, each with the reply queues that its database has (CMD-7)."""
     pgmq = [each for each in reply_queues if each.uri.lower().startswith("pgmq:")]
     places = [(_pgmq_place(each), each.name) for each in pgmq]
     named = []

@@ -108,7 +108,7 @@ class Notes:
         return int(self.cut(where, value, most))
 
     def whole_or_none(self, where: str, value: Number | None, most: int) -> int | None:
-        """Like `whole`, where zero and less mean: not given (POOL-6)."""
+        """Read a number as `whole` does; zero and less mean that none is given (POOL-6)."""
         return None if value is None or value <= 0 else self.whole(where, value, most)
 
     def seconds(self, where: str, value: Number | None) -> float | None:
@@ -319,7 +319,7 @@ def read_pool(raw: object, notes: Notes) -> PoolConfig:
 
 
 def read_retry(raw: object) -> RetryPolicy:
-    """Read a policy of its own. Raises BadEntry if it would not be used as it is written."""
+    """Read the policy of an entry. Raises BadEntry if it would not be used as written."""
     notes = Notes("", Code.CONFIGURATION)
     policy = _read_policy(convert_entry(raw, _RetryEntry), notes)
     for problem in notes.problems:

@@ -224,7 +224,7 @@ class _Union(Generic[T]):
 
 
 def _one_consumer_each(queues: Iterable[QueueConfig]) -> tuple[list[QueueConfig], list[str]]:
-    """Two names for one queue would be two consumers that take each other's messages."""
+    """Leave out second names of a queue: two consumers would take each other's messages."""
     first_names: dict[str, str] = {}
     apart: list[QueueConfig] = []
     conflicts: list[str] = []

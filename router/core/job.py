@@ -94,7 +94,7 @@ class Settler(Protocol):
         """Store it, then remove it. Return False if it could not be stored: nothing was done."""
 
     async def nack(self, job: "Job", delay: float, error: str = "") -> None:
-        """Give it back and end the job. Never fails: what cannot be returned comes back later."""
+        """Return it and end the job. Never fails: what cannot be returned comes back later."""
 
     async def extend(self, job: "Job") -> bool:
         """Extend its lease now, not only when it is due. Return False if the lease was lost."""
@@ -139,7 +139,7 @@ class Batch(Struct, eq=False):
     requests: int = 0
 
     def end_one(self) -> bool:
-        """One of it has ended undelivered. Return True if so have all, without a request."""
+        """Count one that ended undelivered. Return True if all have, without a request."""
         self.left -= 1
         return not self.left and not self.requests
 
@@ -164,10 +164,10 @@ class Job(Struct, eq=False):
     hold_until: float = NEVER  # how long it may wait here; its broker gives up on it later
     resume_at: float = NEVER  # while it waits between two tries
     tries: tuple[Try, ...] = ()  # those that have ended
-    returned_for: float | None = None  # seconds, once it is given back
+    returned_for: float | None = None  # seconds, once it is returned
     metric: Metric | None = None  # how its delivery is counted; None: it had none
     error: str = ""  # why it became a dead letter, or was returned
-    ending: Ending | None = None  # set when it ends in a way that a plain ACK cannot tell
+    ending: Ending | None = None  # set when it ends in a way that a plain ACK cannot express
     followers: tuple[tuple[Settler, ReceivedMessage], ...] = ()  # copies that wait for its end
     extending: bool = False  # its lease, right now
 

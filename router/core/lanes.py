@@ -32,7 +32,7 @@ def ordering_group(job: Job, pool: PoolConfig) -> str | None:
 class Lane(Struct, eq=False):
     """One group's queue (POOL-3). A lane exists as long as it holds a job or serves one."""
 
-    group: str | None  # None: a message of its own, without order
+    group: str | None  # None: a single message, without order
     current: Job | None = None  # being served; not in the tiers
     high: deque[Job] = _UNUSED
     regular: deque[Job] = _UNUSED
@@ -128,7 +128,7 @@ class Lane(Struct, eq=False):
 class Lanes(dict[str | None, Lane]):
     """The lanes of one pool by group, and those that can go on, in order.
 
-    A message without order is a lane of its own, which is not found by a group.
+    A message without order has its own lane, which is not found by a group.
     """
 
     __slots__ = ("ready",)

@@ -67,7 +67,7 @@ class ReceivedMessage(Struct, frozen=True):
     receive_count: int | None = None  # how often the broker has handed it out, if it reports that
     lease_until: float | None = None  # loop time; None: ours as long as the connection
     tally: Tally = UNTRIED
-    is_last: bool = False  # the broker will not hand it out again: given back, it is lost
+    is_last: bool = False  # the broker will not hand it out again: a NACK would lose it
     parent: Span | None = None  # what published it, if it says so
     claimed_id: str | None = None  # what its publisher calls it: no proof of sameness (ID-1)
     flaw: str | None = None  # why the adapter could make no message of it; None: not known yet
@@ -126,7 +126,7 @@ class Message(
     pass_result: bool | None = None  # of a step: its payload gets the result as `previous`
 
     def __repr__(self) -> str:
-        """Without token and secret: a message may end up in a log or a traceback."""
+        """Return it without token and secret: it may end up in a log or a traceback."""
         return f"Message({self.id!r} to {self.target!r}, pool={self.pool!r}, group={self.group!r})"
 
     @property
@@ -236,7 +236,7 @@ def with_id(body: bytes, new_id: Callable[[], str]) -> bytes:
 
 
 def _check(message: Message) -> None:
-    """What types cannot say; blank means absent."""
+    """Check what types cannot express; blank means absent."""
     token = message.token
     # `isprintable` is a quick way to say that there can be no forbidden character.
     if not message.id.isprintable() and CONTROL.search(message.id):
@@ -263,7 +263,7 @@ def _check(message: Message) -> None:
 
 
 def _check_type(message: Message, target: Target) -> None:
-    """PROCESS and process: go together."""
+    """Check that the type is PROCESS exactly for `process:` targets."""
     if not message.is_process and target.scheme == PROCESS:
         raise Malformed("`mediationType` must be PROCESS if `mediationTarget` is process:<name>")
     if not message.is_process:
@@ -320,7 +320,7 @@ def _outside_of_strings(marks: bytes) -> bytes:
 
 
 def _depths(eight: int) -> list[int]:
-    """The depth after each of eight brackets, where a set bit opens one."""
+    """Return the depth after each of eight brackets, where a set bit opens one."""
     return list(accumulate(1 if eight >> bit & 1 else -1 for bit in reversed(range(8))))
 
 

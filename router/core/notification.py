@@ -75,7 +75,7 @@ class PendingDigest:
         self._troubled: OrderedDict[str, None] = OrderedDict()  # subjects, by name
 
     def warned(self, notice: Notice) -> None:
-        """A warning was raised, or raised again."""
+        """Note a warning that was raised, or raised again."""
         if notice.id in self._items:
             self._items[notice.id] = notice
         elif notice.severity >= max(self._least, self._reported.get(notice.id, 0) + 1):

@@ -105,9 +105,7 @@ class Rule(Struct, frozen=True):
     counts: bool = False  # a real failure: uses up an attempt of the retry policy (WQ-5)
     was_sent: bool = True  # False: the target had no part in it, and the retry policy has no say
     breaker: bool | None = True  # good or bad for the target's circuit; None: neither (MED-4)
-    delay: float = (
-        DEFAULT_DELAY_SECONDS  # seconds until a retry, if neither target nor policy says more
-    )
+    delay: float = DEFAULT_DELAY_SECONDS  # until a retry, unless target or policy says more
     warning: tuple[Code, Severity] | None = None
     about_target: bool = True  # whether the warning names the target
 

@@ -89,7 +89,7 @@ def mask_malformed(text: str) -> str:
 
 
 def without_secrets(letter: DeadLetter) -> DeadLetter:
-    """The letter with its reply free of the secrets sent: some targets echo what they are sent."""
+    """Return the letter with its reply masked: some targets echo the secrets that they get."""
     try:
         message = parse(letter.body)
     except Malformed:

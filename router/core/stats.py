@@ -175,7 +175,7 @@ class Outcomes(Rolling):
         return {metric: self.totals[_PLACES[metric]] for metric in Metric}
 
     def success_rate(self, now: float) -> float:
-        """Of the last 30 minutes. Every health check asks every pool, and most never failed."""
+        """Return the share of successes in the last 30 minutes; quickly, if nothing ever failed."""
         totals = self.totals
         if not totals[_FAILED]:
             return 1.0

@@ -96,7 +96,7 @@ def read_target(url: str) -> Target:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        # Its own words would quote the URL, where credentials may be.
+        # Its own text would quote the URL, which may contain credentials.
         raise BadTarget("has a port, IPv6 address or host name that cannot be read") from None
     if not parts.scheme or not parts.hostname:
         raise BadTarget("is not an absolute URL such as https://host/path")
@@ -115,7 +115,7 @@ def is_local_name(name: str) -> bool:
 
 @lru_cache(maxsize=10_000)
 def origin_of(url: str) -> str:
-    """The origin of a target that was read before."""
+    """Return the origin of a target that was read before."""
     return read_target(url).origin
 
 
@@ -133,7 +133,7 @@ class TargetPolicy(Struct, frozen=True):
             ip_address(ip)  # a name would never match: better an error at the start
 
     def refuse_url(self, target: Target) -> str | None:
-        """Why this URL is refused, as far as it shows without a look-up; None: it is not."""
+        """Return why this URL is refused, as far as can be seen without a look-up, or None."""
         if target.scheme not in _DEFAULT_PORTS:
             if target.is_local:
                 return _LOCAL[target.scheme]
@@ -147,7 +147,7 @@ class TargetPolicy(Struct, frozen=True):
         return self._refuse_host(target)
 
     def refuse_address(self, ip: str, port: int) -> str | None:
-        """Why no connection may be made to this resolved address; None: it may."""
+        """Return why no connection may be made to this resolved address, or None."""
         address = _plain(ip_address(ip))
         for network, what in _NEVER.items():
             if address in network:
@@ -185,7 +185,7 @@ class TargetPolicy(Struct, frozen=True):
 
 
 def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address that an IPv6 one leads to in the end; else the address itself."""
+    """Return the IPv4 address that an IPv6 one leads to in the end, else the address."""
     if isinstance(address, IPv4Address) or address.is_loopback:
         return address
     if any(address in network for network in _LAST_32_BITS):

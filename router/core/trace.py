@@ -1,6 +1,6 @@
 """Where a message stands in a trace, in the ids of W3C Trace Context: computed, never stored.
 
-A request's header and its span, which is told once the message is settled, agree because both are
+A request's header and its span, which is sent once the message is settled, agree because both are
 made here from the same facts. So following messages costs the hot path nothing but a header.
 """
 
@@ -19,7 +19,7 @@ _XRAY_VERSION: Final = "1"
 _SAMPLED: Final = 1  # a bit of the flags
 _SPAN_IDS: Final = 2**64 - 1
 _NO_TEXT: Final = blake2b(digest_size=16)  # to begin with a copy costs half of a new one
-_RATIO_BITS: Final = 64  # of a trace id, the lower ones: as everybody decides, so all agree
+_RATIO_BITS: Final = 64  # the lower ones of a trace id: other services decide by the same bits
 
 
 class Span(Struct, frozen=True, gc=False):
@@ -56,7 +56,7 @@ UNRECORDED: Final = Sampling()  # and a publisher's wish is passed on to the tar
 
 
 def carried_in(headers: Mapping[str, object]) -> Span | None:
-    """The span that published a message, by its headers; None: they name none, or no valid one."""
+    """Return the span that published a message, or None if its headers name no valid one."""
     given = headers.get("traceparent") or headers.get("Traceparent")
     if not isinstance(given, str):
         return None
@@ -77,7 +77,7 @@ def read_traceparent(given: str, state: object = None) -> Span | None:
 
 
 def read_xray(given: str) -> Span | None:
-    """The same in the words of AWS: `Root=1-<8 digits>-<24>;Parent=<16>;Sampled=1`."""
+    """Read what AWS sends instead: `Root=1-<8 digits>-<24>;Parent=<16>;Sampled=1`."""
     parts = dict(part.strip().partition("=")[::2] for part in given.split(";"))
     version, _, root = parts.get("Root", "").partition("-")
     flags = "01" if parts.get("Sampled") == "1" else "00"

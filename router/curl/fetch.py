@@ -1,4 +1,4 @@
-"""One GET in a thread of its own: whatever the server does, the event loop has no work with it.
+"""One GET in a separate thread: whatever the server does, it costs the event loop nothing.
 
 A server can answer in a million pieces, trickle or never end, and its name can hang. libcurl works
 without Python's lock, and a thread that hangs is left alone: it ends when the system answers.
@@ -35,7 +35,7 @@ class Fetched(Struct, frozen=True):
 
 
 async def fetch(url: str, headers: list[str], *, max_bytes: int, timeout: float) -> Fetched:
-    """Raises FetchFailed, and TimeoutError after so many seconds, name look-up included."""
+    """Fetch a URL. Raises FetchFailed, and TimeoutError after so many seconds in all."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Fetched | str] = loop.create_future()
 
@@ -52,7 +52,7 @@ async def fetch(url: str, headers: list[str], *, max_bytes: int, timeout: float)
             result = (
                 f"cannot connect: {text}" if code in _UNCONNECTED else f"no usable answer: {text}"
             )
-        except Exception as error:  # noqa: BLE001 - who waits must be told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the caller must get it, whatever it is
             result = f"no usable answer: {type(error).__name__}"
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(settle, result)

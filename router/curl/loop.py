@@ -77,7 +77,7 @@ _OK: Final[int] = pycurl.PREREQFUNC_OK
 _ABORT: Final[int] = pycurl.PREREQFUNC_ABORT
 
 _NONE_LEFT: Final = {errno.EMFILE, errno.ENFILE}
-_GIVEN_UP: Final = NoReply(Cause.UNFORESEEN)  # by whoever waited: nobody reads it
+_GIVEN_UP: Final = NoReply(Cause.UNFORESEEN)  # by the caller: nobody reads it
 
 Headers = Sequence[str | bytes]  # whole lines; bytes cost less
 RefuseAddress = Callable[[str, int], str | None]  # ip, port → why not, or None
@@ -158,7 +158,7 @@ class CurlLoop:
         self._sockets.close()
 
     async def post(self, url: str, headers: Headers, body: bytes, timeout: float) -> Answer:
-        """Raises ValueError when libcurl cannot make a request of it."""
+        """Send a POST and return the answer. Raises ValueError if libcurl cannot build it."""
         place, addresses = _place_of(url) if self._looks_up else None, None
         if place is not None:
             addresses = self._resolver.recall(place.host)
@@ -272,7 +272,7 @@ class _Transfer:
         self._reply_cap = options.reply_cap
         self._url = ""
         self._timeout = -1.0
-        self.is_pinned = False  # libcurl was told addresses
+        self.is_pinned = False  # libcurl was given addresses
         self._pinned: tuple[Place | None, HostAddresses | None] = (None, None)
         self._body = bytearray()  # a list of what comes would be large if it comes byte by byte
         self._header_lines: list[bytes] = []
@@ -298,7 +298,7 @@ class _Transfer:
             raise ValueError(f"libcurl refuses the request: {error}") from error
 
     def pin(self, place: Place | None, addresses: HostAddresses | None) -> None:
-        """Tell libcurl the addresses of the host, so that it does not look them up itself."""
+        """Give libcurl the addresses of the host, so that it does not look them up itself."""
         last_place, last_addresses = self._pinned
         if addresses is last_addresses and place == last_place:
             return
@@ -370,7 +370,7 @@ class _Transfer:
         # No function of ours: it would be called for each line, and hardly any reply is asked.
         setopt(pycurl.HEADERFUNCTION, self._header_lines.append)
         setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
-        setopt(pycurl.RESOLVER_START_FUNCTION, self._on_open)  # it may open some of its own
+        setopt(pycurl.RESOLVER_START_FUNCTION, self._on_open)  # it may open some itself
         if self._leadership is not None:
             setopt(pycurl.PREREQFUNCTION, partial(_allow, self._leadership))
 

@@ -1,7 +1,7 @@
 """Host names to addresses: a slow name delays deliveries to itself, and to no other.
 
 libcurl looks up all names with a few threads, so a few slow names would stop all deliveries. Here
-each look-up has a thread of its own, with one look-up at a time for each name. An address is used
+each look-up has its own thread, with one look-up at a time for each name. An address is used
 for a minute and looked up again before the minute ends, so steady traffic never waits.
 """
 
@@ -107,14 +107,14 @@ class Resolver:
         return looking
 
     def _work(self, host: str) -> None:
-        """In a thread."""
+        """Look a name up, in a thread."""
         result: Sequence[str] | Unresolved
         try:
             result = self._look_up(host)
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else None
             result = Unresolved(f"Could not resolve host: {host} ({reason or 'no host name'})")
-        except Exception as error:  # noqa: BLE001 - who waits must be told, whatever it is
+        except Exception as error:  # noqa: BLE001 - the caller must get it, whatever it is
             result = Unresolved(f"Could not resolve host: {host} ({error!r})")
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(self._done, host, result)

@@ -4,7 +4,7 @@ On Linux they live in an epoll set of their own and the event loop watches that 
 because then
 - a socket may stay in the set while its connection is idle: the next request on it finds it
   watched already, and no system call is needed;
-- a socket that libcurl closes leaves the set by itself. No callback has to tell us (pycurl cannot
+- a socket that libcurl closes leaves the set by itself. No callback has to report it (pycurl cannot
   make that one once the handle that opened the connection is detached), and when the descriptor's
   number comes back as someone else's socket, no stale registration in the loop awaits it.
 Elsewhere the event loop watches each of them, from when libcurl says so until it says no more.
@@ -49,7 +49,7 @@ class EpollSockets:
         loop.add_reader(self._epoll.fileno(), lambda: on_ready(self._ready()))
 
     def __len__(self) -> int:
-        """How many sockets libcurl waits for."""
+        """Return how many sockets libcurl waits for."""
         return len(self._wanted)
 
     def watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
@@ -79,7 +79,7 @@ class EpollSockets:
             if fd in self._wanted:
                 yield fd
             else:
-                # An idle connection has something to say, mostly goodbye. libcurl will see in time.
+                # An idle connection is ready: mostly it was closed. libcurl notices in time.
                 self._watched.pop(fd, None)
                 with suppress(OSError):  # closed meanwhile
                     self._epoll.unregister(fd)
@@ -110,7 +110,7 @@ class LoopSockets:
             self._loop.remove_writer(fd)
 
     def expect_new(self) -> None:
-        """Nothing to do: libcurl says so before it closes a socket that is watched."""
+        """Do nothing: libcurl announces it before it closes a watched socket."""
 
     def close(self) -> None:
         for fd in list(self._watched):

@@ -11,5 +11,5 @@ Read these six files in this order:
 
 `queue_manager` owns consumers and pools. `broker_guard` bounds and counts every call to a broker.
 What to do is decided in `router.core`; the engine does it. Four verbs end things: `stop` takes no
-more, `drain` finishes or gives back, `abort` cuts open work, `close` releases resources.
+more, `drain` finishes or returns, `abort` cuts open work, `close` releases resources.
 """

@@ -98,7 +98,7 @@ class Beat:
     def publish_due(self, tasks: asyncio.TaskGroup) -> float:
         """Start to publish what is due now. Return the seconds until the next tick, at most a few.
 
-        Each schedule has a task of its own: a queue that is slow delays no other schedule.
+        Each schedule has its own task: a slow queue delays no other schedule.
         """
         self._follow_changes()
         now = self._wall()

@@ -38,7 +38,7 @@ class PollHealth:
         self._due_since: float | None = None  # its queue has messages that nobody fetches
 
     def note_depth(self, depth: Depth, now: float) -> None:
-        """Only messages that could be handed out now show that a receiver misses them (OPS-3)."""
+        """Note the depth. Only messages that are due show that a receiver misses some (OPS-3)."""
         if not depth.due:
             self._due_since = None
         elif self._due_since is None:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 PAGE_LETTERS: Final = 500
 _CLOCK_STEP_SECONDS: Final = 1.0  # the clocks differ by less because they are read in turn
 
-Group = tuple[str, str | int]  # queue and group; a letter without a group is one of its own
+Group = tuple[str, str | int]  # queue and group; a letter without a group is alone in its own
 
 
 class DeadLetterWriter:
@@ -97,7 +97,7 @@ class DeadLetterWriter:
         return self._ahead + at
 
     def _alarm(self, reason: str) -> None:
-        text = f"a dead letter could not be written, its message is given back: {reason}"
+        text = f"a dead letter could not be written, its message is returned: {reason}"
         self._warn(Code.DEAD_LETTER_STORE, text, Severity.CRITICAL)
 
 

@@ -163,7 +163,7 @@ class Dispatcher:
     def _read(
         self, received: ReceivedMessage, read: Reader, unroutable: Unroutable
     ) -> Message | None:
-        """Return its message, or set it aside: it is malformed (BRK-2), or comes early (CMD-5)."""
+        """Return its message, or refuse it: it is malformed (BRK-2), or comes early (CMD-5)."""
         flaw = received.flaw  # that the adapter has found, if any
         if flaw is None:
             try:

@@ -46,7 +46,7 @@ class Permits:
             self._admit_some()
 
     def lend(self) -> None:
-        """Release it for a while, and tell whoever has use for it."""
+        """Release it for a while, so that others can use it."""
         self.release()
         self.on_free()
 
@@ -57,10 +57,10 @@ class Permits:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.returning.append(turn)
-        await turn  # whoever ends it has taken the permit for us
+        await turn  # its end means that the permit was taken for us
 
     def resize(self, limit: int) -> None:
-        """More: at once. Less: for new work at once, running deliveries finish (POOL-6)."""
+        """Change the limit. A lower one holds for new work; open deliveries finish (POOL-6)."""
         self.limit = limit
         self._admit_some()
         self.on_free()

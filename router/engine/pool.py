@@ -248,7 +248,7 @@ def waits_in(pool: ProcessPool) -> Mapping[WaitReason, int]:
 
 
 def _capacity(config: PoolConfig) -> int:
-    """POOL-1."""
+    """Return how many messages a pool may hold without an open request (POOL-1)."""
     return max(config.concurrency * CAPACITY_PER_WORKER, LEAST_CAPACITY_MESSAGES)
 
 

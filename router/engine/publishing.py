@@ -84,7 +84,7 @@ async def open_publishing(
     new_id: Callable[[], str],
     wall: Callable[[], float] = time.time,
 ) -> AsyncIterator["QueuePublisher"]:
-    """Connections are opened when they are needed, and closed with the context.
+    """Open a publisher. Its connections are opened when needed, and closed with the context.
 
     `refuse_url` returns why messages of that queue may not go to a target, as far as its URL shows
     (MED-5).
@@ -167,7 +167,7 @@ class QueuePublisher:
         return checked
 
     def queue_named(self, name: str) -> QueueConfig:
-        """A queue that can be published to. Raises Unknown or WrongQueue."""
+        """Return a queue that can be published to. Raises Unknown or WrongQueue."""
         for queue in self._config().queues:
             if queue.name == name:
                 if not self._can_publish(queue):
@@ -186,7 +186,7 @@ class QueuePublisher:
     def replies(self, message: Message, fingerprint: str, ending: Ending) -> list[Outgoing]:
         """Return the reply to a message that ended so, if it wants one (CMD-3).
 
-        `fingerprint` is that of its publication: the same end is told once where that can be.
+        `fingerprint` is that of its publication: the same end is reported once where that can be.
         """
         queue = None if message.reply_to is None else self.reply_queue(message.reply_to)
         if queue is None:
@@ -213,7 +213,7 @@ class QueuePublisher:
         return item if not_before is None else replace(item, not_before=not_before)
 
     async def put(self, queue: QueueConfig, items: Sequence[Publication]) -> Sequence[Receipt]:
-        """As Publisher.publish, over the queue's one connection. Raises BrokerError."""
+        """Publish over the one connection of the queue. Raises BrokerError."""
         link = self._links.get(queue)
         if link is None:
             link = self._links[queue] = _Link(lambda: self._open(queue))
@@ -273,7 +273,7 @@ class QueuePublisher:
 
 
 class _Parcel:
-    """Some messages on their way into a queue, and the future of whoever waits for them."""
+    """Messages on their way into a queue, and the future of the caller that waits."""
 
     def __init__(self, items: Sequence[Publication]) -> None:
         self.items = items

@@ -145,12 +145,12 @@ class QueueManager:
         self._workers.stop()
 
     async def until_settled(self) -> None:
-        """Once stopped: wait until nothing is held any more."""
+        """Wait, once stopped, until nothing is held any more."""
         for consumer in self.stopping_consumers:
             await consumer.until_settled()
 
     def abort(self, *, settling: bool = False) -> None:
-        """Once stopped: cut open requests; their messages go back.
+        """Cut open requests, once stopped; their messages go back.
 
         With `settling`, also cut open calls to brokers: it may not settle any more (CFG-9).
         """
@@ -246,7 +246,7 @@ async def shut_down(manager: QueueManager, grace: float) -> None:
         receiver.settler.close()
     lost = manager.registry.ledger.ended[Fate.FORFEITED] - lost_before
     if lost:
-        text = f"{lost} messages could not be given back; they return when their leases end"
+        text = f"{lost} messages could not be returned; they come back when their leases end"
         manager.deps.alerts.of(SOURCE)(Code.SHUTDOWN_CLEANUP_ERRORS, text)
     log.info("all consumers stopped", extra={"unaccounted": manager.registry.unaccounted})
 

@@ -97,7 +97,7 @@ class InFlightRegistry:
         self.finish_untracked(received, fate)
 
     def supersede(self) -> None:
-        """A newer hand-over replaced the one that a job was settled by (ROUTE-2)."""
+        """Count a hand-over that a newer one replaced (ROUTE-2)."""
         self.ledger.end(Fate.SUPERSEDED)
 
     def remember_tally(self, job: Job) -> None:
@@ -119,7 +119,7 @@ class InFlightRegistry:
         self.remembered.forget(proof_of_copy(queue_uri, received))
 
     def forfeit_followers(self, settler: Settler) -> None:
-        """The connection of this settler is gone, and with it what waits for jobs (BRK-6)."""
+        """Drop what came over the lost connection of this settler and waits for jobs (BRK-6)."""
         for job in self.tracker:
             self.drop_followers(job, lambda each: each[0] is settler)
 

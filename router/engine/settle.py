@@ -2,7 +2,7 @@
 
 A settler outlives its connections: a lease is good on the next one too, a handle without a lease
 dies with the connection that brought it. It has three parts: the AckBatcher sends ACKs together,
-the Returner gives back what is not delivered, the DeadLetterWriter stores what is given up.
+the Returner returns what is not delivered, the DeadLetterWriter stores what is given up.
 """
 
 import asyncio
@@ -83,7 +83,7 @@ class QueueSettler:
         self.renewed.ring()
 
     def disconnected(self) -> None:
-        """Cut open calls. What had no lease of its own is lost with its connection (BRK-6)."""
+        """Cut open calls. What has no lease is lost with its connection (BRK-6)."""
         guarded, self._guarded = self.connection, None
         guarded.abort()
         if guarded.lease_seconds is None:
@@ -224,7 +224,7 @@ class AckBatcher:
     async def _finish_commands(self) -> None:
         """Finish the collected jobs that need more than a plain ACK.
 
-        A reply that cannot be published delays none but its own message.
+        A reply that cannot be published delays only its own message.
         """
         await asyncio.sleep(ACK_LINGER_SECONDS)
         jobs, self._commands = self._commands[:ACKS_PER_CALL], self._commands[ACKS_PER_CALL:]
@@ -278,7 +278,7 @@ class AckBatcher:
         return [job for job in ours if is_stale.get(job.handle) is False]
 
     def _remember(self, jobs: Sequence[Job]) -> None:
-        """The broker will hand them out again: be ready to acknowledge that then (BRK-3)."""
+        """Remember to ACK them at their next hand-over, which their broker will make (BRK-3)."""
         settler = self._settler
         for job in jobs:
             if self._outgoing.is_left_of(job):  # its reply would never be published
@@ -307,7 +307,7 @@ class AckBatcher:
 
 
 class Returner:
-    """Gives back what is not delivered: failed, refused, unwanted or unreadable."""
+    """Returns what is not delivered: failed, refused, unwanted or unreadable."""
 
     def __init__(self, settler: QueueSettler) -> None:
         self.is_busy = False
@@ -332,7 +332,7 @@ class Returner:
         settler.finish([job], fate)
 
     def reject(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Give back what comes too late to be dispatched. The settler is not idle until then."""
+        """Return what comes too late to be dispatched. The settler is not idle until then."""
         self._unwanted += messages
         if not self.is_busy:
             self.is_busy = True
@@ -364,7 +364,7 @@ class Returner:
         await nack_in_order(held_back, 0.0)
 
     def forfeit_all(self) -> None:
-        """The connection is lost, and with it what waits to be placed or returned."""
+        """Drop what waits to be placed or returned: its connection is lost."""
         held_back, self.held_back = self.held_back, []
         for job in held_back:
             job.settler.forfeit(job)
@@ -382,7 +382,7 @@ class Returner:
     async def _end_unread(
         self, received: ReceivedMessage, delay: float, why: GiveUp | None = None
     ) -> None:
-        """Store it if it is given up, then remove it. Else, or if that fails, give it back."""
+        """Store it if it is given up, then remove it. Else, or if that fails, return it."""
         settler, letters = self._settler, self._settler.deps.letters
         if why is not None and await letters.keep(settler.queue, received, why):
             fate = Fate.DEAD_LETTERED

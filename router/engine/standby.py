@@ -5,7 +5,7 @@ longer than the server does. If the lock cannot be refreshed, work ends while it
 
     0 ─────────── 1/3 ─────────────── 2/3 ───────────────────── TTL
     refreshed     refresh it          receive and send no more, nothing is sent or
-                  (again and again)   give back what is queued  settled any more
+                  (again and again)   return what is queued     settled any more
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class Standby:
         self._leadership.until = NEVER
         self._is_primary = False
         self._holder: str | None = None
-        self._refreshed_at: float | None = None  # the lock, by whoever holds it
+        self._refreshed_at: float | None = None  # the lock, by its holder
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 

@@ -138,7 +138,7 @@ class StateReader:
                 )
 
     def _queues(self) -> Iterator[QueueState]:
-        """A stopping consumer counts until it is gone, or replaced: then its counts live on."""
+        """Read the queues. A stopping consumer counts until it is gone or replaced."""
         manager = self._manager
         stopping = {consumer.queue.name: consumer for consumer in manager.stopping_consumers}
         for name, consumer in {**stopping, **manager.consumers}.items():
@@ -160,11 +160,11 @@ class StateReader:
             )
 
     def _all_pools(self) -> list[ProcessPool]:
-        """A draining pool counts until it is gone (CFG-6)."""
+        """Yield all pools. A draining pool counts until it is gone (CFG-6)."""
         return [*self._manager.pools.values(), *self._manager.draining_pools.values()]
 
     def _active_pools(self) -> Iterator[PoolState]:
-        """Of ten thousand pools, most are idle and cost no more than a glance."""
+        """Yield the pools that are not idle: of ten thousand, most are."""
         now = _now()
         for pool in self._manager.pools.values():
             if pool.held or pool.runner.deliveries.success_rate(now) < GOOD_SHARE:
@@ -176,7 +176,7 @@ class StateReader:
         return (pool_state(pool, now) for pool in sorted(busiest, key=lambda pool: pool.code))
 
     def _groups(self) -> Iterator[HeldGroup]:
-        """The tracker has its messages in the order in which they came."""
+        """Read the groups that wait. The tracker has its messages in order of arrival."""
         seen: set[Lane] = set()
         for job in islice(self._manager.registry.tracker, MOST_SCANNED_MESSAGES):
             pool = job.pool
@@ -269,7 +269,7 @@ def _standing(job: Job, loop_to_wall: float) -> Standing:
 
 
 def _order(lane: Lane) -> Iterator[Job]:
-    """The group's messages in the order of service, the one being served first."""
+    """Return the group's messages in the order of service, the one being served first."""
     if lane.current is not None:
         yield lane.current
     yield from lane

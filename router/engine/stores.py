@@ -351,7 +351,7 @@ class Batches:
         return AcceptedMembers(batch_id, added, len(items) - added)
 
     async def find(self, batch_id: str, queue: str | None) -> BatchState:
-        """Raises Unknown, Conflict (several queues have one of this id), WrongQueue or BrokeOff."""
+        """Find a batch. Raises Unknown, Conflict (several have this id), WrongQueue or BrokeOff."""
         found = await self._stores.ask(
             self._stores.work_queues(queue), lambda store: store.find_batch(batch_id)
         )
@@ -365,7 +365,7 @@ class Batches:
 
 
 def _callback_body(callback: bytes, batch_id: str) -> bytes:
-    """Return the callback with an id of its own, always the same for the batch."""
+    """Return the callback with its id, always the same for the batch."""
     try:
         fields = msgspec.json.decode(callback, type=dict[str, Raw])
     except NOT_JSON as error:

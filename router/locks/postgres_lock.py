@@ -1,4 +1,4 @@
-"""A leader lock in PostgreSQL: a row and the database's clock. It needs no session of its own."""
+"""A leader lock in PostgreSQL: a row and the database's clock. It needs no session."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ DO $$ BEGIN
     );
 END $$
 """
-# Whoever was given the lock must still have it after a crash of the server, however the database
+# The holder of the lock must still have it after a crash of the server, however the database
 # is set up: hence the last column.
 _DURABLY: Final = "set_config('synchronous_commit', 'on', true)"
 _ACQUIRE: Final = f"""

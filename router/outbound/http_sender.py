@@ -100,7 +100,7 @@ class HttpSender:
     def _headers(
         self, message: Message, request: int, body: bytes, span: Span | None
     ) -> list[str | bytes]:
-        """Raises BadSecret."""
+        """Return the headers of a request. Raises BadSecret."""
         message_id = message.id if _PLAIN.fullmatch(message.id) else _header_value(message.id)
         lines: list[str | bytes] = [
             b"Content-Type: application/json",

@@ -131,7 +131,7 @@ class Mail:
 
 
 def for_webhook(digest: Digest) -> dict[str, object]:
-    """Everything, for programs."""
+    """Return everything, for programs."""
     return {
         "source": "message-router",
         "instance": digest.instance,
@@ -171,7 +171,7 @@ def for_slack(digest: Digest) -> dict[str, object]:
 
 
 def for_teams(digest: Digest) -> dict[str, object]:
-    """An adaptive card, as incoming webhooks of Teams workflows take it."""
+    """Return an adaptive card, as incoming webhooks of Teams workflows take it."""
     head = {
         "type": "TextBlock",
         "text": summary(digest),

@@ -235,7 +235,7 @@ class SqliteLetters(LetterTable):
             self._execute("put", columns)
 
     def _check_room_for(self, letter: DeadLetter) -> None:
-        """By what is in use: the file never shrinks, and what was freed in it is used again."""
+        """Check by what is in use: the file never shrinks, and free pages are used again."""
         page_size, pages, free = (
             self._connection.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_size", "page_count", "freelist_count")

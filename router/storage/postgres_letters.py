@@ -34,7 +34,7 @@ async def open_postgres_letters(url: str, max_bytes: int) -> AsyncIterator["Post
 
 
 class PostgresLetters(LetterTable):
-    """A call that fails has an error of its own; the next one connects again."""
+    """Dead letters in PostgreSQL. After a call that failed, the next one connects again."""
 
     def __init__(self, database: PostgresDatabase, host: str, max_bytes: int) -> None:
         self._database = database

@@ -169,7 +169,7 @@ async def test_a_primary_stops_before_a_lock_runs_out_that_it_cannot_refresh(
         warned = [await router.warnings("STANDBY_LOCK") for router in routers.values()]
 
     assert sent_until - killed_at <= TTL * 2 / 3 + 0.5
-    assert held == set()  # given back, not left to run out
+    assert held == set()  # returned, not left to run out
     assert len(contest.terms) <= 2
     assert firsts_in_order(contest.accepted, GROUPS, PER_GROUP)
     assert all(warned)

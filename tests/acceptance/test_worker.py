@@ -153,7 +153,7 @@ async def test_stop_waits_for_handlers_and_stop_now_does_not(site: Site) -> None
     await stopping
     assert (ended, worker.in_flight_count) == (["a"], 0)
     assert site.unsettled() == {"b"}
-    assert site.in_flight() == set()  # given back, not left to its lease
+    assert site.in_flight() == set()  # returned, not left to its lease
 
     release.set()
     await worker.start()

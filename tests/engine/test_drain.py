@@ -248,7 +248,7 @@ class TestRevival:
             await rig.publish(*grouped("a", "b"), queue=FREE_QUEUE)
             await asyncio.sleep(3)
             await rig.apply(queues=FREE)
-            await asyncio.sleep(8)  # a was accepted at 10, b is given back from then until 15
+            await asyncio.sleep(8)  # a was accepted at 10, b is returned from then until 15
             await rig.apply(pool(), queues=FREE)
             await rig.publish(*grouped("c"), queue=FREE_QUEUE)
             await asyncio.sleep(60)

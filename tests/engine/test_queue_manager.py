@@ -212,7 +212,7 @@ async def test_an_arrival_that_waited_while_its_consumer_was_stopped_is_given_ba
     ) as rig:
         queue.hand_over(handed(a, "a", "1", lease=30), handed(b, "b", "2", lease=30))
         await asyncio.sleep(1)
-        await rig.apply(pool("Q"))  # b is given back, which takes a while
+        await rig.apply(pool("Q"))  # b is returned, which takes a while
         queue.hand_over(handed(b, "later", "2", lease=30))
         await asyncio.sleep(1)
         await rig.apply(pool("Q"), queues=())
@@ -230,7 +230,7 @@ async def test_arrivals_that_waited_while_their_consumer_was_stopped_are_all_giv
     ) as rig:
         queue.hand_over(*[handed(each, each, each.decode(), lease=30) for each in (a, b, c)])
         await asyncio.sleep(1)
-        await rig.apply(pool("Q"))  # b and c are given back, which takes a while
+        await rig.apply(pool("Q"))  # b and c are returned, which takes a while
         queue.hand_over(handed(b, "b again", b.decode(), lease=30))
         queue.hand_over(handed(c, "c again", c.decode(), lease=30))
         await asyncio.sleep(1)

@@ -1,4 +1,4 @@
-"""What was given back together is waited for together."""
+"""What was returned together is waited for together."""
 
 import json
 

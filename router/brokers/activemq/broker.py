@@ -209,7 +209,7 @@ class ActiveMqBroker:
             if not prefetched.count_due(loop_time()):
                 return ClaimedBatch((), prefetched.next_due() - loop_time())
             await self._gather_pushed(limit)
-            # The scheduler works in strokes: wait for those that were put off together.
+            # The scheduler wakes up now and then: wait for those that were delayed together.
             await self._pending_retries.gather(returned, await_more)
             self._connection.check()
             taken = prefetched.take(limit, loop_time())
@@ -227,9 +227,9 @@ class ActiveMqBroker:
         return stale
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        """Without a delay, hand it out from here: STOMP cannot return a single message.
+        """Return it. Without a delay, hand it out from here: STOMP cannot return one message.
 
-        Whoever never asks again closes the connection, and the broker has it back.
+        If nobody asks again, the connection is closed and the broker has it back.
         """
         del error
         self._connection.check()
@@ -257,7 +257,7 @@ class ActiveMqBroker:
         return None
 
     async def _subscribe(self) -> None:
-        """At the first receive: whoever does not ask must not be sent anything."""
+        """Subscribe, at the first receive: before it, the broker must not push anything."""
         if self._is_subscribed:
             return
         self._is_subscribed = True
@@ -344,7 +344,7 @@ class ActiveMqPublisher:
         self._transactions = itertools.count(1)
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
-        """In one transaction, all or none; but for what the scheduler holds back (CMD-5).
+        """Publish in one transaction, except for what the scheduler holds back (CMD-5).
 
         That is stored only after a commit, so it must not be part of a transaction.
         """

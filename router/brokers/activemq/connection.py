@@ -66,7 +66,7 @@ class FrameReader:
         self._searched = 0  # bytes that need not be looked at again
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Raises BadFrame."""
+        """Take in bytes of the stream. Raises BadFrame."""
         self._buffer += data
         frames: list[Frame] = []
         while True:
@@ -282,7 +282,7 @@ class StompConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _lose(self, error: Disconnected) -> None:
-        """Note that the connection cannot be used, and tell whoever waits for an answer why."""
+        """Note that the connection cannot be used, and fail the calls that wait for an answer."""
         if self._lost is not None:
             return
         self._lost = str(error)
@@ -334,7 +334,7 @@ async def _connect(server: Server, login: Login | None, heartbeat: int) -> Stomp
     except BaseException as error:
         await connection.close()
         if isinstance(error, StompRefused) and error.is_forbidden:
-            # In words of our own: the broker's contain the user's name.
+            # Not the broker's text: it contains the user's name.
             raise QueueRefused("the broker does not accept this user and password") from None
         raise
     return connection

@@ -83,7 +83,7 @@ def group_header(group: str | None) -> Mapping[str, str]:
 
 
 class RetryPublisher:
-    """Sends copies over a connection of its own.
+    """Sends copies over a separate connection.
 
     A broker that is full stops reading from connections that send, and acknowledgements must still
     get through.
@@ -98,7 +98,7 @@ class RetryPublisher:
         self._can_delay = True
 
     def give_up(self, why: str) -> None:
-        """From now on, hold messages in memory instead, un-acked: nothing is lost by that."""
+        """Hold messages in memory from now on, not acknowledged: nothing is lost by that."""
         if self._can_delay:
             self._can_delay = False
             self._alarm(f"messages to be delayed are held in memory: {why}")
@@ -111,7 +111,7 @@ class RetryPublisher:
             copy = copy_of(original, history, self._destination, delay)
             await self._connection.exchange(copy)
         except (StompRefused, NoAnswer) as error:
-            # In words of our own if it is forbidden: the broker's contain the user's name.
+            # Not the broker's text if it is forbidden: that contains the user's name.
             is_forbidden = isinstance(error, StompRefused) and error.is_forbidden
             self.give_up("this user may not write to the queue" if is_forbidden else str(error))
             return False
@@ -143,7 +143,7 @@ async def open_retry_publisher(
 
 
 async def _has_scheduler(connection: StompConnection) -> bool:
-    """Try in a queue of our own which comes first: a delayed message, or one sent after it."""
+    """Find out in a test queue which comes first: a delayed message, or one sent after it."""
     first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
     connection.on_message = lambda frame: None if first.done() else first.set_result(frame)
     await connection.exchange(

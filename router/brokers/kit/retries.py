@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 PREFIX: Final = "x-message-router-"
 ROUNDING_SECONDS: Final = 0.5  # a copy may come back that much later than asked for
-SOON_SECONDS: Final = 1.0  # between two messages that were given back one after the other, at most
+SOON_SECONDS: Final = 1.0  # at most, between two messages that were returned one after the other
 LATE_SECONDS: Final = 1.0  # a message this much overdue has gone to another router
 MAX_GATHERING_SECONDS: Final = 2.0
 GATHER_SHARE: Final = 1 / 3  # of the lease, at most
@@ -185,7 +185,7 @@ class PendingRetries:
     ) -> None:
         """Add the group mates of the retries in a batch, by fetching again and again.
 
-        Each message that went back has a time of its own. What is gathered is not extended yet, so
+        Each message that went back has its own time. What is gathered is not extended yet, so
         this takes a part of the lease at most.
         """
 

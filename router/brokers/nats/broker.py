@@ -235,7 +235,7 @@ class NatsPublisher:
         self._subject = subject
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
-        """Not all or none: the server takes them one by one. After a failure, the keys tell."""
+        """Publish one by one. After a failure, the server recognizes what it has by its keys."""
         requests = []
         for item in items:
             # Only an explicit key is the server's dedup id (WQ-1). The server compares those of all

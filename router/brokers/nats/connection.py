@@ -107,7 +107,7 @@ async def open_connection(address: NatsAddress) -> AsyncIterator["NatsConnection
 
 
 class NatsConnection:
-    """Never reconnects by itself: whoever lost it opens another one (BRK-6)."""
+    """One connection. It never reconnects: the engine opens another one (BRK-6)."""
 
     def __init__(self) -> None:
         # Called soon after the connection was lost. Not reliable: check `is_open` as well.

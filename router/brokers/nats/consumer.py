@@ -53,7 +53,7 @@ class ConsumerInfo(Struct, frozen=True):
     config: Raw
     delivered: Position = Position()
     num_pending: int = 0  # in the stream, never handed out
-    num_ack_pending: int = 0  # handed out, or given back and not due
+    num_ack_pending: int = 0  # handed out, or returned and not due
     paused: bool = False
 
     @property
@@ -177,7 +177,7 @@ async def bind_consumer(
     info = await consumer_info(connection, address.stream, address.consumer)
     wanted = queue.visibility_timeout
     if info is None:
-        # Without limits of its own: pools bound what is in flight, and nothing is given up (BRK-1).
+        # Without limits: pools bound what is in flight, and nothing is given up (BRK-1).
         config: dict[str, object] = {
             "durable_name": address.consumer,
             "description": "made by message-router",
@@ -198,7 +198,7 @@ async def bind_consumer(
             raise QueueRefused(f"consumer {address.consumer!r} {' and '.join(problems)}")
         lease = None if wanted is None or terms.backoff else round(wanted * NANOSECONDS)
         if lease not in {None, terms.ack_wait}:
-            # Only the lease is changed. All else is up to whoever made the consumer.
+            # Only the lease is changed. Everything else is up to the owner of the consumer.
             existing = msgspec.json.decode(info.config, type=dict[str, Raw])
             info = await _put(connection, address, {**existing, "ack_wait": lease})
     return PullConsumer(
@@ -286,7 +286,7 @@ class Puller:
             pass
 
     async def until_withdrawn(self) -> None:
-        """Once stopped, wait until the server sends us nothing more."""
+        """Wait, once stopped, until the server sends us nothing more."""
         if self.is_stopped:
             await self.until_idle()
 
@@ -343,12 +343,12 @@ class Puller:
         with our_errors():
             await inbox.stop()
             # The server looks at abandoned requests only when asked about the consumer. Until then
-            # one of them confuses it: what is given back goes to nobody, and loses its place.
+            # one of them confuses it: what is returned goes to nobody, and loses its place.
             await consumer_info(self._connection, self._consumer.stream, self._consumer.name)
             await inbox.close()
 
     async def _heed(self, status: Incoming) -> None:
-        """Act upon a request that ended without a message."""
+        """React to a request that ended without a message."""
         code, text = _status_of(status), (status.headers or {}).get("Description", "")
         if code in _REFUSED:
             raise QueueRefused(f"JetStream: {text}")

@@ -164,7 +164,7 @@ class PgmqBroker:
         return stale(leases, await self._settle(self._table.hide, leases, math.ceil(seconds)))
 
     async def depth(self) -> Depth:
-        """A retry that waits is in flight: PGMQ cannot tell them apart."""
+        """Return the depth. PGMQ counts a retry that waits as in flight."""
         (row,) = await self._database.call(self._table.count)
         return Depth(waiting=row["waiting"], in_flight=row["in_flight"], due=row["due"])
 
@@ -284,7 +284,7 @@ def _as_json(body: bytes) -> str:
 
 
 def _read_headers(headers: str) -> tuple[Tally, Span | None]:
-    """Anybody may write headers: what is of no use is ignored."""
+    """Read the headers. Anybody may write them, so what makes no sense is ignored."""
     try:
         given = msgspec.json.decode(headers, type=dict[str, object])
         tally = msgspec.convert(given.get(TALLY_HEADER, {}), Tally)

@@ -76,7 +76,7 @@ class Envelope:
         except msgspec.ValidationError as error:
             return body, f"not a command: {error}"
         except NOT_JSON:
-            return body, None  # whoever parses it says what is wrong
+            return body, None  # the parser reports what is wrong
         route = self._routes.get(command.command_type)
         if route is None:
             return body, f"there is no route for commands of type {command.command_type[:100]!r}"

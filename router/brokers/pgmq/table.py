@@ -74,7 +74,7 @@ END
 
 _NEXT: Final = "SELECT extract(epoch FROM min(vt) - clock_timestamp())::float8 AS wait FROM {table}"
 
-# `read_ct` is the fence: whoever reads a message again makes older leases worthless. `enqueued_at`
+# `read_ct` is the fence: the next read of a message invalidates older leases. `enqueued_at`
 # distinguishes it from one of a queue that was dropped and made again.
 _HELD: Final = """
 asked AS (
@@ -184,7 +184,7 @@ class PgmqAddress(Struct, frozen=True):
 
 
 def read_address(queue: QueueConfig) -> PgmqAddress:
-    """`pgmq://user:password@host:5432/database?queue=name&fifo=true&notify=false`."""
+    """Read `pgmq://user:password@host:5432/database?queue=name&fifo=true&notify=false`."""
     uri = read_uri(queue, OURS | CONNECTING)
     name = uri.options.get("queue") or queue.name
     if len(name) > MAX_NAME_CHARACTERS:

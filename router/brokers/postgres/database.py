@@ -58,7 +58,7 @@ def is_for_environment(dsn: str) -> bool:
     """
     login, _, hosts = urlsplit(dsn).netloc.rpartition("@")
     if ":" in login or not hosts:
-        return True  # it has a password of its own, or takes the host from there, too
+        return True  # it names a password, or takes the host from there, too
     named = [host for host in os.environ.get("PGHOST", "").lower().split(",") if host]
     given = {urlsplit(f"//{host}").hostname or "" for host in hosts.split(",")}
     return given <= {*(named or ("localhost", "127.0.0.1", "::1"))}
@@ -128,7 +128,7 @@ class PostgresDatabase:
             raise QueueRefused(f"the default transaction isolation is {row['isolation']!r}")
 
     async def call(self, query: str, *arguments: object) -> Sequence[Any]:
-        """One statement, one transaction. Its rows are read by the names of their columns."""
+        """Run one statement in one transaction. Rows are read by the names of their columns."""
         async with self._places:
             if self._is_closed:
                 raise Disconnected("the database is closed")
@@ -140,7 +140,7 @@ class PostgresDatabase:
                     return await self._call(query, arguments)
 
     async def claim(self, query: str, *arguments: object) -> Sequence[Any]:
-        """A call that may have to wait for other processes."""
+        """Run a statement that may have to wait for other processes."""
         async with self._claims:
             return await self.call(query, *arguments)
 
@@ -196,7 +196,7 @@ class PostgresDatabase:
         )
 
     async def _listen(self) -> None:
-        """Learn of what other processes publish sooner than by polling (WQ-6).
+        """Listen for what other processes publish, which is faster than polling (WQ-6).
 
         There is no task for it: a receiver that starts to wait opens the connection again, but not
         all the time.
@@ -229,7 +229,7 @@ class PostgresDatabase:
         self._signals[queue or channel].ring()
 
     async def _install(self) -> None:
-        """All or nothing. Whoever comes second finds it done."""
+        """Install the schema in one transaction. A process that comes second finds it done."""
         async with _our_errors(INSTALL_TIMEOUT_SECONDS):
             connection = await self._connect()
             try:
@@ -243,7 +243,7 @@ class PostgresDatabase:
 
 
 async def _close(connection: asyncpg.Connection) -> None:
-    """Say goodbye if the server answers; else just hang up."""
+    """Close the connection in order if the server answers, else cut it."""
     try:
         await connection.close(timeout=CLOSE_TIMEOUT_SECONDS)
     except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):

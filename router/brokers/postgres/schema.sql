@@ -8,7 +8,7 @@
 -- Three rules make it safe without a lock around everything:
 --   1. Claims of one queue run one after the other, and only claims change a message that is ready.
 --      Publishing and settling lock only their own rows.
---   2. Whoever settles or publishes adds the group's key to queue_changes, in the same transaction.
+--   2. Settling and publishing add the group's key to queue_changes, in the same transaction.
 --      The next claim decides again what that group offers. Between the two, a group offers less
 --      than it could, never more.
 --   3. A lease is known by its token. A lease that has ended loses its token when a claim notices.
@@ -189,7 +189,7 @@ SET search_path = message_router, pg_temp
 AS $$
 BEGIN
     NEW.identity := identity_of(NEW.dedup_key, NEW.message_id, NEW.body);
-    -- Who published it past the router does not tell. To keep it longer than needed does no harm.
+    -- A row that was inserted without the router has no size. Keeping it longer does no harm.
     NEW.is_kept := NEW.is_kept OR position('"payload"'::bytea IN NEW.body) > 0
         OR position('"replyTo"'::bytea IN NEW.body) > 0;
     RETURN NEW;

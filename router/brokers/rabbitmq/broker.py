@@ -162,7 +162,7 @@ class RabbitConsumer:
                 if stopped.is_set() or loop_time() - oldest > MAX_STAY_SECONDS:
                     await self.rewind()
         except BrokerError:
-            return  # the connection is lost; whoever uses it is told
+            return  # the connection is lost; its users get an error
 
     def _take(self, waiting: deque[RabbitMessage], message: RabbitMessage) -> None:
         if self.pending_retries:
@@ -199,7 +199,7 @@ class RabbitBroker:
         self._tickets = tickets
         self._copied = copied  # originals that may still have to be removed
         self._pending_retries = consumer.pending_retries
-        self._clock = clock  # the machine's: it tells when a copy is due
+        self._clock = clock  # the machine's: it decides when a copy is due
 
     @asynccontextmanager
     async def minded(self) -> AsyncIterator[None]:
@@ -233,7 +233,7 @@ class RabbitBroker:
                 # Pushed one by one; a batch is all that was there with its first message (FIFO-1).
                 await self._connection.catch_up()
             await self._send_on_early(limit)
-            # Each copy has a time of its own: wait for those that were put off together.
+            # Each copy has its own time: wait for those that were delayed together.
             await self._pending_retries.gather(returned, await_more)
             await self._remove_copied(limit)
             waiting = self._consumer.waiting
@@ -288,7 +288,7 @@ class RabbitBroker:
         return Depth(in_queue + here, out, due=here + min(in_queue, window))
 
     async def _send_on_early(self, limit: int) -> None:
-        """Of the next messages, let those hop again that came before their time.
+        """Send the next messages on again if they came before their time.
 
         All copies first, confirmed; then the originals are removed. A crash in between duplicates.
         """
@@ -308,7 +308,7 @@ class RabbitBroker:
             await self._connection.ack([message.tag for message, _ in early])
 
     async def _remove_copied(self, limit: int) -> None:
-        """Of the next messages, remove the originals whose copies still wait (BRK-3)."""
+        """Remove those of the next messages whose copies still wait (BRK-3)."""
         while self._copied:
             copied = [
                 each
@@ -356,7 +356,7 @@ class RabbitPublisher:
         self._clock = clock  # the machine's
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
-        """RabbitMQ knows no duplicates. If it fails, the first messages may be stored."""
+        """Publish; duplicates are not recognized. After an error, some may be stored."""
         for start in range(0, len(items), PUBLISHED_AT_ONCE_MESSAGES):
             try:
                 # Sent one after the other, confirmed together.
@@ -377,7 +377,7 @@ class RabbitPublisher:
         body = dated_body(item.message, item.body, item.not_before)
         now = self._clock()
         if item.not_before is not None and item.not_before > now:
-            # A longer wait is not over then, and the message is given back for the rest.
+            # A longer wait is not over then, and the message is returned for the rest.
             due_at = min(item.not_before + TOLERANCE_SECONDS, now + MAX_DELAY_SECONDS)
             history = RetryHistory(properties.message_id, due_at=due_at)
             await self._ladder.put(body, properties, history, due_at - now)

@@ -2,7 +2,7 @@
 
 aio-pika opens connections and channels. Messages and acknowledgements go through the layer below
 it, which saves a task and a write for each. Its `connect_robust` is not used: a connection that
-renews itself would leave dead handles and tell nobody.
+renews itself would leave dead handles without an error.
 """
 
 import asyncio
@@ -129,8 +129,8 @@ class RabbitConnection:
         try:
             await self.declare(queue, {"x-queue-type": "quorum"})
         except QueueRefused as refusal:
-            told = _OTHER_KIND.search(str(refusal))
-            return told and (told["kind"] or "classic")
+            found = _OTHER_KIND.search(str(refusal))
+            return found and (found["kind"] or "classic")
         return "quorum"
 
     # Consuming.
@@ -197,7 +197,7 @@ class RabbitConnection:
     # Helpers.
 
     def _forget(self, tags: Sequence[int]) -> None:
-        """Only after all were sent: until then no frame of another call may include them."""
+        """Forget tags, after all were sent: until then no frame may include them."""
         for tag in tags:
             del self._unsettled[tag]
 
@@ -224,7 +224,7 @@ class RabbitConnection:
         self.lose(_said(error) if error is not None else "the connection was closed")
 
     def lose(self, why: str) -> None:
-        """Note that the connection cannot be used any more; whoever uses it is told."""
+        """Note that the connection cannot be used any more; its users get an error."""
         if self._lost is None:
             self._lost = why
             self.on_change()

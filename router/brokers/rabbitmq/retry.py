@@ -96,7 +96,7 @@ class RetryQueues:
         self._making = asyncio.Lock()  # many NACKs may need a new step at once
 
     async def prepare(self) -> None:
-        """Raises QueueRefused if we are not allowed to make them."""
+        """Make the retry queues. Raises QueueRefused if we are not allowed to."""
         await self._make(FIRST_MADE_SECONDS)
 
     async def put(

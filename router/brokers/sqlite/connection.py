@@ -33,7 +33,7 @@ _PRAGMAS: Final = (
     "PRAGMA journal_size_limit = 67108864",
     "PRAGMA temp_store = MEMORY",
 )
-# Without the times of the file, where the system can tell them from its content.
+# Without the times of the file, where the system can sync the content alone.
 _flush: Final = os.fsync if sys.platform == "darwin" else os.fdatasync
 
 
@@ -84,7 +84,7 @@ class FileConnection:
                 self._distrusts_log = False
             results = self.run(works)
             db.execute("PRAGMA busy_timeout = 0")
-        except Exception as error:  # noqa: BLE001 the bulkhead: whoever asked is told
+        except Exception as error:  # noqa: BLE001 the bulkhead: the caller gets it
             self.close()
             if len(works) == 1 or isinstance(error, sqlite3.OperationalError | OSError):
                 return [error] * len(works)
@@ -92,7 +92,7 @@ class FileConnection:
         return results
 
     def has_changed_elsewhere(self) -> bool:
-        """Whether another process has committed since the last look; also if we cannot tell."""
+        """Whether another process has committed since the last look; also if it is not known."""
         if self._db is None:
             return True  # the next claim will say what is wrong
         before = self._data_version
@@ -208,7 +208,7 @@ def set_clock(db: sqlite3.Connection, machine: Machine) -> tuple[str, float]:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing. Takes the write lock first: no other process changes what we have read."""
+    """Run all or nothing, with the write lock: no other process changes what we have read."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -219,7 +219,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 
 def _sync(path: Path) -> None:
-    """Have the disk keep what was written to the file, by whomever.
+    """Sync what was written to the file, by any process.
 
     SQLite would, too (synchronous = FULL), but nobody could use the connection meanwhile.
     """

@@ -49,7 +49,7 @@ class FileDatabase:
     def __init__(self, path: Path, machine: Machine = THIS_MACHINE) -> None:
         self.path = path
         self._loop = asyncio.get_running_loop()
-        self._connection = FileConnection(path, machine)  # of whoever takes the turn
+        self._connection = FileConnection(path, machine)  # of the thread whose turn it is
         self.now = self._connection.now
         self._thread = ThreadPoolExecutor(1, f"sqlite {path.name}")
         self._jobs: list[_Job] = []
@@ -84,7 +84,7 @@ class FileDatabase:
             return await answer
 
     async def sync(self) -> None:
-        """Have the disk keep the log. Syncs take turns; one serves all who came before it began."""
+        """Sync the log. Syncs take turns; one serves all calls that came before it began."""
         if self._closing:
             raise Disconnected(f"{self.path.name} is closed")
         self._asked += 1

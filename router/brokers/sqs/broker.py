@@ -72,7 +72,7 @@ class SqsQueues:
         self._closing: set[asyncio.Task[None]] = set()  # they wait for their last poll
 
     async def close(self) -> None:
-        """Wait for the last polls; what they still bring is given back."""
+        """Wait for the last polls; what they still bring is returned."""
         if self._closing:
             await asyncio.wait(self._closing)
 
@@ -198,7 +198,7 @@ class CallBatcher(Generic[T, R]):
         finally:
             if self._requests is requests:
                 self._requests = []
-            # Whoever sends for the others may be cancelled, or fail: they must not wait for ever.
+            # The call that sends for others may be cancelled or fail: they must not wait for ever.
             for _, waiting in requests[1:]:
                 if not waiting.done():
                     waiting.set_exception(Disconnected("the call was not made"))
@@ -297,7 +297,7 @@ class SqsBroker:
         return Depth(waiting + delayed, in_flight, due)
 
     async def close(self) -> None:
-        """Wait for the last poll, give back what it brings, hang up."""
+        """Wait for the last poll, return what it brings, close."""
         try:
             messages = [] if self._poll is None else await self._poll
             if messages:

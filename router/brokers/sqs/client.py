@@ -247,7 +247,7 @@ class SqsClient:
         await self._curl.__aexit__()
 
     async def call(self, action: Action[T], request: Struct) -> T:
-        """Raises Disconnected or QueueRefused."""
+        """Call SQS and return the answer. Raises Disconnected or QueueRefused."""
         body = msgspec.json.encode(request)
         credentials = await self._account.credentials()
         signed = self._signer.headers(action.name, body, credentials, time.time())

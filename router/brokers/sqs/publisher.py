@@ -35,7 +35,7 @@ class SqsPublisher:
         self._sent: dict[str, None] = {}  # SQS's ids, oldest first
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
-        """Not all or none, which SQS cannot do: after an error, some may be in the queue."""
+        """Publish. SQS cannot do all or none: after an error, some may be in the queue."""
         added: list[bool] = []
         for some in batches(items):
             entries = [
@@ -76,7 +76,7 @@ def send_entry(position: int, item: Publication, *, is_fifo: bool, now: float) -
         raise QueueRefused(f"message {item.message.id!r} is not text, as SQS needs") from None
     if not is_fifo:
         left = 0.0 if item.not_before is None else item.not_before - now
-        # What is due later comes early, and is given back for the rest (CMD-5).
+        # What is due later comes early, and is returned for the rest (CMD-5).
         delay = min(math.ceil(left), MAX_DELAY_SECONDS) if left > 0 else None
         return SendEntry(str(position), body, delay_seconds=delay)
     group = plain(item.message.group or item.message.id)

@@ -103,7 +103,7 @@ class SpawnerClient:
             self._send({"task": task, "signal": number}, [])
 
     def close(self) -> None:
-        """The spawner kills everything when its socket closes."""
+        """Close the socket of the spawner, which then kills everything."""
         self._lose("the router stops")
         for program in filter(None, (*self._lost, self._program)):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -299,7 +299,7 @@ class TaskProcess:
         return TaskResult(None, error=self.error_text, problem=problem)
 
     def terminate(self) -> None:
-        """SIGTERM to its group now, SIGKILL later, without waiting."""
+        """Send SIGTERM to its group now and SIGKILL later, without waiting."""
         if self._exit.done():
             self.close()
             return

@@ -1,6 +1,6 @@
 """The program that starts and ends all task processes for the router (CMD-8).
 
-It is a process of its own with a single thread, started with an empty environment. It collects
+It is a separate process with a single thread, started with an empty environment. It collects
 whatever a task leaves behind: as a subreaper it becomes the parent of orphans. When its socket to
 the router closes, it kills every process group and every orphan, and ends. So no task outlives
 the router, however the router ended.

@@ -32,7 +32,7 @@ _encode: Final = msgspec.json.Encoder().encode
 @asynccontextmanager
 async def open_tasks(executors: Mapping[str, Executor]) -> AsyncIterator["ProcessTasks"]:
     """Start the spawner; end it, and with it every task, with the context."""
-    # Tasks of our own user may not read our memory and environment.
+    # Tasks that run as our user must not read our memory and environment.
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     tasks = ProcessTasks(executors)
     try:

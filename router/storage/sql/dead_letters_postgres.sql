@@ -1,5 +1,5 @@
 -- The dead-letter store in PostgreSQL. Each statement has a name; Python refers to them by it. It
--- has a schema of its own: whoever drops the one of the work queue keeps the dead letters.
+-- has its own schema: dropping the one of the work queue keeps the dead letters.
 
 -- name: is_there
 -- Asked first: to create what exists needs rights that a router may not have.
@@ -44,7 +44,7 @@ CREATE INDEX dead_letters_by_message ON message_router_letters.dead_letters (mes
 CREATE INDEX dead_letters_by_fingerprint ON message_router_letters.dead_letters (fingerprint);
 CREATE INDEX dead_letters_by_order ON message_router_letters.dead_letters (first_seen, id);
 
--- One row. Whoever adds or removes letters locks it: one at a time, and its count is true.
+-- One row. Adding and removing letters lock it: one at a time, so its count is exact.
 CREATE TABLE message_router_letters.store (
     version integer NOT NULL,
     bytes   bigint  NOT NULL -- of all letters
@@ -191,7 +191,7 @@ WHERE id = $1 AND claim = $2
 UPDATE message_router_letters.dead_letters SET replayed_at = $2 WHERE id = $1
 
 -- name: discard
--- It locks the store first, as all do: whoever gives up the same message now waits for neither.
+-- It locks the store first, as all do, so two that give up the same message cannot deadlock.
 WITH locked AS MATERIALIZED (
     SELECT bytes FROM message_router_letters.store FOR UPDATE
 )

@@ -15,7 +15,7 @@ from router.brokers import BrokerRegistry
 from router.brokers.sqs import SqsSettings
 from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig
-from router.core.message import Message, ReceivedMessage
+from router.core.message import Message, ReceivedMessage, Tally
 from router.core.trace import Span
 from router.ports import Broker, Disconnected, Publication, Publisher
 from tests.simulation.models import uri_of
@@ -319,6 +319,17 @@ def queue_at(uri: str, lease: float | None = 30.0) -> QueueConfig:
 
 async def receive_one(broker: Broker) -> ReceivedMessage:
     (received,) = await broker.receive(1)
+    return received
+
+
+async def receive_tried(broker: Broker, tally: Tally) -> ReceivedMessage:
+    """Receive a message that was put off with this tally before its broker was killed.
+
+    Its original, which has another tally, may come before it: brokers write that a message was
+    removed only after they have answered. Copies that they have confirmed, they keep.
+    """
+    while (received := await receive_one(broker)).tally != tally:
+        pass
     return received
 
 

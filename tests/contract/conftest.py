@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from router.brokers import BrokerRegistry
+from router.brokers.rabbitmq import connection as rabbitmq_connection
 from router.brokers.workers import Machine
 from tests.contract.activemq_place import ActiveMqPlace
 from tests.contract.cases import CASES, Case, Ends, Place, both_ends, params
@@ -112,6 +113,14 @@ def old_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsPl
 def rabbitmq() -> Iterator[RabbitPlace]:
     with rabbit_server() as server:
         yield RabbitPlace(server)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def new_queues_are_used_at_once() -> Iterator[None]:
+    """RabbitMQ saves a new queue late. Each test makes several, and few kill the broker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rabbitmq_connection, "UNSAVED_SECONDS", 0.0)
+        yield
 
 
 @pytest.fixture(scope="session")

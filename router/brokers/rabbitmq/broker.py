@@ -16,6 +16,7 @@ from router.brokers.kit.consuming import ClaimedBatch, LongPoll, OpenTickets, Pr
 from router.brokers.kit.retries import PendingRetries, RetryHistory
 from router.brokers.rabbitmq import RabbitAddress, read_address
 from router.brokers.rabbitmq.connection import (
+    NewQueues,
     NoSuchQueue,
     Properties,
     RabbitConnection,
@@ -56,6 +57,7 @@ class RabbitQueues:
     def __init__(self, identity: ConsumerIdentity) -> None:
         self._identity = identity
         self._connections = itertools.count(1)
+        self._new_queues: defaultdict[str, NewQueues] = defaultdict(NewQueues)  # by broker
         # By queue URI:
         self._copied: defaultdict[str, RememberedAcks] = defaultdict(RememberedAcks)
         self._pending_retries: defaultdict[str, PendingRetries] = defaultdict(PendingRetries)
@@ -74,8 +76,9 @@ class RabbitQueues:
             open_connection(address.url, name) as connection,
             open_connection(address.url, f"{name} retries") as publishing,
         ):
-            kind = await _find_kind(connection, address)
-            retries = RetryQueues(publishing, address.queue, kind)
+            new_queues = self._new_queues[address.url]
+            kind = await _find_kind(connection, address, new_queues)
+            retries = RetryQueues(publishing, address.queue, kind, new_queues)
             await retries.prepare()
             pending_retries = self._pending_retries[queue.uri]
             broker = RabbitBroker(
@@ -93,9 +96,11 @@ class RabbitQueues:
         address = read_address(queue, self._identity.settings.rabbitmq.url)
         name = f"message-router {self._identity.id} publisher"
         async with open_connection(address.url, name) as connection:
-            kind = await _find_kind(connection, address)
-            ladder = RetryQueues(connection, address.queue, kind)
-            yield RabbitPublisher(connection, address.queue, ladder, self._identity.clock)
+            new_queues = self._new_queues[address.url]
+            kind = await _find_kind(connection, address, new_queues)
+            ladder = RetryQueues(connection, address.queue, kind, new_queues)
+            clock = self._identity.clock
+            yield RabbitPublisher(connection, address.queue, ladder, new_queues, clock)
 
 
 class RabbitConsumer:
@@ -337,6 +342,7 @@ class RabbitBroker:
     async def _keep_copy(self, message: RabbitMessage, history: RetryHistory) -> float:
         """Return for how many seconds it waits at the broker."""
         delay = max(history.due_at - self._clock(), SHORTEST_SECONDS)
+        await self._retries.make(delay)  # may take its time, and the copy only comes after it
         key = message_key(message)
         self._pending_retries.expect(key, message.body, now=loop_time(), delay=delay)
         return await self._retries.put(message.body, message.properties, history, delay)
@@ -348,15 +354,18 @@ class RabbitPublisher:
         connection: RabbitConnection,
         queue: str,
         ladder: RetryQueues,
+        new_queues: NewQueues,
         clock: Callable[[], float],
     ) -> None:
         self._connection = connection
         self._queue = queue
         self._ladder = ladder
+        self._new_queues = new_queues
         self._clock = clock  # the machine's
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         """Publish; duplicates are not recognized. After an error, some may be stored."""
+        await self._new_queues.wait_for(self._queue)
         for start in range(0, len(items), PUBLISHED_AT_ONCE_MESSAGES):
             try:
                 # Sent one after the other, confirmed together.
@@ -388,13 +397,16 @@ class RabbitPublisher:
             raise QueueRefused(f"there is no queue {self._queue!r}") from None
 
 
-async def _find_kind(connection: RabbitConnection, address: RabbitAddress) -> str:
+async def _find_kind(
+    connection: RabbitConnection, address: RabbitAddress, new_queues: NewQueues
+) -> str:
     """Return the queue's type. Make the queue if it is missing and the URI names a type."""
     queue = address.queue
     exists = await connection.exists(queue)
     if address.kind is not None:
         if not exists:
             await connection.declare(queue, {"x-queue-type": address.kind})
+            new_queues.add(queue)
         return address.kind
     if not exists:
         raise QueueRefused(f"there is no queue {queue!r}: make it, or say its type")

@@ -21,11 +21,14 @@ from aiormq.abc import AbstractChannel, DeliveredMessage, FieldTable, FieldValue
 from msgspec import Struct
 from pamqp import decode
 
+from router.brokers.kit import loop_time
 from router.ports import Disconnected, QueueRefused
 
 CALL_SECONDS: Final = 15.0  # of one call, and of opening a connection
 CLOSE_SECONDS: Final = 3.0
 CLOSING_TURNS: Final = 8  # of the event loop
+# The broker's tables keep what is new in memory for up to 3 s before they write it to their files.
+UNSAVED_SECONDS: Final = 5.0
 
 _OTHER_KIND: Final = re.compile(
     r"inequivalent arg '(?:durable|x-queue-type)' .* but current is "
@@ -82,6 +85,27 @@ class RabbitMessage(Struct, frozen=True):
 
 class NoSuchQueue(Exception):
     """The queue to publish to does not exist."""
+
+
+class NewQueues:
+    """The queues at one broker that we made a moment ago.
+
+    The broker declares a queue before it has saved that the queue exists, and confirms messages in
+    it. If it is killed in between, the queue is gone or empty after a restart, and confirmed
+    messages are lost with it.
+    """
+
+    def __init__(self) -> None:
+        self._saved_at: dict[str, float] = {}
+
+    def add(self, queue: str) -> None:
+        self._saved_at[queue] = loop_time() + UNSAVED_SECONDS
+
+    async def wait_for(self, queue: str) -> None:
+        """Wait until what the broker confirms in this queue is safe."""
+        wait = self._saved_at.get(queue, 0.0) - loop_time()
+        if wait > 0:
+            await asyncio.sleep(wait)
 
 
 class RabbitConnection:

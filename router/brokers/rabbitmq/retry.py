@@ -6,6 +6,7 @@ A delay between two steps is taken in several hops; the copy carries when it is 
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Hashable
 from typing import Final
 
@@ -17,6 +18,7 @@ from router.brokers.kit.retries import (
     read_history,
 )
 from router.brokers.rabbitmq.connection import (
+    NewQueues,
     NoSuchQueue,
     Properties,
     RabbitConnection,
@@ -88,50 +90,66 @@ def copy_of(original: Properties, history: RetryHistory) -> Properties:
 class RetryQueues:
     """The ladder of one queue. Its steps are made when first needed, and never removed."""
 
-    def __init__(self, connection: RabbitConnection, queue: str, kind: str) -> None:
+    def __init__(
+        self, connection: RabbitConnection, queue: str, kind: str, new_queues: NewQueues
+    ) -> None:
         self._connection = connection
         self._queue = queue
         self._kind = kind
+        self._new_queues = new_queues
         self._made: set[int] = set()
-        self._making = asyncio.Lock()  # many NACKs may need a new step at once
+        # By step. Many NACKs may need a new one at once, and go on in their order.
+        self._making: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def prepare(self) -> None:
-        """Make the retry queues. Raises QueueRefused if we are not allowed to."""
-        await self._make(FIRST_MADE_SECONDS)
+        """Make the first retry queue. Raises QueueRefused if we are not allowed to."""
+        await self._declare(FIRST_MADE_SECONDS)
+
+    async def make(self, delay: float) -> int:
+        """Return the step for a delay. A copy in its queue is safe. Raises Disconnected."""
+        step = step_for(delay)
+        async with self._making[step]:
+            if step not in self._made:
+                try:
+                    await self._declare(step)
+                except QueueRefused as error:
+                    raise self._no_queue(step, error) from error
+                await self._new_queues.wait_for(self._name(step))
+                self._made.add(step)
+        return step
 
     async def put(
         self, body: bytes, properties: Properties, history: RetryHistory, delay: float
     ) -> float:
         """Store a copy; confirmed on return. Return for how many seconds nobody is handed it."""
-        step = step_for(delay)
+        step = await self.make(delay)
         try:
-            await self._make(step)
-            copy = copy_of(properties, history)
-            await self._connection.publish(self._name(step), body, copy)
-        except (NoSuchQueue, QueueRefused) as error:
-            # A new connection returns the message, and begins by making these queues.
-            raise Disconnected(f"no retry queue {self._name(step)}: {error}") from error
+            await self._connection.publish(self._name(step), body, copy_of(properties, history))
+        except NoSuchQueue as error:
+            raise self._no_queue(step, error) from error
         return step
 
-    async def _make(self, step: int) -> None:
+    async def _declare(self, step: int) -> None:
         """Use an existing queue as it is: operators may have made it for us."""
         name = self._name(step)
-        async with self._making:
-            if step in self._made:
-                return
-            if not await self._connection.exists(name):
-                arguments: Table = {
-                    "x-queue-type": self._kind,
-                    "x-message-ttl": step * 1000,
-                    "x-dead-letter-exchange": "",
-                    "x-dead-letter-routing-key": self._queue,
-                }
-                if self._kind == "quorum":
-                    # Removed only once the main queue has the message. Classic queues cannot.
-                    arguments["x-dead-letter-strategy"] = "at-least-once"
-                    arguments["x-overflow"] = "reject-publish"
-                await self._connection.declare(name, arguments)
-            self._made.add(step)
+        if await self._connection.exists(name):
+            return
+        arguments: Table = {
+            "x-queue-type": self._kind,
+            "x-message-ttl": step * 1000,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": self._queue,
+        }
+        if self._kind == "quorum":
+            # Removed only once the main queue has the message. Classic queues cannot.
+            arguments["x-dead-letter-strategy"] = "at-least-once"
+            arguments["x-overflow"] = "reject-publish"
+        await self._connection.declare(name, arguments)
+        self._new_queues.add(name)
+
+    def _no_queue(self, step: int, error: Exception) -> Disconnected:
+        """A new connection returns the message, and begins by making these queues."""
+        return Disconnected(f"no retry queue {self._name(step)}: {error}")
 
     def _name(self, step: int) -> str:
         return f"{self._queue}.retry.{step}s"

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from http import HTTPStatus
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from router.api.kit import (
@@ -26,6 +25,8 @@ from router.api.kit import (
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
 from router.core.message import Malformed, Message, parse
 from router.core.redact import MASK
+from router.engine.dead_letters import NO_SUCH_LETTER
+from router.ports import Unknown
 
 MAX_PAGE_LETTERS: Final = 1000
 _ID_DIGITS: Final = 18  # that SQLite can hold
@@ -156,7 +157,7 @@ async def show(router: CurrentRouter, letter_id: str) -> KeptLetter:
     """Show a dead letter and its message, without the token, the secret and the body."""
     kept = await router.letters.get(_number(letter_id))
     if kept is None:
-        raise _unknown()
+        raise Unknown(NO_SUCH_LETTER)
     return kept
 
 
@@ -211,19 +212,15 @@ async def replay(
 async def discard(router: CurrentRouter, letter_id: str) -> Discarded:
     """Delete a dead letter permanently."""
     if not await router.letters.discard(_number(letter_id)):
-        raise _unknown()
+        raise Unknown(NO_SUCH_LETTER)
     return Discarded(discarded=1)
 
 
 def _number(letter_id: str) -> int:
-    """Raise HTTPException unless it is a number that the store can have given."""
+    """Raise Unknown unless it is a number that the store can have given."""
     if not (letter_id.isascii() and letter_id.isdigit() and len(letter_id) <= _ID_DIGITS):
-        raise _unknown()
+        raise Unknown(NO_SUCH_LETTER)
     return int(letter_id)
-
-
-def _unknown() -> HTTPException:
-    return HTTPException(HTTPStatus.NOT_FOUND, "there is no such dead letter")
 
 
 def _unix(moment: datetime) -> float:

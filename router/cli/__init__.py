@@ -28,6 +28,9 @@ COMMANDS: Final = {
 }
 
 
+_INTERRUPTED: Final = 130
+
+
 class LazyGroup(click.Group):
     """Inherits because that is how click is extended."""
 
@@ -40,6 +43,13 @@ class LazyGroup(click.Group):
             place = error.filename or "the output"
             sys.stderr.write(f"message-router: cannot write {place}: {error.strerror}\n")
             sys.exit(1)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """End quietly at Ctrl-C, with the exit code that shells give. Click would end with 1."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(_INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
         return list(COMMANDS)
@@ -60,7 +70,7 @@ class LazyGroup(click.Group):
 main = click.version_option(__version__, prog_name="message-router")(
     LazyGroup(
         help="Deliver messages from brokers to HTTP endpoints.",
-        epilog="\b\nExit codes: 0 success, 1 failure, 2 wrong usage.\n"
+        epilog="\b\nExit codes: 0 success, 1 failure, 2 wrong usage, 130 Ctrl-C.\n"
         "Example:    message-router demo",
         context_settings={"help_option_names": ["-h", "--help"]},
     )

@@ -6,6 +6,7 @@ from typing import Final
 import click
 
 from router.cli.kit import (
+    AnyCaseChoice,
     Command,
     RouterRefused,
     connect,
@@ -28,7 +29,7 @@ _COLUMNS: Final = (
     *("failures", "requests", "error"),
 )
 _CHOSEN: Final = f"{__name__}.chosen"  # where click's context keeps the filters
-_REASONS: Final = click.Choice([reason.value for reason in Reason], case_sensitive=False)
+_REASONS: Final = AnyCaseChoice(reason.value for reason in Reason)
 _FILTERS: Final = (
     ("since", "TIME", "Only those since then, such as 2026-01-31T08:15:30Z."),
     ("target", "URL", "Only those for this target."),

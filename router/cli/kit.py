@@ -6,7 +6,7 @@ Output is a table on a terminal, tab-separated lines in a pipe, and JSON on requ
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -262,6 +262,16 @@ def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[[int]
             bar.update(task, completed=done, rate=done / (time.monotonic() - started))
 
         yield show
+
+
+class AnyCaseChoice(click.Choice[str]):
+    """Choices in upper case, as everything else shows them. Click would show them in lower case."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__([*names], case_sensitive=False)
+
+    def normalize_choice(self, choice: object, ctx: click.Context | None) -> str:
+        return super().normalize_choice(choice, ctx).upper()
 
 
 def interval_option(default: float) -> Callable[[Command], Command]:

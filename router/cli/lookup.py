@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from router.cli.kit import (
+    AnyCaseChoice,
     Command,
     changes,
     connect,
@@ -28,7 +29,7 @@ _GONE_WRONG: Final = ("FAILED", "CANCELLED")
 _ENDED: Final = ("SUCCEEDED", *_GONE_WRONG)
 _SCHEDULE_COLUMNS: Final = ("name", "when", "timezone", "queue", "nextRun", "lastRun")
 _WARNING_COLUMNS: Final = ("id", "lastSeen", "severity", "code", "source", "count", "message")
-_SEVERITIES: Final = click.Choice([each.name for each in Severity], case_sensitive=False)
+_SEVERITIES: Final = AnyCaseChoice(each.name for each in Severity)
 
 
 @click.command(
@@ -159,7 +160,7 @@ def warnings(
 def list_warnings(severity: str | None, code: str | None, everything: bool, as_json: bool) -> None:
     """List warnings, newest first. The same as `warnings` alone."""
     query = {
-        "severity": severity and severity.upper(),
+        "severity": severity,
         "code": code,
         "acknowledged": None if everything else False,
     }

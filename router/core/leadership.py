@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 FOREVER: Final = float("inf")
-NEVER: Final = float("-inf")
+LONG_AGO: Final = float("-inf")
 
 
 class Leadership:

@@ -21,6 +21,7 @@ from router.ports import BrokerError, Conflict, DeadLetterStore, Publication, St
 log = logging.getLogger(__name__)
 
 PAGE_LETTERS: Final = 500
+NO_SUCH_LETTER: Final = "there is no such dead letter"
 _CLOCK_STEP_SECONDS: Final = 1.0  # the clocks differ by less because they are read in turn
 
 Group = tuple[str, str | int]  # queue and group; a letter without a group is alone in its own
@@ -185,7 +186,7 @@ class DeadLetterReplay:
         async with self._store.replaying(letter_id) as is_ours:
             kept = await self._store.get(letter_id)
             if kept is None:
-                raise Unknown("there is no such dead letter")
+                raise Unknown(NO_SUCH_LETTER)
             queue = self._target_of(kept, to, force=force)
             body = kept.letter.body
             try:

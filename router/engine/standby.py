@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from router.core.config import RoutingConfig
 from router.core.config_plan import Plan
-from router.core.leadership import NEVER
+from router.core.leadership import LONG_AGO
 from router.core.state import StandbyStatus
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
@@ -77,7 +77,7 @@ class Standby:
         self._wall = wall
         self._on_change = on_change
         self._leadership = manager.deps.leadership
-        self._leadership.until = NEVER
+        self._leadership.until = LONG_AGO
         self._is_primary = False
         self._holder: str | None = None
         self._refreshed_at: float | None = None  # the lock, by its holder
@@ -115,7 +115,7 @@ class Standby:
             return
         self._task.cancel()
         await asyncio.wait((self._task,))
-        self._leadership.until = NEVER  # before another one can have the lock
+        self._leadership.until = LONG_AGO  # before another one can have the lock
         await self._ask(self._lock.release())
 
     async def run(self) -> None:
@@ -159,7 +159,7 @@ class Standby:
                 self._refreshed_at = asked_at
                 self._leadership.until = asked_at + self._ttl
             else:  # somebody took it, or the server forgot it: there may be another primary already
-                self._leadership.until = NEVER
+                self._leadership.until = LONG_AGO
                 self._warn("the leader lock was lost although it was refreshed in time")
             return renewed
         return False
@@ -173,7 +173,7 @@ class Standby:
         if not await settled(self._manager, left):
             self._manager.abort(settling=True)
             await settled(self._manager, ABORT_GRACE_SECONDS)
-        self._leadership.until = NEVER
+        self._leadership.until = LONG_AGO
 
     def _change_role(self, *, primary: bool) -> None:
         self._is_primary = primary

@@ -44,6 +44,17 @@ def test_an_unknown_command_is_wrong_usage(run: Run) -> None:
     assert "sned" in result.stderr
 
 
+@pytest.mark.rule("DLQ-2")
+@pytest.mark.parametrize(
+    ("words", "choice"),
+    [(("dead-letters", "list"), "CONFIG_ERROR"), (("warnings",), "CRITICAL")],
+)
+def test_choices_are_shown_as_they_are_written_elsewhere(
+    run: Run, words: tuple[str, ...], choice: str
+) -> None:
+    assert choice in run(*words, "--help").output
+
+
 def test_the_version_is_told(run: Run) -> None:
     assert run("--version").output.startswith("message-router")
 

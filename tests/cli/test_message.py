@@ -1,6 +1,10 @@
 """`message`: one message, once or until it has ended (CMD-2)."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -127,3 +131,22 @@ def test_programs_that_watch_get_a_line_for_each_change(run: Run, fake: FakeRout
     result = run("message", "a", "--json", *WATCH, "--url", fake.url)
 
     assert [json.loads(line) for line in result.output.splitlines()] == [waiting, FOUND]
+
+
+@pytest.mark.slow
+@pytest.mark.rule("CMD-2")
+def test_ctrl_c_ends_watching_without_a_word(fake: FakeRouter) -> None:
+    fake.answers("GET /messages/a", {**FOUND, "state": "READY"})
+    words = ["message", "a", *WATCH, "--url", fake.url]
+    with subprocess.Popen(
+        [sys.executable, "-m", "router", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "MESSAGE_ROUTER_API_TOKEN": ""},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"READY")
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=20)
+
+    assert (process.returncode, *rest) == (130, b"", b"")

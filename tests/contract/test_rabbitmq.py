@@ -217,16 +217,17 @@ async def test_retry_queues_are_of_the_kind_of_their_queue(
 async def test_a_retry_queue_that_was_deleted_costs_a_connection_and_no_message(
     classic: Ends, server: RabbitServer, name: str
 ) -> None:
-    await classic.publisher.publish([publication("a")])
+    await classic.publisher.publish([publication("a"), publication("b")])
     async with reopened(classic) as broker:
-        first = await receive_one(broker)
+        first, second = await several(broker, 2)
+        await broker.nack(first.handle, 30.0, UNTRIED)
         async with bare_channel(server) as channel:
-            await channel.queue_delete(f"{name}.retry.30s")
+            await channel.queue_delete(f"{name}.retry.30s")  # with what is in it
 
         with pytest.raises(Disconnected, match="retry"):
-            await broker.nack(first.handle, 30.0, UNTRIED)
+            await broker.nack(second.handle, 30.0, UNTRIED)
 
-    assert (await receive_one(classic.broker)).body == b"a"
+    assert (await receive_one(classic.broker)).body == b"b"
 
 
 @pytest.mark.rule("P1")

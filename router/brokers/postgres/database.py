@@ -27,7 +27,7 @@ CALL_TIMEOUT_SECONDS: Final = 10.0
 INSTALL_TIMEOUT_SECONDS: Final = 600.0
 LISTEN_TIMEOUT_SECONDS: Final = 2.0
 LISTEN_AGAIN_SECONDS: Final = 30.0  # after an attempt, if it did not last
-NEVER: Final = float("-inf")
+LONG_AGO: Final = float("-inf")
 CLOSE_TIMEOUT_SECONDS: Final = 1.0
 KEPT_STATEMENTS: Final = 100  # of a connection: more than there are
 CHANNEL: Final = "message_router"
@@ -80,7 +80,7 @@ class PostgresDatabase:
         self._claims = asyncio.Semaphore(MAX_CLAIMS)
         self._signals: defaultdict[str, Signal] = defaultdict(Signal)
         self._listener: asyncpg.Connection | None = None  # nothing depends on it: receivers poll
-        self._listened_at = NEVER  # when we last tried
+        self._listened_at = LONG_AGO  # when we last tried
         self._channels = {CHANNEL}
         self._is_closed = False
         self._keeps_statements: bool | None = None  # prepared ones; None: not found out yet
@@ -221,7 +221,7 @@ class PostgresDatabase:
 
     def _stop_listening(self) -> None:
         listener, self._listener = self._listener, None
-        self._listened_at = NEVER
+        self._listened_at = LONG_AGO
         if listener is not None:
             listener.terminate()
 

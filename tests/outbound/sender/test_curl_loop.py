@@ -7,7 +7,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 import pycurl
 import pytest
 
-from router.core.leadership import FOREVER, NEVER, Leadership
+from router.core.leadership import FOREVER, LONG_AGO, Leadership
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.curl import loop as curl_loop
 from router.curl.loop import NO_DESCRIPTORS, OVERRULED, CurlLoop, CurlOptions
@@ -294,7 +294,7 @@ async def test_what_is_not_written_when_the_router_stops_being_the_primary_is_ne
         on_the_same_connection = asyncio.ensure_future(loop.post(target.url, [], b"", 5))
         on_a_new_one = asyncio.ensure_future(loop.post(target.url, [], b"", 5))
         await asyncio.sleep(0)  # both are libcurl's now, and not on their way yet
-        leadership.until = NEVER
+        leadership.until = LONG_AGO
         answers = [await on_the_same_connection, await on_a_new_one]
         leadership.until = FOREVER
         again = await loop.post(target.url, [], b"after", 5)
@@ -310,7 +310,7 @@ async def test_what_was_written_before_may_still_be_answered() -> None:
 
     async def late(connection: Connection) -> None:
         await connection.read()
-        leadership.until = NEVER
+        leadership.until = LONG_AGO
         await connection.reply()
 
     async with listening(late) as target, curl(leadership) as loop:

@@ -181,6 +181,39 @@ def test_a_run_of_a_lane_ends_at_a_message_that_must_wait(table: Queue, clock: C
 
 
 @pytest.mark.rule("WQ-2")
+@pytest.mark.parametrize("high", [False, True])
+def test_a_lane_waits_for_a_message_in_the_middle_of_it_that_is_in_flight(
+    table: Queue, *, high: bool
+) -> None:
+    table.publish([publication(name, group="g", high=high) for name in "abc"])
+    _, (first, second) = table.claim_ids(limit=2)
+    table.nack(first, 0)
+
+    before, _ = table.claim_ids()
+    table.nack(second, 0)
+    after, _ = table.claim_ids()
+
+    assert (before, after) == ([], ["a", "b", "c"])
+
+
+@pytest.mark.rule("WQ-2")
+@pytest.mark.parametrize("high", [False, True])
+def test_a_group_is_held_by_whom_a_message_in_the_middle_of_its_other_lane_is(
+    table: Queue, *, high: bool
+) -> None:
+    other = table.but(worker_id="bert")
+    table.publish([publication(name, group="g", high=high) for name in "abc"])
+    _, (first, _) = table.claim_ids(limit=2)
+    table.nack(first, 10)
+    table.publish([publication("d", group="g", high=not high)])
+
+    others, _ = other.claim_ids()
+    ours, _ = table.claim_ids()
+
+    assert (others, ours) == ([], ["d"])
+
+
+@pytest.mark.rule("WQ-2")
 def test_a_high_priority_message_reaches_only_the_worker_that_holds_its_group(table: Queue) -> None:
     other = table.but(worker_id="bert")
     table.publish([publication("a", group="g")])

@@ -28,9 +28,6 @@ from router.brokers.rabbitmq.retry import (
     SHORTEST_SECONDS,
     TOLERANCE_SECONDS,
     RetryQueues,
-    history_of,
-    message_key,
-    proof_of,
 )
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
@@ -171,7 +168,7 @@ class RabbitConsumer:
 
     def _take(self, waiting: deque[RabbitMessage], message: RabbitMessage) -> None:
         if self.pending_retries:
-            self.pending_retries.came(message_key(message))
+            self.pending_retries.came(message.key)
         waiting.append(message)
         overflow = self._limit.overflow(len(message.body), (len(each.body) for each in waiting))
         if overflow is not None:
@@ -224,7 +221,7 @@ class RabbitBroker:
             waiting = self._consumer.waiting
             if self._poll.stopped.is_set() or len(waiting) >= limit:
                 return []
-            return [each.body for each in waiting if history_of(each.properties).receive_count]
+            return [each.body for each in waiting if each.history.receive_count]
 
         async def await_more() -> None:
             self._connection.check()
@@ -262,12 +259,9 @@ class RabbitBroker:
         if delay <= 0:
             await self._consumer.rewind(message)
             return
-        history = history_of(message.properties)
+        due_at = self._clock() + delay
         history = replace(
-            history,
-            tally=tally,
-            receive_count=_count(message, history),
-            due_at=self._clock() + delay,
+            message.history, tally=tally, receive_count=message.receive_count, due_at=due_at
         )
         asked_at = loop_time()
         waits = await self._keep_copy(message, history)
@@ -275,9 +269,9 @@ class RabbitBroker:
         # comes again, but only while nobody can have been handed the copy. The broker may have
         # removed the original without our knowing, and what looks like it may be the same message,
         # published once more: a duplicate while the copy waits, but the only one afterwards.
-        self._copied.add(proof_of(message), asked_at, lifetime=waits)
+        self._copied.add(message.proof, asked_at, lifetime=waits)
         await self._connection.ack([message.tag])
-        self._copied.forget(proof_of(message))
+        self._copied.forget(message.proof)
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         del seconds  # they are ours as long as the connection anyway
@@ -299,18 +293,17 @@ class RabbitBroker:
         """
         while True:
             now = self._clock()
-            first = [(each, history_of(each.properties)) for each in self._consumer.first(limit)]
             early = [
-                (each, history)
-                for each, history in first
-                if history.wait(now, tolerance=TOLERANCE_SECONDS)
+                each
+                for each in self._consumer.first(limit)
+                if each.history.wait(now, tolerance=TOLERANCE_SECONDS)
             ]
             if not early:
                 return
-            self._consumer.remove(message for message, _ in early)
-            for message, history in early:
-                await self._keep_copy(message, history)
-            await self._connection.ack([message.tag for message, _ in early])
+            self._consumer.remove(early)
+            for message in early:
+                await self._keep_copy(message, message.history)
+            await self._connection.ack([message.tag for message in early])
 
     async def _remove_copied(self, limit: int) -> None:
         """Remove those of the next messages whose copies still wait (BRK-3)."""
@@ -318,33 +311,31 @@ class RabbitBroker:
             copied = [
                 each
                 for each in self._consumer.first(limit)
-                if each.redelivered and self._copied.knows(proof_of(each), loop_time())
+                if each.redelivered and self._copied.knows(each.proof, loop_time())
             ]
             if not copied:
                 return
             self._consumer.remove(copied)
             await self._connection.ack([message.tag for message in copied])
             for message in copied:
-                self._copied.forget(proof_of(message))
+                self._copied.forget(message.proof)
 
     def _received(self, message: RabbitMessage) -> ReceivedMessage:
-        history = history_of(message.properties)
         return ReceivedMessage(
             message.body,
             self._tickets.issue(message.tag, message),
             broker_id=None,  # RabbitMQ makes none
-            receive_count=_count(message, history),
-            tally=history.tally,
-            parent=carried_in(message.properties.headers or {}),
-            claimed_id=history.first_id,
+            receive_count=message.receive_count,
+            tally=message.history.tally,
+            parent=carried_in(message.headers),
+            claimed_id=message.history.first_id,
         )
 
     async def _keep_copy(self, message: RabbitMessage, history: RetryHistory) -> float:
         """Return for how many seconds it waits at the broker."""
         delay = max(history.due_at - self._clock(), SHORTEST_SECONDS)
         await self._retries.make(delay)  # may take its time, and the copy only comes after it
-        key = message_key(message)
-        self._pending_retries.expect(key, message.body, now=loop_time(), delay=delay)
+        self._pending_retries.expect(message.key, message.body, now=loop_time(), delay=delay)
         return await self._retries.put(message.body, message.properties, history, delay)
 
 
@@ -416,10 +407,3 @@ async def _find_kind(
     if kind == "stream":
         raise QueueRefused(f"{queue!r} is a stream: its messages cannot be removed")
     return kind or "classic"
-
-
-def _count(message: RabbitMessage, history: RetryHistory) -> int:
-    """Return the receive count. Classic queues only say that a message came before."""
-    returned = (message.properties.headers or {}).get("x-delivery-count")
-    before = returned if isinstance(returned, int) else int(message.redelivered)
-    return history.receive_count + before + 1

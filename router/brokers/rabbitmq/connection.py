@@ -8,9 +8,10 @@ renews itself would leave dead handles without an error.
 import asyncio
 import itertools
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Final
 
 import aio_pika
@@ -22,6 +23,8 @@ from msgspec import Struct
 from pamqp import decode
 
 from router.brokers.kit import loop_time
+from router.brokers.kit.retries import RetryHistory, read_history
+from router.core.identity import digest_of
 from router.ports import Disconnected, QueueRefused
 
 CALL_SECONDS: Final = 15.0  # of one call, and of opening a connection
@@ -73,7 +76,7 @@ def can_be_sent(name: str, value: FieldValue) -> bool:
     return True
 
 
-class RabbitMessage(Struct, frozen=True):
+class RabbitMessage(Struct, frozen=True, dict=True):
     """One message that the broker has handed to this connection."""
 
     tag: int
@@ -81,6 +84,35 @@ class RabbitMessage(Struct, frozen=True):
     properties: Properties
     redelivered: bool
     at: float  # loop time
+
+    @property
+    def headers(self) -> Table:
+        return self.properties.headers or {}
+
+    @cached_property
+    def history(self) -> RetryHistory:
+        return read_history(self.headers) or RetryHistory(self.properties.message_id or None)
+
+    @property
+    def receive_count(self) -> int:
+        """Classic queues only say that a message came before."""
+        returned = self.headers.get("x-delivery-count")
+        before = returned if isinstance(returned, int) else int(self.redelivered)
+        return self.history.receive_count + before + 1
+
+    @property
+    def key(self) -> Hashable:
+        """What a message and its copies have in common."""
+        return self.history.first_id, self.body
+
+    @property
+    def proof(self) -> Hashable:
+        """What a redelivery has in common with the message, but not its copy.
+
+        A copy has a higher receive count. The body is part of it: not every publisher gives ids,
+        and some give one id to several messages.
+        """
+        return self.history.first_id, digest_of(self.body), self.history.receive_count
 
 
 class NoSuchQueue(Exception):

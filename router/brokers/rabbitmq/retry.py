@@ -7,7 +7,6 @@ A delay between two steps is taken in several hops; the copy carries when it is 
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Hashable
 from typing import Final
 
 from router.brokers.kit.retries import (
@@ -15,18 +14,15 @@ from router.brokers.kit.retries import (
     RetryHistory,
     history_headers,
     publishers_headers,
-    read_history,
 )
 from router.brokers.rabbitmq.connection import (
     NewQueues,
     NoSuchQueue,
     Properties,
     RabbitConnection,
-    RabbitMessage,
     Table,
     can_be_sent,
 )
-from router.core.identity import digest_of
 from router.ports import Disconnected, QueueRefused
 
 LADDER_SECONDS: Final = (1, 2, 5, 10, 30, 60, 300, 900, 3600)
@@ -44,25 +40,6 @@ def step_for(delay: float) -> int:
     """Return the longest step that is not too long, or the first one if all are."""
     fitting = (step for step in LADDER_SECONDS if step <= delay + ROUNDING_SECONDS)
     return max(fitting, default=SHORTEST_SECONDS)
-
-
-def history_of(properties: Properties) -> RetryHistory:
-    return read_history(properties.headers or {}) or RetryHistory(properties.message_id or None)
-
-
-def message_key(message: RabbitMessage) -> Hashable:
-    """Return what a message and its copies have in common."""
-    return history_of(message.properties).first_id, message.body
-
-
-def proof_of(message: RabbitMessage) -> Hashable:
-    """Return what a redelivery has in common with the message, but not its copy.
-
-    A copy has a higher receive count. The body is part of it: not every publisher gives ids, and
-    some give one id to several messages.
-    """
-    history = history_of(message.properties)
-    return history.first_id, digest_of(message.body), history.receive_count
 
 
 def copy_of(original: Properties, history: RetryHistory) -> Properties:

@@ -10,8 +10,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
@@ -35,6 +35,7 @@ from router.core.timestamps import Tsids
 from router.engine.publishing import MAX_MESSAGES, BrokeOff, QueuePublisher
 from router.main import Router, open_router, serve
 from router.settings import Settings
+from router.signal import wait_for_signal
 from router.storage.dead_letters import open_store
 
 QUEUE: Final = "demo"
@@ -124,19 +125,6 @@ def _bodies(target: str, new_id: Callable[[], str]) -> Iterator[bytes]:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class DemoEnding:
-    """Ctrl-C once: publish no more and finish. Twice: stop at once."""
-
-    enough: asyncio.Event = field(default_factory=asyncio.Event)
-    at_once: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def press(self) -> None:
-        if self.enough.is_set():
-            self.at_once.set()
-        self.enough.set()
-
-
 class DemoCounts(NamedTuple):
     """Counts since the start."""
 
@@ -209,10 +197,15 @@ def demo(rate: float, seconds: float | None, port: int) -> None:
 
 
 async def _demo(settings: Settings, rate: float, seconds: float | None) -> str:
-    ending = DemoEnding()
+    enough, at_once = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def press() -> None:
+        """Ctrl-C once: publish no more and finish. Twice: stop at once."""
+        (at_once if enough.is_set() else enough).set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ending.press)
+        loop.add_signal_handler(number, press)
     target = SampleTarget(_MANNERS, random.random)
     async with target.listening(_HOST, 0) as target_port:
         new_id = Tsids(time.time, secrets.randbits).new
@@ -222,9 +215,9 @@ async def _demo(settings: Settings, rate: float, seconds: float | None) -> str:
             tasks.create_task(serve(router, settings, stop, ready.set), name="router")
             await ready.wait()
             if seconds is not None:
-                loop.call_later(seconds, ending.enough.set)
+                loop.call_later(seconds, enough.set)
             meter = DemoMeter(router, traffic, target)
-            await _watch(router, traffic, meter, ending)
+            await _watch(router, traffic, meter, enough, at_once)
             stop.set()
     counts = meter.counts._replace(dead_letters=await _dead_letters(settings))
     return as_summary(counts, await _left_in_the_queue(settings))
@@ -272,25 +265,26 @@ class DemoMeter:
         )
 
 
-async def _watch(router: Router, traffic: Traffic, meter: DemoMeter, ending: DemoEnding) -> None:
+async def _watch(
+    router: Router,
+    traffic: Traffic,
+    meter: DemoMeter,
+    enough: asyncio.Event,
+    at_once: asyncio.Event,
+) -> None:
     """Show frames until the demo ends, and then until everything has arrived."""
-    with open_view(f"http://{_HOST}:{router.port}") as view:
+    with open_view(f"http://{_HOST}:{router.port}") as (interval, show):
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(traffic.flow(router.publishing, ending.enough), name="traffic")
-            while not await _happens(ending.enough, within=view.interval):
-                view.show(meter.frame())
+            tasks.create_task(traffic.flow(router.publishing, enough), name="traffic")
+            while not enough.is_set():
+                await wait_for_signal(enough, interval)
+                show(meter.frame())
         finish_by = asyncio.get_running_loop().time() + _FINISH_SECONDS
         while not meter.has_arrived and asyncio.get_running_loop().time() < finish_by:
-            view.show(meter.frame())
-            if await _happens(ending.at_once, within=view.interval):
+            await wait_for_signal(at_once, interval)
+            if at_once.is_set():
                 return
-
-
-async def _happens(event: asyncio.Event, *, within: float) -> bool:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(within):
-            await event.wait()
-    return event.is_set()
+            show(meter.frame())
 
 
 async def _dead_letters(settings: Settings) -> int:
@@ -314,20 +308,18 @@ async def _left_in_the_queue(settings: Settings) -> int:
     return depth.waiting + depth.in_flight if depth else 0
 
 
-class DemoView(NamedTuple):
-    interval: float  # seconds between two frames
-    show: Callable[[DemoFrame], None]
-
-
 @contextmanager
-def open_view(address: str) -> Iterator[DemoView]:
-    """Open a live screen on a terminal; elsewhere print a line a second."""
+def open_view(address: str) -> Iterator[tuple[float, Callable[[DemoFrame], None]]]:
+    """Open a live screen on a terminal; elsewhere print a line a second.
+
+    Yields the seconds between two frames, and what shows one.
+    """
     if not sys.stdout.isatty():
         click.echo(f"router at {address}")
-        yield DemoView(1.0, lambda frame: click.echo(as_line(frame)))
+        yield 1.0, lambda frame: click.echo(as_line(frame))
         return
     with Live(refresh_per_second=4, transient=True) as live:
-        yield DemoView(0.25, lambda frame: live.update(as_screen(frame, address)))
+        yield 0.25, lambda frame: live.update(as_screen(frame, address))
 
 
 def as_line(frame: DemoFrame) -> str:

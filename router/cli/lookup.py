@@ -145,14 +145,10 @@ def _list_options(command: Command) -> Command:
 )
 @_list_options
 @click.pass_context
-def warnings(
-    ctx: click.Context, severity: str | None, code: str | None, everything: bool, as_json: bool
-) -> None:
+def warnings(ctx: click.Context, /, **_options: object) -> None:
     """List warnings, newest first; acknowledge or clear them."""
     if ctx.invoked_subcommand is None:
-        ctx.invoke(
-            list_warnings, severity=severity, code=code, everything=everything, as_json=as_json
-        )
+        ctx.forward(list_warnings)
 
 
 @warnings.command("list", epilog="\b\nExample:  message-router warnings list --code QUEUE_FULL")

@@ -207,30 +207,12 @@ _share: Final = click.FloatRange(0, 1)
 @click.option("--deferring", type=_share, default=0.0, help="Share answered `ack: false`.")
 @click.option("--rejecting", type=_share, default=0.0, help="Share answered 400.")
 @click.option("--dropping", type=_share, default=0.0, help="Share cut off without an answer.")
-def sample_target(
-    *,
-    host: str,
-    port: int,
-    seconds: float,
-    slow: float,
-    failing: float,
-    deferring: float,
-    rejecting: float,
-    dropping: float,
-) -> None:
+def sample_target(host: str, port: int, **manners: float) -> None:
     """Run a target to try the router with, until Ctrl-C. Shares are 0…1.
 
     `PUT /faults` changes these values while it runs. `GET /faults` shows them and counts requests.
     """
-    manners = Manners(
-        seconds=seconds,
-        slow=slow,
-        failing=failing,
-        deferring=deferring,
-        rejecting=rejecting,
-        dropping=dropping,
-    )
-    target = SampleTarget(manners, random.random)
+    target = SampleTarget(Manners(**manners), random.random)
     asyncio.run(_serve_until_signalled(target, host, port))
     click.echo(f"{target.seen.requests} requests, {target.seen.accepted} messages accepted")
 

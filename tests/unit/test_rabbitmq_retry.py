@@ -5,17 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.brokers.kit.retries import RetryHistory
-from router.brokers.rabbitmq.connection import Properties, Table
+from router.brokers.rabbitmq.connection import Properties, RabbitMessage, Table
 from router.brokers.rabbitmq.retry import (
     LADDER_SECONDS,
     TOLERANCE_SECONDS,
     copy_of,
-    history_of,
     step_for,
 )
 from router.core.message import UNTRIED, Tally
 
 NOW = 1_800_000_000.0
+
+
+def history_of(properties: Properties) -> RetryHistory:
+    return RabbitMessage(1, b"{}", properties, redelivered=False, at=0.0).history
 
 
 def hops(delay: float, latency: float) -> list[int]:

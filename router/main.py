@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 EXIT_OK: Final = 0
 EXIT_NO_CONFIGURATION: Final = 1
 EXIT_BAD_SETTING: Final = 2
-EXIT_ENDED: Final = 130
+EXIT_ABORTED: Final = 130
 
 T = TypeVar("T")
 
@@ -114,17 +114,7 @@ class Router:
             wall=time.time,
             is_alone=ports.lock is None,
         )
-        self.election: Election = Alone(manager, ports.instance)
-        if ports.lock is not None:
-            self.election = Standby(
-                ports.lock,
-                manager,
-                alerts,
-                instance=ports.instance,
-                ttl=settings.standby_lock_ttl,
-                wall=time.time,
-                on_change=notifier.role_changed,
-            )
+        self.election = _election(settings, ports, manager, notifier)
         sources = config_sources(settings.config_urls, settings.config_token, settings.naming)
         rules = SyncRules(
             naming=settings.naming,
@@ -189,6 +179,23 @@ class Router:
         if self.reader.shutting_down:
             raise SyncFailed("the router is shutting down")
         return await self.election.apply(config)
+
+
+def _election(
+    settings: Settings, ports: Ports, manager: QueueManager, notifier: Notifier
+) -> Election:
+    """Return what decides whether this router works: the leader lock, if there is one."""
+    if ports.lock is None:
+        return Alone(manager, ports.instance)
+    return Standby(
+        ports.lock,
+        manager,
+        manager.deps.alerts,
+        instance=ports.instance,
+        ttl=settings.standby_lock_ttl,
+        wall=time.time,
+        on_change=notifier.role_changed,
+    )
 
 
 @asynccontextmanager
@@ -308,13 +315,13 @@ def run(env: Mapping[str, str]) -> int:
 async def _run_until_signalled(settings: Settings) -> int:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    def stop_or_end() -> None:
+    def stop_or_abort() -> None:
         if stop.is_set():
-            os._exit(EXIT_ENDED)  # a second signal ends it at once (OPS-4)
+            os._exit(EXIT_ABORTED)  # a second signal ends it at once (OPS-4)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop_or_end)
+        loop.add_signal_handler(number, stop_or_abort)
     try:
         async with open_router(settings) as router:
             loop.add_signal_handler(signal.SIGHUP, router.reload_soon)

@@ -298,7 +298,7 @@ class TaskProcess:
         self._is_spoilt = True
         return TaskResult(None, error=self.error_text, problem=problem)
 
-    def terminate(self) -> None:
+    def abort(self) -> None:
         """Send SIGTERM to its group now and SIGKILL later, without waiting."""
         if self._exit.done():
             self.close()
@@ -311,9 +311,8 @@ class TaskProcess:
         self._exit.add_done_callback(lambda _: kill.cancel())
         self._exit.add_done_callback(lambda _: self.close())
 
-    async def end(self) -> None:
-        """Terminate it and wait until it has ended."""
-        self.terminate()
+    async def abort_and_wait(self) -> None:
+        self.abort()
         with contextlib.suppress(NotStarted, SpawnerLost):
             await asyncio.shield(self._exit)
 

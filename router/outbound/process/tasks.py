@@ -78,17 +78,17 @@ class ProcessTasks:
             except TimeoutError:
                 assert process is not None  # noqa: S101 - nothing waits before there is one
                 error = process.error_text
-                await process.end()
+                await process.abort_and_wait()
                 problem = f"no answer within {timeout:g} s"
                 return TaskResult(None, error=error, problem=problem, is_timeout=True)
             except BaseException:
                 if process is not None:
-                    process.terminate()
+                    process.abort()
                 raise
             if result.exit_code == 0 and process.may_go_on(executor.max_tasks):
                 self._idle[name].append(process)
             else:
-                process.terminate()
+                process.abort()
             return result
 
     @property
@@ -101,7 +101,7 @@ class ProcessTasks:
             process = idle.pop()
             if process.may_go_on(None):
                 return process
-            process.terminate()
+            process.abort()
         return self._spawner.start(name)
 
     def close(self) -> None:

@@ -5,12 +5,10 @@ without Python's lock, and a thread that hangs is left alone: it ends when the s
 """
 
 import asyncio
-import os
 from _thread import start_new_thread
 from contextlib import suppress
 from typing import Final
 
-import certifi
 import pycurl
 from msgspec import Struct
 
@@ -92,9 +90,6 @@ def _get(url: str, headers: list[str], max_bytes: int, timeout: float) -> Fetche
         easy.setopt(pycurl.HTTPHEADER, headers)
         easy.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)
         easy.setopt(pycurl.PROXY, "")  # "" also keeps the environment's away
-        easy.setopt(pycurl.CAINFO, os.environ.get("SSL_CERT_FILE") or certifi.where())
-        if "SSL_CERT_DIR" in os.environ:
-            easy.setopt(pycurl.CAPATH, os.environ["SSL_CERT_DIR"])
         easy.setopt(pycurl.TIMEOUT_MS, round(timeout * 1000))
         easy.setopt(pycurl.WRITEFUNCTION, on_body)
         easy.setopt(pycurl.HEADERFUNCTION, on_header)

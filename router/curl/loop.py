@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Final, NamedTuple, Self
 
-import certifi
 import pycurl
 from msgspec import Struct
 
@@ -71,7 +70,6 @@ _FAULTS: Final = {
 }
 
 _NO_SUCCESS: Final = 300  # and above: the only replies whose headers are looked at
-_AUTHORITIES: Final = certifi.where()  # now: it opens files, and later no descriptor may be left
 _NO_SOCKET: Final[int] = pycurl.SOCKET_BAD
 _OK: Final[int] = pycurl.PREREQFUNC_OK
 _ABORT: Final[int] = pycurl.PREREQFUNC_ABORT
@@ -95,7 +93,7 @@ class CurlOptions(Struct, frozen=True, kw_only=True):
 
     http_version: str = "HTTP_2"
     proxy: str | None = None
-    ca_file: str | None = None  # None: the bundle of certifi
+    ca_file: str | None = None  # None: those of `new_handle`
     connect_timeout: float = 30.0
     max_connections: int = 1000  # kept open for reuse, over all origins
     max_at_once: int = 0  # connections in use, more requests wait; 0: as many as there are requests
@@ -359,7 +357,8 @@ class _Transfer:
         setopt(pycurl.HTTP_VERSION, _HTTP_VERSIONS[options.http_version])
         setopt(pycurl.PROXY, options.proxy or "")  # "" also keeps the environment's away
         setopt(pycurl.NOPROXY, "")
-        setopt(pycurl.CAINFO, options.ca_file or _AUTHORITIES)
+        if options.ca_file is not None:
+            setopt(pycurl.CAINFO, options.ca_file)
         setopt(pycurl.CONNECTTIMEOUT_MS, round(options.connect_timeout * 1000))
         setopt(pycurl.MAXAGE_CONN, options.idle_seconds)
         setopt(pycurl.DNS_CACHE_TIMEOUT, DNS_CACHE_SECONDS)

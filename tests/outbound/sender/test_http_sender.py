@@ -5,6 +5,7 @@ import hmac
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -687,6 +688,26 @@ async def test_a_target_over_tls_is_served_when_its_certificate_is_trusted(
             untrusted = await sender.send(message(target.url), 1, 5)
 
     assert (trusted, fault_of(untrusted)) == (Reply(200), Cause.NETWORK)
+
+
+@pytest.mark.rule("MED-1")
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
+async def test_the_environment_names_the_authorities_that_are_trusted(
+    certificate: Certificate, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Path(certificate.cert_file)
+    if variable == "SSL_CERT_DIR":  # files are found there by a hash of the subject
+        place = tmp_path
+        (place / "ca.pem").symlink_to(certificate.cert_file)
+        indexing = await asyncio.create_subprocess_exec("openssl", "rehash", place)
+        await indexing.wait()
+    monkeypatch.setenv(variable, str(place))
+
+    async with (
+        listening(tls=certificate.server_context("http/1.1")) as target,
+        sending() as sender,
+    ):
+        assert await sender.send(message(target.url), 1, 5) == Reply(200)
 
 
 # --- payload and correlation id

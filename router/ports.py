@@ -57,7 +57,7 @@ class Publication(Struct, frozen=True):
     not_before: float | None = None  # Unix seconds: it is delivered no sooner (CMD-5)
 
 
-class Outgoing(Struct, frozen=True):
+class OutgoingMessage(Struct, frozen=True):
     """A reply or a next step that is published when a message ends."""
 
     queue: QueueConfig
@@ -69,7 +69,7 @@ class Finish(Struct, frozen=True):
 
     handle: Handle
     ending: Ending
-    outgoing: tuple[Outgoing, ...] = ()  # only to queues that the finisher takes
+    outgoing: tuple[OutgoingMessage, ...] = ()  # only to queues that the finisher takes
     tally: Tally | None = None  # of all its deliveries; None: one request more than before
 
 
@@ -183,10 +183,10 @@ class Cancellation(Enum):
 
 
 # Broker id and body of a message that is about to be cancelled, and what to publish then (CMD-3).
-CancelReply = Callable[[str, bytes], Sequence[Outgoing]]
+CancelReply = Callable[[str, bytes], Sequence[OutgoingMessage]]
 
 
-def no_reply(_broker_id: str, _body: bytes) -> Sequence[Outgoing]:
+def no_reply(_broker_id: str, _body: bytes) -> Sequence[OutgoingMessage]:
     return ()
 
 

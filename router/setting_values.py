@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from router.core.config import RetryPolicy, sqlite_path
 from router.core.config_entry import BadEntry, read_retry
-from router.core.trace import Sampling
+from router.core.trace import SamplingRule
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
@@ -94,9 +94,9 @@ class Sampler(Enum):
     PARENTBASED_ALWAYS_OFF = auto()
     PARENTBASED_TRACEIDRATIO = auto()
 
-    def rule(self, ratio: float) -> Sampling:
+    def rule(self, ratio: float) -> SamplingRule:
         share = {"ON": 1.0, "OFF": 0.0}.get(self.name.rpartition("_")[2], ratio)
-        return Sampling(share, heeds_parent=self.name.startswith("PARENTBASED"))
+        return SamplingRule(share, follows_parent=self.name.startswith("PARENTBASED"))
 
 
 class LogLevel(Enum):

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar, cast
 
 from router.brokers.workers import BrokerSettings
-from router.core.config import QueueNaming, QueueType, RetryPolicy, sqlite_path
+from router.core.config import QueueNames, QueueType, RetryPolicy, sqlite_path
 from router.core.redact import MASK, mask_malformed
-from router.core.trace import Sampling
+from router.core.trace import SamplingRule
 from router.core.warnings import Severity
 from router.setting_values import (
     AuthMode,
@@ -235,9 +235,9 @@ class Settings:
             )
 
     @property
-    def naming(self) -> QueueNaming:
+    def naming(self) -> QueueNames:
         by_default = QueueType.SQS if self.config_urls else QueueType.EMBEDDED
-        return QueueNaming(self.queue_type or by_default, str(self.state_dir.absolute()))
+        return QueueNames(self.queue_type or by_default, str(self.state_dir.absolute()))
 
     @property
     def dead_letter_path(self) -> Path | None:
@@ -259,7 +259,7 @@ class Settings:
         return f"{(self.otlp_endpoint or OTLP_COLLECTOR).rstrip('/')}/v1/traces"
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> SamplingRule:
         return self.traces_sampler.rule(self.traces_ratio)
 
 

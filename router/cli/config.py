@@ -25,7 +25,7 @@ from router.cli.kit import (
     show_fields,
     show_json,
 )
-from router.core.config import QueueNaming, RoutingConfig
+from router.core.config import QueueNames, RoutingConfig
 from router.core.config_document import read_document
 from router.core.config_entry import KEYS
 from router.core.config_plan import check_document
@@ -113,7 +113,7 @@ def _typos_in(entry: Mapping[str, object], known: frozenset[str], path: str) -> 
             yield f"{path}.{key} is ignored: did you mean {meant}?"
 
 
-def _running(naming: QueueNaming) -> RoutingConfig | None:
+def _running(naming: QueueNames) -> RoutingConfig | None:
     """Return what the running router has applied, or print why it cannot be asked."""
     try:
         applied = get("/config")

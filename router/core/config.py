@@ -159,7 +159,7 @@ _SCHEMES: Final = {
 }
 
 
-class QueueNaming(Struct, frozen=True):
+class QueueNames(Struct, frozen=True):
     """What a bare queue name stands for."""
 
     queue_type: QueueType

@@ -18,7 +18,7 @@ from router.core.config import (
     EMBEDDED_QUEUE,
     MAX_SCHEDULES,
     QueueConfig,
-    QueueNaming,
+    QueueNames,
     RoutingConfig,
 )
 from router.core.config_entry import (
@@ -64,7 +64,7 @@ class Document(Struct, frozen=True, kw_only=True):
     skipped: Mapping[str, Sequence[str]] = {}
 
 
-def read_document(body: bytes, naming: QueueNaming) -> Document:
+def read_document(body: bytes, naming: QueueNames) -> Document:
     """Read what a source sent, or raise BadDocument."""
     top = _decode(body)
     if not any(is_given(top.get(name, Raw())) for name in ("queues", "processingPools")):
@@ -103,7 +103,7 @@ def as_document(config: RoutingConfig) -> Mapping[str, object]:
     }
 
 
-def embedded_document(naming: QueueNaming) -> bytes:
+def embedded_document(naming: QueueNames) -> bytes:
     """Return the document of a router that was given none."""
     uri = naming.embedded_uri(EMBEDDED_QUEUE)
     queue = QueueConfig(name=EMBEDDED_QUEUE, uri=uri)

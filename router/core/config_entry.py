@@ -19,7 +19,7 @@ from router.core.config import (
     MAX_CONCURRENCY,
     PoolConfig,
     QueueConfig,
-    QueueNaming,
+    QueueNames,
     RetryPolicy,
     Route,
     Schedule,
@@ -180,7 +180,7 @@ def queue_identity(raw: object) -> str | None:
     return next(names, None)
 
 
-def read_queue(raw: object, notes: Notes, *, naming: QueueNaming, connections: int) -> QueueConfig:
+def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: int) -> QueueConfig:
     entry = convert_entry(raw, _QueueEntry)
     name = _text("queueName", queue_identity(raw), MAX_NAME_CHARACTERS)
     given = _text("queueUri", entry.queue_uri, MAX_URI_CHARACTERS)
@@ -241,7 +241,7 @@ def _read_route(kind: str, raw: object) -> Route:
     )
 
 
-def read_reply_queue(raw: object, notes: Notes, *, naming: QueueNaming) -> QueueConfig:
+def read_reply_queue(raw: object, notes: Notes, *, naming: QueueNames) -> QueueConfig:
     """Read a queue that is only published to, so that nothing but its place counts (CMD-3)."""
     if isinstance(raw, dict):
         raw = {name: raw[name] for name in ("queueName", "queueUri") if name in raw}
@@ -263,7 +263,7 @@ def _text(where: str, value: str | None, longest: int) -> str | None:
     return value
 
 
-def _resolve(given: str, naming: QueueNaming) -> str:
+def _resolve(given: str, naming: QueueNames) -> str:
     """Return the URI of a queue that can be consumed. Error texts show only its scheme."""
     uri = given if _SCHEME.match(given) else naming.uri(given)
     before, colon, _ = given.partition(":")

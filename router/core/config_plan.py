@@ -13,7 +13,7 @@ from router.core.config import (
     NOTHING,
     PoolConfig,
     QueueConfig,
-    QueueNaming,
+    QueueNames,
     RetryPolicy,
     Route,
     RoutingConfig,
@@ -174,7 +174,7 @@ def empties(old: RoutingConfig, new: RoutingConfig) -> bool:
     return bool(old.queues) and not new.queues
 
 
-def check_document(body: bytes, naming: QueueNaming, running: RoutingConfig | None) -> CheckReport:
+def check_document(body: bytes, naming: QueueNames, running: RoutingConfig | None) -> CheckReport:
     """Return what applying the document would change; against nothing if no router runs.
 
     Credentials are left out of the comparison: a running router does not show them.

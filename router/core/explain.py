@@ -171,13 +171,13 @@ def _explain_held(held: Held, now: float) -> Explanation:
         since=held.started_at if started else held.received_at,
         until=until,
         requests=held.requests if started else held.requests or None,
-        behind=held.standing.in_front.message_id if held.standing.in_front else None,
+        behind=held.position.in_front.message_id if held.position.in_front else None,
     )
 
 
 def _held_in_words(held: Held, reason: WaitReason | None, now: float) -> tuple[str, float | None]:
     """Return the sentence, and until when it is so, if that is known."""
-    standing, until = held.standing, None
+    position, until = held.position, None
     match reason:
         case None:
             text = f"in delivery since {_at(held.started_at)} (attempt {held.requests})"
@@ -191,17 +191,17 @@ def _held_in_words(held: Held, reason: WaitReason | None, now: float) -> tuple[s
         case WaitReason.DRAINING:
             text = "waiting for its pool to let go of its group"
         case WaitReason.RATE:
-            until = now + standing.rate_wait + standing.lanes_ahead * standing.rate_step
+            until = now + position.rate_wait + position.lanes_ahead * position.rate_step
             text = f"waiting for the rate limit of {held.pool} until {_at(until)}"
-        case WaitReason.GROUP if standing.in_front is not None:
-            head, more = standing.in_front, standing.ahead - 1
+        case WaitReason.GROUP if position.in_front is not None:
+            head, more = position.in_front, position.ahead - 1
             others = f" and {more} more" if more else ""
             text = f"waiting for its group behind {head.message_id}{others}: that is "
             text, until = text + _explain_held(head, now).text, head.resume_at
         case _ if held.state is State.WAITING:
             text = f"waiting for a permit of {held.pool} to try again"
         case _:
-            ahead = f" ({standing.lanes_ahead} in line before it)" if standing.lanes_ahead else ""
+            ahead = f" ({position.lanes_ahead} in line before it)" if position.lanes_ahead else ""
             text = f"waiting for a permit of {held.pool}{ahead}"
     return text, until
 

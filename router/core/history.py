@@ -56,7 +56,7 @@ def past_waits(
         yield PastWait(WaitReason.SETTLE, tries[-1].ended_at, ended_at)
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class PoolPosition(Struct, frozen=True, kw_only=True):
     """Where a waiting message stands in its pool."""
 
     in_a_pool: bool = True  # False: no pool had room for it
@@ -83,7 +83,7 @@ class Held(Struct, frozen=True, kw_only=True):
     started_at: float  # of the latest try
     resume_at: float | None = None  # of the next try, during the pause before it
     tries: tuple[Try, ...] = ()  # with the open one
-    standing: Standing = Standing()
+    position: PoolPosition = PoolPosition()
     failures: int = 0  # deliveries that ended in a real failure
     correlation_id: str | None = None
     payload_bytes: int = 0
@@ -102,22 +102,22 @@ class HeldGroup(Struct, frozen=True):
 
 def why_waiting(held: Held) -> WaitReason | None:  # noqa: PLR0911  a table of cases, in their order
     """Return what the message waits for, or None while a request of it is open."""
-    standing = held.standing
+    position = held.position
     if held.state is State.DELIVERING:
         return None
     if held.state is State.SETTLING:
         return WaitReason.SETTLE
     if held.state is State.WAITING and held.resume_at is not None:
         return WaitReason.RETRY
-    if not standing.in_a_pool:
+    if not position.in_a_pool:
         return WaitReason.ROOM
-    if standing.held_back:
+    if position.held_back:
         return WaitReason.DRAINING
     if held.state is State.WAITING:  # its pause is over
         return WaitReason.PERMIT
-    if standing.in_front is not None:
+    if position.in_front is not None:
         return WaitReason.GROUP
-    return WaitReason.RATE if standing.has_free_permit and standing.rate_step else WaitReason.PERMIT
+    return WaitReason.RATE if position.has_free_permit and position.rate_step else WaitReason.PERMIT
 
 
 class HandOver(Struct, frozen=True, gc=False):

@@ -55,7 +55,7 @@ _LIMITED, _TIME, _FIRST_BUCKET = 4, 5, 6
 _POOL_TOTALS: Final = _FIRST_BUCKET + BUCKETS
 
 
-class Rolling:
+class RollingTotals:
     """A fixed number of totals. Their values are noted once in each minute that changes them.
 
     So counting costs a comparison and an addition, a period is the difference of two notes, and
@@ -161,7 +161,7 @@ class QueuePeriod(Struct, frozen=True, kw_only=True):
         return _rate(self.consumed, self.failed)
 
 
-class Outcomes(Rolling):
+class Outcomes(RollingTotals):
     """Totals that begin with one for each outcome."""
 
     __slots__ = ()

@@ -35,14 +35,14 @@ class Span(Struct, frozen=True, gc=False):
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
 
-class Sampling(Struct, frozen=True):
+class SamplingRule(Struct, frozen=True):
     """Which messages are recorded: all of their hand-overs and requests, or none."""
 
     ratio: float = 0.0
-    heeds_parent: bool = True  # what carries a trace is recorded if its publisher was
+    follows_parent: bool = True  # what carries a trace is recorded if its publisher was
 
     def takes(self, trace_id: str, parent: Span | None) -> bool:
-        if parent is not None and self.heeds_parent:
+        if parent is not None and self.follows_parent:
             return parent.sampled
         if not self.ratio:
             return False
@@ -52,7 +52,7 @@ class Sampling(Struct, frozen=True):
         )
 
 
-UNRECORDED: Final = Sampling()  # and a publisher's wish is passed on to the target
+UNRECORDED: Final = SamplingRule()  # and a publisher's wish is passed on to the target
 
 
 def carried_in(headers: Mapping[str, object]) -> Span | None:
@@ -87,14 +87,14 @@ def read_xray(given: str) -> Span | None:
 
 
 def hand_over_span(
-    message_id: str, received_at: float, parent: Span | None, rule: Sampling
+    message_id: str, received_at: float, parent: Span | None, rule: SamplingRule
 ) -> Span:
     """Return the span of a hand-over, from receiving the message to settling it."""
     return request_span(message_id, received_at, parent, rule, what="hand-over")
 
 
 def request_span(
-    message_id: str, at: float, parent: Span | None, rule: Sampling, *, what: str = "request"
+    message_id: str, at: float, parent: Span | None, rule: SamplingRule, *, what: str = "request"
 ) -> Span:
     """Return the span of a request that started at this time."""
     # Python's own hash is quick, the same as long as the process lives, another one in the next.

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.core.config import NOTHING, QueueNaming, RoutingConfig
+from router.core.config import NOTHING, QueueNames, RoutingConfig
 from router.core.config_document import BadDocument, Document, as_document, read_document
 from router.core.config_plan import EMPTYING, Plan, empties, limit_connections, unite
 from router.core.retry import Jitter
@@ -35,7 +35,7 @@ class SyncFailed(Exception):
 
 
 class SyncRules(Struct, frozen=True, kw_only=True):
-    naming: QueueNaming
+    naming: QueueNames
     attempts: int = 12
     retry_delay: float = 5.0
     allow_empty: bool = False
@@ -71,7 +71,7 @@ class _Source:
     last_success: float | None = None
     error: str = ""
 
-    async def fetch(self, naming: QueueNaming, reading: asyncio.Lock) -> None:
+    async def fetch(self, naming: QueueNames, reading: asyncio.Lock) -> None:
         self.fresh = None
         try:
             body = await self.origin.fetch()

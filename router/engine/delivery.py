@@ -30,7 +30,7 @@ from router.core.redact import mask_urls
 from router.core.retry import Jitter, decide
 from router.core.stats import Deliveries
 from router.core.target import origin_of
-from router.core.trace import UNRECORDED, Sampling, request_span
+from router.core.trace import UNRECORDED, SamplingRule, request_span
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
@@ -69,7 +69,7 @@ class Mediator:
         timeout: float,
         jitter: Jitter,
         wall: Callable[[], float],
-        sampling: Sampling = UNRECORDED,
+        sampling: SamplingRule = UNRECORDED,
         tasks: TaskRunner | None = None,  # for what runs as a process on this machine (CMD-8)
     ) -> None:
         self._sender = sender

@@ -13,7 +13,7 @@ from router.core.warnings import Code
 from router.engine.alerts import Warn
 from router.engine.broker_guard import GuardedBroker
 from router.engine.publishing import QueuePublisher
-from router.ports import BrokerError, Finish, Finisher, Outgoing, Publication, Unsettled
+from router.ports import BrokerError, Finish, Finisher, OutgoingMessage, Publication, Unsettled
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class OutgoingMessages:
         self._queue = queue
         self._publishing = publishing
         self._warn = warn
-        self._left: dict[Job, tuple[Outgoing, ...]] = {}  # of each job, what is not published yet
+        self._left: dict[Job, tuple[OutgoingMessage, ...]] = {}  # not published yet
 
     def prepare(self, jobs: Iterable[Job]) -> None:
         """Find out what goes out with these jobs."""
@@ -39,7 +39,7 @@ class OutgoingMessages:
             steps = next_steps(message, fingerprint, ending.result) if not ending.failure else ()
             for step in steps:
                 item = self._publishing.schedule(Publication(step.message, step.body, step.key))
-                outgoing.append(Outgoing(self._queue, item))
+                outgoing.append(OutgoingMessage(self._queue, item))
                 if step.lacks_result:
                     self._warn(
                         Code.PROCESSING, "a next step cannot take the result: see passResult"
@@ -87,7 +87,7 @@ class OutgoingMessages:
         What the queue can publish in the transaction of the ACK is left to that.
         """
         failed = set[Job]()
-        by_queue: dict[QueueConfig, list[tuple[Job, Outgoing]]] = {}
+        by_queue: dict[QueueConfig, list[tuple[Job, OutgoingMessage]]] = {}
         for job in jobs:
             for each in self._left.get(job, ()):
                 if finisher is None or not finisher.takes(each.queue):

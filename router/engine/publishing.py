@@ -28,7 +28,7 @@ from router.ports import (
     BrokerError,
     Brokers,
     Disconnected,
-    Outgoing,
+    OutgoingMessage,
     Publication,
     Publisher,
     Receipt,
@@ -183,7 +183,7 @@ class QueuePublisher:
             self._reply_queues = {queue.name: queue for queue in config.reply_queues}
         return self._reply_queues.get(name)
 
-    def replies(self, message: Message, fingerprint: str, ending: Ending) -> list[Outgoing]:
+    def replies(self, message: Message, fingerprint: str, ending: Ending) -> list[OutgoingMessage]:
         """Return the reply to a message that ended so, if it wants one (CMD-3).
 
         `fingerprint` is that of its publication: the same end is reported once where that can be.
@@ -195,11 +195,11 @@ class QueuePublisher:
         # It has no target: nobody delivers it. Its id is near that of the message, because most are
         # published in the order of their ids: SQLite then writes fewer pages (10 µs less).
         reply = Message(id=f"{message.id}-reply", target="")
-        return [Outgoing(queue, Publication(reply, reply_body(message, ending), key))]
+        return [OutgoingMessage(queue, Publication(reply, reply_body(message, ending), key))]
 
     def replies_to_cancelled(
         self, queue: QueueConfig, broker_id: str, body: bytes
-    ) -> Sequence[Outgoing]:
+    ) -> Sequence[OutgoingMessage]:
         """Return the reply to a message of this queue that is cancelled, if it wants one."""
         fingerprint = MessageKey(queue.uri, broker_id).fingerprint(body)
         try:

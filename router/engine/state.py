@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.core.explain import Explanation, explain_group, explain_message, explain_target
-from router.core.history import HandOver, Held, HeldGroup, MessageHistory, Standing, moved_tries
+from router.core.history import HandOver, Held, HeldGroup, MessageHistory, PoolPosition, moved_tries
 from router.core.identity import shown_id
 from router.core.job import NEVER, Job, State, Try
 from router.core.lanes import Lane
@@ -241,24 +241,24 @@ def held_state(job: Job, loop_to_wall: float) -> Held:
         started_at=job.started_at + loop_to_wall,
         resume_at=None if job.resume_at == NEVER else job.resume_at + loop_to_wall,
         tries=moved_tries(job.tries + open_try, loop_to_wall),
-        standing=_standing(job, loop_to_wall),
+        position=_position_of(job, loop_to_wall),
         failures=job.failures,
         correlation_id=job.message.correlation_id,
         payload_bytes=len(job.message.payload),
     )
 
 
-def _standing(job: Job, loop_to_wall: float) -> Standing:
+def _position_of(job: Job, loop_to_wall: float) -> PoolPosition:
     pool = job.pool
     if not isinstance(pool, ProcessPool):
-        return Standing(in_a_pool=False)
+        return PoolPosition(in_a_pool=False)
     lane = pool.lane_of(job)
     if pool.draining or (lane is not None and job in lane.blocked):
-        return Standing(held_back=True)
+        return PoolPosition(held_back=True)
     order = [] if lane is None else list(_order(lane))
     before = order[: order.index(job)] if job in order else []
     rate = pool.config.rate_per_minute
-    return Standing(
+    return PoolPosition(
         in_front=held_state(before[0], loop_to_wall) if before else None,
         ahead=len(before),
         lanes_ahead=pool.lanes.ahead_of(lane, job),

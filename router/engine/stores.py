@@ -26,7 +26,7 @@ from router.ports import (
     MessageStatus,
     MessageStore,
     MessageStores,
-    Outgoing,
+    OutgoingMessage,
     Unknown,
 )
 
@@ -165,7 +165,7 @@ class MessageStates:
         """Cancel it, with its reply: in the same transaction where the queue can do that."""
         sent: set[str | None] = set()
 
-        def reply(broker_id: str, body: bytes) -> Sequence[Outgoing]:
+        def reply(broker_id: str, body: bytes) -> Sequence[OutgoingMessage]:
             replies = self._publishing.replies_to_cancelled(queue, broker_id, body)
             left = [each for each in replies if each.publication.dedup_key not in sent]
             for outgoing in left:
@@ -191,7 +191,7 @@ _REFUSALS: Final = {
 class _ReplyElsewhere(Exception):
     """The reply goes to a queue that is not in the same database."""
 
-    def __init__(self, outgoing: Outgoing) -> None:
+    def __init__(self, outgoing: OutgoingMessage) -> None:
         super().__init__("the reply goes to another broker")
         self.outgoing = outgoing
 

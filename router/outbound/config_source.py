@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from router.core.config import QueueNaming
+from router.core.config import QueueNames
 from router.core.config_document import MAX_DOCUMENT_BYTES, embedded_document
 from router.core.redact import public_uri
 from router.ports import ConfigSource, ConfigUnavailable
@@ -20,7 +20,7 @@ TOO_LARGE: Final = f"the document is larger than {MAX_DOCUMENT_BYTES} bytes"
 
 
 def config_sources(
-    urls: Sequence[str], token: str | None, naming: QueueNaming
+    urls: Sequence[str], token: str | None, naming: QueueNames
 ) -> tuple[ConfigSource, ...]:
     """Return one source per URL, in order. The token goes only to the origin of the first."""
     if not urls:
@@ -39,7 +39,7 @@ class EmbeddedSource:
 
     name = "embedded"
 
-    def __init__(self, naming: QueueNaming) -> None:
+    def __init__(self, naming: QueueNames) -> None:
         self._document = embedded_document(naming)
 
     async def fetch(self) -> bytes:

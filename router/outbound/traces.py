@@ -28,7 +28,7 @@ from router.core.job import Try
 from router.core.outcome import RULES
 from router.core.redact import mask_urls
 from router.core.target import HANDLER, PROCESS
-from router.core.trace import Sampling, Span, hand_over_span, request_span
+from router.core.trace import SamplingRule, Span, hand_over_span, request_span
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,11 @@ class Traces:
     """Opened and closed by `async with`."""
 
     def __init__(
-        self, endpoint: str, rule: Sampling, instance: str, wall: Callable[[], float] = time.time
+        self,
+        endpoint: str,
+        rule: SamplingRule,
+        instance: str,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """Raise ValueError if another OpenTelemetry variable is invalid."""
         self._rule = rule
@@ -117,7 +121,7 @@ class _HandOverSpans:
     """One hand-over as spans."""
 
     def __init__(
-        self, hand_over: HandOver, span: Span, rule: Sampling, resource: Resource, clock: float
+        self, hand_over: HandOver, span: Span, rule: SamplingRule, resource: Resource, clock: float
     ) -> None:
         self._hand_over = hand_over
         self._rule = rule

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from router.core.config import NOTHING, QueueNaming, QueueType, RoutingConfig
+from router.core.config import NOTHING, QueueNames, QueueType, RoutingConfig
 from router.core.config_document import as_document, read_document
 from router.core.config_plan import plan
 from router.core.explain import Explanation, Situation
@@ -46,7 +46,7 @@ async def test_config_does_not_show_it(
 ) -> None:
     uri = url.replace("https://", "amqp://")
     raw = json.dumps({"queues": [{field: uri}]}).encode()
-    queues = read_document(raw, QueueNaming(QueueType.SQS, "")).config.queues
+    queues = read_document(raw, QueueNames(QueueType.SQS, "")).config.queues
     config = RoutingConfig(queues)
     router.document = as_document(config)
     router.plan = plan(NOTHING, config)

@@ -24,7 +24,7 @@ from router.ports import (
     MessageStatus,
     MessageStore,
     MessageStores,
-    Outgoing,
+    OutgoingMessage,
     Publication,
     Publisher,
     Receipt,
@@ -214,7 +214,7 @@ async def test_a_lost_lease_keeps_nothing_and_publishes_nothing(site: Site) -> N
     await site.broker.nack(handle, 0, UNTRIED)
 
     lost = await site.finisher.finish(
-        [Finish(handle, SUCCESS, (Outgoing(site.replies, message("r")),))]
+        [Finish(handle, SUCCESS, (OutgoingMessage(site.replies, message("r")),))]
     )
 
     assert [(one.handle, one.stale) for one in lost] == [(handle, True)]
@@ -226,7 +226,7 @@ async def test_a_lost_lease_keeps_nothing_and_publishes_nothing(site: Site) -> N
 async def test_a_finish_that_is_sent_twice_is_no_error_and_publishes_once(site: Site) -> None:
     await site.put(message("a"), message("b"))
     first, second = await site.take()
-    once = Finish(first, SUCCESS, (Outgoing(site.replies, message("r")),))
+    once = Finish(first, SUCCESS, (OutgoingMessage(site.replies, message("r")),))
     await site.finisher.finish([once])
     (reply,) = await site.other.receive(10)
     await site.other.ack([reply.handle], error="dead: so that it could come again")
@@ -250,8 +250,8 @@ async def test_what_goes_out_is_published_with_the_ack_and_wakes_who_waits(site:
     waiting = asyncio.create_task(site.other.receive(10))
     await asyncio.sleep(0.1)
     outgoing = (
-        Outgoing(site.replies, message("r1", dedup_key="reply-1")),
-        Outgoing(site.queue, message("next")),
+        OutgoingMessage(site.replies, message("r1", dedup_key="reply-1")),
+        OutgoingMessage(site.queue, message("next")),
     )
 
     await site.finisher.finish([Finish(handle, SUCCESS, outgoing)])
@@ -310,9 +310,9 @@ async def test_the_reply_of_a_cancelled_message_is_published_with_it(site: Site)
     await site.put(item)
     seen = []
 
-    def reply(broker_id: str, body: bytes) -> Sequence[Outgoing]:
+    def reply(broker_id: str, body: bytes) -> Sequence[OutgoingMessage]:
         seen.append((broker_id, body))
-        return [Outgoing(site.replies, message("r"))]
+        return [OutgoingMessage(site.replies, message("r"))]
 
     assert site.store.takes(site.replies)
     assert await site.store.cancel("a", reply) is Cancellation.CANCELLED

@@ -19,7 +19,7 @@ from router.ports import (
     Broker,
     Disconnected,
     Finish,
-    Outgoing,
+    OutgoingMessage,
     Publication,
     QueueRefused,
     StaleLease,
@@ -519,9 +519,9 @@ async def test_a_command_arrives_as_a_message_and_one_without_a_route_with_its_f
     assert bad.flaw == "there is no route for commands of type 'Unheard'"
 
 
-def reply_to(queue: QueueConfig, **content: object) -> Outgoing:
+def reply_to(queue: QueueConfig, **content: object) -> OutgoingMessage:
     body = json.dumps({"messageId": "c-1", **content}).encode()
-    return Outgoing(queue, Publication(publication("reply").message, body, "reply-1"))
+    return OutgoingMessage(queue, Publication(publication("reply").message, body, "reply-1"))
 
 
 @asynccontextmanager

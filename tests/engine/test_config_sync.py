@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from router.core.config import PoolConfig, QueueConfig, QueueNaming, QueueType, RoutingConfig
+from router.core.config import PoolConfig, QueueConfig, QueueNames, QueueType, RoutingConfig
 from router.core.config_plan import Plan, plan
 from router.core.state import SyncCounts
 from router.core.warnings import Notice, Severity, WarningBook
@@ -20,7 +20,7 @@ from tests.support.virtual_time import now
 
 pytestmark = pytest.mark.anyio
 
-NAMING = QueueNaming(QueueType.EMBEDDED, "/state")
+NAMING = QueueNames(QueueType.EMBEDDED, "/state")
 STRICT = "`strict` is planned (FIFO-2): until then the pool works as `batch`"
 DOWN = ConfigUnavailable("cannot connect")
 

@@ -31,7 +31,7 @@ from router.brokers.sqs import client as sqs_client
 from router.brokers.sqs import read_address as read_sqs
 from router.brokers.sqs.broker import received_message
 from router.brokers.sqs.client import answer_of as sqs_answer
-from router.core.config import QueueConfig, QueueNaming, QueueType, Route
+from router.core.config import QueueConfig, QueueNames, QueueType, Route
 from router.core.config_document import BadDocument, as_document, read_document
 from router.core.config_plan import unite
 from router.core.message import Malformed, Message, parse, steps_of
@@ -43,7 +43,7 @@ from router.ports import Disconnected, QueueRefused
 from router.settings import BadSetting, Settings
 
 NOW: Final = 1_800_000_000.0
-NAMING: Final = QueueNaming(QueueType.EMBEDDED, "/state")
+NAMING: Final = QueueNames(QueueType.EMBEDDED, "/state")
 PASSWORD: Final = "pw-that-nobody-may-see"  # corpora have it where a password may be
 SECRETS: Final = ("AUTH_BASIC_PASSWORD=", "NOTIFY_SMTP_URL=", "STANDBY_LOCK_URL=")
 DEBIT: Final = Route(target="https://svc.example/debit", group_field="account")

@@ -19,7 +19,7 @@ from router.ports import (
     MessageRecord,
     MessageStatus,
     MessageStore,
-    Outgoing,
+    OutgoingMessage,
     Publication,
     QueueRefused,
     no_reply,
@@ -45,7 +45,7 @@ class FakeStore:
     published: list[Publication] = field(default_factory=list)
     batches: dict[str, FakeBatch] = field(default_factory=dict)
     ticks: dict[str, int] = field(default_factory=dict)
-    replies: list[Outgoing] = field(default_factory=list)  # of what was cancelled
+    replies: list[OutgoingMessage] = field(default_factory=list)  # of what was cancelled
 
     async def find(self, message_id: str) -> MessageRecord | None:
         return next((each for each in reversed(self.records) if each.id == message_id), None)

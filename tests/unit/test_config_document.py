@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from router.core.config import (
     PoolConfig,
     QueueConfig,
-    QueueNaming,
+    QueueNames,
     QueueType,
     RetryPolicy,
     Route,
@@ -28,14 +28,14 @@ from router.core.config_document import (
 )
 from router.core.redact import public_uri
 
-EMBEDDED = QueueNaming(QueueType.EMBEDDED, "/state dir")
+EMBEDDED = QueueNames(QueueType.EMBEDDED, "/state dir")
 
 
-def read(document: object, naming: QueueNaming = EMBEDDED) -> Document:
+def read(document: object, naming: QueueNames = EMBEDDED) -> Document:
     return read_document(json.dumps(document).encode(), naming)
 
 
-def read_queue(entry: object, naming: QueueNaming = EMBEDDED) -> Document:
+def read_queue(entry: object, naming: QueueNames = EMBEDDED) -> Document:
     return read({"queues": [entry]}, naming)
 
 
@@ -545,7 +545,7 @@ def test_a_bare_name_is_a_queue_in_the_embedded_file() -> None:
 
 @pytest.mark.rule("CFG-5")
 def test_a_bare_name_for_nats_is_a_subject_on_the_servers_of_the_environment() -> None:
-    document = read_queue({"queueName": "orders.new"}, QueueNaming(QueueType.NATS, "/state"))
+    document = read_queue({"queueName": "orders.new"}, QueueNames(QueueType.NATS, "/state"))
 
     assert document.config.queues == (
         QueueConfig(name="orders.new", uri="nats:///?subject=orders.new"),
@@ -554,7 +554,7 @@ def test_a_bare_name_for_nats_is_a_subject_on_the_servers_of_the_environment() -
 
 @pytest.mark.rule("CFG-5")
 def test_a_bare_name_is_a_queue_in_the_database_of_the_environment() -> None:
-    naming = QueueNaming(QueueType.POSTGRES, "/state")
+    naming = QueueNames(QueueType.POSTGRES, "/state")
 
     document = read_queue({"queueName": "orders & co"}, naming)
 
@@ -620,7 +620,7 @@ def test_of_very_many_problems_only_the_first_are_told() -> None:
 
 @pytest.mark.rule("CFG-5")
 def test_a_router_without_a_configuration_has_one_queue_and_one_pool() -> None:
-    naming = QueueNaming(QueueType.SQS, "/state")
+    naming = QueueNames(QueueType.SQS, "/state")
 
     document = read_document(embedded_document(naming), naming)
 

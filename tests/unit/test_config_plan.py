@@ -10,7 +10,7 @@ from router.core.config import (
     NOTHING,
     PoolConfig,
     QueueConfig,
-    QueueNaming,
+    QueueNames,
     QueueType,
     RetryPolicy,
     Route,
@@ -26,7 +26,7 @@ from router.core.config_plan import (
     unite,
 )
 
-EMBEDDED = QueueNaming(QueueType.EMBEDDED, "/state")
+EMBEDDED = QueueNames(QueueType.EMBEDDED, "/state")
 
 
 def queue(name: str, *, uri: str = "", connections: int = 1) -> QueueConfig:

@@ -11,7 +11,7 @@ from router.core.explain import (
     explain_message,
     explain_target,
 )
-from router.core.history import HandOver, Held, MessageHistory, Standing
+from router.core.history import HandOver, Held, MessageHistory, PoolPosition
 from router.core.identity import MessageKey
 from router.core.job import Fate, State, Try
 from router.core.state import Circuit
@@ -45,35 +45,35 @@ def after(ended: HandOver, letter: KeptLetter | None = None) -> Explanation:
 
 @pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
-    ("standing", "situation"),
+    ("position", "situation"),
     [
-        (Standing(), Situation.WAITING_FOR_PERMIT),
-        (Standing(rate_step=1.0), Situation.WAITING_FOR_RATE),
-        (Standing(rate_step=1.0, has_free_permit=False), Situation.WAITING_FOR_PERMIT),
-        (Standing(in_a_pool=False), Situation.WAITING_FOR_ROOM),
-        (Standing(held_back=True), Situation.WAITING_FOR_DRAIN),
-        (Standing(in_front=HELD, ahead=1), Situation.WAITING_FOR_GROUP),
+        (PoolPosition(), Situation.WAITING_FOR_PERMIT),
+        (PoolPosition(rate_step=1.0), Situation.WAITING_FOR_RATE),
+        (PoolPosition(rate_step=1.0, has_free_permit=False), Situation.WAITING_FOR_PERMIT),
+        (PoolPosition(in_a_pool=False), Situation.WAITING_FOR_ROOM),
+        (PoolPosition(held_back=True), Situation.WAITING_FOR_DRAIN),
+        (PoolPosition(in_front=HELD, ahead=1), Situation.WAITING_FOR_GROUP),
     ],
 )
 def test_what_a_queued_message_waits_for_follows_from_where_it_stands(
-    standing: Standing, situation: Situation
+    position: PoolPosition, situation: Situation
 ) -> None:
-    assert of_message(replace(HELD, standing=standing)).situation is situation
+    assert of_message(replace(HELD, position=position)).situation is situation
 
 
 @pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize(
-    ("standing", "situation"),
+    ("position", "situation"),
     [
-        (Standing(in_a_pool=False), Situation.WAITING_FOR_ROOM),
-        (Standing(held_back=True), Situation.WAITING_FOR_DRAIN),
-        (Standing(), Situation.WAITING_FOR_PERMIT),
+        (PoolPosition(in_a_pool=False), Situation.WAITING_FOR_ROOM),
+        (PoolPosition(held_back=True), Situation.WAITING_FOR_DRAIN),
+        (PoolPosition(), Situation.WAITING_FOR_PERMIT),
     ],
 )
 def test_a_waiting_message_without_a_next_try_waits_for_its_pool(
-    standing: Standing, situation: Situation
+    position: PoolPosition, situation: Situation
 ) -> None:
-    held = replace(HELD, state=State.WAITING, standing=standing)
+    held = replace(HELD, state=State.WAITING, position=position)
 
     assert of_message(held).situation is situation
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from router.core.config import QueueNaming, QueueType
+from router.core.config import QueueNames, QueueType
 from router.core.config_document import read_document
 from router.core.config_entry import SUPPORTED_SCHEMES
 from router.core.message import Message
@@ -25,7 +25,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "deploy").rglob("*.md")),
 ]
-NAMING = QueueNaming(QueueType.EMBEDDED, "/var/lib/router")
+NAMING = QueueNames(QueueType.EMBEDDED, "/var/lib/router")
 
 
 def anchors_of(page: Path) -> set[str]:

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from router.core.config import QueueConfig, QueueNaming, QueueType, RoutingConfig
+from router.core.config import QueueConfig, QueueNames, QueueType, RoutingConfig
 from router.core.config_document import Document, as_document, read_document
 from router.core.config_plan import check_document, plan, unite
 
-NAMING = QueueNaming(QueueType.SQS, "/state")
+NAMING = QueueNames(QueueType.SQS, "/state")
 ENTRIES = [
     {"queueName": "replies", "queueUri": "amqp://u:secret@host/?queue=r", "connections": 7},
     {"queueUri": "sqs://other"},

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.stats import LONG_MINUTES, Rolling
+from router.core.stats import LONG_MINUTES, RollingTotals
 
 MINUTE = 60.0
 Steps = list[tuple[float, int]]  # pause before it, which total grows
@@ -13,12 +13,12 @@ STEPS = st.lists(st.tuples(st.floats(0, 20 * MINUTE), st.integers(0, 2)), max_si
 
 @pytest.mark.rule("OPS-3")
 def test_what_never_grew_has_not_grown_lately() -> None:
-    assert Rolling(2).growth(30, now=1e6) == [0, 0]
+    assert RollingTotals(2).growth(30, now=1e6) == [0, 0]
 
 
 @pytest.mark.rule("OPS-3")
 def test_totals_never_forget() -> None:
-    rolling = Rolling(1)
+    rolling = RollingTotals(1)
     for minute in range(100):
         rolling.at(minute * MINUTE)[0] += 1
 
@@ -27,7 +27,7 @@ def test_totals_never_forget() -> None:
 
 @pytest.mark.rule("OPS-3")
 def test_what_is_older_than_the_window_is_left_out() -> None:
-    rolling = Rolling(1)
+    rolling = RollingTotals(1)
     rolling.at(0.0)[0] += 1
     rolling.at(10 * MINUTE)[0] += 1
 
@@ -38,7 +38,7 @@ def test_what_is_older_than_the_window_is_left_out() -> None:
 
 @pytest.mark.rule("OPS-3")
 def test_reading_changes_nothing() -> None:
-    rolling = Rolling(1)
+    rolling = RollingTotals(1)
     rolling.at(0.0)[0] += 1
 
     rolling.growth(30, now=1e6)
@@ -51,7 +51,7 @@ def test_reading_changes_nothing() -> None:
 def test_a_window_holds_what_a_list_of_all_events_would_say(
     steps: Steps, minutes: int, pause: float
 ) -> None:
-    rolling, now, events = Rolling(3), 0.0, []
+    rolling, now, events = RollingTotals(3), 0.0, []
     for wait, place in steps:
         now += wait
         rolling.at(now)[place] += 1
@@ -66,7 +66,7 @@ def test_a_window_holds_what_a_list_of_all_events_would_say(
 
 @pytest.mark.rule("P4")
 def test_however_long_it_counts_it_keeps_half_an_hour_of_notes() -> None:
-    rolling = Rolling(1)
+    rolling = RollingTotals(1)
     for minute in range(1000):
         rolling.at(minute * MINUTE)[0] += 1
 

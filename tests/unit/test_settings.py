@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.config import QueueType, RetryPolicy
-from router.core.trace import Sampling
+from router.core.trace import SamplingRule
 from router.core.warnings import Severity
 from router.setting_values import (
     AuthMode,
@@ -439,16 +439,16 @@ def test_a_protocol_that_we_do_not_speak_matters_only_if_there_are_traces(infix:
 @pytest.mark.parametrize(
     ("sampler", "rule"),
     [
-        ("always_on", Sampling(1.0, heeds_parent=False)),
-        ("always_off", Sampling(0.0, heeds_parent=False)),
-        ("traceidratio", Sampling(0.25, heeds_parent=False)),
-        ("parentbased_always_on", Sampling(1.0)),
-        ("parentbased_always_off", Sampling(0.0)),
-        ("parentbased_traceidratio", Sampling(0.25)),
-        ("", Sampling(1.0)),
+        ("always_on", SamplingRule(1.0, follows_parent=False)),
+        ("always_off", SamplingRule(0.0, follows_parent=False)),
+        ("traceidratio", SamplingRule(0.25, follows_parent=False)),
+        ("parentbased_always_on", SamplingRule(1.0)),
+        ("parentbased_always_off", SamplingRule(0.0)),
+        ("parentbased_traceidratio", SamplingRule(0.25)),
+        ("", SamplingRule(1.0)),
     ],
 )
-def test_samplers_are_called_as_everywhere(sampler: str, rule: Sampling) -> None:
+def test_samplers_are_called_as_everywhere(sampler: str, rule: SamplingRule) -> None:
     env = {"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": "0.25"}
 
     assert Settings.from_env(env).sampling == rule

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from router.core.trace import (
     UNRECORDED,
-    Sampling,
+    SamplingRule,
     Span,
     carried_in,
     hand_over_span,
@@ -14,7 +14,7 @@ from router.core.trace import (
 )
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-ALL = Sampling(1.0)
+ALL = SamplingRule(1.0)
 PARENT = Span(TRACE, SPAN, sampled=True, state="vendor=1")
 
 
@@ -126,8 +126,8 @@ def test_a_parents_trace_is_gone_on_with() -> None:
 
 @pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("sampled", [True, False])
-@pytest.mark.parametrize("rule", [UNRECORDED, Sampling(0.0), Sampling(0.5), Sampling(1.0)])
-def test_a_parents_wish_is_heeded(rule: Sampling, *, sampled: bool) -> None:
+@pytest.mark.parametrize("rule", [UNRECORDED, *map(SamplingRule, (0.0, 0.5, 1.0))])
+def test_a_parents_wish_is_followed(rule: SamplingRule, *, sampled: bool) -> None:
     parent = Span(TRACE, SPAN, sampled)
 
     assert hand_over_span("m", 1.0, parent, rule).sampled is sampled
@@ -139,15 +139,17 @@ def test_a_parents_wish_is_heeded(rule: Sampling, *, sampled: bool) -> None:
 def test_a_parents_wish_can_be_overruled(ratio: float, *, sampled: bool) -> None:
     parent = Span(TRACE, SPAN, sampled)
 
-    assert hand_over_span("m", 1.0, parent, Sampling(ratio, heeds_parent=False)).sampled is bool(
-        ratio
-    )
+    assert hand_over_span(
+        "m", 1.0, parent, SamplingRule(ratio, follows_parent=False)
+    ).sampled is bool(ratio)
 
 
 @pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 1.0])
 def test_a_share_of_the_messages_is_taken(ratio: float) -> None:
-    taken = sum(hand_over_span(f"m-{n}", 1.0, None, Sampling(ratio)).sampled for n in range(4000))
+    taken = sum(
+        hand_over_span(f"m-{n}", 1.0, None, SamplingRule(ratio)).sampled for n in range(4000)
+    )
 
     assert taken == pytest.approx(ratio * 4000, abs=150)
 
@@ -157,7 +159,7 @@ def test_a_share_of_the_messages_is_taken(ratio: float) -> None:
 def test_all_spans_of_a_message_are_taken_or_none(
     message_id: str, ratio: float, received: float, sent: float
 ) -> None:
-    rule = Sampling(ratio)
+    rule = SamplingRule(ratio)
 
     hand_over, post = (
         hand_over_span(message_id, received, None, rule),

@@ -29,7 +29,7 @@ _REFUSALS: Final = ("Authorization Violation", "Authentication", "Account")  # s
 T = TypeVar("T")
 
 
-class Incoming(Protocol):
+class NatsMessage(Protocol):
     """A message as the client hands it over."""
 
     subject: str
@@ -38,7 +38,7 @@ class Incoming(Protocol):
     headers: dict[str, str] | None
 
 
-Callback = Callable[[Incoming], Awaitable[None]]
+Callback = Callable[[NatsMessage], Awaitable[None]]
 
 
 class _Client(Client):
@@ -116,7 +116,7 @@ class NatsConnection:
         self._last_error: Exception | None = None
         self._replies = ""  # answers come to subjects below this one
         self._numbers = itertools.count(1)
-        self._awaited: dict[str, asyncio.Future[Incoming | None]] = {}  # None: it was lost
+        self._awaited: dict[str, asyncio.Future[NatsMessage | None]] = {}  # None: it was lost
 
     @property
     def is_open(self) -> bool:
@@ -210,7 +210,7 @@ class NatsConnection:
         self._last_error = error
         log.debug("NATS: %s", error)
 
-    async def _take_answer(self, message: Incoming) -> None:
+    async def _take_answer(self, message: NatsMessage) -> None:
         awaited = self._awaited.get(message.subject)
         if awaited is not None and not awaited.done():
             awaited.set_result(message)
@@ -263,7 +263,7 @@ def read_answer(data: bytes, answer: type[T]) -> T:
     raise Disconnected(text)
 
 
-def _answer(message: Incoming | None) -> bytes | None:
+def _answer(message: NatsMessage | None) -> bytes | None:
     if message is None:
         raise Disconnected("the connection to NATS was lost")
     nobody = message.headers is not None and message.headers.get("Status") == NO_RESPONDERS

@@ -11,7 +11,7 @@ from router.brokers.kit import DEFAULT_LEASE_SECONDS, loop_time
 from router.brokers.kit.consuming import WINDOW_BYTES
 from router.brokers.kit.retries import PendingRetries
 from router.brokers.nats import NatsAddress
-from router.brokers.nats.connection import Inbox, Incoming, NatsConnection, NotFound, our_errors
+from router.brokers.nats.connection import Inbox, NatsConnection, NatsMessage, NotFound, our_errors
 from router.core.config import QueueConfig
 from router.core.trace import Span, carried_in
 from router.ports import Disconnected, QueueRefused
@@ -251,7 +251,7 @@ class Puller:
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}"
         self._inbox: Inbox | None = None
         self._arrived: list[PulledMessage] = []
-        self._status: Incoming | None = None  # what ended the request
+        self._status: NatsMessage | None = None  # what ended the request
         self._last_sign = 0.0  # of life, loop time
         self._sign = asyncio.Event()
         self._is_busy = asyncio.Lock()
@@ -307,7 +307,7 @@ class Puller:
             at_most = LAST_MESSAGE_SECONDS if self._arrived else CHECK_SECONDS
             await wait_for_signal(self._sign, at_most)
         if self._status is not None and not self._arrived:
-            await self._heed(self._status)
+            await self._react(self._status)
 
     async def _request(self, limit: int, patience: float) -> None:
         """Ask for messages. Without patience, the server answers at once."""
@@ -325,7 +325,7 @@ class Puller:
         payload = msgspec.json.encode(request)
         await self._connection.send(self._subject, payload, self._inbox.subject)
 
-    async def _take(self, message: Incoming) -> None:
+    async def _take(self, message: NatsMessage) -> None:
         self._last_sign = loop_time()
         if message.reply:
             parent = carried_in(message.headers) if message.headers else None
@@ -347,7 +347,7 @@ class Puller:
             await consumer_info(self._connection, self._consumer.stream, self._consumer.name)
             await inbox.close()
 
-    async def _heed(self, status: Incoming) -> None:
+    async def _react(self, status: NatsMessage) -> None:
         """React to a request that ended without a message."""
         code, text = _status_of(status), (status.headers or {}).get("Description", "")
         if code in _REFUSED:
@@ -358,5 +358,5 @@ class Puller:
             await asyncio.sleep(PAUSE_SECONDS)
 
 
-def _status_of(message: Incoming) -> str:
+def _status_of(message: NatsMessage) -> str:
     return (message.headers or {}).get("Status", "")

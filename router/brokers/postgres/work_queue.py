@@ -28,7 +28,7 @@ from router.core.outcome import ACCEPTED
 from router.ports import (
     Depth,
     Finish,
-    Outgoing,
+    OutgoingMessage,
     Publication,
     Receipt,
     StaleLease,
@@ -239,7 +239,9 @@ def extra_columns(items: Sequence[Publication]) -> tuple[Any, Any, Any]:
     )
 
 
-def outgoing_columns(outgoing: Sequence[Sequence[Outgoing]], sinks: Sinks[str]) -> tuple[Any, ...]:
+def outgoing_columns(
+    outgoing: Sequence[Sequence[OutgoingMessage]], sinks: Sinks[str]
+) -> tuple[Any, ...]:
     """Return places and queues of what goes out, and the columns of the messages."""
     flat = [(place, one) for place, several in enumerate(outgoing) for one in several]
     names = [sink_for(sinks, one.queue) for _, one in flat]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.core.config import QueueNaming, QueueType
+from router.core.config import QueueNames, QueueType
 from router.core.config_document import MAX_DOCUMENT_BYTES, embedded_document, read_document
 from router.outbound.config_source import EmbeddedSource, FileSource, HttpSource, config_sources
 from router.ports import ConfigSource, ConfigUnavailable
@@ -15,7 +15,7 @@ from tests.outbound.config.service import ConfigService, answer
 
 pytestmark = pytest.mark.anyio
 
-NAMING = QueueNaming(QueueType.EMBEDDED, "/state")
+NAMING = QueueNames(QueueType.EMBEDDED, "/state")
 DOCUMENT = b'{"queues": []}'
 
 

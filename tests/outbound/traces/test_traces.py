@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from router.core.history import HandOver
 from router.core.identity import MessageKey
 from router.core.job import Fate, Try
-from router.core.trace import Sampling, Span, hand_over_span, request_span
+from router.core.trace import SamplingRule, Span, hand_over_span, request_span
 from router.outbound import traces
 from router.outbound.traces import Traces
 from tests.outbound.servers import Script, Target, answering, listening, polite, silent, until
@@ -18,7 +18,7 @@ from tests.support.collector import Seen, spans_in
 
 pytestmark = pytest.mark.anyio
 
-ALL = Sampling(1.0)
+ALL = SamplingRule(1.0)
 WALL = 1_800_000_000.0
 PARENT = Span("ab" * 16, "cd" * 8, sampled=True, state="vendor=1")
 LOGGER = "router.outbound.traces"
@@ -38,7 +38,7 @@ HAND_OVER = HandOver(
 
 
 @asynccontextmanager
-async def tracing(collector: Target, rule: Sampling = ALL) -> AsyncIterator[Traces]:
+async def tracing(collector: Target, rule: SamplingRule = ALL) -> AsyncIterator[Traces]:
     started = asyncio.get_running_loop().time()
     clock = lambda: WALL + asyncio.get_running_loop().time() - started  # noqa: E731  one word
     async with Traces(
@@ -47,7 +47,7 @@ async def tracing(collector: Target, rule: Sampling = ALL) -> AsyncIterator[Trac
         yield opened
 
 
-async def told(*hand_overs: HandOver, rule: Sampling = ALL) -> list[Seen]:
+async def told(*hand_overs: HandOver, rule: SamplingRule = ALL) -> list[Seen]:
     """What a collector has been sent when all is over."""
     async with listening() as collector:
         async with tracing(collector, rule) as opened:

@@ -66,7 +66,7 @@ class FileConnection:
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         """Do all or nothing, in one transaction. Raise if that would have to wait for anything."""
-        db = self._open()
+        db = self._db or self._open()
         with transaction(db):
             return [work(db) for work in works]
 
@@ -76,7 +76,7 @@ class FileConnection:
         Return the error in the place of the result. Trouble with the file is an error of all.
         """
         try:
-            db = self._open()
+            db = self._db or self._open()
             db.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_SECONDS * 1000)}")
             if self._distrusts_log:
                 # What a failed sync did not keep may be a hole in the middle of the log.
@@ -128,26 +128,25 @@ class FileConnection:
                 db.close()
 
     def _open(self) -> sqlite3.Connection:
-        if self._db is None:
-            # Created by us, not by SQLite, for its mode: bodies hold tokens. A file that exists is
-            # not opened: closing it would end all locks that SQLite has on it in this process.
-            with suppress(FileExistsError):
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                os.close(os.open(self._path, flags, 0o600))
-            self._db = sqlite3.connect(
-                self._path,
-                timeout=BUSY_TIMEOUT_SECONDS,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            check_owner(self._db)
-            make_private(self._path)
-            for pragma in _PRAGMAS:
-                self._db.execute(pragma)
-            with transaction(self._db):
-                create_schema(self._db, self._machine)
-                self.incarnation, self._clock_offset = set_clock(self._db, self._machine)
-            _sync(self._path.parent)  # the file's name, and that of its log
+        # Created by us, not by SQLite, for its mode: bodies hold tokens. A file that exists is
+        # not opened: closing it would end all locks that SQLite has on it in this process.
+        with suppress(FileExistsError):
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            os.close(os.open(self._path, flags, 0o600))
+        self._db = sqlite3.connect(
+            self._path,
+            timeout=BUSY_TIMEOUT_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        check_owner(self._db)
+        make_private(self._path)
+        for pragma in _PRAGMAS:
+            self._db.execute(pragma)
+        with transaction(self._db):
+            create_schema(self._db, self._machine)
+            self.incarnation, self._clock_offset = set_clock(self._db, self._machine)
+        _sync(self._path.parent)  # the file's name, and that of its log
         return self._db
 
 

@@ -79,7 +79,8 @@ class FileDatabase:
             raise Disconnected(f"{self.path.name} is closed")
         answer: asyncio.Future[T] = self._loop.create_future()
         self._jobs.append(_Job(work, is_large, answer))
-        self._go_on()
+        if not self._is_busy:
+            self._next_turn()
         with _our_errors(self.path):
             return await answer
 
@@ -128,11 +129,10 @@ class FileDatabase:
         self._thread.shutdown()
         self._disk.shutdown()
 
-    def _go_on(self) -> None:
+    def _next_turn(self, *_: object) -> None:
+        """Take a turn soon if there is anything to do."""
+        self._is_busy = bool(self._jobs)
         if self._is_busy:
-            return
-        if self._jobs:
-            self._is_busy = True
             self._loop.call_soon(self._take_turn)
         elif self._closing:
             self._rested.set()
@@ -175,16 +175,11 @@ class FileDatabase:
         self._pause = FIRST_POLL_SECONDS
         self._turns += LARGE_TURN if any(job.is_large for job in jobs) else 1
         if self._turns < CHECKPOINT_TURNS:
-            self._rest()
+            self._next_turn()
         else:
             self._turns = 0
             checkpoint = self._loop.run_in_executor(self._thread, self._connection.checkpoint)
-            checkpoint.add_done_callback(self._rest)
-
-    def _rest(self, *_: object) -> None:
-        """After a turn, or what belongs to it."""
-        self._is_busy = False
-        self._go_on()
+            checkpoint.add_done_callback(self._next_turn)
 
     def _poll_later(self) -> None:
         if self._waiting and self._next_poll is None:

@@ -113,12 +113,40 @@ class WorkQueue:
 
     async def claim(self, limit: int) -> ClaimedBatch:
         """Take the next messages, if there are any now."""
-        claim = await self._claim(limit)
-        if claim.messages or self._recovery is None:
-            return claim
-        if await self.recover():
-            claim = await self._claim(limit)
-        return ClaimedBatch(claim.messages, self._recovery.patience(claim.wait))
+        lease = float("inf") if self.lease_seconds is None else self.lease_seconds
+        lease_until = None if self.lease_seconds is None else loop_time() + lease
+
+        def work(db: sqlite3.Connection) -> tuple[Sequence[FileLease], Bodies | None, float]:
+            table = self._table
+            chosen = table.claim(db, limit, lease)
+            if not chosen:
+                if table.clock() >= self._next_prune:
+                    self._prune(db)
+                return (), {}, max(table.next_wake(db) - table.clock(), 0.0)
+            is_large = sum(message.size for message in chosen) > LARGE_BYTES
+            return chosen, None if is_large else _read_bodies(db, chosen), 0.0
+
+        chosen, bodies, wait = await self._database.run(work)
+        if bodies is None:
+            bodies = await self._database.look(partial(_read_bodies, chosen=chosen))
+        incarnation = self._database.incarnation
+        messages = [
+            ReceivedMessage(
+                bodies[message.id],
+                message,
+                f"{incarnation}-{message.id}",
+                message.deliveries + 1,
+                lease_until,
+                Tally(message.failures, message.requests),
+            )
+            for message in chosen
+            if message.id in bodies
+        ]
+        if not messages and self._recovery is not None:
+            if await self.recover():
+                return await self.claim(limit)
+            wait = self._recovery.patience(wait)
+        return ClaimedBatch(messages, wait)
 
     async def recover(self) -> bool:
         """Give back what dead workers hold (WQ-10). Return whether there were any."""
@@ -245,38 +273,6 @@ class WorkQueue:
             if not self._forgot_some:
                 self._next_prune = self._table.clock() + PRUNE_PAUSE_SECONDS
             self._forgot_some = False
-
-    async def _claim(self, limit: int) -> ClaimedBatch:
-        lease = float("inf") if self.lease_seconds is None else self.lease_seconds
-        lease_until = None if self.lease_seconds is None else loop_time() + lease
-
-        def work(db: sqlite3.Connection) -> tuple[Sequence[FileLease], Bodies | None, float]:
-            table = self._table
-            chosen = table.claim(db, limit, lease)
-            if not chosen:
-                if table.clock() >= self._next_prune:
-                    self._prune(db)
-                return (), {}, max(table.next_wake(db) - table.clock(), 0.0)
-            is_large = sum(message.size for message in chosen) > LARGE_BYTES
-            return chosen, None if is_large else _read_bodies(db, chosen), 0.0
-
-        chosen, bodies, wait = await self._database.run(work)
-        if bodies is None:
-            bodies = await self._database.look(partial(_read_bodies, chosen=chosen))
-        incarnation = self._database.incarnation
-        messages = [
-            ReceivedMessage(
-                bodies[message.id],
-                message,
-                f"{incarnation}-{message.id}",
-                message.deliveries + 1,
-                lease_until,
-                Tally(message.failures, message.requests),
-            )
-            for message in chosen
-            if message.id in bodies
-        ]
-        return ClaimedBatch(messages, wait)
 
 
 def _read_bodies(db: sqlite3.Connection, chosen: Sequence[FileLease]) -> Bodies:

@@ -164,6 +164,8 @@ class MessageRecord(Struct, frozen=True, kw_only=True):
     failures: int
     requests: int
     created_at: float
+    pool: str | None = None  # that it names; None: the store does not say
+    group: str | None = None  # None: it depends on no other message
     not_before: float | None = None
     started_at: float | None = None
     ended_at: float | None = None

@@ -309,7 +309,7 @@ async def explain(
     if pool is not None and group is None:
         raise unprocessable("`pool` needs `group`")
     if message is not None:
-        return await router.lookup.explain_message(message)
+        return await router.messages.explain(message)
     if target is not None:
         return router.lookup.explain_target(target)
     return router.lookup.explain_group(group, pool)

@@ -110,6 +110,8 @@ def message_record(message_id: str, row: Row) -> MessageRecord:
         failures=row["attempts"],
         requests=row["posts"],
         created_at=row["published_at"],
+        pool=row["pool"],
+        group=row["group_id"],
         not_before=row["not_before"],
         started_at=row["first_claimed_at"],
         ended_at=row["finished_at"],

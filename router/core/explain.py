@@ -20,6 +20,7 @@ from router.core.timestamps import iso
 
 class Situation(Enum):
     NOT_HERE = "NOT_HERE"
+    QUEUED = "QUEUED"  # its queue has it, and has not handed it to this router
     WAITING_FOR_ROOM = "WAITING_FOR_ROOM"  # in a full pool
     WAITING_FOR_DRAIN = "WAITING_FOR_DRAIN"  # of the pool that holds its group
     WAITING_FOR_GROUP = "WAITING_FOR_GROUP"
@@ -65,6 +66,18 @@ class Explanation(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class QueuedMessage(Struct, frozen=True, kw_only=True):
+    """A message that its queue has not handed to this router, as the queue reports it."""
+
+    message_id: str
+    queue: str
+    pool: str | None
+    group: str | None
+    published_at: float
+    not_before: float | None = None  # it is put off until then
+    worker_id: str | None = None  # of the router that holds it
+
+
 def explain_message(
     history: MessageHistory,
     *,
@@ -92,6 +105,35 @@ def explain_message(
     text = "not here: it is not held, and not among those remembered; it may wait in its queue"
     return Explanation(
         situation=Situation.NOT_HERE, text=text, message_id=history.message_id, notes=notes
+    )
+
+
+def explain_queued(
+    queued: QueuedMessage, *, of_group: Explanation | None = None, notes: tuple[str, ...] = ()
+) -> Explanation:
+    """`of_group`: of its group in its pool. `notes`: what keeps messages in their queues."""
+    situation, behind, until = Situation.QUEUED, None, None
+    if queued.worker_id is not None:
+        why = f"held by the router {queued.worker_id}: ask that one"
+    elif queued.not_before is not None:
+        until = queued.not_before
+        why = f"not due before {_at(until)}"
+    elif of_group is not None and of_group.situation is not Situation.IDLE:
+        situation, behind, until = Situation.WAITING_FOR_GROUP, of_group.message_id, of_group.until
+        why = f"waiting for its group: {of_group.text}"
+    else:
+        why = "due, and not handed to this router yet"
+    return Explanation(
+        situation=situation,
+        text=f"in queue {queued.queue} since {_at(queued.published_at)}; {why}",
+        message_id=queued.message_id,
+        queue=queued.queue,
+        pool=queued.pool,
+        group=queued.group,
+        since=queued.published_at,
+        until=until,
+        behind=behind,
+        notes=notes,
     )
 
 

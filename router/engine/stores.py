@@ -8,9 +8,11 @@ from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.dead_letter import KeptLetter
+from router.core.explain import Explanation, QueuedMessage, Situation, explain_queued
 from router.core.history import HandOver, Held, MessageHistory
 from router.core.job import Fate
 from router.core.message import CONTROL, NOT_JSON
@@ -31,6 +33,7 @@ from router.ports import (
 )
 
 STORE_TIMEOUT_SECONDS: Final = 30.0
+EXPLAIN_SECONDS: Final = 5.0  # for asking all queues: operators wait for the answer
 
 T = TypeVar("T")
 MAX_BATCH_ID_CHARACTERS: Final = (
@@ -122,14 +125,9 @@ class MessageStates:
         Work queues keep it. Of other queues, the router remembers the latest messages. Raises
         Unknown or BrokeOff.
         """
-        try:
-            work_queues = self._stores.work_queues(queue)
-        except WrongQueue:
-            work_queues = ()
-        found = await self._stores.ask(work_queues, lambda store: store.find(message_id))
-        if found:
-            newest, record = max(found, key=lambda each: each[1].created_at)
-            return FoundMessage(newest.name, record)
+        kept = await self._kept(message_id, queue)
+        if kept is not None:
+            return kept
         remembered = remembered_message(await self._lookup.history(message_id), queue)
         if remembered is None:
             raise Unknown(
@@ -137,6 +135,50 @@ class MessageStates:
                 "about it, or ended long ago"
             )
         return remembered
+
+    async def explain(self, message_id: str) -> Explanation:
+        """Explain where a message is, also if it is in a work queue and was not handed over."""
+        known = await self._lookup.explain_message(message_id)
+        if known.situation is not Situation.NOT_HERE:
+            return known
+        try:
+            async with asyncio.timeout(EXPLAIN_SECONDS):
+                kept = await self._kept(message_id, None)
+        except (BrokeOff, TimeoutError) as error:
+            note = f"a queue could not be asked for it: {str(error) or 'no answer'}"
+            return replace(known, notes=(note, *known.notes))
+        if kept is None:
+            return known
+        record = kept.record
+        if record.ended_at is not None:
+            note = f"{record.status} in queue {kept.queue}: `message-router message` shows more"
+            return replace(known, notes=(note, *known.notes))
+        is_put_off = record.status is MessageStatus.SCHEDULED
+        is_held = record.status is MessageStatus.IN_FLIGHT
+        queued = QueuedMessage(
+            message_id=message_id,
+            queue=kept.queue,
+            pool=record.pool,
+            group=record.group,
+            published_at=record.created_at,
+            not_before=record.not_before if is_put_off else None,
+            worker_id=record.worker_id if is_held else None,
+        )
+        has_group = record.group is not None
+        of_group = self._lookup.explain_group(record.group, record.pool) if has_group else None
+        return explain_queued(queued, of_group=of_group, notes=known.notes)
+
+    async def _kept(self, message_id: str, queue: str | None) -> FoundMessage | None:
+        """Return what the work queues keep of it: the newest publication. Raises BrokeOff."""
+        try:
+            work_queues = self._stores.work_queues(queue)
+        except WrongQueue:
+            return None
+        found = await self._stores.ask(work_queues, lambda store: store.find(message_id))
+        if not found:
+            return None
+        newest, record = max(found, key=lambda each: each[1].created_at)
+        return FoundMessage(newest.name, record)
 
     async def cancel(self, message_id: str, queue: str | None) -> None:
         """Cancel a message that is neither in flight nor ended.

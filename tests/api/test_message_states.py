@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.dead_letter import KeptLetter
+from router.core.explain import Explanation, Situation
 from router.core.history import HandOver, Held, MessageHistory
 from router.core.identity import MessageKey
 from router.core.job import Fate, State, Try
@@ -429,3 +430,85 @@ async def test_a_queue_that_hangs_is_given_up(
     router.stores.takes = 5.0
 
     assert_problem(await api.get("/messages/a"), 502, "no answer within 0 s")
+
+
+# --- Why is it not delivered?
+
+
+async def explained(api: httpx.AsyncClient, router: HandMadeRouter) -> dict[str, Any]:
+    """The router itself knows nothing of it."""
+    router.lookup.answer = Explanation(situation=Situation.NOT_HERE, text="not here")
+    found: dict[str, Any] = (await api.get("/monitoring/explain?message=a")).json()
+    return found
+
+
+@pytest.mark.rule("OPS-3")
+async def test_a_message_in_a_work_queue_is_found_there(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    keep(router, record(pool="POOL-A"))
+
+    found = await explained(api, router)
+
+    assert (found["state"], found["queueId"], found["poolCode"]) == ("QUEUED", "jobs", "POOL-A")
+    assert found["text"].startswith("in queue jobs since 2027-01-15T08:00:00Z; due")
+
+
+@pytest.mark.rule("OPS-3")
+async def test_the_group_of_a_message_in_a_work_queue_is_looked_at(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    keep(router, record(pool="POOL-A", group="g"))
+
+    await explained(api, router)
+
+    assert router.lookup.asked == [("message", "a"), ("group", "g in POOL-A")]
+
+
+@pytest.mark.rule("OPS-3")
+@pytest.mark.parametrize(
+    ("kept", "text"),
+    [
+        (record(MessageStatus.SCHEDULED, not_before=AT + 60), "not due before 2027-01-15T08:01:00"),
+        (record(MessageStatus.IN_FLIGHT, worker_id="w-2"), "held by the router w-2"),
+    ],
+)
+async def test_what_keeps_a_message_in_its_work_queue_is_named(
+    api: httpx.AsyncClient, router: HandMadeRouter, kept: MessageRecord, text: str
+) -> None:
+    keep(router, kept)
+
+    assert text in (await explained(api, router))["text"]
+
+
+@pytest.mark.rule("OPS-3")
+async def test_a_message_that_ended_long_ago_is_shown_by_another_command(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    keep(router, record(MessageStatus.SUCCEEDED, ended_at=AT))
+
+    found = await explained(api, router)
+
+    assert found["state"] == "NOT_HERE"
+    assert found["notes"] == ["SUCCEEDED in queue jobs: `message-router message` shows more"]
+
+
+@pytest.mark.rule("OPS-3")
+async def test_a_queue_that_cannot_be_asked_is_noted(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.stores.failures["jobs"] = Disconnected("gone")
+
+    found = await explained(api, router)
+
+    assert found["state"] == "NOT_HERE"
+    assert found["notes"] == ["a queue could not be asked for it: gone"]
+
+
+@pytest.mark.rule("OPS-3")
+async def test_a_message_that_no_work_queue_has_is_not_here(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.config = RoutingConfig((ORDERS,))
+
+    assert (await explained(api, router))["state"] == "NOT_HERE"

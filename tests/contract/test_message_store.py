@@ -122,6 +122,16 @@ def ids_of(bodies: Sequence[bytes]) -> list[str]:
 # CMD-2: results and states.
 
 
+@pytest.mark.rule("OPS-3")
+async def test_a_message_is_found_with_its_pool_and_its_group(site: Site) -> None:
+    await site.put(message("a", poolCode="P", messageGroupId="g"), message("b"))
+
+    in_group, alone = await site.found("a"), await site.found("b")
+
+    assert (in_group.pool, in_group.group) == ("P", "g")
+    assert (alone.pool, alone.group) == ("DEFAULT-POOL", None)
+
+
 @pytest.mark.rule("CMD-2")
 async def test_a_message_is_found_from_its_publication_to_its_result(site: Site) -> None:
     before = time.time()

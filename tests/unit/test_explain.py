@@ -6,9 +6,11 @@ from msgspec.structs import replace
 from router.core.dead_letter import KeptLetter
 from router.core.explain import (
     Explanation,
+    QueuedMessage,
     Situation,
     explain_group,
     explain_message,
+    explain_queued,
     explain_target,
 )
 from router.core.history import HandOver, Held, MessageHistory, PoolPosition
@@ -189,3 +191,56 @@ def test_a_group_or_target_whose_last_message_is_due_again_waits_for_nothing() -
     assert group.situation is Situation.IDLE
     assert group.notes == ("full",)
     assert target.situation is Situation.IDLE
+
+
+QUEUED = QueuedMessage(message_id="b", queue="q", pool="P", group="g", published_at=NOW - 60)
+IN_QUEUE = "in queue q since 2027-01-15T07:59:00Z; "
+
+
+@pytest.mark.rule("OPS-3")
+def test_a_message_in_its_queue_waits_behind_what_is_held_of_its_group() -> None:
+    head = replace(HELD, state=State.WAITING, requests=2, resume_at=NOW + 5)
+    of_group = explain_group("g", "P", now=NOW, first=head)
+
+    found = explain_queued(QUEUED, of_group=of_group)
+
+    assert (found.situation, found.behind) == (Situation.WAITING_FOR_GROUP, "a")
+    assert found.text == (
+        f"{IN_QUEUE}waiting for its group: 0 messages of the group behind a: "
+        "between two tries until 2027-01-15T08:00:05Z (2 so far)"
+    )
+    assert (found.message_id, found.queue, found.pool, found.group) == ("b", "q", "P", "g")
+
+
+@pytest.mark.rule("OPS-3")
+def test_a_message_in_its_queue_waits_for_the_head_that_went_back() -> None:
+    head = replace(RETURNED, returned_for=35.0, error="HTTP 500")
+    found = explain_queued(QUEUED, of_group=explain_group("g", "P", now=NOW, last=head))
+
+    assert (found.situation, found.behind) == (Situation.WAITING_FOR_GROUP, "a")
+    assert found.until == NOW + 30
+    assert found.text.endswith("a was returned to q until 2027-01-15T08:00:30Z (HTTP 500)")
+
+
+@pytest.mark.rule("OPS-3")
+@pytest.mark.parametrize(
+    ("queued", "until", "why"),
+    [
+        (QUEUED, None, "due, and not handed to this router yet"),
+        (
+            replace(QUEUED, not_before=NOW + 9),
+            NOW + 9,
+            "not due before 2027-01-15T08:00:09Z",
+        ),
+        (replace(QUEUED, worker_id="w-2"), None, "held by the router w-2: ask that one"),
+    ],
+)
+def test_a_message_in_its_queue_says_what_is_known_of_it(
+    queued: QueuedMessage, until: float | None, why: str
+) -> None:
+    idle = explain_group("g", "P", now=NOW)
+    found = explain_queued(queued, of_group=idle, notes=("pool P is full",))
+
+    assert (found.situation, found.until) == (Situation.QUEUED, until)
+    assert found.text == IN_QUEUE + why
+    assert found.notes == ("pool P is full",)

@@ -34,7 +34,8 @@ from router.ports import (
 )
 
 _FIND: Final = """
-SELECT message.state, attempts, posts, extract(epoch FROM published_at)::float8 AS published_at,
+SELECT message.state, attempts, posts, message.pool, group_id,
+       extract(epoch FROM published_at)::float8 AS published_at,
        extract(epoch FROM not_before)::float8 AS not_before, run_after IS NOT NULL AS is_delayed,
        extract(epoch FROM first_claimed_at)::float8 AS first_claimed_at,
        extract(epoch FROM finished_at)::float8 AS finished_at, worker_id, correlation_id,

@@ -275,7 +275,7 @@ FROM queue_entries INDEXED BY by_message_id CROSS JOIN queue_progress USING (id,
 WHERE message_id = :message_id AND queue = :queue;
 
 -- name: find
-SELECT state, attempts, posts, published_at + :unix AS published_at, not_before,
+SELECT state, attempts, posts, pool, group_id, published_at + :unix AS published_at, not_before,
        wakes_at IS NOT NULL AS is_delayed, first_claimed_at + :unix AS first_claimed_at,
        finished_at + :unix AS finished_at, worker_id, correlation_id, batch_id, payload_size,
        last_error, CAST(result AS BLOB) AS result, result_omitted, error_code, http_status

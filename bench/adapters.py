@@ -38,8 +38,8 @@ def measure(names: Sequence[str], messages: int, rounds: int) -> Table:
 async def _cost(queue: QueueConfig, messages: int) -> float:
     await fill(queue, Load(messages=messages, groups=GROUPS, targets=["http://127.0.0.1/hook"]))
     async with (
-        BrokerRegistry(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as door,
-        door.open_queue(queue) as broker,
+        BrokerRegistry(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as registry,
+        registry.open_queue(queue) as broker,
     ):
         before, received = time.process_time(), 0
         while received < messages:

@@ -139,8 +139,8 @@ def running(name: str) -> Iterator[Place]:
 
 @asynccontextmanager
 async def publisher(queue: QueueConfig) -> AsyncIterator[Publisher]:
-    async with BrokerRegistry(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as door:
-        opened = door.open_publisher(queue)
+    async with BrokerRegistry(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as registry:
+        opened = registry.open_publisher(queue)
         if opened is None:
             raise SystemExit(f"{queue.uri} cannot be published to")
         async with opened as line:
@@ -150,8 +150,8 @@ async def publisher(queue: QueueConfig) -> AsyncIterator[Publisher]:
 async def left_in(queue: QueueConfig) -> int:
     """Messages that are not acknowledged, once no router runs."""
     async with (
-        BrokerRegistry(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as door,
-        door.open_queue(queue) as broker,
+        BrokerRegistry(worker_id="bench", dedup_window=0.0, settings=SETTINGS) as registry,
+        registry.open_queue(queue) as broker,
     ):
         depth = await broker.depth()
         if depth is not None:

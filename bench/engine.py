@@ -97,7 +97,7 @@ class MadeUpQueue:
 
 
 class OneQueue:
-    """The door to the made-up queue."""
+    """Opens the made-up queue."""
 
     def __init__(self, queue: MadeUpQueue) -> None:
         self._queue = queue

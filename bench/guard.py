@@ -106,18 +106,18 @@ class RefusingSome(Accepting):
 async def _work_queue(groups: int, pools: int) -> Effort:
     """The work queue's own code, and what is refused and comes back."""
     done, count = asyncio.Event(), Count()
-    async with BrokerRegistry(worker_id="guard", dedup_window=0.0) as door:
-        await _publish(door, groups, pools)
-        async with engine(door, RefusingSome(done), pools):
+    async with BrokerRegistry(worker_id="guard", dedup_window=0.0) as brokers:
+        await _publish(brokers, groups, pools)
+        async with engine(brokers, RefusingSome(done), pools):
             with count:
                 await done.wait()
                 await asyncio.sleep(1)  # the last ones are settled, too
     return count.effort(MESSAGES)
 
 
-async def _publish(door: BrokerRegistry, groups: int, pools: int) -> None:
+async def _publish(brokers: BrokerRegistry, groups: int, pools: int) -> None:
     bodies = [body(n, groups, pools) for n in range(MESSAGES)]
-    opened = door.open_publisher(QUEUE)
+    opened = brokers.open_publisher(QUEUE)
     if opened is None:
         raise SystemExit("memory queues cannot be published to")
     async with opened as publisher:

@@ -118,8 +118,8 @@ class Site:
 
     async def _put(self, queue: str, items: Sequence[Publication]) -> None:
         config = QueueConfig(name=queue, uri=str(self.queue(queue)["queueUri"]))
-        async with BrokerRegistry(worker_id="test", dedup_window=300.0) as door:
-            publisher = door.open_publisher(config)
+        async with BrokerRegistry(worker_id="test", dedup_window=300.0) as brokers:
+            publisher = brokers.open_publisher(config)
             assert publisher is not None
             async with publisher as line:
                 assert all(await line.publish(items))

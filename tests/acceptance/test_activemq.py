@@ -102,7 +102,7 @@ async def test_a_broker_that_restarts_under_load_costs_neither_a_message_nor_the
 
 
 @pytest.mark.rule("P3", "FIFO-1", "BRK-4")
-async def test_a_group_whose_first_message_is_put_off_twice_stays_in_order(
+async def test_a_group_whose_first_message_is_delayed_twice_stays_in_order(
     site: Site, server: ActiveMqServer, queue: None
 ) -> None:
     del queue
@@ -118,7 +118,7 @@ async def test_a_group_whose_first_message_is_put_off_twice_stays_in_order(
 
 
 @pytest.mark.rule("OPS-4", "P1", "P3")
-async def test_a_stop_gives_back_what_was_not_begun(
+async def test_a_stop_returns_what_was_not_begun(
     site: Site, server: ActiveMqServer, queue: None
 ) -> None:
     del queue

@@ -61,8 +61,8 @@ async def publish(server: NatsServer, messages: Sequence[dict[str, object]]) -> 
     """Before a router is there, so that it finds them all at once."""
     queue = QueueConfig(name="orders", uri=f"nats://{server.address}/?stream={STREAM}")
     bodies = [json.dumps(each).encode() for each in messages]
-    async with BrokerRegistry(worker_id="test", dedup_window=300.0) as door:
-        publishing = door.open_publisher(queue)
+    async with BrokerRegistry(worker_id="test", dedup_window=300.0) as brokers:
+        publishing = brokers.open_publisher(queue)
         assert publishing is not None
         async with publishing as publisher:
             await publisher.publish(
@@ -133,7 +133,7 @@ async def test_a_server_that_restarts_under_load_costs_neither_a_message_nor_the
 
 
 @pytest.mark.rule("P3", "FIFO-1")
-async def test_a_group_whose_first_message_is_put_off_stays_in_order(
+async def test_a_group_whose_first_message_is_delayed_stays_in_order(
     site: Site, server: NatsServer, stream: None
 ) -> None:
     del stream
@@ -148,7 +148,7 @@ async def test_a_group_whose_first_message_is_put_off_stays_in_order(
 
 
 @pytest.mark.rule("OPS-4", "P1", "P3")
-async def test_a_stop_gives_back_what_was_not_begun(
+async def test_a_stop_returns_what_was_not_begun(
     site: Site, server: NatsServer, stream: None
 ) -> None:
     del stream

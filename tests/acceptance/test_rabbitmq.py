@@ -34,7 +34,7 @@ class Recorder:
     moody: bool
     opened: asyncio.Event = field(default_factory=asyncio.Event)
     accepted: list[str] = field(default_factory=list)
-    put_off: set[str] = field(default_factory=set)  # groups
+    delayed: set[str] = field(default_factory=set)  # groups
     asked: int = 0
 
     async def script(self, connection: Connection) -> None:
@@ -45,7 +45,7 @@ class Recorder:
             await self.opened.wait()
             await asyncio.sleep(SECONDS_PER_REQUEST)
             if puts_off:
-                self.put_off.add(group_of(id_of(request)))
+                self.delayed.add(group_of(id_of(request)))
                 await connection.reply(200, b'{"ack": false, "delaySeconds": 1}')
             else:
                 self.accepted.append(id_of(request))
@@ -104,7 +104,7 @@ async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts
             await recorder.has_accepted(total // 5 + BETWEEN_CRASHES)
             before = len(recorder.accepted)
             await asyncio.to_thread(server.stop)
-            put_off = set(recorder.put_off)
+            delayed = set(recorder.delayed)
             await asyncio.to_thread(server.start)
             may_come_twice |= {*recorder.accepted[max(before - LATEST, 0) :]}
             await recorder.has_accepted(total)
@@ -117,7 +117,7 @@ async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts
     # An ACK that was not heard is not remembered here: RabbitMQ makes no ids (BRK-3). And a group
     # that goes back is copied one by one: at a crash, one of it may be there twice.
     in_doubt = Counter(group_of(each) for each in twice if each not in may_come_twice)
-    assert in_doubt.keys() <= put_off
+    assert in_doubt.keys() <= delayed
     assert all(number <= CRASHES for number in in_doubt.values()), in_doubt
     assert in_doubt.total() <= CRASHES * CONCURRENCY
     assert (code, emptied) == (0, True)
@@ -127,7 +127,7 @@ async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts
 
 @pytest.mark.rule("P3", "FIFO-1", "BRK-4")
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-async def test_a_group_whose_first_message_is_put_off_twice_stays_in_order(
+async def test_a_group_whose_first_message_is_delayed_twice_stays_in_order(
     site: Site, server: RabbitServer, kind: str
 ) -> None:
     hesitant = Hesitant()

@@ -46,14 +46,14 @@ async def test_a_delivery_that_outlasts_the_grace_period_is_aborted_and_made_aga
             started = time.monotonic()
             code = await router.stop()
             took = time.monotonic() - started
-        given_back = site.unsettled() - site.in_flight()
+        returned = site.unsettled() - site.in_flight()
 
         async with site.router():
             await eventually(lambda: not site.unsettled())
 
     assert code == 0
     assert 1 <= took < 15
-    assert given_back == {"m"}
+    assert returned == {"m"}
     assert [request.headers["x-message-attempt"] for request in target.requests] == ["1", "2"]
 
 

@@ -81,7 +81,7 @@ async def test_killed_and_cut_off_under_load_it_loses_nothing_and_keeps_every_gr
 
 
 @pytest.mark.rule("OPS-4", "P1", "P3")
-async def test_a_stop_gives_back_what_was_not_begun_and_nothing_stays_hidden(
+async def test_a_stop_returns_what_was_not_begun_and_nothing_stays_hidden(
     site: Site, server: SqsServer, queue_url: str
 ) -> None:
     gate = Gate()

@@ -29,8 +29,8 @@ async def bodies_in(uri: str, count: int) -> list[dict[str, object]]:
     bodies: list[bytes] = []
     queue = QueueConfig(name="replies", uri=uri)
     async with (
-        BrokerRegistry(worker_id="test", dedup_window=300.0) as door,
-        door.open_queue(queue) as broker,
+        BrokerRegistry(worker_id="test", dedup_window=300.0) as brokers,
+        brokers.open_queue(queue) as broker,
     ):
         while len(bodies) < count:
             bodies += [received.body for received in await broker.receive(10)]

@@ -170,8 +170,8 @@ class RabbitQueue:
     async def left(self) -> list[Body]:
         config = QueueConfig(name=QUEUE, uri=self.uri())
         async with (
-            BrokerRegistry(worker_id="check", dedup_window=300.0) as door,
-            door.open_queue(config) as broker,
+            BrokerRegistry(worker_id="check", dedup_window=300.0) as brokers,
+            brokers.open_queue(config) as broker,
         ):
             depth = await broker.depth()
         assert depth is not None
@@ -286,7 +286,7 @@ class Direct:
     """Publishes to the broker itself, over a connection that is opened again when it breaks."""
 
     queue: Queue
-    door: BrokerRegistry
+    brokers: BrokerRegistry
     _stack: AsyncExitStack
     _line: Publisher | None = None
 
@@ -295,7 +295,7 @@ class Direct:
         encoded = [json.dumps(body).encode() for body in bodies]
         try:
             if self._line is None:
-                opened = self.door.open_publisher(config)
+                opened = self.brokers.open_publisher(config)
                 assert opened is not None
                 self._line = await self._stack.enter_async_context(opened)
             await self._line.publish([Publication(m := parse(b), b, m.id) for b in encoded])
@@ -308,10 +308,10 @@ class Direct:
 @asynccontextmanager
 async def publishing_to(queue: Queue) -> AsyncIterator[Direct]:
     async with (
-        BrokerRegistry(worker_id="chaos", dedup_window=300.0) as door,
+        BrokerRegistry(worker_id="chaos", dedup_window=300.0) as brokers,
         AsyncExitStack() as stack,
     ):
-        yield Direct(queue, door, stack)
+        yield Direct(queue, brokers, stack)
 
 
 def dead_letters(site: Site) -> list[Body]:

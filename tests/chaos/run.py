@@ -175,7 +175,7 @@ async def _bring_chaos(
             raise
         finally:
             for slot in slots:
-                await slot.abandon()
+                await slot.abort()
     return slots
 
 

@@ -79,7 +79,7 @@ class Slot:
             if code != 0:
                 self.history.strange.append(f"the router ended with exit code {code}")
 
-    async def abandon(self) -> None:
+    async def abort(self) -> None:
         """Leave no process behind, whatever happened."""
         if self.router is not None:
             self.go_on()

@@ -262,17 +262,17 @@ class Ends(Struct, frozen=True):
     """Both ends of one queue."""
 
     queue: QueueConfig
-    door: BrokerRegistry
+    brokers: BrokerRegistry
     broker: Broker
     publisher: Publisher
 
 
 @asynccontextmanager
-async def both_ends(door: BrokerRegistry, queue: QueueConfig) -> AsyncIterator[Ends]:
-    publishing = door.open_publisher(queue)
+async def both_ends(brokers: BrokerRegistry, queue: QueueConfig) -> AsyncIterator[Ends]:
+    publishing = brokers.open_publisher(queue)
     assert publishing is not None
-    async with door.open_queue(queue) as broker, publishing as publisher:
-        yield Ends(queue, door, broker, publisher)
+    async with brokers.open_queue(queue) as broker, publishing as publisher:
+        yield Ends(queue, brokers, broker, publisher)
 
 
 @asynccontextmanager
@@ -280,7 +280,7 @@ async def reopened(ends: Ends) -> AsyncIterator[Broker]:
     """A new connection; the broker may still be starting."""
     for _ in range(50):
         try:
-            async with ends.door.open_queue(ends.queue) as broker:
+            async with ends.brokers.open_queue(ends.queue) as broker:
                 yield broker
                 return
         except Disconnected:

@@ -38,20 +38,22 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cas
 
 
 @pytest.fixture
-async def door(anyio_backend: object, case: Case, tmp_path: Path) -> AsyncIterator[BrokerRegistry]:
+async def brokers(
+    anyio_backend: object, case: Case, tmp_path: Path
+) -> AsyncIterator[BrokerRegistry]:
     del anyio_backend  # asked for only to run on its loop
     if case.model is not None:
-        async with modelled_door(case, tmp_path) as door:
-            yield door
+        async with modelled_brokers(case, tmp_path) as brokers:
+            yield brokers
         return
     async with BrokerRegistry(
         worker_id="worker-1", dedup_window=300.0, settings=case.settings
-    ) as door:
-        yield door
+    ) as brokers:
+        yield brokers
 
 
 @asynccontextmanager
-async def modelled_door(case: Case, directory: Path) -> AsyncIterator[BrokerRegistry]:
+async def modelled_brokers(case: Case, directory: Path) -> AsyncIterator[BrokerRegistry]:
     """The real adapter, with the simulation's model of its server behind it (SIM-3)."""
     assert case.model is not None
     weather = Weather(random.Random(1))  # noqa: S311  repeatable, not secret
@@ -63,23 +65,23 @@ async def modelled_door(case: Case, directory: Path) -> AsyncIterator[BrokerRegi
     with installed(server):
         async with BrokerRegistry(
             worker_id="worker-1", dedup_window=300.0, settings=case.settings, machine=machine
-        ) as door:
-            yield door
+        ) as brokers:
+            yield brokers
 
 
 @pytest.fixture
-async def ends(case: Case, door: BrokerRegistry, tmp_path: Path) -> AsyncIterator[Ends]:
+async def ends(case: Case, brokers: BrokerRegistry, tmp_path: Path) -> AsyncIterator[Ends]:
     """A queue with leases that last longer than any test."""
-    async with both_ends(door, case.queue(tmp_path)) as ends:
+    async with both_ends(brokers, case.queue(tmp_path)) as ends:
         yield ends
 
 
 @pytest.fixture
-async def brief(case: Case, door: BrokerRegistry, tmp_path: Path) -> AsyncIterator[Ends]:
+async def brief(case: Case, brokers: BrokerRegistry, tmp_path: Path) -> AsyncIterator[Ends]:
     """A queue whose leases end while the test watches."""
     if not case.leases:
         pytest.skip("its leases end with the connection")
-    async with both_ends(door, case.queue(tmp_path, lease=case.short)) as ends:
+    async with both_ends(brokers, case.queue(tmp_path, lease=case.short)) as ends:
         yield ends
 
 

@@ -25,8 +25,8 @@ def write(verb: str, worker: str, batch: Sequence[ReceivedMessage]) -> None:
 async def consume(uri: str, worker: str, limit: int, lease: float) -> None:
     queue = QueueConfig(name="orders", uri=uri, visibility_timeout=lease)
     async with (
-        BrokerRegistry(worker_id=worker, dedup_window=300.0) as door,
-        door.open_queue(queue) as broker,
+        BrokerRegistry(worker_id=worker, dedup_window=300.0) as brokers,
+        brokers.open_queue(queue) as broker,
     ):
         while batch := await receive(broker, limit or 10):
             write("claimed", worker, batch)

@@ -57,15 +57,15 @@ def plain_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActiveMqS
 
 
 @pytest.fixture
-async def door(anyio_backend: object, server: ActiveMqServer) -> AsyncIterator[BrokerRegistry]:
+async def brokers(anyio_backend: object, server: ActiveMqServer) -> AsyncIterator[BrokerRegistry]:
     del anyio_backend  # asked for only to run on its loop
-    async with door_with(ActiveMqSettings(url=f"stomp://{server.address}")) as door:
-        yield door
+    async with brokers_with(ActiveMqSettings(url=f"stomp://{server.address}")) as brokers:
+        yield brokers
 
 
 @pytest.fixture
-async def ends(server: ActiveMqServer, name: str, door: BrokerRegistry) -> AsyncIterator[Ends]:
-    async with both_ends(door, queue_at(server.port, name)) as ends:
+async def ends(server: ActiveMqServer, name: str, brokers: BrokerRegistry) -> AsyncIterator[Ends]:
+    async with both_ends(brokers, queue_at(server.port, name)) as ends:
         yield ends
 
 
@@ -76,7 +76,7 @@ async def wire(anyio_backend: object, server: ActiveMqServer) -> AsyncIterator[P
         yield proxy
 
 
-def door_with(settings: ActiveMqSettings) -> BrokerRegistry:
+def brokers_with(settings: ActiveMqSettings) -> BrokerRegistry:
     return BrokerRegistry(
         worker_id="worker-1", dedup_window=300.0, settings=BrokerSettings(activemq=settings)
     )
@@ -97,12 +97,12 @@ def body(group: str) -> bytes:
 
 @pytest.mark.rule("BRK-4", "WQ-5")
 async def test_a_copy_keeps_headers_and_group_and_the_first_id(
-    server: ActiveMqServer, name: str, door: BrokerRegistry
+    server: ActiveMqServer, name: str, brokers: BrokerRegistry
 ) -> None:
     told = {"JMSXGroupID": "g", "colour": "blue\\cgreen\\n", "correlation-id": "7", "priority": "8"}
     async with bare_stomp(server.port) as others:
         await others.send(name, body("g"), told)
-    async with door.open_queue(queue_at(server.port, name)) as broker:
+    async with brokers.open_queue(queue_at(server.port, name)) as broker:
         first = await receive_one(broker)
         await broker.nack(first.handle, 0.5, TRIED)
         second = await receive_one(broker)
@@ -128,7 +128,7 @@ async def test_a_copy_keeps_headers_and_group_and_the_first_id(
 
 
 @pytest.mark.rule("BRK-4", "FIFO-1")
-async def test_what_is_put_off_one_after_the_other_comes_back_together(ends: Ends) -> None:
+async def test_what_is_delayed_one_after_the_other_comes_back_together(ends: Ends) -> None:
     numbers = [str(number) for number in range(20)]
     await ends.publisher.publish([publication(number) for number in numbers])
     first, *mates = await several(ends.broker, 20)
@@ -143,7 +143,7 @@ async def test_what_is_put_off_one_after_the_other_comes_back_together(ends: End
 
 
 @pytest.mark.rule("P1")
-async def test_what_is_put_off_outlives_a_broker_that_is_killed(
+async def test_what_is_delayed_outlives_a_broker_that_is_killed(
     ends: Ends, server: ActiveMqServer
 ) -> None:
     await ends.publisher.publish([publication("a")])
@@ -159,7 +159,7 @@ async def test_what_is_put_off_outlives_a_broker_that_is_killed(
 
 
 @pytest.mark.rule("BRK-4", "P3")
-async def test_what_is_given_back_at_once_takes_its_old_place(ends: Ends) -> None:
+async def test_what_is_returned_at_once_takes_its_old_place(ends: Ends) -> None:
     await ends.publisher.publish([publication(str(number)) for number in range(6)])
     held = await several(ends.broker, 4)
 
@@ -172,11 +172,11 @@ async def test_what_is_given_back_at_once_takes_its_old_place(ends: Ends) -> Non
 
 
 @pytest.mark.rule("OPS-4", "P1")
-async def test_what_is_given_back_at_the_end_is_returned_by_closing(
+async def test_what_is_returned_at_the_end_is_returned_by_closing(
     ends: Ends, server: ActiveMqServer, name: str
 ) -> None:
     await ends.publisher.publish([publication(str(number)) for number in range(4)])
-    async with ends.door.open_queue(ends.queue) as leaving:
+    async with ends.brokers.open_queue(ends.queue) as leaving:
         held = await several(leaving, 2)
         leaving.stop()
         for received in held:
@@ -194,17 +194,17 @@ async def test_without_a_scheduler_messages_are_held_in_memory_and_that_is_told_
 ) -> None:
     queue = queue_at(plain_server.port, name)
     settings = ActiveMqSettings(f"stomp://{plain_server.address}", *USER)
-    async with door_with(settings) as door:
-        async with both_ends(door, queue) as ends:
+    async with brokers_with(settings) as brokers:
+        async with both_ends(brokers, queue) as ends:
             await ends.publisher.publish([publication("a"), publication("b")])
             first = await receive_one(ends.broker)
-            given_back = time.monotonic()
+            began = time.monotonic()
             await ends.broker.nack(first.handle, 1.0, TRIED)
             others = await several(ends.broker, 1)
             second = await receive_one(ends.broker)
-            waited = time.monotonic() - given_back
+            waited = time.monotonic() - began
             await ends.broker.nack(second.handle, 30.0, TRIED)
-        async with door.open_queue(queue) as broker:
+        async with brokers.open_queue(queue) as broker:
             returned = await several(broker, 2)
 
     assert bodies(others) == ["b"]
@@ -238,9 +238,9 @@ async def test_a_copy_that_comes_early_is_held_until_its_time(
 
 @pytest.mark.rule("P1", "BRK-4")
 async def test_a_broker_that_does_not_take_copies_loses_nothing(
-    wire: Proxy, name: str, door: BrokerRegistry, caplog: pytest.LogCaptureFixture
+    wire: Proxy, name: str, brokers: BrokerRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with both_ends(door, queue_at(wire.port, name)) as ends:
+    async with both_ends(brokers, queue_at(wire.port, name)) as ends:
         await ends.publisher.publish([publication("a")])
         first = await receive_one(ends.broker)
         wire.to_server = lambda data: data.replace(b"SEND\n", b"REFUSE THIS\n")
@@ -256,10 +256,10 @@ async def test_a_connection_cut_in_the_middle_of_a_copy_is_no_reason_to_alarm_an
     wire: Proxy,
     server: ActiveMqServer,
     name: str,
-    door: BrokerRegistry,
+    brokers: BrokerRegistry,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with both_ends(door, queue_at(wire.port, name)) as ends:
+    async with both_ends(brokers, queue_at(wire.port, name)) as ends:
         await ends.publisher.publish([publication("a")])
         first = await receive_one(ends.broker)
         wire.to_server = lambda data: None if b"AMQ_SCHEDULED_DELAY" in data else data
@@ -302,9 +302,9 @@ async def test_a_broker_that_restarts_hands_out_again_what_was_not_settled(
 @pytest.mark.rule("BRK-6")
 async def test_a_handle_of_another_connection_settles_nothing(ends: Ends) -> None:
     await ends.publisher.publish([publication("a")])
-    async with ends.door.open_queue(ends.queue) as closed:
+    async with ends.brokers.open_queue(ends.queue) as closed:
         old = await receive_one(closed)
-    async with ends.door.open_queue(ends.queue) as broker:
+    async with ends.brokers.open_queue(ends.queue) as broker:
         new = await receive_one(broker)
 
         (refused,) = await broker.ack([old.handle])
@@ -318,9 +318,9 @@ async def test_a_handle_of_another_connection_settles_nothing(ends: Ends) -> Non
 
 @pytest.mark.rule("BRK-6", "P1")
 async def test_a_connection_cut_in_the_middle_of_an_ack_loses_nothing(
-    wire: Proxy, server: ActiveMqServer, name: str, door: BrokerRegistry
+    wire: Proxy, server: ActiveMqServer, name: str, brokers: BrokerRegistry
 ) -> None:
-    async with both_ends(door, queue_at(wire.port, name)) as ends:
+    async with both_ends(brokers, queue_at(wire.port, name)) as ends:
         await ends.publisher.publish([publication("a")])
         received = await receive_one(ends.broker)
         wire.to_server = lambda data: None if b"ACK\n" in data else data
@@ -333,15 +333,15 @@ async def test_a_connection_cut_in_the_middle_of_an_ack_loses_nothing(
 
 @pytest.mark.rule("P1")
 async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
-    wire: Proxy, server: ActiveMqServer, name: str, door: BrokerRegistry
+    wire: Proxy, server: ActiveMqServer, name: str, brokers: BrokerRegistry
 ) -> None:
-    async with both_ends(door, queue_at(wire.port, name)) as ends:
+    async with both_ends(brokers, queue_at(wire.port, name)) as ends:
         await ends.publisher.publish([publication("a")])
         first = await receive_one(ends.broker)
         wire.to_server = lambda data: None if b"ACK\n" in data else data
         with pytest.raises(Disconnected):
             await ends.broker.nack(first.handle, 1.0, TRIED)
-    async with door.open_queue(queue_at(server.port, name)) as broker:
+    async with brokers.open_queue(queue_at(server.port, name)) as broker:
         second = await receive_one(broker)
         await broker.ack([second.handle])
 
@@ -377,10 +377,10 @@ async def test_an_idle_connection_stays_open(ends: Ends) -> None:
 
 @pytest.mark.rule("BRK-6")
 async def test_the_second_broker_is_used_when_the_first_does_not_answer(
-    server: ActiveMqServer, name: str, door: BrokerRegistry
+    server: ActiveMqServer, name: str, brokers: BrokerRegistry
 ) -> None:
     uri = f"stomp://127.0.0.1:{free_port()},127.0.0.1:{server.port}/{name}"
-    async with both_ends(door, QueueConfig(name="orders", uri=uri)) as ends:
+    async with both_ends(brokers, QueueConfig(name="orders", uri=uri)) as ends:
         await ends.publisher.publish([publication("a")])
 
         assert (await receive_one(ends.broker)).body == b"a"
@@ -388,7 +388,7 @@ async def test_the_second_broker_is_used_when_the_first_does_not_answer(
 
 @pytest.mark.rule("BRK-3")
 async def test_it_neither_nacks_nor_unsubscribes_nor_sends_what_a_restart_would_lose(
-    wire: Proxy, name: str, door: BrokerRegistry
+    wire: Proxy, name: str, brokers: BrokerRegistry
 ) -> None:
     said = bytearray()
 
@@ -397,7 +397,7 @@ async def test_it_neither_nacks_nor_unsubscribes_nor_sends_what_a_restart_would_
         return data
 
     wire.to_server = listen
-    async with both_ends(door, queue_at(wire.port, name, "prefetch=7")) as ends:
+    async with both_ends(brokers, queue_at(wire.port, name, "prefetch=7")) as ends:
         await ends.publisher.publish([publication(number) for number in "abcd"])
         a, b, c, _ = await several(ends.broker, 4)
         await ends.broker.ack([a.handle])
@@ -414,9 +414,9 @@ async def test_it_neither_nacks_nor_unsubscribes_nor_sends_what_a_restart_would_
 
 @pytest.mark.rule("P4")
 async def test_no_more_than_the_prefetch_is_out_at_once(
-    server: ActiveMqServer, name: str, door: BrokerRegistry
+    server: ActiveMqServer, name: str, brokers: BrokerRegistry
 ) -> None:
-    async with both_ends(door, queue_at(server.port, name, "prefetch=3")) as ends:
+    async with both_ends(brokers, queue_at(server.port, name, "prefetch=3")) as ends:
         await ends.publisher.publish([publication(str(number)) for number in range(10)])
         first = await several(ends.broker, 3)
         others = await waiting(server.port, name)
@@ -433,12 +433,12 @@ async def test_no_more_than_the_prefetch_is_out_at_once(
 
 @pytest.mark.rule("CFG-7")
 async def test_a_wrong_password_is_refused_and_not_told(
-    plain_server: ActiveMqServer, name: str, door: BrokerRegistry
+    plain_server: ActiveMqServer, name: str, brokers: BrokerRegistry
 ) -> None:
     queue = queue_at(plain_server.port, name, user="someone:s3cret@")
 
     with pytest.raises(QueueRefused) as refused:
-        async with door.open_queue(queue):
+        async with brokers.open_queue(queue):
             pass
 
     assert "does not accept" in str(refused.value)
@@ -451,7 +451,7 @@ async def test_a_queue_given_by_its_name_is_at_the_broker_of_the_settings(
 ) -> None:
     settings = ActiveMqSettings(f"stomp://{plain_server.address}", *USER)
     queue = QueueConfig(name="orders", uri=f"activemq://{name}")
-    async with door_with(settings) as door, both_ends(door, queue) as ends:
+    async with brokers_with(settings) as brokers, both_ends(brokers, queue) as ends:
         await ends.publisher.publish([publication("a")])
 
         assert (await receive_one(ends.broker)).body == b"a"
@@ -459,7 +459,7 @@ async def test_a_queue_given_by_its_name_is_at_the_broker_of_the_settings(
 
 @pytest.mark.rule("BRK-6")
 async def test_who_does_not_speak_stomp_is_told_apart_from_a_broker(
-    anyio_backend: object, door: BrokerRegistry
+    anyio_backend: object, brokers: BrokerRegistry
 ) -> None:
     del anyio_backend
 
@@ -471,7 +471,7 @@ async def test_who_does_not_speak_stomp_is_told_apart_from_a_broker(
     async with await asyncio.start_server(babble, "127.0.0.1", 0) as listener:
         port = listener.sockets[0].getsockname()[1]
         with pytest.raises(BrokerError, match="does not speak STOMP"):
-            async with door.open_queue(queue_at(port, "orders")):
+            async with brokers.open_queue(queue_at(port, "orders")):
                 pass
 
 

@@ -115,12 +115,12 @@ async def test_the_depth_tells_what_waits_and_what_is_out(ends: Ends) -> None:
 async def test_a_nacked_message_comes_back_no_sooner_than_asked(case: Case, ends: Ends) -> None:
     await ends.publisher.publish([publication("a")])
     first = await receive_one(ends.broker)
-    given_back = now()
+    returned = now()
 
     await ends.broker.nack(first.handle, case.short, TRIED, error="HTTP 500")
     second = await receive_one(ends.broker)
 
-    assert given_back + case.short - 0.01 <= now() < given_back + case.short + 1
+    assert returned + case.short - 0.01 <= now() < returned + case.short + 1
     assert (name_of(second), second.body) == (name_of(first), b"a")
     assert (second.receive_count, second.tally) == (2, TRIED if case.keeps_tally else UNTRIED)
     assert second.handle != first.handle
@@ -144,12 +144,12 @@ async def test_a_delayed_message_wakes_who_was_waiting_before(case: Case, ends: 
     first = await receive_one(ends.broker)
     waiting = asyncio.ensure_future(ends.broker.receive(1))
     await asyncio.sleep(0.01)
-    given_back = now()
+    returned = now()
 
     await ends.broker.nack(first.handle, case.short, UNTRIED)
 
     assert bodies(await waiting) == ["a"]
-    assert now() < given_back + case.short + 1
+    assert now() < returned + case.short + 1
 
 
 @pytest.mark.rule("BRK-5", "WQ-4", "P1")
@@ -210,14 +210,14 @@ async def test_a_settled_handle_cannot_give_the_message_back(ends: Ends) -> None
 
 @pytest.mark.rule("P1")
 async def test_what_a_closed_connection_held_is_handed_out_again(
-    case: Case, door: BrokerRegistry, tmp_path: Path
+    case: Case, brokers: BrokerRegistry, tmp_path: Path
 ) -> None:
     queue = case.queue(tmp_path, lease=case.short)
-    async with both_ends(door, queue) as closed:
+    async with both_ends(brokers, queue) as closed:
         await closed.publisher.publish([publication("a")])
         await receive_one(closed.broker)
 
-    async with door.open_queue(queue) as broker:
+    async with brokers.open_queue(queue) as broker:
         received = await receive_one(broker)
 
     assert (received.body, received.receive_count) == (b"a", 2)
@@ -244,12 +244,12 @@ async def test_a_group_waits_for_its_first_message(case: Case, ends: Ends) -> No
         pytest.skip("it holds no group back")
     await ends.publisher.publish([publication("a", group="g"), publication("b", group="g")])
     first = await receive_one(ends.broker)
-    given_back = now()
+    returned = now()
 
     await ends.broker.nack(first.handle, case.short, UNTRIED)
     batch = [*await ends.broker.receive(10)]
 
-    assert now() >= given_back + case.short - 0.01
+    assert now() >= returned + case.short - 0.01
     if len(batch) == 1:  # it hands out no more than one of a group
         await ends.broker.ack([batch[0].handle])
         batch += await ends.broker.receive(10)
@@ -367,7 +367,7 @@ async def test_b8_large_messages_come_through_a_small_window(
     losses: list[str] = []
     while len(received) < len(sent):
         try:
-            async with ends.door.open_queue(ends.queue) as broker:
+            async with ends.brokers.open_queue(ends.queue) as broker:
                 while len(received) < len(sent):
                     batch = await broker.receive(3)
                     received += bodies(batch)
@@ -402,7 +402,7 @@ async def test_a_thousand_messages_over_four_connections_arrive_once_each(
 
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as consumers:
         connections = [
-            await stack.enter_async_context(ends.door.open_queue(ends.queue)) for _ in range(4)
+            await stack.enter_async_context(ends.brokers.open_queue(ends.queue)) for _ in range(4)
         ]
         for number, connection in enumerate(connections):
             consumers.create_task(consume(connection), name=f"consumer {number}")
@@ -424,7 +424,7 @@ async def test_a_stop_ends_a_receive_and_every_later_one(ends: Ends) -> None:
 
 @pytest.mark.rule("BRK-1")
 async def test_a_connection_can_be_closed_while_it_receives(ends: Ends) -> None:
-    async with ends.door.open_queue(ends.queue) as broker:
+    async with ends.brokers.open_queue(ends.queue) as broker:
         waiting = asyncio.ensure_future(broker.receive(1))
         await asyncio.sleep(0.05)
 
@@ -458,12 +458,12 @@ async def test_an_outage_loses_nothing(case: Case, ends: Ends) -> None:
 
 @pytest.mark.rule("BRK-6")
 async def test_fifty_openings_leave_nothing_behind(
-    case: Case, door: BrokerRegistry, tmp_path: Path
+    case: Case, brokers: BrokerRegistry, tmp_path: Path
 ) -> None:
     queue = case.queue(tmp_path)
 
     async def open_and_close() -> None:
-        async with both_ends(door, queue) as ends:
+        async with both_ends(brokers, queue) as ends:
             await ends.publisher.publish([publication("a")])
             await ends.broker.depth()
 

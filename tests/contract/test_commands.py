@@ -52,7 +52,7 @@ def reply_queue(request: pytest.FixtureRequest, case: Case, tmp_path: Path) -> Q
 
 @asynccontextmanager
 async def routing(
-    door: BrokerRegistry, queue: QueueConfig, *reply_queues: QueueConfig, **answers: Reply
+    brokers: BrokerRegistry, queue: QueueConfig, *reply_queues: QueueConfig, **answers: Reply
 ) -> AsyncIterator[Rig]:
     sender = FakeSender(takes=0.0)
     for message_id, answer in answers.items():
@@ -60,7 +60,7 @@ async def routing(
     async with running(
         pool("P"),
         sender=sender,
-        brokers=door,
+        brokers=brokers,
         queues=[queue],
         reply_queues=reply_queues,
         wall=time.time,
@@ -137,9 +137,9 @@ async def test_where_the_broker_cannot_wait_the_message_says_when_it_is_due(ends
 @pytest.mark.rule("CMD-5")
 @on(HOLDING + HANDING_OUT)
 async def test_a_target_is_called_no_sooner_and_once(
-    door: BrokerRegistry, case: Case, tmp_path: Path
+    brokers: BrokerRegistry, case: Case, tmp_path: Path
 ) -> None:
-    async with routing(door, case.queue(tmp_path)) as rig:
+    async with routing(brokers, case.queue(tmp_path)) as rig:
         due = time.time() + WAIT_SECONDS
         await rig.manager.deps.publishing.publish(
             "orders", [body("a", poolCode="P", delaySeconds=WAIT_SECONDS), body("b", poolCode="P")]
@@ -156,7 +156,7 @@ async def test_a_target_is_called_no_sooner_and_once(
 @pytest.mark.rule("CMD-3", "CMD-11")
 @on([*HOLDING, *HANDING_OUT, "postgres"])
 async def test_a_chain_runs_and_each_step_replies(
-    door: BrokerRegistry, case: Case, reply_queue: QueueConfig, tmp_path: Path
+    brokers: BrokerRegistry, case: Case, reply_queue: QueueConfig, tmp_path: Path
 ) -> None:
     step = {"mediationTarget": "http://target.test/2", "poolCode": "P", "replyTo": "replies"}
     command = body(
@@ -167,12 +167,12 @@ async def test_a_chain_runs_and_each_step_replies(
         then={**step, "id": "b", "passResult": True, "correlationId": "c-2"},
     )
     answers = {"a": Reply(200, b'{"result":{"n":1.50}}'), "b": Reply(404)}
-    async with routing(door, case.queue(tmp_path), reply_queue, **answers) as rig:
+    async with routing(brokers, case.queue(tmp_path), reply_queue, **answers) as rig:
         await rig.manager.deps.publishing.publish("orders", [command])
         await until_sent(rig, 2)
 
     replies: list[dict[str, Any]] = []
-    async with door.open_queue(reply_queue) as broker, asyncio.timeout(30):
+    async with brokers.open_queue(reply_queue) as broker, asyncio.timeout(30):
         while len(replies) < 2:
             received = await broker.receive(10)
             replies += [json.loads(each.body) for each in received]

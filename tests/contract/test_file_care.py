@@ -21,8 +21,8 @@ def queue(tmp_path: Path) -> QueueConfig:
 
 
 async def publish(queue: QueueConfig) -> None:
-    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as door:
-        publisher = door.open_publisher(queue)
+    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as brokers:
+        publisher = brokers.open_publisher(queue)
         assert publisher is not None
         async with publisher as line:
             await line.publish([publication("a")])

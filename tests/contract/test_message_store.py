@@ -87,18 +87,18 @@ def uris(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 @pytest.fixture
 async def site(anyio_backend: object, uris: tuple[str, str]) -> AsyncIterator[Site]:
     del anyio_backend
-    async with BrokerRegistry(worker_id="worker-1", dedup_window=WINDOW) as door:
+    async with BrokerRegistry(worker_id="worker-1", dedup_window=WINDOW) as brokers:
         queue = QueueConfig(name="orders", uri=uris[0], visibility_timeout=30.0)
         replies = QueueConfig(name="replies", uri=uris[1], visibility_timeout=30.0)
-        stores: MessageStores = door
-        publishing, keeping = door.open_publisher(queue), stores.open_store(queue)
+        stores: MessageStores = brokers
+        publishing, keeping = brokers.open_publisher(queue), stores.open_store(queue)
         assert publishing is not None
         assert keeping is not None
         async with (
-            door.open_queue(queue) as broker,
+            brokers.open_queue(queue) as broker,
             publishing as publisher,
             keeping as store,
-            door.open_queue(replies) as other,
+            brokers.open_queue(replies) as other,
         ):
             yield Site(queue, replies, broker, publisher, store, other)
 

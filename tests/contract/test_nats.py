@@ -45,15 +45,15 @@ async def stream(server: NatsServer) -> None:
 
 
 @pytest.fixture
-async def door() -> AsyncIterator[BrokerRegistry]:
-    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as door:
-        yield door
+async def brokers() -> AsyncIterator[BrokerRegistry]:
+    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as brokers:
+        yield brokers
 
 
 @pytest.fixture
-async def ends(stream: None, server: NatsServer, door: BrokerRegistry) -> AsyncIterator[Ends]:
+async def ends(stream: None, server: NatsServer, brokers: BrokerRegistry) -> AsyncIterator[Ends]:
     del stream  # asked for only to be there
-    async with both_ends(door, queue_at(server.port)) as ends:
+    async with both_ends(brokers, queue_at(server.port)) as ends:
         yield ends
 
 
@@ -118,7 +118,7 @@ async def test_a_lease_outlives_a_server_unless_the_server_forgot_it(
         await waiting
     with pytest.raises(Disconnected):
         await ends.broker.ack([first.handle])
-    async with both_ends(ends.door, ends.queue) as again:
+    async with both_ends(ends.brokers, ends.queue) as again:
         await again.publisher.publish([publication("c")])
         lost = await again.broker.extend([second.handle], 30)
         unsettled = await again.broker.ack([first.handle, second.handle])
@@ -147,14 +147,14 @@ async def test_an_ack_whose_connection_is_cut_is_good_on_the_next_one(
 
     async with proxy_to(server.port) as proxy:
         queue = queue_at(proxy.port)
-        async with ends.door.open_queue(queue) as broker:
+        async with ends.brokers.open_queue(queue) as broker:
             batch = await broker.receive(10)
             proxy.to_server = deafen if heard else cut
             with pytest.raises(Disconnected):
                 await broker.ack(handles(batch))
             still_there = await kept(server.port)
         proxy.to_server, proxy.to_client = lambda data: data, lambda data: data
-        async with ends.door.open_queue(queue) as broker:
+        async with ends.brokers.open_queue(queue) as broker:
             unsettled = await broker.ack(handles(batch))
 
     assert not unsettled
@@ -185,11 +185,11 @@ async def test_a_server_that_falls_silent_is_noticed(ends: Ends, server: NatsSer
 
 @pytest.mark.rule("OPS-3")
 async def test_a_request_that_the_server_has_lost_is_noticed(
-    stream: None, server: NatsServer, door: BrokerRegistry, monkeypatch: pytest.MonkeyPatch
+    stream: None, server: NatsServer, brokers: BrokerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del stream
     monkeypatch.setattr(nats_consumer, "SILENCE_SECONDS", 0.5)
-    async with proxy_to(server.port) as proxy, door.open_queue(queue_at(proxy.port)) as broker:
+    async with proxy_to(server.port) as proxy, brokers.open_queue(queue_at(proxy.port)) as broker:
         proxy.to_server = lambda data: b"" if b"CONSUMER.MSG.NEXT" in data else data
 
         with pytest.raises(Disconnected, match="heart-beats"):
@@ -221,7 +221,7 @@ async def test_a_consumer_that_is_deleted_is_made_anew(ends: Ends, server: NatsS
 
     with pytest.raises(Disconnected, match="gone"):
         await waiting
-    async with ends.door.open_queue(ends.queue) as broker:
+    async with ends.brokers.open_queue(ends.queue) as broker:
         again = await receive_one(broker)
         assert again.broker_id == stale.broker_id
         with pytest.raises(StaleLease):
@@ -243,7 +243,7 @@ async def test_a_stream_that_is_made_anew_gives_new_ids_and_takes_no_old_handles
         other.open_queue(ends.queue) as its_broker,
     ):
         new = await receive_one(its_broker)
-        async with ends.door.open_queue(ends.queue) as broker:
+        async with ends.brokers.open_queue(ends.queue) as broker:
             refused = await broker.ack([old.handle])
 
     assert [each.stale for each in refused] == [True]
@@ -252,11 +252,11 @@ async def test_a_stream_that_is_made_anew_gives_new_ids_and_takes_no_old_handles
 
 
 @pytest.mark.rule("BRK-6")
-async def test_no_server_at_all_is_a_lost_connection(door: BrokerRegistry) -> None:
+async def test_no_server_at_all_is_a_lost_connection(brokers: BrokerRegistry) -> None:
     queue = QueueConfig(name="orders", uri=f"nats://ada:secret@127.0.0.1:{free_port()}/")
 
     with pytest.raises(Disconnected, match="no connection to NATS") as lost:
-        async with door.open_queue(queue):
+        async with brokers.open_queue(queue):
             pass
 
     assert "secret" not in str(lost.value)
@@ -274,7 +274,7 @@ async def test_a_stopped_receive_takes_nothing_from_the_next_one(ends: Ends) -> 
     await ends.publisher.publish([publication("a")])
     started = time.monotonic()
 
-    async with ends.door.open_queue(ends.queue) as other:
+    async with ends.brokers.open_queue(ends.queue) as other:
         batch = await other.receive(10)
 
     assert (bodies(stopped), bodies(batch)) == ([], ["a"])
@@ -283,13 +283,13 @@ async def test_a_stopped_receive_takes_nothing_from_the_next_one(ends: Ends) -> 
 
 @pytest.mark.rule("OPS-4", "FIFO-1")
 @pytest.mark.parametrize("program", [nats.current, nats.old])
-async def test_what_is_given_back_in_the_end_keeps_its_place(
-    tmp_path: Path, door: BrokerRegistry, program: Callable[[], str]
+async def test_what_is_returned_in_the_end_keeps_its_place(
+    tmp_path: Path, brokers: BrokerRegistry, program: Callable[[], str]
 ) -> None:
     names = [str(number) for number in range(10)]
     with NatsServer(program(), tmp_path).running() as server:
         await add_stream(server.port, STREAM)
-        async with both_ends(door, queue_at(server.port)) as ends:
+        async with both_ends(brokers, queue_at(server.port)) as ends:
             await ends.publisher.publish([publication(name) for name in names])
             first, *others = await ends.broker.receive(10)
             waiting = asyncio.ensure_future(ends.broker.receive(10))
@@ -301,14 +301,14 @@ async def test_what_is_given_back_in_the_end_keeps_its_place(
                 await ends.broker.nack(received.handle, 0, UNTRIED)
             await acking
             stopped = await waiting
-        async with door.open_queue(queue_at(server.port)) as broker:
+        async with brokers.open_queue(queue_at(server.port)) as broker:
             batch = await broker.receive(10)
 
     assert (bodies(stopped), bodies(batch)) == ([], names[1:])
 
 
 @pytest.mark.rule("FIFO-1")
-async def test_what_was_given_back_one_after_the_other_comes_back_together(ends: Ends) -> None:
+async def test_what_was_returned_one_after_the_other_comes_back_together(ends: Ends) -> None:
     names = [str(number) for number in range(10)]
     await ends.publisher.publish([publication(name, group="g") for name in names])
 
@@ -324,11 +324,11 @@ async def test_what_was_given_back_one_after_the_other_comes_back_together(ends:
 
 @pytest.mark.rule("BRK-1")
 async def test_a_batch_that_its_consumer_cuts_short_is_handed_over_at_once(
-    stream: None, server: NatsServer, door: BrokerRegistry
+    stream: None, server: NatsServer, brokers: BrokerRegistry
 ) -> None:
     del stream
     await make_consumer(server.port, {"max_ack_pending": 3})
-    async with both_ends(door, queue_at(server.port)) as ends:
+    async with both_ends(brokers, queue_at(server.port)) as ends:
         await ends.publisher.publish([publication(str(number)) for number in range(5)])
         started = time.monotonic()
 
@@ -343,11 +343,11 @@ async def test_a_batch_that_its_consumer_cuts_short_is_handed_over_at_once(
 
 @pytest.mark.rule("BRK-1")
 async def test_a_consumer_may_allow_less_than_is_asked_for(
-    stream: None, server: NatsServer, door: BrokerRegistry
+    stream: None, server: NatsServer, brokers: BrokerRegistry
 ) -> None:
     del stream
     await make_consumer(server.port, {"max_batch": 2, "max_expires": SECOND})
-    async with both_ends(door, queue_at(server.port)) as ends:
+    async with both_ends(brokers, queue_at(server.port)) as ends:
         await ends.publisher.publish([publication(str(number)) for number in range(3)])
 
         batches = [bodies(await ends.broker.receive(10)) for _ in range(3)]
@@ -360,10 +360,12 @@ async def test_a_consumer_may_allow_less_than_is_asked_for(
 
 @pytest.mark.rule("CFG-7")
 async def test_a_consumer_is_made_without_limits(
-    stream: None, server: NatsServer, door: BrokerRegistry
+    stream: None, server: NatsServer, brokers: BrokerRegistry
 ) -> None:
     del stream
-    async with door.open_queue(queue_at(server.port, options=f"&subject={STREAM}.a.>")) as broker:
+    async with brokers.open_queue(
+        queue_at(server.port, options=f"&subject={STREAM}.a.>")
+    ) as broker:
         lease = broker.lease_seconds
 
     terms = (await consumer(server.port))["config"]
@@ -375,14 +377,14 @@ async def test_a_consumer_is_made_without_limits(
 
 @pytest.mark.rule("CFG-7")
 async def test_a_consumer_that_is_there_keeps_what_the_document_does_not_name(
-    stream: None, server: NatsServer, door: BrokerRegistry
+    stream: None, server: NatsServer, brokers: BrokerRegistry
 ) -> None:
     del stream
     await make_consumer(server.port, {"ack_wait": 7 * SECOND, "max_ack_pending": 9})
 
-    async with door.open_queue(queue_at(server.port)) as broker:
+    async with brokers.open_queue(queue_at(server.port)) as broker:
         as_found = broker.lease_seconds
-    async with door.open_queue(queue_at(server.port, lease=11.0)) as broker:
+    async with brokers.open_queue(queue_at(server.port, lease=11.0)) as broker:
         as_asked = broker.lease_seconds
 
     terms = (await consumer(server.port))["config"]
@@ -402,23 +404,23 @@ async def test_a_consumer_that_is_there_keeps_what_the_document_does_not_name(
     ],
 )
 async def test_a_consumer_that_is_not_fit_is_refused(
-    server: NatsServer, door: BrokerRegistry, terms: dict[str, object], why: str
+    server: NatsServer, brokers: BrokerRegistry, terms: dict[str, object], why: str
 ) -> None:
     log = {"name": STREAM, "subjects": ["LOG.>"]}  # a work queue would not have such consumers
     await call(server.port, f"STREAM.CREATE.{STREAM}", log)
     await make_consumer(server.port, terms)
 
     with pytest.raises(QueueRefused, match=why):
-        async with door.open_queue(queue_at(server.port, options="&subject=LOG.a")):
+        async with brokers.open_queue(queue_at(server.port, options="&subject=LOG.a")):
             pass
 
 
 @pytest.mark.rule("CFG-7")
 async def test_a_stream_that_is_not_there_is_refused(
-    server: NatsServer, door: BrokerRegistry
+    server: NatsServer, brokers: BrokerRegistry
 ) -> None:
     with pytest.raises(QueueRefused, match="no stream 'ORDERS'"):
-        async with door.open_queue(queue_at(server.port)):
+        async with brokers.open_queue(queue_at(server.port)):
             pass
 
 
@@ -427,28 +429,28 @@ async def test_what_jetstream_forbids_is_refused(ends: Ends, server: NatsServer)
     second = queue_at(server.port, options="&consumer=second")
 
     with pytest.raises(QueueRefused, match="workqueue"):
-        async with ends.door.open_queue(second):
+        async with ends.brokers.open_queue(second):
             pass
 
 
 @pytest.mark.rule("CFG-7")
 @pytest.mark.parametrize("credentials", ["", "ada:wrong-secret@"])
 async def test_wrong_credentials_are_refused_and_right_ones_are_not(
-    tmp_path: Path, door: BrokerRegistry, credentials: str
+    tmp_path: Path, brokers: BrokerRegistry, credentials: str
 ) -> None:
     guarded = NatsServer(nats.current(), tmp_path, user=("ada", "right-secret"))
     with guarded.running():
         wrong = QueueConfig(name="orders", uri=f"nats://{credentials}{guarded.address}/")
         right = QueueConfig(name="orders", uri=f"nats://ada:right-secret@{guarded.address}/")
 
-        said = [await refusal(door, queue) for queue in (wrong, right)]
+        said = [await refusal(brokers, queue) for queue in (wrong, right)]
 
     assert said == ["NATS refuses the credentials", "there is no stream 'MESSAGES'"]
 
 
-async def refusal(door: BrokerRegistry, queue: QueueConfig) -> str:
+async def refusal(brokers: BrokerRegistry, queue: QueueConfig) -> str:
     with pytest.raises(QueueRefused) as refused:
-        async with door.open_queue(queue):
+        async with brokers.open_queue(queue):
             pass
     return str(refused.value)
 
@@ -476,11 +478,11 @@ async def test_a_dead_letter_is_terminated_and_leaves_the_stream(
 
 @pytest.mark.rule("DLQ-1")
 async def test_the_last_delivery_that_a_consumer_allows_is_known_as_such(
-    stream: None, server: NatsServer, door: BrokerRegistry
+    stream: None, server: NatsServer, brokers: BrokerRegistry
 ) -> None:
     del stream
     await make_consumer(server.port, {"max_deliver": 2})
-    async with both_ends(door, queue_at(server.port)) as ends:
+    async with both_ends(brokers, queue_at(server.port)) as ends:
         await ends.publisher.publish([publication("a")])
 
         first = await receive_one(ends.broker)
@@ -492,11 +494,11 @@ async def test_the_last_delivery_that_a_consumer_allows_is_known_as_such(
 
 @pytest.mark.rule("OPS-1", "OPS-3")
 async def test_delayed_messages_are_counted_against_the_limit(
-    stream: None, server: NatsServer, door: BrokerRegistry
+    stream: None, server: NatsServer, brokers: BrokerRegistry
 ) -> None:
     del stream
     await make_consumer(server.port, {"max_ack_pending": 3})
-    async with both_ends(door, queue_at(server.port)) as ends:
+    async with both_ends(brokers, queue_at(server.port)) as ends:
         await ends.publisher.publish([publication(str(number)) for number in range(5)])
         first, second = await ends.broker.receive(2)
         await ends.broker.nack(first.handle, 60, UNTRIED)
@@ -538,9 +540,9 @@ async def test_a_message_that_the_server_cannot_take_is_refused_with_all_others(
 
 @pytest.mark.rule("WQ-1")
 async def test_a_subject_that_no_stream_takes_is_refused(
-    server: NatsServer, door: BrokerRegistry
+    server: NatsServer, brokers: BrokerRegistry
 ) -> None:
-    publishing = door.open_publisher(queue_at(server.port, options="&subject=elsewhere"))
+    publishing = brokers.open_publisher(queue_at(server.port, options="&subject=elsewhere"))
     assert publishing is not None
     async with publishing as publisher:
         with pytest.raises(QueueRefused, match="no stream takes"):

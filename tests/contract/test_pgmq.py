@@ -90,10 +90,10 @@ def server(pgmq: PgmqPlace) -> PostgresServer:
 
 
 @pytest.fixture
-async def door(anyio_backend: object) -> AsyncIterator[BrokerRegistry]:
+async def brokers(anyio_backend: object) -> AsyncIterator[BrokerRegistry]:
     del anyio_backend  # asked for only to run on its loop
-    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as door:
-        yield door
+    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as brokers:
+        yield brokers
 
 
 @pytest.fixture
@@ -102,8 +102,8 @@ def name(pgmq: PgmqPlace) -> str:
 
 
 @pytest.fixture
-async def ends(pgmq: PgmqPlace, door: BrokerRegistry, name: str) -> AsyncIterator[Ends]:
-    async with both_ends(door, queue_at(pgmq.uri(name))) as ends:
+async def ends(pgmq: PgmqPlace, brokers: BrokerRegistry, name: str) -> AsyncIterator[Ends]:
+    async with both_ends(brokers, queue_at(pgmq.uri(name))) as ends:
         yield ends
 
 
@@ -139,13 +139,13 @@ async def rows(other: Any, table: str) -> list[Any]:
 
 @pytest.mark.rule("BRK-6", "CFG-7")
 async def test_a_queue_that_does_not_exist_is_refused_with_what_to_do(
-    pgmq: PgmqPlace, door: BrokerRegistry
+    pgmq: PgmqPlace, brokers: BrokerRegistry
 ) -> None:
     queue = queue_at(pgmq.uri("nowhere"))
-    publisher = door.open_publisher(queue)
+    publisher = brokers.open_publisher(queue)
     assert publisher is not None
 
-    for opening in (door.open_queue(queue), publisher):
+    for opening in (brokers.open_queue(queue), publisher):
         with pytest.raises(QueueRefused, match=r"no PGMQ queue 'nowhere'.*pgmq\.create\('nowhere'"):
             async with opening:
                 pass
@@ -153,14 +153,14 @@ async def test_a_queue_that_does_not_exist_is_refused_with_what_to_do(
 
 @pytest.mark.rule("BRK-6", "CFG-7")
 async def test_a_database_without_pgmq_is_refused_and_left_as_it_is(
-    server: PostgresServer, door: BrokerRegistry, other: Any
+    server: PostgresServer, brokers: BrokerRegistry, other: Any
 ) -> None:
     await other.execute("CREATE DATABASE plain")
     address = server.url.replace("/postgres", "/plain")
     uri = address.replace("postgresql:", "pgmq:")
 
     with pytest.raises(QueueRefused, match="has no PGMQ: install it with CREATE EXTENSION pgmq"):
-        async with door.open_queue(queue_at(f"{uri}?queue=orders")):
+        async with brokers.open_queue(queue_at(f"{uri}?queue=orders")):
             pass
 
     connection = await asyncpg.connect(address)
@@ -180,7 +180,7 @@ async def test_a_queue_that_is_dropped_is_a_lost_connection_then_a_refusal(
     with pytest.raises(Disconnected):
         await waiting
     with pytest.raises(QueueRefused, match="no PGMQ queue"):
-        async with ends.door.open_queue(ends.queue):
+        async with ends.brokers.open_queue(ends.queue):
             pass
 
 
@@ -235,9 +235,9 @@ async def test_headers_that_make_no_sense_are_ignored(
 
 @pytest.mark.rule("WQ-3")
 async def test_whoever_reads_a_message_again_makes_our_lease_stale(
-    pgmq: PgmqPlace, door: BrokerRegistry, name: str, other: Any
+    pgmq: PgmqPlace, brokers: BrokerRegistry, name: str, other: Any
 ) -> None:
-    async with both_ends(door, queue_at(pgmq.uri(name), lease=1)) as ends:
+    async with both_ends(brokers, queue_at(pgmq.uri(name), lease=1)) as ends:
         await ends.publisher.publish([publication("a")])
         ours = await receive_one(ends.broker)
         await asyncio.sleep(1.1)
@@ -349,7 +349,7 @@ async def test_an_insert_of_anybody_wakes_who_waits(
 ) -> None:
     monkeypatch.setattr(pgmq_broker, "FIRST_POLL_SECONDS", 15.0)
     monkeypatch.setattr(pgmq_broker, "LAST_POLL_SECONDS", 15.0)
-    async with ends.door.open_queue(queue_at(pgmq.uri(name))) as broker:
+    async with ends.brokers.open_queue(queue_at(pgmq.uri(name))) as broker:
         waiting = asyncio.ensure_future(broker.receive(1))
         await asyncio.sleep(1)
         await send(other, name, {"id": "a"})
@@ -360,9 +360,9 @@ async def test_an_insert_of_anybody_wakes_who_waits(
 
 @pytest.mark.rule("CMD-7")
 async def test_a_queue_may_be_left_without_notifications(
-    pgmq: PgmqPlace, door: BrokerRegistry, name: str, other: Any
+    pgmq: PgmqPlace, brokers: BrokerRegistry, name: str, other: Any
 ) -> None:
-    async with door.open_queue(queue_at(pgmq.uri(name, "&notify=false"))) as broker:
+    async with brokers.open_queue(queue_at(pgmq.uri(name, "&notify=false"))) as broker:
         await send(other, name, {"id": "a"})
 
         assert len(await broker.receive(1)) == 1
@@ -375,7 +375,7 @@ async def test_a_queue_may_be_left_without_notifications(
 
 @pytest.mark.rule("CMD-7")
 async def test_a_user_who_may_not_make_triggers_polls(
-    pgmq: PgmqPlace, door: BrokerRegistry, name: str, other: Any
+    pgmq: PgmqPlace, brokers: BrokerRegistry, name: str, other: Any
 ) -> None:
     user = f"reader_{name}"
     await other.execute(f"CREATE USER {user}")
@@ -384,7 +384,7 @@ async def test_a_user_who_may_not_make_triggers_polls(
     await send(other, name, {"id": "a"})
     uri = pgmq.uri(name).replace("//app@", f"//{user}@")
 
-    async with door.open_queue(queue_at(uri)) as broker:
+    async with brokers.open_queue(queue_at(uri)) as broker:
         received = await receive_one(broker)
         assert not await broker.ack([received.handle])
 
@@ -394,9 +394,9 @@ async def test_a_user_who_may_not_make_triggers_polls(
 
 @pytest.mark.rule("FIFO-1", "P3")
 async def test_with_fifo_what_names_no_group_is_one_group_unless_we_published_it(
-    pgmq: PgmqPlace, door: BrokerRegistry, name: str, other: Any
+    pgmq: PgmqPlace, brokers: BrokerRegistry, name: str, other: Any
 ) -> None:
-    async with both_ends(door, queue_at(pgmq.uri(name, "&fifo=true"))) as ends:
+    async with both_ends(brokers, queue_at(pgmq.uri(name, "&fifo=true"))) as ends:
         await send(other, name, {"id": "theirs-1"})
         await send(other, name, {"id": "theirs-2"})
         await ends.publisher.publish([publication("ours-1"), publication("ours-2")])
@@ -408,9 +408,9 @@ async def test_with_fifo_what_names_no_group_is_one_group_unless_we_published_it
 
 @pytest.mark.rule("FIFO-1", "P3")
 async def test_with_fifo_a_hidden_message_in_the_middle_is_not_passed(
-    pgmq: PgmqPlace, door: BrokerRegistry, name: str, other: Any
+    pgmq: PgmqPlace, brokers: BrokerRegistry, name: str, other: Any
 ) -> None:
-    async with both_ends(door, queue_at(pgmq.uri(name, "&fifo=true"))) as ends:
+    async with both_ends(brokers, queue_at(pgmq.uri(name, "&fifo=true"))) as ends:
         await ends.publisher.publish([publication(each, group="g") for each in "abc"])
         await other.execute("SELECT pgmq.set_vt($1, 2::bigint, 2)", name)
         received = []
@@ -501,12 +501,12 @@ async def test_a_worker_that_speaks_sql_and_ours_share_a_queue(  # noqa: C901  t
 
 @pytest.mark.rule("CMD-7")
 async def test_a_command_arrives_as_a_message_and_one_without_a_route_with_its_flaw(
-    pgmq: PgmqPlace, door: BrokerRegistry, name: str, other: Any
+    pgmq: PgmqPlace, brokers: BrokerRegistry, name: str, other: Any
 ) -> None:
     await send(other, name, COMMAND)
     await send(other, name, {**COMMAND, "command_type": "Unheard"})
 
-    async with door.open_queue(commands_at(pgmq, name)) as broker:
+    async with brokers.open_queue(commands_at(pgmq, name)) as broker:
         good, bad = await broker.receive(10)
 
     assert json.loads(good.body) == {
@@ -526,10 +526,10 @@ def reply_to(queue: QueueConfig, **content: object) -> OutgoingMessage:
 
 @asynccontextmanager
 async def with_replies(
-    pgmq: PgmqPlace, door: BrokerRegistry, name: str
+    pgmq: PgmqPlace, brokers: BrokerRegistry, name: str
 ) -> AsyncIterator[tuple[Broker, QueueConfig]]:
     replies = QueueConfig(name="replies", uri=pgmq.uri(pgmq.new_queue()))
-    async with door.open_queue(commands_at(pgmq, name)) as broker:
+    async with brokers.open_queue(commands_at(pgmq, name)) as broker:
         yield broker, replies
 
 
@@ -539,11 +539,11 @@ def table_of(queue: QueueConfig, prefix: str = "q") -> str:
 
 @pytest.mark.rule("CMD-3")
 async def test_a_message_ends_and_its_reply_is_sent_in_one_transaction(
-    pgmq: PgmqPlace, door: BrokerRegistry, name: str, other: Any
+    pgmq: PgmqPlace, brokers: BrokerRegistry, name: str, other: Any
 ) -> None:
     await send(other, name, COMMAND)
     await send(other, name, COMMAND)
-    async with with_replies(pgmq, door, name) as (broker, replies):
+    async with with_replies(pgmq, brokers, name) as (broker, replies):
         good, bad = await broker.receive(10)
         finisher = broker.traits.finisher
         assert finisher is not None
@@ -579,11 +579,11 @@ async def test_a_message_ends_and_its_reply_is_sent_in_one_transaction(
 
 @pytest.mark.rule("CMD-3", "WQ-3")
 async def test_a_lost_lease_and_a_missing_reply_queue_send_nothing_and_stop_no_other(
-    pgmq: PgmqPlace, door: BrokerRegistry, name: str, other: Any
+    pgmq: PgmqPlace, brokers: BrokerRegistry, name: str, other: Any
 ) -> None:
     for _ in range(3):
         await send(other, name, COMMAND)
-    async with with_replies(pgmq, door, name) as (broker, replies):
+    async with with_replies(pgmq, brokers, name) as (broker, replies):
         lost, stuck, good = await broker.receive(10)
         await other.execute(f"UPDATE pgmq.q_{name} SET read_ct = 2 WHERE msg_id = 1")  # noqa: S608
         finisher = broker.traits.finisher
@@ -612,7 +612,7 @@ async def test_a_lost_lease_and_a_missing_reply_queue_send_nothing_and_stop_no_o
 
 @pytest.mark.rule("CMD-7")
 async def test_a_version_without_headers_groups_and_notifications_will_do(
-    server: PostgresServer, door: BrokerRegistry, other: Any
+    server: PostgresServer, brokers: BrokerRegistry, other: Any
 ) -> None:
     await other.execute("CREATE DATABASE old_pgmq")
     address = server.url.replace("/postgres", "/old_pgmq")
@@ -620,7 +620,7 @@ async def test_a_version_without_headers_groups_and_notifications_will_do(
     await connection.execute(OLD_PGMQ)
     uri = f"{address.replace('postgresql:', 'pgmq:')}?queue=orders&fifo=true"
 
-    async with both_ends(door, queue_at(uri)) as ends:
+    async with both_ends(brokers, queue_at(uri)) as ends:
         await ends.publisher.publish([publication(each, group="g") for each in "abc"])
         first, second, third = await ends.broker.receive(10)
         await ends.broker.nack(first.handle, 0, Tally(failures=1))

@@ -48,15 +48,15 @@ def server(postgres: PostgresPlace) -> PostgresServer:
 
 
 @pytest.fixture
-async def door(anyio_backend: object) -> AsyncIterator[BrokerRegistry]:
+async def brokers(anyio_backend: object) -> AsyncIterator[BrokerRegistry]:
     del anyio_backend  # asked for only to run on its loop
-    async with new_door("worker-1") as door:
-        yield door
+    async with new_brokers("worker-1") as brokers:
+        yield brokers
 
 
 @pytest.fixture
-async def ends(postgres: PostgresPlace, door: BrokerRegistry) -> AsyncIterator[Ends]:
-    async with both_ends(door, queue_at(postgres.new_uri())) as ends:
+async def ends(postgres: PostgresPlace, brokers: BrokerRegistry) -> AsyncIterator[Ends]:
+    async with both_ends(brokers, queue_at(postgres.new_uri())) as ends:
         yield ends
 
 
@@ -69,7 +69,7 @@ async def producer(server: PostgresServer, anyio_backend: object) -> AsyncIterat
     connection.terminate()
 
 
-def new_door(
+def new_brokers(
     worker: str, dedup_window: float = 300.0, state_dir: Path | None = None
 ) -> BrokerRegistry:
     return BrokerRegistry(worker_id=worker, dedup_window=dedup_window, state_dir=state_dir)
@@ -218,7 +218,7 @@ class Relay:
     chance: random.Random = field(default_factory=lambda: random.Random(1))  # noqa: S311 repeatable
 
     async def work(self, worker: str) -> None:
-        async with new_door(worker) as door, door.open_queue(self.queue) as broker:
+        async with new_brokers(worker) as brokers, brokers.open_queue(self.queue) as broker:
             self.brokers.append(broker)
             while batch := await broker.receive(self.chance.randint(1, 9)):
                 runs: dict[str, list[ReceivedMessage]] = defaultdict(list)
@@ -259,12 +259,12 @@ def _lane_and_number(received: ReceivedMessage) -> tuple[str, int]:
 
 @pytest.mark.rule("P1", "P2", "P3", "WQ-2", "FIFO-1")
 async def test_four_workers_never_share_a_group_and_keep_every_lane_in_order(
-    postgres: PostgresPlace, door: BrokerRegistry
+    postgres: PostgresPlace, brokers: BrokerRegistry
 ) -> None:
     relay = Relay(queue_at(postgres.new_uri()))
     groups = [f"g{number}" for number in range(GROUPS)]
 
-    async with both_ends(door, relay.queue) as ends, asyncio.TaskGroup() as workers:
+    async with both_ends(brokers, relay.queue) as ends, asyncio.TaskGroup() as workers:
         for worker in ("anna", "bert", "carl", "dora"):
             workers.create_task(relay.work(worker), name=worker)
         for number in range(PER_LANE):
@@ -282,7 +282,7 @@ async def test_a_claim_waits_for_another_one_of_its_queue_and_nothing_else_does(
 ) -> None:
     await ends.publisher.publish([publication("a"), publication("b")])
     held = await receive_one(ends.broker)
-    async with both_ends(ends.door, queue_at(postgres.new_uri())) as elsewhere:
+    async with both_ends(ends.brokers, queue_at(postgres.new_uri())) as elsewhere:
         async with producer.transaction():
             await producer.execute(
                 "SELECT FROM message_router.claim($1, 'other', 7, 1, 60)", name_of(ends.queue)
@@ -312,7 +312,7 @@ async def test_a_message_that_is_committed_late_breaks_no_group(ends: Ends, prod
     await late.commit()
     first = await receive_one(ends.broker)
     meanwhile = await ends.broker.depth()
-    async with ends.door.open_queue(ends.queue) as second_line:
+    async with ends.brokers.open_queue(ends.queue) as second_line:
         nothing = await is_empty(second_line)
     await ends.broker.ack([first.handle])
     second = await receive_one(ends.broker)
@@ -405,7 +405,7 @@ async def test_a_notification_wakes_who_waits(
 ) -> None:
     monkeypatch.setattr(work_queue, "FIRST_POLL_SECONDS", 30.0)
     monkeypatch.setattr(work_queue, "LAST_POLL_SECONDS", 30.0)
-    async with ends.door.open_queue(ends.queue) as broker:
+    async with ends.brokers.open_queue(ends.queue) as broker:
         waiting = asyncio.ensure_future(broker.receive(1))
         await asyncio.sleep(0.3)
 
@@ -450,9 +450,9 @@ async def test_nobody_is_notified_while_the_queue_is_busy(ends: Ends, producer: 
 
 
 @asynccontextmanager
-async def finished(door: BrokerRegistry, queue: QueueConfig) -> AsyncIterator[Ends]:
+async def finished(brokers: BrokerRegistry, queue: QueueConfig) -> AsyncIterator[Ends]:
     """A queue of which one message has succeeded and one has failed, after a second try."""
-    async with both_ends(door, queue) as ends:
+    async with both_ends(brokers, queue) as ends:
         await ends.publisher.publish([publication("good"), publication("bad")])
         good, bad = await ends.broker.receive(2)
         await ends.broker.ack([good.handle])
@@ -478,10 +478,10 @@ def rows_left(server: PostgresServer, queue: QueueConfig, table: str) -> int:
 
 @pytest.mark.rule("WQ-8")
 async def test_every_change_of_state_is_written_down(
-    postgres: PostgresPlace, door: BrokerRegistry
+    postgres: PostgresPlace, brokers: BrokerRegistry
 ) -> None:
     queue = queue_at(postgres.new_uri())
-    async with finished(door, queue):
+    async with finished(brokers, queue):
         found = story(postgres.server, queue)
 
     assert found == [
@@ -498,10 +498,10 @@ async def test_every_change_of_state_is_written_down(
 
 @pytest.mark.rule("WQ-8", "WQ-4")
 async def test_the_end_of_a_lease_is_written_down(
-    postgres: PostgresPlace, door: BrokerRegistry
+    postgres: PostgresPlace, brokers: BrokerRegistry
 ) -> None:
     queue = queue_at(postgres.new_uri(), lease=0.1)
-    async with both_ends(door, queue) as ends:
+    async with both_ends(brokers, queue) as ends:
         await ends.publisher.publish([publication("a")])
         await receive_one(ends.broker)
         await receive_one(ends.broker)
@@ -513,10 +513,10 @@ async def test_the_end_of_a_lease_is_written_down(
 
 @pytest.mark.rule("WQ-8")
 async def test_no_story_is_written_if_none_is_wanted(
-    postgres: PostgresPlace, door: BrokerRegistry
+    postgres: PostgresPlace, brokers: BrokerRegistry
 ) -> None:
     queue = queue_at(postgres.new_uri("&audit=0"))
-    async with finished(door, queue):
+    async with finished(brokers, queue):
         assert rows_left(postgres.server, queue, "queue_audit") == 0
 
 
@@ -526,7 +526,10 @@ async def test_finished_messages_stay_as_long_as_wanted(
     postgres: PostgresPlace, keep: str, rows: int
 ) -> None:
     queue = queue_at(postgres.new_uri(f"&keep={keep}&audit=0.1"))
-    async with new_door("worker-1", dedup_window=0.1) as door, finished(door, queue) as ends:
+    async with (
+        new_brokers("worker-1", dedup_window=0.1) as brokers,
+        finished(brokers, queue) as ends,
+    ):
         await asyncio.sleep(0.2)
         assert await is_empty(ends.broker)  # a claim that prunes
 
@@ -540,8 +543,8 @@ async def test_what_has_a_payload_or_a_batch_is_kept_longer(
 ) -> None:
     queue = queue_at(postgres.new_uri("&audit=0"))
     async with (
-        BrokerRegistry(worker_id="w", dedup_window=0.1, result_retention=1.0) as door,
-        both_ends(door, queue) as ends,
+        BrokerRegistry(worker_id="w", dedup_window=0.1, result_retention=1.0) as brokers,
+        both_ends(brokers, queue) as ends,
     ):
         payload = b'{"id":"b","mediationTarget":"https://svc.example/","payload":1}'
         await ends.publisher.publish([publication("a"), Publication(parse(payload), payload)])
@@ -560,10 +563,10 @@ async def test_what_has_a_payload_or_a_batch_is_kept_longer(
 async def test_a_batch_is_kept_for_seven_days(postgres: PostgresPlace, producer: Any) -> None:
     queue = queue_at(postgres.new_uri())
     async with (
-        BrokerRegistry(worker_id="w", dedup_window=0.1, result_retention=0.1) as door,
-        both_ends(door, queue) as ends,
+        BrokerRegistry(worker_id="w", dedup_window=0.1, result_retention=0.1) as brokers,
+        both_ends(brokers, queue) as ends,
     ):
-        opening = door.open_store(queue)
+        opening = brokers.open_store(queue)
         assert opening is not None
         async with opening as store:
             callback = publication("done", body=b'{"id":"done"}')
@@ -609,7 +612,10 @@ async def test_a_producer_of_its_own_schedules_and_prioritises(ends: Ends, produ
 @pytest.mark.rule("WQ-8", "P4")
 async def test_a_queue_that_is_never_empty_forgets_what_is_old_too(postgres: PostgresPlace) -> None:
     queue = queue_at(postgres.new_uri())
-    async with new_door("worker-1", dedup_window=0.1) as door, both_ends(door, queue) as ends:
+    async with (
+        new_brokers("worker-1", dedup_window=0.1) as brokers,
+        both_ends(brokers, queue) as ends,
+    ):
         await ends.publisher.publish([publication("a"), publication("b"), publication("c")])
         await ends.broker.ack([(await receive_one(ends.broker)).handle])
         await asyncio.sleep(0.2)
@@ -624,7 +630,10 @@ async def test_a_message_that_someone_waits_for_does_not_wait_for_the_cleaning(
     postgres: PostgresPlace, producer: Any
 ) -> None:
     queue = queue_at(postgres.new_uri())
-    async with new_door("worker-1", dedup_window=0.1) as door, both_ends(door, queue) as ends:
+    async with (
+        new_brokers("worker-1", dedup_window=0.1) as brokers,
+        both_ends(brokers, queue) as ends,
+    ):
         await ends.publisher.publish([publication("a")])
         await ends.broker.ack([(await receive_one(ends.broker)).handle])
         await producer.fetch(CLAIM, name_of(queue))  # nothing there: someone waits
@@ -644,7 +653,10 @@ async def test_a_message_that_someone_waits_for_does_not_wait_for_the_cleaning(
 
 async def killed_with(messages: int, worker: str, queue: QueueConfig, state_dir: Path) -> None:
     """Leave behind what a router leaves that is killed while it holds messages."""
-    async with new_door(worker, state_dir=state_dir) as door, both_ends(door, queue) as ends:
+    async with (
+        new_brokers(worker, state_dir=state_dir) as brokers,
+        both_ends(brokers, queue) as ends,
+    ):
         await ends.publisher.publish(
             [publication(f"{worker}{number}", group="g") for number in range(messages)]
         )
@@ -662,7 +674,10 @@ async def test_what_a_dead_predecessor_held_is_handed_out_at_once(
     queue = queue_at(postgres.new_uri(), lease=30.0)
     await killed_with(1, "anna", queue, tmp_path)
 
-    async with new_door("bert", state_dir=tmp_path) as door, door.open_queue(queue) as broker:
+    async with (
+        new_brokers("bert", state_dir=tmp_path) as brokers,
+        brokers.open_queue(queue) as broker,
+    ):
         async with asyncio.timeout(1):
             received = await receive_one(broker)
         files = [path.name.rpartition("-")[2] for path in (tmp_path / "workers").iterdir()]
@@ -680,12 +695,15 @@ async def test_nobody_ends_the_leases_of_another_instance_or_of_one_that_lives(
     queue = queue_at(postgres.new_uri(), lease=30.0)
     await killed_with(1, "elsewhere", queue, tmp_path / "another state directory")
     async with (
-        new_door("alive", state_dir=tmp_path) as living,
+        new_brokers("alive", state_dir=tmp_path) as living,
         both_ends(living, queue) as ends,
     ):
         await ends.publisher.publish([publication("held")])
         held = await receive_one(ends.broker)
-        async with new_door("bert", state_dir=tmp_path) as door, door.open_queue(queue) as broker:
+        async with (
+            new_brokers("bert", state_dir=tmp_path) as brokers,
+            brokers.open_queue(queue) as broker,
+        ):
             nothing = await is_empty(broker)
         unsettled = await ends.broker.ack([held.handle])
 
@@ -720,10 +738,10 @@ async def test_a_clock_that_is_set_back_keeps_nothing_and_hands_out_nothing_that
 ) -> None:
     queue = queue_at(postgres.new_uri(), lease=2.0)
     async with (
-        new_door("anna") as door,
-        both_ends(door, queue) as ends,
-        new_door("bert") as other_door,
-        other_door.open_queue(queue) as other,
+        new_brokers("anna") as brokers,
+        both_ends(brokers, queue) as ends,
+        new_brokers("bert") as other_brokers,
+        other_brokers.open_queue(queue) as other,
     ):
         await ends.publisher.publish([publication("delayed"), publication("held")])
         delayed, held = await ends.broker.receive(2)
@@ -792,7 +810,10 @@ def fresh_url(server: PostgresServer, request: pytest.FixtureRequest) -> str:
 
 
 async def open_and_close(url: str) -> None:
-    async with new_door("anyone") as door, door.open_queue(queue_at(f"{url}?queue=orders")):
+    async with (
+        new_brokers("anyone") as brokers,
+        brokers.open_queue(queue_at(f"{url}?queue=orders")),
+    ):
         pass
 
 
@@ -852,10 +873,10 @@ async def test_a_message_keeps_its_broker_id_and_one_of_a_new_schema_has_another
     queue, ids = queue_at(f"{fresh_url}?queue=orders"), []
     connection = await asyncpg.connect(fresh_url)
     for _ in range(2):
-        async with new_door("anna") as door, both_ends(door, queue) as ends:
+        async with new_brokers("anna") as brokers, both_ends(brokers, queue) as ends:
             await ends.publisher.publish([publication("a")])
         for worker in ("bert", "carl"):
-            async with new_door(worker) as door, door.open_queue(queue) as broker:
+            async with new_brokers(worker) as brokers, brokers.open_queue(queue) as broker:
                 received = await receive_one(broker)
                 ids.append(received.broker_id)
                 await broker.nack(received.handle, 0, UNTRIED)
@@ -920,12 +941,12 @@ async def test_a_user_who_may_not_make_the_schema_is_refused(
     ],
 )
 async def test_a_wrong_uri_is_refused_with_a_reason_and_without_its_secrets(
-    server: PostgresServer, door: BrokerRegistry, uri: str, error: type[Exception], why: str
+    server: PostgresServer, brokers: BrokerRegistry, uri: str, error: type[Exception], why: str
 ) -> None:
     queue = queue_at(uri.format(at=f"127.0.0.1:{server.port}"))
 
     with pytest.raises(error, match=why) as refused:
-        async with door.open_queue(queue):
+        async with brokers.open_queue(queue):
             pass
 
     assert "secret" not in str(refused.value).replace("unknown option (secret)", "")

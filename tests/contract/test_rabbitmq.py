@@ -53,11 +53,13 @@ def name(rabbitmq: RabbitPlace) -> str:
 
 
 @pytest.fixture
-async def door(anyio_backend: object, server: RabbitServer) -> AsyncIterator[BrokerRegistry]:
+async def brokers(anyio_backend: object, server: RabbitServer) -> AsyncIterator[BrokerRegistry]:
     del anyio_backend  # asked for only to run on its loop
     settings = BrokerSettings(rabbitmq=RabbitSettings(server.url))
-    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0, settings=settings) as door:
-        yield door
+    async with BrokerRegistry(
+        worker_id="worker-1", dedup_window=300.0, settings=settings
+    ) as brokers:
+        yield brokers
 
 
 def queue(server: RabbitServer, name: str, *options: str) -> QueueConfig:
@@ -73,15 +75,15 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def ends(
-    server: RabbitServer, name: str, door: BrokerRegistry, kind: str
+    server: RabbitServer, name: str, brokers: BrokerRegistry, kind: str
 ) -> AsyncIterator[Ends]:
-    async with both_ends(door, queue(server, name, f"type={kind}")) as ends:
+    async with both_ends(brokers, queue(server, name, f"type={kind}")) as ends:
         yield ends
 
 
 @pytest.fixture
-async def classic(server: RabbitServer, name: str, door: BrokerRegistry) -> AsyncIterator[Ends]:
-    async with both_ends(door, queue(server, name, "type=classic")) as ends:
+async def classic(server: RabbitServer, name: str, brokers: BrokerRegistry) -> AsyncIterator[Ends]:
+    async with both_ends(brokers, queue(server, name, "type=classic")) as ends:
         yield ends
 
 
@@ -103,18 +105,18 @@ async def control(server: RabbitServer, *words: str) -> str:
 async def test_a_delay_between_two_steps_is_waited_for_in_hops(ends: Ends) -> None:
     await ends.publisher.publish([publication("a")])
     first = await receive_one(ends.broker)
-    given_back = time.monotonic()
+    returned = time.monotonic()
 
     await ends.broker.nack(first.handle, 3.0, Tally(failures=1, requests=3))
     second = await receive_one(ends.broker)
 
-    assert 3.0 <= time.monotonic() - given_back < 5
+    assert 3.0 <= time.monotonic() - returned < 5
     assert (second.claimed_id, second.tally, second.receive_count) == ("a", Tally(1, 3), 2)
 
 
 @pytest.mark.rule("BRK-4", "FIFO-1")
 @pytest.mark.parametrize("delay", [1.0, 2.7])  # one step, and two
-async def test_what_is_put_off_one_after_the_other_comes_back_together(
+async def test_what_is_delayed_one_after_the_other_comes_back_together(
     ends: Ends, delay: float
 ) -> None:
     numbers = [str(number) for number in range(20)]
@@ -131,7 +133,7 @@ async def test_what_is_put_off_one_after_the_other_comes_back_together(
 
 
 @pytest.mark.rule("BRK-4")
-async def test_many_may_be_put_off_at_once(ends: Ends) -> None:
+async def test_many_may_be_delayed_at_once(ends: Ends) -> None:
     numbers = [str(number) for number in range(50)]
     await ends.publisher.publish([publication(number) for number in numbers])
     batch = await ends.broker.receive(50)
@@ -175,13 +177,13 @@ async def send_without_id(server: RabbitServer, name: str) -> None:
 async def test_a_delayed_message_survives_the_death_of_the_broker(
     server: RabbitServer,
     name: str,
-    door: BrokerRegistry,
+    brokers: BrokerRegistry,
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its retry queue is new. The broker confirms the copy seconds before it saves the queue."""
     monkeypatch.setattr(rabbitmq_connection, "UNSAVED_SECONDS", UNSAVED_SECONDS)
-    async with both_ends(door, queue(server, name, f"type={kind}")) as ends:
+    async with both_ends(brokers, queue(server, name, f"type={kind}")) as ends:
         await ends.publisher.publish([publication("a")])
         first = await receive_one(ends.broker)
         await ends.broker.nack(first.handle, 5.0, TRIED)
@@ -196,7 +198,7 @@ async def test_a_delayed_message_survives_the_death_of_the_broker(
 
 @pytest.mark.rule("BRK-3")
 async def test_retry_queues_are_of_the_kind_of_their_queue(
-    server: RabbitServer, name: str, door: BrokerRegistry
+    server: RabbitServer, name: str, brokers: BrokerRegistry
 ) -> None:
     async with bare_channel(server) as channel:
         for kind in KINDS:
@@ -205,7 +207,7 @@ async def test_retry_queues_are_of_the_kind_of_their_queue(
             )
 
     for kind in KINDS:
-        async with door.open_queue(queue(server, f"{name}-{kind}")):
+        async with brokers.open_queue(queue(server, f"{name}-{kind}")):
             pass
 
     listed = (await control(server, "list_queues", "name", "type")).split("\n")
@@ -250,9 +252,9 @@ async def test_an_ack_removes_these_and_no_others(classic: Ends, acked: tuple[in
 
 @pytest.mark.rule("P4")
 async def test_no_more_is_held_than_the_window_allows(
-    server: RabbitServer, name: str, door: BrokerRegistry
+    server: RabbitServer, name: str, brokers: BrokerRegistry
 ) -> None:
-    async with both_ends(door, queue(server, name, "type=classic", "prefetch=3")) as ends:
+    async with both_ends(brokers, queue(server, name, "type=classic", "prefetch=3")) as ends:
         await ends.publisher.publish([publication(str(number)) for number in range(5)])
         batch = await ends.broker.receive(10)
         depth = await ends.broker.depth()
@@ -350,12 +352,12 @@ async def test_a_broker_that_stops_and_starts_hands_out_again_what_was_not_settl
 
 @pytest.mark.rule("BRK-6", "P1")
 async def test_an_ack_that_got_lost_on_the_way_is_reported(
-    ends: Ends, server: RabbitServer, door: BrokerRegistry
+    ends: Ends, server: RabbitServer, brokers: BrokerRegistry
 ) -> None:
     await ends.publisher.publish([publication("a")])
     async with cable_to(server.port) as cable:
         uri = ends.queue.uri.replace(f":{server.port}/", f":{cable.port}/")
-        async with door.open_queue(QueueConfig(name="orders", uri=uri)) as broker:
+        async with brokers.open_queue(QueueConfig(name="orders", uri=uri)) as broker:
             delivery = await receive_one(broker)
             cable.cut_at_next_word = True
 
@@ -367,18 +369,18 @@ async def test_an_ack_that_got_lost_on_the_way_is_reported(
 
 @pytest.mark.rule("BRK-6", "P1")
 async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
-    ends: Ends, server: RabbitServer, door: BrokerRegistry
+    ends: Ends, server: RabbitServer, brokers: BrokerRegistry
 ) -> None:
     await ends.publisher.publish([publication("a"), publication("b")])
     async with proxy_to(server.port) as wire:
         through_wire = by_way_of(wire, ends.queue, server)
-        async with door.open_queue(through_wire) as broker:
+        async with brokers.open_queue(through_wire) as broker:
             first = await receive_one(broker)
             wire.to_server = lambda data: None if BASIC_ACK in data else data
             with pytest.raises(Disconnected):
                 await broker.nack(first.handle, 30.0, TRIED)
         wire.to_server = lambda data: data
-        async with door.open_queue(through_wire) as broker:
+        async with brokers.open_queue(through_wire) as broker:
             rest = await several(broker, 1)
             left = await broker.depth()
 
@@ -388,12 +390,12 @@ async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
 
 @pytest.mark.rule("BRK-6", "P1")
 async def test_what_is_published_again_is_not_taken_for_an_original_that_is_gone(
-    ends: Ends, server: RabbitServer, door: BrokerRegistry
+    ends: Ends, server: RabbitServer, brokers: BrokerRegistry
 ) -> None:
     await ends.publisher.publish([publication("a")])
     async with proxy_to(server.port) as wire:
         through_wire = by_way_of(wire, ends.queue, server)
-        async with door.open_queue(through_wire) as broker:
+        async with brokers.open_queue(through_wire) as broker:
             first = await receive_one(broker)
             wire.to_client = lambda data: None if FLOW_OK in data else data
             with pytest.raises(Disconnected):
@@ -403,10 +405,10 @@ async def test_what_is_published_again_is_not_taken_for_an_original_that_is_gone
             copy = await receive_one(elsewhere)
             await elsewhere.ack([copy.handle])
         await ends.publisher.publish([publication("a")])
-        async with door.open_queue(through_wire) as broker:
+        async with brokers.open_queue(through_wire) as broker:
             await receive_one(broker)  # and the connection ends, so that it is handed out once more
 
-        async with door.open_queue(through_wire) as broker:
+        async with brokers.open_queue(through_wire) as broker:
             again = await receive_one(broker)
 
     assert copy.tally == TRIED
@@ -419,10 +421,10 @@ def by_way_of(wire: Proxy, queue: QueueConfig, server: RabbitServer) -> QueueCon
 
 @pytest.mark.rule("BRK-6", "BRK-1")
 async def test_a_broker_that_falls_silent_is_noticed(
-    server: RabbitServer, name: str, door: BrokerRegistry
+    server: RabbitServer, name: str, brokers: BrokerRegistry
 ) -> None:
     started = 0.0
-    async with both_ends(door, queue(server, name, "type=classic", "heartbeat=1")) as ends:
+    async with both_ends(brokers, queue(server, name, "type=classic", "heartbeat=1")) as ends:
         waiting = asyncio.ensure_future(ends.broker.receive(1))
         await asyncio.sleep(0.2)
         server.freeze()
@@ -439,7 +441,7 @@ async def test_a_broker_that_falls_silent_is_noticed(
 
 @pytest.mark.rule("BRK-6", "CFG-7")
 async def test_a_consumer_that_the_broker_ends_is_a_lost_connection(
-    classic: Ends, server: RabbitServer, name: str, door: BrokerRegistry
+    classic: Ends, server: RabbitServer, name: str, brokers: BrokerRegistry
 ) -> None:
     waiting = asyncio.ensure_future(classic.broker.receive(1))
     await asyncio.sleep(0.2)
@@ -452,17 +454,17 @@ async def test_a_consumer_that_the_broker_ends_is_a_lost_connection(
     with pytest.raises(QueueRefused, match="there is no queue"):
         await classic.publisher.publish([publication("a")])
     with pytest.raises(QueueRefused, match="there is no queue"):
-        async with door.open_queue(queue(server, name)):
+        async with brokers.open_queue(queue(server, name)):
             pass
 
 
 @pytest.mark.rule("BRK-6", "P1")
 async def test_a_channel_closed_for_a_message_held_too_long_gives_everything_back(
-    server: RabbitServer, name: str, door: BrokerRegistry
+    server: RabbitServer, name: str, brokers: BrokerRegistry
 ) -> None:
     await impatient(server, consumer_timeout=1000, channel_tick_interval=200)
     try:
-        async with both_ends(door, queue(server, name, "type=classic")) as ends:
+        async with both_ends(brokers, queue(server, name, "type=classic")) as ends:
             await ends.publisher.publish([publication("a")])
             held = await receive_one(ends.broker)
             with pytest.raises(Disconnected, match="timed out"):
@@ -508,11 +510,11 @@ async def test_a_broker_short_of_memory_still_takes_acknowledgements(
 
 @pytest.mark.rule("CFG-7")
 async def test_a_queue_given_by_its_name_is_at_the_broker_of_the_settings(
-    server: RabbitServer, name: str, door: BrokerRegistry
+    server: RabbitServer, name: str, brokers: BrokerRegistry
 ) -> None:
     given = QueueConfig(name=name, uri=f"amqp://{name}?type=classic")
 
-    async with both_ends(door, given) as ends:
+    async with both_ends(brokers, given) as ends:
         await ends.publisher.publish([publication("a")])
         delivery = await receive_one(ends.broker)
 
@@ -531,12 +533,12 @@ async def test_a_queue_given_by_its_name_is_at_the_broker_of_the_settings(
     ids=["password", "vhost", "queue"],
 )
 async def test_what_the_broker_refuses_is_refused_with_a_reason_and_without_credentials(
-    server: RabbitServer, name: str, door: BrokerRegistry, change: tuple[str, str], why: str
+    server: RabbitServer, name: str, brokers: BrokerRegistry, change: tuple[str, str], why: str
 ) -> None:
     uri = queue(server, name, "type=classic").uri.replace(*change)
 
     with pytest.raises(BrokerError, match=why) as refused:
-        async with door.open_queue(QueueConfig(name="orders", uri=uri)):
+        async with brokers.open_queue(QueueConfig(name="orders", uri=uri)):
             pass
 
     assert "hunter2" not in str(refused.value)
@@ -544,21 +546,23 @@ async def test_what_the_broker_refuses_is_refused_with_a_reason_and_without_cred
 
 
 @pytest.mark.rule("CFG-7")
-async def test_a_stream_is_refused(server: RabbitServer, name: str, door: BrokerRegistry) -> None:
+async def test_a_stream_is_refused(
+    server: RabbitServer, name: str, brokers: BrokerRegistry
+) -> None:
     async with bare_channel(server) as channel:
         await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "stream"})
 
     with pytest.raises(QueueRefused, match="is a stream"):
-        async with door.open_queue(queue(server, name)):
+        async with brokers.open_queue(queue(server, name)):
             pass
 
 
 @pytest.mark.rule("BRK-6")
-async def test_a_broker_that_is_not_there_is_a_lost_connection(door: BrokerRegistry) -> None:
+async def test_a_broker_that_is_not_there_is_a_lost_connection(brokers: BrokerRegistry) -> None:
     nowhere = QueueConfig(name="orders", uri="amqp://me:hunter2@127.0.0.1:1/?queue=q")
 
     with pytest.raises(Disconnected) as lost:
-        async with door.open_queue(nowhere):
+        async with brokers.open_queue(nowhere):
             pass
 
     assert "hunter2" not in str(lost.value)

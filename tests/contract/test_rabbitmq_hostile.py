@@ -77,8 +77,8 @@ async def test_b7_no_property_of_a_message_ends_the_connection(
     name = rabbitmq.new_queue()
     config = QueueConfig(name="orders", uri=f"{rabbitmq.server.url}?queue={name}&type=classic")
     async with (
-        BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as door,
-        both_ends(door, config) as ends,
+        BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as brokers,
+        both_ends(brokers, config) as ends,
         await aio_pika.connect(rabbitmq.server.url) as connection,
         connection.channel() as channel,
     ):

@@ -48,8 +48,8 @@ def queue(tmp_path: Path) -> QueueConfig:
 @asynccontextmanager
 async def opened(queue: QueueConfig) -> AsyncIterator[Ends]:
     async with (
-        BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as door,
-        both_ends(door, queue) as ends,
+        BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as brokers,
+        both_ends(brokers, queue) as ends,
     ):
         yield ends
 
@@ -269,9 +269,9 @@ async def test_all_queues_of_a_file_share_its_threads(tmp_path: Path) -> None:
     orders = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db")
     bills = QueueConfig(name="bills", uri=f"sqlite:///{tmp_path}/./queue.db?queue=invoices")
     async with (
-        BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as door,
-        both_ends(door, orders) as one,
-        both_ends(door, bills) as other,
+        BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as brokers,
+        both_ends(brokers, orders) as one,
+        both_ends(brokers, bills) as other,
     ):
         await one.publisher.publish([publication("a")])
         await other.publisher.publish([publication("a"), publication("b")])

@@ -42,7 +42,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def open_door(
+def open_brokers(
     settings: BrokerSettings = SQS_IN_A_HURRY,
 ) -> AbstractAsyncContextManager[BrokerRegistry]:
     return BrokerRegistry(worker_id="worker-1", dedup_window=300.0, settings=settings)
@@ -56,8 +56,8 @@ def standard(place: SqsPlace) -> QueueConfig:
     return queue_at(place.server.new_queue(fifo=False))
 
 
-async def publish(door: BrokerRegistry, queue: QueueConfig, *ids: str, group: str = "g") -> None:
-    publishing = door.open_publisher(queue)
+async def publish(brokers: BrokerRegistry, queue: QueueConfig, *ids: str, group: str = "g") -> None:
+    publishing = brokers.open_publisher(queue)
     assert publishing is not None
     async with publishing as publisher:
         await publisher.publish([publication(each, group=group) for each in ids])
@@ -74,19 +74,19 @@ async def receive_all(broker: Broker, count: int) -> Sequence[ReceivedMessage]:
 
 
 @pytest.mark.rule("BRK-1", "OPS-4", "P1", "P3")
-async def test_what_a_poll_brings_after_the_end_of_its_connection_is_given_back_in_order(
+async def test_what_a_poll_brings_after_the_end_of_its_connection_is_returned_in_order(
     ministack: SqsPlace,
 ) -> None:
     queue = fifo(ministack)
-    async with open_door(PATIENT) as door:
-        async with door.open_queue(queue) as closed:
+    async with open_brokers(PATIENT) as brokers:
+        async with brokers.open_queue(queue) as closed:
             polling = asyncio.ensure_future(closed.receive(10))
             await asyncio.sleep(0.1)
             closed.stop()
             nothing = await polling
-        await publish(door, queue, "a", "b", "c")
+        await publish(brokers, queue, "a", "b", "c")
         await asyncio.sleep(0.5)  # the poll that nobody waits for takes them
-        async with door.open_queue(queue) as broker:
+        async with brokers.open_queue(queue) as broker:
             started = now()
             again = await receive_all(broker, 3)
             took = now() - started
@@ -98,9 +98,9 @@ async def test_what_a_poll_brings_after_the_end_of_its_connection_is_given_back_
 
 
 @pytest.mark.rule("OPS-4")
-async def test_a_door_closes_when_its_last_poll_has_ended(ministack: SqsPlace) -> None:
-    async with open_door() as door:
-        async with door.open_queue(standard(ministack)) as broker:
+async def test_a_registry_closes_when_its_last_poll_has_ended(ministack: SqsPlace) -> None:
+    async with open_brokers() as brokers:
+        async with brokers.open_queue(standard(ministack)) as broker:
             polling = asyncio.ensure_future(broker.receive(10))
             await asyncio.sleep(0.1)
         stopped = now()
@@ -112,13 +112,13 @@ async def test_a_door_closes_when_its_last_poll_has_ended(ministack: SqsPlace) -
 @pytest.mark.rule("BRK-1")
 async def test_after_a_batch_that_was_not_full_it_waits_a_moment(ministack: SqsPlace) -> None:
     queue = standard(ministack)
-    async with open_door() as door, door.open_queue(queue) as broker:
-        await publish(door, queue, *"abcd")
+    async with open_brokers() as brokers, brokers.open_queue(queue) as broker:
+        await publish(brokers, queue, *"abcd")
         await broker.receive(2)
         full = now()
         await broker.receive(10)
         partial = now()
-        await publish(door, queue, "e")
+        await publish(brokers, queue, "e")
         await broker.receive(10)
 
         assert partial - full < 0.1
@@ -135,8 +135,8 @@ async def test_of_a_batch_only_the_bad_entries_are_refused(
 ) -> None:
     place: SqsPlace = request.getfixturevalue(stand_in)
     queue = standard(place)
-    async with open_door() as door, door.open_queue(queue) as broker:
-        await publish(door, queue, "a", "b")
+    async with open_brokers() as brokers, brokers.open_queue(queue) as broker:
+        await publish(brokers, queue, "a", "b")
         received = await receive_all(broker, 2)
         good = [delivery.handle for delivery in received]
         unknown = Receipt("unknown", now(), now() + 30)
@@ -152,8 +152,8 @@ async def test_of_a_batch_only_the_bad_entries_are_refused(
 @pytest.mark.rule("BRK-3")
 async def test_more_than_ten_are_settled_by_one_ack(ministack: SqsPlace) -> None:
     queue = standard(ministack)
-    async with open_door() as door, door.open_queue(queue) as broker:
-        await publish(door, queue, *(str(number) for number in range(25)))
+    async with open_brokers() as brokers, brokers.open_queue(queue) as broker:
+        await publish(brokers, queue, *(str(number) for number in range(25)))
         received = await receive_all(broker, 25)
 
         refused = await broker.ack([delivery.handle for delivery in received])
@@ -169,8 +169,8 @@ async def test_a_handle_whose_lease_ended_is_not_used_even_where_it_would_be_tak
 ) -> None:
     place: SqsPlace = request.getfixturevalue(stand_in)
     queue = queue_at(place.server.new_queue(fifo=False), lease=1.0)
-    async with open_door() as door, door.open_queue(queue) as broker:
-        await publish(door, queue, "a")
+    async with open_brokers() as brokers, brokers.open_queue(queue) as broker:
+        await publish(brokers, queue, "a")
         (late,) = await receive_all(broker, 1)
         await asyncio.sleep(1.05)
 
@@ -182,16 +182,16 @@ async def test_a_handle_whose_lease_ended_is_not_used_even_where_it_would_be_tak
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.rule("BRK-4", "FIFO-1", "OPS-4", "P3")
-async def test_a_group_given_back_one_by_one_comes_back_as_it_was(
+async def test_a_group_returned_one_by_one_comes_back_as_it_was(
     ministack: SqsPlace, *, reverse: bool
 ) -> None:
     queue = fifo(ministack)
     async with (
-        open_door() as door,
-        door.open_queue(queue) as one,
-        door.open_queue(queue) as other,
+        open_brokers() as brokers,
+        brokers.open_queue(queue) as one,
+        brokers.open_queue(queue) as other,
     ):
-        await publish(door, queue, "a", "b", "c")
+        await publish(brokers, queue, "a", "b", "c")
         received = await receive_all(one, 3)
         waiting = asyncio.ensure_future(receive_all(other, 3))
 
@@ -205,8 +205,8 @@ async def test_a_group_given_back_one_by_one_comes_back_as_it_was(
 @pytest.mark.rule("BRK-4", "FIFO-1", "P3")
 async def test_mates_that_are_due_wait_for_a_failed_head(ministack: SqsPlace) -> None:
     queue = fifo(ministack)
-    async with open_door() as door, door.open_queue(queue) as broker:
-        await publish(door, queue, "a", "b", "c")
+    async with open_brokers() as brokers, brokers.open_queue(queue) as broker:
+        await publish(brokers, queue, "a", "b", "c")
         head, *mates = await receive_all(broker, 3)
         failed = now()
 
@@ -221,10 +221,10 @@ async def test_mates_that_are_due_wait_for_a_failed_head(ministack: SqsPlace) ->
 
 @pytest.mark.rule("BRK-4")
 async def test_nacks_made_at_once_go_out_together(ministack: SqsPlace) -> None:
-    async with CuttingProxy(ministack.server.port) as proxy, open_door() as door:
+    async with CuttingProxy(ministack.server.port) as proxy, open_brokers() as brokers:
         queue = queue_at(proxy.url(ministack.server.new_queue(fifo=False)))
-        async with door.open_queue(queue) as broker:
-            await publish(door, queue, *(str(number) for number in range(10)))
+        async with brokers.open_queue(queue) as broker:
+            await publish(brokers, queue, *(str(number) for number in range(10)))
             received = await receive_all(broker, 10)
             before = proxy.requests
 
@@ -246,8 +246,8 @@ async def test_a_lease_is_what_is_asked_for_or_the_queues_own_and_never_too_shor
 ) -> None:
     url = ministack.server.new_queue(fifo=False, visibility=own)
     queue = queue_at(url, asked)
-    async with open_door(BrokerSettings()) as door, door.open_queue(queue) as broker:
-        await publish(door, queue, "a")
+    async with open_brokers(BrokerSettings()) as brokers, brokers.open_queue(queue) as broker:
+        await publish(brokers, queue, "a")
         (delivery,) = await receive_all(broker, 1)
 
         assert broker.lease_seconds == lease
@@ -259,10 +259,10 @@ async def test_a_lease_counts_from_the_hand_over_even_when_its_answer_is_late(
     ministack: SqsPlace,
 ) -> None:
     quick = BrokerSettings(sqs=SqsSettings(wait=1.0))
-    async with CuttingProxy(ministack.server.port) as proxy, open_door(quick) as door:
+    async with CuttingProxy(ministack.server.port) as proxy, open_brokers(quick) as brokers:
         queue = queue_at(proxy.url(ministack.server.new_queue(fifo=False)))
-        async with door.open_queue(queue) as broker:
-            await publish(door, queue, "a")
+        async with brokers.open_queue(queue) as broker:
+            await publish(brokers, queue, "a")
             proxy.delay_answers(2)  # each part of one: it may come in two
             started = now()
             (delivery,) = await broker.receive(1)
@@ -274,7 +274,7 @@ async def test_a_lease_counts_from_the_hand_over_even_when_its_answer_is_late(
 
 @pytest.mark.rule("BRK-5")
 async def test_no_lease_is_extended_beyond_twelve_hours(ministack: SqsPlace) -> None:
-    async with open_door() as door, door.open_queue(standard(ministack)) as broker:
+    async with open_brokers() as brokers, brokers.open_queue(standard(ministack)) as broker:
         old = Receipt("unknown: asked, the server would refuse it too", now() - 43_180, now() + 10)
 
         (refused,) = await broker.extend([old], 30)
@@ -290,8 +290,8 @@ async def test_a_server_stopped_and_started_costs_a_receive_and_no_message(
     ministack: SqsPlace,
 ) -> None:
     queue = standard(ministack)
-    async with open_door() as door, door.open_queue(queue) as broker:
-        await publish(door, queue, "a", "b")
+    async with open_brokers() as brokers, brokers.open_queue(queue) as broker:
+        await publish(brokers, queue, "a", "b")
         (first,) = await broker.receive(1)
         polling = asyncio.ensure_future(receive_all(broker, 3))
         await asyncio.sleep(0.3)
@@ -308,10 +308,10 @@ async def test_a_server_stopped_and_started_costs_a_receive_and_no_message(
 
 @pytest.mark.rule("BRK-3", "BRK-6", "P1")
 async def test_an_ack_whose_answer_was_cut_off_is_tried_again(ministack: SqsPlace) -> None:
-    async with CuttingProxy(ministack.server.port) as proxy, open_door() as door:
+    async with CuttingProxy(ministack.server.port) as proxy, open_brokers() as brokers:
         queue = queue_at(proxy.url(ministack.server.new_queue(fifo=False)))
-        async with door.open_queue(queue) as broker:
-            await publish(door, queue, "a", "b")
+        async with brokers.open_queue(queue) as broker:
+            await publish(brokers, queue, "a", "b")
             first, second = await receive_all(broker, 2)
 
             before = proxy.requests
@@ -330,8 +330,8 @@ async def test_a_silent_server_is_noticed(ministack: SqsPlace) -> None:
     quick = BrokerSettings(sqs=SqsSettings(wait=1.0))
     queue = standard(ministack)
     async with (
-        open_door(quick) as door,
-        door.open_queue(queue) as broker,
+        open_brokers(quick) as brokers,
+        brokers.open_queue(queue) as broker,
         ministack.frozen(queue),
     ):
         started = now()
@@ -344,17 +344,17 @@ async def test_a_silent_server_is_noticed(ministack: SqsPlace) -> None:
 @pytest.mark.rule("CFG-7")
 async def test_a_queue_that_is_not_there_is_refused(ministack: SqsPlace) -> None:
     url = f"{ministack.server.url}/000000000000/nowhere"
-    async with open_door() as door:
+    async with open_brokers() as brokers:
         with pytest.raises(QueueRefused, match="QueueDoesNotExist"):
-            async with door.open_queue(queue_at(url)):
+            async with brokers.open_queue(queue_at(url)):
                 pass
 
 
 @pytest.mark.rule("CFG-7", "BRK-6")
 async def test_a_place_where_nobody_answers_is_unreachable() -> None:
-    async with open_door() as door:
+    async with open_brokers() as brokers:
         with pytest.raises(Disconnected):
-            async with door.open_queue(queue_at("http://127.0.0.1:9/000000000000/orders")):
+            async with brokers.open_queue(queue_at("http://127.0.0.1:9/000000000000/orders")):
                 pass
 
 
@@ -365,9 +365,9 @@ async def test_without_credentials_a_queue_is_refused_by_saying_so(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    async with open_door() as door:
+    async with open_brokers() as brokers:
         with pytest.raises(QueueRefused, match="no AWS credentials"):
-            async with door.open_queue(standard(ministack)):
+            async with brokers.open_queue(standard(ministack)):
                 pass
 
 
@@ -376,7 +376,7 @@ async def test_the_client_librarys_lines_that_hold_credentials_are_never_logged(
     ministack: SqsPlace, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with open_door() as door, door.open_queue(standard(ministack)):
+    async with open_brokers() as brokers, brokers.open_queue(standard(ministack)):
         assert not logging.getLogger("botocore.parsers").isEnabledFor(logging.DEBUG)
 
 
@@ -388,8 +388,8 @@ async def test_a_queue_can_be_named_and_found_at_another_endpoint(ministack: Sqs
     name = ministack.server.new_queue(fifo=True).rpartition("/")[2]
     settings = BrokerSettings(sqs=SqsSettings(wait=2.0, endpoint=f"{ministack.server.url}/"))
     async with (
-        open_door(settings) as door,
-        both_ends(door, queue_at(f"sqs://{name}")) as ends,
+        open_brokers(settings) as brokers,
+        both_ends(brokers, queue_at(f"sqs://{name}")) as ends,
     ):
         await ends.publisher.publish([publication("a")])
 
@@ -402,7 +402,7 @@ async def test_ids_and_groups_that_sqs_would_refuse_are_published_all_the_same(
     ministack: SqsPlace,
 ) -> None:
     odd = ["an id with spaces", "é" * 200, "x" * 512]
-    async with open_door() as door, both_ends(door, fifo(ministack)) as ends:
+    async with open_brokers() as brokers, both_ends(brokers, fifo(ministack)) as ends:
         added = await ends.publisher.publish([publication(each, group=each) for each in odd])
         again = await ends.publisher.publish([publication(each, group=each) for each in odd])
 
@@ -415,7 +415,7 @@ async def test_ids_and_groups_that_sqs_would_refuse_are_published_all_the_same(
 async def test_a_body_that_sqs_does_not_carry_is_refused_by_name(
     ministack: SqsPlace, body: bytes
 ) -> None:
-    async with open_door() as door, both_ends(door, standard(ministack)) as ends:
+    async with open_brokers() as brokers, both_ends(brokers, standard(ministack)) as ends:
         with pytest.raises(QueueRefused, match="message 'a'"):
             await ends.publisher.publish([publication("a", body=body)])
 
@@ -423,7 +423,7 @@ async def test_a_body_that_sqs_does_not_carry_is_refused_by_name(
 @pytest.mark.rule("BRK-1")
 async def test_large_messages_do_not_share_a_call(ministack: SqsPlace) -> None:
     body = b"x" * 200 * 1024
-    async with open_door() as door, both_ends(door, standard(ministack)) as ends:
+    async with open_brokers() as brokers, both_ends(brokers, standard(ministack)) as ends:
         await ends.publisher.publish([publication(each, body=body) for each in "abc"])
 
         assert [len(each.body) for each in await receive_all(ends.broker, 3)] == [len(body)] * 3
@@ -448,7 +448,7 @@ async def test_a_publishers_trace_comes_in_attributes(
     queue = standard(place)
     send(place, queue, "MessageAttributes", TRACED)
 
-    async with open_door() as door, door.open_queue(queue) as broker:
+    async with open_brokers() as brokers, brokers.open_queue(queue) as broker:
         (delivery,) = await receive_all(broker, 1)
 
     assert delivery.parent == PARENT
@@ -461,7 +461,7 @@ async def test_a_publishers_trace_comes_as_aws_itself_writes_it(moto: SqsPlace) 
     header = f"Root={root};Parent={PARENT.span_id};Sampled=1"
     send(moto, queue, "MessageSystemAttributes", {"AWSTraceHeader": header})
 
-    async with open_door() as door, door.open_queue(queue) as broker:
+    async with open_brokers() as brokers, brokers.open_queue(queue) as broker:
         (delivery,) = await receive_all(broker, 1)
 
     assert delivery.parent == replace(PARENT, state="")

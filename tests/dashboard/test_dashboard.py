@@ -17,7 +17,7 @@ VIEWS = ("overview", "messages", "tasks", "warnings", "dead-letters", "configura
 HOSTILE = "<img src=x onerror=document.title='broken-in'>"
 
 
-async def bury_one(router: RouterProcess, target: Target, message_id: str) -> None:
+async def dead_letter_one(router: RouterProcess, target: Target, message_id: str) -> None:
     await router.publish([message(message_id, target)])
     await router.letters("CONFIG_ERROR")
 
@@ -141,7 +141,7 @@ async def test_a_message_that_failed_is_looked_up_with_its_error(
     site: Site, screen: Screen
 ) -> None:
     async with listening(answering(404)) as wrong, site.router() as router:
-        await bury_one(router, wrong, "lost")
+        await dead_letter_one(router, wrong, "lost")
         await screen.visit(router.url, "messages")
 
         await screen.page.get_by_label("Message id").fill("lost")
@@ -238,7 +238,7 @@ async def test_a_warning_is_acknowledged(site: Site, screen: Screen, target: Tar
 @pytest.mark.rule("DLQ-2")
 async def test_a_dead_letter_is_replayed_once_confirmed(site: Site, screen: Screen) -> None:
     async with listening(first(writing(NOT_FOUND))) as target, site.router() as router:
-        await bury_one(router, target, "lost")
+        await dead_letter_one(router, target, "lost")
         await screen.visit(router.url, "dead-letters")
         await expect(screen.item("lost")).to_contain_text("forgotten")
 
@@ -255,7 +255,7 @@ async def test_a_dead_letter_is_discarded_once_confirmed_and_not_before(
     site: Site, screen: Screen
 ) -> None:
     async with listening(answering(404)) as target, site.router() as router:
-        await bury_one(router, target, "lost")
+        await dead_letter_one(router, target, "lost")
         await screen.visit(router.url, "dead-letters")
 
         await screen.button("Discard lost").click()
@@ -275,7 +275,7 @@ async def test_a_new_dead_letter_appears_by_itself_and_can_be_filtered(
         await screen.visit(router.url, "dead-letters")
         await screen.shows("None: everything was accepted.")
 
-        await bury_one(router, target, "lost")
+        await dead_letter_one(router, target, "lost")
         await expect(screen.item("lost")).to_be_visible()
         await screen.page.get_by_label("Reason").select_option("MALFORMED")
 
@@ -417,7 +417,7 @@ async def test_what_comes_from_outside_is_text_and_never_markup(site: Site, scre
         listening(answering(404, reply)) as wrong,
         site.router() as router,
     ):
-        await bury_one(router, wrong, f"dead {HOSTILE}")
+        await dead_letter_one(router, wrong, f"dead {HOSTILE}")
         odd = message(f"id {HOSTILE}", closed, group=f"group {HOSTILE}", pool=f"pool {HOSTILE}")
         await router.publish([odd, {**odd, "id": "behind"}])
         for view in VIEWS:
@@ -447,7 +447,7 @@ async def test_a_phone_is_wide_enough(
 ) -> None:
     await screen.page.set_viewport_size({"width": 390, "height": 844})
     async with listening(answering(404)) as wrong, site.router() as router:
-        await bury_one(router, wrong, "a-message-with-a-rather-long-id-" + 40 * "x")
+        await dead_letter_one(router, wrong, "a-message-with-a-rather-long-id-" + 40 * "x")
         await router.publish(
             [message("m", target, pool="A-POOL-WITH-A-RATHER-LONG-NAME" + 40 * "X")]
         )

@@ -70,7 +70,7 @@ async def test_what_was_acknowledged_does_not_hurry_what_was_refused() -> None:
 
 
 @pytest.mark.rule("BRK-3", "P1")
-async def test_what_was_given_back_while_its_ack_was_repeated_is_delivered_again() -> None:
+async def test_what_was_returned_while_its_ack_was_repeated_is_delivered_again() -> None:
     queue = ScriptedQueue(lease_seconds=30, unsettled={"h": not_now("h")})
     async with running(pool("P"), brokers=Scripted(q=queue)) as rig:
         queue.hand_over(handed(body("a"), "h", "1", lease=3))
@@ -161,7 +161,7 @@ async def test_a_queue_that_goes_is_left_once_another_connection_holds_its_last_
 
 
 @pytest.mark.rule("ROUTE-2", "CFG-6")
-async def test_a_copy_that_waited_is_given_back_by_a_queue_that_goes() -> None:
+async def test_a_copy_that_waited_is_returned_by_a_queue_that_goes() -> None:
     queue = ScriptedQueue(lease_seconds=30, takes={"nack": 4})
     sender = FakeSender(takes=1)
     sender.script("a", DEFER)

@@ -73,7 +73,7 @@ async def test_what_its_broker_keeps_of_a_message_is_not_remembered_here() -> No
 
 
 @pytest.mark.rule("WQ-5")
-async def test_what_was_not_given_back_may_have_gone_elsewhere_and_is_never_counted_too_high() -> (
+async def test_what_was_not_returned_may_have_gone_elsewhere_and_is_never_counted_too_high() -> (
     None
 ):
     queue = ScriptedQueue(
@@ -92,7 +92,7 @@ async def test_what_was_not_given_back_may_have_gone_elsewhere_and_is_never_coun
 
 
 @pytest.mark.rule("DLQ-1")
-async def test_a_last_delivery_that_fails_is_kept_instead_of_given_back() -> None:
+async def test_a_last_delivery_that_fails_is_kept_instead_of_returned() -> None:
     queue = ScriptedQueue(lease_seconds=60)
     sender = FakeSender(takes=0)
     sender.script("a", Reply(429))
@@ -107,7 +107,7 @@ async def test_a_last_delivery_that_fails_is_kept_instead_of_given_back() -> Non
 
 
 @pytest.mark.rule("DLQ-1")
-async def test_a_last_delivery_that_cannot_be_kept_is_given_back_after_all() -> None:
+async def test_a_last_delivery_that_cannot_be_kept_is_returned_after_all() -> None:
     queue = ScriptedQueue(lease_seconds=60)
     sender = FakeSender(takes=0)
     sender.script("a", Reply(429))

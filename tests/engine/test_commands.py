@@ -35,7 +35,7 @@ TARGET = "http://target.test/hook"
 
 
 @dataclass
-class TwoDoors:
+class SplitBrokers:
     """Scripted queues to consume, and lists to publish to."""
 
     consumed: Scripted
@@ -52,17 +52,17 @@ class TwoDoors:
 class Stage:
     rig: Rig
     queue: ScriptedQueue
-    doors: TwoDoors
+    brokers: SplitBrokers
 
     def hand_over(self, message_id: str, handle: str = "h", **fields: Any) -> None:
         message = body(message_id, **({"poolCode": "P"} | fields))
         self.queue.hand_over(handed(message, handle, f"broker-{message_id}", lease=30))
 
     def sent_to(self, queue: str) -> list[dict[str, Any]]:
-        return [json.loads(item.body) for item in self.doors.published.published[queue]]
+        return [json.loads(item.body) for item in self.brokers.published.published[queue]]
 
     def keys(self, queue: str) -> list[str | None]:
-        return [item.dedup_key for item in self.doors.published.published[queue]]
+        return [item.dedup_key for item in self.brokers.published.published[queue]]
 
     @property
     def calls(self) -> list[tuple[float, str]]:
@@ -81,22 +81,22 @@ async def stage(*answers: Reply, concurrency: int = 10, **settings: Any) -> Asyn
     sender = FakeSender(takes=TAKES)
     sender.script("a", *answers)
     queue = ScriptedQueue(lease_seconds=30)
-    doors = TwoDoors(Scripted(q=queue))
+    brokers = SplitBrokers(Scripted(q=queue))
     async with running(
-        pool("P", concurrency, **settings), sender=sender, brokers=doors, reply_queues=[REPLIES]
+        pool("P", concurrency, **settings), sender=sender, brokers=brokers, reply_queues=[REPLIES]
     ) as rig:
-        yield Stage(rig, queue, doors)
+        yield Stage(rig, queue, brokers)
 
 
 @pytest.mark.rule("CMD-3")
 class TestReplies:
     async def test_a_success_is_told_before_the_ack(self) -> None:
         async with stage(Reply(200, b'{"result": {"n": 1.50}}')) as on:
-            on.doors.published.takes = 0.5
+            on.brokers.published.takes = 0.5
             on.hand_over("a", replyTo="replies", correlationId="c-1")
             await asyncio.sleep(5)
 
-            (item,) = on.doors.published.published["replies"]
+            (item,) = on.brokers.published.published["replies"]
             assert item.body == (
                 b'{"messageId":"a","correlationId":"c-1","outcome":"SUCCESS","result":{"n": 1.50}}'
             )
@@ -121,7 +121,7 @@ class TestReplies:
     async def test_a_dead_letter_is_told_after_it_is_stored_and_before_the_ack(self) -> None:
         said = b'{"error": {"code": "NO_STOCK", "message": "none at http://u:p@x/?k=v for tok-1"}}'
         async with stage(Reply(409, said)) as on:
-            on.doors.published.takes = 0.5
+            on.brokers.published.takes = 0.5
             on.hand_over("a", replyTo="replies", authToken="tok-1")
             await asyncio.sleep(5)
 
@@ -156,7 +156,7 @@ class TestReplies:
 
     async def test_only_the_reply_is_tried_again_and_without_a_permit(self) -> None:
         async with stage(concurrency=1) as on:
-            on.doors.published.failures = [Disconnected("gone"), Disconnected("gone"), None]
+            on.brokers.published.failures = [Disconnected("gone"), Disconnected("gone"), None]
             on.hand_over("a", replyTo="replies")
             await asyncio.sleep(SETTLED + 0.1)
             on.hand_over("b", "i")
@@ -170,7 +170,7 @@ class TestReplies:
 
     async def test_a_bug_in_an_adapter_is_survived(self) -> None:
         async with stage() as on:
-            on.doors.published.failures = [ZeroDivisionError("a bug")]
+            on.brokers.published.failures = [ZeroDivisionError("a bug")]
             on.hand_over("a", replyTo="replies")
             await asyncio.sleep(5)
 
@@ -193,11 +193,11 @@ class TestReplies:
 
     async def test_when_the_lease_ends_first_the_message_is_delivered_again(self) -> None:
         async with stage() as on:
-            on.doors.published.failures = [Disconnected("gone")] * 100
+            on.brokers.published.failures = [Disconnected("gone")] * 100
             on.queue.unsettled["h"] = lost("h")  # it cannot be extended
             on.hand_over("a", replyTo="replies")
             await asyncio.sleep(31)
-            on.doors.published.failures.clear()
+            on.brokers.published.failures.clear()
             on.hand_over("a", "i", replyTo="replies")
             await asyncio.sleep(5)
 
@@ -209,7 +209,7 @@ class TestReplies:
         self,
     ) -> None:
         async with stage() as on:
-            on.doors.published.takes = 29.5
+            on.brokers.published.takes = 29.5
             on.queue.unsettled["h"] = lost("h")
             on.hand_over("a", replyTo="replies")
             await asyncio.sleep(31)
@@ -256,7 +256,7 @@ class TestReplies:
     @pytest.mark.rule("P4")
     async def test_nothing_is_left_of_a_message_whose_reply_could_not_be_published(self) -> None:
         async with stage() as on:
-            on.doors.published.failures = [Disconnected("gone")] * 100
+            on.brokers.published.failures = [Disconnected("gone")] * 100
             on.queue.unsettled["h"] = lost("h")  # it cannot be extended
             on.hand_over("a", replyTo="replies")
             await asyncio.sleep(5)
@@ -289,7 +289,7 @@ class TestReplies:
 
     async def test_a_stop_lets_go_of_what_waits_for_its_reply(self) -> None:
         async with stage() as on:
-            on.doors.published.failures = [Disconnected("gone")] * 1000
+            on.brokers.published.failures = [Disconnected("gone")] * 1000
             on.hand_over("a", replyTo="replies")
             await asyncio.sleep(5)
             for receiver in on.rig.manager.consumers["q"].connections:
@@ -340,12 +340,12 @@ class TestFinishers:
         sender = FakeSender(takes=TAKES)
         sender.script("a", *answers)
         queue = ScriptedQueue(lease_seconds=30)
-        doors = TwoDoors(Scripted(q=queue))
-        finishing = Finishing(doors, elsewhere)
+        brokers = SplitBrokers(Scripted(q=queue))
+        finishing = Finishing(brokers, elsewhere)
         async with running(
             pool("P"), sender=sender, brokers=finishing, reply_queues=[REPLIES]
         ) as rig:
-            yield Stage(rig, queue, doors), finishing
+            yield Stage(rig, queue, brokers), finishing
 
     @pytest.mark.rule("CMD-2")
     async def test_a_queue_that_keeps_results_gets_them_with_the_ack(self) -> None:
@@ -373,7 +373,7 @@ class TestFinishers:
 
     async def test_a_reply_queue_elsewhere_is_published_to_first(self) -> None:
         async with self.keeping(elsewhere=frozenset({"replies"})) as (on, finishing):
-            on.doors.published.failures = [Disconnected("gone")]
+            on.brokers.published.failures = [Disconnected("gone")]
             on.hand_over("a", replyTo="replies", then={"mediationTarget": TARGET})
             await asyncio.sleep(5)
 
@@ -430,11 +430,11 @@ class TestChains:
                 {"mediationTarget": TARGET, "payload": 1},
                 {"id": "own", "mediationTarget": TARGET, "then": {"mediationTarget": TARGET}},
             ]
-            on.doors.published.takes = 0.5
+            on.brokers.published.takes = 0.5
             on.hand_over("a", then=steps)
             await asyncio.sleep(5)
 
-            first, second = on.doors.published.published["q"]
+            first, second = on.brokers.published.published["q"]
             key = first.dedup_key
             assert key is not None
             assert key.startswith("then-")
@@ -514,7 +514,7 @@ class TestChains:
             on.hand_over("a", then={"mediationTarget": TARGET, "delaySeconds": 60})
             await asyncio.sleep(5)
 
-            (item,) = on.doors.published.published["q"]
+            (item,) = on.brokers.published.published["q"]
             assert item.not_before == pytest.approx(WALL_AT_START + SETTLED + 60)
 
 
@@ -524,7 +524,7 @@ def at(seconds: float) -> str:
 
 @pytest.mark.rule("CMD-5")
 class TestEarlyArrivals:
-    async def test_one_is_given_back_for_what_is_left_and_no_attempt_is_used_up(self) -> None:
+    async def test_one_is_returned_for_what_is_left_and_no_attempt_is_used_up(self) -> None:
         async with running(pool()) as rig:
             await rig.publish(body("a", poolCode="P", notBefore=at(40)), body("b", poolCode="P"))
             await asyncio.sleep(60)
@@ -592,7 +592,7 @@ async def test_payloads_results_and_errors_are_never_logged(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     async with stage(replace(answer, body=answer.body or b'{"result": "hidden-2"}')) as on:
-        on.doors.published.failures = [Disconnected("gone")]
+        on.brokers.published.failures = [Disconnected("gone")]
         step = {"mediationTarget": TARGET, "payload": "hidden-3"}
         on.hand_over("a", payload={"x": "hidden-1"}, replyTo="replies", then=step)
         await asyncio.sleep(5)
@@ -611,10 +611,10 @@ async def test_the_callback_of_a_batch_is_sent_when_its_last_member_has_ended() 
     sender.script("refused", Reply(404))
     sender.script("deferred", Reply(200, b'{"ack":false,"delaySeconds":60}'))
     members = [publication(each) for each in ("quick", "slow", "refused", "deferred")]
-    async with BrokerRegistry(worker_id="test", dedup_window=300) as door:
-        opening = door.open_store(QUEUE)
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registered:
+        opening = registered.open_store(QUEUE)
         assert opening is not None
-        async with running(pool("P"), sender=sender, brokers=door) as rig, opening as store:
+        async with running(pool("P"), sender=sender, brokers=registered) as rig, opening as store:
             await store.open_batch("b", None, publication("callback"), members)
             await asyncio.sleep(60)
             before = list(sender.ids)

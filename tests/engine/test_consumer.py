@@ -38,8 +38,8 @@ LEASELESS = QueueConfig(name="q", uri="memory://q?lease=none")
 async def unpluggable(
     queue: QueueConfig = QUEUE, sender: FakeSender | None = None
 ) -> AsyncIterator[tuple[Rig, Unpluggable]]:
-    async with BrokerRegistry(worker_id="test", dedup_window=300) as door:
-        plug = Unpluggable(door)
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registered:
+        plug = Unpluggable(registered)
         async with running(pool("P"), sender=sender, brokers=plug, queues=(queue,)) as rig:
             yield rig, plug
 
@@ -407,12 +407,12 @@ async def test_several_connections_to_a_queue_without_group_lock_are_warned_of(
 @pytest.mark.rule("P5", "BRK-6")
 async def test_one_broken_queue_does_not_stop_the_others() -> None:
     other = QueueConfig(name="r", uri="memory://r")
-    async with BrokerRegistry(worker_id="test", dedup_window=300) as door:
-        plug = Unpluggable(door)
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registered:
+        plug = Unpluggable(registered)
         async with running(pool("P"), brokers=plug, queues=(QUEUE,)) as rig:
             await asyncio.sleep(1)
             plug.unplug()
-            rig.witness.door = door  # what is opened from now on works
+            rig.witness.brokers = registered  # what is opened from now on works
             await rig.apply(pool("P"), queues=(QUEUE, other))
             await rig.publish(*grouped("a"), queue=other)
             await asyncio.sleep(10)
@@ -506,7 +506,7 @@ async def test_what_cannot_be_read_is_free_at_once() -> None:
 
 
 @pytest.mark.rule("OPS-4", "P1")
-async def test_what_is_still_being_read_when_the_queue_is_stopped_is_given_back() -> None:
+async def test_what_is_still_being_read_when_the_queue_is_stopped_is_returned() -> None:
     queue, sender = ScriptedQueue(lease_seconds=30), FakeSender()
     async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
         await asyncio.sleep(1)

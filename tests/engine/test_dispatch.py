@@ -146,7 +146,7 @@ async def test_an_arrival_waits_for_the_nack_under_way_and_is_routed_as_new() ->
 
 
 @pytest.mark.rule("ROUTE-2", "ROUTE-5")
-async def test_a_waiting_arrival_that_finds_no_room_is_given_back() -> None:
+async def test_a_waiting_arrival_that_finds_no_room_is_returned() -> None:
     queue = ScriptedQueue(lease_seconds=300, takes={"nack": 4})
     sender = FakeSender(takes=1000, takes_for={"a": 1})
     sender.script("a", Reply(200, b'{"ack": false}'))
@@ -571,7 +571,7 @@ async def test_group_order_holds_although_a_pool_is_full_again_and_again(
 
 
 @pytest.mark.rule("ROUTE-5")
-async def test_without_a_group_lock_in_the_broker_what_does_not_fit_waits_in_the_intake() -> None:
+async def test_without_a_group_lock_in_the_broker_what_does_not_fit_waits_in_the_consumer() -> None:
     queue = ScriptedQueue(holds_groups=False, lease_seconds=30)
     sender = FakeSender(takes=5)
     async with running(pool("P", 1), pool("Q"), sender=sender, brokers=Scripted(q=queue)) as rig:
@@ -598,7 +598,7 @@ async def test_without_a_group_lock_in_the_broker_what_does_not_fit_waits_in_the
 
 
 @pytest.mark.rule("ROUTE-5", "OPS-4")
-async def test_what_waits_in_the_intake_is_given_back_in_order_when_it_stops() -> None:
+async def test_what_waits_in_the_consumer_is_returned_in_order_when_it_stops() -> None:
     queue = ScriptedQueue(holds_groups=False, lease_seconds=30)
     async with running(
         pool("P", 1), pool("Q"), sender=FakeSender(takes=50), brokers=Scripted(q=queue)

@@ -192,7 +192,9 @@ async def test_no_more_arrivals_wait_than_the_pool_has_room_for() -> None:
 
         assert p.queued == 50
         assert rig.sender.sent == [(0, "a")]
-        assert len(rig.manager.registry.tracker) <= 50 + 1 + 50  # one batch may wait at its intake
+        assert (
+            len(rig.manager.registry.tracker) <= 50 + 1 + 50
+        )  # one batch may wait at its consumer
 
 
 class TestRevival:
@@ -322,7 +324,7 @@ class TestRevival:
 
 @pytest.mark.rule("OPS-4")
 class TestAbort:
-    async def test_open_posts_are_ended_and_their_messages_given_back_with_their_mates(
+    async def test_open_posts_are_ended_and_their_messages_returned_with_their_mates(
         self,
     ) -> None:
         async with running(pool(), sender=FakeSender(takes=1000), queues=FREE) as rig:

@@ -142,7 +142,7 @@ async def test_an_extension_refused_for_now_leaves_the_lease_as_it_is() -> None:
 
 
 @pytest.mark.rule("BRK-5")
-async def test_what_has_lost_its_lease_is_not_given_back() -> None:
+async def test_what_has_lost_its_lease_is_not_returned() -> None:
     queue = ScriptedQueue(lease_seconds=30, unsettled={"h": lost("h")})
     sender = FakeSender(takes=15)
     sender.script("a", DEFER)
@@ -194,7 +194,7 @@ async def test_a_lease_that_ends_now_has_ended(is_last: bool) -> None:
 
 
 @pytest.mark.rule("BRK-5")
-async def test_what_fails_at_the_very_end_of_its_lease_is_not_given_back() -> None:
+async def test_what_fails_at_the_very_end_of_its_lease_is_not_returned() -> None:
     queue = ScriptedQueue(lease_seconds=30, unsettled={"h": not_now("h")})
     sender = FakeSender(takes=15)
     sender.script("a", DEFER)

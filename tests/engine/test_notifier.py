@@ -167,8 +167,8 @@ async def test_without_a_channel_nothing_is_gathered() -> None:
 async def test_a_consumer_is_told_of_when_it_is_restarted_and_when_it_receives_again() -> None:
     channel = FakeChannel()
     telling = notifier(channel)
-    async with BrokerRegistry(worker_id="test", dedup_window=300) as door:
-        brokers = Unpluggable(door)
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registered:
+        brokers = Unpluggable(registered)
         async with running(brokers=brokers) as rig:
             consumers = rig.manager.consumers
             await asyncio.sleep(1)

@@ -233,8 +233,8 @@ def test_whatever_happens_every_message_is_delivered_in_the_end(story: Story) ->
     sender = WatchfulSender(drawn={key: list(value) for key, value in story.answers.items()})
 
     async def run() -> None:
-        async with BrokerRegistry(worker_id="test", dedup_window=0.001) as door:
-            plug = Unpluggable(door)
+        async with BrokerRegistry(worker_id="test", dedup_window=0.001) as registered:
+            plug = Unpluggable(registered)
             async with checked(plug, sender, story) as rig:
                 await tell(story, rig, plug)
                 plug.plug_in()
@@ -262,8 +262,8 @@ def test_what_a_router_leaves_behind_when_it_ends_the_next_one_delivers(
     sender = WatchfulSender(drawn={key: list(value) for key, value in story.answers.items()})
 
     async def run() -> None:
-        async with BrokerRegistry(worker_id="test", dedup_window=0.001) as door:
-            plug = Unpluggable(door)
+        async with BrokerRegistry(worker_id="test", dedup_window=0.001) as registered:
+            plug = Unpluggable(registered)
             async with checked(plug, sender, story) as rig:
                 await tell(story, rig, plug)
                 await asyncio.sleep(more)

@@ -312,7 +312,7 @@ async def test_those_who_wait_behind_a_hanging_publish_hear_of_it() -> None:
 
 
 @pytest.mark.rule("P5")
-async def test_those_who_give_up_at_the_same_moment_hang_up_once() -> None:
+async def test_those_who_give_up_at_the_same_moment_close_once() -> None:
     queues = FakeQueues(takes=1e9)
 
     async with publishing_to(queues) as publishing, asyncio.TaskGroup() as callers:

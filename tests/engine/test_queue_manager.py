@@ -128,7 +128,7 @@ async def test_arrivals_for_a_group_that_a_draining_pool_holds_wait_and_keep_the
 
 
 @pytest.mark.rule("CFG-6", "ROUTE-5", "BRK-4")
-async def test_arrivals_that_waited_for_a_draining_pool_and_find_no_room_are_given_back() -> None:
+async def test_arrivals_that_waited_for_a_draining_pool_and_find_no_room_are_returned() -> None:
     sender = FakeSender(takes=1000, takes_for={"a": 30})
     async with running(pool("P"), pool("Q"), sender=sender, queues=(FREE_QUEUE,)) as rig:
         await rig.publish(*grouped("a"), queue=FREE_QUEUE)
@@ -204,7 +204,7 @@ async def test_a_replaced_consumer_ends_when_its_successor_adopts_what_it_held()
 
 
 @pytest.mark.rule("CFG-7", "ROUTE-2")
-async def test_an_arrival_that_waited_while_its_consumer_was_stopped_is_given_back() -> None:
+async def test_an_arrival_that_waited_while_its_consumer_was_stopped_is_returned() -> None:
     queue = ScriptedQueue(lease_seconds=30, takes={"nack": 5})
     (a,), (b,) = grouped("a", group="g"), grouped("b", group="h")
     async with running(
@@ -222,7 +222,7 @@ async def test_an_arrival_that_waited_while_its_consumer_was_stopped_is_given_ba
 
 
 @pytest.mark.rule("CFG-7", "ROUTE-2")
-async def test_arrivals_that_waited_while_their_consumer_was_stopped_are_all_given_back() -> None:
+async def test_arrivals_that_waited_while_their_consumer_was_stopped_are_all_returned() -> None:
     queue = ScriptedQueue(lease_seconds=30, takes={"nack": 5})
     (a,), (b,), (c,) = (grouped(each, group=each) for each in "abc")
     async with running(
@@ -269,7 +269,7 @@ async def test_without_a_queue_nothing_is_consumed() -> None:
 
 
 @pytest.mark.rule("CFG-9", "BRK-4")
-async def test_a_stopped_router_gives_back_what_is_queued_and_starts_again_at_once() -> None:
+async def test_a_stopped_router_returns_what_is_queued_and_starts_again_at_once() -> None:
     async with running(pool("P", 1), sender=FakeSender(takes=10)) as rig:
         await rig.publish(*grouped("a", "b"), body("c"))
         await asyncio.sleep(1)

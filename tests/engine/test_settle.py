@@ -271,7 +271,7 @@ async def test_a_malformed_message_that_cannot_be_removed_comes_again() -> None:
 
 
 @pytest.mark.rule("BRK-2", "DLQ-1", "BRK-4")
-async def test_a_malformed_message_that_cannot_be_kept_is_given_back_with_an_alarm() -> None:
+async def test_a_malformed_message_that_cannot_be_kept_is_returned_with_an_alarm() -> None:
     queue = ScriptedQueue(lease_seconds=30)
     async with scripted(queue) as rig:
         rig.letters.broken = True

@@ -204,7 +204,7 @@ async def test_what_waited_for_a_draining_pool_goes_back_and_starts_no_delivery(
 @pytest.mark.parametrize(
     "fault", [{"nack": StaleLease("too late")}, {"nack": Disconnected("gone")}]
 )
-async def test_messages_that_could_not_be_given_back_are_counted(
+async def test_messages_that_could_not_be_returned_are_counted(
     fault: dict[str, Exception],
 ) -> None:
     queue = ScriptedQueue(lease_seconds=30, failing=dict(fault))

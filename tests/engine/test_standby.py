@@ -186,9 +186,7 @@ async def test_a_lock_that_was_told_of_too_late_is_not_used() -> None:
 
 
 @pytest.mark.rule("CFG-9")
-async def test_at_two_thirds_of_the_ttl_it_gives_back_what_is_queued_and_settles_what_ends() -> (
-    None
-):
+async def test_at_two_thirds_of_the_ttl_it_returns_what_is_queued_and_settles_what_ends() -> None:
     sender = FakeSender(takes=8)
     async with router(LockServer(TTL), "one", pool("P", 2), sender=sender) as one:
         await asyncio.sleep(9)
@@ -427,9 +425,9 @@ async def test_what_waits_for_room_when_the_process_is_stopped_is_let_go() -> No
 async def test_a_router_that_ends_lets_the_next_one_work_within_a_second() -> None:
     server = LockServer(TTL)
     async with (
-        BrokerRegistry(worker_id="shared", dedup_window=300) as door,
-        router(server, "one", sender=FakeSender(takes=5), brokers=door) as one,
-        router(server, "two", brokers=door) as two,
+        BrokerRegistry(worker_id="shared", dedup_window=300) as brokers,
+        router(server, "one", sender=FakeSender(takes=5), brokers=brokers) as one,
+        router(server, "two", brokers=brokers) as two,
     ):
         await one.rig.publish(*grouped("a", "b"))
         await asyncio.sleep(1)

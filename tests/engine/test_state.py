@@ -295,8 +295,8 @@ async def test_nothing_is_ever_unaccounted_for_while_connections_break_and_targe
     for n in range(0, 60, 4):
         sender.script(str(n), REFUSED, Reply(400))
     async with running(pool("P", concurrency=4, rate_per_minute=600), sender=sender) as rig:
-        plug = Unpluggable(rig.witness.door)
-        rig.witness.door = plug
+        plug = Unpluggable(rig.witness.brokers)
+        rig.witness.brokers = plug
         reader, seen = RigReader(rig), set[int]()
         await rig.apply(pool("P", concurrency=4))
         for n in range(60):

@@ -86,7 +86,7 @@ class Target:
     def url(self) -> str:
         return f"{self.scheme}://localhost:{self.port}/hook"
 
-    def hang_up(self) -> None:
+    def close_all(self) -> None:
         """Close every connection, also idle ones."""
         for writer in self._writers:
             writer.close()
@@ -147,7 +147,7 @@ async def listening(
         yield target
     finally:
         server.close()
-        target.hang_up()
+        target.close_all()
         await until(lambda: target.open_connections == 0)
 
 

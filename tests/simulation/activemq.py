@@ -119,7 +119,7 @@ class ActiveMqServer:
         queue.ready.append(stored)
         self.push(queue)
 
-    def give_back(self, queue: StompQueue, stored: Stored, *, flagged: bool) -> None:
+    def requeue(self, queue: StompQueue, stored: Stored, *, flagged: bool) -> None:
         stored.redelivered = flagged
         queue.ready.append(stored)
         queue.ready.sort(key=lambda each: each.place)
@@ -145,7 +145,7 @@ class ActiveMqServer:
         unsettled = list(transport.unsettled.values())
         transport.unsettled.clear()
         for queue, stored in unsettled:
-            self.give_back(queue, stored, flagged=flagged)
+            self.requeue(queue, stored, flagged=flagged)
         for queue in self.queues.values():
             self.push(queue)
 

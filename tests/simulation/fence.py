@@ -103,7 +103,7 @@ class _WatchedBroker(PassingBroker):
 
     async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
         await self._fence.settling(self._process)
-        with self._fence.watching([handle], "give back") as settled:
+        with self._fence.watching([handle], "nack") as settled:
             await super().nack(handle, delay, tally, error=error)
             settled(())
 

@@ -47,7 +47,7 @@ class Surrounding(Protocol):
     def liveness(self, prefix: Path) -> Liveness: ...
     def jitter(self, low: float, high: float) -> float: ...
     def new_id(self) -> str: ...
-    def brokers(self, door: BrokerRegistry, process: Process) -> Opener: ...
+    def brokers(self, registered: BrokerRegistry, process: Process) -> Opener: ...
     def sender(self, process: Process) -> Sender: ...
     def letter_kept(self, content: bytes) -> None: ...
 
@@ -106,7 +106,7 @@ class SimRouter:
         self.is_ready = False
         self._world = world
         self._directory = directory
-        self._door: BrokerRegistry | None = None
+        self._brokers: BrokerRegistry | None = None
         self._file: Any = None  # the store under its port
 
     def start(self) -> None:
@@ -120,7 +120,7 @@ class SimRouter:
         self.is_ready = False
         if self._file is not None:
             self._file._connection.close()
-        adapters = [] if self._door is None else self._door._adapters.values()
+        adapters = [] if self._brokers is None else self._brokers._adapters.values()
         for adapter in adapters:
             if isinstance(adapter, SqliteQueues):
                 for file in adapter._files._open.values():
@@ -159,14 +159,14 @@ class SimRouter:
             )
             self._file = file
             self.store = SimStore(file, world)
-            door = self._door = BrokerRegistry(
+            registered = self._brokers = BrokerRegistry(
                 worker_id=self.process.name,
                 dedup_window=DEDUP_WINDOW,
                 machine=world.machine,
                 liveness=world.liveness,
             )
-            await stack.enter_async_context(door)
-            brokers = world.brokers(door, self.process)
+            await stack.enter_async_context(registered)
+            brokers = world.brokers(registered, self.process)
             mediator = Mediator(
                 world.sender(self.process),
                 breakers,

@@ -101,7 +101,7 @@ class RabbitServer:
             self._loop.call_later(found.ttl, self._expire, found, stored, context=self._context)
         self.push(found)
 
-    def give_back(self, queue: RabbitQueue, stored: Stored, *, flagged: bool = True) -> None:
+    def requeue(self, queue: RabbitQueue, stored: Stored, *, flagged: bool = True) -> None:
         stored.redelivered = flagged
         queue.ready.append(stored)
         queue.ready.sort(key=lambda each: each.place)
@@ -206,7 +206,7 @@ class SimLink:
             queues = set()
             for tag in tags:
                 queue, stored = self.unsettled.pop(tag)
-                self._server.give_back(queue, stored)
+                self._server.requeue(queue, stored)
                 queues.add(queue.name)
             for name in sorted(queues):
                 self._server.push(self._server.queues[name])
@@ -254,7 +254,7 @@ class SimLink:
         for queue in server.queues.values():
             queue.consumers = [each for each in queue.consumers if each.link is not self]
         for queue, stored in self.unsettled.values():
-            server.give_back(queue, stored, flagged=self._flagged)
+            server.requeue(queue, stored, flagged=self._flagged)
         names = sorted({queue.name for queue, _ in self.unsettled.values()})
         self.unsettled.clear()
         for name in names:

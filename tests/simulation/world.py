@@ -77,7 +77,7 @@ def run(plan: Plan) -> Result:
             world = World(plan, directory)
             return loop.run_until_complete(world.run())
         finally:
-            _bury(loop)
+            _close(loop)
             shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -104,7 +104,7 @@ def _freeze() -> None:
     gc.freeze()
 
 
-def _bury(loop: SimLoop) -> None:
+def _close(loop: SimLoop) -> None:
     """End what the killed processes left: coroutines that will never go on."""
     loop.close()
     for task in loop.tasks:
@@ -174,12 +174,12 @@ class World:
         self._ids += 1
         return f"new-{self._ids}"
 
-    def brokers(self, door: BrokerRegistry, process: Process) -> Opener:
+    def brokers(self, registered: BrokerRegistry, process: Process) -> Opener:
         if isinstance(self.server, NetworkedServer):
-            return self.server.brokers(self._fence.around(door, process))
+            return self.server.brokers(self._fence.around(registered, process))
         if self.plan.kind is Kind.SQLITE:
-            return self._fence.around(door, process)
-        return door
+            return self._fence.around(registered, process)
+        return registered
 
     def sender(self, process: Process) -> Sender:
         return SimSender(self._targets, self.oracle, process)

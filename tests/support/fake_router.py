@@ -57,7 +57,7 @@ class FakeRouter:
 def fake_router() -> Iterator[FakeRouter]:
     router = FakeRouter()
 
-    class Door(BaseHTTPRequestHandler):
+    class StandIn(BaseHTTPRequestHandler):
         def serve(self) -> None:
             parts = urlsplit(self.path)
             status, body = router.reply_to(
@@ -82,7 +82,7 @@ def fake_router() -> Iterator[FakeRouter]:
         def log_message(self, *_words: object) -> None:
             """Tests are quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
     router.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

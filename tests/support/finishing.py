@@ -1,4 +1,4 @@
-"""A door to queues that keep how a message ended, and publish in the transaction of the ACK."""
+"""Opens queues that keep how a message ended, and publish in the transaction of the ACK."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,17 +15,17 @@ from tests.support.passing import PassingBroker
 class Finishing:
     """Queues named `*` are in one database; `elsewhere` names those that are not."""
 
-    door: Brokers
+    brokers: Brokers
     elsewhere: frozenset[str] = frozenset()
     finished: list[Finish] = field(default_factory=list)
 
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
-        async with self.door.open_queue(queue) as broker:
+        async with self.brokers.open_queue(queue) as broker:
             yield FinishingBroker(broker, self)
 
     def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
-        return self.door.open_publisher(queue)
+        return self.brokers.open_publisher(queue)
 
 
 class FinishingBroker(PassingBroker):

@@ -50,14 +50,14 @@ class FakeLock:
             server.owner, server.fence = self.name, server.fence + 1
         if server.owner == self.name:
             server.refresh()
-        tenure = LockState(
+        state = LockState(
             holder=server.owner,
             is_ours=server.owner == self.name,
             fence=server.fence,
             age=now() - server.refreshed_at,
         )
         await asyncio.sleep(server.takes)
-        return tenure
+        return state
 
     async def renew(self, fence: int) -> bool:
         self._fail()

@@ -144,8 +144,8 @@ async def running(
         wall=_zero,
         tasks=tasks,
     )
-    async with BrokerRegistry(worker_id="test", dedup_window=300) as door:
-        witness = Witness(brokers or door)
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registered:
+        witness = Witness(brokers or registered)
         async with open_engine(
             Settings(**limits),
             mediator if handles is None else TaskMediator(handles, alerts, _zero),

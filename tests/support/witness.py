@@ -1,4 +1,4 @@
-"""A door to the brokers that remembers what was said through it."""
+"""Opens queues, and records the calls to them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -14,7 +14,7 @@ from tests.support.virtual_time import now
 
 @dataclass
 class Witness:
-    door: Brokers
+    brokers: Brokers
     acks: list[tuple[float, str]] = field(default_factory=list)  # when, which
     nacks: list[tuple[float, str, float]] = field(default_factory=list)  # when, which, for how long
     errors: dict[str, str] = field(default_factory=dict)  # the last that came with each
@@ -24,11 +24,11 @@ class Witness:
 
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
-        async with self.door.open_queue(queue) as broker:
+        async with self.brokers.open_queue(queue) as broker:
             yield Watched(broker, self)
 
     def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
-        return self.door.open_publisher(queue)
+        return self.brokers.open_publisher(queue)
 
 
 class Watched(PassingBroker):

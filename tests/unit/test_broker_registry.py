@@ -13,20 +13,20 @@ from router.ports import Brokers, Publication, QueueRefused
 pytestmark = pytest.mark.anyio
 
 
-def door() -> BrokerRegistry:
+def registered() -> BrokerRegistry:
     return BrokerRegistry(worker_id="worker-1", dedup_window=300.0)
 
 
 async def refusal_of(uri: str) -> str:
     with pytest.raises(QueueRefused) as refused:
-        async with door() as brokers, brokers.open_queue(QueueConfig(name="orders", uri=uri)):
+        async with registered() as brokers, brokers.open_queue(QueueConfig(name="orders", uri=uri)):
             pass
     return str(refused.value)
 
 
 @pytest.mark.rule("CFG-7")
-async def test_the_door_fits_its_port() -> None:
-    async with door() as brokers:
+async def test_the_registry_fits_its_port() -> None:
+    async with registered() as brokers:
         port: Brokers = brokers
 
         assert port.open_publisher(QueueConfig(name="orders", uri="memory://orders")) is not None
@@ -61,10 +61,10 @@ async def test_a_wrong_uri_is_refused_with_a_reason_and_without_its_secrets(
 
 
 @pytest.mark.rule("CFG-7")
-async def test_memory_queues_are_told_apart_by_name_and_shared_within_one_door() -> None:
+async def test_memory_queues_are_told_apart_by_name_and_shared_within_one_registry() -> None:
     message = Message(id="a", target="https://svc.example/")
     orders = QueueConfig(name="orders", uri="memory://orders")
-    async with door() as brokers, brokers.open_queue(orders) as broker:
+    async with registered() as brokers, brokers.open_queue(orders) as broker:
         publishing = brokers.open_publisher(orders)
         assert publishing is not None
         async with publishing as publisher:
@@ -80,7 +80,7 @@ async def test_memory_queues_are_told_apart_by_name_and_shared_within_one_door()
 @pytest.mark.rule("BRK-1")
 async def test_a_receive_gives_up_after_twenty_seconds() -> None:
     orders = QueueConfig(name="orders", uri="memory://orders")
-    async with door() as brokers, brokers.open_queue(orders) as broker:
+    async with registered() as brokers, brokers.open_queue(orders) as broker:
         batch = await broker.receive(1)
 
     assert not batch

@@ -111,7 +111,7 @@ def test_a_run_that_has_nothing_left_takes_nothing_out() -> None:
 
 
 @pytest.mark.rule("CFG-6", "P3")
-def test_latecomers_of_a_group_that_stays_queue_up_behind_the_others() -> None:
+def test_blocked_messages_of_a_group_that_stays_queue_up_behind_the_others() -> None:
     lane = lane_of(make_job("a"))
     late = make_job("b")
     lane.hold_back(late)

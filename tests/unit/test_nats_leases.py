@@ -11,7 +11,7 @@ LEASE = 30.0
 BODY = b"{}"
 
 
-class HoldingsMachine(RuleBasedStateMachine):
+class LeaseTableMachine(RuleBasedStateMachine):
     """Against the plainest model: every hand-over ever, and which one of a message was the last."""
 
     @initialize()
@@ -64,7 +64,7 @@ class HoldingsMachine(RuleBasedStateMachine):
         ]
 
 
-TestHoldings = pytest.mark.rule("BRK-3")(HoldingsMachine.TestCase)
+TestLeaseTable = pytest.mark.rule("BRK-3")(LeaseTableMachine.TestCase)
 
 
 @pytest.mark.rule("BRK-3")
@@ -93,7 +93,7 @@ def test_what_was_let_go_without_a_word_is_forgotten() -> None:
 
 
 @pytest.mark.rule("FIFO-1")
-def test_what_was_given_back_is_expected_until_it_is_handed_over_again() -> None:
+def test_what_was_returned_is_expected_until_it_is_handed_over_again() -> None:
     lease_table = LeaseTable("one")
     lease_table.nack(lease_table.take(7, "reply", BODY, 30.0), now=0.0, delay=1.0)
     before = lease_table.pending_retries.awaits_mates_of([BODY], now=1.0)

@@ -62,7 +62,7 @@ def test_what_comes_much_later_or_not_at_all_is_not_awaited(now: float, awaited:
 
 
 @pytest.mark.rule("FIFO-1")
-def test_what_was_given_back_again_is_awaited_at_its_new_time() -> None:
+def test_what_was_returned_again_is_awaited_at_its_new_time() -> None:
     pending_retries = PendingRetries()
     pending_retries.expect(1, body("g"), now=0.0, delay=1.0)
     pending_retries.came(1)
@@ -74,9 +74,9 @@ def test_what_was_given_back_again_is_awaited_at_its_new_time() -> None:
 
 @pytest.mark.rule("P4")
 @given(st.lists(st.tuples(KEYS, st.floats(0, 9), st.booleans()), max_size=20))
-def test_nothing_is_remembered_for_ever(given_back: list[tuple[int, float, bool]]) -> None:
+def test_nothing_is_remembered_for_ever(returned: list[tuple[int, float, bool]]) -> None:
     pending_retries = PendingRetries()
-    for key, delay, comes in given_back:
+    for key, delay, comes in returned:
         pending_retries.expect(key, body("g"), now=0.0, delay=delay)
         if comes:
             pending_retries.came(key)

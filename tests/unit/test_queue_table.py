@@ -116,7 +116,7 @@ def test_what_has_died_may_be_published_again_at_once(
 
 
 @pytest.mark.rule("WQ-10")
-def test_what_a_dead_worker_held_is_given_back_in_every_queue_and_in_order(
+def test_what_a_dead_worker_held_is_returned_in_every_queue_and_in_order(
     db: sqlite3.Connection, table: Queue
 ) -> None:
     other = table.but(worker_id="bert", audit=3600.0)

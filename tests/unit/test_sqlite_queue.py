@@ -31,10 +31,10 @@ async def test_delays_and_leases_end_at_their_instant(tmp_path: Path) -> None:
     instants = []
 
     machine = Machine(wall=loop.time, uptime=loop.time, boot_id="boot")
-    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0, machine=machine) as door:
-        publishing = door.open_publisher(queue)
+    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0, machine=machine) as brokers:
+        publishing = brokers.open_publisher(queue)
         assert publishing is not None
-        async with publishing as publisher, door.open_queue(queue) as broker:
+        async with publishing as publisher, brokers.open_queue(queue) as broker:
             await publisher.publish([Publication(message, b"a", "a")])
             (first,) = await broker.receive(1)
             await broker.nack(first.handle, 12, UNTRIED)
@@ -53,10 +53,10 @@ async def test_what_is_published_while_a_claim_takes_all_there_is_is_not_waited_
     queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db")
     message = Message(id="any", target="https://svc.example/")
     machine = Machine(wall=loop.time, uptime=loop.time, boot_id="boot")
-    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0, machine=machine) as door:
-        publishing = door.open_publisher(queue)
+    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0, machine=machine) as brokers:
+        publishing = brokers.open_publisher(queue)
         assert publishing is not None
-        async with publishing as publisher, door.open_queue(queue) as broker:
+        async with publishing as publisher, brokers.open_queue(queue) as broker:
             waiting = asyncio.create_task(broker.receive(1))
             await asyncio.sleep(1)  # so that it has looked for other processes' changes
             await publisher.publish([Publication(message, b"0")])
@@ -82,16 +82,16 @@ async def test_a_delay_that_was_written_a_year_ahead_ends_in_time_once_the_clock
     right = Machine(wall=loop.time, uptime=lambda: loop.time() + uptime_error, boot_id=boot_id)
     queue = QueueConfig(name="orders", uri=f"sqlite:///{tmp_path}/queue.db")
     message = Message(id="a", target="https://svc.example/")
-    async with BrokerRegistry(worker_id="anna", dedup_window=300.0, machine=wrong) as door:
-        publishing = door.open_publisher(queue)
+    async with BrokerRegistry(worker_id="anna", dedup_window=300.0, machine=wrong) as brokers:
+        publishing = brokers.open_publisher(queue)
         assert publishing is not None
-        async with publishing as publisher, door.open_queue(queue) as broker:
+        async with publishing as publisher, brokers.open_queue(queue) as broker:
             await publisher.publish([Publication(message, b"a", None)])
             (received,) = await broker.receive(1)
             await broker.nack(received.handle, 30, UNTRIED)
     async with (
-        BrokerRegistry(worker_id="bert", dedup_window=300.0, machine=right) as door,
-        door.open_queue(queue) as broker,
+        BrokerRegistry(worker_id="bert", dedup_window=300.0, machine=right) as brokers,
+        brokers.open_queue(queue) as broker,
     ):
         while not await broker.receive(1):
             assert loop.time() < 60

@@ -136,7 +136,7 @@ def test_a_parents_wish_is_followed(rule: SamplingRule, *, sampled: bool) -> Non
 @pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_a_parents_wish_can_be_overruled(ratio: float, *, sampled: bool) -> None:
+def test_a_parents_wish_can_be_overridden(ratio: float, *, sampled: bool) -> None:
     parent = Span(TRACE, SPAN, sampled)
 
     assert hand_over_span(

@@ -306,7 +306,7 @@ RETIRED = "SEMAPHORE_RELEASE_FAILED"
 
 
 @pytest.mark.rule("OPS-2")
-def test_every_code_is_spelled_as_it_is_named_and_none_is_retired() -> None:
+def test_every_code_is_spelled_as_it_is_named_and_none_is_obsolete() -> None:
     assert all(code.name == code.value for code in Code)
     assert RETIRED not in set(Code)
 

@@ -17,9 +17,9 @@ async def taken(lock: Lock, within: float = PATIENCE) -> LockState:
     """Ask until it is ours: a server that is new makes everybody wait for a TTL."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
-        tenure = await lock.acquire()
-        if tenure.is_ours:
-            return tenure
+        state = await lock.acquire()
+        if state.is_ours:
+            return state
         await asyncio.sleep(0.02)
     raise TimeoutError("the lock was not to be had")
 
@@ -99,9 +99,9 @@ async def test_nobody_releases_or_renews_what_another_one_has(one: Lock, two: Lo
 async def test_a_router_of_the_same_name_is_another_one(place: Place, one: Lock) -> None:
     await taken(one)
     async with place.lock("one", process="another") as twin:
-        tenure = await twin.acquire()
+        state = await twin.acquire()
 
-    assert (tenure.holder, tenure.is_ours) == ("one", False)
+    assert (state.holder, state.is_ours) == ("one", False)
 
 
 @pytest.mark.rule("CFG-9")

@@ -124,7 +124,7 @@ async def test_without_a_descriptor_for_its_second_address_no_host_is_blamed() -
 async def test_an_idle_connection_that_ends_wakes_nobody_again_and_again() -> None:
     async with listening() as target, curl() as loop:
         await loop.post(target.url, [], b"", 5)
-        target.hang_up()
+        target.close_all()
         await until(lambda: target.open_connections == 0)
 
         sockets = loop._sockets

@@ -298,7 +298,7 @@ async def test_a_reply_that_comes_before_the_request_was_read_counts() -> None:
 # --- no reply
 
 
-async def _hang_up(connection: Connection) -> None:
+async def _close(connection: Connection) -> None:
     await connection.read()
 
 
@@ -311,7 +311,7 @@ async def _reset(connection: Connection) -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        _hang_up,
+        _close,
         _reset,
         writing(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"),
         writing(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n"),
@@ -411,7 +411,7 @@ async def test_what_nobody_foresaw_is_an_answer_too() -> None:
 async def test_an_idle_connection_that_the_target_closed_does_no_harm() -> None:
     async with listening() as target, sending() as sender:
         await sender.send(message(target.url), 1, 5)
-        target.hang_up()
+        target.close_all()
         await until(lambda: target.open_connections == 0)
         answer = await sender.send(message(target.url), 1, 5)
 

@@ -294,7 +294,7 @@ async def test_an_address_is_checked_whenever_a_connection_is_made() -> None:
         names.known["bad.test"] = ("169.254.169.254", "fd00:ec2::254")
         age(loop._resolver._found["bad.test"], FRESH_SECONDS)
         reused = await loop.post(url, [], b"", 5)  # over the connection that was checked
-        target.hang_up()
+        target.close_all()
         await until(lambda: target.open_connections == 0)
         refused = await loop.post(url, [], b"", 5)
 

@@ -118,7 +118,7 @@ async def test_a_request_tells_its_target_without_the_query_and_how_it_ended() -
 
 
 @pytest.mark.rule("MED-1")
-async def test_what_was_given_back_says_so() -> None:
+async def test_what_was_returned_says_so() -> None:
     failed = replace(
         HAND_OVER,
         key=MessageKey("orders", "m-1", "digest"),  # its broker makes no ids
@@ -199,7 +199,7 @@ async def test_a_collector_that_refuses_is_complained_about_once(
         opened.ended(HAND_OVER)
         await until(lambda: opened.counts["failed"] == 6)
         collector.script = polite
-        collector.hang_up()
+        collector.close_all()
         opened.ended(HAND_OVER)
         await until(lambda: opened.counts["exported"] == 3)
 

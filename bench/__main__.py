@@ -24,7 +24,7 @@ from bench import (
     throughput,
 )
 from bench.contenders import peer
-from bench.report import Results, Table
+from bench.report import ReportTable, Results
 from bench.trial import Spoilt
 from router import runtime
 
@@ -41,10 +41,10 @@ every id, is then sent SIGTERM, and fails the benchmark if an id came twice, lat
 """
 
 
-def _throughput(given: argparse.Namespace) -> Table:
+def _throughput(given: argparse.Namespace) -> ReportTable:
     peers = [peer(command) for command in given.peer]
     return throughput.measure(
-        throughput.Wanted(
+        throughput.TrialOrder(
             messages=given.messages,
             groups=given.groups,
             rounds=given.rounds,
@@ -55,7 +55,7 @@ def _throughput(given: argparse.Namespace) -> Table:
     )
 
 
-PARTS: Final[Mapping[str, Callable[[argparse.Namespace], Table]]] = {
+PARTS: Final[Mapping[str, Callable[[argparse.Namespace], ReportTable]]] = {
     "engine": lambda given: engine.measure(given.messages, given.rounds),
     "instrumentation": lambda given: instrumentation.measure(given.messages, given.rounds),
     "scrape": lambda _: scrape.measure(),

@@ -10,7 +10,7 @@ from bench import brokers
 from bench.brokers import SETTINGS, Unavailable
 from bench.load import Load
 from bench.measure import spread
-from bench.report import Table, say
+from bench.report import ReportTable, say
 from bench.trial import fill
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
@@ -19,8 +19,8 @@ BATCH: Final = 50  # what the router asks for at most
 GROUPS: Final = 1_000
 
 
-def measure(names: Sequence[str], messages: int, rounds: int) -> Table:
-    table = Table("adapters", "A broker's adapter alone: receive and ACK", ("broker",))
+def measure(names: Sequence[str], messages: int, rounds: int) -> ReportTable:
+    table = ReportTable("adapters", "A broker's adapter alone: receive and ACK", ("broker",))
     for name in names:
         say(f"adapters: {name}")
         try:

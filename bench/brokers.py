@@ -33,7 +33,7 @@ class Unavailable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BenchPlace:
     """A broker that runs."""
 
     new_uri: Callable[[], str]  # of a queue that nobody has used
@@ -46,18 +46,18 @@ class Place:
 
 
 @contextmanager
-def _memory(_: Path) -> Iterator[Place]:
-    yield Place(lambda: "memory://orders", lives_in_router=True)
+def _memory(_: Path) -> Iterator[BenchPlace]:
+    yield BenchPlace(lambda: "memory://orders", lives_in_router=True)
 
 
 @contextmanager
-def _sqlite(folder: Path) -> Iterator[Place]:
+def _sqlite(folder: Path) -> Iterator[BenchPlace]:
     numbers = itertools.count(1)
-    yield Place(lambda: f"sqlite:///{folder}/queue-{next(numbers)}.db?queue=orders")
+    yield BenchPlace(lambda: f"sqlite:///{folder}/queue-{next(numbers)}.db?queue=orders")
 
 
 @contextmanager
-def _nats(folder: Path) -> Iterator[Place]:
+def _nats(folder: Path) -> Iterator[BenchPlace]:
     with nats.NatsServer(nats.current(), folder).running() as server:
         streams = (f"BENCH{number}" for number in itertools.count(1))
 
@@ -66,26 +66,26 @@ def _nats(folder: Path) -> Iterator[Place]:
             asyncio.run(nats.add_stream(server.port, stream))
             return f"nats://{server.address}/?stream={stream}"
 
-        yield Place(new_stream, {"NATS_SERVERS": f"nats://{server.address}"})
+        yield BenchPlace(new_stream, {"NATS_SERVERS": f"nats://{server.address}"})
 
 
 @contextmanager
-def _sqs(folder: Path) -> Iterator[Place]:
+def _sqs(folder: Path) -> Iterator[BenchPlace]:
     os.environ.update(sqs.ENV)  # this process publishes
     with sqs.ministack(folder).running() as server:
         env = {**sqs.ENV, **_SHORT_POLLS, "SQS_ENDPOINT_OVERRIDE": server.url}
-        yield Place(lambda: server.new_queue(fifo=True, visibility=60), env, most=SQS_MOST)
+        yield BenchPlace(lambda: server.new_queue(fifo=True, visibility=60), env, most=SQS_MOST)
 
 
 @contextmanager
-def _postgresql(_: Path) -> Iterator[Place]:
+def _postgresql(_: Path) -> Iterator[BenchPlace]:
     numbers = itertools.count(1)
     with postgres.postgres_server() as server:
-        yield Place(lambda: f"{server.url}?queue=orders-{next(numbers)}")
+        yield BenchPlace(lambda: f"{server.url}?queue=orders-{next(numbers)}")
 
 
 @contextmanager
-def _pgmq(_: Path) -> Iterator[Place]:
+def _pgmq(_: Path) -> Iterator[BenchPlace]:
     numbers = itertools.count(1)
     with postgres.postgres_server() as server:
         server.install_pgmq()
@@ -95,26 +95,26 @@ def _pgmq(_: Path) -> Iterator[Place]:
             server.add_pgmq_queue(name)
             return f"{server.pgmq_url}?queue={name}"
 
-        yield Place(new_queue)
+        yield BenchPlace(new_queue)
 
 
 @contextmanager
-def _rabbitmq(_: Path) -> Iterator[Place]:
+def _rabbitmq(_: Path) -> Iterator[BenchPlace]:
     numbers = itertools.count(1)
     with rabbitmq.rabbit_server() as server:
         env = {"RABBITMQ_URL": server.url}
-        yield Place(lambda: f"{server.url}?queue=orders-{next(numbers)}&type=classic", env)
+        yield BenchPlace(lambda: f"{server.url}?queue=orders-{next(numbers)}&type=classic", env)
 
 
 @contextmanager
-def _activemq(folder: Path) -> Iterator[Place]:
+def _activemq(folder: Path) -> Iterator[BenchPlace]:
     numbers = itertools.count(1)
     with activemq.ActiveMqServer(folder).running() as server:
         env = {"ACTIVEMQ_BROKER_URL": f"stomp://{server.address}"}
-        yield Place(lambda: f"{server.url}/orders-{next(numbers)}", env)
+        yield BenchPlace(lambda: f"{server.url}/orders-{next(numbers)}", env)
 
 
-BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[Place]]]] = {
+BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[BenchPlace]]]] = {
     "memory": _memory,
     "SQLite": _sqlite,
     "NATS": _nats,
@@ -127,7 +127,7 @@ BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[Place]]]] = 
 
 
 @contextmanager
-def running(name: str) -> Iterator[Place]:
+def running(name: str) -> Iterator[BenchPlace]:
     """Raises Unavailable."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         try:

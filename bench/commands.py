@@ -19,7 +19,7 @@ from bench import brokers
 from bench.brokers import Unavailable
 from bench.engine import drain
 from bench.measure import spread
-from bench.report import Table, say
+from bench.report import ReportTable, say
 from bench.sink import new_sink
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.message import DEFAULT_POOL, Message, parse
@@ -43,18 +43,18 @@ PAYLOAD: Final = {"text": "x" * 989}  # 1 kB of JSON
 
 
 @dataclass(frozen=True)
-class Case:
+class CommandCase:
     fields: Mapping[str, object] = field(default_factory=dict)
     answer: bytes = b'{"ack":true}'
     in_batch: bool = False
 
 
 CASES: Final = {
-    PLAIN: Case(),
-    "payload of 1 kB": Case({"payload": PAYLOAD}),
-    "reply": Case({"replyTo": "replies"}),
-    "reply with a result": Case({"replyTo": "replies"}, b'{"result":{"sum":3}}'),
-    "member of a batch": Case(in_batch=True),
+    PLAIN: CommandCase(),
+    "payload of 1 kB": CommandCase({"payload": PAYLOAD}),
+    "reply": CommandCase({"replyTo": "replies"}),
+    "reply with a result": CommandCase({"replyTo": "replies"}, b'{"result":{"sum":3}}'),
+    "member of a batch": CommandCase(in_batch=True),
 }
 SENT: Final = (PLAIN, "payload of 1 kB")  # measured with nginx as the target, too
 
@@ -77,9 +77,9 @@ class FixedReply:
         return self._reply
 
 
-def measure(names: Sequence[str], messages: int, rounds: int) -> Table:
+def measure(names: Sequence[str], messages: int, rounds: int) -> ReportTable:
     title = "Payloads, replies and batches: engine and queue"
-    table = Table("commands", title, ("broker", "message"))
+    table = ReportTable("commands", title, ("broker", "message"))
     for name in BROKERS:
         if name not in names:
             continue
@@ -99,7 +99,7 @@ def measure(names: Sequence[str], messages: int, rounds: int) -> Table:
 
 
 def _round(
-    place: brokers.Place, url: str, messages: int, number: int
+    place: brokers.BenchPlace, url: str, messages: int, number: int
 ) -> Mapping[tuple[str, str], float]:
     """Return what each case costs, by its name and the URL of the target, if there is one."""
     say(f"commands, round {number}")
@@ -110,7 +110,7 @@ def _round(
     return costs
 
 
-async def _cost(queue: QueueConfig, case: Case, target: str, total: int) -> float:
+async def _cost(queue: QueueConfig, case: CommandCase, target: str, total: int) -> float:
     """Return the CPU microseconds of a message from the queue to its end."""
     settings, alerts = Settings(), Alerts(WarningBook(), time.time)
     replies = QueueConfig(name="replies", uri=f"{queue.uri}-replies")
@@ -131,7 +131,7 @@ async def _cost(queue: QueueConfig, case: Case, target: str, total: int) -> floa
 
 
 async def _publish(
-    registry: Brokers, queue: QueueConfig, case: Case, target: str, total: int
+    registry: Brokers, queue: QueueConfig, case: CommandCase, target: str, total: int
 ) -> None:
     fields = {"mediationTarget": target or "http://127.0.0.1/hook", **case.fields}
     bodies = [msgspec.json.encode({"id": f"m-{n}", **fields}) for n in range(total)]

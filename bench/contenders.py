@@ -18,7 +18,7 @@ from typing import Final
 
 from bench.brokers import NOTHING
 from bench.load import pool_code
-from bench.measure import Watched
+from bench.measure import WatchedProcess
 from bench.sink import free_port
 from router.core.config import QueueConfig
 
@@ -47,7 +47,7 @@ def peer(command: str) -> Contender:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ContenderJob:
     """What a contender is given to do."""
 
     folder: Path  # for its state and its log
@@ -69,8 +69,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    process: Watched
+class RunningContender:
+    process: WatchedProcess
     port: int
     seconds_to_ready: float
     has_ended: Callable[[], bool]
@@ -81,13 +81,15 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(contender: Contender, job: Job) -> Iterator[Running]:
+def running(contender: Contender, job: ContenderJob) -> Iterator[RunningContender]:
     """Start it, and stop it as an operator would. Only our router is waited for."""
     port, started = free_port(), time.monotonic()
     process = _start(contender, job, port)
     try:
         seconds = _until_ready(process, port, started) if contender is ROUTER else 0.0
-        yield Running(Watched(process.pid), port, seconds, lambda: process.poll() is not None)
+        yield RunningContender(
+            WatchedProcess(process.pid), port, seconds, lambda: process.poll() is not None
+        )
     except Exception as error:
         error.add_note(f"{contender.name}: {_tail(job)}")
         raise
@@ -95,7 +97,7 @@ def running(contender: Contender, job: Job) -> Iterator[Running]:
         _stop(process)
 
 
-def _start(contender: Contender, job: Job, port: int) -> "subprocess.Popen[bytes]":
+def _start(contender: Contender, job: ContenderJob, port: int) -> "subprocess.Popen[bytes]":
     config = job.folder / "routing.json"
     config.write_text(json.dumps(job.document()))
     given = {"{config}": config.as_uri(), "{port}": str(port), "{queue}": job.queue.uri}
@@ -136,9 +138,9 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _log(job: Job) -> Path:
+def _log(job: ContenderJob) -> Path:
     return job.folder / "contender.log"
 
 
-def _tail(job: Job) -> str:
+def _tail(job: ContenderJob) -> str:
     return _log(job).read_text(errors="replace")[-2000:]

@@ -8,7 +8,7 @@ from typing import Final
 from bench import brokers
 from bench.contenders import ROUTER
 from bench.load import Load
-from bench.report import Table, say
+from bench.report import ReportTable, say
 from bench.sink import new_sink
 from bench.trial import trial
 
@@ -43,8 +43,8 @@ CURVES: Final[Mapping[str, Mapping[int, Point]]] = {
 }
 
 
-def measure(rounds: int, largest_backlog: int) -> Table:
-    table = Table(
+def measure(rounds: int, largest_backlog: int) -> ReportTable:
+    table = ReportTable(
         "curves",
         f"CPU per message when there are many of everything ({BROKER} queue, one thing varied)",
         ("of", "number"),

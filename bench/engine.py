@@ -14,7 +14,7 @@ from types import coroutine
 import uvloop
 
 from bench.measure import spread
-from bench.report import Table, say
+from bench.report import ReportTable, say
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.job import Fate
 from router.core.message import Handle, Message, ReceivedMessage, Tally
@@ -110,7 +110,7 @@ class OneQueue:
         return None
 
 
-class Accepting:
+class AcceptingSender:
     """A target that accepts everything at once."""
 
     async def send(
@@ -202,7 +202,7 @@ async def cost(total: int, groups: int, pools: int) -> float:
     warm_up = max(pools, total // 10)
     total += warm_up
     queue = MadeUpQueue(total, groups, pools)
-    async with engine(OneQueue(queue), Accepting(), pools):
+    async with engine(OneQueue(queue), AcceptingSender(), pools):
         while queue.acked < warm_up:  # noqa: ASYNC110  an event would be looked at for each message
             await asyncio.sleep(LOOK_SECONDS)
         before, done = time.process_time(), queue.acked
@@ -213,14 +213,14 @@ async def cost(total: int, groups: int, pools: int) -> float:
     return spent / (total - done) * 1e6
 
 
-def measure(messages: int, rounds: int) -> Table:
+def measure(messages: int, rounds: int) -> ReportTable:
     cases = [(groups, 1) for groups in GROUPS] + [(1_000, pools) for pools in POOLS[1:]]
     found: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
     for number in range(rounds):
         say(f"engine, round {number + 1} of {rounds}")
         for case in cases:
             found[case].append(uvloop.run(cost(messages, *case)))
-    table = Table("engine", "The engine alone: no HTTP, no broker", ("groups", "pools"))
+    table = ReportTable("engine", "The engine alone: no HTTP, no broker", ("groups", "pools"))
     for (groups, pools), costs in found.items():
         table.add((f"{groups:,}", f"{pools:,}"), {"CPU µs": spread(costs)})
     return table

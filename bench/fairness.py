@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench import brokers
-from bench.brokers import Place, Unavailable
+from bench.brokers import BenchPlace, Unavailable
 from bench.contenders import ROUTER
 from bench.load import Load
 from bench.measure import percentile
-from bench.report import Table, say
+from bench.report import ReportTable, say
 from bench.sink import Sink, new_sink
 from bench.trial import Trial, trial
 
@@ -26,7 +26,7 @@ AT_ONCE: Final = {"MESSAGE_ROUTER_SHUTDOWN_TIMEOUT": "1s"}  # the slow ones need
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FairnessCase:
     name: str
     slow_messages: int
     slow_groups: int
@@ -34,14 +34,14 @@ class Case:
 
 
 CASES: Final = (
-    Case("no slow target", 0, 1, 1),
-    Case("slow target, in its own pool", IN_OWN_POOL, IN_OWN_POOL, 1),
-    Case("slow target, a group of the same pool", IN_SAME_POOL, 1, 0),
+    FairnessCase("no slow target", 0, 1, 1),
+    FairnessCase("slow target, in its own pool", IN_OWN_POOL, IN_OWN_POOL, 1),
+    FairnessCase("slow target, a group of the same pool", IN_SAME_POOL, 1, 0),
 )
 
 
-def measure(messages: int, rounds: int) -> Table:
-    table = Table(
+def measure(messages: int, rounds: int) -> ReportTable:
+    table = ReportTable(
         "fairness",
         f"Fast messages ({RATE:.0f}/s, many groups) beside a target that takes 30 s per call",
         ("beside",),
@@ -88,7 +88,7 @@ def _figures(waits: Sequence[float], alone: float) -> Figures:
 
 
 @contextmanager
-def _running(case: Case, place: Place) -> Iterator[Trial]:
+def _running(case: FairnessCase, place: BenchPlace) -> Iterator[Trial]:
     with (
         new_sink(own=True) as sink,
         trial(
@@ -105,7 +105,7 @@ def _running(case: Case, place: Place) -> Iterator[Trial]:
         yield run
 
 
-def _slow(case: Case, sink: Sink) -> Load:
+def _slow(case: FairnessCase, sink: Sink) -> Load:
     return Load(
         messages=case.slow_messages,
         groups=case.slow_groups,

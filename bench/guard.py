@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from bench.engine import ACCEPTED, QUEUE, Accepting, MadeUpQueue, OneQueue, body, engine
+from bench.engine import ACCEPTED, QUEUE, AcceptingSender, MadeUpQueue, OneQueue, body, engine
 from router.brokers import BrokerRegistry
 from router.core.message import Message, parse
 from router.core.outcome import Answer, Reply
@@ -81,13 +81,13 @@ class Count:
 async def _made_up(groups: int, pools: int) -> Effort:
     """Everything goes well, at both ends."""
     queue, count = MadeUpQueue(MESSAGES, groups, pools), Count()
-    async with engine(OneQueue(queue), Accepting(), pools):
+    async with engine(OneQueue(queue), AcceptingSender(), pools):
         with count:
             await queue.done.wait()
     return count.effort(MESSAGES)
 
 
-class RefusingSome(Accepting):
+class RefusingSome(AcceptingSender):
     """A target that wants every fifth message again, a second later."""
 
     def __init__(self, done: asyncio.Event) -> None:

@@ -13,9 +13,9 @@ from types import ModuleType
 
 import uvloop
 
-from bench.engine import Accepting, MadeUpQueue, OneQueue, engine
+from bench.engine import AcceptingSender, MadeUpQueue, OneQueue, engine
 from bench.measure import spread
-from bench.report import Table, say
+from bench.report import ReportTable, say
 from router.core.job import Fate, Job, Try
 from router.core.outcome import Metric
 from router.core.stats import Counts, Deliveries
@@ -88,7 +88,7 @@ async def cost(messages: int, *, instruments: bool) -> float:
     with ExitStack() as places:
         for place in () if instruments else PLACES:
             places.enter_context(replaced(*place))
-        async with engine(OneQueue(queue), Accepting(), POOLS, journal):
+        async with engine(OneQueue(queue), AcceptingSender(), POOLS, journal):
             places.close()
             before = time.process_time()
             await queue.done.wait()
@@ -96,7 +96,7 @@ async def cost(messages: int, *, instruments: bool) -> float:
     return spent / messages * 1e6
 
 
-def measure(messages: int, rounds: int) -> Table:
+def measure(messages: int, rounds: int) -> ReportTable:
     say("instrumentation")
     pairs = [_pair(messages) for _ in range(PAIRS * rounds + 1)][1:]  # the first one warms up
     rows = {
@@ -106,7 +106,7 @@ def measure(messages: int, rounds: int) -> Table:
         "its tries": [_each(lambda: (*(), Try(1.5, 2.5 - 1.5, 200, None)))],
         "its span": [_each(_new_span)],
     }
-    table = Table(
+    table = ReportTable(
         "instrumentation",
         "Counting, timing and remembering, metrics on, traces off",
         ("what",),

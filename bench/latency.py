@@ -16,11 +16,11 @@ import aiohttp
 import uvloop
 
 from bench import brokers
-from bench.brokers import Place, Unavailable, publisher
-from bench.contenders import ROUTER, Job, Running, running
+from bench.brokers import BenchPlace, Unavailable, publisher
+from bench.contenders import ROUTER, ContenderJob, RunningContender, running
 from bench.load import Load
 from bench.measure import Spread, percentile
-from bench.report import Table, say
+from bench.report import ReportTable, say
 from router.core.config import QueueConfig
 from router.ports import Publication
 
@@ -35,17 +35,17 @@ Publish = Callable[[Publication], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class LatencyCase:
     broker: str
     bound_ms: float
     through_api: bool = False
 
 
-CASES: Final[Mapping[str, Case]] = {
-    "SQLite, published by the router": Case("SQLite", 10.0, through_api=True),
-    "SQLite, published by another process": Case("SQLite", 100.0),
-    "NATS": Case("NATS", 5.0),
-    "PostgreSQL": Case("PostgreSQL", 10.0),
+CASES: Final[Mapping[str, LatencyCase]] = {
+    "SQLite, published by the router": LatencyCase("SQLite", 10.0, through_api=True),
+    "SQLite, published by another process": LatencyCase("SQLite", 100.0),
+    "NATS": LatencyCase("NATS", 5.0),
+    "PostgreSQL": LatencyCase("PostgreSQL", 10.0),
 }
 
 
@@ -68,8 +68,8 @@ class Listener(asyncio.Protocol):
             self._transport.write(_ACCEPTED)
 
 
-def measure(samples: int) -> Table:
-    table = Table(
+def measure(samples: int) -> ReportTable:
+    table = ReportTable(
         "latency",
         "An idle router, one message: from publish to the first byte of the POST",
         ("queue",),
@@ -87,17 +87,19 @@ def measure(samples: int) -> Table:
     return table
 
 
-def _measure_case(table: Table, name: str, case: Case, place: Place, samples: int) -> None:
+def _measure_case(
+    table: ReportTable, name: str, case: LatencyCase, place: BenchPlace, samples: int
+) -> None:
     queue = place.new_queue()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        job = Job(folder=Path(folder), queue=queue, env=place.env)
+        job = ContenderJob(folder=Path(folder), queue=queue, env=place.env)
         with running(ROUTER, job) as router:
             waits = uvloop.run(_through(case, queue, router, samples))
     _add(table, name, waits, {"p99 wanted": case.bound_ms})
 
 
 def _add(
-    table: Table, name: str, waits: Sequence[float], bounds: Mapping[str, float] = NO_BOUND
+    table: ReportTable, name: str, waits: Sequence[float], bounds: Mapping[str, float] = NO_BOUND
 ) -> None:
     shares = {f"ms p{share}": percentile(waits, share / 100) for share in (50, 90, 99)}
     figures = {**shares, "ms worst": max(waits), **bounds}
@@ -128,7 +130,9 @@ async def _kept(samples: int) -> list[float]:
     return waits
 
 
-async def _through(case: Case, queue: QueueConfig, router: Running, samples: int) -> list[float]:
+async def _through(
+    case: LatencyCase, queue: QueueConfig, router: RunningContender, samples: int
+) -> list[float]:
     async with _line(case, queue, router) as publish:
         return await _sample(publish, samples)
 
@@ -156,7 +160,9 @@ async def _one(publish: Publish, item: Publication, arrivals: "asyncio.Queue[flo
 
 
 @asynccontextmanager
-async def _line(case: Case, queue: QueueConfig, router: Running) -> AsyncIterator[Publish]:
+async def _line(
+    case: LatencyCase, queue: QueueConfig, router: RunningContender
+) -> AsyncIterator[Publish]:
     if not case.through_api:
         async with publisher(queue) as line:
             yield lambda item: line.publish([item])

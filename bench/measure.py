@@ -34,7 +34,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedProcess:
     """A process with all its children."""
 
     pid: int

@@ -34,7 +34,7 @@ class Counter:
         self._log.write(f"{time.time():.3f} {_text(header)} {_text(url)}\n")
 
 
-class Connection(asyncio.Protocol):
+class SinkConnection(asyncio.Protocol):
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._unread = b""
@@ -81,7 +81,7 @@ async def main(port: int, log: Path) -> None:
         counter = Counter(lines)
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
-            lambda: Connection(counter), "127.0.0.1", port, backlog=4096
+            lambda: SinkConnection(counter), "127.0.0.1", port, backlog=4096
         )
         await server.serve_forever()
 

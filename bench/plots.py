@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.measure import Spread
-from bench.report import Row, Table, number
+from bench.report import ReportRow, ReportTable, number
 
 COLOURS: Final = ("#1f6feb", "#8b949e", "#bf8700", "#cf222e", "#8250df", "#1a7f37")
 BAR_INCHES: Final = 0.32
@@ -18,13 +18,13 @@ CPU: Final = "CPU µs"
 LIMIT: Final = "limit"
 
 
-def draw(table: Table, folder: Path) -> list[str]:
+def draw(table: ReportTable, folder: Path) -> list[str]:
     """The names of the images that were made; none if there is nothing to see."""
     painter = _PAINTERS.get(table.name)
     return painter(table, folder) if painter and table.rows else []
 
 
-def _throughput(table: Table, folder: Path) -> list[str]:
+def _throughput(table: ReportTable, folder: Path) -> list[str]:
     ours = [row for row in table.rows if not row.labels[1].startswith(LIMIT)]
     latencies = [column for column in table.columns if column.startswith("ms p")]
     fixed, full = latencies[:2], latencies[2:]
@@ -42,29 +42,29 @@ def _throughput(table: Table, folder: Path) -> list[str]:
     ]
 
 
-def _sender(table: Table, folder: Path) -> list[str]:
+def _sender(table: ReportTable, folder: Path) -> list[str]:
     return [_save(folder, "sender", [_bars(table.rows, [CPU], "CPU µs per POST")])]
 
 
-def _latency(table: Table, folder: Path) -> list[str]:
+def _latency(table: ReportTable, folder: Path) -> list[str]:
     columns = ["ms p50", "ms p99", "p99 wanted"]
     painted = _bars(table.rows, columns, "milliseconds (logarithmic)", log=True)
     return [_save(folder, "latency", [painted])]
 
 
-def _fairness(table: Table, folder: Path) -> list[str]:
+def _fairness(table: ReportTable, folder: Path) -> list[str]:
     painted = _bars(table.rows, ["ms p50", "ms p99"], "fast messages: publish to answer, ms")
     return [_save(folder, "fairness", [painted])]
 
 
-def _curves(table: Table, folder: Path) -> list[str]:
+def _curves(table: ReportTable, folder: Path) -> list[str]:
     whats = list(dict.fromkeys(row.labels[0] for row in table.rows))
     cpu = [_line(_rows_of(table, what), what, CPU) for what in whats]
     memory = [_line(_rows_of(table, what), what, "peak MiB") for what in whats[:2]]
     return [_save(folder, "curves", cpu, per_row=3), _save(folder, "memory", memory, per_row=2)]
 
 
-_PAINTERS: Final[Mapping[str, Callable[[Table, Path], list[str]]]] = {
+_PAINTERS: Final[Mapping[str, Callable[[ReportTable, Path], list[str]]]] = {
     "throughput": _throughput,
     "sender": _sender,
     "latency": _latency,
@@ -75,7 +75,9 @@ _PAINTERS: Final[Mapping[str, Callable[[Table, Path], list[str]]]] = {
 Painter = tuple[float, Callable[[Axes], None]]  # inches high, and what is painted
 
 
-def _bars(rows: Sequence[Row], columns: Sequence[str], title: str, *, log: bool = False) -> Painter:
+def _bars(
+    rows: Sequence[ReportRow], columns: Sequence[str], title: str, *, log: bool = False
+) -> Painter:
     def paint(axes: Axes) -> None:
         height = 0.8 / len(columns)
         for place_in_row, column in enumerate(columns):
@@ -109,7 +111,7 @@ def _bars(rows: Sequence[Row], columns: Sequence[str], title: str, *, log: bool 
     return 1.0 + BAR_INCHES * len(rows) * max(len(columns) * 0.7, 1), paint
 
 
-def _line(rows: Sequence[Row], what: str, column: str) -> Painter:
+def _line(rows: Sequence[ReportRow], what: str, column: str) -> Painter:
     def paint(axes: Axes) -> None:
         figures = [row.figures[column] for row in rows]
         names = [row.labels[-1] for row in rows]
@@ -135,18 +137,18 @@ def _save(folder: Path, name: str, painters: Sequence[Painter], per_row: int = 1
     return path.name
 
 
-def _decade_below(rows: Iterable[Row], columns: Iterable[str]) -> float:
+def _decade_below(rows: Iterable[ReportRow], columns: Iterable[str]) -> float:
     """Where bars begin that have no zero to begin at."""
     seen = [row.figures[name].low for name in columns for row in rows if name in row.figures]
     smallest: float = 10.0 ** math.floor(math.log10(min(seen)))
     return smallest
 
 
-def _with(rows: Iterable[Row], column: str) -> list[tuple[int, Row]]:
+def _with(rows: Iterable[ReportRow], column: str) -> list[tuple[int, ReportRow]]:
     return [(place, row) for place, row in enumerate(rows) if column in row.figures]
 
 
-def _rows_of(table: Table, what: str) -> list[Row]:
+def _rows_of(table: ReportTable, what: str) -> list[ReportRow]:
     return [row for row in table.rows if row.labels[0] == what]
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from bench import brokers
-from bench.contenders import ROUTER, Job, Running, running
+from bench.contenders import ROUTER, ContenderJob, RunningContender, running
 from bench.measure import spread
-from bench.report import Table, say
+from bench.report import ReportTable, say
 
 IDLE_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 2.0  # what starting still has to do
 
 
-def measure(rounds: int) -> Table:
+def measure(rounds: int) -> ReportTable:
     say("process: start and idle")
     starts = []
     for _ in range(rounds):
@@ -28,15 +28,15 @@ def measure(rounds: int) -> Table:
         time.sleep(IDLE_SECONDS)
         share = (router.process.cpu_seconds - before) / IDLE_SECONDS * 100
         resident = router.process.resident_mib
-    table = Table("process", "The process (SQLite queue)", ("what",))
+    table = ReportTable("process", "The process (SQLite queue)", ("what",))
     table.add(("start to ready",), {"seconds": spread(starts)})
     table.add(("idle",), {"% of a core": spread([share]), "MiB": spread([resident])})
     return table
 
 
 @contextmanager
-def _router() -> Iterator[Running]:
+def _router() -> Iterator[RunningContender]:
     with brokers.running("SQLite") as place, tempfile.TemporaryDirectory() as folder:
-        job = Job(folder=Path(folder), queue=place.new_queue())
+        job = ContenderJob(folder=Path(folder), queue=place.new_queue())
         with running(ROUTER, job) as router:
             yield router

@@ -26,19 +26,19 @@ def say(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     labels: Sequence[str]
     figures: Mapping[str, Spread]
 
 
 @dataclass(slots=True)
-class Table:
+class ReportTable:
     """What one part of the benchmark found."""
 
     name: str  # of its image and in the JSON file
     title: str
     labels: Sequence[str]  # of the first columns
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ReportRow] = field(default_factory=list)
     note: str = ""
 
     @property
@@ -47,7 +47,7 @@ class Table:
         return list(dict.fromkeys(name for row in self.rows for name in row.figures))
 
     def add(self, labels: Sequence[str], figures: Mapping[str, Spread]) -> None:
-        self.rows.append(Row(labels, figures))
+        self.rows.append(ReportRow(labels, figures))
 
     def add_rounds(self, labels: Sequence[str], rounds: Sequence[Mapping[str, float]]) -> None:
         """Add a row with the spread of each figure over the rounds."""
@@ -63,7 +63,7 @@ class Table:
         return [[*self.labels, *columns], *filled]
 
 
-def text(table: Table) -> str:
+def text(table: ReportTable) -> str:
     """For a terminal."""
     cells = table.cells()
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -77,7 +77,7 @@ def text(table: Table) -> str:
     return "\n".join([table.title, *lines, *([table.note] if table.note else [])])
 
 
-def markdown(table: Table, images: Sequence[str] = ()) -> str:
+def markdown(table: ReportTable, images: Sequence[str] = ()) -> str:
     heading, *lines = table.cells()
     rule = ["---"] * len(table.labels) + ["---:"] * (len(heading) - len(table.labels))
     rows = [f"| {' | '.join(cells)} |" for cells in (heading, rule, *lines)]
@@ -91,9 +91,9 @@ class Results:
     """Everything that was found, as it is kept in a file."""
 
     machine: Mapping[str, str]
-    tables: Sequence[Table]
+    tables: Sequence[ReportTable]
 
-    def updated(self, newer: Iterable[Table]) -> "Results":
+    def updated(self, newer: Iterable[ReportTable]) -> "Results":
         """With the newer tables in the place of older ones of the same name."""
         tables = {each.name: each for each in (*self.tables, *newer)}
         return Results(machine(), list(tables.values()))

@@ -18,7 +18,7 @@ from pathlib import Path
 import uvloop
 
 from bench.measure import Spread, spread
-from bench.report import Table, say
+from bench.report import ReportTable, say
 from bench.sink import new_sink
 from router.main import open_router, serve
 from router.settings import Settings
@@ -75,8 +75,8 @@ class Ticker:
             passed, spent = now, used
 
 
-def measure() -> Table:
-    table = Table("scrape", "Scrapes and health checks under load", ("pools", "call"))
+def measure() -> ReportTable:
+    table = ReportTable("scrape", "Scrapes and health checks under load", ("pools", "call"))
     for pools in POOLS:
         say(f"scrape: {pools:,} pools")
         with tempfile.TemporaryDirectory() as folder, new_sink() as sink:
@@ -84,7 +84,7 @@ def measure() -> Table:
     return table
 
 
-async def _watch(table: Table, pools: int, folder: Path, target: str) -> None:
+async def _watch(table: ReportTable, pools: int, folder: Path, target: str) -> None:
     ticker = Ticker()
     async with _running(pools, folder) as url:
         feed = await _start(FEED, f"{url}/messages?queue=load", target, str(pools))

@@ -9,7 +9,7 @@ from typing import Final
 import uvloop
 
 from bench import references
-from bench.report import Table, say
+from bench.report import ReportTable, say
 from bench.sink import Sink, new_sink
 from router.core.message import Message, parse
 from router.core.outcome import Reply
@@ -25,8 +25,8 @@ Figures = Mapping[str, float]
 Contender = Callable[[Sink, int], references.Limit | None]
 
 
-def measure(messages: int, rounds: int) -> Table:
-    table = Table("sender", f"One POST, {IN_FLIGHT} in flight", ("protocol", "by"))
+def measure(messages: int, rounds: int) -> ReportTable:
+    table = ReportTable("sender", f"One POST, {IN_FLIGHT} in flight", ("protocol", "by"))
     for protocol, contenders in _CONTENDERS.items():
         found: defaultdict[str, list[Figures]] = defaultdict(list)
         for number in range(rounds):

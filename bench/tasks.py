@@ -13,7 +13,7 @@ import uvloop
 
 from bench.engine import drain
 from bench.measure import TICKS, spread
-from bench.report import Table, say
+from bench.report import ReportTable, say
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.message import DEFAULT_POOL, parse
 from router.core.warnings import WarningBook
@@ -39,7 +39,7 @@ EXECUTORS: Final = {
 }
 
 
-def measure(messages: int, rounds: int) -> Table:
+def measure(messages: int, rounds: int) -> ReportTable:
     once = messages // 20  # a process each
     cases = {"process, once": once, "process, serve": messages, "handler": messages}
     found: dict[str, list[tuple[float, float]]] = {case: [] for case in cases}
@@ -47,7 +47,7 @@ def measure(messages: int, rounds: int) -> Table:
         say(f"processes, round {number + 1} of {rounds}")
         for case, total in cases.items():
             found[case].append(uvloop.run(_cost(case, total)))
-    table = Table("processes", "Tasks on this machine (SQLite queue)", ("task",))
+    table = ReportTable("processes", "Tasks on this machine (SQLite queue)", ("task",))
     for case, figures in found.items():
         costs, rates = zip(*figures, strict=True)
         table.add((case,), {"CPU µs": spread(costs), "tasks/s": spread(rates)})

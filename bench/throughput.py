@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench import brokers, references
-from bench.brokers import Place, Unavailable
+from bench.brokers import BenchPlace, Unavailable
 from bench.contenders import ROUTER, Contender
 from bench.load import Load
 from bench.measure import percentile
-from bench.report import Table, say
+from bench.report import ReportTable, say
 from bench.sink import new_sink
 from bench.trial import Trial, trial
 
@@ -26,7 +26,7 @@ Figures = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TrialOrder:
     messages: int
     groups: int
     rounds: int
@@ -35,8 +35,8 @@ class Wanted:
     ids_in_url: bool = False
 
 
-def measure(wanted: Wanted) -> Table:
-    table = Table(
+def measure(wanted: TrialOrder) -> ReportTable:
+    table = ReportTable(
         "throughput",
         f"Queue to target: {wanted.messages:,} messages waiting, {wanted.groups:,} groups",
         ("broker", "by"),
@@ -51,7 +51,7 @@ def measure(wanted: Wanted) -> Table:
     return table
 
 
-def _measure_broker(table: Table, wanted: Wanted, broker: str, place: Place) -> None:
+def _measure_broker(table: ReportTable, wanted: TrialOrder, broker: str, place: BenchPlace) -> None:
     found: defaultdict[str, list[Figures]] = defaultdict(list)
     contenders = [each for each in (ROUTER, *wanted.contenders) if _runs_on(each, broker)]
     for number in range(wanted.rounds):
@@ -79,7 +79,7 @@ def _limit() -> dict[str, Figures]:
     return {} if limit is None else {WRK: {"messages/s": limit.rate, CPU: limit.cpu_us}}
 
 
-def _trial(wanted: Wanted, contender: Contender, place: Place) -> Figures:
+def _trial(wanted: TrialOrder, contender: Contender, place: BenchPlace) -> Figures:
     limits = (wanted.messages, contender.messages, place.most)
     messages = min(limit for limit in limits if limit is not None)
     with new_sink() as target:
@@ -105,7 +105,7 @@ def _trial(wanted: Wanted, contender: Contender, place: Place) -> Figures:
     }
 
 
-def _latency(run: Trial, wanted: Wanted, messages: int, rate: float | None) -> list[float]:
+def _latency(run: Trial, wanted: TrialOrder, messages: int, rate: float | None) -> list[float]:
     """In milliseconds."""
     load = Load(
         messages=messages,

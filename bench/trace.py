@@ -35,7 +35,7 @@ ANSWER: Final = b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"ack":true}'
 Function = tuple[str, str]  # the path of its file in router/, and its name
 
 
-class Recorder:
+class CallRecorder:
     """Collects the functions that are entered, in all threads, while it is on."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Recorder:
             self.seen.add((str(path), code.co_qualname))
 
 
-class Gate:
+class BrokerGate:
     """Lets the router receive from its queue when it is told to, until that brings something."""
 
     def __init__(self, brokers: BrokerRegistry) -> None:
@@ -90,7 +90,7 @@ class Gated:
         self._broker.stop()
 
 
-class Target(asyncio.Protocol):
+class AcceptingTarget(asyncio.Protocol):
     """Accepts everything."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -101,10 +101,10 @@ class Target(asyncio.Protocol):
             self._transport.write(ANSWER)
 
 
-async def trace(recorder: Recorder, folder: str) -> set[Function]:
+async def trace(recorder: CallRecorder, folder: str) -> set[Function]:
     """Return the functions that every message passes."""
     queue = QueueConfig(name="q", uri=f"sqlite:///{folder}/queue.db?queue=q")
-    server = await asyncio.get_running_loop().create_server(Target, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(AcceptingTarget, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     roads: list[set[Function]] = []
     async with (
@@ -112,7 +112,7 @@ async def trace(recorder: Recorder, folder: str) -> set[Function]:
         BrokerRegistry(worker_id="trace", dedup_window=0.0) as brokers,
         HttpSender(TargetPolicy()) as sender,
     ):
-        opened, gate = brokers.open_publisher(queue), Gate(brokers)
+        opened, gate = brokers.open_publisher(queue), BrokerGate(brokers)
         if opened is None:
             raise SystemExit("queue files cannot be published to")
         async with opened as publisher, engine(gate, sender, 1, queue=queue) as manager:
@@ -135,7 +135,7 @@ def main() -> None:
     options = argparse.ArgumentParser(prog="./dev trace", description="Follow one message.")
     options.add_argument("-v", "--verbose", action="store_true", help="name the functions")
     given = options.parse_args()
-    recorder = Recorder()
+    recorder = CallRecorder()
     threading.setprofile(recorder)
     sys.setprofile(recorder)
     with TemporaryDirectory() as folder:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from bench.brokers import NOTHING, Place, left_in, publisher
-from bench.contenders import CONCURRENCY, Contender, Job, Running, running
+from bench.brokers import NOTHING, BenchPlace, left_in, publisher
+from bench.contenders import CONCURRENCY, Contender, ContenderJob, RunningContender, running
 from bench.load import Load
 from bench.sink import Sink
 from router.core.config import QueueConfig
@@ -30,7 +30,7 @@ class Spoilt(Exception):
     """A trial went wrong: its figures mean nothing, and the benchmark fails."""
 
 
-class Line(Protocol):
+class TrialLine(Protocol):
     """A way into the queue."""
 
     async def publish(self, items: Sequence[Publication]) -> object: ...
@@ -47,9 +47,9 @@ class Pace:
 @dataclass(slots=True)
 class Trial:
     sink: Sink
-    place: Place
+    place: BenchPlace
     queue: QueueConfig
-    contender: Running
+    contender: RunningContender
     sent: list[Load]
     _seen_before: int
 
@@ -108,16 +108,16 @@ class Trial:
         return published
 
     @asynccontextmanager
-    async def _line(self) -> AsyncIterator[Line]:
+    async def _line(self) -> AsyncIterator[TrialLine]:
         if self.place.lives_in_router:
-            yield Api(f"{self.contender.url}/messages?queue={self.queue.name}")
+            yield ApiLine(f"{self.contender.url}/messages?queue={self.queue.name}")
             return
         async with publisher(self.queue) as line:
             yield line
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class ApiLine:
     """The router's own way of publishing."""
 
     url: str
@@ -136,7 +136,7 @@ class Api:
 @contextmanager
 def trial(
     contender: Contender,
-    place: Place,
+    place: BenchPlace,
     sink: Sink,
     backlog: Load,
     *,
@@ -154,7 +154,7 @@ def trial(
     if not place.lives_in_router:
         asyncio.run(fill(queue, backlog))
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        job = Job(
+        job = ContenderJob(
             folder=Path(folder),
             queue=queue,
             env={**place.env, **env},
@@ -172,7 +172,7 @@ async def fill(queue: QueueConfig, load: Load) -> None:
         await _publish(line, load)
 
 
-async def _publish(line: Line, load: Load) -> None:
+async def _publish(line: TrialLine, load: Load) -> None:
     for first in range(0, load.messages, CHUNK):
         await line.publish(load.publications(first, first + CHUNK))
 

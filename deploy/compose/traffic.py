@@ -20,7 +20,7 @@ GROUPS: Final = 20
 TIMEOUT: Final = 10.0
 
 
-class Router:
+class TrafficClient:
     """The two calls that are needed here."""
 
     def __init__(self, url: str, login: str) -> None:
@@ -49,7 +49,7 @@ def make_messages(target: str) -> Iterator[dict[str, str]]:
         }
 
 
-def send_for_ever(router: Router, target: str, rate: int) -> None:
+def send_for_ever(router: TrafficClient, target: str, rate: int) -> None:
     """One batch for each queue a second."""
     messages = make_messages(target)
     while True:
@@ -68,7 +68,7 @@ def main() -> None:
     options.add_argument("--rate", type=int, default=5, help="messages a second for each queue")
     given = options.parse_args()
     login = f"{os.environ['AUTH_BASIC_USERNAME']}:{os.environ['AUTH_BASIC_PASSWORD']}"
-    send_for_ever(Router(given.router, login), given.target, given.rate)
+    send_for_ever(TrafficClient(given.router, login), given.target, given.rate)
 
 
 if __name__ == "__main__":

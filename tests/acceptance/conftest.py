@@ -7,7 +7,7 @@ import pytest
 
 from tests.acceptance.site import Site
 from tests.outbound.config.service import ConfigService
-from tests.outbound.servers import Target, listening
+from tests.outbound.servers import LoopbackTarget, listening
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def site(tmp_path: Path) -> Site:
 
 
 @pytest.fixture
-async def target() -> AsyncIterator[Target]:
+async def target() -> AsyncIterator[LoopbackTarget]:
     """One that accepts everything."""
     async with listening() as polite:
         yield polite

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.targets import Gate, id_of, ids, message
-from tests.outbound.servers import Connection, Target
+from tests.outbound.servers import Connection, LoopbackTarget
 
 BATCH = 1000  # messages in one call of the API
 
@@ -31,7 +31,7 @@ async def publish_all(router: RouterProcess, messages: Sequence[dict[str, object
         await router.publish(messages[start : start + BATCH])
 
 
-async def stop_at_the_first(router: RouterProcess, gate: Gate, target: Target) -> int:
+async def stop_at_the_first(router: RouterProcess, gate: Gate, target: LoopbackTarget) -> int:
     """Stop the router while it delivers the first of five messages of a group. Return its code."""
     await router.publish([message(f"m{n}", target, group="g") for n in range(5)])
     await eventually(lambda: ids(target) == ["m0"])
@@ -42,7 +42,7 @@ async def stop_at_the_first(router: RouterProcess, gate: Gate, target: Target) -
 
 
 @dataclass
-class Accepting:
+class AcceptingTargets:
     """A target that takes 10 ms for each request."""
 
     accepted: list[str] = field(default_factory=list)

@@ -5,14 +5,14 @@ import json
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.outbound.servers import Connection, Request, Script, Target
+from tests.outbound.servers import Connection, LoopbackTarget, Script, TargetRequest
 
 MEBIBYTE: Final = 1024 * 1024
 
 
 def message(
     message_id: str,
-    target: Target,
+    target: LoopbackTarget,
     *,
     pool: str | None = None,
     group: str | None = None,
@@ -25,12 +25,12 @@ def message(
     }
 
 
-def id_of(request: Request) -> str:
+def id_of(request: TargetRequest) -> str:
     message_id: str = json.loads(request.body)["messageId"]
     return message_id
 
 
-def ids(target: Target) -> list[str]:
+def ids(target: LoopbackTarget) -> list[str]:
     """Of every request that it has had, in order."""
     return [id_of(request) for request in target.requests]
 

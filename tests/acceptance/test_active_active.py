@@ -28,7 +28,7 @@ KILLS = ((1000, 1), (3500, 2), (6000, 1))  # after so many are accepted; who
 
 
 @dataclass
-class Recorder:
+class SharedRecorder:
     """A target that notes what it accepts, and whether two of a group were ever open at once."""
 
     accepted: list[str] = field(default_factory=list)
@@ -72,7 +72,9 @@ class Fleet:
         return [await router.stop() for router in self.routers.values()]
 
 
-async def run_and_kill(site: Site, recorder: Recorder, is_empty: Callable[[], bool]) -> list[int]:
+async def run_and_kill(
+    site: Site, recorder: SharedRecorder, is_empty: Callable[[], bool]
+) -> list[int]:
     """Deliver all of it while one after the other is killed; answer how they ended."""
     async with (
         listening(recorder.script) as target,
@@ -91,7 +93,7 @@ async def run_and_kill(site: Site, recorder: Recorder, is_empty: Callable[[], bo
         return await fleet.stop()
 
 
-def judge(recorder: Recorder, codes: list[int]) -> None:
+def judge(recorder: SharedRecorder, codes: list[int]) -> None:
     assert firsts_in_order(recorder.accepted, GROUPS, PER_GROUP)
     assert recorder.overlaps == []
     assert codes == [0, 0, 0]
@@ -100,7 +102,7 @@ def judge(recorder: Recorder, codes: list[int]) -> None:
 @pytest.mark.rule("P1", "P3")
 async def test_three_routers_share_a_queue_file(site: Site) -> None:
     site.configure(POOL)
-    recorder = Recorder()
+    recorder = SharedRecorder()
 
     codes = await run_and_kill(site, recorder, lambda: not site.unsettled())
 
@@ -118,7 +120,7 @@ def postgres() -> Iterator[PostgresServer]:
 async def test_three_routers_share_a_postgresql_queue(site: Site, postgres: PostgresServer) -> None:
     site.configure_queue(f"{postgres.url}?queue=orders", POOL, visibilityTimeout=3)
     left = "SELECT count(*) FROM message_router.queue_messages WHERE finished_at IS NULL"
-    recorder = Recorder()
+    recorder = SharedRecorder()
 
     codes = await run_and_kill(site, recorder, lambda: postgres.sql(left) == "0")
     workers = postgres.sql("SELECT count(DISTINCT worker_id) FROM message_router.queue_messages")
@@ -133,7 +135,7 @@ async def test_three_routers_share_a_pgmq_queue(site: Site, postgres: PostgresSe
     postgres.add_pgmq_queue("orders")
     uri = f"{postgres.pgmq_url}?queue=orders&fifo=true"
     site.configure_queue(uri, POOL, visibilityTimeout=3)
-    recorder = Recorder()
+    recorder = SharedRecorder()
 
     codes = await run_and_kill(
         site, recorder, lambda: postgres.sql("SELECT count(*) FROM pgmq.q_orders") == "0"
@@ -154,7 +156,7 @@ async def test_three_routers_share_an_sqs_fifo_queue(site: Site, stand_in: SqsSe
     site.configure_queue(url, POOL, visibilityTimeout=15, connections=2)
     site.settings |= sqs.ENV
     site.settings["MESSAGE_ROUTER_SQS_WAIT_TIME_SECONDS"] = "2"
-    recorder = Recorder()
+    recorder = SharedRecorder()
 
     codes = await run_and_kill(site, recorder, lambda: stand_in.counts(url) == (0, 0))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.load import (
-    Accepting,
+    AcceptingTargets,
     are_all_there,
     firsts_in_order,
     load,
@@ -54,7 +54,7 @@ async def test_killed_under_load_it_loses_nothing_and_keeps_every_group_in_order
     site: Site, server: ActiveMqServer, queue: None
 ) -> None:
     del queue
-    accepting = Accepting()
+    accepting = AcceptingTargets()
     async with listening(accepting.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:
@@ -80,7 +80,7 @@ async def test_a_broker_that_restarts_under_load_costs_neither_a_message_nor_the
     site: Site, server: ActiveMqServer, queue: None
 ) -> None:
     del queue
-    accepting = Accepting()
+    accepting = AcceptingTargets()
     async with listening(accepting.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:

@@ -13,7 +13,7 @@ from tests.acceptance.targets import (
     message,
     resetting,
 )
-from tests.outbound.servers import Script, Target, answering, listening, writing
+from tests.outbound.servers import LoopbackTarget, Script, answering, listening, writing
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -34,7 +34,7 @@ TRIED_AGAIN = {
 @pytest.mark.rule("MED-2", "MED-3")
 @pytest.mark.parametrize("bad", TRIED_AGAIN.values(), ids=TRIED_AGAIN.keys())
 async def test_a_target_that_does_not_answer_is_tried_again(
-    site: Site, target: Target, bad: Script
+    site: Site, target: LoopbackTarget, bad: Script
 ) -> None:
     site.configure(BAD_POOL, GOOD_POOL)
     async with listening(first(bad)) as broken, site.router() as router:
@@ -47,7 +47,9 @@ async def test_a_target_that_does_not_answer_is_tried_again(
 
 
 @pytest.mark.rule("P5")
-async def test_while_one_target_hangs_another_pool_goes_on(site: Site, target: Target) -> None:
+async def test_while_one_target_hangs_another_pool_goes_on(
+    site: Site, target: LoopbackTarget
+) -> None:
     site.configure({**BAD_POOL, "timeoutMs": 60_000}, GOOD_POOL)
     async with listening(hanging) as stuck, site.router() as router:
         await router.publish([message(f"bad{n}", stuck, pool="BAD") for n in range(5)])
@@ -61,7 +63,9 @@ async def test_while_one_target_hangs_another_pool_goes_on(site: Site, target: T
 
 
 @pytest.mark.rule("MED-1", "P4")
-async def test_a_reply_of_ten_megabytes_is_taken_by_its_status(site: Site, target: Target) -> None:
+async def test_a_reply_of_ten_megabytes_is_taken_by_its_status(
+    site: Site, target: LoopbackTarget
+) -> None:
     site.configure(BAD_POOL, GOOD_POOL)
     async with listening(flooding) as flood, site.router() as router:
         await router.publish([message("big", flood, pool="BAD"), message("m", target, pool="GOOD")])
@@ -74,7 +78,7 @@ async def test_a_reply_of_ten_megabytes_is_taken_by_its_status(site: Site, targe
 
 @pytest.mark.rule("MED-1", "BRK-4")
 async def test_a_redirect_is_not_followed_and_the_message_comes_again(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     moved = f"HTTP/1.1 302 Found\r\nLocation: {target.url}\r\nContent-Length: 0\r\n\r\n"
     site.configure(BAD_POOL)
@@ -101,7 +105,9 @@ async def test_a_target_that_asks_for_time_gets_it(site: Site) -> None:
 
 
 @pytest.mark.rule("MED-4", "OPS-3")
-async def test_a_dead_target_opens_its_own_circuit_and_no_other(site: Site, target: Target) -> None:
+async def test_a_dead_target_opens_its_own_circuit_and_no_other(
+    site: Site, target: LoopbackTarget
+) -> None:
     site.configure({**BAD_POOL, "concurrency": 20}, GOOD_POOL)
     async with listening(resetting) as dead, site.router() as router:
         await router.publish(

@@ -15,7 +15,7 @@ import pytest
 from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, id_of, ids
-from tests.outbound.servers import Connection, Script, Target, listening
+from tests.outbound.servers import Connection, LoopbackTarget, Script, listening
 from tests.support.servers.postgres import PostgresServer, postgres_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -52,7 +52,9 @@ class Bus:
     def replies(self) -> str:
         return f"{self.domain}__replies"
 
-    def configure(self, target: Target, pool: dict[str, object] = POOL, **options: object) -> None:
+    def configure(
+        self, target: LoopbackTarget, pool: dict[str, object] = POOL, **options: object
+    ) -> None:
         document = self.site.folder / "routing.json"
         document.write_bytes(self.document(target.url, pool, **options))
         self.site.settings["MESSAGE_ROUTER_CONFIG_URL"] = document.as_uri()
@@ -122,7 +124,7 @@ def command(command_id: str, **fields: object) -> dict[str, object]:
 @asynccontextmanager
 async def worker(
     bus: Bus, script: Script | None = None, pool: dict[str, object] = POOL, **options: object
-) -> AsyncIterator[tuple[RouterProcess, Target]]:
+) -> AsyncIterator[tuple[RouterProcess, LoopbackTarget]]:
     """A router that takes commands of this bus to a target."""
     async with listening(script) if script else listening() as target:
         bus.configure(target, pool, **options)
@@ -362,7 +364,7 @@ async def test_a_command_without_a_route_is_archived_and_kept_with_the_reason(bu
 
 @pytest.mark.rule("CFG-5")
 async def test_a_queue_that_does_not_exist_is_told_and_stops_no_other(
-    bus: Bus, target: Target
+    bus: Bus, target: LoopbackTarget
 ) -> None:
     bus.configure(target)
     document = bus.site.folder / "routing.json"
@@ -379,7 +381,7 @@ async def test_a_queue_that_does_not_exist_is_told_and_stops_no_other(
 
 
 @pytest.mark.rule("OPS-5")
-async def test_the_token_of_a_route_is_shown_to_nobody(bus: Bus, target: Target) -> None:
+async def test_the_token_of_a_route_is_shown_to_nobody(bus: Bus, target: LoopbackTarget) -> None:
     bus.configure(target)
 
     async with bus.site.router() as router:

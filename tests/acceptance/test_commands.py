@@ -12,7 +12,7 @@ from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import MEBIBYTE, Gate, id_of, ids
 from tests.acceptance.test_processes import shell, task, write_executors
-from tests.outbound.servers import Connection, Target, listening
+from tests.outbound.servers import Connection, LoopbackTarget, listening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -33,7 +33,7 @@ def configure(site: Site, **more: Any) -> None:
     site.configure(POOL, replyQueues=[replies], **more)
 
 
-def chain(target: Target, depth: int) -> dict[str, Any]:
+def chain(target: LoopbackTarget, depth: int) -> dict[str, Any]:
     """A message with so many steps behind each other."""
     step: dict[str, Any] = {"mediationTarget": target.url}
     for _ in range(depth):
@@ -126,7 +126,9 @@ async def test_what_is_due_later_waits_and_what_is_urgent_goes_first(site: Site)
 
 
 @pytest.mark.rule("CMD-10", "CFG-5")
-async def test_schedules_run_and_a_wrong_one_stops_no_other(site: Site, target: Target) -> None:
+async def test_schedules_run_and_a_wrong_one_stops_no_other(
+    site: Site, target: LoopbackTarget
+) -> None:
     message = {"mediationTarget": target.url}
     good = {"name": "tick", "queue": "orders", "everySeconds": 1, "message": message}
     wrong = {
@@ -158,7 +160,7 @@ async def test_schedules_run_and_a_wrong_one_stops_no_other(site: Site, target: 
 
 @pytest.mark.rule("CMD-1", "CMD-3", "CMD-4", "CMD-5", "CMD-11", "P1")
 async def test_bad_input_is_refused_with_its_reason_and_nothing_is_published(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     configure(site)
     good = {"id": "m", "mediationTarget": target.url}
@@ -202,7 +204,7 @@ async def test_bad_input_is_refused_with_its_reason_and_nothing_is_published(
 
 @pytest.mark.rule("CMD-1", "CMD-3", "CMD-11", "DLQ-1", "P1")
 async def test_bad_input_that_arrives_is_delivered_or_kept_with_its_reason(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     configure(site)
     good = {"mediationTarget": target.url}

@@ -9,7 +9,7 @@ from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, ids, message
 from tests.outbound.config.service import ConfigService, answer
-from tests.outbound.servers import Target, listening
+from tests.outbound.servers import LoopbackTarget, listening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -51,7 +51,7 @@ async def test_without_a_configuration_it_gives_up_after_its_attempts(
 
 @pytest.mark.rule("CFG-2", "CFG-3")
 async def test_it_keeps_running_on_the_last_good_document_when_the_service_fails_later(
-    site: Site, configured: ConfigService, target: Target
+    site: Site, configured: ConfigService, target: LoopbackTarget
 ) -> None:
     site.settings["MESSAGE_ROUTER_SYNC_INTERVAL"] = "1s"
     async with site.router() as router:
@@ -105,7 +105,7 @@ async def test_a_hangup_signal_reloads(site: Site, configured: ConfigService) ->
 
 @pytest.mark.rule("CFG-5")
 async def test_a_document_that_would_remove_every_queue_is_refused(
-    site: Site, configured: ConfigService, target: Target
+    site: Site, configured: ConfigService, target: LoopbackTarget
 ) -> None:
     async with site.router() as router:
         configured.reply = document(site, queues=())
@@ -139,7 +139,7 @@ async def test_what_waits_in_a_pool_that_is_removed_is_delivered_all_the_same(
 
 @pytest.mark.rule("CFG-7")
 async def test_queues_come_and_go_while_the_others_run_on(
-    site: Site, configured: ConfigService, target: Target
+    site: Site, configured: ConfigService, target: LoopbackTarget
 ) -> None:
     async with site.router() as router:
         configured.reply = document(site, queues=("orders", "extra"))

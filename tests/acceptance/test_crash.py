@@ -21,7 +21,7 @@ BETWEEN_KILLS = 300  # deliveries
 
 
 @dataclass
-class Moody:
+class SlowTarget:
     """A target that now and then fails, or asks for a little time."""
 
     accepted: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Moody:
 async def test_killed_five_times_under_load_it_loses_nothing_and_keeps_every_group_in_order(
     site: Site,
 ) -> None:
-    moody = Moody()
+    moody = SlowTarget()
     in_flight: set[str] = set()
     site.configure({"code": "LOAD", "concurrency": 10})
     async with listening(moody.script) as target:

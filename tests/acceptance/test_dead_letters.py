@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import MEBIBYTE, first, ids, message
-from tests.outbound.servers import Target, listening, writing
+from tests.outbound.servers import LoopbackTarget, listening, writing
 from tests.support.old_letters import make_old_file, old_letters
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -26,7 +26,7 @@ MALFORMED = (
 
 @pytest.mark.rule("BRK-2", "DLQ-1", "P5")
 async def test_bodies_that_are_no_messages_are_kept_and_block_nothing(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     site.configure()
     await site.publish_raw("orders", *MALFORMED)

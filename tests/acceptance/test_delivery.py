@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import ids, message
-from tests.outbound.servers import Connection, Request, Target, listening
+from tests.outbound.servers import Connection, LoopbackTarget, TargetRequest, listening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -22,7 +22,7 @@ HEADERS_OF_THEIR_OWN = {"traceparent", "webhook-timestamp", "webhook-signature"}
 
 @pytest.mark.rule("MED-1", "P1")
 async def test_the_request_on_the_wire_is_the_one_that_was_promised(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     site.configure()
     sent = {
@@ -61,7 +61,7 @@ async def test_the_request_on_the_wire_is_the_one_that_was_promised(
     assert_signed(signed, request)
 
 
-def assert_signed(signed: dict[str, str], request: Request) -> None:
+def assert_signed(signed: dict[str, str], request: TargetRequest) -> None:
     content = f"{request.headers['webhook-id']}.{signed['webhook-timestamp']}.".encode()
     key = base64.b64decode(SECRET.removeprefix("whsec_"))
     digest = hmac.digest(key, content + request.body, hashlib.sha256)
@@ -74,7 +74,7 @@ def assert_signed(signed: dict[str, str], request: Request) -> None:
 
 
 @pytest.mark.rule("OPS-5")
-async def test_tokens_and_secrets_are_in_no_log(site: Site, target: Target) -> None:
+async def test_tokens_and_secrets_are_in_no_log(site: Site, target: LoopbackTarget) -> None:
     site.configure()
     site.settings["MESSAGE_ROUTER_LOG_LEVEL"] = "DEBUG"
     sent = {**message("m", target), "authToken": "hunter2", "signingSecret": "hunter3"}
@@ -90,7 +90,7 @@ async def test_tokens_and_secrets_are_in_no_log(site: Site, target: Target) -> N
 
 @pytest.mark.rule("P1", "CFG-2")
 async def test_with_no_settings_at_all_what_is_sent_from_the_command_line_arrives(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     lines = [json.dumps(message(f"m{n}", target, group="g")) for n in range(3)]
 
@@ -105,7 +105,7 @@ async def test_with_no_settings_at_all_what_is_sent_from_the_command_line_arrive
 
 @pytest.mark.rule("P1")
 async def test_a_queue_is_filled_from_the_command_line_while_no_router_runs(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     site.configure()
     async with site.router() as router:

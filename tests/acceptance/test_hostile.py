@@ -26,7 +26,7 @@ from tests.acceptance.bystander import (
 from tests.acceptance.process import PATIENCE, RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, ids, message
-from tests.outbound.servers import Connection, Target, answering, listening
+from tests.outbound.servers import Connection, LoopbackTarget, answering, listening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timing]
 
@@ -62,7 +62,7 @@ def closed_port() -> int:
 
 @pytest.mark.rule("P5", "OPS-5")
 async def test_b1_a_target_made_to_be_slow_to_mask_holds_up_nobody(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     site.configure(BAD, POOL, queues=["orders", QUEUE])
     async with (
@@ -123,7 +123,7 @@ async def test_b2_a_held_message_of_1_mib_takes_at_most_3_mib(site: Site) -> Non
 
 @pytest.mark.rule("P5")
 async def test_b3_a_batch_of_bodies_made_to_be_slow_to_read_holds_up_nobody(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     shapes = [
         b"[" * 60 + b"]" * 60 + b",",
@@ -162,7 +162,7 @@ def silent() -> Iterator[ExitStack]:
 
 @pytest.mark.rule("P5", "MED-4")
 async def test_b4_silent_clients_of_the_api_stop_no_delivery(
-    site: Site, target: Target, silent: ExitStack
+    site: Site, target: LoopbackTarget, silent: ExitStack
 ) -> None:
     site.configure(POOL, queues=["orders", QUEUE])
     async with AsyncExitStack() as stack:
@@ -269,7 +269,7 @@ socket.getaddrinfo = getaddrinfo
 
 
 @pytest.mark.rule("P5", "MED-4")
-async def test_b5_slow_host_names_delay_no_other_target(site: Site, target: Target) -> None:
+async def test_b5_slow_host_names_delay_no_other_target(site: Site, target: LoopbackTarget) -> None:
     (site.folder / "sitecustomize.py").write_text(NAME_SERVICE)
     site.settings["PYTHONPATH"] = str(site.folder)
     site.configure({**BAD, "concurrency": 100}, POOL, queues=["orders", QUEUE])

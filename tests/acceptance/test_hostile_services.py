@@ -12,7 +12,7 @@ from tests.acceptance.bystander import MIB, POOL, QUEUE, bystander
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.chaos.storm import build_names, write_whole
-from tests.outbound.servers import Connection, Script, Target, listening
+from tests.outbound.servers import Connection, LoopbackTarget, Script, listening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timing]
 
@@ -108,7 +108,7 @@ async def test_configuration_services_that_mean_harm_disturb_nobody_else(site: S
 
 
 @pytest.mark.rule("P5", "P4", "MED-4", "CFG-3", "OPS-4")
-async def test_names_that_hang_disturb_nobody_else(site: Site, target: Target) -> None:
+async def test_names_that_hang_disturb_nobody_else(site: Site, target: LoopbackTarget) -> None:
     """Names of targets and of the configuration service, and nothing to end the look-ups."""
     names = site.folder / "names.txt"
     write_whole(names, "0\n")

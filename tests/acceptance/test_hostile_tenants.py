@@ -14,7 +14,7 @@ from tests.acceptance.bystander import MIB, POOL, QUEUE, bystander, memory
 from tests.acceptance.process import PATIENCE, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import dripping, flooding, ids, message
-from tests.outbound.servers import Connection, Script, Target, answering, listening
+from tests.outbound.servers import Connection, LoopbackTarget, Script, answering, listening
 from tests.support.servers.rabbitmq import RabbitServer, rabbit_server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timing]
@@ -181,7 +181,7 @@ def rabbitmq() -> Iterator[RabbitServer]:
 
 @pytest.mark.rule("P5", "P4", "BRK-2", "ROUTE-1")
 async def test_b7_bodies_that_are_not_utf8_with_forged_retry_headers_disturb_nobody_else(
-    site: Site, target: Target, rabbitmq: RabbitServer
+    site: Site, target: LoopbackTarget, rabbitmq: RabbitServer
 ) -> None:
     site.configure(BAD, POOL, queues=["orders", QUEUE])
     document = read_document(site)

@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate
-from tests.outbound.servers import Connection, Target, answering, listening
+from tests.outbound.servers import Connection, LoopbackTarget, answering, listening
 from tests.support.proxy import proxy_to
 from tests.support.servers.rabbitmq import RabbitServer, rabbit_server
 
@@ -30,12 +30,12 @@ def server() -> Iterator[RabbitServer]:
         yield server
 
 
-def order(message_id: str, target: Target, path: str, token: str = "") -> dict[str, object]:
+def order(message_id: str, target: LoopbackTarget, path: str, token: str = "") -> dict[str, object]:
     """Return a message. Its body is unique by its target's path."""
     return {"id": message_id, "mediationTarget": f"{target.url}/{path}", "authToken": token}
 
 
-def paths(target: Target) -> list[str]:
+def paths(target: LoopbackTarget) -> list[str]:
     return [request.line.split()[1].rpartition("/")[2] for request in target.requests]
 
 
@@ -125,7 +125,7 @@ class LostAnswer:
 
 @pytest.mark.rule("BRK-3", "ID-3", "P1")
 async def test_an_ack_whose_answer_was_lost_swallows_no_later_publication(
-    site: Site, server: RabbitServer, target: Target
+    site: Site, server: RabbitServer, target: LoopbackTarget
 ) -> None:
     lost = LostAnswer()
     first = json.dumps(order("order-7", target, "first")).encode()
@@ -269,7 +269,7 @@ async def send(router: RouterProcess, way: str, line: bytes) -> None:
 
 @pytest.mark.rule("WQ-1", "ID-2", "P1")
 async def test_one_call_with_one_id_for_two_targets_delivers_to_both(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     site.configure()
     async with site.router() as router:
@@ -282,7 +282,7 @@ async def test_one_call_with_one_id_for_two_targets_delivers_to_both(
 
 @pytest.mark.rule("WQ-1", "ID-2")
 async def test_a_byte_identical_resend_within_the_window_is_told_to_be_a_duplicate(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     site.configure()
     async with site.router() as router:

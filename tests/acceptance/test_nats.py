@@ -12,7 +12,7 @@ from router.core.config import QueueConfig
 from router.core.message import parse
 from router.ports import Publication
 from tests.acceptance.load import (
-    Accepting,
+    AcceptingTargets,
     firsts_in_order,
     load,
     publish_all,
@@ -87,7 +87,7 @@ async def test_killed_under_load_it_loses_nothing(
     site: Site, server: NatsServer, stream: None
 ) -> None:
     del stream
-    accepting = Accepting()
+    accepting = AcceptingTargets()
     held = 0
     async with listening(accepting.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)
@@ -112,7 +112,7 @@ async def test_a_server_that_restarts_under_load_costs_neither_a_message_nor_the
     site: Site, server: NatsServer, stream: None
 ) -> None:
     del stream
-    accepting = Accepting()
+    accepting = AcceptingTargets()
     async with listening(accepting.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:

@@ -9,7 +9,7 @@ from tests.acceptance.site import Site
 from tests.acceptance.targets import first, ids, message
 from tests.outbound.notifications.mail_server import MailServer
 from tests.outbound.notifications.web_server import WebServer
-from tests.outbound.servers import Target, listening, writing
+from tests.outbound.servers import LoopbackTarget, listening, writing
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -18,7 +18,7 @@ NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 
 @pytest.mark.rule("OPS-3")
 async def test_a_delivered_message_is_explained_and_its_story_is_told(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     site.configure()
     async with site.router() as router:

@@ -25,7 +25,7 @@ SECONDS_PER_REQUEST = 0.01
 
 
 @dataclass
-class Recorder:
+class PostgresRecorder:
     """A target that takes its time, and now and then fails or asks for a second."""
 
     accepted: list[str] = field(default_factory=list)
@@ -92,7 +92,7 @@ def unsettled(server: PostgresServer) -> int:
 async def test_nothing_is_lost_or_out_of_order_when_routers_are_killed_and_the_server_restarts(
     site: Site, server: PostgresServer
 ) -> None:
-    recorder = Recorder()
+    recorder = PostgresRecorder()
     configure(site, f"{server.url}?queue=orders")
     async with listening(recorder.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)

@@ -22,7 +22,7 @@ from router.storage.dead_letters import open_store
 from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import id_of, message
-from tests.outbound.servers import Connection, Target, listening
+from tests.outbound.servers import Connection, LoopbackTarget, listening
 from tests.support.disk import (
     MARK,
     Disk,
@@ -72,14 +72,14 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def batch(number: int, target: Target) -> list[dict[str, object]]:
+def batch(number: int, target: LoopbackTarget) -> list[dict[str, object]]:
     return [
         message(f"{number}-{each}", target, group=f"g{number % 3}" if each % 2 else None)
         for each in range(PER_CALL)
     ]
 
 
-async def work(router: RouterProcess, target: Target, log: Path) -> None:
+async def work(router: RouterProcess, target: LoopbackTarget, log: Path) -> None:
     """Publish, one call after the other, and note each answer."""
     for number in range(CALLS):
         messages = batch(number, target)

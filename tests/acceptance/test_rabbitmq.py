@@ -28,7 +28,7 @@ CRASHES = 2
 
 
 @dataclass
-class Recorder:
+class RabbitRecorder:
     """A target that takes its time once it is open, and, `moody`, asks for a second at times."""
 
     moody: bool
@@ -89,7 +89,7 @@ async def is_left_empty(server: RabbitServer, queue: str) -> bool:
 async def test_nothing_is_lost_when_the_router_is_killed_and_the_broker_restarts(
     site: Site, server: RabbitServer, kind: str, moody: bool
 ) -> None:
-    recorder = Recorder(moody)
+    recorder = RabbitRecorder(moody)
     total = GROUPS * PER_GROUP
     configure(site, f"{server.url}?queue={kind}&type={kind}")
     async with listening(recorder.script) as target:

@@ -14,7 +14,7 @@ import pytest
 from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import message
-from tests.outbound.servers import Target, answering, listening, skip_or_fail
+from tests.outbound.servers import LoopbackTarget, answering, listening, skip_or_fail
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -169,7 +169,7 @@ def dead_letters(site: Site) -> dict[str, str]:
 
 @pytest.mark.rule("MED-5")
 async def test_c3_the_router_is_no_target_of_its_own_at_any_address(
-    site: Site, target: Target
+    site: Site, target: LoopbackTarget
 ) -> None:
     site.settings["MESSAGE_ROUTER_HOST"] = "0.0.0.0"  # noqa: S104 as the container listens
     site.configure({"code": "P", "concurrency": 5})

@@ -13,7 +13,7 @@ from tests.outbound.servers import Connection, listening
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
-class Moody:
+class FailingTarget:
     """Answers each message by its id, and keeps the times of the requests for `busy`."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ async def test_targets_and_the_default_policy_decide_on_retries(site: Site) -> N
     site.settings["MESSAGE_ROUTER_DEFAULT_RETRY"] = (
         '{"maxAttempts": 2, "backoff": [0.1], "statuses": [423]}'
     )
-    moody = Moody()
+    moody = FailingTarget()
     async with listening(moody.script) as target, site.router() as router:
         sent = ("locked", "hopeless", "busy", "unknown")
         await router.publish([message(each, target, pool="P", group=each) for each in sent])

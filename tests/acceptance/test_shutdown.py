@@ -9,7 +9,7 @@ from tests.acceptance.load import stop_at_the_first
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, first, hanging, ids, message
-from tests.outbound.servers import Target, listening
+from tests.outbound.servers import LoopbackTarget, listening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -100,7 +100,9 @@ async def test_a_reload_during_shutdown_starts_nothing(site: Site) -> None:
 
 
 @pytest.mark.rule("WQ-1")
-async def test_a_clean_stop_leaves_whole_database_files_behind(site: Site, target: Target) -> None:
+async def test_a_clean_stop_leaves_whole_database_files_behind(
+    site: Site, target: LoopbackTarget
+) -> None:
     site.configure()
     async with site.router() as router:
         await router.publish([message("m", target)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.load import (
-    Accepting,
+    AcceptingTargets,
     firsts_in_order,
     load,
     publish_all,
@@ -57,7 +57,7 @@ def queue_url(site: Site, server: SqsServer) -> str:
 async def test_killed_and_cut_off_under_load_it_loses_nothing_and_keeps_every_group_in_order(
     site: Site, server: SqsServer, queue_url: str
 ) -> None:
-    accepting = Accepting()
+    accepting = AcceptingTargets()
     async with listening(accepting.script) as target:
         messages = load(target.url, GROUPS, PER_GROUP)
         async with site.router() as router:

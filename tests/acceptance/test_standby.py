@@ -19,7 +19,7 @@ from tests.acceptance.load import firsts_in_order, load, publish_all
 from tests.acceptance.process import PATIENCE, RouterProcess, eventually
 from tests.acceptance.site import LEASE, Site
 from tests.support.servers import nats
-from tests.support.servers.base import Server
+from tests.support.servers.base import ServerProcess
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer, postgres_server
 from tests.support.servers.redis import RedisServer
@@ -58,7 +58,7 @@ def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
         yield server
 
 
-def url_of(server: Server) -> str:
+def url_of(server: ServerProcess) -> str:
     match server:
         case RedisServer() | PostgresServer():
             return server.url

@@ -9,7 +9,7 @@ from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, ids, message
 from tests.outbound.config.service import ConfigService, answer
-from tests.outbound.servers import Target, listening
+from tests.outbound.servers import LoopbackTarget, listening
 from tests.support.servers.base import free_port
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -89,7 +89,9 @@ async def test_a_dead_letter_store_that_is_no_database_ends_it(site: Site) -> No
 
 
 @pytest.mark.rule("DLQ-1")
-async def test_the_embedded_queue_needs_no_dead_letter_store(site: Site, target: Target) -> None:
+async def test_the_embedded_queue_needs_no_dead_letter_store(
+    site: Site, target: LoopbackTarget
+) -> None:
     site.settings["MESSAGE_ROUTER_DEAD_LETTER_URL"] = "none"
     async with site.router() as router:
         await router.publish([message("m", target)], queue="default")
@@ -99,7 +101,9 @@ async def test_the_embedded_queue_needs_no_dead_letter_store(site: Site, target:
 
 
 @pytest.mark.rule("CFG-9")
-async def test_switched_off_it_is_healthy_and_consumes_nothing(site: Site, target: Target) -> None:
+async def test_switched_off_it_is_healthy_and_consumes_nothing(
+    site: Site, target: LoopbackTarget
+) -> None:
     site.configure()
     site.settings["MESSAGE_ROUTER_ENABLED"] = "false"
     await site.fill("orders", [message("m", target)])

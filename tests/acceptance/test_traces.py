@@ -7,7 +7,7 @@ import pytest
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import ids, message
-from tests.outbound.servers import Connection, Target, listening
+from tests.outbound.servers import Connection, LoopbackTarget, listening
 from tests.support.collector import spans_in
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -56,7 +56,9 @@ async def test_a_trace_tells_what_a_target_was_told(site: Site) -> None:
 
 
 @pytest.mark.rule("P5", "OPS-5")
-async def test_without_a_collector_everything_else_goes_on(site: Site, target: Target) -> None:
+async def test_without_a_collector_everything_else_goes_on(
+    site: Site, target: LoopbackTarget
+) -> None:
     site.configure()
     trace_to(site, 1)
 

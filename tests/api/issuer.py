@@ -13,7 +13,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from tests.outbound.servers import Connection, Target, listening
+from tests.outbound.servers import Connection, LoopbackTarget, listening
 
 AUDIENCE = "message-router"
 NOTHING: Mapping[str, Any] = {}
@@ -58,7 +58,7 @@ class Issuer:
     answers: dict[str, Any] = field(default_factory=dict)  # in place of its own, by path
     name: str = ""  # in place of its own
     delay: float = 0.0
-    target: Target | None = None
+    target: LoopbackTarget | None = None
 
     @property
     def url(self) -> str:

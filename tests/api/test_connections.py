@@ -57,7 +57,7 @@ class Client:
         return self.reader.at_eof() or self.reader.exception() is not None
 
 
-class Api:
+class ServedApi:
     def __init__(self, app: App, port: int) -> None:
         self.app = app
         self.port = port
@@ -79,10 +79,10 @@ class Api:
 
 
 @asynccontextmanager
-async def serving(limit: int = 200) -> AsyncIterator[Api]:
+async def serving(limit: int = 200) -> AsyncIterator[ServedApi]:
     app = App()
     async with serve(app, listen(HOST, 0), limit) as port:
-        api = Api(app, port)
+        api = ServedApi(app, port)
         try:
             yield api
         finally:

@@ -16,7 +16,7 @@ from tests.support.states import fresh_state
 pytestmark = [pytest.mark.anyio, pytest.mark.clock("virtual")]
 
 
-class Counting:
+class CountingRouter:
     """A router that delivers one message per snapshot taken, until it stands still."""
 
     def __init__(self, still_after: int = 1_000_000, ends_after: int = 1_000_000) -> None:
@@ -50,7 +50,7 @@ async def watch(feed: Feed, events: int) -> list[tuple[float, bytes]]:
 
 @pytest.mark.rule("OPS-3")
 async def test_there_is_one_snapshot_a_second() -> None:
-    router = Counting()
+    router = CountingRouter()
 
     seen = await watch(Feed(router.state), events=3)
 
@@ -59,7 +59,7 @@ async def test_there_is_one_snapshot_a_second() -> None:
 
 @pytest.mark.rule("OPS-3")
 async def test_a_snapshot_that_says_nothing_new_is_a_beat() -> None:
-    router = Counting(still_after=2)
+    router = CountingRouter(still_after=2)
 
     seen = await watch(Feed(router.state), events=4)
 
@@ -68,7 +68,7 @@ async def test_a_snapshot_that_says_nothing_new_is_a_beat() -> None:
 
 @pytest.mark.rule("P4")
 async def test_many_watchers_cost_no_more_than_one() -> None:
-    router = Counting()
+    router = CountingRouter()
     feed = Feed(router.state)
 
     async with asyncio.TaskGroup() as tasks:
@@ -80,7 +80,7 @@ async def test_many_watchers_cost_no_more_than_one() -> None:
 
 @pytest.mark.rule("OPS-3")
 async def test_while_nobody_watches_nothing_is_taken() -> None:
-    router = Counting()
+    router = CountingRouter()
     Feed(router.state)
 
     await asyncio.sleep(3600)
@@ -90,7 +90,7 @@ async def test_while_nobody_watches_nothing_is_taken() -> None:
 
 @pytest.mark.rule("OPS-3")
 async def test_a_stream_ends_after_a_while_so_that_credentials_are_looked_at_again() -> None:
-    router = Counting()
+    router = CountingRouter()
     feed = Feed(router.state)
 
     events = [event async for event in feed.events()]
@@ -101,7 +101,7 @@ async def test_a_stream_ends_after_a_while_so_that_credentials_are_looked_at_aga
 
 @pytest.mark.rule("OPS-4")
 async def test_a_stream_ends_when_the_router_does() -> None:
-    router = Counting(ends_after=3)
+    router = CountingRouter(ends_after=3)
     feed = Feed(router.state)
 
     events = [event async for event in feed.events()]
@@ -114,7 +114,7 @@ async def test_a_stream_ends_when_the_router_does() -> None:
 async def test_events_are_server_sent_events_that_nobody_keeps() -> None:
     app = FastAPI()
     app.include_router(routes)
-    app.state.feed = Feed(Counting(ends_after=2).state)
+    app.state.feed = Feed(CountingRouter(ends_after=2).state)
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://r") as api:
         answer = await api.get("/events")
@@ -128,7 +128,7 @@ async def test_events_are_server_sent_events_that_nobody_keeps() -> None:
 async def test_at_most_so_many_watch_and_a_place_is_free_again_when_one_leaves() -> None:
     app = FastAPI()
     app.include_router(routes)
-    app.state.feed = Feed(Counting().state)
+    app.state.feed = Feed(CountingRouter().state)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://r") as api:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(MAX_WATCHERS):

@@ -34,7 +34,7 @@ ALL_KEYS = [rsa_key(), rsa_key("pss", "PS256"), rsa_key("rsa512", "RS512"), ec_k
 
 
 @dataclass
-class Clock:
+class IssuerClock:
     now: float = 1000.0
 
     def __call__(self) -> float:
@@ -48,12 +48,12 @@ async def issuer() -> AsyncIterator[Issuer]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> IssuerClock:
+    return IssuerClock()
 
 
 @pytest.fixture
-def access(issuer: Issuer, clock: Clock) -> Access:
+def access(issuer: Issuer, clock: IssuerClock) -> Access:
     return Access(mode=AuthMode.OIDC, judge=Provider(issuer.url, AUDIENCE, clock))
 
 
@@ -366,7 +366,7 @@ async def test_keys_are_asked_for_once(
 
 
 @pytest.mark.rule("CFG-1")
-async def test_callers_at_once_ask_once(issuer: Issuer, clock: Clock) -> None:
+async def test_callers_at_once_ask_once(issuer: Issuer, clock: IssuerClock) -> None:
     provider = Provider(issuer.url, AUDIENCE, clock)
     issuer.delay = 0.02
 
@@ -382,7 +382,7 @@ async def test_callers_at_once_ask_once(issuer: Issuer, clock: Clock) -> None:
 
 @pytest.mark.rule("CFG-1")
 async def test_a_new_key_is_found_but_made_up_ones_do_not_drive_the_router(
-    router: HandMadeRouter, access: Access, issuer: Issuer, clock: Clock
+    router: HandMadeRouter, access: Access, issuer: Issuer, clock: IssuerClock
 ) -> None:
     await call(router, access, issuer.token(ec_key()))
     new = ec_key("new")
@@ -401,7 +401,7 @@ async def test_a_new_key_is_found_but_made_up_ones_do_not_drive_the_router(
 
 @pytest.mark.rule("CFG-1")
 async def test_a_withdrawn_key_is_good_for_an_hour_at_most(
-    router: HandMadeRouter, access: Access, issuer: Issuer, clock: Clock
+    router: HandMadeRouter, access: Access, issuer: Issuer, clock: IssuerClock
 ) -> None:
     token = issuer.token(ec_key())
     await call(router, access, token)
@@ -418,7 +418,7 @@ async def test_a_withdrawn_key_is_good_for_an_hour_at_most(
 
 @pytest.mark.rule("CFG-1")
 async def test_keys_are_good_for_a_day_while_the_provider_is_away(
-    router: HandMadeRouter, access: Access, issuer: Issuer, clock: Clock
+    router: HandMadeRouter, access: Access, issuer: Issuer, clock: IssuerClock
 ) -> None:
     token = issuer.token(ec_key(), {"exp": int(time.time()) + 100 * HOUR})
     await call(router, access, token)
@@ -435,7 +435,7 @@ async def test_keys_are_good_for_a_day_while_the_provider_is_away(
 
 @pytest.mark.rule("CFG-1")
 async def test_an_unknown_key_while_the_provider_is_away_is_no_reason_to_sign_in_again(
-    router: HandMadeRouter, access: Access, issuer: Issuer, clock: Clock
+    router: HandMadeRouter, access: Access, issuer: Issuer, clock: IssuerClock
 ) -> None:
     await call(router, access, issuer.token(ec_key()))
     issuer.status = 500
@@ -495,7 +495,7 @@ def test_a_provider_known_over_tls_must_give_its_keys_over_tls() -> None:
 async def test_a_provider_that_is_not_there_lets_nobody_in(router: HandMadeRouter) -> None:
     async with issuing(ec_key().published()) as issuer:
         token, url = issuer.token(ec_key()), issuer.url
-    access = Access(mode=AuthMode.OIDC, judge=Provider(url, AUDIENCE, Clock()))
+    access = Access(mode=AuthMode.OIDC, judge=Provider(url, AUDIENCE, IssuerClock()))
 
     answer = await call(router, access, token)
     health = await call(router, access, token, "/health")
@@ -529,7 +529,7 @@ async def test_a_redirect_is_not_followed(
 
 @pytest.mark.rule("CFG-1")
 async def test_a_provider_that_is_back_is_asked_again_after_a_moment(
-    router: HandMadeRouter, access: Access, issuer: Issuer, clock: Clock
+    router: HandMadeRouter, access: Access, issuer: Issuer, clock: IssuerClock
 ) -> None:
     issuer.status = 500
     token = issuer.token(ec_key())

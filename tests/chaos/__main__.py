@@ -18,7 +18,7 @@ from rich.table import Table
 
 from tests.chaos.brokers import BROKERS
 from tests.chaos.nemesis import REDELIVERY_BOUND, Kill
-from tests.chaos.run import Result, Wanted, run, spread
+from tests.chaos.run import ChaosOrder, ChaosResult, run, spread
 from tests.chaos.storm import Fault
 
 EXIT_GOOD, EXIT_BROKEN = 0, 1
@@ -58,7 +58,9 @@ def main(words: Sequence[str] | None = None) -> int:
     given = _read(words)
     console = Console(soft_wrap=True)
     seconds = (given.minutes or 0) * 60
-    wanted = Wanted(given.broker, 0 if seconds else given.kills, given.seed, given.lease, seconds)
+    wanted = ChaosOrder(
+        given.broker, 0 if seconds else given.kills, given.seed, given.lease, seconds
+    )
     with ExitStack() as stack:
         if given.keep_files:
             folder = tempfile.mkdtemp(prefix="chaos-")
@@ -73,7 +75,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 class _Progress:
-    def __init__(self, console: Console, wanted: Wanted) -> None:
+    def __init__(self, console: Console, wanted: ChaosOrder) -> None:
         self._console = console
         self._kills = wanted.kills
         self._duplicates = 0
@@ -100,7 +102,7 @@ class _Progress:
         )
 
 
-def _sum_up(console: Console, result: Result) -> None:
+def _sum_up(console: Console, result: ChaosResult) -> None:
     broken = result.broken()
     nothing = sum(kill.in_flight == 0 for kill in result.kills)
     faults = Counter(fault.kind for fault in result.faults)

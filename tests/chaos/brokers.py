@@ -26,7 +26,7 @@ from tests.acceptance.site import Site
 from tests.chaos.history import Body
 from tests.support.servers import nats, sqs
 from tests.support.servers.activemq import ActiveMqServer
-from tests.support.servers.base import Server
+from tests.support.servers.base import ServerProcess
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer, postgres_server
 from tests.support.servers.rabbitmq import RabbitServer, rabbit_server
@@ -52,14 +52,14 @@ class Promises:
     lease: int = 5  # seconds
 
 
-class Queue(Protocol):
+class ChaosQueue(Protocol):
     """One queue of a broker."""
 
     @property
     def promises(self) -> Promises: ...
 
     @property
-    def server(self) -> Server | None:
+    def server(self) -> ServerProcess | None:
         """What can be stopped and started."""
 
     def uri(self, port: int | None = None) -> str:
@@ -104,7 +104,7 @@ class SqliteQueue:
 
 
 @dataclass(frozen=True)
-class PostgresQueue:
+class ChaosPostgresQueue:
     server: PostgresServer
     promises: Promises = Promises(recovers_at_once=True, lease=30)
 
@@ -153,7 +153,7 @@ class NatsQueue:
 
 
 @dataclass(frozen=True)
-class RabbitQueue:
+class ChaosRabbitQueue:
     server: RabbitServer
     promises: Promises = Promises(routers=1, order_after_a_failure=False, knows_publications=False)
 
@@ -179,7 +179,7 @@ class RabbitQueue:
 
 
 @dataclass(frozen=True)
-class SqsQueue:
+class ChaosSqsQueue:
     server: sqs.SqsServer
     url: str
     promises: Promises = Promises(survives_a_kill=False, knows_publications=False)  # as NATS
@@ -216,43 +216,43 @@ class ActiveMqQueue:
 
 
 @contextmanager
-def _postgres(folder: Path) -> Iterator[Queue]:
+def _postgres(folder: Path) -> Iterator[ChaosQueue]:
     del folder
     with postgres_server() as server:
-        yield PostgresQueue(server)
+        yield ChaosPostgresQueue(server)
 
 
 @contextmanager
-def _nats(folder: Path) -> Iterator[Queue]:
+def _nats(folder: Path) -> Iterator[ChaosQueue]:
     with NatsServer(nats.current(), folder).running() as server:
         yield NatsQueue(server)
 
 
 @contextmanager
-def _rabbitmq(folder: Path) -> Iterator[Queue]:
+def _rabbitmq(folder: Path) -> Iterator[ChaosQueue]:
     del folder
     with rabbit_server() as server:
-        yield RabbitQueue(server)
+        yield ChaosRabbitQueue(server)
 
 
 @contextmanager
-def _sqs(folder: Path) -> Iterator[Queue]:
+def _sqs(folder: Path) -> Iterator[ChaosQueue]:
     os.environ |= sqs.ENV
     with sqs.ministack(folder).running() as server:
-        yield SqsQueue(server, server.new_queue(fifo=True))
+        yield ChaosSqsQueue(server, server.new_queue(fifo=True))
 
 
 @contextmanager
-def _activemq(folder: Path) -> Iterator[Queue]:
+def _activemq(folder: Path) -> Iterator[ChaosQueue]:
     with ActiveMqServer(folder).running() as server:
         yield ActiveMqQueue(server)
 
 
-def _sqlite(folder: Path) -> AbstractContextManager[Queue]:
+def _sqlite(folder: Path) -> AbstractContextManager[ChaosQueue]:
     return nullcontext(SqliteQueue(folder / "queue.db"))
 
 
-BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[Queue]]]] = {
+BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[ChaosQueue]]]] = {
     "activemq": _activemq,
     "nats": _nats,
     "postgres": _postgres,
@@ -263,7 +263,7 @@ BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[Queue]]]] = 
 
 
 @contextmanager
-def running(broker: str) -> Iterator[Queue]:
+def running(broker: str) -> Iterator[ChaosQueue]:
     with (
         tempfile.TemporaryDirectory(prefix=f"chaos-{broker}-") as folder,
         BROKERS[broker](Path(folder)) as queue,
@@ -271,7 +271,7 @@ def running(broker: str) -> Iterator[Queue]:
         yield queue
 
 
-async def prepare(queue: Queue) -> None:
+async def prepare(queue: ChaosQueue) -> None:
     """Create what the router does not create by itself."""
     if isinstance(queue, NatsQueue):
         await nats.add_stream(queue.server.port, "ORDERS")
@@ -285,7 +285,7 @@ class NotAnswered(Exception):
 class Direct:
     """Publishes to the broker itself, over a connection that is opened again when it breaks."""
 
-    queue: Queue
+    queue: ChaosQueue
     brokers: BrokerRegistry
     _stack: AsyncExitStack
     _line: Publisher | None = None
@@ -306,7 +306,7 @@ class Direct:
 
 
 @asynccontextmanager
-async def publishing_to(queue: Queue) -> AsyncIterator[Direct]:
+async def publishing_to(queue: ChaosQueue) -> AsyncIterator[Direct]:
     async with (
         BrokerRegistry(worker_id="chaos", dedup_window=300.0) as brokers,
         AsyncExitStack() as stack,

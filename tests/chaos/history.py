@@ -17,7 +17,7 @@ def marker_of(body: Body) -> str:
     return str(body["mediationTarget"]).rpartition("/")[2]
 
 
-class Reply(Enum):
+class ChaosReply(Enum):
     """What a target does with a message."""
 
     OK = auto()
@@ -26,7 +26,7 @@ class Reply(Enum):
     DEAD = auto()  # answers 404, always
 
 
-class Outcome(Enum):
+class PostOutcome(Enum):
     """How one POST ended, as the target sees it."""
 
     OPEN = auto()
@@ -36,7 +36,7 @@ class Outcome(Enum):
     CUT = auto()  # the router was gone before the reply
 
 
-FINAL = frozenset({Outcome.ACCEPTED, Outcome.REFUSED})
+FINAL = frozenset({PostOutcome.ACCEPTED, PostOutcome.REFUSED})
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Item:
 
     marker: str
     body: Body
-    reply: Reply = Reply.OK
+    reply: ChaosReply = ChaosReply.OK
 
     @property
     def group(self) -> str | None:
@@ -54,22 +54,22 @@ class Item:
 
 
 @dataclass
-class Post:
+class ChaosPost:
     """One POST that a target received."""
 
     marker: str
     incarnation: int  # of the router: the number of its start
     began: float
     ended: float = float("inf")
-    outcome: Outcome = Outcome.OPEN
+    outcome: PostOutcome = PostOutcome.OPEN
 
     @property
     def is_open(self) -> bool:
-        return self.outcome is Outcome.OPEN
+        return self.outcome is PostOutcome.OPEN
 
 
 @dataclass(frozen=True, order=True)
-class Violation:
+class ChaosViolation:
     rule: str
     text: str
 
@@ -84,7 +84,7 @@ class History:
     published: dict[str, Item] = field(default_factory=dict)  # by marker, in publication order
     answered: set[str] = field(default_factory=set)  # markers that the router or queue took over
     in_doubt: set[str] = field(default_factory=set)  # markers that were published again
-    posts: list[Post] = field(default_factory=list)  # in the order of their arrival
+    posts: list[ChaosPost] = field(default_factory=list)  # in the order of their arrival
     kept: list[Body] = field(default_factory=list)  # dead letters at the end
     left: list[Body] = field(default_factory=list)  # in the queue at the end
     strange: list[str] = field(default_factory=list)  # requests and crashes that must not be
@@ -101,19 +101,19 @@ class History:
     def backlog(self) -> int:
         return len(self.published) - len(self.done)
 
-    def since(self, incarnation: int) -> Iterator[Post]:
+    def since(self, incarnation: int) -> Iterator[ChaosPost]:
         """Yield the POSTs of this process and later ones, newest first."""
         return takewhile(lambda post: post.incarnation >= incarnation, reversed(self.posts))
 
-    def begin(self, marker: str, incarnation: int, at: float) -> Post:
+    def begin(self, marker: str, incarnation: int, at: float) -> ChaosPost:
         """Record that a POST has arrived."""
-        post = Post(marker, incarnation, at)
+        post = ChaosPost(marker, incarnation, at)
         self.posts.append(post)
         self.open[incarnation] += 1
         self.duplicates[incarnation] += marker in self.done
         return post
 
-    def end(self, post: Post, outcome: Outcome, at: float) -> None:
+    def end(self, post: ChaosPost, outcome: PostOutcome, at: float) -> None:
         """Record its reply, just before it is written."""
         post.outcome, post.ended = outcome, at
         self.open[post.incarnation] -= 1
@@ -130,29 +130,29 @@ class Duplicates(Enum):
 
 def check(
     history: History, *, duplicates: Duplicates = Duplicates.AFTER_A_CRASH
-) -> Sequence[Violation]:
+) -> Sequence[ChaosViolation]:
     """Return what a router must never do and did."""
     return [
         *_lost(history),
         *_out_of_order(history),
         *_at_once(history),
         *(_repeated(history) if duplicates is Duplicates.AFTER_A_CRASH else ()),
-        *(Violation("left", f"{body} is still in the queue") for body in history.left),
-        *(Violation("strange", text) for text in history.strange),
+        *(ChaosViolation("left", f"{body} is still in the queue") for body in history.left),
+        *(ChaosViolation("strange", text) for text in history.strange),
     ]
 
 
-def _lost(history: History) -> Iterator[Violation]:
+def _lost(history: History) -> Iterator[ChaosViolation]:
     """P1: whatever was in the queue was accepted, or is a dead letter with the same body."""
-    accepted = {post.marker for post in history.posts if post.outcome is Outcome.ACCEPTED}
+    accepted = {post.marker for post in history.posts if post.outcome is PostOutcome.ACCEPTED}
     was_in = history.answered | {post.marker for post in history.posts}
     for marker, item in history.published.items():
         there = marker in accepted or item.body in history.kept or item.body in history.left
         if marker in was_in and not there:
-            yield Violation("lost", f"{item.body} was neither accepted nor kept")
+            yield ChaosViolation("lost", f"{item.body} was neither accepted nor kept")
 
 
-def _out_of_order(history: History) -> Iterator[Violation]:
+def _out_of_order(history: History) -> Iterator[ChaosViolation]:
     """P3: no POST before every earlier message of the group had its final reply.
 
     A message that never got one is not judged here: it is lost, or left.
@@ -169,10 +169,10 @@ def _out_of_order(history: History) -> Iterator[Violation]:
         if has_ended and post.outcome in FINAL:
             waiting[item.group].pop(post.marker, None)
         elif not has_ended and post.marker in waiting[item.group] and post.marker != first:
-            yield Violation("order", f"{post.marker} was sent before {first} of {item.group}")
+            yield ChaosViolation("order", f"{post.marker} was sent before {first} of {item.group}")
 
 
-def _at_once(history: History) -> Iterator[Violation]:
+def _at_once(history: History) -> Iterator[ChaosViolation]:
     """P2, P3: one router never has two open POSTs of one message, or of one group."""
     busy: dict[tuple[int, str], str] = {}
     for post, has_ended in _events(history.posts):
@@ -181,25 +181,25 @@ def _at_once(history: History) -> Iterator[Violation]:
         if has_ended:
             busy.pop(key, None)
         elif key in busy:
-            yield Violation("at once", f"{post.marker} was sent while {busy[key]} was open")
+            yield ChaosViolation("at once", f"{post.marker} was sent while {busy[key]} was open")
         else:
             busy[key] = post.marker
 
 
-def _repeated(history: History) -> Iterator[Violation]:
+def _repeated(history: History) -> Iterator[ChaosViolation]:
     """P1: only what a crash left in doubt is sent again after it was accepted."""
     accepted: dict[str, set[int]] = defaultdict(set)
     for post, has_ended in _events(history.posts):
-        if has_ended and post.outcome is Outcome.ACCEPTED:
+        if has_ended and post.outcome is PostOutcome.ACCEPTED:
             accepted[post.marker].add(post.incarnation)
         elif post.marker in history.in_doubt:
             continue  # it may be in the queue twice
         elif not has_ended and post.incarnation in accepted[post.marker]:
             text = f"{post.marker} was accepted, and sent again by the same process"
-            yield Violation("repeated", text)
+            yield ChaosViolation("repeated", text)
 
 
-def _events(posts: Iterable[Post]) -> Iterator[tuple[Post, bool]]:
+def _events(posts: Iterable[ChaosPost]) -> Iterator[tuple[ChaosPost, bool]]:
     """Yield the beginnings (False) and the ends (True) in order; at one instant ends go first."""
     moments = [(post.began, 1, post) for post in posts]
     moments += [(post.ended, 0, post) for post in posts]

@@ -14,8 +14,8 @@ import httpx
 
 from tests.acceptance.process import RouterProcess
 from tests.chaos.brokers import QUEUE, NotAnswered
-from tests.chaos.history import Body, History, Item, Outcome, Reply
-from tests.outbound.servers import Connection, Request
+from tests.chaos.history import Body, ChaosReply, History, Item, PostOutcome
+from tests.outbound.servers import Connection, TargetRequest
 
 BATCH: Final = 10  # messages
 PAUSE: Final = 0.1  # seconds between two batches of one producer
@@ -25,7 +25,12 @@ RECENT_IDS: Final = 100
 CALL_SECONDS: Final = 10.0
 QUICK_SECONDS: Final = (0.002, 0.02)
 SLOW_SECONDS: Final = (0.1, 0.4)
-REPLIES: Final = {Reply.OK: 80, Reply.SLOW: 14, Reply.FLAKY: 3, Reply.DEAD: 3}  # per cent
+REPLIES: Final = {
+    ChaosReply.OK: 80,
+    ChaosReply.SLOW: 14,
+    ChaosReply.FLAKY: 3,
+    ChaosReply.DEAD: 3,
+}  # per cent
 
 Put = Callable[[Sequence[Body]], Awaitable[None]]
 
@@ -70,8 +75,8 @@ class Producer:
         marker = f"{self.name}-{self._count}"
         group = self.dice.choice([None, *range(GROUPS)] if self._count % 4 else [None])
         (reply,) = self.dice.choices(list(REPLIES), list(REPLIES.values()))
-        if group is not None and reply is Reply.FLAKY and not self.groups_may_fail:
-            reply = Reply.OK
+        if group is not None and reply is ChaosReply.FLAKY and not self.groups_may_fail:
+            reply = ChaosReply.OK
         body = {
             "id": self._id(marker),
             "poolCode": "LOOSE" if group is None else "GROUPED",
@@ -89,7 +94,7 @@ class Producer:
 
 
 @dataclass
-class Api:
+class ApiProducer:
     """`POST /messages` of a router that runs now."""
 
     client: httpx.AsyncClient
@@ -110,7 +115,7 @@ class Api:
 
 
 @dataclass
-class Recorder:
+class ChaosRecorder:
     """The target. It writes into the history what it receives and answers."""
 
     history: History
@@ -139,11 +144,11 @@ class Recorder:
                 await connection.reply(500)
                 continue
             post = self.history.begin(item.marker, incarnation, time.monotonic())
-            slow = item.reply is Reply.SLOW
+            slow = item.reply is ChaosReply.SLOW
             await asyncio.sleep(self.dice.uniform(*(SLOW_SECONDS if slow else QUICK_SECONDS)))
             is_gone = incarnation not in self.incarnations.values()
             if connection.reader.at_eof() or is_gone:
-                self.history.end(post, Outcome.CUT, time.monotonic())
+                self.history.end(post, PostOutcome.CUT, time.monotonic())
                 return
             status, outcome = self._answer(item)
             self.history.end(post, outcome, time.monotonic())
@@ -158,7 +163,7 @@ class Recorder:
         self._strangers += 1
         return -self._strangers
 
-    def _item_of(self, request: Request) -> Item | None:
+    def _item_of(self, request: TargetRequest) -> Item | None:
         """Return what was published, if the request is exactly that."""
         marker = request.line.split()[1].rpartition("/")[2]
         item = self.history.published.get(marker)
@@ -168,13 +173,13 @@ class Recorder:
         self.history.strange.append(f"a request that nobody published: {request}")
         return None
 
-    def _answer(self, item: Item) -> tuple[int, Outcome]:
-        if item.reply is Reply.DEAD:
-            return 404, Outcome.REFUSED
-        if item.reply is Reply.FLAKY and item.marker not in self._failed:
+    def _answer(self, item: Item) -> tuple[int, PostOutcome]:
+        if item.reply is ChaosReply.DEAD:
+            return 404, PostOutcome.REFUSED
+        if item.reply is ChaosReply.FLAKY and item.marker not in self._failed:
             self._failed.add(item.marker)
-            return 503, Outcome.FAILED
-        return 200, Outcome.ACCEPTED
+            return 503, PostOutcome.FAILED
+        return 200, PostOutcome.ACCEPTED
 
 
 def owns_port(pid: int, port: int) -> bool:

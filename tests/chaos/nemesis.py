@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from tests.acceptance.process import RouterProcess, eventually
-from tests.chaos.brokers import Queue
+from tests.chaos.brokers import ChaosQueue
 from tests.chaos.history import History, marker_of
 from tests.chaos.slot import Slot
 
@@ -51,7 +51,7 @@ class Killer:
     """Kills the router at random instants while it works, and starts it again."""
 
     slot: Slot
-    queue: Queue
+    queue: ChaosQueue
     history: History
     dice: random.Random
     startup_kills: int = 0

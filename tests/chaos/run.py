@@ -15,9 +15,9 @@ import httpx
 
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
-from tests.chaos.brokers import POOLS, Queue, dead_letters, prepare, publishing_to, running
-from tests.chaos.history import FINAL, Duplicates, History, Violation, check
-from tests.chaos.load import Api, Producer, Recorder
+from tests.chaos.brokers import POOLS, ChaosQueue, dead_letters, prepare, publishing_to, running
+from tests.chaos.history import FINAL, ChaosViolation, Duplicates, History, check
+from tests.chaos.load import ApiProducer, ChaosRecorder, Producer
 from tests.chaos.nemesis import Kill, Killer
 from tests.chaos.slot import Slot
 from tests.chaos.storm import Fault, Storm, preloading, shims
@@ -33,7 +33,7 @@ Tell = Callable[[Kill | Fault], None]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ChaosOrder:
     """Either kills of one router, or a storm of many kinds of faults for so many seconds."""
 
     broker: str
@@ -47,10 +47,10 @@ class Wanted:
 
 
 @dataclass
-class Result:
+class ChaosResult:
     """What a run has shown."""
 
-    wanted: Wanted
+    wanted: ChaosOrder
     kills: list[Kill] = field(default_factory=list)
     startup_kills: int = 0
     faults: list[Fault] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Result:
     posts: int = 0
     dead_letters: int = 0
     seconds: float = 0.0
-    violations: Sequence[Violation] = ()
+    violations: Sequence[ChaosViolation] = ()
 
     @property
     def is_good(self) -> bool:
@@ -106,10 +106,10 @@ def spread(seconds: Sequence[float]) -> Mapping[str, float]:
     return {name: ordered[round(last * place)] for name, place in places.items()}
 
 
-async def run(wanted: Wanted, folder: Path, tell: Tell) -> Result:
+async def run(wanted: ChaosOrder, folder: Path, tell: Tell) -> ChaosResult:
     """Run in a folder, which keeps the dead letters and the logs."""
     began = time.monotonic()
-    result = Result(wanted)
+    result = ChaosResult(wanted)
     history = History()
     with running(wanted.broker) as queue:
         await prepare(queue)
@@ -136,16 +136,16 @@ async def run(wanted: Wanted, folder: Path, tell: Tell) -> Result:
 
 
 async def _bring_chaos(
-    result: Result, folder: Path, queue: Queue, history: History, tell: Tell
+    result: ChaosResult, folder: Path, queue: ChaosQueue, history: History, tell: Tell
 ) -> Sequence[Slot]:
     """Return the places of the routers, which have ended."""
     dice = result.wanted.dice
-    recorder = Recorder(history, dice("target"))
+    recorder = ChaosRecorder(history, dice("target"))
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         target = await stack.enter_async_context(listening(recorder.script))
         direct = await stack.enter_async_context(publishing_to(queue))
-        api = Api(client, dice("routers"))
+        api = ApiProducer(client, dice("routers"))
         can_fail = queue.promises.order_after_a_failure
         producers = (
             Producer("direct", history, target.url, dice("direct"), direct.put, False, can_fail),
@@ -179,7 +179,9 @@ async def _bring_chaos(
     return slots
 
 
-async def _lay_out(slot: Slot, wanted: Wanted, queue: Queue, stack: AsyncExitStack) -> None:
+async def _lay_out(
+    slot: Slot, wanted: ChaosOrder, queue: ChaosQueue, stack: AsyncExitStack
+) -> None:
     """Prepare the place of a router. In a storm it has a wire, a clock and names of its own."""
     port = None
     if wanted.seconds:
@@ -195,7 +197,7 @@ async def _lay_out(slot: Slot, wanted: Wanted, queue: Queue, stack: AsyncExitSta
 
 
 async def _do_harm(
-    result: Result, slots: Sequence[Slot], queue: Queue, history: History, tell: Tell
+    result: ChaosResult, slots: Sequence[Slot], queue: ChaosQueue, history: History, tell: Tell
 ) -> None:
     """Leave routers behind that are alive and work."""
     wanted = result.wanted

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.acceptance.process import RouterProcess, eventually, start
 from tests.acceptance.site import Site
 from tests.chaos.history import History
-from tests.chaos.load import Api, Recorder
+from tests.chaos.load import ApiProducer, ChaosRecorder
 from tests.support.cable import Cable
 
 START_SECONDS = 60.0
@@ -21,8 +21,8 @@ class Slot:
     number: int
     site: Site
     history: History
-    recorder: Recorder
-    api: Api
+    recorder: ChaosRecorder
+    api: ApiProducer
     cable: Cable | None = None
     more_env: Mapping[str, str] = field(default_factory=dict)
     incarnation: int = 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.brokers import Queue
+from tests.chaos.brokers import ChaosQueue
 from tests.chaos.slot import Slot
 from tests.outbound.servers import skip_or_fail
 
@@ -38,7 +38,7 @@ class Storm:
     """Starts a new fault every second or so. Faults of different things overlap."""
 
     slots: Sequence[Slot]
-    queue: Queue
+    queue: ChaosQueue
     dice: random.Random
     tell: Callable[[Fault], None]
     faults: list[Fault] = field(default_factory=list)

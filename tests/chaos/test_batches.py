@@ -21,9 +21,9 @@ import pytest
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.chaos.brokers import POOLS, bodies_in, dead_letters
-from tests.chaos.history import Body, History, Item, Reply, check
-from tests.chaos.load import CALL_SECONDS, REPLIES, Recorder
-from tests.outbound.servers import Connection, Target, listening
+from tests.chaos.history import Body, ChaosReply, History, Item, check
+from tests.chaos.load import CALL_SECONDS, REPLIES, ChaosRecorder
+from tests.outbound.servers import Connection, LoopbackTarget, listening
 from tests.support.servers.postgres import PostgresServer, postgres_server
 
 MESSAGES: Final = int(os.environ.get("CHAOS_MESSAGES", "1000"))
@@ -36,7 +36,7 @@ RETRY: Final = {"backoff": [1]}
 PAUSE: Final = 0.05  # seconds until a call that was not answered is made again
 
 
-class Place(Protocol):
+class BatchPlace(Protocol):
     """Where the two queues are, seen from outside the router."""
 
     def uri(self, queue: str) -> str: ...
@@ -85,7 +85,7 @@ _ROWS: Final = "FROM message_router.queue_messages WHERE"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BatchPlace]:
     with ExitStack() as stack:
         if request.param == "sqlite":
             yield InFile(tmp_path / "queue.db")
@@ -118,18 +118,18 @@ class Callbacks:
         return {batch: self._result(batch, some) for batch, some in self.members.items()}
 
     def _result(self, batch: str, markers: Sequence[str]) -> dict[str, Any]:
-        failed = sum(self.history.published[each].reply is Reply.DEAD for each in markers)
+        failed = sum(self.history.published[each].reply is ChaosReply.DEAD for each in markers)
         counts = {"succeeded": len(markers) - failed, "failed": failed, "cancelled": 0}
         return {"batchId": batch, "total": len(markers), **counts}
 
 
 @dataclass
-class Producer:
+class BatchProducer:
     """Publishes batch after batch, each in two calls, and each call until it is answered."""
 
     history: History
     callbacks: Callbacks
-    target: Target
+    target: LoopbackTarget
     callback_url: str
     url: Callable[[], str]
     client: httpx.AsyncClient
@@ -188,13 +188,13 @@ class Producer:
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.rule("P1", "P3", "CMD-2", "CMD-3", "CMD-4")
 async def test_killed_while_batches_go_through_every_reply_and_every_callback_comes(
-    tmp_path: Path, place: Place
+    tmp_path: Path, place: BatchPlace
 ) -> None:
     began, history = time.monotonic(), History()
     site = Site(tmp_path)
     configure(site, place)
     dice = random.Random(14)  # noqa: S311  repeatable
-    recorder, callbacks = Recorder(history, dice), Callbacks(history)
+    recorder, callbacks = ChaosRecorder(history, dice), Callbacks(history)
     url = "http://127.0.0.1:9"  # of the router that runs now
     async with (
         listening(recorder.script) as target,
@@ -202,7 +202,7 @@ async def test_killed_while_batches_go_through_every_reply_and_every_callback_co
         httpx.AsyncClient(trust_env=False) as client,
         asyncio.TaskGroup() as tasks,
     ):
-        producer = Producer(
+        producer = BatchProducer(
             *(history, callbacks, target, callback_target.url, lambda: url, client, dice)
         )
         publishing = tasks.create_task(producer.run())
@@ -230,7 +230,7 @@ async def test_killed_while_batches_go_through_every_reply_and_every_callback_co
     assert list(check(history)) == []
     outcomes = [(each["messageId"], each["outcome"]) for each in place.replies()]
     wanted = {
-        marker: "FAILED" if item.reply is Reply.DEAD else "SUCCESS"
+        marker: "FAILED" if item.reply is ChaosReply.DEAD else "SUCCESS"
         for marker, item in history.published.items()
     }
     # Reply and ACK are one transaction: no reply is missing, and none is there twice.
@@ -245,7 +245,7 @@ async def test_killed_while_batches_go_through_every_reply_and_every_callback_co
     )
 
 
-def configure(site: Site, place: Place) -> None:
+def configure(site: Site, place: BatchPlace) -> None:
     options = {"connections": 2, "visibilityTimeout": LEASE, "retry": RETRY}
     document = {
         "queues": [{"queueName": "orders", "queueUri": place.uri("orders"), **options}],

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.chaos.history import History, Item, Outcome, Post, Reply, check
+from tests.chaos.history import ChaosPost, ChaosReply, History, Item, PostOutcome, check
 
 
-def item(marker: str, group: str | None = None, reply: Reply = Reply.OK) -> Item:
+def item(marker: str, group: str | None = None, reply: ChaosReply = ChaosReply.OK) -> Item:
     """Return a message; all of them have the same id, so that only bodies tell them apart."""
     target = f"http://localhost/{marker}"
     return Item(marker, {"id": "m", "mediationTarget": target, "messageGroupId": group}, reply)
@@ -23,8 +23,8 @@ def post(
     ended: float,
     *,
     incarnation: int = 0,
-    outcome: Outcome = Outcome.ACCEPTED,
-) -> Post:
+    outcome: PostOutcome = PostOutcome.ACCEPTED,
+) -> ChaosPost:
     posted = history.begin(marker, incarnation, began)
     history.end(posted, outcome, ended)
     return posted
@@ -55,8 +55,8 @@ def test_a_body_that_was_answered_and_never_accepted_is_lost() -> None:
 
 
 @pytest.mark.rule("P1")
-@pytest.mark.parametrize("outcome", [Outcome.CUT, Outcome.FAILED, Outcome.REFUSED])
-def test_a_body_that_was_sent_and_not_accepted_is_lost_too(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [PostOutcome.CUT, PostOutcome.FAILED, PostOutcome.REFUSED])
+def test_a_body_that_was_sent_and_not_accepted_is_lost_too(outcome: PostOutcome) -> None:
     history = history_of(item("a"))
     history.answered.clear()
     post(history, "a", 0, 1, outcome=outcome)
@@ -75,10 +75,10 @@ def test_a_publication_that_was_never_answered_may_be_in_or_not() -> None:
 
 @pytest.mark.rule("P1", "DLQ-1")
 def test_a_dead_letter_counts_only_with_the_same_body() -> None:
-    a, b = item("a", reply=Reply.DEAD), item("b", reply=Reply.DEAD)
+    a, b = item("a", reply=ChaosReply.DEAD), item("b", reply=ChaosReply.DEAD)
     history = history_of(a, b)
-    post(history, "a", 0, 1, outcome=Outcome.REFUSED)
-    post(history, "b", 0, 1, outcome=Outcome.REFUSED)
+    post(history, "a", 0, 1, outcome=PostOutcome.REFUSED)
+    post(history, "b", 0, 1, outcome=PostOutcome.REFUSED)
     history.kept = [a.body, a.body]
 
     (violation,) = check(history)
@@ -99,7 +99,7 @@ def test_a_later_message_of_a_group_that_is_sent_first_is_out_of_order() -> None
 @pytest.mark.rule("P3")
 def test_a_group_goes_on_only_after_a_final_reply() -> None:
     history = history_of(item("a1", "a"), item("a2", "a"))
-    post(history, "a1", 0, 1, outcome=Outcome.FAILED)
+    post(history, "a1", 0, 1, outcome=PostOutcome.FAILED)
     post(history, "a2", 1, 2)
     post(history, "a1", 2, 3)
 
@@ -108,10 +108,10 @@ def test_a_group_goes_on_only_after_a_final_reply() -> None:
 
 @pytest.mark.rule("P3")
 def test_a_dead_letter_lets_its_group_go_on() -> None:
-    dead = item("a1", "a", Reply.DEAD)
+    dead = item("a1", "a", ChaosReply.DEAD)
     history = history_of(dead, item("a2", "a"))
     history.kept = [dead.body]
-    post(history, "a1", 0, 1, outcome=Outcome.REFUSED)
+    post(history, "a1", 0, 1, outcome=PostOutcome.REFUSED)
     post(history, "a2", 1, 2)
 
     assert broken(history) == []
@@ -120,7 +120,7 @@ def test_a_dead_letter_lets_its_group_go_on() -> None:
 @pytest.mark.rule("P3")
 def test_what_was_cut_by_a_crash_goes_again_before_its_group_goes_on() -> None:
     history = history_of(item("a1", "a"), item("a2", "a"))
-    post(history, "a1", 0, 1, outcome=Outcome.CUT)
+    post(history, "a1", 0, 1, outcome=PostOutcome.CUT)
     post(history, "a2", 2, 3, incarnation=1)
     post(history, "a1", 3, 4, incarnation=1)
 
@@ -169,7 +169,7 @@ def test_one_message_is_never_open_twice_at_once() -> None:
 @pytest.mark.rule("P2")
 def test_what_was_open_at_a_crash_does_not_count_against_the_next_process() -> None:
     history = history_of(item("x"))
-    post(history, "x", 0, 9, outcome=Outcome.CUT)
+    post(history, "x", 0, 9, outcome=PostOutcome.CUT)
     post(history, "x", 5, 6, incarnation=1)
 
     assert broken(history) == []

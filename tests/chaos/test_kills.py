@@ -7,7 +7,7 @@ import pytest
 
 from tests.chaos.__main__ import main
 from tests.chaos.brokers import BROKERS
-from tests.chaos.run import Wanted, run
+from tests.chaos.run import ChaosOrder, run
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 async def test_killed_under_load_it_loses_nothing_keeps_order_and_goes_on_within_a_second(
     tmp_path: Path,
 ) -> None:
-    result = await run(Wanted("sqlite", kills=5, seed=12), tmp_path, lambda _: None)
+    result = await run(ChaosOrder("sqlite", kills=5, seed=12), tmp_path, lambda _: None)
 
     assert list(result.violations) == []
     assert [kill.number for kill in result.kills] == [1, 2, 3, 4, 5]
@@ -33,7 +33,7 @@ async def test_killed_under_load_it_loses_nothing_keeps_order_and_goes_on_within
 async def test_killed_on_a_broker_it_loses_nothing_and_keeps_what_order_there_is(
     tmp_path: Path, broker: str
 ) -> None:
-    result = await run(Wanted(broker, kills=1, seed=12), tmp_path, lambda _: None)
+    result = await run(ChaosOrder(broker, kills=1, seed=12), tmp_path, lambda _: None)
 
     assert list(result.violations) == []
     assert [kill.in_flight > 0 for kill in result.kills] == [True]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.brokers import BROKERS
-from tests.chaos.history import History, Item, Outcome
-from tests.chaos.run import Wanted, explain, run
+from tests.chaos.history import History, Item, PostOutcome
+from tests.chaos.run import ChaosOrder, explain, run
 from tests.chaos.storm import Fault
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ async def test_in_a_storm_of_faults_nothing_is_lost_or_out_of_order(
 ) -> None:
     told: list[object] = []
 
-    result = await run(Wanted(broker, kills=0, seed=12, seconds=SECONDS), tmp_path, told.append)
+    result = await run(ChaosOrder(broker, kills=0, seed=12, seconds=SECONDS), tmp_path, told.append)
 
     assert list(result.violations) == []
     assert result.published > 50
@@ -34,7 +34,7 @@ async def test_in_a_storm_of_faults_nothing_is_lost_or_out_of_order(
 def test_a_duplicate_is_counted_under_the_last_fault_that_began_before_it() -> None:
     history = History(published={"a": Item("a", {"id": "a"})})
     for began in (1.0, 5.0, 9.0):
-        history.end(history.begin("a", 1, began), Outcome.ACCEPTED, began + 0.1)
+        history.end(history.begin("a", 1, began), PostOutcome.ACCEPTED, began + 0.1)
     faults = [Fault("kill", 1, 3.0, 4.0), Fault("cut", 1, 8.0, 8.0)]
 
     assert explain(history, faults) == {"kill": 1, "cut": 1}

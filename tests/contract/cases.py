@@ -96,7 +96,7 @@ class Case(Struct, frozen=True, kw_only=True):
         return QueueConfig(name="orders", uri=uri, visibility_timeout=lease)
 
 
-class Place(Protocol):
+class BrokerPlace(Protocol):
     """Where the queues of some cases are."""
 
     @property

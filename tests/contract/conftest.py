@@ -12,7 +12,7 @@ from router.brokers import BrokerRegistry
 from router.brokers.rabbitmq import connection as rabbitmq_connection
 from router.brokers.workers import Machine
 from tests.contract.activemq_place import ActiveMqPlace
-from tests.contract.cases import CASES, Case, Ends, Place, both_ends, params
+from tests.contract.cases import CASES, BrokerPlace, Case, Ends, both_ends, params
 from tests.contract.nats_place import NatsPlace
 from tests.contract.pgmq_place import PgmqPlace
 from tests.contract.postgres_place import PostgresPlace
@@ -31,7 +31,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cas
     chosen: Case = request.param
     if chosen.server is None:
         return chosen
-    place: Place = request.getfixturevalue(chosen.server)
+    place: BrokerPlace = request.getfixturevalue(chosen.server)
     for name, value in place.env.items():
         monkeypatch.setenv(name, value)
     return place.prepare(chosen)

@@ -23,7 +23,7 @@ ADDRESS = ActiveMqAddress((SERVER,), None, "orders", 1000, 5)
 WELCOME = {"version": "1.2", "heart-beat": "5000,10000"}
 
 
-class Wire(asyncio.Transport):
+class FakeWire(asyncio.Transport):
     """A broker's end of the connection, which answers every receipt unless it is told not to."""
 
     def __init__(self, connection: StompConnection, welcome: Mapping[str, str]) -> None:
@@ -63,9 +63,9 @@ class Wire(asyncio.Transport):
             self.tell("RECEIPT", {"receipt-id": frame.headers["receipt"]})
 
 
-async def connected(welcome: Mapping[str, str] = WELCOME) -> tuple[StompConnection, Wire]:
+async def connected(welcome: Mapping[str, str] = WELCOME) -> tuple[StompConnection, FakeWire]:
     connection = StompConnection(SERVER)
-    wire = Wire(connection, welcome)
+    wire = FakeWire(connection, welcome)
     connection.connection_made(wire)
     await connection.log_in(Login("us", "hunter2"), heartbeat=5)
     return connection, wire
@@ -87,7 +87,7 @@ def consumer(connection: StompConnection) -> Broker:
     )
 
 
-def push(wire: Wire, *names: str) -> None:
+def push(wire: FakeWire, *names: str) -> None:
     for name in names:
         wire.tell("MESSAGE", {"message-id": name, "ack": name}, name.encode())
 

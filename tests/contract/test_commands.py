@@ -16,7 +16,7 @@ from router.core.config import QueueConfig
 from router.core.message import parse
 from router.core.outcome import Reply
 from router.ports import Publication
-from tests.contract.cases import CASES, Case, Ends, Place, params, several
+from tests.contract.cases import CASES, BrokerPlace, Case, Ends, params, several
 from tests.support.fakes import FakeSender
 from tests.support.rig import Rig, body, pool, running
 
@@ -45,7 +45,7 @@ def on(names: list[str]) -> pytest.MarkDecorator:
 def reply_queue(request: pytest.FixtureRequest, case: Case, tmp_path: Path) -> QueueConfig:
     """Another queue on the same server."""
     assert case.server is not None
-    place: Place = request.getfixturevalue(case.server)
+    place: BrokerPlace = request.getfixturevalue(case.server)
     (unprepared,) = (each for each in CASES if each.name == case.name)
     return replace(place.prepare(unprepared).queue(tmp_path), name="replies")
 

@@ -38,7 +38,7 @@ SUCCESS = Ending(result=b'{"sum": 3}')
 FAILURE = Ending(Failure("E42", "no such order", 422))
 
 
-class Site(Struct, frozen=True):
+class StoreSite(Struct, frozen=True):
     """Both ends of one queue, its store, and the consuming end of another in the same database."""
 
     queue: QueueConfig
@@ -85,7 +85,7 @@ def uris(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.fixture
-async def site(anyio_backend: object, uris: tuple[str, str]) -> AsyncIterator[Site]:
+async def site(anyio_backend: object, uris: tuple[str, str]) -> AsyncIterator[StoreSite]:
     del anyio_backend
     async with BrokerRegistry(worker_id="worker-1", dedup_window=WINDOW) as brokers:
         queue = QueueConfig(name="orders", uri=uris[0], visibility_timeout=30.0)
@@ -100,7 +100,7 @@ async def site(anyio_backend: object, uris: tuple[str, str]) -> AsyncIterator[Si
             keeping as store,
             brokers.open_queue(replies) as other,
         ):
-            yield Site(queue, replies, broker, publisher, store, other)
+            yield StoreSite(queue, replies, broker, publisher, store, other)
 
 
 def message(
@@ -133,7 +133,7 @@ async def test_a_message_is_found_with_its_pool_and_its_group(site: Site) -> Non
 
 
 @pytest.mark.rule("CMD-2")
-async def test_a_message_is_found_from_its_publication_to_its_result(site: Site) -> None:
+async def test_a_message_is_found_from_its_publication_to_its_result(site: StoreSite) -> None:
     before = time.time()
     await site.put(message("a", payload={"x": 1}, correlationId="c-1"))
     ready = await site.found("a")
@@ -157,7 +157,7 @@ async def test_a_message_is_found_from_its_publication_to_its_result(site: Site)
 
 
 @pytest.mark.rule("CMD-2")
-async def test_a_failure_is_kept_with_its_code_text_and_status(site: Site) -> None:
+async def test_a_failure_is_kept_with_its_code_text_and_status(site: StoreSite) -> None:
     await site.put(message("a", payload=1), message("b", payload=1))
     first, second = await site.take()
 
@@ -174,7 +174,7 @@ async def test_a_failure_is_kept_with_its_code_text_and_status(site: Site) -> No
 
 
 @pytest.mark.rule("CMD-2")
-async def test_a_plain_ack_keeps_the_state_and_the_error(site: Site) -> None:
+async def test_a_plain_ack_keeps_the_state_and_the_error(site: StoreSite) -> None:
     await site.put(message("a"), message("b"))
     first, second = await site.take()
     await site.broker.ack([first])
@@ -188,7 +188,7 @@ async def test_a_plain_ack_keeps_the_state_and_the_error(site: Site) -> None:
 
 
 @pytest.mark.rule("CMD-2")
-async def test_a_message_keeps_how_often_it_was_sent_and_has_failed(site: Site) -> None:
+async def test_a_message_keeps_how_often_it_was_sent_and_has_failed(site: StoreSite) -> None:
     await site.put(*(message(name) for name in "abcd"))
     first, second, third, fourth = await site.take()
     await site.broker.nack(second, 0.0, Tally(1, 3))
@@ -205,7 +205,7 @@ async def test_a_message_keeps_how_often_it_was_sent_and_has_failed(site: Site) 
 
 
 @pytest.mark.rule("CMD-2")
-async def test_the_newest_publication_under_an_id_is_found(site: Site) -> None:
+async def test_the_newest_publication_under_an_id_is_found(site: StoreSite) -> None:
     await site.put(message("a", payload="one"))
     (handle,) = await site.take()
     await site.finisher.finish([Finish(handle, SUCCESS)])
@@ -218,7 +218,7 @@ async def test_the_newest_publication_under_an_id_is_found(site: Site) -> None:
 
 
 @pytest.mark.rule("CMD-2", "WQ-3")
-async def test_a_lost_lease_keeps_nothing_and_publishes_nothing(site: Site) -> None:
+async def test_a_lost_lease_keeps_nothing_and_publishes_nothing(site: StoreSite) -> None:
     await site.put(message("a", payload=1))
     (handle,) = await site.take()
     await site.broker.nack(handle, 0, UNTRIED)
@@ -233,7 +233,7 @@ async def test_a_lost_lease_keeps_nothing_and_publishes_nothing(site: Site) -> N
 
 
 @pytest.mark.rule("CMD-2")
-async def test_a_finish_that_is_sent_twice_is_no_error_and_publishes_once(site: Site) -> None:
+async def test_a_finish_that_is_sent_twice_is_no_error_and_publishes_once(site: StoreSite) -> None:
     await site.put(message("a"), message("b"))
     first, second = await site.take()
     once = Finish(first, SUCCESS, (OutgoingMessage(site.replies, message("r")),))
@@ -252,7 +252,7 @@ async def test_a_finish_that_is_sent_twice_is_no_error_and_publishes_once(site: 
 
 
 @pytest.mark.rule("CMD-3")
-async def test_what_goes_out_is_published_with_the_ack_and_wakes_who_waits(site: Site) -> None:
+async def test_what_goes_out_is_published_with_the_ack_and_wakes_who_waits(site: StoreSite) -> None:
     assert site.finisher.takes(site.replies)
     assert not site.finisher.takes(QueueConfig(name="x", uri="nats://host/?stream=x&consumer=c"))
     await site.put(message("a"))
@@ -271,7 +271,7 @@ async def test_what_goes_out_is_published_with_the_ack_and_wakes_who_waits(site:
     assert ids_of(await site.take_bodies()) == ["next"]
 
 
-async def test_a_finish_lets_the_next_of_its_group_go(site: Site) -> None:
+async def test_a_finish_lets_the_next_of_its_group_go(site: StoreSite) -> None:
     await site.put(message("a", messageGroupId="g"), message("b", messageGroupId="g"))
     (first,) = await site.take(1)
     assert await site.is_empty()
@@ -285,7 +285,7 @@ async def test_a_finish_lets_the_next_of_its_group_go(site: Site) -> None:
 
 
 @pytest.mark.rule("CMD-2")
-async def test_a_message_that_waits_is_cancelled_and_frees_its_group(site: Site) -> None:
+async def test_a_message_that_waits_is_cancelled_and_frees_its_group(site: StoreSite) -> None:
     await site.put(
         message("a", messageGroupId="g", not_before=time.time() + 3600),
         message("b", messageGroupId="g"),
@@ -302,7 +302,7 @@ async def test_a_message_that_waits_is_cancelled_and_frees_its_group(site: Site)
 
 
 @pytest.mark.rule("CMD-2")
-async def test_what_cannot_be_cancelled_says_why(site: Site) -> None:
+async def test_what_cannot_be_cancelled_says_why(site: StoreSite) -> None:
     await site.put(message("held"), message("ended"), message("twice"))
     _, ended, _ = await site.take()
     await site.broker.ack([ended])
@@ -315,7 +315,7 @@ async def test_what_cannot_be_cancelled_says_why(site: Site) -> None:
 
 
 @pytest.mark.rule("CMD-3")
-async def test_the_reply_of_a_cancelled_message_is_published_with_it(site: Site) -> None:
+async def test_the_reply_of_a_cancelled_message_is_published_with_it(site: StoreSite) -> None:
     item = message("a", replyTo="replies")
     await site.put(item)
     seen = []
@@ -331,7 +331,7 @@ async def test_the_reply_of_a_cancelled_message_is_published_with_it(site: Site)
 
 
 @pytest.mark.rule("CMD-2")
-async def test_cancelling_and_claiming_at_once_never_do_both(site: Site) -> None:
+async def test_cancelling_and_claiming_at_once_never_do_both(site: StoreSite) -> None:
     names = [f"m{number}" for number in range(40)]
     await site.put(*(message(name) for name in names))
 
@@ -359,7 +359,7 @@ async def test_cancelling_and_claiming_at_once_never_do_both(site: Site) -> None
 
 
 @pytest.mark.rule("CMD-5")
-async def test_a_message_waits_for_its_time_and_holds_its_lane_back(site: Site) -> None:
+async def test_a_message_waits_for_its_time_and_holds_its_lane_back(site: StoreSite) -> None:
     due = time.time() + 1.0
     await site.put(
         message("later", messageGroupId="g", not_before=due),
@@ -381,7 +381,7 @@ async def test_a_message_waits_for_its_time_and_holds_its_lane_back(site: Site) 
 
 
 @pytest.mark.rule("CMD-6", "WQ-1")
-async def test_a_duplicate_is_answered_with_the_id_of_the_one_that_is_kept(site: Site) -> None:
+async def test_a_duplicate_is_answered_with_the_id_of_the_one_that_is_kept(site: StoreSite) -> None:
     at_once = await site.put(
         message("a", dedup_key="k"), message("b", dedup_key="k"), message("c"), message("c")
     )
@@ -393,7 +393,7 @@ async def test_a_duplicate_is_answered_with_the_id_of_the_one_that_is_kept(site:
     assert later == ["a", True, False]
 
 
-async def several_ids(site: Site, count: int) -> list[str]:
+async def several_ids(site: StoreSite, count: int) -> list[str]:
     ids: list[str] = []
     while len(ids) < count:
         ids += ids_of(await site.take_bodies(count - len(ids)))
@@ -401,7 +401,7 @@ async def several_ids(site: Site, count: int) -> list[str]:
 
 
 @pytest.mark.rule("CMD-6")
-async def test_priorities_order_what_is_independent(site: Site) -> None:
+async def test_priorities_order_what_is_independent(site: StoreSite) -> None:
     await site.put(*(message(f"p{level}", priority=level) for level in (3, 0, 9, 5)))
     await site.put(message("high", highPriority=True), message("none"))
 
@@ -409,7 +409,9 @@ async def test_priorities_order_what_is_independent(site: Site) -> None:
 
 
 @pytest.mark.rule("CMD-6")
-async def test_priorities_order_the_heads_of_groups_and_only_nine_passes_within(site: Site) -> None:
+async def test_priorities_order_the_heads_of_groups_and_only_nine_passes_within(
+    site: StoreSite,
+) -> None:
     await site.put(
         message("g1", messageGroupId="g"),
         message("g2", messageGroupId="g", priority=8),
@@ -437,7 +439,7 @@ def payload_of(body: bytes) -> Any:
 
 
 @pytest.mark.rule("CMD-4")
-async def test_the_callback_comes_when_the_last_member_has_ended(site: Site) -> None:
+async def test_the_callback_comes_when_the_last_member_has_ended(site: StoreSite) -> None:
     added = await site.store.open_batch("b1", None, CALLBACK, members("abcd"))
     assert await site.store.cancel("d") is Cancellation.CANCELLED
     first, second, third = await site.take()
@@ -471,7 +473,7 @@ async def test_the_callback_comes_when_the_last_member_has_ended(site: Site) -> 
 
 
 @pytest.mark.rule("CMD-4")
-async def test_a_callback_wakes_who_waits(site: Site) -> None:
+async def test_a_callback_wakes_who_waits(site: StoreSite) -> None:
     await site.store.open_batch("b1", None, CALLBACK, members("a"))
     (handle,) = await site.take()
     waiting = asyncio.create_task(site.broker.receive(10))
@@ -483,7 +485,7 @@ async def test_a_callback_wakes_who_waits(site: Site) -> None:
 
 
 @pytest.mark.rule("CMD-4")
-async def test_a_batch_with_a_size_is_complete_with_its_last_member(site: Site) -> None:
+async def test_a_batch_with_a_size_is_complete_with_its_last_member(site: StoreSite) -> None:
     await site.store.open_batch("b1", 3, CALLBACK, members("a"))
     (handle,) = await site.take()
     await site.broker.ack([handle])
@@ -503,7 +505,7 @@ async def test_a_batch_with_a_size_is_complete_with_its_last_member(site: Site) 
 
 @pytest.mark.rule("CMD-4")
 async def test_a_batch_that_exists_in_another_way_is_a_conflict_and_nothing_is_published(
-    site: Site,
+    site: StoreSite,
 ) -> None:
     await site.store.open_batch("b1", 5, CALLBACK, members("a"))
     for size, callback in ((5, message("other")), (6, CALLBACK)):
@@ -519,7 +521,7 @@ async def test_a_batch_that_exists_in_another_way_is_a_conflict_and_nothing_is_p
 
 
 @pytest.mark.rule("CMD-4")
-async def test_what_is_published_elsewhere_counts_not_as_a_member(site: Site) -> None:
+async def test_what_is_published_elsewhere_counts_not_as_a_member(site: StoreSite) -> None:
     await site.put(*members("ab"))
     added = await site.store.open_batch("b1", None, CALLBACK, members("ab"))
     also = await site.store.open_batch("b2", None, CALLBACK, members("ab"))
@@ -529,7 +531,7 @@ async def test_what_is_published_elsewhere_counts_not_as_a_member(site: Site) ->
 
 
 @pytest.mark.rule("CMD-4")
-async def test_an_empty_batch_is_complete_at_once(site: Site) -> None:
+async def test_an_empty_batch_is_complete_at_once(site: StoreSite) -> None:
     assert await site.store.open_batch("b1", None, CALLBACK, []) == 0
 
     (callback,) = await site.take_bodies()
@@ -538,7 +540,7 @@ async def test_an_empty_batch_is_complete_at_once(site: Site) -> None:
 
 
 @pytest.mark.rule("CMD-4")
-async def test_members_of_several_batches_end_in_one_call(site: Site) -> None:
+async def test_members_of_several_batches_end_in_one_call(site: StoreSite) -> None:
     for name in "xyz":
         await site.store.open_batch(name, None, message(f"done-{name}"), members("abc"))
     handles = await site.take()
@@ -551,7 +553,7 @@ async def test_members_of_several_batches_end_in_one_call(site: Site) -> None:
 
 @pytest.mark.slow
 @pytest.mark.rule("CMD-4", "P4")
-async def test_a_hundred_thousand_messages_are_one_batch(site: Site) -> None:
+async def test_a_hundred_thousand_messages_are_one_batch(site: StoreSite) -> None:
     total, chunk = 100_000, 1_000
     seconds = []
     for first in range(0, total, chunk):
@@ -578,7 +580,7 @@ async def test_a_hundred_thousand_messages_are_one_batch(site: Site) -> None:
 
 
 @pytest.mark.rule("CMD-10")
-async def test_a_tick_is_published_once_and_never_an_older_one(site: Site) -> None:
+async def test_a_tick_is_published_once_and_never_an_older_one(site: StoreSite) -> None:
     assert await site.store.last_tick("nightly") is None
 
     answers = [
@@ -593,7 +595,7 @@ async def test_a_tick_is_published_once_and_never_an_older_one(site: Site) -> No
 
 
 @pytest.mark.rule("CMD-10")
-async def test_replicas_publish_a_tick_once(site: Site) -> None:
+async def test_replicas_publish_a_tick_once(site: StoreSite) -> None:
     answers = await asyncio.gather(
         *(site.store.publish_tick("s", 60, message("s-60", payload=n)) for n in range(8))
     )

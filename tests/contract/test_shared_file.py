@@ -282,7 +282,7 @@ async def test_all_queues_of_a_file_share_its_threads(tmp_path: Path) -> None:
     assert received == [["a"], ["a", "b"]]
 
 
-class Desk:
+class FileDesk:
     """Someone who has work done at a file, and asks who did it."""
 
     def __init__(self, file: FileDatabase) -> None:
@@ -299,9 +299,9 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def desk(tmp_path: Path) -> AsyncIterator[FileDesk]:
     file = FileDatabase(tmp_path / "queue.db")
-    yield Desk(file)
+    yield FileDesk(file)
     await file.close()
 
 
@@ -309,7 +309,7 @@ LOOP, THREAD = "MainThread", "sqlite queue.db_0"
 
 
 @pytest.mark.rule("P5")
-async def test_the_event_loop_does_what_is_quick_and_a_thread_what_may_wait(desk: Desk) -> None:
+async def test_the_event_loop_does_what_is_quick_and_a_thread_what_may_wait(desk: FileDesk) -> None:
     opening = await desk.worker()
     quick = await desk.worker()
     large = await desk.worker(is_large=True)
@@ -320,7 +320,7 @@ async def test_the_event_loop_does_what_is_quick_and_a_thread_what_may_wait(desk
 
 @pytest.mark.rule("P5")
 async def test_a_turn_that_held_the_loop_up_is_the_last_for_a_while(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: FileDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "CAUTION_SECONDS", 0.3)
     await desk.file.prepare()
@@ -335,7 +335,7 @@ async def test_a_turn_that_held_the_loop_up_is_the_last_for_a_while(
 
 @pytest.mark.rule("P5")
 async def test_another_process_with_the_lock_holds_up_no_one_else(
-    desk: Desk, queue: QueueConfig
+    desk: FileDesk, queue: QueueConfig
 ) -> None:
     await desk.file.prepare()
     async with locked_by_another_process(queue):
@@ -351,7 +351,9 @@ async def test_another_process_with_the_lock_holds_up_no_one_else(
 
 
 @pytest.mark.rule("WQ-1")
-async def test_the_log_is_written_back_to_the_file_now_and_then(desk: Desk, tmp_path: Path) -> None:
+async def test_the_log_is_written_back_to_the_file_now_and_then(
+    desk: FileDesk, tmp_path: Path
+) -> None:
     await desk.file.run(lambda db: db.execute("CREATE TABLE kept (number)").close())
     for _ in range(database.CHECKPOINT_TURNS):
         await desk.worker()
@@ -361,7 +363,7 @@ async def test_the_log_is_written_back_to_the_file_now_and_then(desk: Desk, tmp_
 
 
 @pytest.mark.rule("WQ-1")
-async def test_closing_a_file_finishes_what_was_asked_for(desk: Desk) -> None:
+async def test_closing_a_file_finishes_what_was_asked_for(desk: FileDesk) -> None:
     first = asyncio.ensure_future(desk.worker(seconds=0.1, is_large=True))
     await asyncio.sleep(0.05)
     second = asyncio.ensure_future(desk.worker())
@@ -373,7 +375,7 @@ async def test_closing_a_file_finishes_what_was_asked_for(desk: Desk) -> None:
 
 
 @pytest.mark.rule("WQ-1")
-async def test_a_new_log_is_begun_by_the_thread_as_the_disk_is_waited_for(desk: Desk) -> None:
+async def test_a_new_log_is_begun_by_the_thread_as_the_disk_is_waited_for(desk: FileDesk) -> None:
     await desk.file.run(lambda db: db.execute("CREATE TABLE kept (number)").close())
     for _ in range(database.CHECKPOINT_TURNS):
         await desk.worker()
@@ -388,7 +390,7 @@ async def test_a_new_log_is_begun_by_the_thread_as_the_disk_is_waited_for(desk: 
 
 
 @pytest.mark.rule("WQ-1")
-async def test_who_gave_up_waiting_claims_nothing(desk: Desk) -> None:
+async def test_who_gave_up_waiting_claims_nothing(desk: FileDesk) -> None:
     done: list[str] = []
     await desk.file.prepare()
     giving_up = asyncio.ensure_future(desk.file.run(lambda _: done.append("given up")))
@@ -402,7 +404,7 @@ async def test_who_gave_up_waiting_claims_nothing(desk: Desk) -> None:
 
 
 @pytest.mark.rule("WQ-1")
-async def test_a_closed_file_keeps_nothing_more(desk: Desk) -> None:
+async def test_a_closed_file_keeps_nothing_more(desk: FileDesk) -> None:
     await desk.file.prepare()
     await desk.file.close()
 
@@ -427,7 +429,7 @@ async def test_no_body_stays_behind_when_a_queue_is_closed(
 @pytest.mark.rule("P5")
 @pytest.mark.parametrize(("size", "publisher"), [(1_000, LOOP), (100_000, THREAD)])
 async def test_large_bodies_are_published_by_the_thread_and_read_beside_the_loop(
-    desk: Desk, size: int, publisher: str
+    desk: FileDesk, size: int, publisher: str
 ) -> None:
     workers: list[str] = []
 
@@ -450,7 +452,7 @@ async def test_large_bodies_are_published_by_the_thread_and_read_beside_the_loop
 
 
 @pytest.mark.rule("WQ-2")
-async def test_what_a_receiver_waits_for_is_claimed_in_the_same_transaction(desk: Desk) -> None:
+async def test_what_a_receiver_waits_for_is_claimed_in_the_same_transaction(desk: FileDesk) -> None:
     queue = WorkQueue(
         desk.file, QueueTable("orders", "worker-1", 300.0, time.time, time.time), 30.0
     )

@@ -9,7 +9,7 @@ from playwright.async_api import Browser, async_playwright
 
 from tests.acceptance.site import Site
 from tests.dashboard.screen import Screen
-from tests.outbound.servers import Target, listening
+from tests.outbound.servers import LoopbackTarget, listening
 from tests.support.servers.base import free_port, needed
 
 
@@ -45,7 +45,7 @@ def site(tmp_path: Path) -> Site:
 
 
 @pytest.fixture
-async def target() -> AsyncIterator[Target]:
+async def target() -> AsyncIterator[LoopbackTarget]:
     """One that accepts everything."""
     async with listening() as polite:
         yield polite

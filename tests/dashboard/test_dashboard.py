@@ -8,7 +8,7 @@ from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, first, ids, message
 from tests.api.issuer import AUDIENCE, ec_key, issuing
 from tests.dashboard.screen import Screen
-from tests.outbound.servers import Target, answering, listening, writing
+from tests.outbound.servers import LoopbackTarget, answering, listening, writing
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -17,7 +17,7 @@ VIEWS = ("overview", "messages", "tasks", "warnings", "dead-letters", "configura
 HOSTILE = "<img src=x onerror=document.title='broken-in'>"
 
 
-async def dead_letter_one(router: RouterProcess, target: Target, message_id: str) -> None:
+async def dead_letter_one(router: RouterProcess, target: LoopbackTarget, message_id: str) -> None:
     await router.publish([message(message_id, target)])
     await router.letters("CONFIG_ERROR")
 
@@ -35,7 +35,7 @@ async def test_the_state_the_queues_and_the_pools_are_shown(site: Site, screen: 
 
 @pytest.mark.rule("OPS-3")
 async def test_the_figures_move_without_a_reload(
-    site: Site, screen: Screen, target: Target
+    site: Site, screen: Screen, target: LoopbackTarget
 ) -> None:
     async with site.router() as router:
         await screen.visit(router.url)
@@ -173,7 +173,7 @@ async def test_the_details_of_a_message_in_flight_are_one_press_away(
 
 @pytest.mark.rule("CMD-10")
 async def test_schedules_are_shown_with_their_next_run(
-    site: Site, screen: Screen, target: Target
+    site: Site, screen: Screen, target: LoopbackTarget
 ) -> None:
     nightly = {"name": "nightly", "cron": "30 2 * * *", "timezone": "Europe/Berlin"}
     often = {"name": "often", "everySeconds": 2}
@@ -193,7 +193,7 @@ async def test_schedules_are_shown_with_their_next_run(
 
 @pytest.mark.rule("CMD-4")
 async def test_a_batch_is_watched_until_it_is_complete(
-    site: Site, screen: Screen, target: Target
+    site: Site, screen: Screen, target: LoopbackTarget
 ) -> None:
     gate = Gate()
     async with listening(gate.script) as closed, site.router() as router:
@@ -223,7 +223,9 @@ async def test_a_batch_is_watched_until_it_is_complete(
 
 
 @pytest.mark.rule("OPS-2")
-async def test_a_warning_is_acknowledged(site: Site, screen: Screen, target: Target) -> None:
+async def test_a_warning_is_acknowledged(
+    site: Site, screen: Screen, target: LoopbackTarget
+) -> None:
     async with site.router() as router:
         await router.publish([message("m", target, pool="NOWHERE")])
         await screen.visit(router.url, "warnings")
@@ -443,7 +445,7 @@ async def test_nothing_is_asked_of_anyone_but_the_router(site: Site, screen: Scr
 @pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize("view", VIEWS)
 async def test_a_phone_is_wide_enough(
-    site: Site, screen: Screen, target: Target, view: str
+    site: Site, screen: Screen, target: LoopbackTarget, view: str
 ) -> None:
     await screen.page.set_viewport_size({"width": 390, "height": 844})
     async with listening(answering(404)) as wrong, site.router() as router:

@@ -22,7 +22,7 @@ from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Broker, Disconnected, Publication, Publisher, Traits, Unsettled
 from tests.support.fakes import OK, REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost
-from tests.support.finishing import Finishing
+from tests.support.finishing import FinishingBrokers
 from tests.support.queues import FakeQueues
 from tests.support.rig import QUEUE, WALL_AT_START, Rig, body, ended, pool, running
 
@@ -336,12 +336,12 @@ class TestFinishers:
     @asynccontextmanager
     async def keeping(
         self, *answers: Reply, elsewhere: frozenset[str] = frozenset()
-    ) -> AsyncIterator[tuple[Stage, Finishing]]:
+    ) -> AsyncIterator[tuple[Stage, FinishingBrokers]]:
         sender = FakeSender(takes=TAKES)
         sender.script("a", *answers)
         queue = ScriptedQueue(lease_seconds=30)
         brokers = SplitBrokers(Scripted(q=queue))
-        finishing = Finishing(brokers, elsewhere)
+        finishing = FinishingBrokers(brokers, elsewhere)
         async with running(
             pool("P"), sender=sender, brokers=finishing, reply_queues=[REPLIES]
         ) as rig:

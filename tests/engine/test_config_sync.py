@@ -49,7 +49,7 @@ class Source:
 
 
 @dataclass
-class Router:
+class SyncRouter:
     """What the configuration is applied to, and what it is told."""
 
     applied: list[tuple[float, RoutingConfig]] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Router:
 
 
 def syncing(
-    router: Router, *sources: Source, allow_empty: bool = False, max_connections: int = 1000
+    router: SyncRouter, *sources: Source, allow_empty: bool = False, max_connections: int = 1000
 ) -> ConfigSync:
     rules = SyncRules(naming=NAMING, allow_empty=allow_empty, max_connections=max_connections)
     alerts = Alerts(WarningBook(), now, router.note)
@@ -86,7 +86,7 @@ def syncing(
 
 @pytest.mark.rule("CFG-2", "CFG-3")
 async def test_the_first_sync_applies_at_once() -> None:
-    router, source = Router(), Source([queues("a")])
+    router, source = SyncRouter(), Source([queues("a")])
 
     result = await syncing(router, source).sync(first=True)
 
@@ -102,7 +102,7 @@ async def test_the_first_sync_applies_at_once() -> None:
 async def test_a_failing_sync_makes_twelve_attempts_five_seconds_apart(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    router, source = Router(), Source([DOWN])
+    router, source = SyncRouter(), Source([DOWN])
 
     result = await syncing(router, source).sync(first=True)
 
@@ -119,7 +119,7 @@ async def test_a_failing_sync_makes_twelve_attempts_five_seconds_apart(
 async def test_the_pause_comes_after_a_slow_attempt() -> None:
     source = Source([DOWN, DOWN, queues("a")], takes=10)
 
-    result = await syncing(Router(), source).sync(first=True)
+    result = await syncing(SyncRouter(), source).sync(first=True)
 
     assert source.asked == [0, 15, 30]
     assert result.ok
@@ -128,7 +128,7 @@ async def test_the_pause_comes_after_a_slow_attempt() -> None:
 @pytest.mark.rule("CFG-3")
 @pytest.mark.parametrize(("first", "severity"), [(True, Severity.CRITICAL), (False, Severity.WARN)])
 async def test_a_failed_sync_is_critical_only_at_the_start(first: bool, severity: Severity) -> None:
-    router = Router()
+    router = SyncRouter()
 
     await syncing(router, Source([DOWN])).sync(first=first)
 
@@ -138,7 +138,7 @@ async def test_a_failed_sync_is_critical_only_at_the_start(first: bool, severity
 
 @pytest.mark.rule("CFG-3", "CFG-5")
 async def test_a_wrong_document_is_a_failed_attempt() -> None:
-    router, source = Router(), Source([b"<html>", b'{"queues": 7}', queues("a")])
+    router, source = SyncRouter(), Source([b"<html>", b'{"queues": 7}', queues("a")])
 
     result = await syncing(router, source).sync(first=True)
 
@@ -149,7 +149,7 @@ async def test_a_wrong_document_is_a_failed_attempt() -> None:
 
 @pytest.mark.rule("CFG-3")
 async def test_a_later_sync_that_fails_leaves_what_runs() -> None:
-    router, source = Router(), Source([queues("a"), DOWN])
+    router, source = SyncRouter(), Source([queues("a"), DOWN])
     sync = syncing(router, source)
     await sync.sync(first=True)
 
@@ -163,7 +163,7 @@ async def test_a_later_sync_that_fails_leaves_what_runs() -> None:
 
 @pytest.mark.rule("CFG-3", "CFG-5")
 async def test_a_document_that_would_empty_a_running_router_is_a_failed_attempt() -> None:
-    router, source = Router(), Source([queues("a"), b'{"queues": []}'])
+    router, source = SyncRouter(), Source([queues("a"), b'{"queues": []}'])
     sync = syncing(router, source)
     await sync.sync(first=True)
 
@@ -176,7 +176,7 @@ async def test_a_document_that_would_empty_a_running_router_is_a_failed_attempt(
 
 @pytest.mark.rule("CFG-5")
 async def test_an_emptying_document_is_applied_if_that_is_allowed() -> None:
-    router, source = Router(), Source([queues("a"), b'{"queues": []}'])
+    router, source = SyncRouter(), Source([queues("a"), b'{"queues": []}'])
     sync = syncing(router, source, allow_empty=True)
     await sync.sync(first=True)
 
@@ -188,7 +188,7 @@ async def test_an_emptying_document_is_applied_if_that_is_allowed() -> None:
 
 @pytest.mark.rule("CFG-5", "P4")
 async def test_b10_the_sum_of_connections_is_limited() -> None:
-    router = Router()
+    router = SyncRouter()
     sync = syncing(router, Source([queues("a", "b", connections=100)]), max_connections=50)
 
     await sync.sync(first=True)
@@ -203,7 +203,7 @@ async def test_b10_the_sum_of_connections_is_limited() -> None:
 
 @pytest.mark.rule("CFG-5")
 async def test_a_router_may_start_without_queues() -> None:
-    router = Router()
+    router = SyncRouter()
 
     result = await syncing(router, Source([b'{"queues": []}'])).sync(first=True)
 
@@ -217,7 +217,7 @@ async def test_problems_are_warned_of_and_a_skipped_entry_stays_as_it_was() -> N
         "queues": [{"queueName": "a", "queueUri": "ftp://x"}, {"queueName": "b"}],
         "processingPools": [{"code": "A", "ordering": "strict"}],
     }
-    router = Router()
+    router = SyncRouter()
     sync = syncing(router, Source([queues("a"), json.dumps(damaged).encode()]))
     await sync.sync(first=True)
 
@@ -242,7 +242,7 @@ async def test_problems_are_warned_of_and_a_skipped_entry_stays_as_it_was() -> N
 
 @pytest.mark.rule("CFG-4")
 async def test_several_sources_are_asked_side_by_side_and_united() -> None:
-    router = Router()
+    router = SyncRouter()
     one, two = Source([queues("a")], "one", 4), Source([queues("b")], "two", 4)
 
     await syncing(router, one, two).sync(first=True)
@@ -253,7 +253,7 @@ async def test_several_sources_are_asked_side_by_side_and_united() -> None:
 
 @pytest.mark.rule("CFG-4")
 async def test_the_first_source_wins_a_conflict_with_a_warning() -> None:
-    router = Router()
+    router = SyncRouter()
     one, two = Source([queues("a")], "one"), Source([queues("a", connections=2)], "two")
 
     await syncing(router, one, two).sync(first=True)
@@ -266,7 +266,7 @@ async def test_the_first_source_wins_a_conflict_with_a_warning() -> None:
 async def test_one_good_source_is_enough_and_a_failed_one_counts_with_its_last_document(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    router = Router()
+    router = SyncRouter()
     one, two = Source([queues("a"), DOWN], "one"), Source([queues("b"), queues("c")], "two")
     sync = syncing(router, one, two)
     await sync.sync(first=True)
@@ -281,7 +281,7 @@ async def test_one_good_source_is_enough_and_a_failed_one_counts_with_its_last_d
 
 @pytest.mark.rule("CFG-4")
 async def test_a_source_that_never_answered_counts_for_nothing() -> None:
-    router = Router()
+    router = SyncRouter()
 
     result = await syncing(router, Source([DOWN], "one"), Source([queues("b")], "two")).sync(
         first=True
@@ -294,7 +294,7 @@ async def test_a_source_that_never_answered_counts_for_nothing() -> None:
 @pytest.mark.rule("CFG-4", "CFG-5")
 async def test_a_document_that_was_refused_does_not_become_the_last_good_one() -> None:
     nothing = b'{"queues": []}'
-    router = Router()
+    router = SyncRouter()
     one, two = Source([queues("a"), nothing, DOWN], "one"), Source([nothing], "two")
     sync = syncing(router, one, two)
     await sync.sync(first=True)
@@ -308,7 +308,7 @@ async def test_a_document_that_was_refused_does_not_become_the_last_good_one() -
 
 @pytest.mark.rule("CFG-8")
 async def test_a_reload_makes_one_attempt_and_tells_the_changes() -> None:
-    router, source = Router(), Source([queues("a"), queues("a", "b")])
+    router, source = SyncRouter(), Source([queues("a"), queues("a", "b")])
     sync = syncing(router, source)
     await sync.sync(first=True)
 
@@ -320,7 +320,7 @@ async def test_a_reload_makes_one_attempt_and_tells_the_changes() -> None:
 
 @pytest.mark.rule("CFG-8")
 async def test_a_reload_that_fails_says_why_after_one_attempt() -> None:
-    router, source = Router(), Source([DOWN])
+    router, source = SyncRouter(), Source([DOWN])
 
     with pytest.raises(SyncFailed, match=r"^one: cannot connect$"):
         await syncing(router, source).reload()
@@ -332,7 +332,7 @@ async def test_a_reload_that_fails_says_why_after_one_attempt() -> None:
 @pytest.mark.rule("CFG-8")
 async def test_syncs_never_overlap() -> None:
     source = Source([DOWN, DOWN, queues("a")], takes=2)
-    sync = syncing(Router(), source)
+    sync = syncing(SyncRouter(), source)
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(sync.sync(first=True))
@@ -343,7 +343,7 @@ async def test_syncs_never_overlap() -> None:
 
 @pytest.mark.rule("CFG-6")
 async def test_an_unchanged_document_is_applied_again() -> None:
-    router = Router()
+    router = SyncRouter()
     sync = syncing(router, Source([queues("a")]))
     await sync.sync(first=True)
 
@@ -355,7 +355,7 @@ async def test_an_unchanged_document_is_applied_again() -> None:
 
 @pytest.mark.rule("CFG-3")
 async def test_what_could_not_be_applied_is_not_taken_for_applied() -> None:
-    router = Router(fails=True)
+    router = SyncRouter(fails=True)
     sync = syncing(router, Source([queues("a")]))
 
     with pytest.raises(RuntimeError):
@@ -369,7 +369,7 @@ async def test_what_could_not_be_applied_is_not_taken_for_applied() -> None:
 @pytest.mark.rule("CFG-2")
 async def test_syncs_are_repeated_at_their_interval_give_or_take_a_tenth() -> None:
     source = Source([queues("a")])
-    sync = syncing(Router(), source)
+    sync = syncing(SyncRouter(), source)
     draws = iter([270.0, 330.0, 300.0, 300.0])
     limits: list[tuple[float, float]] = []
 
@@ -388,7 +388,7 @@ async def test_syncs_are_repeated_at_their_interval_give_or_take_a_tenth() -> No
 @pytest.mark.rule("OPS-4")
 @pytest.mark.parametrize("instant", [1, 3, 62])
 async def test_a_sync_stops_at_once_and_leaves_no_task_behind(instant: float) -> None:
-    router, source = Router(), Source([DOWN], takes=2)
+    router, source = SyncRouter(), Source([DOWN], takes=2)
     before = asyncio.all_tasks()
 
     with pytest.raises(TimeoutError):
@@ -404,7 +404,7 @@ async def test_a_sync_stops_at_once_and_leaves_no_task_behind(instant: float) ->
 async def test_the_status_before_and_after_a_sync() -> None:
     good = {"queues": [{"queueUri": "memory://me:hunter2@a?token=hunter2"}]}
     sources: Sequence[Source] = [Source([json.dumps(good).encode()], "one"), Source([DOWN], "two")]
-    sync = syncing(Router(), *sources)
+    sync = syncing(SyncRouter(), *sources)
     before = sync.status()
     assert sync.counts == SyncCounts()
 
@@ -428,7 +428,7 @@ async def test_the_status_before_and_after_a_sync() -> None:
 @pytest.mark.rule("CFG-6")
 async def test_a_pool_is_applied_as_the_document_says() -> None:
     body = b'{"processingPools": [{"code": "A", "concurrency": 10, "rateLimitPerMinute": 0}]}'
-    router = Router()
+    router = SyncRouter()
 
     await syncing(router, Source([body])).sync(first=True)
 
@@ -442,7 +442,7 @@ async def test_a_large_document_is_read_while_messages_go_on(
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(SWITCH_SECONDS)  # as a router does: the thread leaves the loop its turns
     names = [f"q{number}" for number in range(5000)]
-    router, source = Router(), Source([queues(*names)])
+    router, source = SyncRouter(), Source([queues(*names)])
     syncing_it = asyncio.create_task(syncing(router, source, max_connections=5000).sync(first=True))
     turns = 0
     while not syncing_it.done():

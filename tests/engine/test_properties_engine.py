@@ -99,7 +99,7 @@ def check_books(rig: Rig) -> None:
 
 
 @dataclass(frozen=True)
-class Story:
+class EventPlan:
     queue: QueueConfig
     messages: Sequence[bytes]
     answers: dict[str, list[tuple[str, float]]]
@@ -110,7 +110,7 @@ class Story:
         return {f"m{n}" for n in range(len(self.messages))}
 
 
-async def happen(rig: Rig, plug: Unpluggable, event: str, story: Story) -> None:
+async def happen(rig: Rig, plug: Unpluggable, event: str, story: EventPlan) -> None:
     queue = (story.queue,)
     match event:
         case "unplug":
@@ -157,7 +157,7 @@ EVENTS = (
 
 
 @st.composite
-def stories(draw: st.DrawFn) -> Story:
+def stories(draw: st.DrawFn) -> EventPlan:
     groups, lease = draw(st.sampled_from(["hold", "free"])), draw(st.sampled_from(["5", "none"]))
     count = draw(st.integers(1, 12))
     fields = st.fixed_dictionaries(
@@ -173,7 +173,7 @@ def stories(draw: st.DrawFn) -> Story:
     for message in messages:
         if message["dispatchMode"] == "IMMEDIATE":
             message["messageGroupId"] = ""  # such a one has no group
-    return Story(
+    return EventPlan(
         queue=QueueConfig(
             name="q",
             uri=f"memory://q?groups={groups}&lease={lease}",
@@ -197,7 +197,9 @@ def stories(draw: st.DrawFn) -> Story:
 
 
 @asynccontextmanager
-async def checked(plug: Unpluggable, sender: WatchfulSender, story: Story) -> AsyncIterator[Rig]:
+async def checked(
+    plug: Unpluggable, sender: WatchfulSender, story: EventPlan
+) -> AsyncIterator[Rig]:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, CheckingLoop)
     async with running(*POOLS, sender=sender, brokers=plug, queues=(story.queue,)) as rig:
@@ -208,7 +210,7 @@ async def checked(plug: Unpluggable, sender: WatchfulSender, story: Story) -> As
             loop.check = lambda: None
 
 
-async def tell(story: Story, rig: Rig, plug: Unpluggable) -> None:
+async def tell(story: EventPlan, rig: Rig, plug: Unpluggable) -> None:
     started = asyncio.get_running_loop().time()
     await rig.publish(*story.messages, queue=story.queue)
     for at, event in story.events:
@@ -216,7 +218,7 @@ async def tell(story: Story, rig: Rig, plug: Unpluggable) -> None:
         await happen(rig, plug, event, story)
 
 
-def ended_well(story: Story, sender: WatchfulSender, *rigs: Rig) -> bool:
+def ended_well(story: EventPlan, sender: WatchfulSender, *rigs: Rig) -> bool:
     dead = {letter.message_id for rig in rigs for letter in rig.letters.letters}
     return story.ids <= sender.accepted | dead
 
@@ -229,7 +231,7 @@ some = settings(
 @pytest.mark.rule("P1", "P2", "P3", "OPS-6", "ROUTE-7", "BRK-6", "CFG-7", "CFG-6", "CFG-9")
 @some
 @given(stories())
-def test_whatever_happens_every_message_is_delivered_in_the_end(story: Story) -> None:
+def test_whatever_happens_every_message_is_delivered_in_the_end(story: EventPlan) -> None:
     sender = WatchfulSender(drawn={key: list(value) for key, value in story.answers.items()})
 
     async def run() -> None:
@@ -257,7 +259,7 @@ def test_whatever_happens_every_message_is_delivered_in_the_end(story: Story) ->
     st.sampled_from([0.0, 2.0, 30.0]),
 )
 def test_what_a_router_leaves_behind_when_it_ends_the_next_one_delivers(
-    story: Story, more: float, grace: float
+    story: EventPlan, more: float, grace: float
 ) -> None:
     sender = WatchfulSender(drawn={key: list(value) for key, value in story.answers.items()})
 

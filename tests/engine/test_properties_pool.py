@@ -43,7 +43,7 @@ async def _as_coroutine(story: Callable[[], Awaitable[None]]) -> None:
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentRequest:
     """One message of a story, and what its target will answer, POST by POST."""
 
     group: int
@@ -58,10 +58,10 @@ class Sent:
         return body(f"{number:03}", highPriority=self.high, dispatchMode=self.mode, **fields)
 
 
-def stories(*, modes: bool = True, most: int = 25) -> st.SearchStrategy[list[Sent]]:
+def stories(*, modes: bool = True, most: int = 25) -> st.SearchStrategy[list[SentRequest]]:
     return st.lists(
         st.builds(
-            Sent,
+            SentRequest,
             group=st.integers(0, 3),
             high=st.booleans(),
             mode=st.sampled_from([None, None, "NEXT_ON_ERROR", "IMMEDIATE"] if modes else [None]),
@@ -98,7 +98,7 @@ class Observer(FakeSender):
         return answer
 
 
-def observer(story: list[Sent]) -> Observer:
+def observer(story: list[SentRequest]) -> Observer:
     sender = Observer()
     for number, each in enumerate(story):
         sender.script(f"{number:03}", *each.answers)
@@ -106,7 +106,7 @@ def observer(story: list[Sent]) -> Observer:
     return sender
 
 
-async def tell(rig: Rig, story: list[Sent]) -> None:
+async def tell(rig: Rig, story: list[SentRequest]) -> None:
     for number, each in enumerate(story):
         if each.pause:
             await asyncio.sleep(each.pause)
@@ -125,7 +125,7 @@ async def until_settled(rig: Rig, sender: Observer, count: int) -> None:
 @given(story=stories(modes=False), concurrency=st.integers(1, 4))
 @SETTINGS
 def test_where_the_broker_holds_groups_back_each_tier_ends_in_the_order_of_publishing(
-    story: list[Sent], concurrency: int
+    story: list[SentRequest], concurrency: int
 ) -> None:
     sender = observer(story)
 
@@ -154,7 +154,7 @@ def test_where_the_broker_holds_groups_back_each_tier_ends_in_the_order_of_publi
 )
 @SETTINGS
 def test_everything_is_delivered_in_the_end_and_nothing_is_left_behind(
-    story: list[Sent], concurrency: int, *, free: bool, rate: int | None
+    story: list[SentRequest], concurrency: int, *, free: bool, rate: int | None
 ) -> None:
     sender = observer(story)
     queue = FREE_QUEUE if free else QUEUE
@@ -252,7 +252,7 @@ def test_no_window_holds_more_than_the_burst_and_the_rate(
 )
 @SETTINGS
 def test_a_pool_that_comes_and_goes_loses_nothing_and_keeps_groups_apart(
-    story: list[Sent], comings: list[float], *, free: bool, rate: int | None
+    story: list[SentRequest], comings: list[float], *, free: bool, rate: int | None
 ) -> None:
     sender = observer(story)
     queue = FREE_QUEUE if free else QUEUE
@@ -286,7 +286,7 @@ def test_a_pool_that_comes_and_goes_loses_nothing_and_keeps_groups_apart(
 @given(story=stories(), at=st.floats(0, 40), grace=st.sampled_from([0.0, 0.5, 5.0]))
 @SETTINGS
 def test_a_stop_at_any_instant_settles_everything(
-    story: list[Sent], at: float, grace: float
+    story: list[SentRequest], at: float, grace: float
 ) -> None:
     sender = observer(story)
 

@@ -25,7 +25,7 @@ CONFIG = RoutingConfig((ORDERS, OTHER, CONSUMED_ONLY))
 ALL = LetterFilter()
 
 
-class Desk:
+class ReplayDesk:
     """A real store and queues in memory, with replays between them."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(tmp_path: Path, queues: FakeQueues) -> AsyncIterator[Desk]:
+async def desk(tmp_path: Path, queues: FakeQueues) -> AsyncIterator[ReplayDesk]:
     numbers = count(1)
 
     def new_id() -> str:
@@ -60,7 +60,7 @@ async def desk(tmp_path: Path, queues: FakeQueues) -> AsyncIterator[Desk]:
             queues, lambda: CONFIG, refuse_url=lambda *_: None, new_id=new_id
         ) as publishing,
     ):
-        yield Desk(
+        yield ReplayDesk(
             store, queues, DeadLetterReplay(store, publishing, wall=lambda: NOW, new_id=new_id)
         )
 

@@ -70,7 +70,7 @@ class MoodyPublisher:
 
 
 @dataclass
-class Story:
+class ReplayPlan:
     letters: list[DeadLetter]  # in the order in which they died
     moods: list[str]
     to: str | None
@@ -84,7 +84,7 @@ def _group(each: DeadLetter) -> str:
 
 
 @st.composite
-def stories(draw: st.DrawFn) -> Story:
+def stories(draw: st.DrawFn) -> ReplayPlan:
     letters = []
     for number in range(draw(st.integers(1, 12))):
         group = draw(st.sampled_from("abc"))
@@ -96,18 +96,18 @@ def stories(draw: st.DrawFn) -> Story:
         first_seen = float(draw(st.integers(0, 5)))
         letters.append(replace(letter(number, queue=queue), body=body, first_seen=first_seen))
     moods = draw(st.lists(st.sampled_from(["well", "lost", "unheard", "duplicate"]), max_size=20))
-    return Story(letters, moods, draw(st.sampled_from([None, "orders"])))
+    return ReplayPlan(letters, moods, draw(st.sampled_from([None, "orders"])))
 
 
 @pytest.mark.rule("DLQ-2", "P3")
 @settings(max_examples=100, deadline=None)
 @given(stories(), st.integers(1, 4))
-def test_replays_of_one_group_go_back_in_their_original_order(story: Story, page: int) -> None:
+def test_replays_of_one_group_go_back_in_their_original_order(story: ReplayPlan, page: int) -> None:
     with TemporaryDirectory() as folder, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(replay_until_done(story, Path(folder), page))
 
 
-async def replay_until_done(story: Story, folder: Path, page: int) -> None:
+async def replay_until_done(story: ReplayPlan, folder: Path, page: int) -> None:
     numbers = count(1)
     queues = MoodyQueues(list(story.moods))
     with pytest.MonkeyPatch.context() as patch:
@@ -129,7 +129,7 @@ async def replay_until_done(story: Story, folder: Path, page: int) -> None:
     assert queues.confirmed == {each.message_id for each in story.letters}
 
 
-async def replay_once(replays: DeadLetterReplay, story: Story, queues: MoodyQueues) -> None:
+async def replay_once(replays: DeadLetterReplay, story: ReplayPlan, queues: MoodyQueues) -> None:
     before = len(queues.confirmed)
     try:
         replayed = (await replays.replay_all(ALL, to=story.to)).replayed
@@ -138,7 +138,7 @@ async def replay_once(replays: DeadLetterReplay, story: Story, queues: MoodyQueu
     assert replayed == len(queues.confirmed) - before
 
 
-async def check(story: Story, queues: MoodyQueues, store: DeadLetterStore) -> None:
+async def check(story: ReplayPlan, queues: MoodyQueues, store: DeadLetterStore) -> None:
     kept = await store.find(ALL, limit=100)
     marked = {each.letter.message_id for each in kept if each.replayed_at is not None}
     assert marked == queues.confirmed

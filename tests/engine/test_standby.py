@@ -28,7 +28,7 @@ WALL = 1000.0  # what the wall clock shows when the loop's shows 0
 
 
 @dataclass
-class Clock:
+class SharedClock:
     """The loop's, unless the process is stopped: then the loop does not know it yet."""
 
     stopped_for: float = 0.0
@@ -38,11 +38,11 @@ class Clock:
 
 
 @dataclass
-class Router:
+class StandbyRouter:
     rig: Rig
     standby: Standby
     server: LockServer
-    clock: Clock
+    clock: SharedClock
     roles: list[tuple[float, bool]] = field(default_factory=list)
 
     @property
@@ -65,8 +65,8 @@ async def router(
     sender: FakeSender | None = None,
     brokers: Brokers | None = None,
     queue: QueueConfig = QUEUE,
-) -> AsyncIterator[Router]:
-    clock = Clock()
+) -> AsyncIterator[StandbyRouter]:
+    clock = SharedClock()
     leadership = Leadership(clock.now)
     async with running(sender=sender, brokers=brokers, queues=(), leadership=leadership) as rig:
         roles: list[tuple[float, bool]] = []
@@ -81,7 +81,7 @@ async def router(
         )
         await standby.apply(RoutingConfig((queue,), pools or (pool("P"),)))
         standby.start(rig.tasks)
-        yield Router(rig, standby, server, clock, roles)
+        yield StandbyRouter(rig, standby, server, clock, roles)
         await standby.close()
 
 

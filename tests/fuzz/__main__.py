@@ -21,7 +21,7 @@ ONE_INPUT_SECONDS: Final = 20
 _SHOWN_BYTES: Final = 300
 
 
-class Found(Exception):
+class FoundInput(Exception):
     """An input breaks a parser. The text shows it, and how to see it again."""
 
 
@@ -49,7 +49,7 @@ def search(parser: str, seconds: int, work: Path = WORK, *, seed: int = 0) -> st
     ran = subprocess.run((*command, *limits), capture_output=True, check=False)
     said = ran.stderr.decode(errors="replace") + ran.stdout.decode(errors="replace")
     if ran.returncode:
-        raise Found(_story(parser, folder, said))
+        raise FoundInput(_story(parser, folder, said))
     tried, units = _figure(said, "number_of_executed_units"), len(list(new.iterdir()))
     return f"{tried:,} inputs tried, {units} of them new ways through the code"
 
@@ -104,7 +104,7 @@ def main() -> None:
             continue
         try:
             print(search(parser, max(round(given.minutes * 60), 1)))
-        except Found as found:
+        except FoundInput as found:
             bad += 1
             print(f"\n{found}")
     sys.exit(1 if bad else 0)

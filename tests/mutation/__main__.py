@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from tests.mutation.runner import SQL, Mutating
+from tests.mutation.runner import SQL, MutantRun
 
 CHEAP: Final = ("-m", "not slow and not timing", "-k", "not postgres")
 UNIT: Final = "tests/unit/test_"
@@ -65,7 +65,7 @@ def _subject(options: argparse.ArgumentParser, wanted: str) -> str:
 def _run(name: str, only: str, seconds: float) -> None:
     terminal = os.fdopen(os.dup(1), "w", buffering=1)  # pytest and the tests write elsewhere
     print(f"{name} …", file=terminal)
-    mutating = Mutating(name, only, seconds, lambda text: print(f"  {text}", file=terminal))
+    mutating = MutantRun(name, only, seconds, lambda text: print(f"  {text}", file=terminal))
     quiet = ("-q", "-p", "no:cacheprovider", "--hypothesis-seed=0")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         code = pytest.main([*SUBJECTS[name], *quiet, *CHEAP], plugins=[mutating])

@@ -105,7 +105,7 @@ class Timed(Struct):
     uses: list[str]
 
 
-class Result(Struct):
+class MutantResult(Struct):
     killed: int = 0
     survived: list[str] = []
     left: int = 0  # there was no time for them
@@ -117,7 +117,7 @@ class Result(Struct):
         return 100.0 * self.killed / tried if tried else 0.0
 
 
-class Mutating:
+class MutantRun:
     """A plugin of pytest that runs the collected tests again and again."""
 
     def __init__(self, subject: str, only: str, seconds: float, say: Callable[[str], None]) -> None:
@@ -127,7 +127,7 @@ class Mutating:
         self._say = say
         self._failed = False
         self._noticed: Counter[str] = Counter()  # mutants, by test
-        self.result = Result()
+        self.result = MutantResult()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._failed = self._failed or report.failed

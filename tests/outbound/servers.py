@@ -31,7 +31,7 @@ class Certificate(NamedTuple):
         return context
 
 
-class Request(NamedTuple):
+class TargetRequest(NamedTuple):
     line: str
     headers: dict[str, str]  # names in lower case
     body: bytes
@@ -44,16 +44,16 @@ Script = Callable[["Connection"], Awaitable[None]]
 class Connection:
     """One client's connection, as a test's script sees it."""
 
-    target: "Target"
+    target: "LoopbackTarget"
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    async def read(self) -> Request:
+    async def read(self) -> TargetRequest:
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         line, *lines = head.rstrip("\r\n").split("\r\n")
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
         body = await self.reader.readexactly(int(headers.get("content-length", "0")))
-        self.target.requests.append(Request(line, headers, body))
+        self.target.requests.append(TargetRequest(line, headers, body))
         return self.target.requests[-1]
 
     async def write(self, data: bytes) -> None:
@@ -71,11 +71,11 @@ class Connection:
 
 
 @dataclass
-class Target:
+class LoopbackTarget:
     """A listening socket; the script serves each connection until it returns or breaks off."""
 
     script: Script
-    requests: list[Request] = field(default_factory=list)
+    requests: list[TargetRequest] = field(default_factory=list)
     connections: int = 0
     open_connections: int = 0
     port: int = 0
@@ -139,8 +139,8 @@ def writing(data: bytes) -> Script:
 @asynccontextmanager
 async def listening(
     script: Script = polite, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
-) -> AsyncIterator[Target]:
-    target = Target(script, scheme="https" if tls else "http")
+) -> AsyncIterator[LoopbackTarget]:
+    target = LoopbackTarget(script, scheme="https" if tls else "http")
     server = await asyncio.start_server(target.serve, host, 0, ssl=tls, backlog=1000)
     target.port = server.sockets[0].getsockname()[1]
     try:

@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from tests.simulation.draw import draw
 from tests.simulation.mutants import FOUND, MOST_WORLDS, find_all
-from tests.simulation.plan import Act, Kind, Plan
+from tests.simulation.plan import Act, Kind, WorldPlan
 from tests.simulation.shrink import shrink
-from tests.simulation.world import Result, run
+from tests.simulation.world import WorldResult, run
 
 FAILED: Final = 1
 AT_ONCE: Final = 8  # worlds that a worker is given
@@ -46,13 +46,13 @@ class Choice(Struct, frozen=True):
         without = "".join(f" --without '{act.value}'" for act in sorted(self.without))
         return broker + without
 
-    def plan(self, seed: int) -> Plan:
+    def plan(self, seed: int) -> WorldPlan:
         plan = draw(seed, self.kind)
         if not self.without:
             return plan
         kept = tuple(step for step in plan.steps if step.act not in self.without)
-        return Plan(
-            **{name: getattr(plan, name) for name in Plan.__struct_fields__} | {"steps": kept}
+        return WorldPlan(
+            **{name: getattr(plan, name) for name in WorldPlan.__struct_fields__} | {"steps": kept}
         )
 
 
@@ -93,7 +93,7 @@ def explain(seed: int, choice: Choice) -> str:
     return f"{story}\n\n{replay}"
 
 
-def _story(result: Result) -> str:
+def _story(result: WorldResult) -> str:
     plan = result.plan
     used = sorted({number for step in plan.steps for number in step.bodies})
     lines = [

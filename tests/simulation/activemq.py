@@ -24,7 +24,7 @@ DELAY: Final = "AMQ_SCHEDULED_DELAY"
 _NOT_KEPT: Final = frozenset({"destination", "receipt", "transaction", GROUP, DELAY})
 
 
-class Stored(Struct, eq=False):
+class ActiveMqStored(Struct, eq=False):
     place: int
     id: str
     body: bytes
@@ -42,17 +42,17 @@ class Subscription(Struct, eq=False):
 
 class StompQueue:
     def __init__(self) -> None:
-        self.ready: list[Stored] = []
+        self.ready: list[ActiveMqStored] = []
         self.subscriptions: list[Subscription] = []
         self.owners: dict[str, Subscription] = {}  # of groups
 
 
-class ActiveMqServer:
+class ActiveMqModel:
     def __init__(self, weather: Weather) -> None:
         self.weather = weather
         self.queues: dict[str, StompQueue] = {}
         self.transports: list[StompTransport] = []
-        self.scheduled: list[Stored] = []
+        self.scheduled: list[ActiveMqStored] = []
         self.on_put: Put = unheard
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()  # nobody's: its timers outlive the processes it serves
@@ -100,7 +100,7 @@ class ActiveMqServer:
     def send(self, frame: Frame) -> None:
         headers = {name: value for name, value in frame.headers.items() if name not in _NOT_KEPT}
         number = next(self.numbers)
-        stored = Stored(
+        stored = ActiveMqStored(
             number, f"ID:broker-{number}", frame.body, headers, frame.headers.get(GROUP)
         )
         destination, delay = frame.headers["destination"], frame.headers.get(DELAY)
@@ -114,12 +114,12 @@ class ActiveMqServer:
         seconds = int(delay) / 1000 + late
         self._loop.call_later(seconds, self._due, destination, stored, context=self._context)
 
-    def put(self, destination: str, stored: Stored) -> None:
+    def put(self, destination: str, stored: ActiveMqStored) -> None:
         queue = self.queue(destination)
         queue.ready.append(stored)
         self.push(queue)
 
-    def requeue(self, queue: StompQueue, stored: Stored, *, flagged: bool) -> None:
+    def requeue(self, queue: StompQueue, stored: ActiveMqStored, *, flagged: bool) -> None:
         stored.redelivered = flagged
         queue.ready.append(stored)
         queue.ready.sort(key=lambda each: each.place)
@@ -149,7 +149,7 @@ class ActiveMqServer:
         for queue in self.queues.values():
             self.push(queue)
 
-    def _choose(self, queue: StompQueue, stored: Stored) -> Subscription:
+    def _choose(self, queue: StompQueue, stored: ActiveMqStored) -> Subscription:
         owner = queue.owners.get(stored.group or "")
         if owner is not None:
             return owner
@@ -159,7 +159,7 @@ class ActiveMqServer:
             queue.owners[stored.group] = chosen
         return chosen
 
-    def _due(self, destination: str, stored: Stored) -> None:
+    def _due(self, destination: str, stored: ActiveMqStored) -> None:
         self.scheduled.remove(stored)
         stored.place = next(self.numbers)
         self.put(destination, stored)
@@ -168,10 +168,10 @@ class ActiveMqServer:
 class StompTransport(asyncio.Transport):
     """One connection: what is written to it the broker reads a little later, in order."""
 
-    def __init__(self, server: ActiveMqServer, protocol: asyncio.Protocol) -> None:
+    def __init__(self, server: ActiveMqModel, protocol: asyncio.Protocol) -> None:
         super().__init__()
         self.process = OWNER.get()
-        self.unsettled: dict[str, tuple[StompQueue, Stored]] = {}
+        self.unsettled: dict[str, tuple[StompQueue, ActiveMqStored]] = {}
         self._server = server
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
@@ -206,7 +206,7 @@ class StompTransport(asyncio.Transport):
         self._server.gone(self, flagged=flagged)
         self._loop.call_soon(self._protocol.connection_lost, None, context=self._context)
 
-    def hand_over(self, queue: StompQueue, stored: Stored) -> None:
+    def hand_over(self, queue: StompQueue, stored: ActiveMqStored) -> None:
         subscription = self._subscriptions[queue]
         ack = f"ack-{next(self._acks)}"
         headers = {

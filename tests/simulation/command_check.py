@@ -13,9 +13,9 @@ from tests.simulation.plan import (
     START,
     WORK_QUEUES,
     Act,
-    Batch,
     Beats,
     Body,
+    PlannedBatch,
 )
 
 FIRST_TICK: Final = 100_000  # the numbers of their bodies
@@ -113,7 +113,7 @@ class CommandCheck:
             book.violate("CMD-11", text)
         self._follow(body, queue)
 
-    def _callback(self, batch: Batch, body: Body, totals: dict[str, Any]) -> None:
+    def _callback(self, batch: PlannedBatch, body: Body, totals: dict[str, Any]) -> None:
         book, members = self._book, batch.members
         book.note("callback of", batch.id, totals)
         missing = [number for number in members if not book.may_have_ended(number)]
@@ -161,10 +161,10 @@ class CommandCheck:
         if wish.delay is not None:
             self._set_due(body.number, wall + wish.delay)
 
-    def members_added(self, batch: Batch, numbers: tuple[int, ...]) -> None:
+    def members_added(self, batch: PlannedBatch, numbers: tuple[int, ...]) -> None:
         self._confirmed[batch.id].update(numbers)
 
-    def batch_is_void(self, batch: Batch) -> None:
+    def batch_is_void(self, batch: PlannedBatch) -> None:
         self._void.add(batch.id)
 
     def queue_is_new(self) -> None:

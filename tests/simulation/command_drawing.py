@@ -6,19 +6,19 @@ from typing import Final
 from msgspec import field
 from msgspec.structs import replace
 
-from tests.simulation.drawing import LATER, Drawing
+from tests.simulation.drawing import LATER, Drawer
 from tests.simulation.plan import (
     HIGH,
     HOSTS,
     WORK_QUEUES,
     Act,
-    Batch,
     Beats,
     Body,
     Kind,
-    Plan,
+    PlannedBatch,
     Step,
     Wish,
+    WorldPlan,
 )
 
 WAITS: Final = (2.0, 2.0, 15.0, 70.0)
@@ -29,9 +29,9 @@ WITH_LEASES: Final = frozenset({Kind.POSTGRES, Kind.SQS, Kind.SQS_FIFO, Kind.NAT
 CANCELLED_AFTER: Final = (0.0, 0.01, 0.3, 1.0, 5.0, 20.0)
 
 
-def draw_commands(rng: random.Random, plan: Plan) -> Plan:
+def draw_commands(rng: random.Random, plan: WorldPlan) -> WorldPlan:
     """Let producers of this world send commands as well, and more go wrong about them."""
-    drawing = CommandDrawing(
+    drawing = CommandDrawer(
         rng, plan.kind, plan.routers, plan.queues, list(plan.bodies), list(plan.steps)
     )
     latest = max(step.at for step in plan.steps if step.is_of_a_producer)
@@ -63,8 +63,8 @@ def _not_far_back(step: Step) -> Step:
     return replace(step, seconds=max(step.seconds, FURTHEST_BACK))
 
 
-class CommandDrawing(Drawing):
-    batches: list[Batch] = field(default_factory=list)
+class CommandDrawer(Drawer):
+    batches: list[PlannedBatch] = field(default_factory=list)
     beats: list[Beats] = field(default_factory=list)
 
     @property
@@ -135,7 +135,7 @@ class CommandDrawing(Drawing):
         members = [self._command(self._wish(at)) for _ in range(rng.choice((1, 1, 2, 3, 5)))]
         numbers = tuple(body.number for body in members)
         is_sized = len(members) > 1 and rng.random() < 0.5
-        self.batches.append(Batch(f"b{index}", queue, numbers, callback.number, is_sized))
+        self.batches.append(PlannedBatch(f"b{index}", queue, numbers, callback.number, is_sized))
         first = numbers[: rng.randrange(len(numbers))] if is_sized else numbers
         self.steps.append(Step(at, Act.BATCH, first, queue, router, batch=index))
         if is_sized:

@@ -6,8 +6,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from tests.simulation.command_drawing import draw_commands
-from tests.simulation.drawing import Drawing
-from tests.simulation.plan import HOSTS, WORK_QUEUES, Act, Kind, Mood, Phase, Plan, Step
+from tests.simulation.drawing import Drawer
+from tests.simulation.plan import HOSTS, WORK_QUEUES, Act, Kind, Mood, Phase, Step, WorldPlan
 
 KINDS: Final = tuple(Kind)
 FLOODS: Final = 0.03  # of all worlds
@@ -29,7 +29,7 @@ BAD_MOODS: Final = (
 )
 
 
-def draw(seed: int, kind: Kind | None = None) -> Plan:
+def draw(seed: int, kind: Kind | None = None) -> WorldPlan:
     """Draw the world of a seed. Each aspect has its own numbers, so that none changes another."""
     plan = _draw_plain(seed, kind)
     rng = random.Random(seed ^ 0xC0DE)  # noqa: S311  repeatable, not secret
@@ -41,7 +41,7 @@ def draw(seed: int, kind: Kind | None = None) -> Plan:
     return plan
 
 
-def _with_a_lapse(rng: random.Random, plan: Plan) -> Plan:
+def _with_a_lapse(rng: random.Random, plan: WorldPlan) -> WorldPlan:
     """A router stands still with a decision, until another one has the message (WQ-3).
 
     For most of them not so long that it gives its call up when it goes on.
@@ -60,11 +60,11 @@ def _with_a_lapse(rng: random.Random, plan: Plan) -> Plan:
     return replace(plan, routers=routers, lease=lease, steps=tuple(steps))
 
 
-def _draw_plain(seed: int, kind: Kind | None) -> Plan:
+def _draw_plain(seed: int, kind: Kind | None) -> WorldPlan:
     rng = random.Random(seed)  # noqa: S311  repeatable, not secret
     drawn = kind or rng.choice(KINDS)
     routers = rng.choice((1, 1, 1, 2, 3))
-    drawing = Drawing(rng, drawn, routers, rng.choice((1, 1, 2)))
+    drawing = Drawer(rng, drawn, routers, rng.choice((1, 1, 2)))
     span = rng.choice((2.0, 20.0, 60.0))
     for _ in range(rng.choice((1, 2, 3, 5, 8, 12))):
         drawing.produce(round(rng.random() * span, 3))
@@ -77,7 +77,7 @@ def _draw_plain(seed: int, kind: Kind | None) -> Plan:
         else:
             at = rng.random() * (span + 40)
         drawing.fault(round(max(at, 0.0), 3))
-    return Plan(
+    return WorldPlan(
         seed=seed,
         kind=drawn,
         routers=routers,

@@ -40,7 +40,7 @@ FLOOD: Final = 40  # messages of one call
 CLOCK_STEPS: Final = (-YEAR, -3600.0, -40.0, 40.0, 3600.0, YEAR)
 
 
-class Drawing(Struct):
+class Drawer(Struct):
     rng: random.Random
     kind: Kind
     routers: int

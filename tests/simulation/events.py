@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from tests.simulation.plan import Act, Body, Plan
+from tests.simulation.plan import Act, Body, WorldPlan
 
 
 class Answered(StrEnum):
@@ -45,7 +45,9 @@ class Violation(Struct, frozen=True):
 class Book:
     """What is known of a world so far."""
 
-    def __init__(self, plan: Plan, now: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(
+        self, plan: WorldPlan, now: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
         self.plan = plan
         self.now = now
         self.wall = wall

@@ -8,7 +8,7 @@ from typing import Final
 from tests.simulation.loop import OWNER, Process
 
 
-class Workers:
+class SimWorkers:
     """Those of all places on one machine, since it was started."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from tests.simulation.plan import Kind
 IDLE_POLL: Final = 2.0  # hours of idleness are looked through more quickly than in real life
 
 
-class Server(Protocol):
+class BrokerModel(Protocol):
     """A model of a broker, as the world treats it."""
 
     on_put: Put
@@ -59,23 +59,23 @@ def place_of(queue: QueueConfig) -> str:
     return queue.uri if queue.uri.startswith("https:") else queue.name
 
 
-def make_server(kind: Kind, weather: Weather) -> Server:
+def make_server(kind: Kind, weather: Weather) -> BrokerModel:
     match kind:
         case Kind.SQLITE:
             return networked.NoServer()
         case Kind.POSTGRES:
             return networked.NetworkedServer(weather)
         case Kind.RABBITMQ:
-            return rabbit_model.RabbitServer(weather)
+            return rabbit_model.RabbitModel(weather)
         case Kind.SQS | Kind.SQS_FIFO:
-            return sqs_model.SqsServer(weather)
+            return sqs_model.SqsModel(weather)
         case Kind.NATS:
-            return nats_model.NatsServer(weather)
+            return nats_model.NatsModel(weather)
         case Kind.ACTIVEMQ:
-            return activemq_model.ActiveMqServer(weather)
+            return activemq_model.ActiveMqModel(weather)
 
 
-def _heard(server: Server, insert: Callable[..., None]) -> Callable[..., None]:
+def _heard(server: BrokerModel, insert: Callable[..., None]) -> Callable[..., None]:
     """Have the world hear of what comes into the table, as it does."""
 
     def hear(
@@ -92,7 +92,7 @@ def _heard(server: Server, insert: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def installed(server: Server) -> Iterator[None]:
+def installed(server: BrokerModel) -> Iterator[None]:
     """Where the adapters open their connections, the model answers."""
     changes: list[tuple[Any, str, Any]] = [
         (QueueTable, "insert", _heard(server, QueueTable.insert)),
@@ -100,14 +100,14 @@ def installed(server: Server) -> Iterator[None]:
         (sqlite_database, "time", SimpleNamespace(perf_counter=lambda: 0.0)),
         (sqlite_database, "LAST_POLL_SECONDS", IDLE_POLL),
     ]
-    if isinstance(server, rabbit_model.RabbitServer):
+    if isinstance(server, rabbit_model.RabbitModel):
         changes.append((rabbitmq, "open_connection", server.open_connection))
-    elif isinstance(server, sqs_model.SqsServer):
+    elif isinstance(server, sqs_model.SqsModel):
         client = type("SimClient", (sqs_model.SimClient,), {"server": server})
         changes += [(sqs, "SqsClient", client), (sqs, "Account", sqs_model.SimAccount)]
-    elif isinstance(server, nats_model.NatsServer):
+    elif isinstance(server, nats_model.NatsModel):
         changes.append((nats, "open_connection", server.open_connection))
-    elif isinstance(server, activemq_model.ActiveMqServer):
+    elif isinstance(server, activemq_model.ActiveMqModel):
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
         loop.network = server

@@ -23,7 +23,7 @@ FIRST_SEED: Final = 1
 FOUND: Final = "found after"
 
 
-class Found(Struct, frozen=True):
+class FoundMutant(Struct, frozen=True):
     name: str
     worlds: int | None  # None: not found
     seconds: float
@@ -47,22 +47,24 @@ def find_all(names: Sequence[str], jobs: int, most: int = MOST_WORLDS) -> bool:
     return not missed
 
 
-def find(patch: Path, jobs: int, most: int) -> Found:
+def find(patch: Path, jobs: int, most: int) -> FoundMutant:
     """Run worlds with this bug until one breaks a rule that it does not break without."""
     began = time.monotonic()
     with _copy() as tree:
         problem = refusal(patch, tree, is_dry=False)
         if problem is not None:
-            return Found(patch.stem, None, 0.0, problem)
+            return FoundMutant(patch.stem, None, 0.0, problem)
         tried = 0
         while tried < most:
             worlds, seed, problem = _search(tree, FIRST_SEED + tried, most - tried, jobs)
             if seed is None:
-                return Found(patch.stem, None, time.monotonic() - began, problem)
+                return FoundMutant(patch.stem, None, time.monotonic() - began, problem)
             if not run(draw(seed)).violations:
-                return Found(patch.stem, tried + worlds, time.monotonic() - began, problem)
+                return FoundMutant(patch.stem, tried + worlds, time.monotonic() - began, problem)
             tried = seed + 1 - FIRST_SEED
-    return Found(patch.stem, None, time.monotonic() - began, "only what breaks without it, too")
+    return FoundMutant(
+        patch.stem, None, time.monotonic() - began, "only what breaks without it, too"
+    )
 
 
 def refusal(patch: Path, tree: Path = ROOT, *, is_dry: bool = True) -> str | None:
@@ -102,7 +104,7 @@ def _search(tree: Path, first: int, most: int, jobs: int) -> tuple[int, int | No
     return most, None, (ran.stderr.splitlines() or ["nothing was broken"])[-1]
 
 
-def _told(found: Found) -> Found:
+def _told(found: FoundMutant) -> FoundMutant:
     worlds = "NOT FOUND" if found.worlds is None else f"{found.worlds:5d} worlds"
     print(f"{found.name:45} {worlds:>12} {found.seconds:5.0f} s  {found.problem[:90]}", flush=True)
     return found

@@ -28,7 +28,7 @@ DEDUP_WINDOW: Final = 120.0
 NOT_FOUND: Final = {"error": {"code": 404, "description": "not found"}}
 
 
-class Arriving(Struct):
+class ArrivedMessage(Struct):
     """A message on its way to a subscription."""
 
     subject: str
@@ -75,7 +75,7 @@ class Stream(Struct, eq=False):
     consumers: dict[str, NatsConsumer] = field(default_factory=dict)
 
 
-class NatsServer:
+class NatsModel:
     def __init__(self, weather: Weather) -> None:
         self.weather = weather
         self.streams: dict[str, Stream] = {}
@@ -289,7 +289,7 @@ class NatsServer:
 class SimNatsConnection(NatsConnection):
     """The real one's questions and answers, over a wire of ours."""
 
-    def __init__(self, server: NatsServer) -> None:
+    def __init__(self, server: NatsModel) -> None:
         self.wire = Wire(server.weather, timeout=ANSWER_SECONDS)
         self.wire.on_loss = self._lost
         self._server = server
@@ -338,14 +338,14 @@ class SimNatsConnection(NatsConnection):
     def deliver(
         self, subject: str, reply: str, data: bytes, headers: dict[str, str] | None
     ) -> None:
-        message = Arriving(subject, reply, data, headers)
+        message = ArrivedMessage(subject, reply, data, headers)
         self._loop.call_at(self._pushed.next(), self._take, message, context=self._context)
 
     def _arrive(self, subject: str, payload: bytes, reply: str) -> None:
         if self.is_open:
             self._server.tell(self, subject, payload, reply)
 
-    def _take(self, message: Arriving) -> None:
+    def _take(self, message: ArrivedMessage) -> None:
         callback = self._inboxes.get(message.subject)
         if callback is not None and self.is_open:
             self._loop.create_task(callback(message))  # type: ignore[arg-type]

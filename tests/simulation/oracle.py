@@ -22,7 +22,7 @@ from tests.simulation.plan import (
     Act,
     Body,
     Kind,
-    Plan,
+    WorldPlan,
 )
 
 HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
@@ -33,7 +33,7 @@ _HARMLESS: Final = frozenset({Act.CLOCK, Act.STORE, Act.REPLAY, Act.SLOW})  # no
 _BLAMES: Final = frozenset({Cause.NETWORK, Cause.TIMEOUT})
 
 
-class Post(Struct, eq=False):
+class SimPost(Struct, eq=False):
     process: Process
     message: Message
     started: float
@@ -92,7 +92,9 @@ class _Circuit:
 
 
 class Oracle(Book):
-    def __init__(self, plan: Plan, now: Callable[[], float], wall: Callable[[], float]) -> None:
+    def __init__(
+        self, plan: WorldPlan, now: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
         super().__init__(plan, now, wall)
         self.commands = CommandCheck(self)
         self._by_content = {body.content: body for body in plan.bodies}
@@ -110,7 +112,7 @@ class Oracle(Book):
 
     # What targets see.
 
-    def post_started(self, post: Post) -> None:
+    def post_started(self, post: SimPost) -> None:
         body = self._body_of(post)
         name = post.process.name
         self.note(name, "posts", body.number)
@@ -134,7 +136,7 @@ class Oracle(Book):
         if self._holders.get(body.number, post.process) is not post.process:
             self.violate("BRK-5", f"{name} sends body {body.number} although another has it")
 
-    def post_ended(self, post: Post, answer: Answer | None) -> None:
+    def post_ended(self, post: SimPost, answer: Answer | None) -> None:
         """None: it was cancelled."""
         body = self._body_of(post)
         self.note(post.process.name, "got", _words(answer), "for", body.number)
@@ -146,7 +148,7 @@ class Oracle(Book):
             ok = None
         self._circuits[post.process.name, body.host].end(post.epoch, self.now(), ok=ok)
 
-    def accepted(self, post: Post) -> None:
+    def accepted(self, post: SimPost) -> None:
         body = self._body_of(post)
         self.note("target accepts", body.number)
         self.acceptances[body.number].append(self.now())
@@ -165,12 +167,12 @@ class Oracle(Book):
         if levels != sorted(levels, reverse=True):
             self.violate("CMD-6", f"a work queue hands out priorities in the order {levels}")
 
-    def _body_of(self, post: Post) -> Body:
+    def _body_of(self, post: SimPost) -> Body:
         body = self.commands.body_of(post.message.id, post.message.token or "")
         assert body is not None
         return body
 
-    def _marks(self, post: Post, body: Body) -> Iterable[tuple[tuple[str, ...], str]]:
+    def _marks(self, post: SimPost, body: Body) -> Iterable[tuple[tuple[str, ...], str]]:
         name, message = post.process.name, post.message
         # Brokers without a place for a time get it in the body: each publication is another one.
         if body.wish.delay is None or self.plan.kind in WORK_QUEUES:
@@ -180,7 +182,7 @@ class Oracle(Book):
         ):
             yield (name, "group", message.pool or "", message.group or ""), "P3"
 
-    def _note_rate(self, post: Post, body: Body) -> None:
+    def _note_rate(self, post: SimPost, body: Body) -> None:
         rate, name = self.plan.rate, post.process.name
         if post.message.pool != "R" or rate is None or self._changes_pools:
             return

@@ -178,7 +178,7 @@ class Body(Struct, frozen=True):
         return fields | {name: value for name, value in optional.items() if value is not None}
 
 
-class Batch(Struct, frozen=True):
+class PlannedBatch(Struct, frozen=True):
     """Messages that are told of together (CMD-4)."""
 
     id: str
@@ -236,7 +236,7 @@ class Phase(Struct, frozen=True):
     share: float = 1.0  # of the requests; the others are accepted
 
 
-class Plan(Struct, frozen=True):
+class WorldPlan(Struct, frozen=True):
     seed: int
     kind: Kind
     routers: int
@@ -248,6 +248,6 @@ class Plan(Struct, frozen=True):
     bodies: tuple[Body, ...]
     steps: tuple[Step, ...]
     phases: tuple[tuple[Phase, ...], ...]  # by target
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[PlannedBatch, ...] = ()
     beats: tuple[Beats, ...] = ()
     replies_elsewhere: bool = False  # the work queue's replies go to another file

@@ -34,7 +34,7 @@ from tests.simulation.plan import DEDUP_WINDOW
 TIMEOUT = 60.0  # of a request
 
 
-class Surrounding(Protocol):
+class SimSurroundings(Protocol):
     """What a router needs of its world."""
 
     config: RoutingConfig
@@ -55,7 +55,7 @@ class Surrounding(Protocol):
 class SimStore:
     """The real store, which fails when the world says so, and reports what it has kept."""
 
-    def __init__(self, store: DeadLetterStore, world: Surrounding) -> None:
+    def __init__(self, store: DeadLetterStore, world: SimSurroundings) -> None:
         self._store = store
         self._world = world
 
@@ -101,7 +101,7 @@ class SimRouter:
     batches: Batches
     messages: MessageStates
 
-    def __init__(self, name: str, world: Surrounding, directory: Path) -> None:
+    def __init__(self, name: str, world: SimSurroundings, directory: Path) -> None:
         self.process = Process(name)
         self.is_ready = False
         self._world = world

@@ -12,9 +12,9 @@ from router.engine.publishing import BrokeOff, Published, Rejected
 from router.engine.stores import AcceptedMembers, NewBatch
 from router.ports import Conflict, Unknown
 from tests.simulation.events import Answered, Cancel, Sent
-from tests.simulation.models import Server, place_of
+from tests.simulation.models import BrokerModel, place_of
 from tests.simulation.oracle import Oracle
-from tests.simulation.plan import Act, Batch, Body, Plan, Step
+from tests.simulation.plan import Act, Body, PlannedBatch, Step, WorldPlan
 from tests.simulation.process import SimRouter
 
 ANSWER_WITHIN: Final = 120.0
@@ -22,12 +22,12 @@ ASKS: Final = 5  # times, for a batch of which the answer was not heard
 ASK_AGAIN: Final = 5.0
 
 
-class Site(Protocol):
+class ProducerSite(Protocol):
     """Where they find routers."""
 
-    plan: Plan
+    plan: WorldPlan
     oracle: Oracle
-    server: Server
+    server: BrokerModel
     queues: tuple[QueueConfig, ...]
 
     def router(self, index: int) -> SimRouter | None:
@@ -35,7 +35,7 @@ class Site(Protocol):
 
 
 class Producers:
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: ProducerSite) -> None:
         self._site = site
         self._now = asyncio.get_running_loop().time
         self.works: dict[Act, Callable[[Step], Awaitable[None]]] = {
@@ -104,7 +104,9 @@ class Producers:
         for body in self._bodies(step):
             self._note(body, step, began, Answered.ACCEPTED if is_known else Answered.UNKNOWN)
 
-    def _ask(self, router: SimRouter, step: Step, batch: Batch) -> Awaitable[AcceptedMembers]:
+    def _ask(
+        self, router: SimRouter, step: Step, batch: PlannedBatch
+    ) -> Awaitable[AcceptedMembers]:
         name = self._site.queues[step.queue].name
         contents = [body.content for body in self._bodies(step)]
         if step.act is Act.ADD:

@@ -23,7 +23,7 @@ CALL_TIMEOUT: Final = 15.0
 PERSISTENT: Final = 2
 
 
-class Stored(Struct, eq=False):
+class RabbitStored(Struct, eq=False):
     place: int
     body: bytes
     properties: Properties
@@ -35,18 +35,18 @@ class RabbitQueue:
         self.name = name
         self.ttl = ttl
         self.returns_to = returns_to
-        self.ready: list[Stored] = []  # by place
-        self.consumers: list[Consuming] = []
+        self.ready: list[RabbitStored] = []  # by place
+        self.consumers: list[SimRabbitConsumer] = []
 
 
-class Consuming(Struct, eq=False):
+class SimRabbitConsumer(Struct, eq=False):
     link: "SimLink"
     tag: str
     prefetch: int
     take: Callable[[RabbitMessage], None]
 
 
-class RabbitServer:
+class RabbitModel:
     def __init__(self, weather: Weather) -> None:
         self.weather = weather
         self.queues: dict[str, RabbitQueue] = {}
@@ -95,13 +95,13 @@ class RabbitServer:
         if found is None:
             raise NoSuchQueue(queue)
         self.on_put(queue, body)
-        stored = Stored(next(self._places), body, properties)
+        stored = RabbitStored(next(self._places), body, properties)
         found.ready.append(stored)
         if found.ttl is not None:
             self._loop.call_later(found.ttl, self._expire, found, stored, context=self._context)
         self.push(found)
 
-    def requeue(self, queue: RabbitQueue, stored: Stored, *, flagged: bool = True) -> None:
+    def requeue(self, queue: RabbitQueue, stored: RabbitStored, *, flagged: bool = True) -> None:
         stored.redelivered = flagged
         queue.ready.append(stored)
         queue.ready.sort(key=lambda each: each.place)
@@ -117,7 +117,7 @@ class RabbitServer:
             queue.consumers.append(chosen)
             chosen.link.deliver(queue, queue.ready.pop(0), chosen.take)
 
-    def _expire(self, queue: RabbitQueue, stored: Stored) -> None:
+    def _expire(self, queue: RabbitQueue, stored: RabbitStored) -> None:
         if stored in queue.ready:
             queue.ready.remove(stored)
             self.put(queue.returns_to, stored.body, stored.properties)
@@ -126,11 +126,11 @@ class RabbitServer:
 class SimLink:
     """Fits what the adapter uses of `rabbitmq.connection.RabbitConnection`."""
 
-    def __init__(self, server: RabbitServer) -> None:
+    def __init__(self, server: RabbitModel) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.wire = Wire(server.weather, timeout=CALL_TIMEOUT)
         self.wire.on_loss = self._ended
-        self.unsettled: dict[int, tuple[RabbitQueue, Stored]] = {}
+        self.unsettled: dict[int, tuple[RabbitQueue, RabbitStored]] = {}
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._tags = itertools.count(1)
@@ -171,7 +171,7 @@ class SimLink:
 
         def begin() -> None:
             found = self._server.queues[queue]
-            found.consumers.append(Consuming(self, name, prefetch, take))
+            found.consumers.append(SimRabbitConsumer(self, name, prefetch, take))
             self._server.push(found)
 
         await self.wire.call(begin)
@@ -222,7 +222,7 @@ class SimLink:
         return len(self.unsettled) < prefetch
 
     def deliver(
-        self, queue: RabbitQueue, stored: Stored, take: Callable[[RabbitMessage], None]
+        self, queue: RabbitQueue, stored: RabbitStored, take: Callable[[RabbitMessage], None]
     ) -> None:
         tag = next(self._tags)
         self.unsettled[tag] = queue, stored
@@ -237,7 +237,11 @@ class SimLink:
         )
 
     def _arrive(
-        self, tag: int, stored: Stored, redelivered: bool, take: Callable[[RabbitMessage], None]
+        self,
+        tag: int,
+        stored: RabbitStored,
+        redelivered: bool,
+        take: Callable[[RabbitMessage], None],
     ) -> None:
         if self.wire.lost is None:
             at = self._loop.time()

@@ -8,19 +8,19 @@ from typing import Final
 from msgspec.structs import replace
 
 from tests.simulation.events import Violation
-from tests.simulation.plan import Mood, Phase, Plan
-from tests.simulation.world import Result, run
+from tests.simulation.plan import Mood, Phase, WorldPlan
+from tests.simulation.world import WorldResult, run
 
 MOST_RUNS: Final = 400
 MOST_SECONDS: Final = 120.0
 _PARTICULARS: Final = re.compile(r"b'.*'|\(.*\)|[rt]?[0-9.]+")
 
 
-def shrink(result: Result, *, most_runs: int = MOST_RUNS) -> Result:
+def shrink(result: WorldResult, *, most_runs: int = MOST_RUNS) -> WorldResult:
     """Answer the smallest world found in which the same goes wrong."""
     wanted = _kind_of(result.violations[0])
 
-    def fails(found: Result) -> bool:
+    def fails(found: WorldResult) -> bool:
         return any(_kind_of(violation) == wanted for violation in found.violations)
 
     return _shrink(result, fails, most_runs)
@@ -31,7 +31,7 @@ def _kind_of(violation: Violation) -> str:
     return f"{violation.rule} {_PARTICULARS.sub('', violation.text)}"
 
 
-def _shrink(result: Result, fails: Callable[[Result], bool], runs: int) -> Result:
+def _shrink(result: WorldResult, fails: Callable[[WorldResult], bool], runs: int) -> WorldResult:
     smallest = result
     give_up = time.monotonic() + MOST_SECONDS
     is_smaller = True
@@ -48,7 +48,7 @@ def _shrink(result: Result, fails: Callable[[Result], bool], runs: int) -> Resul
     return smallest
 
 
-def _simpler(plan: Plan) -> Iterator[Plan]:
+def _simpler(plan: WorldPlan) -> Iterator[WorldPlan]:
     """Variants with less in them, the boldest first."""
     yield from _with_fewer_steps(plan)
     steps = plan.steps
@@ -71,7 +71,7 @@ def _simpler(plan: Plan) -> Iterator[Plan]:
     yield from _with_kinder_targets(plan)
 
 
-def _with_fewer_steps(plan: Plan) -> Iterator[Plan]:
+def _with_fewer_steps(plan: WorldPlan) -> Iterator[WorldPlan]:
     steps = plan.steps
     size = len(steps) // 2
     while size >= 1:
@@ -84,7 +84,7 @@ def _with_fewer_steps(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, steps=(*steps[:position], alone, *steps[position + 1 :]))
 
 
-def _with_kinder_targets(plan: Plan) -> Iterator[Plan]:
+def _with_kinder_targets(plan: WorldPlan) -> Iterator[WorldPlan]:
     for host, phases in enumerate(plan.phases):
         before, after = plan.phases[:host], plan.phases[host + 1 :]
         for fewer in _fewer(phases):

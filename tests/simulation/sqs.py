@@ -43,7 +43,7 @@ DEDUP_WINDOW: Final = 300.0
 LOOK: Final = 0.25  # a long poll looks again that often, at the latest
 
 
-class Stored(Struct, eq=False):
+class SqsStored(Struct, eq=False):
     id: str
     body: str
     group: str | None
@@ -55,18 +55,18 @@ class Stored(Struct, eq=False):
         return bool(self.receipts) and now < self.visible_at
 
 
-class SqsQueue:
+class SqsQueueModel:
     def __init__(self, url: str) -> None:
         self.url = url
         self.is_fifo = url.endswith(".fifo")
-        self.messages: list[Stored] = []
+        self.messages: list[SqsStored] = []
         self.known: dict[str, tuple[float, str]] = {}  # deduplication ids: until, message id
 
 
-class SqsServer:
+class SqsModel:
     def __init__(self, weather: Weather) -> None:
         self.weather = weather
-        self.queues: dict[str, SqsQueue] = {}
+        self.queues: dict[str, SqsQueueModel] = {}
         self.on_put: Put = unheard
         self._numbers = itertools.count(1)
         self._now = asyncio.get_running_loop().time
@@ -75,7 +75,7 @@ class SqsServer:
     # What producers and the world do.
 
     def make(self, url: str) -> None:
-        self.queues.setdefault(url, SqsQueue(url))
+        self.queues.setdefault(url, SqsQueueModel(url))
 
     def publish(self, url: str, body: bytes, message: Message | None) -> None:
         number = next(self._numbers)
@@ -108,7 +108,7 @@ class SqsServer:
         self.on_put(url, body.encode())
         visible_at = self._now() + (delay or 0)
         queue.messages.append(
-            Stored(number, body, group if queue.is_fifo else None, visible_at, [])
+            SqsStored(number, body, group if queue.is_fifo else None, visible_at, [])
         )
         self._ring()
         return number
@@ -158,7 +158,7 @@ class SqsServer:
         if is_shuffled:
             candidates = self.weather.rng.sample(candidates, len(candidates))
         locked: set[str] = set()
-        found: list[Stored] = []
+        found: list[SqsStored] = []
         for stored in candidates:
             if len(found) == request.max_number_of_messages:
                 break
@@ -171,7 +171,7 @@ class SqsServer:
             found.append(stored)
         return [self._hand_over(each, request.visibility_timeout) for each in found]
 
-    def _hand_over(self, stored: Stored, seconds: float) -> SqsMessage:
+    def _hand_over(self, stored: SqsStored, seconds: float) -> SqsMessage:
         receipt = f"{stored.id}/{next(self._numbers)}"
         stored.receipts.append(receipt)
         stored.received += 1
@@ -179,7 +179,7 @@ class SqsServer:
         attributes = SystemAttributes(str(stored.received))
         return SqsMessage(stored.id, receipt, stored.body, attributes)
 
-    def _find(self, queue: SqsQueue, receipt: str) -> Stored | None:
+    def _find(self, queue: SqsQueueModel, receipt: str) -> SqsStored | None:
         for stored in queue.messages:
             is_newest = bool(stored.receipts) and stored.receipts[-1] == receipt
             if queue.is_fifo:
@@ -209,7 +209,7 @@ class SqsServer:
 class SimClient:
     """Fits what the adapter uses of `sqs.client.SqsClient`."""
 
-    server: SqsServer  # set for each world
+    server: SqsModel  # set for each world
 
     def __init__(
         self, endpoint: str, region: str, account: object, *, connections: int, timeout: float
@@ -243,7 +243,7 @@ class SimAccount:
         return cls()
 
 
-def _answer(server: SqsServer, action: str, request: object) -> object:
+def _answer(server: SqsModel, action: str, request: object) -> object:
     match request:
         case GetQueueUrl():
             return QueueUrlReply(request.queue_name)
@@ -256,7 +256,7 @@ def _answer(server: SqsServer, action: str, request: object) -> object:
     raise Disconnected(f"unknown: {action}")
 
 
-def _change(server: SqsServer, action: str, batch: BatchRequest) -> object:
+def _change(server: SqsModel, action: str, batch: BatchRequest) -> object:
     deletes = [each for each in batch.entries if isinstance(each, DeleteEntry)]
     changes = [each for each in batch.entries if isinstance(each, VisibilityEntry)]
     sends = [each for each in batch.entries if isinstance(each, SendEntry)]

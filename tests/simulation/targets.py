@@ -14,7 +14,7 @@ from router.core.message import Message
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.core.trace import Span
 from tests.simulation.loop import Process
-from tests.simulation.oracle import Oracle, Post
+from tests.simulation.oracle import Oracle, SimPost
 from tests.simulation.plan import Mood, Phase
 
 TIMED_OUT: Final = NoReply(Cause.TIMEOUT, "timed out")
@@ -83,7 +83,7 @@ class SimSender:
         del request, span, max_attempts
         loop = asyncio.get_running_loop()
         script = self._targets.script(_host_of(message.target), loop.time())
-        current = Post(self._process, message, loop.time())
+        current = SimPost(self._process, message, loop.time())
         self._oracle.post_started(current)
         if script.accepts:
             loop.call_later(

@@ -26,9 +26,9 @@ from router.ports import Sender
 from tests.simulation.command_check import is_reply
 from tests.simulation.events import Violation
 from tests.simulation.fence import Fence
-from tests.simulation.liveness import NOBODY, Workers
+from tests.simulation.liveness import NOBODY, SimWorkers
 from tests.simulation.loop import Process, SimLoop
-from tests.simulation.models import Server, installed, make_server, place_of, uri_of
+from tests.simulation.models import BrokerModel, installed, make_server, place_of, uri_of
 from tests.simulation.network import Mishap, Weather
 from tests.simulation.networked import NetworkedServer, Opener
 from tests.simulation.oracle import Oracle
@@ -40,8 +40,8 @@ from tests.simulation.plan import (
     WORK_QUEUES,
     Act,
     Kind,
-    Plan,
     Step,
+    WorldPlan,
 )
 from tests.simulation.process import SimRouter
 from tests.simulation.producers import ANSWER_WITHIN, Producers
@@ -55,8 +55,8 @@ RETRY_SCHEDULE: Final = (1.0, 5.0, 12.0)
 RESTARTS: Final = 0.2  # below that share, the broker itself was restarted
 
 
-class Result(Struct, frozen=True):
-    plan: Plan
+class WorldResult(Struct, frozen=True):
+    plan: WorldPlan
     violations: Sequence[Violation]
     history: Sequence[str]
     seconds: float  # of virtual time
@@ -67,7 +67,7 @@ class Result(Struct, frozen=True):
         return hashlib.sha256("\n".join(self.history).encode()).hexdigest()
 
 
-def run(plan: Plan) -> Result:
+def run(plan: WorldPlan) -> WorldResult:
     """Run a world to its end."""
     settler = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108  no secrets are in it
     directory = Path(tempfile.mkdtemp(prefix="simulation-", dir=settler))
@@ -115,7 +115,7 @@ def _close(loop: SimLoop) -> None:
 
 
 class World:
-    def __init__(self, plan: Plan, directory: Path) -> None:
+    def __init__(self, plan: WorldPlan, directory: Path) -> None:
         self.plan = plan
         self.config = _config(plan, directory)
         self.store_fails = False
@@ -123,7 +123,7 @@ class World:
         self._rng = random.Random(plan.seed ^ 0x5EED)  # noqa: S311  repeatable, not secret
         self._offset = self._booted_at = 0.0
         self._boots = 1
-        self._workers = Workers()
+        self._workers = SimWorkers()
         self._ids = 0
         self._faults = 0
         self._incarnations = 0
@@ -144,7 +144,7 @@ class World:
         }
         self.queues = self.config.queues
         self._old_replies: list[bytes] = []  # of queues that were deleted
-        self.server: Server
+        self.server: BrokerModel
         self._loop: SimLoop
         self.oracle: Oracle
         self._fence: Fence
@@ -189,7 +189,7 @@ class World:
 
     # The course of the world.
 
-    async def run(self) -> Result:
+    async def run(self) -> WorldResult:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
         self._loop = loop
@@ -210,7 +210,7 @@ class World:
             self._judge_commands()
             for index in range(self.plan.routers):
                 self._kill(index)
-        return Result(
+        return WorldResult(
             self.plan,
             tuple(self.oracle.violations),
             tuple(self.oracle.history),
@@ -437,7 +437,7 @@ class World:
         setattr(place, name, type(value)())
 
 
-def _config(plan: Plan, directory: Path) -> RoutingConfig:
+def _config(plan: WorldPlan, directory: Path) -> RoutingConfig:
     retry = None if plan.attempts is None else RetryPolicy(plan.attempts, RETRY_SCHEDULE)
     queues = tuple(
         QueueConfig(
@@ -456,7 +456,7 @@ def _config(plan: Plan, directory: Path) -> RoutingConfig:
     return RoutingConfig(queues, pools, _reply_queues(plan, directory), _schedules(plan))
 
 
-def _reply_queues(plan: Plan, directory: Path) -> tuple[QueueConfig, ...]:
+def _reply_queues(plan: WorldPlan, directory: Path) -> tuple[QueueConfig, ...]:
     if not any(body.wish.reply for body in plan.bodies):
         return ()
     uri = uri_of(plan.kind, REPLIES, directory)
@@ -465,7 +465,7 @@ def _reply_queues(plan: Plan, directory: Path) -> tuple[QueueConfig, ...]:
     return (QueueConfig(name=REPLIES, uri=uri),)
 
 
-def _schedules(plan: Plan) -> tuple[Schedule, ...]:
+def _schedules(plan: WorldPlan) -> tuple[Schedule, ...]:
     return tuple(
         Schedule(
             name=beats.name,

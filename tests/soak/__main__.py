@@ -15,8 +15,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from tests.soak.verdict import RULE, SLACK, Judged, Sample, judge
-from tests.soak.world import RATE, Tally, soak
+from tests.soak.verdict import RULE, SLACK, Judged, SoakSample, judge
+from tests.soak.world import RATE, SoakTally, soak
 
 SHOWN: Final = 10  # faults
 EPILOG: Final = f"""\
@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
     console.print(f"seed {given.seed}, {given.minutes:g} minutes")
     began = time.monotonic()
 
-    def tell(sample: Sample, tally: Tally) -> None:
+    def tell(sample: SoakSample, tally: SoakTally) -> None:
         shown = ", ".join(f"{name} {value:.1f}" for name, value in sample.figures.items())
         console.print(f"minute {sample.minute:5.1f}  {tally.published} published  {shown}")
 
@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0 if is_good else 1
 
 
-def _sum_up(console: Console, judged: Sequence[Judged], tally: Tally, wrong: list[str]) -> None:
+def _sum_up(console: Console, judged: Sequence[Judged], tally: SoakTally, wrong: list[str]) -> None:
     table = Table(title=RULE)
     for name in ("figure", "second third", "last third", "highest", "slack", ""):
         table.add_column(name, justify="left" if name == "figure" else "right")

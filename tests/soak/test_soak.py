@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.soak.__main__ import main
-from tests.soak.verdict import SLACK, Sample, judge
+from tests.soak.verdict import SLACK, SoakSample, judge
 
 
-def samples_of(figure: str, values: Sequence[float]) -> list[Sample]:
-    return [Sample(n, {**dict.fromkeys(SLACK, 1.0), figure: v}) for n, v in enumerate(values)]
+def samples_of(figure: str, values: Sequence[float]) -> list[SoakSample]:
+    return [SoakSample(n, {**dict.fromkeys(SLACK, 1.0), figure: v}) for n, v in enumerate(values)]
 
 
 def growing(figure: str, values: Sequence[float]) -> list[str]:

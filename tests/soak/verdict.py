@@ -25,7 +25,7 @@ SLACK: Final[Mapping[str, float]] = {
 
 
 @dataclass(frozen=True)
-class Sample:
+class SoakSample:
     minute: float  # since the start
     figures: Mapping[str, float]
 
@@ -42,7 +42,7 @@ class Judged:
         return self.after <= max(self.before * GROWTH, self.before + SLACK[self.figure])
 
 
-def judge(samples: Sequence[Sample]) -> Sequence[Judged]:
+def judge(samples: Sequence[SoakSample]) -> Sequence[Judged]:
     """Judge each figure. The first third of the samples is the warm-up."""
     third = len(samples) * WARM_UP
     middle, last = samples[round(third) : round(2 * third)], samples[round(2 * third) :]

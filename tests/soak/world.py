@@ -15,8 +15,8 @@ import httpx
 
 from tests.acceptance.process import RouterProcess, eventually
 from tests.acceptance.site import Site
-from tests.outbound.servers import Connection, Target, listening
-from tests.soak.verdict import Sample
+from tests.outbound.servers import Connection, LoopbackTarget, listening
+from tests.soak.verdict import SoakSample
 
 RATE: Final = 20  # messages a second
 BATCH: Final = 10  # messages
@@ -43,7 +43,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 
 @dataclass
-class Tally:
+class SoakTally:
     """What became of the messages."""
 
     published: int = 0
@@ -55,13 +55,13 @@ class Tally:
 
 
 @dataclass
-class World:
+class SoakWorld:
     site: Site
     router: RouterProcess
     client: httpx.AsyncClient
-    tally: Tally
+    tally: SoakTally
     dice: random.Random
-    targets: deque[tuple[Target, AsyncExitStack]] = field(default_factory=deque)
+    targets: deque[tuple[LoopbackTarget, AsyncExitStack]] = field(default_factory=deque)
     step: int = 0
 
     async def change(self) -> None:
@@ -157,13 +157,13 @@ class World:
             async with self.client.stream("GET", f"{self.router.url}/events", timeout=1) as events:
                 await anext(events.aiter_bytes())
 
-    def sample(self, minute: float) -> Sample:
+    def sample(self, minute: float) -> SoakSample:
         proc = Path(f"/proc/{self.router.process.pid}")
         status = dict(
             line.split(":", 1) for line in (proc / "status").read_text().splitlines() if ":" in line
         )
         letters = self.site.folder / "state" / "dead-letters.db"
-        return Sample(
+        return SoakSample(
             minute,
             {
                 "resident MiB": int(status["VmRSS"].split()[0]) / 1024,
@@ -189,11 +189,11 @@ def _queues(step: int) -> list[str]:
 
 
 async def soak(
-    minutes: float, folder: Path, seed: int, tell: Callable[[Sample, Tally], None]
-) -> tuple[list[Sample], Tally, list[str]]:
+    minutes: float, folder: Path, seed: int, tell: Callable[[SoakSample, SoakTally], None]
+) -> tuple[list[SoakSample], SoakTally, list[str]]:
     """Return the samples, one a minute, what became of the messages, and what is wrong."""
     async with _world(folder, seed) as world:
-        samples: list[Sample] = []
+        samples: list[SoakSample] = []
         began = time.monotonic()
         every = min(60.0, minutes * 60 / 30)  # a short run has 30 samples
 
@@ -219,20 +219,20 @@ async def soak(
 
 
 @asynccontextmanager
-async def _world(folder: Path, seed: int) -> AsyncIterator[World]:
+async def _world(folder: Path, seed: int) -> AsyncIterator[SoakWorld]:
     site = Site(folder)
     site.settings |= SETTINGS
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, timeout=60))
         dice = random.Random(seed)  # noqa: S311  repeatable
-        world = World(site, None, client, Tally(), dice)  # type: ignore[arg-type]
+        world = SoakWorld(site, None, client, SoakTally(), dice)  # type: ignore[arg-type]
         stack.push_async_callback(_close_targets, world)
         await world.change()
         world.router = await stack.enter_async_context(site.router())
         yield world
 
 
-async def _close_targets(world: World) -> None:
+async def _close_targets(world: SoakWorld) -> None:
     for _, stack in world.targets:
         await stack.aclose()
 
@@ -246,13 +246,13 @@ async def _repeat(pause: float, chore: Callable[[], Awaitable[None]], over: asyn
         await chore()
 
 
-async def _empty_if_full(world: World) -> None:
+async def _empty_if_full(world: SoakWorld) -> None:
     if await world.is_full():
         world.tally.emptied += 1
         await world.empty_letters()
 
 
-async def _end(world: World) -> list[str]:
+async def _end(world: SoakWorld) -> list[str]:
     """Let everything come to its end. Return what is wrong."""
     await world.bring_queues_back()
     await world.empty_letters()

@@ -7,11 +7,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
-from tests.outbound.servers import Request
+from tests.outbound.servers import TargetRequest
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenSpan:
     """One span, and who told of it."""
 
     span: WireSpan
@@ -51,16 +51,16 @@ class Seen:
         return [(event.name, _facts(event.attributes)) for event in self.span.events]
 
 
-def spans_in(requests: Sequence[Request]) -> list[Seen]:
+def spans_in(requests: Sequence[TargetRequest]) -> list[SeenSpan]:
     return [seen for request in requests for seen in _decoded(request.body)]
 
 
-def _decoded(body: bytes) -> Iterator[Seen]:
+def _decoded(body: bytes) -> Iterator[SeenSpan]:
     for group in ExportTraceServiceRequest.FromString(body).resource_spans:
         resource = _facts(group.resource.attributes)
         for scope in group.scope_spans:
             for span in scope.spans:
-                yield Seen(span, resource)
+                yield SeenSpan(span, resource)
 
 
 def _facts(attributes: Sequence[KeyValue]) -> dict[str, object]:

@@ -12,7 +12,7 @@ from tests.support.passing import PassingBroker
 
 
 @dataclass
-class Finishing:
+class FinishingBrokers:
     """Queues named `*` are in one database; `elsewhere` names those that are not."""
 
     brokers: Brokers
@@ -29,7 +29,7 @@ class Finishing:
 
 
 class FinishingBroker(PassingBroker):
-    def __init__(self, broker: Broker, database: Finishing) -> None:
+    def __init__(self, broker: Broker, database: FinishingBrokers) -> None:
         super().__init__(broker)
         self.database = database
 

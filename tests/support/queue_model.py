@@ -17,7 +17,7 @@ from tests.support.work_queues import LEASE, WINDOW, lease_of, publication
 
 
 @dataclass
-class Row:
+class ModelRow:
     id: int
     message_id: str
     body: bytes
@@ -46,7 +46,7 @@ class Row:
 class Model:
     """SPEC WQ-1 to WQ-4, slowly."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ModelRow] = field(default_factory=list)
     now: float = 0.0
 
     def publish(self, item: Publication) -> bool:
@@ -57,11 +57,11 @@ class Model:
         ):
             return False
         group = (message.pool or "DEFAULT-POOL", message.group) if message.group else None
-        row = Row(0, message.id, item.body, group, message.level, due=item.not_before or 0.0)
+        row = ModelRow(0, message.id, item.body, group, message.level, due=item.not_before or 0.0)
         self.rows.append(row)
         return True
 
-    def claimable(self, worker: str, limit: int) -> list[Row]:
+    def claimable(self, worker: str, limit: int) -> list[ModelRow]:
         self._end_leases()
         ranked = []
         for lane in self._lanes():
@@ -86,7 +86,7 @@ class Model:
         known = [row for row in self.rows if row.message_id == message_id]
         return all(not row.unsettled and row.finished <= self.now - WINDOW for row in known)
 
-    def holder_of(self, lease: Lease) -> Row | None:
+    def holder_of(self, lease: Lease) -> ModelRow | None:
         return next((row for row in self.rows if row.lease == lease and row.unsettled), None)
 
     def has_finished(self, lease: Lease) -> bool:
@@ -104,7 +104,7 @@ class Model:
         out = sum(row.state == "in-flight" for row in self.rows)
         return Depth(sum(row.state == "ready" for row in self.rows), out)
 
-    def _keeps_out_copies(self, row: Row) -> bool:
+    def _keeps_out_copies(self, row: ModelRow) -> bool:
         has_just_succeeded = row.state == "succeeded" and row.finished > self.now - WINDOW
         return row.unsettled or has_just_succeeded
 
@@ -113,14 +113,14 @@ class Model:
             if row.state == "in-flight" and row.lease_until <= self.now:
                 row.state, row.lease = "ready", None
 
-    def _lanes(self) -> Iterator[list[Row]]:
+    def _lanes(self) -> Iterator[list[ModelRow]]:
         unsettled = sorted(
             (row for row in self.rows if row.unsettled), key=lambda row: (row.lane, row.id)
         )
         for _, lane in groupby(unsettled, key=lambda row: row.lane):
             yield list(lane)
 
-    def _run_of(self, lane: list[Row], worker: str) -> list[Row]:
+    def _run_of(self, lane: list[ModelRow], worker: str) -> list[ModelRow]:
         if any(row.state == "in-flight" for row in lane):
             return []
         holders = {
@@ -141,7 +141,7 @@ PUBLISHED = st.lists(
 )
 
 
-class Table(Protocol):
+class ModelTable(Protocol):
     """A work queue as one worker sees it. A settlement answers the positions of lost leases."""
 
     def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]: ...
@@ -162,7 +162,7 @@ class Table(Protocol):
 class WorkQueueComparison(RuleBasedStateMachine):
     """Two workers on one queue do as they please; table and model agree on everything."""
 
-    tables: Mapping[str, Table]
+    tables: Mapping[str, ModelTable]
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ LEASE = 30.0
 T = TypeVar("T")
 
 
-class Clock:
+class QueueClock:
     def __init__(self) -> None:
         self.now = 1000.0
 

@@ -3,11 +3,20 @@
 import pytest
 
 from bench.measure import Spread, percentile, spread
-from bench.report import BEGIN, END, Results, Table, markdown, read_results, text, with_figures
+from bench.report import (
+    BEGIN,
+    END,
+    ReportTable,
+    Results,
+    markdown,
+    read_results,
+    text,
+    with_figures,
+)
 
 
-def a_table() -> Table:
-    table = Table("speed", "How fast", ("broker", "by"), note="On a good day.")
+def a_table() -> ReportTable:
+    table = ReportTable("speed", "How fast", ("broker", "by"), note="On a good day.")
     table.add(("NATS", "router"), {"messages/s": Spread(8123.4, 7000.0, 9000.0)})
     table.add(("NATS", "script"), {"messages/s": Spread(99.4, 99.4, 99.4), "ms": Spread(1, 1, 1)})
     return table
@@ -73,7 +82,10 @@ def test_results_are_read_as_they_were_written() -> None:
 
 
 def test_a_newer_table_takes_the_place_of_the_older_one() -> None:
-    other, newer = Table("other", "Other", ("x",)), Table("speed", "How fast now", ("x",))
+    other, newer = (
+        ReportTable("other", "Other", ("x",)),
+        ReportTable("speed", "How fast now", ("x",)),
+    )
 
     results = Results({}, [a_table(), other]).updated([newer])
 

@@ -148,7 +148,7 @@ def test_a_reply_says_how_a_message_ended() -> None:
 
 
 @pytest.mark.rule("CMD-11")
-class TestChains:
+class TestChainSteps:
     def test_steps_are_named_by_their_places(self) -> None:
         one, two = chain(1), {**chain(2), "id": "own"}
 

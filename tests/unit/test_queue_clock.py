@@ -20,7 +20,7 @@ STEPS = pytest.mark.parametrize("step", [YEAR, -YEAR], ids=["a year on", "a year
 
 
 @dataclass
-class World:
+class ClockWorld:
     """A machine with a wrong clock, and the processes on it that share a file."""
 
     memory: MemoryDatabase
@@ -63,15 +63,15 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> Iterator[ClockWorld]:
     with closing(MemoryDatabase()) as memory, asyncio.Runner() as runner:
-        yield World(memory, runner)
+        yield ClockWorld(memory, runner)
 
 
 @pytest.mark.rule("WQ-11")
 @STEPS
 def test_a_delay_lasts_as_long_as_it_was_asked_for_whoever_sets_the_clock(
-    world: World, step: float
+    world: ClockWorld, step: float
 ) -> None:
     before = world.open()
     before.publish([publication("a")])
@@ -88,7 +88,7 @@ def test_a_delay_lasts_as_long_as_it_was_asked_for_whoever_sets_the_clock(
 @pytest.mark.rule("WQ-11")
 @pytest.mark.parametrize("written_with", [YEAR, -YEAR], ids=["a year ahead", "a year behind"])
 def test_a_delay_that_was_written_with_a_wrong_clock_ends_after_the_clock_is_set_right(
-    world: World, written_with: float
+    world: ClockWorld, written_with: float
 ) -> None:
     world.wall_error = written_with
     table = world.open()
@@ -104,7 +104,7 @@ def test_a_delay_that_was_written_with_a_wrong_clock_ends_after_the_clock_is_set
 @pytest.mark.rule("WQ-11", "P2")
 @STEPS
 def test_what_a_living_worker_holds_stays_its_own_whoever_sets_the_clock(
-    world: World, step: float
+    world: ClockWorld, step: float
 ) -> None:
     holder = world.open()
     holder.publish([publication("a", group="g")])
@@ -127,7 +127,7 @@ def test_what_a_living_worker_holds_stays_its_own_whoever_sets_the_clock(
 @pytest.mark.rule("WQ-11")
 @STEPS
 def test_what_a_dead_worker_held_comes_back_after_a_lease_whoever_sets_the_clock(
-    world: World, step: float
+    world: ClockWorld, step: float
 ) -> None:
     dead = world.open()
     dead.publish([publication("a")])
@@ -141,7 +141,7 @@ def test_what_a_dead_worker_held_comes_back_after_a_lease_whoever_sets_the_clock
 @pytest.mark.rule("WQ-11", "WQ-1")
 @STEPS
 def test_the_dedup_window_stays_as_long_as_it_is_whoever_sets_the_clock(
-    world: World, step: float
+    world: ClockWorld, step: float
 ) -> None:
     table = world.open()
     table.publish([publication("a")])
@@ -161,7 +161,7 @@ def test_the_dedup_window_stays_as_long_as_it_is_whoever_sets_the_clock(
 @pytest.mark.parametrize("before", [YEAR, 0.0, -YEAR])
 @pytest.mark.parametrize("after", [YEAR, 0.0, -YEAR])
 def test_no_delay_outlasts_a_boot_by_more_than_itself(
-    world: World, before: float, after: float
+    world: ClockWorld, before: float, after: float
 ) -> None:
     world.wall_error = before
     table = world.open()
@@ -178,7 +178,7 @@ def test_no_delay_outlasts_a_boot_by_more_than_itself(
 @pytest.mark.parametrize("before", [YEAR, 0.0, -YEAR])
 @pytest.mark.parametrize("after", [YEAR, 0.0, -YEAR])
 def test_no_lease_outlasts_a_boot_by_more_than_its_length(
-    world: World, before: float, after: float
+    world: ClockWorld, before: float, after: float
 ) -> None:
     world.wall_error = before
     table = world.open()
@@ -196,7 +196,7 @@ def test_no_lease_outlasts_a_boot_by_more_than_its_length(
 
 
 @pytest.mark.rule("WQ-11")
-def test_a_boot_ends_no_lease_early(world: World) -> None:
+def test_a_boot_ends_no_lease_early(world: ClockWorld) -> None:
     table = world.open()
     table.publish([publication("a")])
     _, leases = table.claim_ids()
@@ -213,7 +213,7 @@ def test_a_boot_ends_no_lease_early(world: World) -> None:
 @pytest.mark.parametrize("before", [YEAR, 0.0, -YEAR])
 @pytest.mark.parametrize("after", [YEAR, 0.0, -YEAR])
 def test_nothing_finished_is_remembered_for_longer_than_the_window_after_a_boot(
-    world: World, before: float, after: float
+    world: ClockWorld, before: float, after: float
 ) -> None:
     world.wall_error = before
     table = world.open()
@@ -236,7 +236,7 @@ def test_nothing_finished_is_remembered_for_longer_than_the_window_after_a_boot(
 
 
 @pytest.mark.rule("WQ-11")
-def test_a_delay_of_more_than_twelve_hours_is_cut_at_the_next_boot(world: World) -> None:
+def test_a_delay_of_more_than_twelve_hours_is_cut_at_the_next_boot(world: ClockWorld) -> None:
     world.wall_error = YEAR
     table = world.open()
     table.publish([publication("a")])
@@ -249,7 +249,9 @@ def test_a_delay_of_more_than_twelve_hours_is_cut_at_the_next_boot(world: World)
 
 
 @pytest.mark.rule("WQ-11")
-def test_without_a_boot_id_each_process_goes_by_the_wall_clock_of_its_start(world: World) -> None:
+def test_without_a_boot_id_each_process_goes_by_the_wall_clock_of_its_start(
+    world: ClockWorld,
+) -> None:
     machine = Machine(wall=lambda: world.true_time, uptime=lambda: 5.0, boot_id="")
 
     offsets = []
@@ -263,7 +265,7 @@ def test_without_a_boot_id_each_process_goes_by_the_wall_clock_of_its_start(worl
 @pytest.mark.rule("WQ-11", "CMD-5")
 @pytest.mark.parametrize("before", [0.0, -YEAR])
 def test_a_scheduled_message_waits_for_its_date_whatever_the_clock_said_before(
-    world: World, before: float
+    world: ClockWorld, before: float
 ) -> None:
     """It is not cut to twelve hours: it means the calendar."""
     world.wall_error = before
@@ -279,7 +281,7 @@ def test_a_scheduled_message_waits_for_its_date_whatever_the_clock_said_before(
 
 
 @pytest.mark.rule("WQ-11", "CMD-5")
-def test_each_scheduled_message_waits_for_its_own_date_after_a_boot(world: World) -> None:
+def test_each_scheduled_message_waits_for_its_own_date_after_a_boot(world: ClockWorld) -> None:
     dates = [world.true_time + 60 * minutes for minutes in (20, 10, 30)]
     table = world.open()
     table.publish([publication(f"{date}", not_before=date) for date in dates])
@@ -298,7 +300,7 @@ def test_each_scheduled_message_waits_for_its_own_date_after_a_boot(world: World
 
 
 @pytest.mark.rule("WQ-11", "CMD-5")
-def test_a_clock_that_is_set_within_a_boot_moves_no_schedule(world: World) -> None:
+def test_a_clock_that_is_set_within_a_boot_moves_no_schedule(world: ClockWorld) -> None:
     table = world.open()
     table.publish([publication("a", not_before=world.true_time + 3600)])
     world.wall_error = -YEAR
@@ -308,7 +310,7 @@ def test_a_clock_that_is_set_within_a_boot_moves_no_schedule(world: World) -> No
 
 @pytest.mark.rule("WQ-11", "CMD-5")
 def test_a_scheduled_message_that_was_tried_waits_for_its_delay_and_not_for_its_date(
-    world: World,
+    world: ClockWorld,
 ) -> None:
     table = world.open()
     table.publish([publication("a", not_before=world.true_time + 60)])
@@ -324,7 +326,7 @@ def test_a_scheduled_message_that_was_tried_waits_for_its_delay_and_not_for_its_
 
 
 @pytest.mark.rule("WQ-11", "CMD-5")
-def test_a_scheduled_message_that_was_cancelled_stays_so_after_a_boot(world: World) -> None:
+def test_a_scheduled_message_that_was_cancelled_stays_so_after_a_boot(world: ClockWorld) -> None:
     world.wall_error = YEAR
     table = world.open()
     table.publish([publication("a", not_before=world.true_time + YEAR + 60)])

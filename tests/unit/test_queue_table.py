@@ -23,7 +23,7 @@ from router.core.message import UNTRIED, Message, Mode, Tally
 from router.core.outcome import Ending, Failure
 from router.ports import Depth, Publication, QueueRefused
 from tests.support.queue_model import WorkQueueComparison
-from tests.support.work_queues import LEASE, WINDOW, Clock, Queue, publication, story
+from tests.support.work_queues import LEASE, WINDOW, Queue, QueueClock, publication, story
 
 
 class QueueComparison(WorkQueueComparison):
@@ -69,12 +69,12 @@ def db(memory: MemoryDatabase) -> sqlite3.Connection:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> QueueClock:
+    return QueueClock()
 
 
 @pytest.fixture
-def table(memory: MemoryDatabase, clock: Clock, runner: asyncio.Runner) -> Queue:
+def table(memory: MemoryDatabase, clock: QueueClock, runner: asyncio.Runner) -> Queue:
     return Queue.of(memory, clock, runner)
 
 
@@ -164,7 +164,7 @@ def test_all_of_high_priority_goes_before_the_first_regular_one(table: Queue) ->
 
 
 @pytest.mark.rule("WQ-2")
-def test_a_run_of_a_lane_ends_at_a_message_that_must_wait(table: Queue, clock: Clock) -> None:
+def test_a_run_of_a_lane_ends_at_a_message_that_must_wait(table: Queue, clock: QueueClock) -> None:
     table.publish([publication(name, group="g") for name in "abc"])
     _, (first, second, third) = table.claim_ids()
     table.nack(second, 10)
@@ -270,7 +270,7 @@ def test_what_was_kept_for_a_worker_is_handed_out_once(table: Queue) -> None:
 
 @pytest.mark.rule("P5")
 def test_what_has_waited_for_its_delay_goes_before_what_came_after_it(
-    table: Queue, clock: Clock
+    table: Queue, clock: QueueClock
 ) -> None:
     table.publish([publication("a", group="g"), publication("b", group="h")])
     _, (lease,) = table.claim_ids(limit=1)
@@ -284,7 +284,7 @@ def test_what_has_waited_for_its_delay_goes_before_what_came_after_it(
 
 @pytest.mark.rule("WQ-4")
 def test_a_message_whose_lease_has_ended_goes_before_what_came_after_it(
-    table: Queue, clock: Clock
+    table: Queue, clock: QueueClock
 ) -> None:
     table.publish([publication("a", group="g"), publication("b", group="h")])
     table.claim_ids(limit=1)
@@ -296,7 +296,9 @@ def test_a_message_whose_lease_has_ended_goes_before_what_came_after_it(
 
 
 @pytest.mark.rule("WQ-3")
-def test_a_lease_that_ends_at_this_instant_cannot_be_extended(table: Queue, clock: Clock) -> None:
+def test_a_lease_that_ends_at_this_instant_cannot_be_extended(
+    table: Queue, clock: QueueClock
+) -> None:
     table.publish([publication("a"), publication("b")])
     _, (first, second) = table.claim_ids()
 
@@ -355,7 +357,7 @@ def test_an_immediate_message_has_no_group(table: Queue) -> None:
 
 
 @pytest.mark.rule("WQ-2")
-def test_the_depth_tells_whether_anything_could_be_had_now(table: Queue, clock: Clock) -> None:
+def test_the_depth_tells_whether_anything_could_be_had_now(table: Queue, clock: QueueClock) -> None:
     table.publish([publication("a", group="g"), publication("b", group="g")])
     offered = table.depth()
     _, (first, second) = table.claim_ids()
@@ -371,7 +373,7 @@ def test_the_depth_tells_whether_anything_could_be_had_now(table: Queue, clock: 
 
 @pytest.mark.rule("WQ-2")
 def test_what_a_lease_or_a_delay_has_just_set_free_counts_to_its_own_queue(
-    table: Queue, clock: Clock
+    table: Queue, clock: QueueClock
 ) -> None:
     other = table.but(queue="bills")
     table.publish([publication("a"), publication("b")])
@@ -388,7 +390,7 @@ def test_what_a_lease_or_a_delay_has_just_set_free_counts_to_its_own_queue(
 
 
 @pytest.mark.rule("WQ-8")
-def test_a_row_tells_its_story(db: sqlite3.Connection, table: Queue, clock: Clock) -> None:
+def test_a_row_tells_its_story(db: sqlite3.Connection, table: Queue, clock: QueueClock) -> None:
     table.publish([publication("a")])
     clock.now = 1001.0
     _, (lease,) = table.claim_ids()
@@ -444,7 +446,7 @@ def test_a_busy_queue_keeps_no_bodies_of_finished_messages(
 
 @pytest.mark.rule("WQ-1")
 def test_a_finished_message_behind_one_that_is_held_is_pruned_with_its_body(
-    db: sqlite3.Connection, table: Queue, clock: Clock
+    db: sqlite3.Connection, table: Queue, clock: QueueClock
 ) -> None:
     table.publish([publication(name, group="g") for name in "ab"])
     _, (first, second) = table.claim_ids()
@@ -459,7 +461,7 @@ def test_a_finished_message_behind_one_that_is_held_is_pruned_with_its_body(
 
 
 @pytest.mark.rule("WQ-1")
-def test_ids_are_never_used_again(table: Queue, clock: Clock) -> None:
+def test_ids_are_never_used_again(table: Queue, clock: QueueClock) -> None:
     table.publish([publication("a")])
     _, leases = table.claim_ids()
     table.ack(leases)
@@ -481,7 +483,7 @@ def messages_kept(db: sqlite3.Connection) -> int:
 
 @pytest.mark.rule("WQ-1")
 def test_an_idle_queue_is_pruned_in_small_steps(
-    db: sqlite3.Connection, table: Queue, clock: Clock
+    db: sqlite3.Connection, table: Queue, clock: QueueClock
 ) -> None:
     number = 2 * PRUNED_AT_ONCE + 100
     table.publish([publication(str(number), group=str(number)) for number in range(number)])
@@ -500,7 +502,7 @@ def test_an_idle_queue_is_pruned_in_small_steps(
 
 @pytest.mark.rule("P4")
 def test_what_cannot_be_forgotten_yet_does_not_keep_the_rest(
-    db: sqlite3.Connection, table: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    db: sqlite3.Connection, table: Queue, clock: QueueClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_table, "PRUNED_AT_ONCE", 1)
     table = table.but(result_retention=9 * WINDOW)
@@ -519,7 +521,7 @@ def test_what_cannot_be_forgotten_yet_does_not_keep_the_rest(
 
 @pytest.mark.rule("P4")
 def test_a_queue_with_nothing_to_forget_is_looked_through_once_a_second(
-    db: sqlite3.Connection, table: Queue, clock: Clock
+    db: sqlite3.Connection, table: Queue, clock: QueueClock
 ) -> None:
     looks: list[str] = []
     db.set_trace_callback(
@@ -538,7 +540,7 @@ def test_a_queue_with_nothing_to_forget_is_looked_through_once_a_second(
 
 @pytest.mark.rule("P4")
 def test_pruning_keeps_up_with_what_gets_finished(
-    db: sqlite3.Connection, table: Queue, clock: Clock
+    db: sqlite3.Connection, table: Queue, clock: QueueClock
 ) -> None:
     for number in range(3 * PRUNE_EVERY_MESSAGES):
         table.publish([publication(str(number), group=str(number))])
@@ -551,7 +553,7 @@ def test_pruning_keeps_up_with_what_gets_finished(
 
 @pytest.mark.rule("P3")
 def test_a_group_keeps_its_order_when_a_finished_message_in_the_middle_is_pruned(
-    db: sqlite3.Connection, table: Queue, clock: Clock
+    db: sqlite3.Connection, table: Queue, clock: QueueClock
 ) -> None:
     table.publish([publication(name, group="g") for name in "abc"])
     _, (first, second, third) = table.claim_ids()
@@ -576,7 +578,7 @@ def test_a_group_keeps_its_order_when_a_finished_message_in_the_middle_is_pruned
 
 @pytest.mark.rule("P3")
 def test_what_comes_later_in_a_group_stays_behind_although_a_finished_one_was_pruned(
-    table: Queue, clock: Clock
+    table: Queue, clock: QueueClock
 ) -> None:
     table.publish([publication(name, group="g") for name in "ab"])
     table.publish([publication("other", group="h")])
@@ -597,7 +599,7 @@ def test_what_comes_later_in_a_group_stays_behind_although_a_finished_one_was_pr
 @pytest.mark.rule("P4")
 @pytest.mark.parametrize("payload", [b"", b"1"], ids=["plain", "with a payload"])
 def test_what_was_finished_first_is_forgotten_first(
-    table: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch, payload: bytes
+    table: Queue, clock: QueueClock, monkeypatch: pytest.MonkeyPatch, payload: bytes
 ) -> None:
     monkeypatch.setattr(queue_table, "PRUNED_AT_ONCE", 1)
     table = table.but(result_retention=WINDOW)
@@ -618,7 +620,7 @@ def test_what_was_finished_first_is_forgotten_first(
 
 @pytest.mark.rule("P1")
 def test_an_ack_that_is_partly_stale_never_removes_what_another_worker_holds(
-    db: sqlite3.Connection, table: Queue, clock: Clock
+    db: sqlite3.Connection, table: Queue, clock: QueueClock
 ) -> None:
     table = table.but(audit=3600.0)
     other = table.but(worker_id="bert")
@@ -640,7 +642,7 @@ def test_an_ack_that_is_partly_stale_never_removes_what_another_worker_holds(
 
 
 @pytest.mark.rule("WQ-3")
-def test_a_token_is_never_used_again(table: Queue, clock: Clock) -> None:
+def test_a_token_is_never_used_again(table: Queue, clock: QueueClock) -> None:
     tokens = set()
     for number in range(20):
         table.publish([publication(str(number))])
@@ -654,7 +656,7 @@ def test_a_token_is_never_used_again(table: Queue, clock: Clock) -> None:
 
 
 @pytest.mark.rule("WQ-6")
-def test_a_claim_tells_when_to_look_again(table: Queue, clock: Clock) -> None:
+def test_a_claim_tells_when_to_look_again(table: Queue, clock: QueueClock) -> None:
     table.publish([publication("a"), publication("b")])
     _, (first, second) = table.claim_ids()
 
@@ -670,7 +672,7 @@ def test_a_claim_tells_when_to_look_again(table: Queue, clock: Clock) -> None:
 
 
 @pytest.mark.rule("WQ-4")
-def test_leases_end_whichever_queue_of_the_file_is_asked(table: Queue, clock: Clock) -> None:
+def test_leases_end_whichever_queue_of_the_file_is_asked(table: Queue, clock: QueueClock) -> None:
     bills = table.but(queue="bills")
     table.publish([publication("a", group="g"), publication("b")])
     table.claim_ids()
@@ -682,7 +684,7 @@ def test_leases_end_whichever_queue_of_the_file_is_asked(table: Queue, clock: Cl
 
 
 @pytest.mark.rule("WQ-2")
-def test_delays_end_whichever_queue_of_the_file_is_asked(table: Queue, clock: Clock) -> None:
+def test_delays_end_whichever_queue_of_the_file_is_asked(table: Queue, clock: QueueClock) -> None:
     bills = table.but(queue="bills")
     table.publish([publication("a", group="g"), publication("b")])
     _, leases = table.claim_ids()
@@ -699,7 +701,7 @@ def test_delays_end_whichever_queue_of_the_file_is_asked(table: Queue, clock: Cl
 @pytest.mark.rule("WQ-8")
 @pytest.mark.parametrize("waits_for", ["its delay", "a lease"])
 def test_of_very_many_that_have_waited_the_first_due_are_woken_first(
-    table: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch, waits_for: str
+    table: Queue, clock: QueueClock, monkeypatch: pytest.MonkeyPatch, waits_for: str
 ) -> None:
     monkeypatch.setattr(queue_table, "WOKEN_AT_ONCE", 1)
     table.publish([publication(name) for name in "abc"])
@@ -729,7 +731,7 @@ def test_what_several_claims_took_is_finished_at_once(db: sqlite3.Connection, ta
 
 @pytest.mark.rule("WQ-8")
 def test_each_change_of_state_is_written_down(
-    db: sqlite3.Connection, table: Queue, clock: Clock
+    db: sqlite3.Connection, table: Queue, clock: QueueClock
 ) -> None:
     audited = table.but(audit=3600.0)
     audited.publish([publication("a"), publication("b")])
@@ -762,7 +764,7 @@ def changes_kept(db: sqlite3.Connection) -> int:
 @pytest.mark.rule("WQ-8", "P4")
 @pytest.mark.parametrize(("audit", "kept"), [(0.0, 0), (WINDOW, 0), (3 * WINDOW, 3)])
 def test_the_story_is_pruned_by_its_age(
-    db: sqlite3.Connection, table: Queue, clock: Clock, audit: float, kept: int
+    db: sqlite3.Connection, table: Queue, clock: QueueClock, audit: float, kept: int
 ) -> None:
     audited = table.but(audit=audit)
     audited.publish([publication("a")])
@@ -780,7 +782,7 @@ def test_the_story_is_pruned_by_its_age(
 def test_the_oldest_of_the_story_goes_although_it_goes_on(
     db: sqlite3.Connection,
     table: Queue,
-    clock: Clock,
+    clock: QueueClock,
     monkeypatch: pytest.MonkeyPatch,
     at_once: int,
 ) -> None:
@@ -796,7 +798,7 @@ def test_the_oldest_of_the_story_goes_although_it_goes_on(
 
 @pytest.mark.rule("WQ-8", "P5")
 def test_a_long_story_is_pruned_in_small_steps(
-    db: sqlite3.Connection, table: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    db: sqlite3.Connection, table: Queue, clock: QueueClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_table, "PRUNED_AT_ONCE", 1)
     audited = table.but(audit=60.0)
@@ -817,7 +819,7 @@ DAY = 86_400.0
 
 @pytest.mark.rule("CMD-2", "P4")
 def test_what_has_a_payload_a_result_or_a_batch_is_kept_longer(
-    table: Queue, db: sqlite3.Connection, clock: Clock
+    table: Queue, db: sqlite3.Connection, clock: QueueClock
 ) -> None:
     table = table.but(result_retention=DAY)
     items = [publication("plain"), publication("payload", payload=b"1"), publication("result")]
@@ -875,7 +877,7 @@ def test_the_last_error_stays_until_there_is_another(table: Queue) -> None:
 
 
 @pytest.mark.rule("CMD-2")
-def test_the_window_counts_if_results_are_kept_for_less(table: Queue, clock: Clock) -> None:
+def test_the_window_counts_if_results_are_kept_for_less(table: Queue, clock: QueueClock) -> None:
     table = table.but(result_retention=1.0)
     table.publish([publication("a", payload=b"1")])
     table.ack(table.claim_ids()[1])
@@ -888,7 +890,7 @@ def test_the_window_counts_if_results_are_kept_for_less(table: Queue, clock: Clo
 
 @pytest.mark.rule("CMD-4", "P4")
 def test_a_batch_is_kept_for_seven_days_and_so_are_the_names_of_its_members(
-    table: Queue, db: sqlite3.Connection, clock: Clock
+    table: Queue, db: sqlite3.Connection, clock: QueueClock
 ) -> None:
     members = [publication(f"m{number}") for number in range(2 * PRUNED_AT_ONCE + 1)]
     table.add_batch("b", None, members)
@@ -913,7 +915,7 @@ def test_a_batch_is_kept_for_seven_days_and_so_are_the_names_of_its_members(
 
 @pytest.mark.rule("CMD-4", "P4")
 def test_every_batch_is_forgotten_in_its_turn(
-    table: Queue, db: sqlite3.Connection, clock: Clock
+    table: Queue, db: sqlite3.Connection, clock: QueueClock
 ) -> None:
     for name in "abc":
         table.add_batch(name, None, [publication(f"of {name}")])
@@ -933,7 +935,7 @@ def test_every_batch_is_forgotten_in_its_turn(
 
 @pytest.mark.rule("CMD-4", "P4")
 def test_the_end_of_a_member_costs_the_same_however_large_the_batch_is(
-    clock: Clock, runner: asyncio.Runner
+    clock: QueueClock, runner: asyncio.Runner
 ) -> None:
     costs = []
     for size in (100, 5000):
@@ -1048,7 +1050,7 @@ BACKLOGS: dict[str, Callable[[int], Publication]] = {
 @pytest.mark.rule("P4")
 @pytest.mark.parametrize("shape", BACKLOGS)
 def test_a_claim_costs_the_same_whatever_waits_behind_it(
-    clock: Clock, runner: asyncio.Runner, shape: str
+    clock: QueueClock, runner: asyncio.Runner, shape: str
 ) -> None:
     costs = []
     for size in (100, 5000):
@@ -1063,7 +1065,7 @@ def test_a_claim_costs_the_same_whatever_waits_behind_it(
 @pytest.mark.rule("P4")
 @pytest.mark.parametrize("shape", BACKLOGS)
 def test_an_ack_costs_the_same_whatever_waits_behind_it(
-    clock: Clock, runner: asyncio.Runner, shape: str
+    clock: QueueClock, runner: asyncio.Runner, shape: str
 ) -> None:
     costs = []
     for size in (100, 5000):
@@ -1081,7 +1083,7 @@ def test_an_ack_costs_the_same_whatever_waits_behind_it(
 @pytest.mark.rule("P4", "P5")
 @pytest.mark.parametrize("blocked_by", ["a lease", "a delay", "another worker"])
 def test_a_claim_costs_the_same_whatever_is_blocked_in_front_of_it(
-    clock: Clock, runner: asyncio.Runner, blocked_by: str
+    clock: QueueClock, runner: asyncio.Runner, blocked_by: str
 ) -> None:
     costs = []
     for size in (10, 1000):

@@ -10,7 +10,7 @@ from router.brokers.sqs.client import CREDENTIALS_LAST_SECONDS, Account
 pytestmark = pytest.mark.anyio
 
 
-class Role:
+class AwsRole:
     """New keys every time it is asked, as the library has them."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Role:
 
 @pytest.mark.rule("CFG-7")
 async def test_keys_that_changed_are_used_a_moment_later() -> None:
-    account = Account(Role(), None)
+    account = Account(AwsRole(), None)
 
     first = await account.credentials()
     at_once = await account.credentials()

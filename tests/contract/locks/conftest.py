@@ -23,7 +23,7 @@ VARIANTS: Final = ("pooled_postgres", "old_nats_server")  # likewise, so they te
 _numbers = itertools.count(1)
 
 
-class LockServer(Protocol):
+class LockCase(Protocol):
     """What a test does to the server itself."""
 
     def start(self) -> None: ...
@@ -34,11 +34,11 @@ class LockServer(Protocol):
 
 
 @dataclass
-class Place:
+class LockPlace:
     """A lock of its own for each test, and as many routers as the test wants."""
 
     url: str
-    server: LockServer
+    server: LockCase
     key: str = field(default_factory=lambda: f"lock {next(_numbers)}")
 
     def lock(
@@ -49,57 +49,57 @@ class Place:
 
 
 @pytest.fixture(params=CASES)
-def place(request: pytest.FixtureRequest) -> Place:
-    chosen: Place = request.getfixturevalue(request.param)
-    return Place(chosen.url, chosen.server)
+def place(request: pytest.FixtureRequest) -> LockPlace:
+    chosen: LockPlace = request.getfixturevalue(request.param)
+    return LockPlace(chosen.url, chosen.server)
 
 
 @pytest.fixture(params=VARIANTS)
-def variant(request: pytest.FixtureRequest) -> Place:
-    chosen: Place = request.getfixturevalue(request.param)
-    return Place(chosen.url, chosen.server)
+def variant(request: pytest.FixtureRequest) -> LockPlace:
+    chosen: LockPlace = request.getfixturevalue(request.param)
+    return LockPlace(chosen.url, chosen.server)
 
 
 @pytest.fixture
-async def one(place: Place) -> AsyncIterator[Lock]:
+async def one(place: LockPlace) -> AsyncIterator[Lock]:
     async with place.lock("one") as lock:
         yield lock
 
 
 @pytest.fixture
-async def two(place: Place) -> AsyncIterator[Lock]:
+async def two(place: LockPlace) -> AsyncIterator[Lock]:
     async with place.lock("two") as lock:
         yield lock
 
 
 @pytest.fixture(scope="session")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockPlace]:
     with RedisServer(tmp_path_factory.mktemp("redis")).running() as server:
         time.sleep(TTL + 2)  # until it lets anybody have a lock
-        yield Place(server.url, server)
+        yield LockPlace(server.url, server)
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Place]:
+def postgres() -> Iterator[LockPlace]:
     with postgres_server() as server:
-        yield Place(server.url, server)
+        yield LockPlace(server.url, server)
 
 
 @pytest.fixture(scope="session")
-def pooled_postgres(postgres: Place) -> Iterator[Place]:
+def pooled_postgres(postgres: LockPlace) -> Iterator[LockPlace]:
     with transaction_pooler(postgres.server) as pooler:  # type: ignore[arg-type]
-        yield Place(pooler.url, postgres.server)
+        yield LockPlace(pooler.url, postgres.server)
 
 
 @pytest.fixture(scope="session")
-def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockPlace]:
     server = nats.NatsServer(nats.current(), tmp_path_factory.mktemp("nats"))
     with server.running():
-        yield Place(f"nats://{server.address}", server)
+        yield LockPlace(f"nats://{server.address}", server)
 
 
 @pytest.fixture(scope="session")
-def old_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def old_nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LockPlace]:
     server = nats.NatsServer(nats.old(), tmp_path_factory.mktemp("old-nats"))
     with server.running():
-        yield Place(f"nats://{server.address}", server)
+        yield LockPlace(f"nats://{server.address}", server)

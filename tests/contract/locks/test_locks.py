@@ -6,7 +6,7 @@ import time
 import pytest
 
 from router.ports import Lock, LockState, LockUnavailable
-from tests.contract.locks.conftest import TTL, Place
+from tests.contract.locks.conftest import TTL, LockPlace
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -35,7 +35,7 @@ async def test_one_takes_it_and_the_other_is_told_who_has_it(one: Lock, two: Loc
 
 
 @pytest.mark.rule("CFG-9")
-async def test_many_ask_at_once_and_one_gets_it(place: Place, one: Lock) -> None:
+async def test_many_ask_at_once_and_one_gets_it(place: LockPlace, one: Lock) -> None:
     await taken(one)
     await one.release()
     async with (
@@ -96,7 +96,7 @@ async def test_nobody_releases_or_renews_what_another_one_has(one: Lock, two: Lo
 
 
 @pytest.mark.rule("CFG-9")
-async def test_a_router_of_the_same_name_is_another_one(place: Place, one: Lock) -> None:
+async def test_a_router_of_the_same_name_is_another_one(place: LockPlace, one: Lock) -> None:
     await taken(one)
     async with place.lock("one", process="another") as twin:
         state = await twin.acquire()
@@ -116,7 +116,7 @@ async def test_who_did_not_hear_that_it_has_it_may_ask_again(one: Lock) -> None:
 
 @pytest.mark.rule("CFG-9")
 async def test_behind_a_pooler_and_on_an_old_server_it_is_taken_kept_lost_and_released(
-    variant: Place,
+    variant: LockPlace,
 ) -> None:
     async with variant.lock("one") as one, variant.lock("two") as two:
         mine = await taken(one)
@@ -146,7 +146,7 @@ async def test_a_refresh_of_an_earlier_time_does_nothing(one: Lock, two: Lock) -
 
 @pytest.mark.rule("CFG-9")
 async def test_a_server_that_does_not_answer_is_no_lock_and_is_found_again(
-    place: Place, one: Lock
+    place: LockPlace, one: Lock
 ) -> None:
     mine = await taken(one)
     place.server.freeze()
@@ -161,7 +161,7 @@ async def test_a_server_that_does_not_answer_is_no_lock_and_is_found_again(
 
 @pytest.mark.rule("CFG-9")
 async def test_a_restarted_server_lets_nobody_have_what_another_one_may_rely_on(
-    place: Place, one: Lock, two: Lock
+    place: LockPlace, one: Lock, two: Lock
 ) -> None:
     """Whether or not it has kept the lock."""
     mine = await taken(one)

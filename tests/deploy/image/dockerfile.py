@@ -36,7 +36,7 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class BuildStage:
     base: str
     name: str | None
     instructions: Sequence[Instruction]
@@ -61,17 +61,17 @@ class Stage:
         return [*self.last("ENTRYPOINT").words, *self.last("CMD").words]
 
 
-def read_dockerfile(text: str) -> list[Stage]:
+def read_dockerfile(text: str) -> list[BuildStage]:
     lines = _CONTINUED.sub(" ", _COMMENT.sub("", text)).splitlines()
     parts = [line.split(maxsplit=1) for line in lines if line.strip()]
-    stages: list[Stage] = []
+    stages: list[BuildStage] = []
     for word, rest in parts:
         if word == "FROM":
             found = _FROM.fullmatch(rest)
             assert found, rest
-            stages.append(Stage(found["base"], found["name"], []))
+            stages.append(BuildStage(found["base"], found["name"], []))
         else:
             stage = stages.pop()
             added = [*stage.instructions, Instruction(word, rest)]
-            stages.append(Stage(stage.base, stage.name, added))
+            stages.append(BuildStage(stage.base, stage.name, added))
     return stages

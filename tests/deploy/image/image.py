@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.deploy.image.dockerfile import DOCKERFILE, ROOT, Instruction, Stage, read_dockerfile
+from tests.deploy.image.dockerfile import DOCKERFILE, ROOT, BuildStage, Instruction, read_dockerfile
 from tests.support.servers.postgres import unprivileged
 
 PLACES: Final = ("/opt/message-router", "/var/lib/message-router", "/build")
@@ -29,7 +29,7 @@ SHOWN: Final = 4000  # characters of its output, when a test fails
 @dataclass(frozen=True, slots=True)
 class Image:
     root: Path
-    stage: Stage  # the last one: what the container is
+    stage: BuildStage  # the last one: what the container is
 
     @property
     def home(self) -> Path:
@@ -114,7 +114,7 @@ def built_image() -> Iterator[Image]:
         shutil.rmtree(root)
 
 
-def _carry_out(build: Stage, root: Path) -> None:
+def _carry_out(build: BuildStage, root: Path) -> None:
     folder = root
     for step in build.instructions:
         match step.word:

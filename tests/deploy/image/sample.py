@@ -28,7 +28,7 @@ OUR_PORTS: Final = ("8000", "8080", "9000")
 
 
 @dataclass(frozen=True, slots=True)
-class Brokers:
+class SampleBrokers:
     sqs: SqsServer
     activemq: ActiveMqServer
     nats: NatsServer
@@ -37,7 +37,7 @@ class Brokers:
 
 
 @contextmanager
-def running_brokers(folder: Path) -> Iterator[Brokers]:
+def running_brokers(folder: Path) -> Iterator[SampleBrokers]:
     """All of them, started side by side."""
     places = {name: folder / name for name in ("sqs", "activemq", "nats")}
     for place in places.values():
@@ -51,7 +51,9 @@ def running_brokers(folder: Path) -> Iterator[Brokers]:
             starters.submit(stack.enter_context, postgres_server()),
         )
         one, two, three, four, five = started
-        yield Brokers(one.result(), two.result(), three.result(), four.result(), five.result())
+        yield SampleBrokers(
+            one.result(), two.result(), three.result(), four.result(), five.result()
+        )
 
 
 def _activemq(folder: Path) -> ActiveMqServer:
@@ -67,10 +69,10 @@ def _nats(folder: Path) -> NatsServer:
     return NatsServer(nats.current(), folder)
 
 
-class Sample:
+class RunningSample:
     """The services of the file that are built from our image."""
 
-    def __init__(self, image: Image, brokers: Brokers, folder: Path) -> None:
+    def __init__(self, image: Image, brokers: SampleBrokers, folder: Path) -> None:
         self._image = image
         self._services = read_services()
         self._brokers = brokers

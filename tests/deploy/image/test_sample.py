@@ -9,7 +9,7 @@ import pytest
 
 from tests.acceptance.process import eventually
 from tests.deploy.image.image import Image
-from tests.deploy.image.sample import PASSWORD, Sample, running_brokers
+from tests.deploy.image.sample import PASSWORD, RunningSample, running_brokers
 from tests.deploy.image.test_compose import DOCUMENT
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -32,7 +32,7 @@ async def test_messages_flow_through_every_queue_of_the_sample(
     queues = {queue["queueName"] for queue in json.loads(DOCUMENT.read_text())["queues"]}
 
     with running_brokers(tmp_path) as brokers:
-        sample = Sample(image, brokers, mounts)
+        sample = RunningSample(image, brokers, mounts)
         sample.prepare()
         login = ("router", PASSWORD)
 

@@ -20,8 +20,8 @@ from router.outbound.http_sender import HttpSender
 from tests.outbound.servers import (
     Certificate,
     Connection,
+    LoopbackTarget,
     Script,
-    Target,
     answering,
     listening,
     nobody_accepts,
@@ -564,7 +564,7 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
     assert answer == Reply(200)
 
 
-def through(proxy: Target) -> CurlOptions:
+def through(proxy: LoopbackTarget) -> CurlOptions:
     return CurlOptions(proxy=f"http://user:hunter2@127.0.0.1:{proxy.port}")
 
 
@@ -640,7 +640,7 @@ async def test_a_name_is_refused_by_the_addresses_that_it_resolves_to() -> None:
     assert target.connections == 0
 
 
-def owning(target: Target, *ips: str) -> TargetPolicy:
+def owning(target: LoopbackTarget, *ips: str) -> TargetPolicy:
     return TargetPolicy(own_addresses=frozenset((ip, target.port) for ip in ips))
 
 

@@ -13,8 +13,16 @@ from router.core.job import Fate, Try
 from router.core.trace import SamplingRule, Span, hand_over_span, request_span
 from router.outbound import traces
 from router.outbound.traces import Traces
-from tests.outbound.servers import Script, Target, answering, listening, polite, silent, until
-from tests.support.collector import Seen, spans_in
+from tests.outbound.servers import (
+    LoopbackTarget,
+    Script,
+    answering,
+    listening,
+    polite,
+    silent,
+    until,
+)
+from tests.support.collector import SeenSpan, spans_in
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +46,7 @@ HAND_OVER = HandOver(
 
 
 @asynccontextmanager
-async def tracing(collector: Target, rule: SamplingRule = ALL) -> AsyncIterator[Traces]:
+async def tracing(collector: LoopbackTarget, rule: SamplingRule = ALL) -> AsyncIterator[Traces]:
     started = asyncio.get_running_loop().time()
     clock = lambda: WALL + asyncio.get_running_loop().time() - started  # noqa: E731  one word
     async with Traces(
@@ -47,7 +55,7 @@ async def tracing(collector: Target, rule: SamplingRule = ALL) -> AsyncIterator[
         yield opened
 
 
-async def told(*hand_overs: HandOver, rule: SamplingRule = ALL) -> list[Seen]:
+async def told(*hand_overs: HandOver, rule: SamplingRule = ALL) -> list[SeenSpan]:
     """What a collector has been sent when all is over."""
     async with listening() as collector:
         async with tracing(collector, rule) as opened:
@@ -56,7 +64,7 @@ async def told(*hand_overs: HandOver, rule: SamplingRule = ALL) -> list[Seen]:
         return spans_in(collector.requests)
 
 
-def by_name(spans: list[Seen]) -> dict[str, list[Seen]]:
+def by_name(spans: list[SeenSpan]) -> dict[str, list[SeenSpan]]:
     return {name: [each for each in spans if each.name == name] for name in {s.name for s in spans}}
 
 

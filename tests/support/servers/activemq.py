@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from tests.support.servers.base import Server, free_port, missing, needed
+from tests.support.servers.base import ServerProcess, free_port, missing, needed
 
 HOME: Final = Path("/usr/share/activemq")
 
@@ -57,7 +57,7 @@ _MACHINE: Final = (
 )
 
 
-class ActiveMqServer(Server):
+class ActiveMqServer(ServerProcess):
     """`user`: the only one that may log in, and the password; None: everyone may."""
 
     def __init__(

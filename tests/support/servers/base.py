@@ -51,7 +51,7 @@ def needed(program: str, *places: str) -> str:
     return found or missing(program)
 
 
-class Server:
+class ServerProcess:
     """One process in the foreground, known to be up when its port answers."""
 
     def __init__(

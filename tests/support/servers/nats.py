@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from nats.aio.client import Client
 
-from tests.support.servers.base import Server, free_port, missing
+from tests.support.servers.base import ServerProcess, free_port, missing
 
 OLD: Final = Path("/usr/sbin/nats-server")
 _CONFIG: Final = """\
@@ -20,7 +20,7 @@ jetstream {{ store_dir: "{directory}/jetstream", max_mem: 64MB, max_file: 1GB }}
 _USERS: Final = "authorization {{ user: {user}, password: {password} }}"
 
 
-class NatsServer(Server):
+class NatsServer(ServerProcess):
     def __init__(self, program: str, directory: Path, user: tuple[str, str] | None = None) -> None:
         port = free_port()
         users = "" if user is None else _USERS.format(user=user[0], password=user[1])

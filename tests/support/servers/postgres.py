@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from tests.support.servers.base import Server, free_port, missing, needed
+from tests.support.servers.base import ServerProcess, free_port, missing, needed
 
 HOMES: Final = Path("/usr/lib/postgresql")
 OLDEST: Final = 15
@@ -38,7 +38,7 @@ server_login_retry = 0.2
 """
 
 
-class PostgresServer(Server):
+class PostgresServer(ServerProcess):
     """One cluster. Its backends are no part of its process group: signals go to each of them."""
 
     def __init__(self, directory: Path) -> None:
@@ -126,7 +126,7 @@ class PostgresServer(Server):
             os.close(backend)
 
 
-class Pooler(Server):
+class Pooler(ServerProcess):
     """PgBouncer that lends out its few sessions for one transaction each."""
 
     def __init__(self, server: PostgresServer, directory: Path, sessions: int) -> None:

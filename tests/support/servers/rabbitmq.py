@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tests.support.servers.base import Server, free_port, missing, needed
+from tests.support.servers.base import ServerProcess, free_port, missing, needed
 
 HOME: Final = Path("/usr/lib/rabbitmq")
 CONTROL_SECONDS: Final = 60
@@ -41,7 +41,7 @@ disk_free_limit.absolute = 50MB
 """
 
 
-class RabbitServer(Server):
+class RabbitServer(ServerProcess):
     """A node, and the port mapper that it registers with: both belong to the test alone."""
 
     def __init__(self, directory: Path) -> None:
@@ -49,7 +49,7 @@ class RabbitServer(Server):
         program = needed("rabbitmq-server", str(HOME / "bin"))
         _lay_out(directory, port)
         mapper = ["epmd", "-address", "127.0.0.1", "-port", str(mapper_port)]
-        self._mapper = Server(_unprivileged(mapper), mapper_port, directory)
+        self._mapper = ServerProcess(_unprivileged(mapper), mapper_port, directory)
         self._mapper.start()
         self._node = {
             "HOME": str(directory),

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from tests.support.servers.base import Server, free_port, needed
+from tests.support.servers.base import ServerProcess, free_port, needed
 
 
-class RedisServer(Server):
+class RedisServer(ServerProcess):
     def __init__(self, directory: Path, password: str = "") -> None:
         port = free_port()
         settings = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no"]

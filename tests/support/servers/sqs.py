@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import httpx
 
-from tests.support.servers.base import Server, free_port, needed
+from tests.support.servers.base import ServerProcess, free_port, needed
 
 ENV: Final[Mapping[str, str]] = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -29,7 +29,7 @@ _PROGRAMS: Final = os.path.dirname(sys.executable)  # noqa: PTH120  as a search 
 _numbers = itertools.count(1)
 
 
-class SqsServer(Server):
+class SqsServer(ServerProcess):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"

@@ -123,7 +123,7 @@ def ids_of(bodies: Sequence[bytes]) -> list[str]:
 
 
 @pytest.mark.rule("OPS-3")
-async def test_a_message_is_found_with_its_pool_and_its_group(site: Site) -> None:
+async def test_a_message_is_found_with_its_pool_and_its_group(site: StoreSite) -> None:
     await site.put(message("a", poolCode="P", messageGroupId="g"), message("b"))
 
     in_group, alone = await site.found("a"), await site.found("b")

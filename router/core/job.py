@@ -24,11 +24,6 @@ class State(Enum):
     SETTLING = auto()  # its ACK or NACK is on its way
 
 
-# For every message. To find a member of an enum takes Python 3.11 0.2 µs.
-DELIVERING: Final = State.DELIVERING
-SETTLING: Final = State.SETTLING
-
-
 class Fate(StrEnum):
     """How a hand-over ended (OPS-6)."""
 

@@ -179,8 +179,7 @@ def parse(body: bytes, steps_before: int = 0) -> Message:
     try:
         if not body.isascii():
             body.decode()  # parts that the decoder skips are checked too
-        # Most are flat. `find`, because `in` makes an exception on its way: 0.3 µs.
-        if (body.find(b"{", 1) > 0 or body.find(b"[") >= 0) and is_too_deep(body):
+        if (body.find(b"{", 1) > 0 or b"[" in body) and is_too_deep(body):  # most are flat
             raise Malformed(_TOO_DEEP)
         message = _decoder.decode(body)
     except UnicodeDecodeError:

@@ -230,8 +230,7 @@ def judge(answer: Answer, wall: Callable[[], float], policy: RetryPolicy | None 
     if answer.status // 100 != 2:  # noqa: PLR2004 - 2xx
         return _judge_refusal(answer, wall, policy)
     body = answer.body
-    # Most replies, by far. `in` would take 0.3 µs more each time.
-    if body.find(b"false") < 0 and body.find(b'"result"') < 0:
+    if b"false" not in body and b'"result"' not in body:
         return _ACCEPTED[answer.status]
     return _judge_acceptance(answer)
 

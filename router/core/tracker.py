@@ -22,9 +22,6 @@ class ArrivalKind(Enum):
     REQUEUED = auto()  # a copy of one that it holds: the POST would be identical
 
 
-_NEW: Final = ArrivalKind.NEW  # saves 0.2 µs for each message, as `job.DELIVERING` does
-
-
 class Tracker:
     """Two indexes that change in the same methods, so that neither points to what is gone."""
 
@@ -45,7 +42,7 @@ class Tracker:
             self._by_key[job.key] = job
         twin = self._by_body.setdefault(body, job)
         if twin is job:
-            return _NEW, job
+            return ArrivalKind.NEW, job
         del self._by_key[job.key]
         return ArrivalKind.REQUEUED, twin
 

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from router.core.config import PoolConfig
-from router.core.job import DELIVERING, NEVER, GiveUp, Job, State, Try
+from router.core.job import NEVER, GiveUp, Job, State, Try
 from router.core.lanes import MOST_NAMED, FailingGroups, Lane
 from router.core.leadership import Leadership
 from router.core.outcome import (
@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 TRY_PAUSES_SECONDS: Final = (0.0, 1.0, 2.0)  # before each try (MED-2)
 _SHOWN_CHARACTERS: Final = 200  # of a group or target in a warning
 _ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
-_ACK: Final = Disposition.ACK  # saves 0.2 µs, as `DELIVERING` does
 
 
 def longest_delivery(timeout: float) -> float:
@@ -226,7 +225,7 @@ class DeliveryRunner:
                 each.settler.forfeit(each)
             return
         job.metric = outcome.rule.metric
-        if outcome.rule.disposition is not _ACK:
+        if outcome.rule.disposition is not Disposition.ACK:
             await self._settle_failure(lane, job, outcome)
             return
         if self._failing and job.blocks_on_error:
@@ -260,7 +259,7 @@ class DeliveryRunner:
             now = self._loop.time()
             if self._stopped or job.lease_until <= now or self._leadership.is_over:
                 return None
-            job.state = DELIVERING
+            job.state = State.DELIVERING
             self.requests[job] = task
             self.last_start = job.started_at = now
             try:

@@ -13,7 +13,7 @@ from typing import Final
 from router.core.commands import failure_of
 from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
-from router.core.job import EXPIRED, NEVER, SETTLING, Fate, GiveUp, Job, State
+from router.core.job import EXPIRED, NEVER, Fate, GiveUp, Job, State
 from router.core.message import Handle, ReceivedMessage, Tally
 from router.core.outcome import DEFAULT_DELAY_SECONDS, NO_ROOM_DELAY_SECONDS, Ending
 from router.core.retry import reconnect_delays
@@ -183,7 +183,7 @@ class AckBatcher:
         self._outgoing = OutgoingMessages(settler.queue, settler.deps.publishing, settler.warn)
 
     def add(self, job: Job) -> None:
-        job.state = SETTLING
+        job.state = State.SETTLING
         if job.ending is not None:
             self._commands.append(job)
             if len(self._commands) == 1:

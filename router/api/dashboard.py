@@ -153,7 +153,7 @@ class _WatcherResponse(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._feed.watchers >= MAX_WATCHERS:
-            text = f"{MAX_WATCHERS} dashboards watch already"
+            text = f"{MAX_WATCHERS} dashboards are watching already"
             full = problem_response(HTTPStatus.SERVICE_UNAVAILABLE, text)
             await full(scope, receive, send)
             return

@@ -191,7 +191,7 @@ routes = APIRouter(prefix="/monitoring", tags=["monitoring"])
 
 @routes.get("/health")
 async def health(router: CurrentRouter) -> MonitoringHealth:
-    """Summarize the state in figures. Always returns 200; probes use `/health`."""
+    """Summarize the state in numbers. Always returns 200; probes use `/health`."""
     state = router.state()
     found, queues = assess(state), [queue for queue in state.queues if not queue.stopping]
     failing_pools = sum(pool.success_rate < GOOD_SHARE for pool in state.active_pools)

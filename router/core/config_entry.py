@@ -278,13 +278,13 @@ def _resolve(given: str, naming: QueueNames) -> str:
         raise BadEntry("queueUri", "not a URL") from None
     host = parts.netloc.rpartition("@")[2]  # credentials alone name no queue
     if scheme == "sqlite" and (parts.netloc or parts.path.endswith("/")):
-        raise BadEntry("queueUri", "must be such as sqlite:///path/to/file.db?queue=name")
+        raise BadEntry("queueUri", "must look like sqlite:///path/to/file.db?queue=name")
     if scheme == "memory" and not host:
-        raise BadEntry("queueUri", "must be such as memory://name")
+        raise BadEntry("queueUri", "must look like memory://name")
     if scheme == "sqs" and not host:
-        raise BadEntry("queueUri", "must be such as sqs://name")
+        raise BadEntry("queueUri", "must look like sqs://name")
     if scheme in {"http", "https"} and not (host and parts.path.strip("/")):
-        raise BadEntry("queueUri", "must be such as https://host/account/name")
+        raise BadEntry("queueUri", "must look like https://host/account/name")
     return uri
 
 

@@ -213,7 +213,7 @@ class _Union(Generic[T]):
         for name, entry in _by_name(entries).items():
             first, held = self.taken.setdefault(name, (source, entry))
             if held != entry:
-                text = f"{self.kind} {name!r} of {source} is not as in {first}, which counts"
+                text = f"{self.kind} {name!r} of {source} differs from that of {first}, which is used"
                 self.conflicts.append(text)
         for name in skipped:
             if name in self.running:
@@ -233,7 +233,7 @@ def _one_consumer_each(queues: Iterable[QueueConfig]) -> tuple[list[QueueConfig]
         if first == queue.name:
             apart.append(queue)
         else:
-            conflicts.append(f"queue {queue.name!r} is the same as {first!r}, which counts")
+            conflicts.append(f"queue {queue.name!r} is the same as {first!r}, which is used")
     return apart, conflicts
 
 

@@ -231,7 +231,7 @@ def _held_in_words(held: Held, reason: WaitReason | None, now: float) -> tuple[s
         case WaitReason.ROOM:
             text = f"waiting for room in {held.pool}, which is full"
         case WaitReason.DRAINING:
-            text = "waiting for its pool to let go of its group"
+            text = "waiting until its pool has returned its group"
         case WaitReason.RATE:
             until = now + position.rate_wait + position.lanes_ahead * position.rate_step
             text = f"waiting for the rate limit of {held.pool} until {_at(until)}"
@@ -256,7 +256,7 @@ def _explain_ended(
         case Fate.DEAD_LETTERED if letter is not None:
             found = _explain_letter(letter)
         case Fate.DEAD_LETTERED:
-            text = f"given up at {at} ({ended.error}), and in no store any more"
+            text = f"given up at {at} ({ended.error}), and is no longer in the store"
             found = Explanation(situation=Situation.DEAD_LETTER, text=text, since=ended.ended_at)
         case Fate.FORFEITED:
             text = f"its lease or connection was lost at {at}: the broker hands it out again"

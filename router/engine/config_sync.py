@@ -173,7 +173,7 @@ class ConfigSync:
         if len(errors) == len(self._sources):
             raise SyncFailed("; ".join(errors))
         for error in errors:
-            log.warning("a configuration source failed, its last good document counts: %s", error)
+            log.warning("a configuration source failed, its last good document is used: %s", error)
         documents = [(s.origin.name, s.document) for s in self._sources if s.document is not None]
         united = partial(self._unite, documents)
         found = [document.config for _, document in documents]

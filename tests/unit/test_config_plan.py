@@ -72,8 +72,8 @@ def test_the_first_source_wins_a_conflict() -> None:
 
     assert united == config(queue("a", connections=1), pool("A", 1))
     assert conflicts == [
-        "queue 'a' of two is not as in one, which counts",
-        "pool 'A' of two is not as in one, which counts",
+        "queue 'a' of two differs from that of one, which is used",
+        "pool 'A' of two differs from that of one, which is used",
     ]
 
 
@@ -129,7 +129,7 @@ def test_one_queue_under_two_names_has_one_consumer() -> None:
     united, conflicts = unite([("one", one), ("two", two)])
 
     assert [kept.name for kept in united.queues] == ["a"]
-    assert conflicts == ["queue 'b' is the same as 'a', which counts"]
+    assert conflicts == ["queue 'b' is the same as 'a', which is used"]
 
 
 @pytest.mark.rule("CFG-4", "OPS-2")
@@ -140,7 +140,7 @@ def test_of_many_conflicts_the_first_are_named_and_the_others_counted() -> None:
     _, conflicts = unite([("one", one), ("two", two)])
 
     assert len(conflicts) == MAX_PROBLEMS + 1
-    assert conflicts[0] == "pool 'P0' of two is not as in one, which counts"
+    assert conflicts[0] == "pool 'P0' of two differs from that of one, which is used"
     assert conflicts[-1] == "7 more conflicts"
 
 

@@ -62,7 +62,7 @@ def test_the_first_document_wins_a_conflict() -> None:
     united, conflicts = unite([("one", read(ENTRIES[0])), ("two", other)])
 
     assert united.reply_queues == read(ENTRIES[0]).config.reply_queues
-    assert conflicts == ["reply queue 'replies' of two is not as in one, which counts"]
+    assert conflicts == ["reply queue 'replies' of two differs from that of one, which is used"]
 
 
 @pytest.mark.rule("CMD-3")

@@ -400,7 +400,7 @@ async def _find_kind(
             new_queues.add(queue)
         return address.kind
     if not exists:
-        raise QueueRefused(f"there is no queue {queue!r}: make it, or say its type")
+        raise QueueRefused(f"there is no queue {queue!r}: create it, or give its type")
     kind = await connection.kind_of(queue)
     if kind is None:
         log.info("queue type unknown: its retry queues are classic", extra={"queue": queue})

@@ -74,13 +74,13 @@ def read_address(queue: QueueConfig, settings: SqsSettings) -> SqsAddress:
     if parts.scheme == "sqs":
         name = unquote(parts.netloc)
         if not name or parts.path.strip("/"):
-            raise refusal(queue, "must be such as sqs://name")
+            raise refusal(queue, "must look like sqs://name")
         suffix = "amazonaws.com.cn" if settings.region.startswith("cn-") else "amazonaws.com"
         usual = f"https://sqs.{settings.region}.{suffix}/"
         return SqsAddress(name, None, endpoint or usual, settings.region)
     name = unquote(parts.path.rstrip("/").rpartition("/")[2])
     if not name or not parts.hostname:
-        raise refusal(queue, "names no queue: it must be such as https://host/account/name")
+        raise refusal(queue, "names no queue: it must look like https://host/account/name")
     if endpoint is None and not _may_have_credentials(parts):
         raise refusal(
             queue,

@@ -73,7 +73,7 @@ def send_entry(position: int, item: Publication, *, is_fifo: bool, now: float) -
     try:
         body = dated_body(item.message, item.body, item.not_before).decode()
     except UnicodeDecodeError:
-        raise QueueRefused(f"message {item.message.id!r} is not text, as SQS needs") from None
+        raise QueueRefused(f"message {item.message.id!r} is not text, which SQS requires") from None
     if not is_fifo:
         left = 0.0 if item.not_before is None else item.not_before - now
         # What is due later comes early, and is returned for the rest (CMD-5).

@@ -170,7 +170,8 @@ class Settings:
     oidc_required_claims: tuple[Claim, ...] = env("OIDC_REQUIRED_CLAIMS", listed(claim), "",
         "for auth mode `OIDC`: claims that tokens must have, such as `groups=ops`, comma-separated")
     oidc_admin_claim: Claim | None = optional("OIDC_ADMIN_CLAIM", claim,
-        "for auth mode `OIDC`: the claim that changes and payloads need; if not set: they need no claim")
+        "for auth mode `OIDC`: the claim that changes and payloads need; if not set: "
+        "they need no claim")
     notify_webhook_url: str | None = optional("NOTIFY_WEBHOOK_URL", url("http", "https"),
         "URL that notifications are sent to as JSON", secret=True)
     notify_slack_url: str | None = optional("NOTIFY_SLACK_URL", url("http", "https"),

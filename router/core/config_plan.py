@@ -213,7 +213,8 @@ class _Union(Generic[T]):
         for name, entry in _by_name(entries).items():
             first, held = self.taken.setdefault(name, (source, entry))
             if held != entry:
-                text = f"{self.kind} {name!r} of {source} differs from that of {first}, which is used"
+                used = f"that of {first}, which is used"
+                text = f"{self.kind} {name!r} of {source} differs from {used}"
                 self.conflicts.append(text)
         for name in skipped:
             if name in self.running:

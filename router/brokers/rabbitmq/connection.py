@@ -320,7 +320,7 @@ def our_errors(*, opening: bool = False) -> Iterator[None]:
     except amqp.InvalidFrameError as error:
         # The client reports this when the broker closes a connection right after opening it.
         raise Disconnected(
-            "the broker closed the connection: does the virtual host exist, and may this user use it?"
+            "the broker closed the connection: is there such a virtual host, for this user?"
         ) from error
     except TimeoutError:
         raise Disconnected("the broker does not answer") from None

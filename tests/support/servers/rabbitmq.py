@@ -132,6 +132,9 @@ def _places(directory: Path) -> dict[str, str]:
         "RABBITMQ_SCHEMA_DIR": str(directory / "schema"),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
             "-kernel inet_dist_use_interface {127,0,0,1} +sbwt none +sbwtdcpu none +sbwtdio none"
+            # A copy that expired while the broker was down may be passed on before its main queue
+            # is up again. A quorum queue repeats that after this time: 3 minutes by default.
+            " -rabbit dead_letter_worker_publisher_confirm_timeout 2000"
         ),
         "RABBITMQ_STREAM_DIR": str(directory / "stream"),
     }

@@ -74,7 +74,7 @@ class QueuedMessage(Struct, frozen=True, kw_only=True):
     pool: str | None
     group: str | None
     published_at: float
-    not_before: float | None = None  # it is put off until then
+    not_before: float | None = None  # it is delayed until then
     worker_id: str | None = None  # of the router that holds it
 
 
@@ -86,8 +86,11 @@ def explain_message(
     ahead: HandOver | None = None,
     notes: tuple[str, ...] = (),
 ) -> Explanation:
-    """`circuit`: of its target. `ahead`: of its group, what the broker hands out last. `notes`:
-    what keeps messages in their queues."""
+    """Explain a message by what the router knows of it.
+
+    `circuit` is that of its target, `ahead` the message of its group that the broker hands out
+    last, and `notes` say what keeps messages in their queues.
+    """
     if history.held:
         first, *others = history.held
         found = _with_notes(_explain_held(first, now), *_circuit_notes(circuit, now))
@@ -111,7 +114,10 @@ def explain_message(
 def explain_queued(
     queued: QueuedMessage, *, of_group: Explanation | None = None, notes: tuple[str, ...] = ()
 ) -> Explanation:
-    """`of_group`: of its group in its pool. `notes`: what keeps messages in their queues."""
+    """Explain a message that waits in its queue.
+
+    `of_group` explains its group, and `notes` say what keeps messages in their queues.
+    """
     situation, behind, until = Situation.QUEUED, None, None
     if queued.worker_id is not None:
         why = f"held by the router {queued.worker_id}: ask that one"
@@ -148,7 +154,7 @@ def explain_group(
     circuit: Circuit | None = None,
     notes: tuple[str, ...] = (),
 ) -> Explanation:
-    """`behind`: messages behind the first. `last`: the one that the broker hands out last."""
+    """Explain a group by its first message, those behind it, and the last one handed out."""
     if first is not None:
         found = _explain_held(first, now)
         text = f"{_count(behind)} of the group behind {first.message_id}: {found.text}"
@@ -176,7 +182,7 @@ def explain_target(
     last: HandOver | None = None,
     circuit: Circuit | None = None,
 ) -> Explanation:
-    """`first`: the message held longest. `last`: the latest that has ended."""
+    """Explain a target by the message held longest, and the latest one that has ended."""
     load = f"{_count(held)} held for it, {delivering} of them in delivery"
     if circuit is not None and not circuit.is_closed:
         return Explanation(

@@ -53,7 +53,7 @@ class EpollSockets:
         return len(self._wanted)
 
     def watch(self, what: int, fd: int, _multi: object, _data: object) -> None:
-        """Watch a socket as libcurl asks. It is told when the socket is ready."""
+        """Watch a socket as libcurl asks. It is called when the socket is ready."""
         if what == _REMOVE:
             # The socket stays in the set: most often the next request brings it back at once.
             self._wanted.discard(fd)

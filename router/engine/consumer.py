@@ -151,7 +151,7 @@ class Receiver:
             self.is_running = False
 
     async def _serve(self, broker: Broker) -> None:
-        """Receive until told to stop; then stay until all that was brought is settled."""
+        """Receive until stopped; then stay until all that was brought is settled."""
         deps, settler = self._deps, self.settler
         self._guarded = guarded = GuardedBroker(broker, self._wake, self._counts, deps.leadership)
         settler.connected(guarded)

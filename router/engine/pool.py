@@ -233,7 +233,7 @@ class ProcessPool:
 
 
 def waits_in(pool: ProcessPool) -> Mapping[WaitReason, int]:
-    """Return what those that are queued wait for. Counted on demand: nobody pays but the asker.
+    """Count the queued messages by what they wait for. Done on demand, so it costs only the caller.
 
     What is neither in a lane nor between two tries is being settled, or about to be sent.
     """

@@ -125,7 +125,7 @@ class RetryQueues:
         self._new_queues.add(name)
 
     def _no_queue(self, step: int, error: Exception) -> Disconnected:
-        """A new connection returns the message, and begins by making these queues."""
+        """Fail: a new connection returns the message, and begins by making these queues."""
         return Disconnected(f"no retry queue {self._name(step)}: {error}")
 
     def _name(self, step: int) -> str:

@@ -1,8 +1,6 @@
 """Whatever a publisher writes into the properties of a message, RabbitMQ hands it over (B7)."""
 
 import struct
-from collections.abc import Mapping
-from typing import Any
 
 import aio_pika
 import pytest
@@ -59,11 +57,6 @@ class Raw(commands.Basic.Properties):
 
     def marshal(self) -> bytes:
         return self.raw
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, Mapping[str, Any]]:
-    return "asyncio", {}
 
 
 @pytest.mark.rule("P5")

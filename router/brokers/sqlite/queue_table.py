@@ -52,6 +52,9 @@ class NewMessage(Struct, array_like=True, gc=False):
     size: int = 0
 
 
+WithBodies = Sequence[tuple[NewMessage, bytes]]
+
+
 class FileLease(Lease, frozen=True, array_like=True, gc=False):
     """A claimed message: what the statement `choose` answers, and settling needs to know."""
 
@@ -116,12 +119,7 @@ class QueueTable(Struct, frozen=True):
             item.not_before,
         )
 
-    def insert(
-        self,
-        db: sqlite3.Connection,
-        new: Sequence[tuple[NewMessage, bytes]],
-        batch: int | None = None,
-    ) -> None:
+    def insert(self, db: sqlite3.Connection, new: WithBodies, batch: int | None = None) -> None:
         """Add messages, each with its body, whatever else is there."""
         now, unix = self.clock(), self.wall()
         (last_id,) = db.execute(QUERIES["last_id"]).fetchone()
@@ -184,22 +182,15 @@ class QueueTable(Struct, frozen=True):
     def end(self, db: sqlite3.Connection, ending: Sequence[tuple[FileLease, Finish]]) -> None:
         """Finish messages that are in flight, and keep how each ended."""
         plain: list[int] = []  # those with nothing to keep
-        rows: list[Sequence[object]] = []  # of the others, in the order of `finish_as`
+        rows: list[Sequence[object]] = []  # of the others
         alike: defaultdict[str, list[int]] = defaultdict(list)  # by their errors
         for lease, item in ending:
             how, tally = item.ending, item.tally
-            error = ""
+            error = how.failure.message[:MAX_ERROR_CHARACTERS] if how.failure is not None else ""
             if how is ACCEPTED and (tally is None or tally == _FIRST_TRY):
                 plain.append(lease.id)
             else:
-                tried = (None, None) if tally is None else (tally.failures, tally.requests)
-                if how.failure is None:
-                    result = None if how.result is None else how.result.decode()
-                    rows.append((lease.id, "succeeded", result, int(how.result_omitted), *tried))
-                else:
-                    error = how.failure.message[:MAX_ERROR_CHARACTERS]
-                    code, status = how.failure.code, how.failure.http_status
-                    rows.append((lease.id, "failed", None, 0, *tried, error, code, status))
+                rows.append(_ending_row(lease.id, item, error))
             alike[error].append(lease.id)
         now = self.clock()
         if plain:
@@ -281,6 +272,17 @@ class QueueTable(Struct, frozen=True):
                 "ids": ids,
             }
             db.execute(QUERIES["audit"], asked)
+
+
+def _ending_row(message_id: int, item: Finish, error: str) -> Sequence[object]:
+    """Return what the statements `finish_as` and `keep_endings` need to know."""
+    how, tally = item.ending, item.tally
+    tried = (None, None) if tally is None else (tally.failures, tally.requests)
+    if how.failure is None:
+        result = None if how.result is None else how.result.decode()
+        return (message_id, "succeeded", result, int(how.result_omitted), *tried)
+    failure = how.failure
+    return (message_id, "failed", None, 0, *tried, error, failure.code, failure.http_status)
 
 
 def json_value(db: sqlite3.Connection, query: str, asked: Mapping[str, object]) -> str:

@@ -4,11 +4,13 @@ Output is a table on a terminal, tab-separated lines in a pipe, and JSON on requ
 """
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from threading import Event
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -285,25 +287,43 @@ def interval_option(default: float) -> Callable[[Command], Command]:
     )
 
 
+@contextmanager
+def ctrl_c() -> Iterator[Event]:
+    """Set an event, too: where Python has to ignore exceptions, Ctrl-C would be lost."""
+    pressed = Event()
+
+    def press(*_: object) -> None:
+        pressed.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def changes(ask: Callable[[], Any], interval: float) -> Iterator[Any]:
     """Ask again and again. Yield the answer whenever it has changed.
 
     A router that has answered once may be restarted meanwhile.
     """
     before, lost = None, False
-    while True:
-        try:
-            found, lost = ask(), False
-        except httpx.TransportError as error:
-            if before is None:
-                raise
-            if not lost:
-                click.echo(f"no answer ({error}); still waiting …", err=True)
-            found, lost = before, True
-        if found != before:
-            yield found
-            before = found
-        time.sleep(interval)
+    with ctrl_c() as pressed:
+        while not pressed.is_set():
+            try:
+                found, lost = ask(), False
+            except httpx.TransportError as error:
+                if before is None:
+                    raise
+                if not lost:
+                    click.echo(f"no answer ({error}); still waiting …", err=True)
+                found, lost = before, True
+            if found != before:
+                yield found
+                before = found
+            time.sleep(interval)
+    raise KeyboardInterrupt
 
 
 def plain(value: object) -> str:

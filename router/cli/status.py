@@ -1,12 +1,10 @@
 """`status`: is it up, what is stuck and what does it warn about, on one screen."""
 
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,6 +15,7 @@ from router.cli.kit import (
     RouterRefused,
     Unreachable,
     connect,
+    ctrl_c,
     interval_option,
     json_option,
     plain,
@@ -210,7 +209,7 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
     exit code is 1 if the router is unhealthy or does not answer.
     """
     if watch:
-        with suppress(KeyboardInterrupt), _ctrl_c() as pressed, _open_screen(as_json) as show:
+        with suppress(KeyboardInterrupt), ctrl_c() as pressed, _open_screen(as_json) as show:
             while not pressed.is_set():
                 try:
                     with connect() as router:
@@ -232,22 +231,6 @@ def status(watch: bool, interval: float, as_json: bool) -> None:
     else:
         _print_lines(report)
     sys.exit(0 if report.is_healthy else 1)
-
-
-@contextmanager
-def _ctrl_c() -> Iterator[Event]:
-    """Set an event, too: where Python has to ignore exceptions, Ctrl-C would be lost."""
-    pressed = Event()
-
-    def press(*_: object) -> None:
-        pressed.set()
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from router.cli.kit import changes
 from tests.cli.conftest import Run
 from tests.support.fake_router import FakeRouter
 
@@ -150,3 +151,29 @@ def test_ctrl_c_ends_watching_without_a_word(fake: FakeRouter) -> None:
         rest = process.communicate(timeout=20)
 
     assert (process.returncode, *rest) == (130, b"", b"")
+
+
+class _EndsBadly:
+    """Python ignores what its end raises."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.rule("CMD-2")
+def test_ctrl_c_is_not_lost_where_python_ignores_exceptions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: ignored.append(each.exc_type))
+    answers = []
+
+    def ask() -> int:
+        answers.append(_EndsBadly())
+        answers.clear()
+        return 1
+
+    with pytest.raises(KeyboardInterrupt):
+        list(changes(ask, 0.0))
+
+    assert ignored == [KeyboardInterrupt]

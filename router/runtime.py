@@ -8,9 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-MAX_IDLE_CONNECTIONS: Final = (
-    1000  # connections to targets that are kept open for the next delivery
-)
+MAX_IDLE_CONNECTIONS: Final = 1000  # to targets, kept open for the next delivery
 MIN_API_CONNECTIONS: Final = 8  # however few descriptors there are
 # A thread that reads a large document, and one of a SQLite file, must not starve each other or the
 # loop: with Python's own 5 ms, each of the loop's many system calls waits so long for the lock.

@@ -25,9 +25,7 @@ from router.core.message import NOT_JSON
 
 _MAX_CONNECTIONS: Final = 10_000
 _MAX_BODY_BYTES: Final = 1024 * 1024
-_REMEMBERED_MESSAGES: Final = (
-    100_000  # messages: a second delivery follows soon, and targets run for days
-)
+_REMEMBERED_MESSAGES: Final = 100_000  # a second delivery follows soon, and targets run for days
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]

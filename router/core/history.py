@@ -18,9 +18,7 @@ from router.core.job import Fate, State, Try
 from router.core.outcome import Ending
 from router.core.trace import Span
 
-TEXT_KEPT_CHARACTERS: Final = (
-    256  # characters of a target or an error: thousands of hand-overs are kept
-)
+TEXT_KEPT_CHARACTERS: Final = 256  # of a target or an error: thousands of hand-overs are kept
 
 
 class WaitReason(StrEnum):

@@ -249,9 +249,8 @@ def _check(message: Message) -> None:
     if message.correlation_id is not None and not message.correlation_id.strip():
         message.correlation_id = None
     if message.dispatch is not None and len(message.dispatch) > MODE_KEPT_CHARACTERS:
-        message.dispatch = message.dispatch[
-            :MODE_KEPT_CHARACTERS
-        ]  # of any length; unknown, cut or not
+        # An unknown mode may be of any length, and stays unknown when it is cut.
+        message.dispatch = message.dispatch[:MODE_KEPT_CHARACTERS]
     try:
         target = read_target(message.target)
     except BadTarget as error:

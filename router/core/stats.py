@@ -24,19 +24,8 @@ BOUNDS_SECONDS: Final = (
 )  # seconds, each the upper end of its bucket
 _EDGES: Final = (0.0, *BOUNDS_SECONDS)
 BUCKETS: Final = len(BOUNDS_SECONDS) + 1  # the last one is open above
-SHOWN_BOUNDS_SECONDS: Final = (
-    0.003,
-    0.01,
-    0.03,
-    0.1,
-    0.3,
-    1.0,
-    3.0,
-    10.0,
-    30.0,
-    100.0,
-    300.0,
-)  # in metrics
+# In metrics:
+SHOWN_BOUNDS_SECONDS: Final = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _SHOWN_PLACES: Final = tuple((bound, BOUNDS_SECONDS.index(bound)) for bound in SHOWN_BOUNDS_SECONDS)
 SHORT_MINUTES: Final = 5
 LONG_MINUTES: Final = 30

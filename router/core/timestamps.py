@@ -6,9 +6,7 @@ from typing import Final
 
 CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 TSID_CHARACTERS: Final = 13
-EPOCH_SECONDS: Final = (
-    1_577_836_800.0  # 2020-01-01T00:00:00Z, which lets 42 bits of ms last until 2159
-)
+EPOCH_SECONDS: Final = 1_577_836_800.0  # 2020-01-01: 42 bits of milliseconds last until 2159
 TAIL_BITS: Final = 22
 
 

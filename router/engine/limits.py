@@ -9,9 +9,8 @@ from router.core.config import PoolConfig
 from router.signal import Signal
 
 MINUTE: Final = 60.0
-_SHORTEST_WAIT_SECONDS: Final = (
-    0.001  # a sum of floats may fall short of a whole permit: no spinning
-)
+# A sum of floats may fall short of a whole permit: no spinning.
+_SHORTEST_WAIT_SECONDS: Final = 0.001
 
 
 class Permits:

@@ -27,9 +27,7 @@ from router.ports import Lock, LockUnavailable
 log = logging.getLogger(__name__)
 
 REFRESH_SHARE: Final = 1 / 3  # of the TTL: when to refresh the lock
-SURRENDER_SHARE: Final = (
-    2 / 3
-)  # of the TTL: when to stop working with a lock that was not refreshed
+SURRENDER_SHARE: Final = 2 / 3  # of the TTL: when to stop working if the lock was not refreshed
 LOOK_SECONDS: Final = 1.0  # between two attempts at a lock that another router holds
 CALL_SECONDS: Final = 5.0
 SOURCE: Final = "Standby"

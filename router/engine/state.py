@@ -41,9 +41,7 @@ from router.engine.queue_manager import QueueManager
 from router.ports import DeadLetterStore, Tracer
 
 MOST_BUSIEST_POOLS: Final = 100
-MOST_SCANNED_MESSAGES: Final = (
-    5000  # messages, the oldest ones, that are looked at for groups that wait
-)
+MOST_SCANNED_MESSAGES: Final = 5000  # the oldest ones are looked at for groups that wait
 MOST_NOTES: Final = 10  # there may be thousands of queues and pools
 
 T = TypeVar("T")

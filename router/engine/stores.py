@@ -36,10 +36,8 @@ STORE_TIMEOUT_SECONDS: Final = 30.0
 EXPLAIN_SECONDS: Final = 5.0  # for asking all queues: operators wait for the answer
 
 T = TypeVar("T")
-MAX_BATCH_ID_CHARACTERS: Final = (
-    500  # characters: the id of the callback is longer, and a message's id
-)
-MAX_BATCH_MEMBERS: Final = 100_000_000  # messages
+MAX_BATCH_ID_CHARACTERS: Final = 500  # the callback's message id is longer, and has a limit, too
+MAX_BATCH_MEMBERS: Final = 100_000_000
 
 
 class QueueStores:

@@ -198,7 +198,7 @@ def test_a_lane_waits_for_a_message_in_the_middle_of_it_that_is_in_flight(
 
 @pytest.mark.rule("WQ-2")
 @pytest.mark.parametrize("high", [False, True])
-def test_a_group_is_held_by_whom_a_message_in_the_middle_of_its_other_lane_is(
+def test_a_group_belongs_to_the_worker_that_holds_a_message_in_the_middle_of_its_other_lane(
     table: Queue, *, high: bool
 ) -> None:
     other = table.but(worker_id="bert")

@@ -37,6 +37,7 @@ _LAST_32_BITS: Final = (
     IPv6Network("::ffff:0:0:0/96"),
     IPv6Network("::/96"),
 )
+_LOOPBACK: Final = IPv6Address("::1")  # not a compatible address
 
 _NEVER: Final[Mapping[IPv4Network | IPv6Network, str]] = {
     ip_network("0.0.0.0/8"): "no address of a host",
@@ -185,9 +186,15 @@ class TargetPolicy(Struct, frozen=True):
 
 
 def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Return the IPv4 address that an IPv6 one leads to in the end, else the address."""
-    if isinstance(address, IPv4Address) or address.is_loopback:
+    """Return the IPv4 address that an IPv6 one leads to in the end, else it without its zone.
+
+    By its number alone: what a mapped address is (`is_loopback`) depends on the Python version.
+    """
+    if isinstance(address, IPv4Address):
         return address
-    if any(address in network for network in _LAST_32_BITS):
-        return IPv4Address(int(address) & 0xFFFF_FFFF)
-    return address.sixtofour or (address.teredo or (None, address))[1]
+    plain = IPv6Address(int(address))
+    if plain == _LOOPBACK:
+        return plain
+    if any(plain in network for network in _LAST_32_BITS):
+        return IPv4Address(int(plain) & 0xFFFF_FFFF)
+    return plain.sixtofour or (plain.teredo or (None, plain))[1]

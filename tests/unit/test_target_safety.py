@@ -98,6 +98,27 @@ def test_a_disguise_changes_nothing(address: IPv4Address) -> None:
             assert (policy.refuse_address(disguise, 80) is not None) is refused
 
 
+OPINIONS = ["is_global", "is_loopback", "is_multicast", "is_private", "is_unspecified"]
+
+
+@pytest.mark.rule("MED-5")
+@pytest.mark.parametrize("opinion", [True, False])
+@pytest.mark.parametrize("own", ["127.0.0.1", WILDCARD, "::"])
+def test_what_python_thinks_of_a_disguise_is_never_asked(
+    own: str, monkeypatch: pytest.MonkeyPatch, *, opinion: bool
+) -> None:
+    # Before 3.13 ::ffff:127.0.0.1 was no loopback address. Now it is one.
+    ip = IPv4Address("127.0.0.1")
+    policy = TargetPolicy(own_addresses=frozenset({(own, 8080)}), block_private=True)
+    disguises = in_ipv6(ip)
+    for name in OPINIONS:
+        monkeypatch.setattr(IPv6Address, name, opinion)
+
+    for disguise in disguises:
+        assert "the router's own" in str(policy.refuse_address(disguise, 8080))
+        assert "private" in str(policy.refuse_address(disguise, 80))
+
+
 @pytest.mark.rule("MED-5")
 @pytest.mark.parametrize(
     ("own", "ip", "port", "refused"),
@@ -108,6 +129,7 @@ def test_a_disguise_changes_nothing(address: IPv4Address) -> None:
         ("127.0.0.1", "127.0.0.2", 8080, False),
         (WILDCARD, "127.0.0.2", 8080, True),
         (WILDCARD, "::1", 8080, True),
+        ("::1", "::1%lo", 8080, True),
         (WILDCARD, "127.0.0.1", 8081, False),
         (WILDCARD, "10.0.0.5", 8080, True),
         (WILDCARD, "::ffff:10.0.0.5", 8080, True),

@@ -18,6 +18,7 @@ from router.api.kit import (
     json_body,
     read_body,
     shown,
+    split_list,
     split_messages,
     unprocessable,
 )
@@ -176,4 +177,4 @@ def _listed(messages: Raw) -> Sequence[bytes]:
     text = bytes(messages)
     if not text.startswith(b"["):
         raise unprocessable("`messages` must be a list")
-    return split_messages(text)
+    return split_list(text)

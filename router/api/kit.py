@@ -30,6 +30,7 @@ from pydantic.alias_generators import to_camel
 
 from router.api.problems import in_words
 from router.core.config_plan import Plan
+from router.core.message import LEVELS_AROUND, is_too_deep
 from router.core.redact import mask_urls
 from router.core.state import RouterState
 from router.core.timestamps import iso
@@ -153,20 +154,34 @@ def split_messages(body: bytes) -> Sequence[bytes]:
     """Return the messages of one body, each as it came: a list of them, or a single one."""
     if not body.lstrip().startswith(b"["):
         return [body]
-    count = len(decode(body, list[_Anything]))
+    _refuse_deep(body)
+    return split_list(body)
+
+
+def split_list(body: bytes) -> Sequence[bytes]:
+    """Return the messages of a list, which is not nested too deep."""
+    count = len(_decode(body, list[_Anything]))
     if count > MAX_MESSAGES:
         raise unprocessable(f"at most {MAX_MESSAGES} messages at once, not {count}")
-    return [bytes(message) for message in decode(body, list[Raw])]
+    return [bytes(message) for message in _decode(body, list[Raw])]
 
 
 def decode(body: bytes, shape: type[T]) -> T:
     """Decode JSON. Raises HTTPException."""
+    _refuse_deep(body)
+    return _decode(body, shape)
+
+
+def _refuse_deep(body: bytes) -> None:
+    if is_too_deep(body, LEVELS_AROUND):
+        raise unprocessable("the body is nested too deep")
+
+
+def _decode(body: bytes, shape: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise unprocessable(f"the body cannot be read: {error}") from None
-    except RecursionError:
-        raise unprocessable("the body is nested too deep") from None
 
 
 def unprocessable(detail: str) -> HTTPException:

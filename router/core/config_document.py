@@ -38,7 +38,7 @@ from router.core.config_entry import (
     reply_entry,
     schedule_entry,
 )
-from router.core.message import is_given
+from router.core.message import LEVELS_AROUND, is_given, is_too_deep
 from router.core.warnings import Code
 
 MAX_DOCUMENT_BYTES: Final = 10 * 1024 * 1024
@@ -116,11 +116,11 @@ def _decode(body: bytes) -> dict[str, Raw]:
         raise BadDocument("$", f"larger than {MAX_DOCUMENT_BYTES} bytes")
     try:
         body.decode()  # msgspec does not check what it leaves raw
+        if is_too_deep(body, LEVELS_AROUND):
+            raise BadDocument("$", "nested too deep")
         return msgspec.json.decode(body.removeprefix(BOM_UTF8), type=dict[str, Raw])
     except UnicodeDecodeError:
         raise BadDocument("$", "not UTF-8") from None
-    except RecursionError:
-        raise BadDocument("$", "nested too deep") from None
     except msgspec.ValidationError:
         raise BadDocument("$", "not a JSON object") from None
     except msgspec.MsgspecError as error:

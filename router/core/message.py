@@ -18,6 +18,7 @@ DEFAULT_POOL: Final = "DEFAULT-POOL"
 DEFAULT_GROUP: Final = "__DEFAULT__"
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 64
+LEVELS_AROUND: Final = 3  # a message, in a document or an API call
 MAX_STEPS: Final = 16  # in one list, and one after the other (CMD-11)
 MODE_KEPT_CHARACTERS: Final = 64  # of a dispatch mode that we do not know
 
@@ -279,14 +280,16 @@ _QUOTES: Final = bytes.maketrans(b'01"', b"001")
 _MASKS: Final = bytes.maketrans(b"01", b"\xff\x00")
 
 
-def is_too_deep(body: bytes) -> bool:
+def is_too_deep(body: bytes, levels_around: int = 0) -> bool:
     """Return whether brackets outside of strings are nested too deep. Needs no valid JSON.
 
+    Parsers have limits of their own, but those depend on the version of Python.
     A loop over the bytes would take a second for a hostile body. This takes milliseconds: all of
     it is done by C, on eight brackets at a time.
     """
     # `count` looks at each byte, 1 µs for 1 kB. `replace` is quick between the brackets.
-    many = MAX_DEPTH + 1
+    most = MAX_DEPTH + levels_around
+    many = most + 1
     if len(body) - len(body.replace(b"{", b"", many).replace(b"[", b"", many)) < many:
         return False
     if b"\\" in body:
@@ -295,13 +298,13 @@ def is_too_deep(body: bytes) -> bool:
     marks = body.translate(_BRACKETS, _OTHERS).replace(b'""', b"")
     if b'"' in marks:
         marks = _outside_of_strings(marks)
-    if marks.count(_OPENING) <= MAX_DEPTH:
+    if marks.count(_OPENING) <= most:
         return False
     marks += b"0" * (-len(marks) % 8)
     eights = int(marks, 2).to_bytes(len(marks) // 8)  # one byte for eight brackets
     before = accumulate(map(_RISES.__getitem__, eights), initial=0)
     deepest: int = max(map(add, before, map(_PEAKS.__getitem__, eights)))
-    return deepest > MAX_DEPTH
+    return deepest > most
 
 
 def _outside_of_strings(marks: bytes) -> bytes:

@@ -108,6 +108,16 @@ def test_a_whole_document_is_read() -> None:
 
 
 @pytest.mark.rule("CFG-5")
+def test_a_schedule_may_have_the_deepest_message() -> None:
+    payload = "[" * 63 + "]" * 63  # in a message, which is one level more
+    message = f'{{"mediationTarget": "http://t/", "payload": {payload}}}'
+    entry = f'{{"name": "s", "queue": "q", "everySeconds": 1, "message": {message}}}'
+    body = f'{{"queues": [], "schedules": [{entry}]}}'
+
+    assert len(read_document(body.encode(), EMBEDDED).config.schedules) == 1
+
+
+@pytest.mark.rule("CFG-5")
 @pytest.mark.parametrize(
     ("body", "path", "says"),
     [
@@ -117,7 +127,8 @@ def test_a_whole_document_is_read() -> None:
         (b'{"queues": [], "x": "\xff"}', "$", "not UTF-8"),
         (b'{"queues": [], "connections": 1e999}', "$.connections", "not a whole number above 0"),
         (b'{"queues": [{"queueName": "a", "x": 1e999}]}', "$.queues[0]", "not JSON"),
-        (b"[" * 100_000, "$", "not a JSON object"),
+        (b"[" * 100_000, "$", "nested too deep"),
+        (b'{"queues": [], "x": ' + b"[" * 67 + b"]" * 67 + b"}", "$", "nested too deep"),
         (b'{"queues":' * 20_000, "$", "nested too deep"),
         (b" " * (MAX_DOCUMENT_BYTES + 1), "$", "larger than 10485760 bytes"),
         (b"[]", "$", "not a JSON object"),

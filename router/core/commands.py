@@ -9,12 +9,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.core.job import GiveUp, Job
-from router.core.message import Malformed, Message, parse, step_bodies, with_id
+from router.core.message import YEAR_SECONDS, Malformed, Message, parse, step_bodies, with_id
 from router.core.outcome import MAX_ERROR_BYTES, Ending, Failure
 from router.core.redact import mask_sent_secrets, mask_urls
 
 HALF_A_DAY_SECONDS: Final = 12 * 3600.0
-YEAR_SECONDS: Final = 366 * 24 * 3600.0
 # Queues that cannot wait for longer: SQS hides no message for more than 12 h (CMD-5).
 _HALF_A_DAY_SCHEMES: Final = frozenset({"sqs", "http", "https", "nats"})
 
@@ -67,7 +66,7 @@ def outcome_of(ending: Ending) -> str:
 def next_steps(message: Message, fingerprint: str, result: bytes | None) -> list[NextStep]:
     """Return what follows the success of a message, in order (CMD-11)."""
     steps = []
-    for n, (_, given) in enumerate(step_bodies(message)):
+    for n, given in enumerate(step_bodies(message)):
         key = f"then-{fingerprint}-{n}"
         body = with_id(given, lambda key=key: key)  # type: ignore[misc]  # mypy knows no such default
         step = parse(body)

@@ -20,6 +20,8 @@ MAX_MESSAGE_BYTES: Final = 1024 * 1024
 MAX_DEPTH: Final = 64
 LEVELS_AROUND: Final = 3  # a message, in a document or an API call
 MAX_STEPS: Final = 16  # in one list, and one after the other (CMD-11)
+MAX_CHAIN_STEPS: Final = 1000  # behind one message, altogether
+YEAR_SECONDS: Final = 366 * 24 * 3600.0  # the longest that a message may be put off (CMD-5)
 MODE_KEPT_CHARACTERS: Final = 64  # of a dispatch mode that we do not know
 
 _NO_CONTROL: Final = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
@@ -119,7 +121,8 @@ class Message(
     correlation_id: Annotated[str, Meta(max_length=512, pattern=_NO_CONTROL)] | None = None
     reply_to: Name | None = None  # the name of a reply queue (CMD-3)
     not_before: Annotated[datetime, Meta(tz=True)] | None = None  # CMD-5
-    delay_seconds: Annotated[float, Meta(ge=0)] | None = None  # for publishing alone
+    # For publishing alone, but checked in any case: a step of a chain is published by us (CMD-11).
+    delay_seconds: Annotated[float, Meta(ge=0, le=YEAR_SECONDS)] | None = None
     priority: Annotated[int, Meta(ge=0, le=HIGHEST_PRIORITY)] | None = None  # CMD-6
     dedup_key: Name | None = None  # for publishing alone (WQ-1)
     dedup: Literal["id", "content"] | None = None  # likewise
@@ -164,17 +167,23 @@ def is_given(value: Raw) -> bool:
     return len(value) > len(_NULL) or (len(value) > 0 and bytes(value) != _NULL)
 
 
+class _Step(Message, kw_only=True, gc=False):
+    """A message within a chain: it may lack an id, and its own steps are read with it."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=512)] | None = None  # type: ignore[assignment]
+    then: "_Step | list[_Step] | None" = None  # type: ignore[assignment]
+
+
 _decoder: Final = msgspec.json.Decoder(Message)
+_chain: Final = msgspec.json.Decoder(_Step | list[_Step] | None)
 _steps: Final = msgspec.json.Decoder(list[Raw])
 _fields: Final = msgspec.json.Decoder(dict[str, Raw])
-_NO_ID: Final = f"then-{'0' * 32}-00"  # as long as the one that a step will have
+_NO_ID: Final = "then"
+_PLACE: Final = re.compile(r" - at `\$((?:\[\d+\])?(?:\.then(?:\[\d+\])?)*)(.*)`\Z")
 
 
-def parse(body: bytes, steps_before: int = 0) -> Message:
-    """Read a message from the wire, or raise Malformed with the field in its text.
-
-    `steps_before`: it is a step of a chain, behind so many others (CMD-11).
-    """
+def parse(body: bytes) -> Message:
+    """Read a message from the wire, or raise Malformed with the field in its text."""
     if len(body) > MAX_MESSAGE_BYTES:
         raise Malformed(f"the body is larger than {MAX_MESSAGE_BYTES} bytes")
     try:
@@ -188,40 +197,73 @@ def parse(body: bytes, steps_before: int = 0) -> Message:
     except msgspec.MsgspecError as error:
         raise Malformed(str(error)) from None
     _check(message)
-    if message.then and is_given(message.then):
-        if steps_before == MAX_STEPS:
-            raise Malformed(f"`then` is more than {MAX_STEPS} deep")
-        for _ in steps_of(message, steps_before + 1):
-            pass  # reading them checks them
+    if message.then:
+        _check_chain(message)
     return message
 
 
-def steps_of(message: Message, steps_before: int = 1) -> Iterator[tuple[str, Message]]:
-    """Yield the steps that follow its success, each with its place (CMD-11).
-
-    One without an id has a made-up one here. Raises Malformed with the place.
-    """
-    for place, body in step_bodies(message):
+def _check_chain(message: Message) -> None:
+    """Check all steps behind it. Those without an id have room for one: what is around them."""
+    for place, step in steps_of(message):
         try:
-            step = parse(with_id(body, lambda: _NO_ID), steps_before)
+            _check(step)
         except Malformed as error:
-            text = str(error)
-            is_nested = text.startswith("`then")
-            raise Malformed(f"`{place}.{text[1:]}" if is_nested else f"`{place}`: {text}") from None
-        yield place, step
+            raise Malformed(f"`{place}`: {error}") from None
 
 
-def step_bodies(message: Message) -> list[tuple[str, bytes]]:
-    """Return the steps as they were published, each with its place."""
+def steps_of(message: Message) -> Iterator[tuple[str, Message]]:
+    """Yield every step behind it, those of its steps too, each with its place (CMD-11).
+
+    One without an id has a made-up one here. Raises Malformed with the place. All are read in one
+    pass: reading level by level would read the innermost once for each level (P5).
+    """
+    try:
+        first = _chain.decode(message.then) if message.then else None
+    except msgspec.MsgspecError as error:
+        raise Malformed(_with_place(str(error))) from None
+    level = [] if first is None else [("then", first)]
+    depth = count = 0
+    while level:
+        depth += 1
+        deeper = []
+        for where, then in level:
+            if depth > MAX_STEPS:
+                raise Malformed(f"`{where}` is more than {MAX_STEPS} deep")
+            for place, step in _placed(where, then):
+                count += 1
+                if count > MAX_CHAIN_STEPS:
+                    raise Malformed(f"`then` has more than {MAX_CHAIN_STEPS} steps altogether")
+                if step.then is not None:
+                    deeper.append((f"{place}.then", step.then))
+                step.id, step.then = step.id or _NO_ID, _NOTHING  # type: ignore[assignment]
+                yield place, step
+        level = deeper
+
+
+def _placed(place: str, then: _Step | list[_Step]) -> list[tuple[str, _Step]]:
+    if isinstance(then, _Step):
+        return [(place, then)]
+    if len(then) > MAX_STEPS:
+        raise Malformed(f"`{place}` has more than {MAX_STEPS} steps")
+    return [(f"{place}[{n}]", step) for n, step in enumerate(then)]
+
+
+def _with_place(error: str) -> str:
+    """Say which step an error is about: "`then[1].then`: … - at `$.priority`"."""
+    found = _PLACE.search(error)
+    if found is None:
+        return f"`then`: {error}"
+    steps, field = found.groups()
+    where = f" - at `${field}`" if field else ""
+    return f"`then{steps}`: {error[: found.start()]}{where}"
+
+
+def step_bodies(message: Message) -> list[bytes]:
+    """Return the steps that follow at once, as they were published."""
     then = bytes(message.then)
     if not is_given(message.then):
         return []
-    if not then.startswith(b"["):
-        return [("then", then)]
-    steps = _steps.decode(then)
-    if len(steps) > MAX_STEPS:
-        raise Malformed(f"`then` has more than {MAX_STEPS} steps")
-    return [(f"then[{n}]", bytes(step)) for n, step in enumerate(steps)]
+    return [bytes(step) for step in _steps.decode(then)] if then.startswith(b"[") else [then]
 
 
 def with_id(body: bytes, new_id: Callable[[], str]) -> bytes:
@@ -233,6 +275,23 @@ def with_id(body: bytes, new_id: Callable[[], str]) -> bytes:
     if is_given(fields.get("id", _NOTHING)):
         return body
     return msgspec.json.encode({**fields, "id": new_id()})
+
+
+class _WithId(Struct):
+    id: Annotated[str, Meta(min_length=1, max_length=512, pattern=_NO_CONTROL)]
+
+
+_id: Final = msgspec.json.Decoder(_WithId)
+
+
+def id_of_malformed(body: bytes) -> str | None:
+    """Return the id of a body that is not a message, if it has one that can be shown."""
+    if len(body) > MAX_MESSAGE_BYTES or is_too_deep(body):
+        return None
+    try:
+        return _id.decode(body).id
+    except NOT_JSON:
+        return None
 
 
 def _check(message: Message) -> None:

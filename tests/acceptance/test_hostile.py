@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 
+from router.core.message import MAX_STEPS
 from router.engine.breaker import FAILURES_TO_OPEN
 from tests.acceptance.bystander import (
     MAX_LAG_SECONDS,
@@ -27,6 +28,7 @@ from tests.acceptance.process import PATIENCE, RouterProcess, eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import Gate, ids, message
 from tests.outbound.servers import Connection, LoopbackTarget, answering, listening
+from tests.support.chains import HARD_TO_READ, deep_chain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timing]
 
@@ -152,6 +154,25 @@ async def test_b3_a_batch_of_bodies_made_to_be_slow_to_read_holds_up_nobody(
     assert slowest < 1  # with the time that a new client of ours takes
     assert len(letters) == sum(shapes[n % len(shapes)] == b"[" for n in range(50))
     assert len(set(ids(target))) == 50 - len(letters) + 20
+
+
+@pytest.mark.rule("P5", "CMD-11")
+async def test_b3_deep_chains_from_a_queue_and_by_the_api_hold_up_nobody(
+    site: Site, target: LoopbackTarget
+) -> None:
+    site.configure(BAD, POOL, queues=["orders", QUEUE])
+    chains = [deep_chain(f"c{n}", target.url, HARD_TO_READ[n % 4]) for n in range(7)]
+    async with site.router() as router, bystander(router) as other:
+        await router.publish([json.loads(each) for each in chains])
+        after_the_call = await worst_lag(router)
+        await site.publish_raw("orders", *chains[:4])
+        await other.is_undisturbed()
+        await eventually(lambda: not site.unsettled())
+        lag = await worst_lag(router)
+
+    assert after_the_call < MAX_LAG_SECONDS
+    assert lag < MAX_LAG_SECONDS
+    assert len(target.requests) == 11 * (1 + MAX_STEPS)
 
 
 @pytest.fixture

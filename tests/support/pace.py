@@ -1,9 +1,11 @@
 """How fast this machine is at the moment, for tests that assert on time."""
 
+import asyncio
 import time
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import add
-from typing import Final
+from typing import Any, Final
 
 _WORK: Final = bytes(range(256)) * 400
 _USUAL: Final = 0.0046  # seconds of CPU for it on the machine that the bounds were set on
@@ -16,6 +18,16 @@ def slowdown() -> float:
     that a test fails because the code is slow and not because the machine is.
     """
     return max(min(_seconds() for _ in range(20)) / _USUAL, 1.0)
+
+
+async def longest_turn(calls: Sequence[asyncio.Task[Any]]) -> float:
+    """Return the processor time of the longest turn of the loop until all have ended."""
+    longest = 0.0
+    while not all(call.done() for call in calls):
+        begun = time.thread_time()
+        await asyncio.sleep(0)
+        longest = max(longest, time.thread_time() - begun)
+    return longest
 
 
 def _seconds() -> float:

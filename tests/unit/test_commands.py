@@ -1,6 +1,7 @@
 """Chains, replies, content keys and times, as far as they need no clock (CMD-2 to CMD-11)."""
 
 import json
+import timeit
 from contextlib import suppress
 from typing import Any
 
@@ -16,10 +17,28 @@ from router.core.commands import (
     reply_body,
 )
 from router.core.dead_letter import Reason
-from router.core.job import GiveUp, Try
-from router.core.message import MAX_MESSAGE_BYTES, MAX_STEPS, Malformed, Message, parse, steps_of
-from router.core.outcome import Ending, Failure, Outcome, Reply, judge
+from router.core.job import GiveUp, Job, Try
+from router.core.message import (
+    MAX_CHAIN_STEPS,
+    MAX_MESSAGE_BYTES,
+    MAX_STEPS,
+    YEAR_SECONDS,
+    Malformed,
+    Message,
+    parse,
+    steps_of,
+)
+from router.core.outcome import (
+    MAX_ERROR_BYTES,
+    MAX_REPLY_BYTES,
+    Ending,
+    Failure,
+    Outcome,
+    Reply,
+    judge,
+)
 from tests.support.jobs import make_job
+from tests.support.pace import slowdown
 
 TARGET = "http://target.test/"
 
@@ -155,6 +174,7 @@ class TestChainSteps:
         assert [place for place, _ in steps_of(parse(body(then=[one, two])))] == [
             "then[0]",
             "then[1]",
+            "then[1].then",
         ]
         assert [place for place, _ in steps_of(parse(body(then=one)))] == ["then"]
         nothings: tuple[object, ...] = (None, [])
@@ -168,18 +188,30 @@ class TestChainSteps:
             parse(body(then=[chain(1)] * (MAX_STEPS + 1)))
         with pytest.raises(Malformed, match=r"`then\.then.*` is more than 16 deep"):
             parse(body(then=chain(MAX_STEPS + 1)))
+        with pytest.raises(Malformed, match=r"`then\.then` has more than 16 steps"):
+            parse(body(then={**chain(1), "then": [chain(1)] * (MAX_STEPS + 1)}))
+
+    def test_there_are_at_most_1000_steps_altogether(self) -> None:
+        ten = {**chain(1), "then": [chain(1)] * 9}
+        hundred = {**chain(1), "then": [ten] * 9 + [{**chain(1), "then": [chain(1)] * 8}]}
+        thousand = [hundred] * 10
+        parse(body(then=thousand))
+        with pytest.raises(Malformed, match=f"`then` has more than {MAX_CHAIN_STEPS} steps"):
+            parse(body(then=[*thousand, chain(1)]))
 
     @pytest.mark.parametrize(
         ("then", "text"),
         [
-            (7, "`then`: Expected `object`"),
-            ("x", "`then`: Expected `object`"),
-            ([chain(1), 7], r"`then\[1\]`: Expected `object`"),
+            (7, r"`then`: Expected `object \| array \| null`, got `int`$"),
+            ([chain(1), 7], r"`then\[1\]`: Expected `object`, got `int`$"),
+            ({**chain(1), "then": ""}, r"`then\.then`: Expected `object \| array \| null`"),
             (
                 [chain(1), {**chain(1), "then": [{}]}],
                 r"`then\[1\]\.then\[0\]`: .*mediationTarget",
             ),
-            ({**chain(1), "priority": 10}, "`then`: .*priority"),
+            ({**chain(1), "priority": 10}, r"`then`: .* - at `\$\.priority`$"),
+            ({**chain(1), "id": ""}, r"`then`: .* - at `\$\.id`$"),
+            ([{**chain(1), "then": {**chain(1), "mediationTarget": "x"}}], "`then.*`: `mediation"),
         ],
     )
     def test_a_step_that_is_malformed_makes_the_message_so(self, then: object, text: str) -> None:
@@ -188,8 +220,8 @@ class TestChainSteps:
 
     def test_a_step_has_room_for_the_id_that_it_will_get(self) -> None:
         for size in range(MAX_MESSAGE_BYTES - 200, MAX_MESSAGE_BYTES):
-            given = b'{"mediationTarget":"http://t/","payload":"' + b"x" * size + b'"}'
-            whole = b'{"id":"a","mediationTarget":"http://t/","then":' + given + b"}"
+            given = b'{"mediationTarget":"http://t","payload":"' + b"x" * size + b'"}'
+            whole = b'{"id":"a","mediationTarget":"http://t","then":' + given + b"}"
             fitting: list[Message] = []
             with suppress(Malformed):  # larger than allowed
                 fitting = [parse(whole)]
@@ -274,6 +306,9 @@ class TestTimes:
     def test_a_delay_is_not_negative(self) -> None:
         with pytest.raises(Malformed, match="delaySeconds"):
             parse(body(delaySeconds=-1))
+        with pytest.raises(Malformed, match="delaySeconds"):
+            parse(body(delaySeconds=YEAR_SECONDS + 1))
+        assert parse(body(delaySeconds=YEAR_SECONDS)).delay_seconds == YEAR_SECONDS
 
     def test_sqs_and_nats_wait_half_a_day_others_a_year(self) -> None:
         half_a_day = ("sqs://q", "https://sqs.test/1/q", "http://h/1/q", "nats://h/?subject=s")
@@ -289,6 +324,8 @@ class TestTimes:
         for plain in (body(), body(notBefore="2026-01-01T00:00:00Z")):
             assert dated_body(parse(plain), plain, 1.0) == plain
         assert dated_body(parse(delayed), delayed, None) == delayed
+        far = body(delaySeconds=5, notBefore="9999-12-31T23:59:59-23:59")
+        assert dated_body(parse(far), far, 1_700_000_000.25) == far
 
 
 def test_a_message_made_by_hand_has_no_steps() -> None:

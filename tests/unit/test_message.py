@@ -11,8 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.message import MAX_DEPTH, MAX_MESSAGE_BYTES, Malformed, Message, Mode, parse
+from router.core.message import (
+    MAX_DEPTH,
+    MAX_MESSAGE_BYTES,
+    Malformed,
+    Message,
+    Mode,
+    id_of_malformed,
+    parse,
+)
 from router.engine.delivery import longest_delivery
+from tests.support.chains import HARD_TO_READ, deep_chain
 from tests.support.pace import slowdown
 
 TARGET = "http://svc/hook"
@@ -244,6 +253,8 @@ def hostile() -> Iterator[bytes]:
     yield HEAD + b'"x": {' + b'"[":[],' * (ROOM // 7 - 2) + b'"b": 1}}'
     for byte in b'[]{}"\\:,\x00\xff 1':
         yield bytes([byte]) * MAX_MESSAGE_BYTES
+    for unit in HARD_TO_READ:
+        yield deep_chain("a", TARGET, unit)
 
 
 def read(content: bytes) -> Message | None:
@@ -373,3 +384,22 @@ def test_a_correlation_id_has_no_control_characters() -> None:
             parse((body % bad).encode())
     with pytest.raises(Malformed, match="correlationId"):
         parse((body % ("a" * 513)).encode())
+
+
+@pytest.mark.rule("BRK-2")
+@pytest.mark.parametrize(
+    ("body", "known"),
+    [
+        (b'{"id":"a","mediationTarget":7}', "a"),
+        (b'{"id":"a"', None),
+        (b'{"id":7}', None),
+        (b'{"id":"a\\n"}', None),
+        (b'{"id":"\xff"}', None),
+        (b'{"id":"%s"}' % (b"a" * 513), None),
+        (b'{"id":"a","x":"%s"}' % (b"a" * MAX_MESSAGE_BYTES), None),
+        (b'{"id":"a","x":%s%s}' % (b"[" * 100_000, b"]" * 100_000), None),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_malformed_body_may_have_an_id(body: bytes, known: str | None) -> None:
+    assert id_of_malformed(body) == known

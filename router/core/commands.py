@@ -11,7 +11,7 @@ from msgspec import Raw, Struct
 from router.core.job import GiveUp, Job
 from router.core.message import YEAR_SECONDS, Malformed, Message, parse, step_bodies, with_id
 from router.core.outcome import MAX_ERROR_BYTES, Ending, Failure
-from router.core.redact import mask_sent_secrets, mask_urls
+from router.core.redact import masked_start
 
 HALF_A_DAY_SECONDS: Final = 12 * 3600.0
 # Queues that cannot wait for longer: SQS hides no message for more than 12 h (CMD-5).
@@ -39,8 +39,8 @@ def failure_of(job: Job, why: GiveUp) -> Failure:
     ours = f"HTTP_{status}" if is_refusal else (last and last.error) or why.reason.value
     said_code, said = ("", "") if why.failure is None else (why.failure.code, why.failure.message)
     text = said.strip() or why.error.strip() or why.reason.value
-    masked = mask_sent_secrets(mask_urls(text).encode(errors="replace"), job.message)
-    return Failure(said_code or ours, masked[:MAX_ERROR_BYTES].decode(errors="ignore"), status)
+    shown = masked_start(text, job.message, MAX_ERROR_BYTES)
+    return Failure(said_code or ours, shown, status)
 
 
 def reply_body(message: Message, ending: Ending) -> bytes:

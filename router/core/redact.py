@@ -51,12 +51,17 @@ _PUBLIC_PARAMETERS: Final = frozenset(
     }
 )
 _MOST_PARAMETERS: Final = 64  # no queue has more options; the rest is not shown
+# What may be the begin of a URL with a password, of which the rest was cut off.
+_CUT_USER_INFO: Final = re.compile(rf"://[^/?#{_END}]*\Z")
 _ESCAPE: Final = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # two for one character
+    rb"(?P<cut>\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?\Z"
+    rb"|\\(?:u[0-9a-fA-F]{0,3})?\Z)"  # the begin of one, at the end of a text that was cut there
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # two for one character
     rb"|\\u[0-9a-fA-F]{4}|\\[^u]",
     re.DOTALL,
 )
 _TELLING_CHARACTERS: Final = 4  # so many characters of a cut-off secret are too many
+_READ_FOR_ONE: Final = 16  # bytes that are read for each one that is shown: masks are short
 
 
 def mask_urls(text: str) -> str:
@@ -97,6 +102,19 @@ def without_secrets(letter: DeadLetter) -> DeadLetter:
     return replace(letter, reply=mask_sent_secrets(letter.reply, message))
 
 
+def masked_start(text: str, message: Message, most: int) -> str:
+    """Return the start of what a target said, without secrets: at most so many bytes.
+
+    Little more is read than is shown. A target may say 1 MB, and secrets may be all of it.
+    """
+    read = text[: _READ_FOR_ONE * most]
+    masked = mask_urls(read)
+    if len(read) < len(text):
+        masked = _CUT_USER_INFO.sub(f"://{MASK}", masked)
+    content = mask_sent_secrets(masked.encode(errors="replace"), message)
+    return content[:most].decode(errors="ignore")
+
+
 def mask_sent_secrets(content: bytes, message: Message) -> bytes:
     """Mask what was sent to a target and nobody else may see, in what it answered."""
     query = message.target.partition("#")[0].partition("?")[2]
@@ -119,25 +137,48 @@ def _mask(content: bytes, secret: bytes) -> bytes:
 
 def _mask_in(content: bytes, secret: bytes, plain: bytes, places: Sequence[int]) -> bytes:
     """Mask in `content` what is found in `plain`; `places` says where each byte of it is."""
-    shown, after, begins = b"", 0, plain.find(secret)
+    shown, after, begins = [], 0, plain.find(secret)
     while begins >= 0:
-        shown += content[places[after] : places[begins]] + MASK.encode()
+        shown.append(content[places[after] : places[begins]])
         after = begins + len(secret)
         begins = plain.find(secret, after)
-    rest = content[places[after] :]
-    # The reply was cut at its first KiB, perhaps in the middle of the secret.
-    for length in range(min(len(secret), len(plain) - after), _TELLING_CHARACTERS - 1, -1):
-        if plain.endswith(secret[:length]):
-            rest = content[places[after] : places[len(plain) - length]] + MASK.encode()
-            break
-    return shown + rest
+    # It may have been cut in the middle of the secret.
+    begun = _begun_at_end(plain[after:], secret)
+    if begun >= _TELLING_CHARACTERS:
+        shown += [content[places[after] : places[len(plain) - begun]], b""]
+    else:
+        shown.append(content[places[after] :])
+    return MASK.encode().join(shown)
+
+
+def _begun_at_end(plain: bytes, secret: bytes) -> int:
+    """Return how many of the first characters of a secret a text ends with.
+
+    Each byte is looked at a bounded number of times, as Knuth, Morris and Pratt do it.
+    """
+    end = plain[-len(secret) :]
+    first = end.find(secret[:_TELLING_CHARACTERS])
+    if first < 0:
+        return 0
+    shorter, length = [0], 0  # for each start of the secret, the longest that it ends with itself
+    for byte in secret[1:]:
+        while length and byte != secret[length]:
+            length = shorter[length - 1]
+        length += byte == secret[length]
+        shorter.append(length)
+    length = 0
+    for byte in end[first:]:
+        while length and byte != secret[length]:
+            length = shorter[length - 1]
+        length += byte == secret[length]
+    return length
 
 
 def _unescape(content: bytes) -> tuple[bytes, Sequence[int]]:
     """Return it without JSON's escapes, and where in it each byte came from; last its end."""
     plain, places, end = bytearray(), [], 0
     for found in _ESCAPE.finditer(content):
-        text = _escaped(found[0])
+        text = b"" if found["cut"] else _escaped(found[0])
         plain += content[end : found.start()] + text
         places += [*range(end, found.start()), *([found.start()] * len(text))]
         end = found.end()

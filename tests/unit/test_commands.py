@@ -146,6 +146,43 @@ class TestFailures:
         assert failure.message.startswith(f"*** {TARGET}?*** ü")
         assert 1000 < len(failure.message.encode()) <= 1024
 
+    @pytest.mark.rule("OPS-5")
+    @pytest.mark.parametrize("way", ["tok/en-123", "tok\\/en-123", "\\u0074ok\\u002fen-12\\u0033"])
+    @pytest.mark.parametrize("cut", range(1, 23))
+    def test_a_token_at_the_end_of_what_is_read_is_masked(self, way: str, cut: int) -> None:
+        said = "?" + "q" * (16 * MAX_ERROR_BYTES - 2 - cut) + " " + way + " and more"
+        shown = failure_of(with_token("tok/en-123"), refused(said)).message
+
+        start = shown.removeprefix("?*** ").partition(" ")[0]
+        assert start == "***" or (len(start) < 18 and "e" not in start)  # three letters may stay
+
+    @pytest.mark.rule("OPS-5")
+    def test_a_password_at_the_end_of_what_is_read_is_masked(self) -> None:
+        before = "?" + "q" * (16 * MAX_ERROR_BYTES - 40) + " see "
+        failure = failure_of(make_job(), refused(f"{before}amqp://bob:{'pw' * 20}@host/"))
+
+        assert failure.message == "?*** see amqp://***"
+
+    @pytest.mark.timing
+    @pytest.mark.rule("P5")
+    @pytest.mark.parametrize("token", ["a", "aaaa", "a" * 16_000, "a" * 8000 + "b" + "a" * 8000])
+    @pytest.mark.parametrize("unit", ["a", "\\u0061", "?a ", "://@", "\\", "ab"])
+    def test_no_text_of_1_mib_takes_100_milliseconds(self, token: str, unit: str) -> None:
+        job, why = with_token(token), refused(unit * (MAX_REPLY_BYTES // len(unit)))
+        quickest = min(timeit.repeat(lambda: failure_of(job, why), number=1, repeat=3))
+
+        assert quickest < 0.1 * slowdown()
+
+
+def with_token(token: str) -> Job:
+    job = make_job()
+    job.message = parse(body(authToken=token))
+    return job
+
+
+def refused(said: str) -> GiveUp:
+    return GiveUp(Reason.PERMANENT, "", 400, b"", Failure("E", said))
+
 
 @pytest.mark.rule("CMD-1")
 def test_a_blank_correlation_id_is_none() -> None:

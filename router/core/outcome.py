@@ -159,7 +159,7 @@ class Reply(Struct, frozen=True):
     status: int
     body: bytes = b""  # at most MAX_REPLY_BYTES
     retry_after: str | None = None
-    too_long: bool = False  # the body exceeded MAX_REPLY_BYTES and was cut
+    too_long: bool = False  # the body exceeded MAX_REPLY_BYTES, or came in crumbs, and was cut
 
 
 class NoReply(Struct, frozen=True):

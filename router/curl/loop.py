@@ -33,6 +33,8 @@ from router.curl.sockets import watch_sockets
 KEEP_ALIVE_SECONDS: Final = 60  # TCP probes keep a 15-minute delivery alive behind a NAT
 OVERRULED: Final = "not sent: this router is not the primary any more"
 NO_DESCRIPTORS: Final = "not sent: the router has no file descriptor left (see ulimit -n)"
+MAX_PIECES: Final = 65_536  # of a reply: 1 MiB in chunks of 16 bytes
+TURN_SECONDS: Final = 0.05  # then the loop's other work comes first
 DNS_CACHE_SECONDS: Final = 600  # libcurl keeps what we resolved; far longer than we use it
 
 _HTTP_VERSIONS: Final = {
@@ -121,6 +123,7 @@ class CurlLoop:
         self._transfers: dict[pycurl.Curl, _Transfer] = {}
         self._idle: list[_Transfer] = []  # those of them that have nothing to do
         self._next_turn: asyncio.Handle | None = None
+        self._left: dict[int, None] = {}  # sockets that the next turn begins with, in order
         self._alarm: asyncio.Handle | None = None
         self._alarm_at = 0.0  # loop time
 
@@ -211,12 +214,24 @@ class CurlLoop:
     def _take_turn(self) -> None:
         """Let libcurl do what waits for no socket and no time."""
         self._next_turn = None
-        self._go_on(_NO_WAIT)
+        left, self._left = self._left, {}
+        self._go_on((*left, *_NO_WAIT))
 
     def _go_on(self, sockets: Iterable[int]) -> None:
-        """Let libcurl go on with these sockets. Give the answers to those who wait for them."""
-        for fd in sockets:
+        """Let libcurl go on with these sockets. Give the answers to those who wait for them.
+
+        What replies in many small pieces takes long, and many may do so. Sockets for which there is
+        no time left have their turn before any other: each is served, and so is the loop.
+        """
+        if self._left:
+            self._leave(sockets)
+            return
+        now, waiting = self._loop.time, iter(sockets)
+        ends = now() + TURN_SECONDS
+        for fd in waiting:
             self._socket_action(fd, _ANY_EVENT)
+            if now() > ends:
+                self._leave(waiting)
         _, succeeded, failed = self._multi.info_read()
         for easy in succeeded:
             transfer = self._transfers[easy]
@@ -225,6 +240,12 @@ class CurlLoop:
             transfer = self._transfers[easy]
             self._finish(transfer, transfer.answer(code, text))
         self._set_alarm()
+
+    def _leave(self, sockets: Iterable[int]) -> None:
+        """Leave these to the next turn. One that is closed until then does no harm."""
+        self._left |= dict.fromkeys(sockets)
+        if self._left and self._next_turn is None:
+            self._next_turn = self._loop.call_soon(self._take_turn)
 
     def _set_alarm(self) -> None:
         """Ask libcurl when it wants its next turn, once for everything that happened in this one.
@@ -279,6 +300,7 @@ class _Transfer:
     def prepare(self, url: str, headers: Headers, body: bytes, timeout: float) -> None:
         self._body.clear()
         self._room = self._reply_cap
+        self._pieces = 0
         self._header_lines.clear()
         self._refusal: str | None = None
         self._opened = self._starved = False
@@ -376,6 +398,9 @@ class _Transfer:
     def _on_body(self, chunk: bytes) -> int | None:
         self._body += chunk
         self._room -= len(chunk)
+        self._pieces += 1
+        if self._pieces > MAX_PIECES:  # each costs as much as a kilobyte
+            self._room = -1
         return 0 if self._room < 0 else None  # 0: libcurl ends the transfer
 
     def _open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[str, int]]) -> int:

@@ -92,6 +92,7 @@ class LoopSockets:
         self._loop = loop
         self._on_ready = on_ready
         self._watched: dict[int, int] = {}
+        self._ready: dict[int, None] = {}  # in order
 
     def __len__(self) -> int:
         return len(self._watched)
@@ -101,11 +102,11 @@ class LoopSockets:
         if what != _REMOVE:
             self._watched[fd] = what
         if what & _IN:
-            self._loop.add_reader(fd, self._on_ready, (fd,))
+            self._loop.add_reader(fd, self._collect, fd)
         elif before & _IN:
             self._loop.remove_reader(fd)
         if what & _OUT:
-            self._loop.add_writer(fd, self._on_ready, (fd,))
+            self._loop.add_writer(fd, self._collect, fd)
         elif before & _OUT:
             self._loop.remove_writer(fd)
 
@@ -115,3 +116,14 @@ class LoopSockets:
     def close(self) -> None:
         for fd in list(self._watched):
             self.watch(_REMOVE, fd, None, None)
+
+    def _collect(self, fd: int) -> None:
+        """Report all sockets at once that are ready at once: their time is limited as a whole."""
+        if not self._ready:
+            self._loop.call_soon(self._report)
+        self._ready[fd] = None
+
+    def _report(self) -> None:
+        ready, self._ready = self._ready, {}
+        if wanted := [fd for fd in ready if fd in self._watched]:  # else closed meanwhile
+            self._on_ready(wanted)

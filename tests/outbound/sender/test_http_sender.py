@@ -2,9 +2,11 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import socketserver
+import threading
 import tracemalloc
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -15,7 +17,7 @@ from router.core.message import Message, parse
 from router.core.outcome import MAX_REPLY_BYTES, Answer, Cause, NoReply, Reply
 from router.core.target import TargetPolicy
 from router.core.trace import Span
-from router.curl.loop import CurlOptions
+from router.curl.loop import MAX_PIECES, CurlOptions
 from router.outbound.http_sender import HttpSender
 from tests.outbound.servers import (
     Certificate,
@@ -31,6 +33,7 @@ from tests.outbound.servers import (
     until,
     writing,
 )
+from tests.support.pace import longest_turn, slowdown
 
 pytestmark = pytest.mark.anyio
 
@@ -269,7 +272,7 @@ async def test_an_endless_reply_is_not_read_to_its_end() -> None:
 
 @pytest.mark.rule("P5")
 async def test_a_reply_that_comes_byte_by_byte_takes_no_more_memory_than_a_whole_one() -> None:
-    size = 100_000
+    size = MAX_PIECES
     chunks = b"1\r\nx\r\n" * size + b"0\r\n\r\n"
 
     async def script(connection: Connection) -> None:
@@ -285,6 +288,55 @@ async def test_a_reply_that_comes_byte_by_byte_takes_no_more_memory_than_a_whole
 
     assert answer == Reply(200, b"x" * size)
     assert peak < 24 * size  # the server's part is half of it; a list of the pieces: 60 times
+
+
+CRUMBS = b"HTTP/1.1 %d Whatever\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.rule("MED-1")
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_reply_in_too_many_pieces_is_cut_and_keeps_its_status(status: int) -> None:
+    answer = await answer_of(writing(CRUMBS % status + b"1\r\nx\r\n" * (2 * MAX_PIECES)))
+
+    assert isinstance(answer, Reply)
+    assert answer.status == status
+    assert answer.too_long
+    assert len(answer.body) == MAX_PIECES + 1
+
+
+@pytest.mark.timing
+@pytest.mark.rule("MED-1", "P5")
+async def test_replies_that_come_byte_by_byte_do_not_hold_up_the_loop() -> None:
+    reply = CRUMBS % 200 + b"1\r\nx\r\n" * MAX_REPLY_BYTES
+    with crumbling(reply) as url:
+        async with sending() as sender:
+            sent = [sender.send(message(url), 1, 60) for _ in range(30)]
+            calls = [asyncio.create_task(each) for each in sent]
+            longest = await longest_turn(calls)
+
+    assert all(isinstance(each := call.result(), Reply) and each.too_long for call in calls)
+    assert longest < 0.25 * slowdown()
+
+
+@contextmanager
+def crumbling(reply: bytes) -> Iterator[str]:
+    """A target in threads of its own, so that its work is not the loop's."""
+
+    class Crumbling(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            with suppress(OSError):  # cut off
+                self.request.sendall(reply)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Crumbling) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.rule("MED-1")

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import uvloop
@@ -42,7 +43,7 @@ from router.engine.controls import Controls
 from router.engine.dead_letters import DeadLetterReplay
 from router.engine.delivery import Mediator, longest_delivery
 from router.engine.notifier import Notifier
-from router.engine.periodic import LoopLag, every
+from router.engine.periodic import Chore, LoopLag, every, keep_running
 from router.engine.queue_manager import QueueManager, shut_down
 from router.engine.registry import Journal
 from router.engine.standby import Alone, Election, Standby
@@ -131,8 +132,8 @@ class Router:
     def state(self) -> RouterState:
         return self.reader.read(self.sync.counts, self.election.status())
 
-    def schedules(self) -> Sequence[ScheduleState]:
-        return self.beat.states()
+    async def schedules(self) -> Sequence[ScheduleState]:
+        return await self.beat.states()
 
     def config_status(self) -> SyncStatus:
         return self.sync.status()
@@ -148,6 +149,8 @@ class Router:
                 plan = await self.reload()
             except SyncFailed as failure:
                 log.warning("not reloaded: %s", failure)
+            except Exception:  # the bulkhead: a bug in a reload must not end the router
+                log.exception("not reloaded")
             else:
                 lines = await asyncio.to_thread(plan.lines)  # of thousands of changes, perhaps
                 log.info("configuration reloaded", extra={"changes": lines})
@@ -162,14 +165,18 @@ class Router:
         """Start what runs by the clock. The caller cancels it."""
         settings, tasks = self._settings, self.manager.deps.tasks
         started = list(self.chores.start(tasks))
-        work: dict[str, Coroutine[Any, Any, None]] = {"loop lag": self._lag.watch()}
+        work: dict[str, Chore] = {"loop lag": self._lag.watch}
         if settings.enabled:
-            work["sync"] = self.sync.run(settings.sync_interval, random.uniform)
-            work["beat"] = self.beat.run(lambda: self.election.status().primary)
+            work["sync"] = partial(self.sync.run, settings.sync_interval, random.uniform)
+            work["beat"] = partial(self.beat.run, lambda: self.election.status().primary)
             self.election.start(tasks)
         if self._notifier.mailboxes:
-            work["notify"] = every(settings.notify_batch_interval, self.notify)
-        started += [tasks.create_task(each, name=name) for name, each in work.items()]
+            work["notify"] = partial(every, settings.notify_batch_interval, self.notify)
+        warn = self.manager.deps.alerts.of("Chores")
+        started += [
+            tasks.create_task(keep_running(name, each, warn), name=name)
+            for name, each in work.items()
+        ]
         return started
 
     async def _apply(self, config: RoutingConfig) -> Plan:

@@ -43,7 +43,7 @@ class ScheduleView(ResponseModel):
     cron: str | None = shown("schedule.cron", "30 2 * * *")
     every_seconds: int | None = shown("schedule.every_seconds", None)
     timezone: str = shown("schedule.timezone", "Europe/Berlin")
-    next_run: Time = as_is(AT)
+    next_run: Time | None = as_is(AT)
     last_run: Time | None = as_is(AT)
 
 
@@ -83,4 +83,4 @@ schedule_routes = APIRouter(tags=["schedules"])
 @schedule_routes.get("/schedules", response_model=Sequence[ScheduleView])
 async def list_schedules(router: CurrentRouter) -> Sequence[ScheduleState]:
     """List the schedules of the configuration, and when each runs next."""
-    return router.schedules()
+    return await router.schedules()

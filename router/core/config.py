@@ -6,6 +6,7 @@ Documents are read in `config_document`; what a new configuration changes is in 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
+from itertools import islice, takewhile
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from zoneinfo import ZoneInfo
@@ -25,6 +26,10 @@ EMBEDDED_FILE: Final = "queue.db"
 MAX_SCHEDULES: Final = 1_000
 # A clock that is set back repeats at most this much of the day.
 _MAX_OVERLAP: Final = timedelta(hours=3)
+# How far a tick may be away. The longest gap of a day that exists is 40 years: 29 February, on a
+# given weekday, around a year such as 2100.
+MAX_TICK_YEARS: Final = 100
+MAX_SKIPPED_TIMES: Final = 3_000  # local times that do not exist: to look at them takes 40 ms
 
 
 class RetryPolicy(Struct, frozen=True):
@@ -95,15 +100,15 @@ class Schedule(Struct, frozen=True, kw_only=True):
         fields = msgspec.json.decode(self.message, type=dict[str, Raw])
         return msgspec.json.encode({"id": f"{self.name}-{tick}", **fields})
 
-    def next_tick(self, after: float) -> int:
-        """Return the first tick later than `after`. There always is one: see `check_cron`."""
+    def next_tick(self, after: float) -> int | None:
+        """Return the first tick later than `after`, or None if there is none for 100 years."""
         if self.every_seconds is not None:
             return (int(after // self.every_seconds) + 1) * self.every_seconds
         start = datetime.fromtimestamp(after, self._zone).replace(tzinfo=None)
-        return next(tick for tick in self._ticks(start) if tick > after)
+        return next((tick for tick in self._ticks(start) if tick > after), None)
 
-    def latest_tick(self, now: float) -> int:
-        """Return the last tick at or before `now`."""
+    def latest_tick(self, now: float) -> int | None:
+        """Return the last tick at or before `now`, or None if there was none for 100 years."""
         if self.every_seconds is not None:
             return int(now // self.every_seconds) * self.every_seconds
         start = datetime.fromtimestamp(now, self._zone).replace(tzinfo=None) + _MAX_OVERLAP
@@ -114,16 +119,20 @@ class Schedule(Struct, frozen=True, kw_only=True):
         return ZoneInfo(self.timezone)
 
     def _ticks(self, start: datetime, *, reverse: bool = False) -> Iterator[int]:
-        """Return the ticks from a local time on.
+        """Return the ticks from a local time on, for 100 years.
 
         A local time that does not exist is skipped. One that exists twice counts once, the first
         time. So local times go without a zone into the library, which would follow Debian's cron.
         """
         assert self.cron is not None  # noqa: S101 - read_schedule has seen to it
         zone = self._zone
+        near = takewhile(
+            lambda local: abs(local.year - start.year) <= MAX_TICK_YEARS,
+            islice(CronSim(self.cron, start, reverse=reverse), MAX_SKIPPED_TIMES),
+        )
         return (
             int(moment.timestamp())
-            for local in CronSim(self.cron, start, reverse=reverse)
+            for local in near
             for moment in (local.replace(tzinfo=zone).astimezone(UTC),)
             if moment.astimezone(zone).replace(tzinfo=None) == local
         )

@@ -6,7 +6,8 @@ A number that is too large is cut and noted; any other error makes the entry a b
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Annotated, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
@@ -61,6 +62,8 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 Number = int | float
 T = TypeVar("T")
 CRON_FIELDS: Final = 5
+_ANY_DAY: Final = datetime(2026, 1, 1)  # noqa: DTZ001  a local time of no zone
+_EVERY_KIND_OF_YEAR_DAYS: Final = 28 * 366  # leap years or not, on whichever weekday they begin
 MAX_EVERY_SECONDS: Final = 366 * 24 * 3600
 
 
@@ -417,17 +420,37 @@ def read_schedule(raw: object, _notes: Notes) -> Schedule:
 
 
 def check_cron(expression: str, timezone: str) -> None:
-    """Raise BadEntry if there is no such time zone or expression, or no such day, ever."""
+    """Raise BadEntry if there is no such time zone or expression, or if it never comes due."""
     if len(expression.split()) != CRON_FIELDS:
         raise BadEntry("", "`cron` must have five fields: minute, hour, day, month and weekday")
     try:
-        CronSim(expression, datetime(2000, 1, 1))  # noqa: DTZ001 - a local time of no zone
+        CronSim(expression, _ANY_DAY)
     except CronSimError as error:
         raise BadEntry("", f"`cron` is not a cron expression: {error}") from None
     try:
         ZoneInfo(timezone)
     except (KeyError, ValueError, OSError):
         raise BadEntry("", f"`timezone` is not a known time zone: {timezone!r}") from None
+    problem = _why_never(expression, timezone)
+    if problem is not None:
+        raise BadEntry("", f"`cron` never comes due: {problem}")
+
+
+@lru_cache(maxsize=10_000)  # a document is read again at each sync
+def _why_never(expression: str, timezone: str) -> str | None:
+    """Return why a cron expression never comes due, or None if it does."""
+    if not _names_a_day(CronSim(expression, _ANY_DAY)):
+        return "no day fits its day, month and weekday"
+    schedule = Schedule(name="", queue="", message=b"", cron=expression, timezone=timezone)
+    if schedule.next_tick(_ANY_DAY.replace(tzinfo=UTC).timestamp()) is None:
+        return f"clocks in {timezone} skip this local time on every day that fits"
+    return None
+
+
+def _names_a_day(cron: CronSim) -> bool:
+    """Return whether any day fits. The library itself would look for one up to the year 9999."""
+    days = (_ANY_DAY.date() + timedelta(days=n) for n in range(_EVERY_KIND_OF_YEAR_DAYS))
+    return any(day.month in cron.months and cron.match_day(day) for day in days)
 
 
 def schedule_entry(schedule: Schedule) -> dict[str, object]:

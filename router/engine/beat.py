@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from router.core.commands import not_before_of
 from router.core.config import QueueConfig, RoutingConfig, Schedule
+from router.core.job import NEVER
 from router.core.message import parse
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
@@ -47,7 +48,7 @@ class ScheduleState(Struct, frozen=True):
     """A schedule as operators see it. Times are Unix seconds."""
 
     schedule: Schedule
-    next_run: int
+    next_run: int | None  # None: not within 100 years
     last_run: int | None
 
 
@@ -57,7 +58,7 @@ class _Run(Struct):
     last: int | None = None  # the last tick that was published, or seen to pass
     due: float = 0.0  # when to look at it again, so as not to ask cron
     is_busy: bool = False  # being published now
-    next_run: int = 0  # as it was shown at that time: asking cron takes up to a millisecond
+    next_run: int | None = 0  # as it was shown at that time: asking cron may take milliseconds
     shown_at: float = 0.0
 
 
@@ -83,6 +84,7 @@ class Beat:
         self._is_alone = is_alone
         self._known: tuple[Schedule, ...] = ()
         self._runs: dict[Schedule, _Run] = {}
+        self._searching = asyncio.Lock()
         self._ended = Signal()  # rung when one of them is done
         self._looked_at = 0.0
         self._published: dict[str, int] = {}  # the last tick by name, also of earlier schedules
@@ -115,14 +117,26 @@ class Beat:
 
     def states(self) -> Sequence[ScheduleState]:
         self._follow_changes()
-        now = self._wall()
-        for schedule, run in self._runs.items():
-            if not run.shown_at <= now < run.next_run:
-                run.shown_at, run.next_run = now, schedule.next_tick(now)
+        now, runs = self._wall(), self._runs
+        for schedule, run in runs.items():
+            if not run.shown_at <= now < (NEVER if run.next_run is None else run.next_run):
+                run.next_run = await self._search(schedule, schedule.next_tick, now)
+                run.shown_at = now
         return [
             ScheduleState(schedule, run.next_run, self._published.get(schedule.name))
             for schedule, run in self._runs.items()
         ]
+
+    async def _search(
+        self, schedule: Schedule, tick_of: Callable[[float], int | None], now: float
+    ) -> int | None:
+        """Ask for a tick. Cron may search for milliseconds: once in each turn of the loop."""
+        if schedule.cron is None:
+            return tick_of(now)
+        async with self._searching:
+            tick = tick_of(now)
+            await asyncio.sleep(0)
+            return tick
 
     def _follow_changes(self) -> None:
         """Forget schedules that are gone, and what was expected of a clock that was set back."""
@@ -138,6 +152,12 @@ class Beat:
     async def _publish(self, schedule: Schedule, run: _Run, now: float) -> None:
         try:
             await self._publish_if_due(schedule, run, now)
+            next_tick = await self._search(schedule, schedule.next_tick, now)
+            if next_tick is None:
+                text = f"schedule {schedule.name} does not come due again within 100 years"
+                self._warn(Code.CONFIGURATION, text)
+            due = NEVER if next_tick is None else next_tick
+            run.due = due if self._wall() >= now else 0.0  # the clock was set back meanwhile
         except Exception as error:  # the bulkhead: one schedule stops no other
             text = f"schedule {schedule.name} could not be published: {error}"
             self._warn(Code.PROCESSING, text)
@@ -151,7 +171,7 @@ class Beat:
             self._ended.ring()
 
     async def _publish_if_due(self, schedule: Schedule, run: _Run, now: float) -> None:
-        tick = schedule.latest_tick(now)
+        tick = await self._search(schedule, schedule.latest_tick, now)
         if run.last is None:
             stored = await self._stored(schedule)
             if stored is not None:

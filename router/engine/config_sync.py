@@ -13,7 +13,13 @@ from typing import Final
 from msgspec import Struct
 
 from router.core.config import NOTHING, QueueNames, RoutingConfig
-from router.core.config_document import BadDocument, Document, as_document, read_document
+from router.core.config_document import (
+    BadDocument,
+    Document,
+    as_document,
+    is_slow_to_read,
+    read_document,
+)
 from router.core.config_plan import EMPTYING, Plan, empties, limit_connections, unite
 from router.core.retry import Jitter
 from router.core.state import SyncCounts
@@ -77,7 +83,7 @@ class _Source:
             body = await self.origin.fetch()
             # A large one takes a second to read, and messages do not wait for it. One after the
             # other: two threads would take two thirds of Python's lock.
-            apart = len(body) > LARGE_DOCUMENT_BYTES
+            apart = len(body) > LARGE_DOCUMENT_BYTES or is_slow_to_read(body)
             read = partial(read_document, body, naming)
             async with reading:
                 self.fresh = await asyncio.to_thread(read) if apart else read()

@@ -6,11 +6,14 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from router.core.retry import Jitter
+from router.core.warnings import Code
+from router.engine.alerts import Warn
 
 log = logging.getLogger(__name__)
 
 Chore = Callable[[], Awaitable[object]]
 SPREAD_SHARE: Final = 0.1  # of a pause, either way (CFG-2)
+RESTART_SECONDS: Final = 1.0  # after a bug
 PAUSE_SECONDS: Final = 0.25
 PROBES: Final = 120  # in a period of half a minute
 
@@ -29,6 +32,22 @@ async def every(seconds: float, chore: Chore, *, jitter: Jitter | None = None) -
             # The bulkhead: a bug in one chore must end neither the chore nor the router.
             log.exception("%s failed", getattr(chore, "__qualname__", type(chore).__name__))
         end_if_cancelled()
+
+
+async def keep_running(name: str, work: Chore, warn: Warn) -> None:
+    """Run `work`, which has a loop of its own, until it returns or is cancelled.
+
+    The bulkhead: after a bug it is started again.
+    """
+    while True:
+        try:
+            await work()
+        except Exception as error:
+            log.exception("%s failed", name)
+            warn(Code.PROCESSING, f"{name} failed with {type(error).__name__}: started again")
+            await asyncio.sleep(RESTART_SECONDS)
+        else:
+            return
 
 
 def end_if_cancelled() -> None:

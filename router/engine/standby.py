@@ -20,7 +20,7 @@ from router.core.leadership import LONG_AGO
 from router.core.state import StandbyStatus
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
-from router.engine.periodic import end_if_cancelled
+from router.engine.periodic import end_if_cancelled, keep_running
 from router.engine.queue_manager import ABORT_GRACE_SECONDS, QueueManager, settled
 from router.ports import Lock, LockUnavailable
 
@@ -71,7 +71,8 @@ class Standby:
         self._instance = instance
         self._ttl = ttl
         self._manager = manager
-        self._warn = partial(alerts.of(SOURCE), Code.STANDBY_LOCK)
+        self._alert = alerts.of(SOURCE)
+        self._warn = partial(self._alert, Code.STANDBY_LOCK)
         self._wall = wall
         self._on_change = on_change
         self._leadership = manager.deps.leadership
@@ -99,7 +100,8 @@ class Standby:
         return self._manager.keep(config)
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        self._task = tasks.create_task(self.run(), name="standby")
+        running = keep_running("standby", self.run, self._alert)
+        self._task = tasks.create_task(running, name="standby")
 
     def stop(self) -> None:
         """Take the lock no more; keep it, if this router has it: it is about to end."""

@@ -100,6 +100,20 @@ async def test_the_embedded_queue_needs_no_dead_letter_store(
         assert router.has_logged("will be lost")
 
 
+@pytest.mark.rule("CMD-10", "P5")
+async def test_a_schedule_that_never_comes_due_does_not_end_it(
+    site: Site, target: LoopbackTarget
+) -> None:
+    entry = {"queue": "orders", "message": {"mediationTarget": target.url}}
+    never = {**entry, "name": "never", "cron": "30 2 * 3 7L", "timezone": "Europe/Berlin"}
+    site.configure(schedules=[never, {**entry, "name": "often", "everySeconds": 1}])
+    async with site.router() as router:
+        await eventually(lambda: len(ids(target)) >= 6)  # it used to end after about 4 s
+
+        assert router.has_logged("never comes due: clocks in Europe/Berlin")
+        assert not any(each.startswith("never") for each in ids(target))
+
+
 @pytest.mark.rule("CFG-9")
 async def test_switched_off_it_is_healthy_and_consumes_nothing(
     site: Site, target: LoopbackTarget

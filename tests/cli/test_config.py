@@ -91,6 +91,24 @@ def test_a_schedule_of_an_unknown_queue_is_an_error(run: Run, tmp_path: Path) ->
     assert "ping" not in result.stderr
 
 
+@pytest.mark.rule("CMD-10")
+def test_a_schedule_that_never_comes_due_is_an_error(run: Run, tmp_path: Path) -> None:
+    never = {
+        "name": "never",
+        "queue": "orders",
+        "cron": "30 2 * 3 7L",  # the night when clocks go from 2 to 3
+        "timezone": "Europe/Berlin",
+        "message": {"mediationTarget": "http://t/"},
+    }
+
+    result = run(
+        "config", "check", written(tmp_path, {"queues": [QUEUE], "schedules": [never]}), *NOBODY
+    )
+
+    assert result.exit_code == 1
+    assert "$.schedules[0]: `cron` never comes due: clocks in Europe/Berlin skip" in result.stderr
+
+
 @pytest.mark.rule("CFG-5")
 def test_a_byte_order_mark_in_front_is_ignored(run: Run, tmp_path: Path) -> None:
     source = written(tmp_path, "\ufeff" + json.dumps({"queues": [QUEUE]}))

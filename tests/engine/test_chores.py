@@ -234,3 +234,36 @@ async def test_a_queue_that_cannot_be_measured_does_not_keep_the_others_from_it(
         await chores.measure_queues()
 
         assert seen == {"q": None, "r": None, "s": queues["s"].depth, "t": None}
+
+
+CHORES = {
+    "restart_silent_consumers": 60,
+    "forget_finished": 10,
+    "look_for_leaks": 30,
+    "measure_queues": 30,
+    "nack_overdue": 60,
+}
+
+
+@pytest.mark.rule("OPS-1", "P5")
+@pytest.mark.parametrize("name", CHORES)
+async def test_a_bug_in_a_chore_ends_neither_it_nor_the_router(name: str) -> None:
+    failed_at: list[float] = []
+
+    async def broken() -> None:
+        failed_at.append(asyncio.get_running_loop().time())
+        raise RuntimeError("a bug")
+
+    broken.__name__ = name
+    async with running(pool("P")) as rig:
+        start = asyncio.get_running_loop().time()
+        chores = chores_of(rig)
+        setattr(chores, name, broken)
+        scheduled = chores.start(rig.tasks)
+        await asyncio.sleep(125)
+
+        assert not any(task.done() for task in scheduled)
+        for task in scheduled:
+            task.cancel()
+    interval = CHORES[name]
+    assert failed_at == [start + at for at in range(interval, 126, interval)]

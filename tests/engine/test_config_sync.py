@@ -452,3 +452,27 @@ async def test_a_large_document_is_read_while_messages_go_on(
     assert (await syncing_it).ok
     assert router.queue_names == names
     assert turns > 20  # otherwise a handful
+
+
+@pytest.mark.rule("CMD-10", "P5")
+@pytest.mark.parametrize("key", ["cron", "cr\\u006fn"])
+async def test_schedules_that_take_long_to_check_hold_up_no_messages(
+    key: str, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(SWITCH_SECONDS)
+    entries = [  # the first of a month is no fifth Monday; other minutes for each key: it is cached
+        f'{{"name": "s{n}", "queue": "q", "{key}": "{n + len(key)} 0 */31 * 1#5"}}'
+        for n in range(20)
+    ]
+    body = queues("q")[:-1] + f', "schedules": [{",".join(entries)}]}}'.encode()
+    router = SyncRouter()
+    syncing_it = asyncio.create_task(syncing(router, Source([body])).sync(first=True))
+    turns = 0
+    while not syncing_it.done():
+        turns += 1
+        await asyncio.sleep(0)
+
+    assert (await syncing_it).ok
+    assert router.applied[-1][1].schedules == ()
+    assert turns > 20  # otherwise a handful

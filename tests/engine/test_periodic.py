@@ -7,7 +7,9 @@ from functools import partial
 import pytest
 
 from router.core.retry import Jitter
-from router.engine.periodic import every
+from router.core.warnings import WarningBook
+from router.engine.alerts import Alerts
+from router.engine.periodic import RESTART_SECONDS, every, keep_running
 
 pytestmark = pytest.mark.anyio
 
@@ -100,3 +102,27 @@ async def test_a_job_that_swallows_its_cancellation_is_the_last() -> None:
     await asyncio.wait((task,), timeout=100)
 
     assert (task.cancelled(), runs) == (True, 1)
+
+
+@pytest.mark.rule("OPS-1", "P5")
+async def test_work_with_its_own_loop_is_started_again_after_a_bug() -> None:
+    book, chore = WarningBook(), Chore(takes=10, fails=True)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(25):
+            await keep_running("beat", chore.run, Alerts(book, wall=lambda: 0.0).of("Chores"))
+
+    assert chore.runs == [0, 10 + RESTART_SECONDS, 20 + 2 * RESTART_SECONDS]
+    assert [notice.message for notice in book.list(now=0.0)] == [
+        "beat failed with RuntimeError: started again"
+    ]
+
+
+@pytest.mark.rule("OPS-1")
+async def test_work_that_returns_is_done() -> None:
+    book, chore = WarningBook(), Chore(takes=10)
+
+    await keep_running("standby", chore.run, Alerts(book, wall=lambda: 0.0).of("Standby"))
+
+    assert chore.runs == [0]
+    assert book.list(now=0.0) == []

@@ -89,7 +89,7 @@ class HandMadeRouter:
             warnings=self.warnings.summary(NOW),
         )
 
-    def schedules(self) -> Sequence[ScheduleState]:
+    async def schedules(self) -> Sequence[ScheduleState]:
         return self.scheduled
 
     def config_status(self) -> SyncStatus:

@@ -17,7 +17,8 @@ def at(text: str, zone: str = "UTC") -> float:
     return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp()
 
 
-def utc(tick: int) -> str:
+def utc(tick: int | None) -> str:
+    assert tick is not None
     return datetime.fromtimestamp(tick, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -62,8 +63,9 @@ def test_a_local_time_that_exists_twice_runs_once() -> None:
     ticks: list[str] = []
     now = at("2026-10-24 23:59")
     while len(ticks) < 6:
-        now = float(often.next_tick(now))
-        ticks.append(utc(int(now)))
+        tick = often.next_tick(now)
+        ticks.append(utc(tick))
+        now = float(tick or 0)
 
     assert ticks == [
         "2026-10-25 00:00:00",  # 2:00 in summer
@@ -85,11 +87,12 @@ def test_a_local_time_that_exists_twice_runs_once() -> None:
 )
 def test_the_next_tick_is_the_latest_one_when_it_comes(text: str, zone: str, now: int) -> None:
     schedule = cron(text, zone)
-    tick = schedule.next_tick(float(now))
+    tick, latest = schedule.next_tick(float(now)), schedule.latest_tick(float(now))
 
+    assert tick is not None
     assert tick > now
     assert schedule.latest_tick(float(tick)) == tick
-    latest = schedule.latest_tick(float(now))
+    assert latest is not None
     assert latest <= now
     assert schedule.next_tick(float(latest)) == tick
 
@@ -111,3 +114,35 @@ def test_the_next_tick_is_the_latest_one_when_it_comes(text: str, zone: str, now
 def test_a_wrong_schedule_is_refused_with_a_reason(expression: str, zone: str, part: str) -> None:
     with pytest.raises(BadEntry, match=part):
         check_cron(expression, zone)
+
+
+@pytest.mark.rule("CMD-10")
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("30 2 * 3 7L", "skip this local time"),  # the Sunday when clocks go from 2 to 3
+        ("* 2 * 3 7L", "skip this local time"),
+        ("0 0 */8 * 1#5", "no day fits"),  # the 1st, 9th, 17th and 25th are no fifth Monday
+    ],
+)
+def test_an_expression_that_never_comes_due_is_refused(expression: str, problem: str) -> None:
+    with pytest.raises(BadEntry, match=problem):
+        check_cron(expression, BERLIN)
+
+
+@pytest.mark.rule("CMD-10")
+def test_an_expression_that_comes_due_once_in_decades_is_accepted() -> None:
+    check_cron("0 0 * 2 1#5", BERLIN)  # 29 February on a Monday
+
+    assert utc(cron("0 0 * 2 1#5").next_tick(at("2026-01-01"))) == "2044-02-29 00:00:00"
+    assert utc(cron("0 0 * 2 1#5").latest_tick(at("2026-01-01"))) == "2016-02-29 00:00:00"
+
+
+@pytest.mark.rule("CMD-10")
+def test_a_tick_is_looked_for_within_100_years() -> None:
+    never = cron("30 2 * 3 7L", BERLIN)
+
+    assert never.next_tick(at("2026-01-01")) is None
+    # In 1980 clocks changed in April, so the last Sunday of March had this local time.
+    assert never.latest_tick(at("2026-01-01")) == at("1980-03-30 02:30", BERLIN)
+    assert never.latest_tick(at("2085-01-01")) is None

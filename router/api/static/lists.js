@@ -52,7 +52,7 @@ export function Tasks({ state, act }) {
     ["When", (each) => each.cron ?? `every ${duration(each.everySeconds)}`],
     ["Time zone", (each) => each.timezone],
     ["Queue", (each) => each.queue],
-    ["Next run", (each) => (Date.parse(each.nextRun) > Date.now() ? html`<${When} at=${each.nextRun} />` : "now"), "number"],
+    ["Next run", (each) => (each.nextRun === null ? "never" : Date.parse(each.nextRun) > Date.now() ? html`<${When} at=${each.nextRun} />` : "now"), "number"],
     ["Last run", (each) => (each.lastRun ? html`<${When} at=${each.lastRun} />` : "–"), "number"],
   ];
   const { id, list } = state.batch;

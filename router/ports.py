@@ -246,6 +246,9 @@ class MessageStore(Protocol):
 
     async def last_tick(self, schedule: str) -> int | None: ...
 
+    async def forget_tick(self, schedule: str, tick: int) -> None:
+        """Forget the last tick if it is this one: a clock was wrong."""
+
 
 # True: added. False: a duplicate, ignored. A text: a duplicate of the message with this id.
 Receipt = bool | str

@@ -24,6 +24,10 @@ MAX_CONCURRENCY: Final = 10_000  # workers; a pool's memory grows with it (POOL-
 EMBEDDED_QUEUE: Final = "default"
 EMBEDDED_FILE: Final = "queue.db"
 MAX_SCHEDULES: Final = 1_000
+# How far a last tick may be ahead of the clock: an interval, within these bounds. The clocks of
+# replicas differ.
+MIN_LEAD_SECONDS: Final = 60
+MAX_LEAD_SECONDS: Final = 3600
 # A clock that is set back repeats at most this much of the day.
 _MAX_OVERLAP: Final = timedelta(hours=3)
 # How far a tick may be away. The longest gap of a day that exists is 40 years: 29 February, on a
@@ -112,7 +116,12 @@ class Schedule(Struct, frozen=True, kw_only=True):
         if self.every_seconds is not None:
             return int(now // self.every_seconds) * self.every_seconds
         start = datetime.fromtimestamp(now, self._zone).replace(tzinfo=None) + _MAX_OVERLAP
-        return next(tick for tick in self._ticks(start, reverse=True) if tick <= now)
+        return next((tick for tick in self._ticks(start, reverse=True) if tick <= now), None)
+
+    def is_beyond_doubt_ahead(self, tick: int, now: float) -> bool:
+        """Return whether only a wrong clock can have published this tick before `now`."""
+        interval = MAX_LEAD_SECONDS if self.every_seconds is None else self.every_seconds
+        return tick - now > min(max(interval, MIN_LEAD_SECONDS), MAX_LEAD_SECONDS)
 
     @property
     def _zone(self) -> ZoneInfo:

@@ -27,6 +27,7 @@ class Code(StrEnum):
     """Everything that can be wrong."""
 
     BROKER_LIMIT = "BROKER_LIMIT"
+    CLOCK = "CLOCK"
     CONFIG_CONFLICT = "CONFIG_CONFLICT"
     CONFIG_SYNC_FAILED = "CONFIG_SYNC_FAILED"
     CONFIGURATION = "CONFIGURATION"

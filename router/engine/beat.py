@@ -35,6 +35,8 @@ class TickStore(Protocol):
 
     async def keep(self, schedule: str, tick: int) -> None: ...
 
+    async def forget(self, schedule: str) -> None: ...
+
 
 class QueuePort(Protocol):
     """What the beat needs of publishing."""
@@ -115,7 +117,7 @@ class Beat:
                 soonest = min(soonest, run.due)
         return soonest - now
 
-    def states(self) -> Sequence[ScheduleState]:
+    async def states(self) -> Sequence[ScheduleState]:
         self._follow_changes()
         now, runs = self._wall(), self._runs
         for schedule, run in runs.items():
@@ -124,7 +126,7 @@ class Beat:
                 run.shown_at = now
         return [
             ScheduleState(schedule, run.next_run, self._published.get(schedule.name))
-            for schedule, run in self._runs.items()
+            for schedule, run in runs.items()
         ]
 
     async def _search(
@@ -164,8 +166,6 @@ class Beat:
             if not isinstance(error, _EXPECTED):
                 log.exception("a schedule failed")
             run.due = self._wall() + LONGEST_SLEEP_SECONDS
-        else:
-            run.due = schedule.next_tick(now)
         finally:
             run.is_busy = False
             self._ended.ring()
@@ -178,7 +178,10 @@ class Beat:
                 self._published.setdefault(schedule.name, stored)
             # A schedule that is seen for the first time starts with its next tick.
             run.last = tick if stored is None else stored
-        if tick <= run.last:
+        if run.last is not None and schedule.is_beyond_doubt_ahead(run.last, now):
+            await self._forget(schedule, run.last)
+            run.last = tick
+        if tick is None or run.last is None or tick <= run.last:
             return
         body = schedule.body_of(tick)
         message, key = parse(body), f"beat-{schedule.name}-{tick}"
@@ -187,7 +190,12 @@ class Beat:
         store = self._stores.open_store(queue)
         if store is not None:
             async with store as opened:
-                await opened.publish_tick(schedule.name, tick, item)
+                while not await opened.publish_tick(schedule.name, tick, item):
+                    last = await opened.last_tick(schedule.name)
+                    if last is None or not schedule.is_beyond_doubt_ahead(last, now):
+                        break  # another router has published it
+                    self._warn_of_clock(schedule)
+                    await opened.forget_tick(schedule.name, last)
         else:
             scheme = queue.uri.partition(":")[0].lower()
             is_fifo = queue.uri.partition("?")[0].endswith(".fifo")
@@ -200,6 +208,21 @@ class Beat:
             await self._queues.put(queue, [item])
             await self._ticks.keep(schedule.name, tick)
         run.last = self._published[schedule.name] = tick
+
+    async def _forget(self, schedule: Schedule, tick: int) -> None:
+        """Forget a tick that a wrong clock has published: it would silence the schedule."""
+        self._warn_of_clock(schedule)
+        self._published.pop(schedule.name, None)
+        store = self._stores.open_store(self._queues.queue_named(schedule.queue))
+        if store is None:
+            await self._ticks.forget(schedule.name)
+            return
+        async with store as opened:
+            await opened.forget_tick(schedule.name, tick)
+
+    def _warn_of_clock(self, schedule: Schedule) -> None:
+        text = f"schedule {schedule.name}: its last run is in the future, as a clock was wrong"
+        self._warn(Code.CLOCK, f"{text}; it goes on with its next run from now")
 
     async def _stored(self, schedule: Schedule) -> int | None:
         store = self._stores.open_store(self._queues.queue_named(schedule.queue))

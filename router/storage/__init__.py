@@ -33,6 +33,13 @@ class FileTicks:
 
     async def keep(self, schedule: str, tick: int) -> None:
         self._ticks[schedule] = tick
+        await self._save()
+
+    async def forget(self, schedule: str) -> None:
+        del self._ticks[schedule]
+        await self._save()
+
+    async def _save(self) -> None:
         async with self._writing:
             await asyncio.to_thread(self._write, msgspec.json.encode(self._ticks))
 

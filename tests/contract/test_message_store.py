@@ -595,6 +595,18 @@ async def test_a_tick_is_published_once_and_never_an_older_one(site: StoreSite) 
 
 
 @pytest.mark.rule("CMD-10")
+async def test_a_tick_of_a_wrong_clock_can_be_forgotten(site: StoreSite) -> None:
+    await site.store.publish_tick("nightly", 1000, message("nightly-1000"))
+
+    await site.store.forget_tick("nightly", 999)
+    assert await site.store.last_tick("nightly") == 1000
+    await site.store.forget_tick("nightly", 1000)
+
+    assert await site.store.last_tick("nightly") is None
+    assert await site.store.publish_tick("nightly", 60, message("nightly-60"))
+
+
+@pytest.mark.rule("CMD-10")
 async def test_replicas_publish_a_tick_once(site: StoreSite) -> None:
     answers = await asyncio.gather(
         *(site.store.publish_tick("s", 60, message("s-60", payload=n)) for n in range(8))

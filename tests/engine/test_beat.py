@@ -4,17 +4,18 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
+from msgspec.structs import replace
 
-from router.core.config import QueueConfig, RoutingConfig, Schedule
+from router.core.config import MAX_SCHEDULES, QueueConfig, RoutingConfig, Schedule
 from router.core.warnings import Notice, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.beat import LONGEST_SLEEP_SECONDS, Beat, ScheduleState, TickStore
-from router.engine.publishing import WrongQueue
 from router.ports import Disconnected, Publication, Unknown
+from tests.support.pace import longest_turn, slowdown
 from tests.support.stores import FakeStores
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +47,9 @@ class MemoryTicks:
 
     async def keep(self, schedule: str, tick: int) -> None:
         self.ticks[schedule] = tick
+
+    async def forget(self, schedule: str) -> None:
+        del self.ticks[schedule]
 
 
 @dataclass
@@ -244,7 +248,7 @@ async def test_a_queue_that_fails_warns_and_stops_no_other() -> None:
 @pytest.mark.rule("CMD-10")
 @pytest.mark.parametrize(
     ("error", "is_logged"),
-    [(Disconnected("gone"), False), (WrongQueue("consumed"), False), (ValueError("bug"), True)],
+    [(Disconnected("gone"), False), (ValueError("bug"), True)],
 )
 async def test_what_nobody_foresaw_is_logged(
     error: Exception, is_logged: bool, caplog: pytest.LogCaptureFixture
@@ -279,7 +283,7 @@ async def test_replicas_publish_a_tick_once_to_a_work_queue() -> None:
 
     assert outside.ids == ["s-10", "s-20"]
     assert outside.notices == []
-    assert {replica.beat.states()[0].last_run for replica in replicas} == {20}
+    assert {(await replica.beat.states())[0].last_run for replica in replicas} == {20}
 
 
 @pytest.mark.rule("CMD-10")
@@ -364,7 +368,7 @@ async def test_a_router_without_schedules_just_looks_now_and_then() -> None:
 
     async with asyncio.TaskGroup() as tasks:
         assert replica.beat.publish_due(tasks) == LONGEST_SLEEP_SECONDS
-    assert replica.beat.states() == []
+    assert await replica.beat.states() == []
 
 
 @pytest.mark.rule("CMD-10")
@@ -373,7 +377,7 @@ async def test_a_restart_publishes_no_tick_again() -> None:
     await Replica(outside, every(100, queue="memory")).run_for(150)
     restarted = Replica(outside, every(100, queue="memory"))
     await restarted.run_for(20)
-    assert restarted.beat.states()[0].last_run == 100
+    assert (await restarted.beat.states())[0].last_run == 100
     outside.ahead += 200.0
 
     await Replica(outside, every(100, queue="memory")).run_for(1)
@@ -388,7 +392,7 @@ async def test_operators_see_the_next_run_whatever_the_clock_does() -> None:
     seen = []
     for now in (0.0, 9.0, 10.0, 25.0, 3.0):
         outside.set_clock(now)
-        seen.append(replica.beat.states()[0].next_run)
+        seen.append((await replica.beat.states())[0].next_run)
 
     assert seen == [10, 10, 20, 30, 10]
 
@@ -399,7 +403,159 @@ async def test_operators_see_when_it_runs() -> None:
     often, daily = every(10), cron("0 6 * * *", "Europe/Berlin")
     replica = Replica(outside, often, daily)
 
-    assert replica.beat.states() == [
+    assert await replica.beat.states() == [
         ScheduleState(often, next_run=10, last_run=None),
         ScheduleState(daily, next_run=5 * 3600, last_run=None),
     ]
+
+
+@pytest.mark.rule("CMD-10", "P5")
+async def test_a_schedule_that_never_comes_due_stops_no_other() -> None:
+    """The check refuses it (S1). Rules of a time zone may change after the check."""
+    outside = Outside()
+    outside.set_clock(datetime(2026, 11, 18, tzinfo=UTC).timestamp())
+    start = int(outside.wall())
+    never = Schedule(
+        name="never", queue="jobs", message=MESSAGE, cron="30 2 * 3 7L", timezone="Europe/Berlin"
+    )
+    replica = Replica(outside, never, every(10))
+
+    await replica.run_for(25)
+
+    assert outside.ids == [f"s-{start + 10}", f"s-{start + 20}"]
+    assert [notice.message for notice in outside.notices] == [
+        "schedule never does not come due again within 100 years"
+    ]
+    assert [state.next_run for state in await replica.beat.states()] == [None, start + 30]
+
+
+CLOCK = "schedule s: its last run is in the future, as a clock was wrong; it goes on with its next run from now"  # noqa: E501
+DAYS_30 = 30 * 24 * 3600
+
+
+def clock_warnings(outside: Outside) -> list[tuple[str, str]]:
+    return [(notice.code, notice.message) for notice in outside.notices]
+
+
+@pytest.mark.rule("CMD-10")
+@pytest.mark.parametrize("queue", ["jobs", "memory"])
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_clock_that_was_30_days_ahead_silences_no_schedule(
+    queue: str, restarts: bool
+) -> None:
+    outside = Outside()
+    replica = Replica(outside, every(60, queue=queue))
+    await replica.run_for(65)
+    outside.ahead += DAYS_30
+    await replica.run_for(60)
+    outside.ahead -= DAYS_30
+    if restarts:
+        replica = Replica(outside, every(60, queue=queue))
+
+    await replica.run_for(125)
+
+    put = [item.message.id for _, _, item in outside.put_items]
+    wrong = DAYS_30 + 60  # of the ticks that it missed, only the latest
+    assert (put or outside.ids) == ["s-60", f"s-{wrong}", f"s-{wrong + 60}", "s-180", "s-240"]
+    assert clock_warnings(outside) == [("CLOCK", CLOCK)]
+    assert [state.last_run for state in await replica.beat.states()] == [240]
+
+
+@pytest.mark.rule("CMD-10")
+async def test_a_replica_whose_clock_is_right_publishes_in_spite_of_one_whose_clock_was_ahead() -> (
+    None
+):
+    outside, wrong = Outside(), Outside(ahead=DAYS_30)
+    wrong.stores = outside.stores
+    right = Replica(outside, every(3600))
+    await right.look()
+    await Replica(wrong, every(3600)).run_for(3601)
+
+    await right.run_for(1)
+
+    assert outside.ids == [f"s-{DAYS_30 + 3600}", "s-3600"]
+    assert clock_warnings(outside) == [("CLOCK", CLOCK)]
+
+
+@pytest.mark.rule("CMD-10")
+@pytest.mark.parametrize(
+    ("schedule", "ahead", "is_wrong"),
+    [
+        (every(1), 60, False),  # clocks of replicas differ
+        (every(1), 61, True),
+        (every(600), 600, False),
+        (every(600), 601, True),
+        (every(DAYS_30), 3601, True),
+        (cron("0 0 1 * *", "UTC"), 3600, False),
+        (cron("0 0 1 * *", "UTC"), 3601, True),
+    ],
+)
+async def test_a_last_run_a_little_ahead_is_taken_at_its_word(
+    schedule: Schedule, ahead: int, is_wrong: bool
+) -> None:
+    assert schedule.is_beyond_doubt_ahead(1_000_000 + ahead, 1_000_000.0) == is_wrong
+
+
+@pytest.mark.rule("CMD-10")
+async def test_a_clock_that_is_set_back_while_a_tick_is_published_silences_no_schedule() -> None:
+    outside = Outside(slowness={"memory": 30.0})
+    replica = Replica(outside, every(600, queue="memory"))
+    await replica.look()
+    outside.set_clock(DAYS_30)
+
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(replica.run_for(700))
+        await asyncio.sleep(10)
+        outside.set_clock(20)
+        await running
+
+    assert [item.message.id for _, _, item in outside.put_items] == [f"s-{DAYS_30}", "s-600"]
+    assert clock_warnings(outside) == [("CLOCK", CLOCK)]
+
+
+@pytest.mark.timing
+@pytest.mark.rule("CMD-10", "P5")
+async def test_a_thousand_schedules_with_far_off_ticks_do_not_hold_up_the_loop() -> None:
+    outside = Outside()
+    outside.set_clock(datetime(2026, 11, 18, tzinfo=UTC).timestamp())
+    far_off = cron("0 0 * 2 1#5", "UTC")  # the next leap year in which 1 February is a Monday
+    many = [replace(far_off, name=f"s{n}") for n in range(MAX_SCHEDULES)]
+    replica = Replica(outside, *many)
+
+    shown = await longest_turn([asyncio.create_task(replica.beat.states())])
+    started = await longest_turn([asyncio.create_task(replica.look())])
+
+    assert {state.next_run for state in await replica.beat.states()} == {
+        int(datetime(2044, 2, 29, tzinfo=UTC).timestamp())
+    }
+    assert max(shown, started) < 0.25 * slowdown()
+
+
+@pytest.mark.rule("CMD-10")
+async def test_a_schedule_without_any_tick_in_100_years_publishes_nothing() -> None:
+    outside = Outside()
+    outside.set_clock(datetime(2085, 1, 1, tzinfo=UTC).timestamp())
+
+    await Replica(outside, cron("30 2 * 3 7L", "Europe/Berlin")).run_for(25)
+
+    assert outside.stores.stores["jobs"].published == []
+
+
+@pytest.mark.rule("CMD-10", "P5")
+async def test_a_bug_while_the_next_tick_is_looked_for_stops_no_other_schedule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outside = Outside(ahead=1.0)
+    next_tick = Schedule.next_tick
+
+    def broken(schedule: Schedule, after: float) -> int | None:
+        if schedule.name == "broken":
+            raise OverflowError("date value out of range")
+        return next_tick(schedule, after)
+
+    monkeypatch.setattr(Schedule, "next_tick", broken)
+
+    await Replica(outside, every(10, "broken"), every(10, "good")).run_for(25)
+
+    assert outside.ids.count("good-10") == outside.ids.count("good-20") == 1
+    assert "broken could not be published: date value" in outside.notices[0].message

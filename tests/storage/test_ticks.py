@@ -51,6 +51,18 @@ async def test_a_write_that_breaks_off_leaves_the_file_as_it_was(tmp_path: Path)
 
 
 @pytest.mark.rule("CMD-10")
+async def test_a_tick_can_be_forgotten(tmp_path: Path) -> None:
+    ticks = FileTicks(tmp_path / "schedules.json")
+    await ticks.keep("a", 60)
+    await ticks.keep("b", 60)
+
+    await ticks.forget("a")
+
+    assert (ticks.last("a"), ticks.last("b")) == (None, 60)
+    assert FileTicks(tmp_path / "schedules.json").last("a") is None
+
+
+@pytest.mark.rule("CMD-10")
 async def test_its_folder_is_made(tmp_path: Path) -> None:
     path = tmp_path / "state" / "schedules.json"
 
@@ -69,7 +81,7 @@ async def test_a_router_that_restarts_publishes_no_tick_again(tmp_path: Path) ->
         outside.ticks = FileTicks(path)
         replica = Replica(outside, every(100, queue="memory"))
         await replica.look()
-        last_runs.append(replica.beat.states()[0].last_run)
+        last_runs.append((await replica.beat.states())[0].last_run)
         if now == 0:
             outside.set_clock(100)
             await replica.look()

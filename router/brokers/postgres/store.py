@@ -62,6 +62,9 @@ SELECT size, total, succeeded, failed, cancelled,
 FROM message_router.queue_batches WHERE queue = $1 AND batch_id = $2
 """
 _PUBLISH_TICK: Final = f"SELECT message_router.publish_tick({places(14)}) AS is_newer"
+_FORGET_TICK: Final = (
+    "DELETE FROM message_router.queue_ticks WHERE queue = $1 AND schedule = $2 AND tick = $3"
+)
 _LAST_TICK: Final = "SELECT tick FROM message_router.queue_ticks WHERE queue = $1 AND schedule = $2"
 
 
@@ -134,6 +137,9 @@ class PostgresMessageStore:
     async def last_tick(self, schedule: str) -> int | None:
         rows = await self._database.call(_LAST_TICK, self._name, text(schedule))
         return rows[0]["tick"] if rows else None
+
+    async def forget_tick(self, schedule: str, tick: int) -> None:
+        await self._database.call(_FORGET_TICK, self._name, text(schedule), tick)
 
     async def _add(
         self, batch_id: str, callback: tuple[Any, ...], items: Sequence[Publication]

@@ -415,6 +415,9 @@ ON CONFLICT DO UPDATE SET tick = excluded.tick WHERE tick < excluded.tick;
 -- name: last_tick
 SELECT tick FROM queue_ticks WHERE queue = :queue AND schedule = :name;
 
+-- name: forget_tick
+DELETE FROM queue_ticks WHERE queue = :queue AND schedule = :schedule AND tick = :tick;
+
 -- name: depth
 -- Waiting; in flight; and due: what stands first in its lane and could be handed to this worker now,
 -- counting also what only waits for a claim to notice that its delay or lease has ended.

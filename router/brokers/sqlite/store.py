@@ -110,6 +110,10 @@ class SqliteMessageStore:
         row = await self._database.look(partial(self._row, query="last_tick", name=schedule))
         return None if row is None else int(row["tick"])
 
+    async def forget_tick(self, schedule: str, tick: int) -> None:
+        asked = {"queue": self._table.queue, "schedule": schedule, "tick": tick}
+        await self._change(lambda db: db.execute(QUERIES["forget_tick"], asked).rowcount)
+
     async def _change(self, work: Work[T]) -> T:
         """Answer when the disk has it."""
         done = await self._database.run(work, is_large=True)

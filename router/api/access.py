@@ -1,8 +1,14 @@
-"""Access control: credentials, and protection against calls that a browser is tricked into."""
+"""Access control: credentials, and protection against calls that a browser is tricked into.
+
+A caller without credentials, where none are needed, may only read if the API listens beyond
+loopback. What those who may only read are not told is decided here: whole answers by their path
+(`PRIVATE_FOLDERS`), single fields of other answers by `may_see_private` (see `kit.Private`).
+"""
 
 import hmac
 from base64 import b64decode
 from collections.abc import Mapping
+from contextvars import ContextVar
 from enum import Enum, auto
 from functools import lru_cache
 from http import HTTPStatus
@@ -22,8 +28,7 @@ OPEN_PATHS: Final = frozenset(
     {"/health", "/health/live", "/health/ready", "/health/startup", "/metrics"}
 )
 OPEN_FOLDER: Final = "/static/"  # of the dashboard: a browser sends no token for it
-# Payloads, results and errors (CMD-2): beyond loopback, nobody sees them without credentials, and
-# those who may only read do not.
+# Payloads, results and errors (CMD-2), which those who may only read do not see.
 PRIVATE_FOLDERS: Final = ("/messages", "/batches", "/schedules", "/dead-letters")
 _READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -37,6 +42,15 @@ class Role(Enum):
 
     READER = auto()  # read what is not private
     ADMIN = auto()
+
+
+# Of the call that is being answered. An open path asks for no credentials: it shows the least.
+_caller: Final = ContextVar("caller", default=Role.READER)
+
+
+def may_see_private() -> bool:
+    """Return whether the caller may see what targets and payloads say."""
+    return _caller.get() is Role.ADMIN
 
 
 class TokenJudge(Protocol):
@@ -85,7 +99,7 @@ class Access(Struct, frozen=True, kw_only=True):
         kind = scheme.lower()
         match self.mode:
             case AuthMode.NONE:
-                return Role.ADMIN
+                return Role.ADMIN if self.is_local else Role.READER
             case AuthMode.BASIC:
                 try:
                     given = b64decode(credentials, validate=True)
@@ -116,24 +130,31 @@ class Guard:
         self._login = login
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._app
-        if scope["type"] == "http":
-            path, headers = scope["path"], Headers(scope=scope)
-            refusal = await refuse(scope["method"], path, headers, self._access)
-            if refusal is not None:
-                is_unknown = refusal.status_code == HTTPStatus.UNAUTHORIZED
-                wants_page = path == "/" and "text/html" in headers.get("accept", "")
-                answer = self._login if is_unknown and wants_page else refusal_response(refusal)
-        await answer(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, headers = scope["path"], Headers(scope=scope)
+        verdict = await judge_call(scope["method"], path, headers, self._access)
+        if isinstance(verdict, HTTPException):
+            is_unknown = verdict.status_code == HTTPStatus.UNAUTHORIZED
+            wants_page = path == "/" and "text/html" in headers.get("accept", "")
+            answer = self._login if is_unknown and wants_page else refusal_response(verdict)
+            await answer(scope, receive, send)
+            return
+        before = _caller.set(verdict)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            _caller.reset(before)
 
 
-async def refuse(  # noqa: PLR0911  a list of checks, in their order
+async def judge_call(  # noqa: PLR0911  a list of checks, in their order
     method: str, path: str, headers: Mapping[str, str], access: Access
-) -> HTTPException | None:
-    """Return why the call is refused, or None if it is allowed."""
+) -> Role | HTTPException:
+    """Return as whom the caller is answered, or why the call is refused."""
     changes = method not in _READ_METHODS
     if (path in OPEN_PATHS or path.startswith(OPEN_FOLDER)) and not changes:
-        return None
+        return Role.READER
     try:
         role = await access.role_of(headers.get("authorization", ""))
     except CannotTell as error:
@@ -142,11 +163,8 @@ async def refuse(  # noqa: PLR0911  a list of checks, in their order
         challenge = {"WWW-Authenticate": _CHALLENGES[access.mode]}
         return HTTPException(HTTPStatus.UNAUTHORIZED, "credentials are needed", headers=challenge)
     is_private = any(path == each or path.startswith(f"{each}/") for each in PRIVATE_FOLDERS)
-    if access.mode is AuthMode.NONE and not access.is_local and (changes or is_private):
-        what = "nothing can be changed" if changes else "this is not shown"
-        return _forbidden(f"{what} unless MESSAGE_ROUTER_AUTH_MODE is set")
     if role is Role.READER and (changes or is_private):
-        return _forbidden("the token does not have the claim of OIDC_ADMIN_CLAIM: it may only read")
+        return _forbidden(_why_only_reading(access, changes=changes))
     # A page of another site whose name was made to point at this machine (DNS rebinding).
     if access.is_local and not is_loopback(_host_name(headers.get("host", ""))):
         return _forbidden("the `Host` of a call over loopback must be a loopback name")
@@ -155,7 +173,7 @@ async def refuse(  # noqa: PLR0911  a list of checks, in their order
     # There is a limited number of streams: such a page must not take them from the operators.
     if path == "/events" and not _is_same_origin(headers):
         return _forbidden("a page of another origin may not watch")
-    return None
+    return role
 
 
 @lru_cache(maxsize=100)  # every call asks, mostly for the same names
@@ -167,6 +185,13 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _why_only_reading(access: Access, *, changes: bool) -> str:
+    if access.mode is AuthMode.NONE:
+        what = "nothing can be changed" if changes else "this is not shown"
+        return f"{what} unless MESSAGE_ROUTER_AUTH_MODE is set"
+    return "the token does not have the claim of OIDC_ADMIN_CLAIM: it may only read"
 
 
 def _forbidden(detail: str) -> HTTPException:

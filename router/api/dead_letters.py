@@ -14,6 +14,7 @@ from router.api.kit import (
     EnumName,
     Masked,
     Name,
+    Private,
     RequestBody,
     ResponseModel,
     Time,
@@ -53,8 +54,10 @@ class LetterView(ResponseModel):
     target: Masked | None = shown("letter.target", "https://svc/api/process")
     reason: EnumName = shown("letter.reason", "CONFIG_ERROR")
     http_status: int | None = shown("letter.http_status", 404)
-    reply: Text = shown("letter.reply", "no such path", "The first KiB of the target's answer")
-    error: Masked = shown("letter.error", "HTTP 404")
+    reply: Private[Text] = shown(
+        "letter.reply", "no such path", "The first KiB of the target's answer"
+    )
+    error: Private[Masked] = shown("letter.error", "HTTP 404", "May quote the target")
     failures: int = shown(
         "letter.failures", 1, "Failed deliveries that count towards the retry limit"
     )

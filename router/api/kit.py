@@ -24,10 +24,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationError,
 )
 from pydantic.alias_generators import to_camel
 
+from router.api.access import may_see_private
 from router.api.problems import in_words
 from router.core.config_plan import Plan
 from router.core.message import LEVELS_AROUND, is_too_deep
@@ -58,6 +60,12 @@ Milliseconds = Annotated[float, BeforeValidator(lambda seconds: round(seconds * 
 WholeMilliseconds = Annotated[int, BeforeValidator(lambda seconds: round(seconds * 1000))]
 
 T = TypeVar("T")
+# What a target or a payload says. Callers who may only read get null.
+Private = Annotated[
+    T | None,
+    PlainSerializer(lambda said: said if may_see_private() else None),
+    Field(json_schema_extra={"x-admin-only": True}),
+]
 Shape = TypeVar("Shape", bound="RequestBody")
 
 

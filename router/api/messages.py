@@ -15,6 +15,7 @@ from router.api.kit import (
     EnumName,
     Masked,
     Name,
+    Private,
     RequestBody,
     ResponseModel,
     Time,
@@ -193,8 +194,8 @@ class HandOverView(ResponseModel):
     )
     ended_at: Time | None = as_is(AT, default=None)
     returned_until: Time | None = shown("due_at", None, default=None)
-    error: Annotated[Masked | None, BeforeValidator(lambda text: text or None)] = as_is(
-        None, default=None
+    error: Annotated[Private[Masked], BeforeValidator(lambda text: text or None)] = as_is(
+        None, "Why it ended so; may quote the target", default=None
     )
 
 
@@ -221,6 +222,7 @@ class ExplanationView(ResponseModel):
     behind: str | None = as_is(_ID, "The message that must be delivered first")
     dead_letter_id: int | None = shown("dead_letter", None)
     reason: str | None = as_is(None, "Why it became a dead letter")
+    error: Private[Masked] = as_is(None, "Of the dead letter; may quote the target")
     notes: Sequence[Masked] = as_is([])
 
 

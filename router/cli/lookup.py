@@ -103,7 +103,8 @@ def explain(
         return
     click.secho(plain(found.get("state")), bold=True, nl=False)
     click.echo(f"  {plain(found.get('text'))}")
-    for note in found.get("notes", []):
+    error = found.get("error")
+    for note in ([error] if error else []) + found.get("notes", []):
         click.echo(f"  {plain(note)}")
 
 

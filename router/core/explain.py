@@ -63,6 +63,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     behind: str | None = None  # the message that must go first
     dead_letter: int | None = None  # its id
     reason: str | None = None  # of the dead letter
+    error: str | None = None  # of the dead letter; may quote the target, as nothing else here does
     notes: tuple[str, ...] = ()
 
 
@@ -262,8 +263,12 @@ def _explain_ended(
         case Fate.DEAD_LETTERED if letter is not None:
             found = _explain_letter(letter)
         case Fate.DEAD_LETTERED:
-            text = f"given up at {at} ({ended.error}), and is no longer in the store"
-            found = Explanation(situation=Situation.DEAD_LETTER, text=text, since=ended.ended_at)
+            found = Explanation(
+                situation=Situation.DEAD_LETTER,
+                text=f"given up at {at}, and is no longer in the store",
+                since=ended.ended_at,
+                error=ended.error or None,
+            )
         case Fate.FORFEITED:
             text = f"its lease or connection was lost at {at}: the broker hands it out again"
             found = Explanation(situation=Situation.FORFEITED, text=text, since=ended.ended_at)
@@ -309,7 +314,7 @@ def _explain_letter(kept: KeptLetter) -> Explanation:
         requests=letter.requests or None,
         dead_letter=kept.id,
         reason=letter.reason.value,
-        notes=(letter.error,) if letter.error else (),
+        error=letter.error or None,
     )
 
 

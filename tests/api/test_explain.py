@@ -143,6 +143,7 @@ async def test_an_explanation_is_told_without_secrets(
         "behind": None,
         "deadLetterId": None,
         "reason": None,
+        "error": None,
         "notes": ["see http://***@t/"],
     }
 

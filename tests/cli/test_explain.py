@@ -8,6 +8,7 @@ from tests.support.fake_router import FakeRouter
 FOUND = {
     "state": "WAITING_FOR_GROUP",
     "text": "waiting for its group behind m-1\x1b[31m",
+    "error": "HTTP 503",
     "notes": ["the circuit of http://t:80 is open until 2026-01-31T08:15:30Z"],
 }
 
@@ -31,6 +32,7 @@ def test_the_answer_is_a_sentence_with_what_else_is_known(
 
     assert result.output == (
         "WAITING_FOR_GROUP  waiting for its group behind m-1 [31m\n"
+        "  HTTP 503\n"
         "  the circuit of http://t:80 is open until 2026-01-31T08:15:30Z\n"
     )
     assert fake.calls[0].query == query

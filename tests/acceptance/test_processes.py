@@ -212,6 +212,31 @@ async def test_nobody_but_the_operator_chooses_what_is_run(site: Site) -> None:
 
 
 @pytest.mark.rule("CMD-8")
+async def test_no_task_finds_the_secrets_of_the_router_in_the_environments_above_it(
+    site: Site,
+) -> None:
+    site.configure()
+    look = f"""
+        process=$PPID
+        while [ "$process" -gt 0 ]; do
+            cat /proc/$process/environ >> {site.folder}/seen
+            process=$(cut -d ' ' -f 4 /proc/$process/stat)
+        done 2> {site.folder}/errors
+        echo done >> {site.folder}/seen
+    """
+    write_executors(site, shell("look", look))
+    site.settings["MESSAGE_ROUTER_API_TOKEN"] = "hunter2"
+    site.settings["AWS_SECRET_ACCESS_KEY"] = "hunter3"
+    async with site.router() as router:
+        await router.publish([task("a", "look")])
+        await eventually(lambda: site.unsettled() == set())
+
+    seen = (site.folder / "seen").read_bytes()
+    assert seen.endswith(b"done\n")
+    assert b"hunter" not in seen
+
+
+@pytest.mark.rule("CMD-8")
 async def test_the_examples_work(site: Site) -> None:
     examples = ROOT / "examples"
     text = (examples / "executors.json").read_text()

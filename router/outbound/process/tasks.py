@@ -1,7 +1,6 @@
 """Runs tasks in processes: from a message to a process, from its exit code to an answer (CMD-8)."""
 
 import asyncio
-import ctypes
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -20,20 +19,19 @@ from router.outbound.process.runner import (
     TaskProcess,
     TaskResult,
 )
+from router.outbound.process.secrecy import hide_from_tasks
 from router.ports import Task
 
 OK: Final = 0
 EX_DATAERR: Final = 65  # of sysexits.h: no retry can help
 EX_TEMPFAIL: Final = 75  # likewise: later, and this was no failure
-_PR_SET_DUMPABLE: Final = 4
 _encode: Final = msgspec.json.Encoder().encode
 
 
 @asynccontextmanager
 async def open_tasks(executors: Mapping[str, Executor]) -> AsyncIterator["ProcessTasks"]:
     """Start the spawner; end it, and with it every task, with the context."""
-    # Tasks that run as our user must not read our memory and environment.
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    hide_from_tasks()
     tasks = ProcessTasks(executors)
     try:
         yield tasks

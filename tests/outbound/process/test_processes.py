@@ -447,6 +447,33 @@ async def test_the_router_and_its_spawner_cannot_be_looked_into(tmp_path: Path) 
 
 
 @pytest.mark.rule("CMD-8")
+def test_what_is_hidden_from_others_is_still_known_to_the_program_itself() -> None:
+    program = """
+import ctypes, os, subprocess
+from router.outbound.process.secrecy import hide_from_tasks
+hide_from_tasks()
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+heirs = subprocess.run(["/bin/sh", "-c", "echo $SECRET"], capture_output=True, check=True)
+print([os.environ["SECRET"], getenv(b"SECRET"), getenv(b"EMPTY"), heirs.stdout])
+print(open(f"/proc/{os.getpid()}/environ", "rb").read().strip(bytes(1)))
+"""
+    env = {
+        "SECRET": "h\N{LATIN SMALL LETTER U WITH DIAERESIS}nter2",
+        "EMPTY": "",
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
+
+    answer = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
+    )
+
+    secret = env["SECRET"].encode()
+    known = [env["SECRET"], secret, b"", secret + b"\n"]
+    assert (answer.stdout.splitlines(), answer.stderr) == ([f"{known}", "b''"], "")
+
+
+@pytest.mark.rule("CMD-8")
 async def test_a_serving_process_that_hangs_is_ended(tmp_path: Path) -> None:
     command = shell(f"echo $$ > {tmp_path}/pid; read line; sleep 1000")
     async with processes(tmp_path, command, mode="serve") as opened:

@@ -3,7 +3,7 @@
 An adapter implements a port without inheriting from it; mypy checks the fit where `main` wires it.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, StrEnum, auto
 from typing import Protocol, runtime_checkable
@@ -13,7 +13,7 @@ from msgspec import Struct
 from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
 from router.core.history import HandOver
-from router.core.message import Handle, Message, ReceivedMessage, Tally
+from router.core.message import UNTRIED, Handle, Message, ReceivedMessage, Tally
 from router.core.notification import Digest
 from router.core.outcome import Answer, Ending
 from router.core.trace import Span
@@ -31,12 +31,33 @@ class QueueRefused(BrokerError):
     """This queue cannot be consumed as it is set up. Trying again would not help."""
 
 
+class DataRefused(BrokerError):
+    """The broker refuses what a call would store, and would again. The connection is still good.
+
+    `stored` are the positions of those publications that it took all the same. The caller finds out
+    by smaller calls which of the others is to blame.
+    """
+
+    def __init__(self, reason: str, stored: Collection[int] = ()) -> None:
+        super().__init__(reason)
+        self.stored = stored
+
+
 class Unsettled(Struct, frozen=True):
     """One handle that the broker did not settle or extend."""
 
     handle: Handle
     reason: str
     stale: bool  # the lease was lost: no use trying again. False: try again.
+
+
+class Nack(Struct, frozen=True):
+    """One message on its way back to its queue."""
+
+    handle: Handle
+    delay: float = 0.0  # seconds: it is handed out again no sooner
+    tally: Tally = UNTRIED  # stored with it where the broker can, for `ReceivedMessage.tally`
+    error: str = ""  # why its delivery failed; "": it was no real failure
 
 
 class Depth(Struct, frozen=True):
@@ -80,23 +101,50 @@ class Finisher(Protocol):
         """Return whether it can publish to that queue in the same transaction."""
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
-        """Remove them as `ack` does, and keep how they ended. Raises Disconnected.
+        """Remove them as `ack` does, and keep how they ended; all or none.
 
         One that is unsettled and not stale has something that could not be published.
         """
 
 
+class PoolFilter(Struct, frozen=True):
+    """The pools that a receive asks for, by the code that messages name (none: DEFAULT-POOL)."""
+
+    codes: frozenset[str]
+    excludes: bool = False  # True: every pool but these
+
+
+class PoolSelector(Protocol):
+    """A queue that can hand over messages of some pools only."""
+
+    def select(self, pools: PoolFilter | None) -> None:
+        """Hand over only messages of these pools from now on, in an open receive too. None: all."""
+
+
+class PrefetchWindow(Protocol):
+    """A broker that pushes messages, as many as fit into a window."""
+
+    def widen(self, messages: int) -> None:
+        """Let up to so many more be pushed, from the next receive on: they wait for full pools."""
+
+
 class Traits(Struct, frozen=True, kw_only=True):
     """Where a broker differs in what the engine has to do for it."""
 
-    # The broker keeps no order once a message went back: what no pool has room for waits here
-    # (ROUTE-5), and what fails takes all of its group with it that is here (FIFO-1).
+    # The broker keeps no order once a message went back: what fails takes all of its group with
+    # it that is here (FIFO-1).
     ordered_here: bool = False
     keeps_tally: bool = True  # False: the engine remembers what was tried (WQ-5)
     hold_seconds: float | None = None  # BRK-5: what is queued for longer has to be returned
     answer_within: float | None = None  # the broker gives up on a hand-over after so many seconds
     acks_per_call: int | None = None  # so many fill a call and wait for no others (BRK-3)
     finisher: Finisher | None = None  # what keeps results; None: the queue keeps nothing (CMD-2)
+    # What does not fit into its pool (ROUTE-5) is not asked for if there is a selector. It is
+    # returned for a while if that costs it nothing, else it waits here.
+    selector: PoolSelector | None = None
+    defers: bool = False  # False: the broker has no delays, or counts returns against a limit
+    defer_limit: int | None = None  # of the messages that may be deferred at once
+    window: PrefetchWindow | None = None  # None: it pushes nothing
 
 
 class Broker(Protocol):
@@ -129,11 +177,10 @@ class Broker(Protocol):
         `error`: removed without having been accepted (a dead letter), and why.
         """
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        """Return it, to be handed out again no sooner than in `delay` seconds (0: at once).
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
+        """Return them to the queue, in this order; return those that were not. Raises Disconnected.
 
-        `tally` is stored with it where the broker can, and comes back in `ReceivedMessage.tally`.
-        Raises StaleLease or Disconnected.
+        In one call where the broker has one. After a Disconnected, some may have gone back.
         """
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:

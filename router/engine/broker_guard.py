@@ -8,9 +8,19 @@ from typing import Final
 
 from router.core.job import EXPIRED, Job, State
 from router.core.leadership import Leadership
-from router.core.message import Handle, ReceivedMessage, Tally
+from router.core.message import Handle, ReceivedMessage
 from router.core.stats import Counts
-from router.ports import Broker, BrokerError, Depth, Disconnected, Finish, Finisher, Unsettled
+from router.ports import (
+    Broker,
+    BrokerError,
+    Depth,
+    Disconnected,
+    Finish,
+    Finisher,
+    Nack,
+    PoolFilter,
+    Unsettled,
+)
 from router.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -50,9 +60,9 @@ class GuardedBroker:
         async with self._bounded("ack"):
             return await finisher.finish(items)
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
         async with self._bounded("nack"):
-            await self._broker.nack(handle, delay, tally, error=error)
+            return await self._broker.nack(items)
 
     async def extend_leases(
         self, jobs: Iterable[Job], extended: Signal, used: float = 1 / 3

@@ -24,7 +24,7 @@ from router.engine.delivery import nack_in_order
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import Dispatcher, Unroutable
 from router.engine.outgoing import OutgoingMessages
-from router.ports import BrokerError, Disconnected, Traits
+from router.ports import BrokerError, Disconnected, Nack, Traits
 from router.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -400,11 +400,13 @@ class Returner:
 
     async def _nack(self, handle: Handle, delay: float, tally: Tally, error: str = "") -> Fate:
         try:
-            await self._settler.connection.nack(handle, delay, tally, error=error)
+            unsettled = await self._settler.connection.nack([Nack(handle, delay, tally, error)])
         except BrokerError as reason:
             log.info("not returned, it comes back when its lease ends: %s", reason)
             return Fate.FORFEITED
-        return Fate.RETURNED
+        for each in unsettled:
+            log.info("not returned, it comes back when its lease ends: %s", each.reason)
+        return Fate.FORFEITED if unsettled else Fate.RETURNED
 
 
 def _id(job: Job) -> dict[str, object]:

@@ -270,7 +270,6 @@ class Ends(Struct, frozen=True):
 @asynccontextmanager
 async def both_ends(brokers: BrokerRegistry, queue: QueueConfig) -> AsyncIterator[Ends]:
     publishing = brokers.open_publisher(queue)
-    assert publishing is not None
     async with brokers.open_queue(queue) as broker, publishing as publisher:
         yield Ends(queue, brokers, broker, publisher)
 

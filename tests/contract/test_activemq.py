@@ -12,8 +12,8 @@ from router.brokers import BrokerRegistry
 from router.brokers.activemq import ActiveMqSettings
 from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, Tally
-from router.ports import BrokerError, Disconnected, QueueRefused, StaleLease
+from router.core.message import Tally
+from router.ports import BrokerError, Disconnected, Nack, QueueRefused
 from tests.contract.activemq_place import ActiveMqPlace
 from tests.contract.cases import (
     PARENT,
@@ -104,9 +104,9 @@ async def test_a_copy_keeps_headers_and_group_and_the_first_id(
         await others.send(name, body("g"), told)
     async with brokers.open_queue(queue_at(server.port, name)) as broker:
         first = await receive_one(broker)
-        await broker.nack(first.handle, 0.5, TRIED)
+        await broker.nack([Nack(first.handle, 0.5, TRIED)])
         second = await receive_one(broker)
-        await broker.nack(second.handle, 0.5, Tally(failures=2, requests=6))
+        await broker.nack([Nack(second.handle, 0.5, Tally(failures=2, requests=6))])
     async with bare_stomp(server.port) as others:
         await others.subscribe(name, selector="JMSXGroupID = 'g'")
         copy = await others.hear()
@@ -133,10 +133,10 @@ async def test_what_is_delayed_one_after_the_other_comes_back_together(ends: End
     await ends.publisher.publish([publication(number) for number in numbers])
     first, *mates = await several(ends.broker, 20)
 
-    await ends.broker.nack(first.handle, 1.0, UNTRIED)
+    await ends.broker.nack([Nack(first.handle, 1.0)])
     await asyncio.sleep(0.3)
     for received in mates:
-        await ends.broker.nack(received.handle, 1.0, UNTRIED)
+        await ends.broker.nack([Nack(received.handle, 1.0)])
 
     # In one batch: if the first one fails again, none of the others may have gone before it.
     assert bodies(await ends.broker.receive(50)) == numbers
@@ -148,7 +148,7 @@ async def test_what_is_delayed_outlives_a_broker_that_is_killed(
 ) -> None:
     await ends.publisher.publish([publication("a")])
     first = await receive_one(ends.broker)
-    await ends.broker.nack(first.handle, 2.0, TRIED)
+    await ends.broker.nack([Nack(first.handle, 2.0, TRIED)])
 
     await asyncio.to_thread(server.kill)
     await asyncio.to_thread(server.start)
@@ -164,7 +164,7 @@ async def test_what_is_returned_at_once_takes_its_old_place(ends: Ends) -> None:
     held = await several(ends.broker, 4)
 
     for received in (held[2], held[0]):
-        await ends.broker.nack(received.handle, 0, TRIED)
+        await ends.broker.nack([Nack(received.handle, 0, TRIED)])
     again = await several(ends.broker, 4)
 
     assert bodies(again) == ["0", "2", "4", "5"]
@@ -180,7 +180,7 @@ async def test_what_is_returned_at_the_end_is_returned_by_closing(
         held = await several(leaving, 2)
         leaving.stop()
         for received in held:
-            await leaving.nack(received.handle, 0, UNTRIED)
+            await leaving.nack([Nack(received.handle, 0)])
 
     assert await waiting(server.port, name) == [b"0", b"1", b"2", b"3"]
 
@@ -199,11 +199,11 @@ async def test_without_a_scheduler_messages_are_held_in_memory_and_that_is_told_
             await ends.publisher.publish([publication("a"), publication("b")])
             first = await receive_one(ends.broker)
             began = time.monotonic()
-            await ends.broker.nack(first.handle, 1.0, TRIED)
+            await ends.broker.nack([Nack(first.handle, 1.0, TRIED)])
             others = await several(ends.broker, 1)
             second = await receive_one(ends.broker)
             waited = time.monotonic() - began
-            await ends.broker.nack(second.handle, 30.0, TRIED)
+            await ends.broker.nack([Nack(second.handle, 30.0, TRIED)])
         async with brokers.open_queue(queue) as broker:
             returned = await several(broker, 2)
 
@@ -244,7 +244,7 @@ async def test_a_broker_that_does_not_take_copies_loses_nothing(
         await ends.publisher.publish([publication("a")])
         first = await receive_one(ends.broker)
         wire.to_server = lambda data: data.replace(b"SEND\n", b"REFUSE THIS\n")
-        await ends.broker.nack(first.handle, 1.0, TRIED)
+        await ends.broker.nack([Nack(first.handle, 1.0, TRIED)])
         second = await receive_one(ends.broker)
 
     assert (second.claimed_id, second.tally) == (first.claimed_id, TRIED)
@@ -264,7 +264,7 @@ async def test_a_connection_cut_in_the_middle_of_a_copy_is_no_reason_to_alarm_an
         first = await receive_one(ends.broker)
         wire.to_server = lambda data: None if b"AMQ_SCHEDULED_DELAY" in data else data
         with pytest.raises(Disconnected):
-            await ends.broker.nack(first.handle, 1.0, TRIED)
+            await ends.broker.nack([Nack(first.handle, 1.0, TRIED)])
 
     assert await waiting(server.port, name) == [b"a"]
     assert not [record for record in caplog.records if record.levelno == logging.CRITICAL]
@@ -309,10 +309,9 @@ async def test_a_handle_of_another_connection_settles_nothing(ends: Ends) -> Non
 
         (refused,) = await broker.ack([old.handle])
         (not_extended,) = await broker.extend([old.handle, new.handle], 30)
-        with pytest.raises(StaleLease):
-            await broker.nack(old.handle, 1.0, UNTRIED)
+        (not_returned,) = await broker.nack([Nack(old.handle, 1.0)])
 
-        assert (refused.stale, not_extended.stale) == (True, True)
+        assert (refused.stale, not_extended.stale, not_returned.stale) == (True, True, True)
         assert not await broker.ack([new.handle])
 
 
@@ -340,7 +339,7 @@ async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
         first = await receive_one(ends.broker)
         wire.to_server = lambda data: None if b"ACK\n" in data else data
         with pytest.raises(Disconnected):
-            await ends.broker.nack(first.handle, 1.0, TRIED)
+            await ends.broker.nack([Nack(first.handle, 1.0, TRIED)])
     async with brokers.open_queue(queue_at(server.port, name)) as broker:
         second = await receive_one(broker)
         await broker.ack([second.handle])
@@ -401,8 +400,8 @@ async def test_it_neither_nacks_nor_unsubscribes_nor_sends_what_a_restart_would_
         await ends.publisher.publish([publication(number) for number in "abcd"])
         a, b, c, _ = await several(ends.broker, 4)
         await ends.broker.ack([a.handle])
-        await ends.broker.nack(b.handle, 0, UNTRIED)
-        await ends.broker.nack(c.handle, 30, UNTRIED)
+        await ends.broker.nack([Nack(b.handle, 0)])
+        await ends.broker.nack([Nack(c.handle, 30)])
     frames = [frame.lstrip() for frame in bytes(said).split(b"\0")]
     sent = [frame for frame in frames if frame.startswith(b"SEND") and b"-probe" not in frame]
 
@@ -429,6 +428,37 @@ async def test_no_more_than_the_prefetch_is_out_at_once(
 
 
 # Who may, and what is told.
+
+
+@pytest.mark.rule("ROUTE-5", "BRK-6")
+async def test_a_window_that_waits_for_full_pools_is_opened_again_and_wider(
+    server: ActiveMqServer, name: str, brokers: BrokerRegistry
+) -> None:
+    queue = queue_at(server.port, name, "prefetch=3")
+    sent = [str(n) for n in range(8)]
+    async with both_ends(brokers, queue) as ends:
+        window = ends.broker.traits.window
+        assert window is not None
+        await ends.publisher.publish([publication(each, group="g") for each in sent])
+        window.widen(4)  # nothing has come yet
+        first = await ends.broker.receive(2)
+        window.widen(4)  # one is still there
+        first = [*first, *await ends.broker.receive(2)]
+        window.widen(4)
+        with pytest.raises(Disconnected, match="widened to 7"):
+            await ends.broker.receive(2)
+
+    async with brokers.open_queue(queue) as broker:
+        window = broker.traits.window
+        assert window is not None
+        again = await several(broker, 7)
+        window.widen(4)  # no wider than that
+        await broker.ack([each.handle for each in again])
+        (last,) = await broker.receive(10)
+
+    assert bodies(first) == sent[:3]
+    assert bodies(again) == sent[:7]
+    assert bodies([last]) == sent[7:]
 
 
 @pytest.mark.rule("CFG-7")
@@ -484,7 +514,7 @@ async def test_text_from_a_publisher_comes_as_it_was_written(
         await others.send(name, text)
 
     first = await receive_one(ends.broker)
-    await ends.broker.nack(first.handle, 0.5, UNTRIED)
+    await ends.broker.nack([Nack(first.handle, 0.5)])
     second = await receive_one(ends.broker)
 
     assert first.body == second.body == text
@@ -501,7 +531,7 @@ async def test_a_publishers_trace_comes_with_its_message_and_with_copies_of_it(
         await others.send(name, body("g"), TRACED)
 
     first = await receive_one(ends.broker)
-    await ends.broker.nack(first.handle, 0.1, UNTRIED)
+    await ends.broker.nack([Nack(first.handle, 0.1)])
     copy = await receive_one(ends.broker)
 
     assert (first.parent, copy.parent) == (PARENT, PARENT)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from router.brokers import BrokerRegistry
 from router.brokers.kit import consuming
 from router.core.message import UNTRIED, ReceivedMessage, Tally
-from router.ports import Broker, Disconnected, StaleLease
+from router.ports import Broker, Disconnected, Nack
 from tests.contract.cases import (
     CASES,
     Case,
@@ -117,7 +117,7 @@ async def test_a_nacked_message_comes_back_no_sooner_than_asked(case: Case, ends
     first = await receive_one(ends.broker)
     returned = now()
 
-    await ends.broker.nack(first.handle, case.short, TRIED, error="HTTP 500")
+    await ends.broker.nack([Nack(first.handle, case.short, TRIED, error="HTTP 500")])
     second = await receive_one(ends.broker)
 
     assert returned + case.short - 0.01 <= now() < returned + case.short + 1
@@ -131,9 +131,50 @@ async def test_a_message_nacked_without_delay_comes_back_at_once(ends: Ends) -> 
     await ends.publisher.publish([publication("a"), publication("b")])
     first = await receive_one(ends.broker)
 
-    await ends.broker.nack(first.handle, 0, UNTRIED)
+    await ends.broker.nack([Nack(first.handle, 0)])
 
     assert bodies(await ends.broker.receive(10)) == ["a", "b"]
+
+
+@pytest.mark.rule("BRK-4", "P3")
+async def test_many_are_returned_in_one_call_and_keep_their_order(ends: Ends) -> None:
+    names = ["a", "b", "c", "d"]
+    await ends.publisher.publish([publication(name) for name in names])
+    batch = await several(ends.broker, len(names))
+
+    refused = await ends.broker.nack([Nack(each.handle) for each in batch])
+    again = await several(ends.broker, len(names))
+
+    assert not refused
+    assert bodies(again) == bodies(batch)
+
+
+@pytest.mark.rule("BRK-4", "WQ-3", "WQ-5")
+async def test_each_of_many_has_its_own_delay_and_a_settled_one_stops_no_other(
+    case: Case, ends: Ends
+) -> None:
+    await ends.publisher.publish([publication("a"), publication("b"), publication("c")])
+    late, gone, soon = await several(ends.broker, 3)
+    await ends.broker.ack([gone.handle])
+    returned = now()
+
+    refused = await ends.broker.nack(
+        [
+            Nack(late.handle, 2 * case.short, TRIED, "HTTP 500"),
+            Nack(gone.handle, case.short),
+            Nack(soon.handle, case.short),
+        ]
+    )
+    first = await receive_one(ends.broker)
+    first_after = now() - returned
+    second = await receive_one(ends.broker)
+    second_after = now() - returned
+
+    assert [(one.handle, one.stale) for one in refused] == [(gone.handle, True)]
+    assert (first.body, second.body) == (soon.body, late.body)
+    assert first_after >= case.short - 0.01
+    assert second_after >= 2 * case.short - 0.01
+    assert second.tally == (TRIED if case.keeps_tally else UNTRIED)
 
 
 @pytest.mark.rule("BRK-4")
@@ -146,7 +187,7 @@ async def test_a_delayed_message_wakes_who_was_waiting_before(case: Case, ends: 
     await asyncio.sleep(0.01)
     returned = now()
 
-    await ends.broker.nack(first.handle, case.short, UNTRIED)
+    await ends.broker.nack([Nack(first.handle, case.short)])
 
     assert bodies(await waiting) == ["a"]
     assert now() < returned + case.short + 1
@@ -192,8 +233,8 @@ async def test_a_stale_handle_settles_nothing(brief: Ends) -> None:
 
     assert [(one.handle, one.stale) for one in refused] == [(stale, True)]
     assert [(one.handle, one.stale) for one in kept] == [(stale, True)]
-    with pytest.raises(StaleLease):
-        await brief.broker.nack(stale, 0, UNTRIED)
+    refused = await brief.broker.nack([Nack(stale, 0)])
+    assert [(one.handle, one.stale) for one in refused] == [(stale, True)]
 
 
 @pytest.mark.rule("WQ-3")
@@ -202,8 +243,8 @@ async def test_a_settled_handle_cannot_give_the_message_back(ends: Ends) -> None
     received = await receive_one(ends.broker)
     await ends.broker.ack([received.handle], error="HTTP 400")
 
-    with pytest.raises(StaleLease):
-        await ends.broker.nack(received.handle, 0, UNTRIED)
+    refused = await ends.broker.nack([Nack(received.handle, 0)])
+    assert [(one.handle, one.stale) for one in refused] == [(received.handle, True)]
 
     assert await is_empty(ends.broker)
 
@@ -246,7 +287,7 @@ async def test_a_group_waits_for_its_first_message(case: Case, ends: Ends) -> No
     first = await receive_one(ends.broker)
     returned = now()
 
-    await ends.broker.nack(first.handle, case.short, UNTRIED)
+    await ends.broker.nack([Nack(first.handle, case.short)])
     batch = [*await ends.broker.receive(10)]
 
     assert now() >= returned + case.short - 0.01
@@ -347,7 +388,7 @@ async def test_b7_a_body_that_cannot_be_read_is_returned_like_any_other(
         pytest.skip("it carries text only")
     await ends.publisher.publish([publication("a", body=body)])
     first = await receive_one(ends.broker)
-    await ends.broker.nack(first.handle, case.short, TRIED)
+    await ends.broker.nack([Nack(first.handle, case.short, TRIED)])
 
     again = await receive_one(ends.broker)
 

@@ -13,8 +13,8 @@ from nats.aio.client import Client
 from router.brokers import BrokerRegistry
 from router.brokers.nats import consumer as nats_consumer
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, ReceivedMessage
-from router.ports import Broker, Depth, Disconnected, QueueRefused, StaleLease, Unsettled
+from router.core.message import ReceivedMessage
+from router.ports import Broker, DataRefused, Depth, Disconnected, Nack, QueueRefused, Unsettled
 from tests.contract.cases import PARENT, TRACED, Ends, bodies, both_ends, publication, receive_one
 from tests.support.proxy import proxy_to
 from tests.support.servers import nats
@@ -224,8 +224,8 @@ async def test_a_consumer_that_is_deleted_is_made_anew(ends: Ends, server: NatsS
     async with ends.brokers.open_queue(ends.queue) as broker:
         again = await receive_one(broker)
         assert again.broker_id == stale.broker_id
-        with pytest.raises(StaleLease):
-            await broker.nack(stale.handle, 0, UNTRIED)
+        refused = await broker.nack([Nack(stale.handle, 0)])
+        assert [(one.handle, one.stale) for one in refused] == [(stale.handle, True)]
 
 
 @pytest.mark.rule("ROUTE-1", "BRK-3")
@@ -298,7 +298,7 @@ async def test_what_is_returned_in_the_end_keeps_its_place(
             ends.broker.stop()
             acking = asyncio.ensure_future(ends.broker.ack([first.handle]))
             for received in others:
-                await ends.broker.nack(received.handle, 0, UNTRIED)
+                await ends.broker.nack([Nack(received.handle, 0)])
             await acking
             stopped = await waiting
         async with brokers.open_queue(queue_at(server.port)) as broker:
@@ -314,10 +314,10 @@ async def test_what_was_returned_one_after_the_other_comes_back_together(ends: E
 
     first, *mates = await ends.broker.receive(50)
 
-    await ends.broker.nack(first.handle, 0.6, UNTRIED)
+    await ends.broker.nack([Nack(first.handle, 0.6)])
     await asyncio.sleep(0.4)
     for received in mates:
-        await ends.broker.nack(received.handle, 0.6, UNTRIED)
+        await ends.broker.nack([Nack(received.handle, 0.6)])
 
     assert bodies(await ends.broker.receive(50)) == names
 
@@ -486,7 +486,7 @@ async def test_the_last_delivery_that_a_consumer_allows_is_known_as_such(
         await ends.publisher.publish([publication("a")])
 
         first = await receive_one(ends.broker)
-        await ends.broker.nack(first.handle, 0, UNTRIED)
+        await ends.broker.nack([Nack(first.handle, 0)])
         second = await receive_one(ends.broker)
 
     assert (first.is_last, second.is_last) == (False, True)
@@ -501,8 +501,8 @@ async def test_delayed_messages_are_counted_against_the_limit(
     async with both_ends(brokers, queue_at(server.port)) as ends:
         await ends.publisher.publish([publication(str(number)) for number in range(5)])
         first, second = await ends.broker.receive(2)
-        await ends.broker.nack(first.handle, 60, UNTRIED)
-        await ends.broker.nack(second.handle, 60, UNTRIED)
+        await ends.broker.nack([Nack(first.handle, 60)])
+        await ends.broker.nack([Nack(second.handle, 60)])
 
         with_room = await depth_of(ends.broker)
         await ends.broker.receive(1)
@@ -532,7 +532,7 @@ async def test_a_message_that_the_server_cannot_take_is_refused_with_all_others(
 ) -> None:
     large = publication("large", body=bytes(2 * 1024 * 1024))
 
-    with pytest.raises(QueueRefused, match="larger than"):
+    with pytest.raises(DataRefused, match="larger than"):
         await ends.publisher.publish([publication("a"), large])
 
     assert await kept(server.port) == 0
@@ -542,9 +542,9 @@ async def test_a_message_that_the_server_cannot_take_is_refused_with_all_others(
 async def test_a_subject_that_no_stream_takes_is_refused(
     server: NatsServer, brokers: BrokerRegistry
 ) -> None:
-    publishing = brokers.open_publisher(queue_at(server.port, options="&subject=elsewhere"))
-    assert publishing is not None
-    async with publishing as publisher:
+    async with brokers.open_publisher(
+        queue_at(server.port, options="&subject=elsewhere")
+    ) as publisher:
         with pytest.raises(QueueRefused, match="no stream takes"):
             await publisher.publish([publication("a")])
 

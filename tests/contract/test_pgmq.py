@@ -17,12 +17,13 @@ from router.core.message import UNTRIED, Tally
 from router.core.outcome import Ending, Failure
 from router.ports import (
     Broker,
+    DataRefused,
     Disconnected,
     Finish,
+    Nack,
     OutgoingMessage,
     Publication,
     QueueRefused,
-    StaleLease,
 )
 from tests.contract.cases import (
     PARENT,
@@ -143,7 +144,6 @@ async def test_a_queue_that_does_not_exist_is_refused_with_what_to_do(
 ) -> None:
     queue = queue_at(pgmq.uri("nowhere"))
     publisher = brokers.open_publisher(queue)
-    assert publisher is not None
 
     for opening in (brokers.open_queue(queue), publisher):
         with pytest.raises(QueueRefused, match=r"no PGMQ queue 'nowhere'.*pgmq\.create\('nowhere'"):
@@ -209,7 +209,7 @@ async def test_what_was_tried_is_kept_in_the_headers_beside_those_of_others(
     await send(other, name, {"id": "a"}, {"tenant": "t"})
     received = await receive_one(ends.broker)
 
-    await ends.broker.nack(received.handle, 0, Tally(failures=2, requests=5))
+    await ends.broker.nack([Nack(received.handle, 0, Tally(failures=2, requests=5))])
 
     (row,) = await rows(other, f"q_{name}")
     assert json.loads(row["headers"]) == {
@@ -227,7 +227,7 @@ async def test_headers_that_make_no_sense_are_ignored(
     await send(other, name, {"id": "a"}, headers)
 
     received = await receive_one(ends.broker)
-    await ends.broker.nack(received.handle, 0, Tally(failures=1))
+    await ends.broker.nack([Nack(received.handle, 0, Tally(failures=1))])
 
     assert received.tally == UNTRIED
     assert (await receive_one(ends.broker)).tally == Tally(failures=1)
@@ -245,8 +245,8 @@ async def test_whoever_reads_a_message_again_makes_our_lease_stale(
 
         unsettled = await ends.broker.ack([ours.handle])
         not_extended = await ends.broker.extend([ours.handle], 30)
-        with pytest.raises(StaleLease):
-            await ends.broker.nack(ours.handle, 0, UNTRIED)
+        refused = await ends.broker.nack([Nack(ours.handle, 0)])
+        assert [(one.handle, one.stale) for one in refused] == [(ours.handle, True)]
 
     assert [one.stale for one in (*unsettled, *not_extended)] == [True, True]
     (row,) = await rows(other, f"q_{name}")
@@ -301,7 +301,7 @@ async def test_a_message_that_is_no_json_for_jsonb_comes_back_as_it_was(ends: En
 
 @pytest.mark.rule("CMD-7")
 async def test_a_body_that_is_no_text_is_refused(ends: Ends) -> None:
-    with pytest.raises(QueueRefused, match="not UTF-8"):
+    with pytest.raises(DataRefused, match="not UTF-8"):
         await ends.publisher.publish([publication("a", body=b"\xff")])
 
 
@@ -428,7 +428,7 @@ async def test_without_fifo_a_group_that_went_back_comes_back_together(ends: End
     await ends.publisher.publish(messages)
     batch = await ends.broker.receive(10)
     for received in batch:
-        await ends.broker.nack(received.handle, 1, UNTRIED)
+        await ends.broker.nack([Nack(received.handle, 1)])
         await asyncio.sleep(0.2)
 
     again = await ends.broker.receive(10)
@@ -479,7 +479,7 @@ async def test_a_worker_that_speaks_sql_and_ours_share_a_queue(  # noqa: C901  t
             for received in await ends.broker.receive(5):
                 body = received.body.decode()
                 if is_to_return(body):
-                    await ends.broker.nack(received.handle, 0, UNTRIED)
+                    await ends.broker.nack([Nack(received.handle, 0)])
                     continue
                 assert not await ends.broker.ack([received.handle])
                 done.append(body)
@@ -623,7 +623,7 @@ async def test_a_version_without_headers_groups_and_notifications_will_do(
     async with both_ends(brokers, queue_at(uri)) as ends:
         await ends.publisher.publish([publication(each, group="g") for each in "abc"])
         first, second, third = await ends.broker.receive(10)
-        await ends.broker.nack(first.handle, 0, Tally(failures=1))
+        await ends.broker.nack([Nack(first.handle, 0, Tally(failures=1))])
         again = await receive_one(ends.broker)
         lost = [
             *await ends.broker.ack([second.handle]),

@@ -16,7 +16,7 @@ from router.brokers.postgres.store import PostgresMessageStore
 from router.brokers.postgres.work_queue import PostgresQueue
 from router.brokers.work_queue import Lease
 from router.core.message import Tally
-from router.ports import Cancellation, Depth, Publication, Receipt, StaleLease
+from router.ports import Cancellation, Depth, Nack, PoolFilter, Publication, Receipt
 from tests.contract.postgres_place import PostgresPlace
 from tests.support.queue_model import WorkQueueComparison
 from tests.support.work_queues import LEASE, WINDOW, lease_of
@@ -58,6 +58,9 @@ class PostgresTable:
         ]
         return self._run(self.queue.publish(moved))
 
+    def select(self, pools: PoolFilter | None) -> None:
+        self.queue.select(pools)
+
     def claim(self, limit: int) -> ClaimedBatch:
         return self._run(self.queue.claim(limit))
 
@@ -66,11 +69,7 @@ class PostgresTable:
         return [leases.index(lease_of(one.handle)) for one in lost]
 
     def nack(self, lease: Lease, delay: float, tally: Tally) -> bool:
-        try:
-            self._run(self.queue.nack(lease, delay, tally))
-        except StaleLease:
-            return False
-        return True
+        return not self._run(self.queue.nack([Nack(lease, delay, tally)]))
 
     def extend(self, leases: Sequence[Lease], seconds: float) -> Sequence[int]:
         lost = self._run(self.queue.extend(leases, seconds))

@@ -14,8 +14,8 @@ from router.brokers.sqs import SqsSettings
 from router.brokers.sqs.broker import Receipt
 from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, ReceivedMessage
-from router.ports import Broker, Disconnected, QueueRefused
+from router.core.message import ReceivedMessage
+from router.ports import Broker, DataRefused, Disconnected, Nack, QueueRefused
 from tests.contract.cases import (
     PARENT,
     SQS_IN_A_HURRY,
@@ -57,9 +57,7 @@ def standard(place: SqsPlace) -> QueueConfig:
 
 
 async def publish(brokers: BrokerRegistry, queue: QueueConfig, *ids: str, group: str = "g") -> None:
-    publishing = brokers.open_publisher(queue)
-    assert publishing is not None
-    async with publishing as publisher:
+    async with brokers.open_publisher(queue) as publisher:
         await publisher.publish([publication(each, group=group) for each in ids])
 
 
@@ -196,7 +194,7 @@ async def test_a_group_returned_one_by_one_comes_back_as_it_was(
         waiting = asyncio.ensure_future(receive_all(other, 3))
 
         for delivery in reversed(received) if reverse else received:
-            await one.nack(delivery.handle, 0, UNTRIED)
+            await one.nack([Nack(delivery.handle, 0)])
             await asyncio.sleep(0.2)
 
         assert bodies(await waiting) == ["a", "b", "c"]
@@ -210,9 +208,9 @@ async def test_mates_that_are_due_wait_for_a_failed_head(ministack: SqsPlace) ->
         head, *mates = await receive_all(broker, 3)
         failed = now()
 
-        await broker.nack(head.handle, 2, UNTRIED)
+        await broker.nack([Nack(head.handle, 2)])
         for mate in mates:
-            await broker.nack(mate.handle, 1, UNTRIED)
+            await broker.nack([Nack(mate.handle, 1)])
         again = await receive_all(broker, 3)
 
         assert bodies(again) == ["a", "b", "c"]
@@ -220,7 +218,7 @@ async def test_mates_that_are_due_wait_for_a_failed_head(ministack: SqsPlace) ->
 
 
 @pytest.mark.rule("BRK-4")
-async def test_nacks_made_at_once_go_out_together(ministack: SqsPlace) -> None:
+async def test_ten_messages_are_returned_in_one_call(ministack: SqsPlace) -> None:
     async with CuttingProxy(ministack.server.port) as proxy, open_brokers() as brokers:
         queue = queue_at(proxy.url(ministack.server.new_queue(fifo=False)))
         async with brokers.open_queue(queue) as broker:
@@ -228,11 +226,11 @@ async def test_nacks_made_at_once_go_out_together(ministack: SqsPlace) -> None:
             received = await receive_all(broker, 10)
             before = proxy.requests
 
-            async with asyncio.TaskGroup() as nacks:
-                for delivery in received:
-                    nacks.create_task(broker.nack(delivery.handle, 30, UNTRIED))
+            refused = await broker.nack(
+                [Nack(delivery.handle, 30 + n) for n, delivery in enumerate(received)]
+            )
 
-            assert proxy.requests - before == 1
+            assert (refused, proxy.requests - before) == ([], 1)
             assert ministack.server.counts(queue.uri) == (0, 10)
 
 
@@ -416,7 +414,7 @@ async def test_a_body_that_sqs_does_not_carry_is_refused_by_name(
     ministack: SqsPlace, body: bytes
 ) -> None:
     async with open_brokers() as brokers, both_ends(brokers, standard(ministack)) as ends:
-        with pytest.raises(QueueRefused, match="message 'a'"):
+        with pytest.raises(DataRefused, match="message 'a'"):
             await ends.publisher.publish([publication("a", body=body)])
 
 

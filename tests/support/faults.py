@@ -6,8 +6,18 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig
-from router.core.message import Handle, ReceivedMessage, Tally
-from router.ports import Broker, Brokers, Depth, Disconnected, Publisher, Traits, Unsettled
+from router.core.message import Handle, ReceivedMessage
+from router.ports import (
+    Broker,
+    Brokers,
+    Depth,
+    Disconnected,
+    Nack,
+    Publisher,
+    QueueRefused,
+    Traits,
+    Unsettled,
+)
 from tests.support.passing import PassingBroker, T
 from tests.support.virtual_time import now
 
@@ -42,7 +52,7 @@ class Unpluggable:
             finally:
                 self._open.remove(connection)
 
-    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
         return self._brokers.open_publisher(queue)
 
 
@@ -73,16 +83,18 @@ class _Plugged(PassingBroker):
 
 @dataclass
 class ScriptedQueue:
-    """A queue whose hand-overs a test makes by hand. It redelivers nothing by itself."""
+    """A queue whose hand-overs a test makes by hand. It redelivers only if it is told to."""
 
     holds_groups: bool = True
     lease_seconds: float | None = None
     traits: Traits | None = None
     is_deaf: bool = False  # a receive never returns, whatever happens
+    redelivers: bool = False  # what was returned comes again when its delay is over
     depth: Depth | None = None
     failing: dict[str, Exception] = field(default_factory=dict)  # by verb, until taken out
     takes: dict[str, float] = field(default_factory=dict)  # by verb, seconds
-    unsettled: dict[Handle, Unsettled] = field(default_factory=dict)
+    unsettled: dict[Handle, Unsettled] = field(default_factory=dict)  # by ACKs and extensions
+    not_returned: dict[Handle, Unsettled] = field(default_factory=dict)
     acked: list[tuple[float, Handle]] = field(default_factory=list)
     nacked: list[tuple[float, Handle, float]] = field(default_factory=list)  # when, what, delay
     extended: list[tuple[float, Handle]] = field(default_factory=list)
@@ -90,6 +102,7 @@ class ScriptedQueue:
     limits: list[int] = field(default_factory=list)
     ready: list[ReceivedMessage] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    out: dict[Handle, ReceivedMessage] = field(default_factory=dict)  # handed over, by handle
 
     def hand_over(self, *messages: ReceivedMessage) -> None:
         self.ready += messages
@@ -113,9 +126,8 @@ class Scripted:
         finally:
             await connection.do("close", 1)
 
-    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
-        _ = queue
-        return None
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
+        raise QueueRefused(f"nothing is published to {queue.name} here")
 
 
 class _Connection:
@@ -156,6 +168,7 @@ class _Connection:
             except TimeoutError:
                 break
         taken, queue.ready = queue.ready[:limit], queue.ready[limit:]
+        queue.out |= {each.handle: each for each in taken}
         return taken
 
     def stop(self) -> None:
@@ -171,10 +184,17 @@ class _Connection:
         self._queue.acked += [(now(), handle) for handle in handles if handle not in bad]
         return problems
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        _ = tally, error
-        await self.do("nack", 1)
-        self._queue.nacked.append((now(), handle, delay))
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
+        await self.do("nack", len(items))
+        bad = self._queue.not_returned
+        self._queue.nacked += [
+            (now(), item.handle, item.delay) for item in items if item.handle not in bad
+        ]
+        if self._queue.redelivers:
+            for item in items:
+                again = self._queue.out[item.handle]
+                asyncio.get_running_loop().call_later(item.delay, self._queue.hand_over, again)
+        return [bad[item.handle] for item in items if item.handle in bad]
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         _ = seconds

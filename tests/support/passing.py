@@ -6,8 +6,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from router.core.config import QueueConfig
-from router.core.message import Handle, ReceivedMessage, Tally
-from router.ports import Broker, Depth, Finish, Finisher, Traits, Unsettled
+from router.core.message import Handle, ReceivedMessage
+from router.ports import Broker, Depth, Finish, Finisher, Nack, Traits, Unsettled
 
 T = TypeVar("T")
 
@@ -42,8 +42,8 @@ class PassingBroker:
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         return await self.carry(lambda: self.broker.ack(handles, error=error))
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        await self.carry(lambda: self.broker.nack(handle, delay, tally, error=error))
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
+        return await self.carry(lambda: self.broker.nack(items))
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         return await self.carry(lambda: self.broker.extend(handles, seconds))

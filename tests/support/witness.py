@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig
 from router.core.message import Handle, Malformed, ReceivedMessage, Tally, parse
-from router.ports import Broker, Brokers, Publisher, Unsettled
+from router.ports import Broker, Brokers, Nack, Publisher, Unsettled
 from tests.support.passing import PassingBroker
 from tests.support.virtual_time import now
 
@@ -27,7 +27,7 @@ class Witness:
         async with self.brokers.open_queue(queue) as broker:
             yield Watched(broker, self)
 
-    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
         return self.brokers.open_publisher(queue)
 
 
@@ -47,13 +47,14 @@ class Watched(PassingBroker):
             self.witness.acks.append((now(), self.witness.ids[handle]))
         return await super().ack(handles, error=error)
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        message_id = self.witness.ids[handle]
-        self.witness.nacks.append((now(), message_id, delay))
-        self.witness.errors[message_id] = error
-        self.witness.tallies[message_id] = tally
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
+        for item in items:
+            message_id = self.witness.ids[item.handle]
+            self.witness.nacks.append((now(), message_id, item.delay))
+            self.witness.errors[message_id] = item.error
+            self.witness.tallies[message_id] = item.tally
         await asyncio.sleep(self.witness.nack_takes)
-        await super().nack(handle, delay, tally, error=error)
+        return await super().nack(items)
 
 
 def _id(received: ReceivedMessage) -> str:

@@ -22,9 +22,10 @@ from router.ports import (
     Depth,
     Finish,
     MessageRecord,
+    Nack,
+    PoolFilter,
     Publication,
     Receipt,
-    StaleLease,
 )
 
 WINDOW = 300.0
@@ -52,6 +53,7 @@ class Queue:
         self._table = table
         self._runner = runner
         self._queue = WorkQueue(database, table, LEASE)
+        self._pools: PoolFilter | None = None
 
     @classmethod
     def of(cls, database: MemoryDatabase, clock: Any, runner: asyncio.Runner) -> Self:
@@ -63,10 +65,16 @@ class Queue:
 
     def but(self, **changes: Any) -> "Queue":
         """The same with another `worker_id`, `queue` or `audit`."""
-        return Queue(self._database, replace(self._table, **changes), self._runner)
+        queue = Queue(self._database, replace(self._table, **changes), self._runner)
+        queue.select(self._pools)
+        return queue
 
     def publish(self, items: Sequence[Publication]) -> list[Receipt]:
         return list(self._run(self._queue.publish(items)))
+
+    def select(self, pools: PoolFilter | None) -> None:
+        self._pools = pools
+        self._queue.select(pools)
 
     def claim(self, limit: int = 100) -> ClaimedBatch:
         return self._run(self._queue.claim(limit))
@@ -81,11 +89,7 @@ class Queue:
         return [position for position, lease in enumerate(leases) if lease in lost]
 
     def nack(self, lease: Lease, delay: float, tally: Tally = UNTRIED, error: str = "") -> bool:
-        try:
-            self._run(self._queue.nack(lease, delay, tally, error=error))
-        except StaleLease:
-            return False
-        return True
+        return not self._run(self._queue.nack([Nack(lease, delay, tally, error)]))
 
     def extend(self, leases: Sequence[Lease], seconds: float) -> list[int]:
         lost = [one.handle for one in self._run(self._queue.extend(leases, seconds))]

@@ -65,9 +65,7 @@ async def test_memory_queues_are_told_apart_by_name_and_shared_within_one_regist
     message = Message(id="a", target="https://svc.example/")
     orders = QueueConfig(name="orders", uri="memory://orders")
     async with registered() as brokers, brokers.open_queue(orders) as broker:
-        publishing = brokers.open_publisher(orders)
-        assert publishing is not None
-        async with publishing as publisher:
+        async with brokers.open_publisher(orders) as publisher:
             await publisher.publish([Publication(message, b"a", "a")])
         async with brokers.open_queue(QueueConfig(name="orders", uri="memory://other")) as other:
             elsewhere = await other.receive(1)

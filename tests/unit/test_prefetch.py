@@ -33,3 +33,16 @@ def test_b8_one_message_is_taken_whatever_its_size() -> None:
     assert limit.overflow(2 * WINDOW_BYTES, [2 * WINDOW_BYTES]) is None
     assert limit.overflow(WINDOW_BYTES, [1, WINDOW_BYTES]) is not None
     assert limit.of(500) == 1
+
+
+@pytest.mark.rule("ROUTE-5", "P4")
+def test_a_window_is_widened_unless_messages_are_large() -> None:
+    limit = PrefetchLimit()
+
+    limit.widen(2000)
+    limit.widen(1000)
+    wide = limit.of(500)
+    limit.overflow(EIGHT_MIB, [EIGHT_MIB] * 100)
+
+    assert wide == 2500
+    assert limit.of(500) == 50

@@ -15,8 +15,8 @@ from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.work_queue import WorkQueue
 from router.brokers.workers import Machine
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, Message
-from router.ports import Broker, Publication, Publisher
+from router.core.message import Message
+from router.ports import Broker, Nack, Publication, Publisher
 
 T = TypeVar("T")
 
@@ -33,11 +33,10 @@ async def test_delays_and_leases_end_at_their_instant(tmp_path: Path) -> None:
     machine = Machine(wall=loop.time, uptime=loop.time, boot_id="boot")
     async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0, machine=machine) as brokers:
         publishing = brokers.open_publisher(queue)
-        assert publishing is not None
         async with publishing as publisher, brokers.open_queue(queue) as broker:
             await publisher.publish([Publication(message, b"a", "a")])
             (first,) = await broker.receive(1)
-            await broker.nack(first.handle, 12, UNTRIED)
+            await broker.nack([Nack(first.handle, 12)])
             for _ in range(3):
                 assert len(await broker.receive(1)) == 1
                 instants.append(loop.time())
@@ -55,7 +54,6 @@ async def test_what_is_published_while_a_claim_takes_all_there_is_is_not_waited_
     machine = Machine(wall=loop.time, uptime=loop.time, boot_id="boot")
     async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0, machine=machine) as brokers:
         publishing = brokers.open_publisher(queue)
-        assert publishing is not None
         async with publishing as publisher, brokers.open_queue(queue) as broker:
             waiting = asyncio.create_task(broker.receive(1))
             await asyncio.sleep(1)  # so that it has looked for other processes' changes
@@ -84,11 +82,10 @@ async def test_a_delay_that_was_written_a_year_ahead_ends_in_time_once_the_clock
     message = Message(id="a", target="https://svc.example/")
     async with BrokerRegistry(worker_id="anna", dedup_window=300.0, machine=wrong) as brokers:
         publishing = brokers.open_publisher(queue)
-        assert publishing is not None
         async with publishing as publisher, brokers.open_queue(queue) as broker:
             await publisher.publish([Publication(message, b"a", None)])
             (received,) = await broker.receive(1)
-            await broker.nack(received.handle, 30, UNTRIED)
+            await broker.nack([Nack(received.handle, 30)])
     async with (
         BrokerRegistry(worker_id="bert", dedup_window=300.0, machine=right) as brokers,
         brokers.open_queue(queue) as broker,
@@ -138,7 +135,6 @@ async def two_workers(folder: Path, roll: Roll) -> AsyncIterator[tuple[Publisher
 
     async with registry("anna") as anna, registry("bert") as bert:
         publishing = bert.open_publisher(queue)
-        assert publishing is not None
         async with (
             publishing as publisher,
             anna.open_queue(queue) as first,

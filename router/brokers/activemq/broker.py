@@ -25,16 +25,23 @@ from router.brokers.activemq.retry import (
     open_retry_publisher,
 )
 from router.brokers.kit import loop_time
-from router.brokers.kit.consuming import NEVER, ClaimedBatch, LongPoll, OpenTickets, PrefetchLimit
+from router.brokers.kit.consuming import (
+    NEVER,
+    STALE,
+    ClaimedBatch,
+    LongPoll,
+    OpenTickets,
+    PrefetchLimit,
+)
 from router.brokers.kit.retries import PendingRetries, RetryHistory
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.identity import MessageKey, digest_of
-from router.core.message import Handle, ReceivedMessage, Tally
+from router.core.message import Handle, ReceivedMessage
 from router.core.trace import carried_in
 from router.core.tracker import RememberedAcks
-from router.ports import Depth, Disconnected, Publication, QueueRefused, Traits, Unsettled
+from router.ports import Depth, Disconnected, Nack, Publication, QueueRefused, Traits, Unsettled
 from router.signal import wait_for_signal
 
 FIRST_PUSH_SECONDS: Final = 0.050  # after subscribing, until all that waits begins to come
@@ -143,6 +150,10 @@ class PrefetchBuffer:
             self.put(heapq.heappop(self._later)[2])
         return len(self._due)
 
+    def count_later(self) -> int:
+        """Return how many were not due at the latest count."""
+        return len(self._later)
+
     def sizes(self) -> Iterator[int]:
         """Return the bytes of each message."""
         for message in (*(each[1] for each in self._due), *(each[2] for each in self._later)):
@@ -158,7 +169,6 @@ class ActiveMqBroker:
 
     holds_groups: Final = False
     lease_seconds: Final = None
-    traits: Final = Traits(ordered_here=True)
 
     def __init__(
         self,
@@ -183,7 +193,8 @@ class ActiveMqBroker:
         self._places = itertools.count(1)
         self._prefetched = PrefetchBuffer()
         self._tickets: OpenTickets[StompMessage] = OpenTickets(number)
-        self._is_subscribed = False
+        self._window = 0  # messages that the broker lets us have unsettled; 0: not subscribed yet
+        self.traits = Traits(ordered_here=True, window=self)
         self._poll = LongPoll()
         self.stop = self._poll.stop
         connection.on_message = self._arrive
@@ -218,6 +229,22 @@ class ActiveMqBroker:
 
         return await self._poll.receive(look)
 
+    def widen(self, messages: int) -> None:
+        """Start again with a wider window, once all that fits into this one waits for full pools.
+
+        A second subscription would not do: the broker gives all of a group to one of them, and
+        looks for messages of other groups among the next 200 only.
+        """
+        if not self._window or self._prefetched.count_due(loop_time()):
+            return
+        if len(self._tickets) + self._prefetched.count_later() < self._window:
+            return
+        self._limit.widen(messages)
+        wider = self._limit.of(self._address.prefetch)
+        if wider > self._window:
+            text = f"full pools: the prefetch window is widened to {wider}"
+            self._connection.give_up(Disconnected(text))
+
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         del error  # nothing is kept of a message that is gone
         self._connection.check()
@@ -226,26 +253,16 @@ class ActiveMqBroker:
             await self._connection.exchange(*[message.ack() for message in messages])
         return stale
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        """Return it. Without a delay, hand it out from here: STOMP cannot return one message.
-
-        If nobody asks again, the connection is closed and the broker has it back.
-        """
-        del error
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
         self._connection.check()
-        message = self._tickets.claim(handle)
-        history = replace(
-            message.history,
-            tally=tally,
-            receive_count=message.history.receive_count + 1,
-            due_at=self._clock() + delay,
-        )
-        asked_at = loop_time()
-        if delay > 0 and await self._retry_publisher.keep(message.frame, history, delay):
-            await self._remove_original(message, asked_at, delay)
-            return
-        self._prefetched.hold_back(replace(message, history=history), asked_at + delay)
-        self._poll.news.ring()
+        stale: list[Unsettled] = []
+        for item in items:
+            message = self._tickets.claim(item.handle)
+            if message is None:
+                stale.append(Unsettled(item.handle, STALE, stale=True))
+            else:
+                await self._return(message, item)
+        return stale
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         del seconds  # they are ours as long as the connection anyway
@@ -256,16 +273,34 @@ class ActiveMqBroker:
         """Return None: STOMP has no way to ask."""
         return None
 
+    async def _return(self, message: StompMessage, item: Nack) -> None:
+        """Return it. Without a delay, hand it out from here: STOMP cannot return one message.
+
+        If nobody asks again, the connection is closed and the broker has it back.
+        """
+        history = replace(
+            message.history,
+            tally=item.tally,
+            receive_count=message.history.receive_count + 1,
+            due_at=self._clock() + item.delay,
+        )
+        asked_at = loop_time()
+        if item.delay > 0 and await self._retry_publisher.keep(message.frame, history, item.delay):
+            await self._remove_original(message, asked_at, item.delay)
+            return
+        self._prefetched.hold_back(replace(message, history=history), asked_at + item.delay)
+        self._poll.news.ring()
+
     async def _subscribe(self) -> None:
         """Subscribe, at the first receive: before it, the broker must not push anything."""
-        if self._is_subscribed:
+        if self._window:
             return
-        self._is_subscribed = True
+        self._window = self._limit.of(self._address.prefetch)
         headers = {
             "id": "queue",
             "destination": self._address.destination,
             "ack": "client-individual",
-            "activemq.prefetchSize": str(self._limit.of(self._address.prefetch)),
+            "activemq.prefetchSize": str(self._window),
         }
         try:
             await self._connection.exchange(Frame("SUBSCRIBE", headers))

@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar, cast
 from msgspec import Struct
 
 from router.core.message import Handle, ReceivedMessage
-from router.ports import StaleLease, Unsettled
+from router.ports import Unsettled
 from router.signal import Signal, wait_for_signal
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ LARGE_BYTES: Final = 64 * 1024  # smaller messages never fill a window of the us
 # Two clocks never agree to the last bit: wait at least this long instead of looking again at once.
 SHORTEST_WAIT_SECONDS: Final = 0.001
 
-_STALE: Final = "it was settled already, or came over another connection"
+STALE: Final = "it was settled already, or came over another connection"
 
 
 class ClaimedBatch(Struct, frozen=True):
@@ -64,9 +64,15 @@ class PrefetchLimit:
 
     def __init__(self) -> None:
         self._most: int | None = None
+        self._more = 0
 
     def of(self, configured: int) -> int:
-        return configured if self._most is None else min(configured, self._most)
+        wanted = configured + self._more
+        return wanted if self._most is None else min(wanted, self._most)
+
+    def widen(self, messages: int) -> None:
+        """Let later windows hold so many messages more than configured."""
+        self._more = max(self._more, messages)
 
     def overflow(self, newest: int, sizes: Iterable[int]) -> str | None:
         """Return why the connection has to be given up, or None if all of it fits.
@@ -107,11 +113,9 @@ class OpenTickets(Generic[T]):
         self._open[number] = item
         return Ticket(self._connection, number)
 
-    def claim(self, handle: Handle) -> T:
-        """Take what the handle stands for, to settle it. Raises StaleLease."""
-        if not self._is_open(handle):
-            raise StaleLease(_STALE)
-        return self._open.pop(cast("Ticket", handle).number)
+    def claim(self, handle: Handle) -> T | None:
+        """Take what the handle stands for, to settle it; None: it cannot be settled any more."""
+        return self._open.pop(cast("Ticket", handle).number) if self._is_open(handle) else None
 
     def claim_all(self, handles: Sequence[Handle]) -> tuple[list[T], list[Unsettled]]:
         """Take what can still be settled; return the rest as stale."""
@@ -121,12 +125,12 @@ class OpenTickets(Generic[T]):
             if self._is_open(handle):
                 claimed.append(self._open.pop(cast("Ticket", handle).number))
             else:
-                stale.append(Unsettled(handle, _STALE, stale=True))
+                stale.append(Unsettled(handle, STALE, stale=True))
         return claimed, stale
 
     def stale(self, handles: Sequence[Handle]) -> list[Unsettled]:
         return [
-            Unsettled(handle, _STALE, stale=True) for handle in handles if not self._is_open(handle)
+            Unsettled(handle, STALE, stale=True) for handle in handles if not self._is_open(handle)
         ]
 
     def _is_open(self, handle: Handle) -> bool:

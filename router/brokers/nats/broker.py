@@ -33,13 +33,13 @@ from router.brokers.nats.consumer import (
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
-from router.core.message import Handle, ReceivedMessage, Tally
+from router.core.message import Handle, ReceivedMessage
 from router.ports import (
     Depth,
     Disconnected,
+    Nack,
     Publication,
     QueueRefused,
-    StaleLease,
     Traits,
     Unsettled,
 )
@@ -107,7 +107,6 @@ class NatsBroker:
     """One connection. Its leases are good on the next one too, so an outage costs none of them."""
 
     holds_groups: Final = False
-    traits: Final = Traits(ordered_here=True, keeps_tally=False)
 
     def __init__(
         self, connection: NatsConnection, consumer: PullConsumer, lease_table: LeaseTable
@@ -117,6 +116,13 @@ class NatsBroker:
         self._lease_table = lease_table
         self._puller = Puller(connection, consumer)
         self.lease_seconds = consumer.lease
+        most = consumer.max_unsettled
+        self.traits = Traits(
+            ordered_here=True,
+            keeps_tally=False,
+            defers=consumer.max_deliveries is None,
+            defer_limit=None if most is None else most // 2,
+        )
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         self._lease_table.sweep(loop_time(), self.lease_seconds)
@@ -143,28 +149,28 @@ class NatsBroker:
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         live, lost = self._split(handles)
-        await self._tell(live, TERM if error else ACK)
+        await self._tell(live, *[TERM if error else ACK] * len(live))
         for lease in live:
             self._lease_table.finish(lease)
         return lost
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        del tally, error  # NATS has no place for them
-        # Else it would come back to the receive that is just ending, and lose its place.
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
+        """Return them in order. NATS has no place for tallies and errors."""
+        # Else they would come back to the receive that is just ending, and lose their place.
         await self._puller.until_withdrawn()
-        live, _ = self._split([handle])
-        if not live:
-            raise StaleLease("the lease was lost")
-        wait = b' {"delay":%d}' % round(delay * NANOSECONDS) if delay > 0 else b""
-        await self._tell(live, NAK + wait)
-        self._lease_table.nack(live[0], loop_time(), delay)
+        delays = {item.handle: item.delay for item in items}
+        live, lost = self._split([item.handle for item in items])
+        await self._tell(live, *(_nak(delays[lease]) for lease in live))
+        for lease in live:
+            self._lease_table.nack(lease, loop_time(), delays[lease])
+        return lost
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         """Extend by the consumer's own lease: the server knows no other."""
         del seconds
         until = loop_time() + self.lease_seconds
         live, lost = self._split(handles)
-        await self._tell(live, IN_PROGRESS)
+        await self._tell(live, *[IN_PROGRESS] * len(live))
         for lease in live:
             self._lease_table.extend(lease, until)
         return lost
@@ -218,14 +224,18 @@ class NatsBroker:
                 lost.append(Unsettled(lease, "the lease was lost", stale=True))
         return live, lost
 
-    async def _tell(self, leases: Sequence[NatsLease], what: bytes) -> None:
-        """Send it for all; the answer to the last one says that the server has heard them all."""
+    async def _tell(self, leases: Sequence[NatsLease], *words: bytes) -> None:
+        """Send each its word; the answer to the last one says that the server has heard all."""
         if not leases:
             return
         with our_errors():
-            for lease in leases[:-1]:
-                await self._connection.send(lease.reply, what)
-            await self._connection.ask(leases[-1].reply, what)
+            for lease, word in zip(leases[:-1], words, strict=False):
+                await self._connection.send(lease.reply, word)
+            await self._connection.ask(leases[-1].reply, words[-1])
+
+
+def _nak(delay: float) -> bytes:
+    return NAK + b' {"delay":%d}' % round(delay * NANOSECONDS) if delay > 0 else NAK
 
 
 class NatsPublisher:

@@ -39,9 +39,9 @@ from router.core.trace import Span, carried_in
 from router.ports import (
     Depth,
     Finish,
+    Nack,
     Publication,
     QueueRefused,
-    StaleLease,
     Traits,
     Unsettled,
 )
@@ -116,7 +116,10 @@ class PgmqBroker:
         self.lease_seconds: float = float(self._lease)
         self.holds_groups = table.reads_groups
         self.traits = Traits(
-            ordered_here=not table.reads_groups, keeps_tally=table.has_headers, finisher=self
+            ordered_here=not table.reads_groups,
+            keeps_tally=table.has_headers,
+            finisher=self,
+            defers=True,
         )
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
@@ -143,21 +146,22 @@ class PgmqBroker:
             self._signal.ring()
         return stale(leases, lost)
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        del error  # PGMQ has no place for it
-        lease = cast("PgmqLease", handle)
-        seconds = math.ceil(delay)
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
+        """Hide them until they are due. PGMQ has no place for an error."""
+        leases = [cast("PgmqLease", item.handle) for item in items]
+        delays = [math.ceil(item.delay) for item in items]
+        more: tuple[object, ...] = (delays,)
         if self._table.has_headers:
-            tried = msgspec.json.encode(tally).decode()
-            fence = (lease.msg_id, lease.read_ct, lease.enqueued)
-            is_ours = bool(await self._database.call(self._table.nack, *fence, seconds, tried))
-        else:
-            is_ours = not await self._settle(self._table.hide, [lease], seconds)
-        if not is_ours:
-            raise StaleLease(f"message {lease.msg_id} is not ours any more")
+            more += ([msgspec.json.encode(item.tally).decode() for item in items],)
+        lost = await self._settle(self._table.nack, leases, *more)
         if not self.holds_groups:
-            self._pending.expect(lease.msg_id, lease.body, now=loop_time(), delay=seconds)
-        self._signal.ring()
+            now = loop_time()
+            for position, (lease, delay) in enumerate(zip(leases, delays, strict=True)):
+                if position not in lost:
+                    self._pending.expect(lease.msg_id, lease.body, now=now, delay=delay)
+        if len(lost) < len(items):
+            self._signal.ring()
+        return stale(leases, lost)
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         leases = cast("Sequence[PgmqLease]", handles)

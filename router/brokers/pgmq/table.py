@@ -101,15 +101,24 @@ _ARCHIVED: Final = "SELECT pgmq.archive($1, ARRAY(SELECT msg_id FROM held))"
 _HIDDEN: Final = """
 SELECT FROM held CROSS JOIN LATERAL pgmq.set_vt($1, held.msg_id, $5::int)
 """
-# `pgmq.set_vt` cannot store headers, and no row can be changed twice by one statement.
-_NACK: Final = """
-UPDATE {table}
-SET vt = clock_timestamp() + make_interval(secs => $4),
+_NACKED: Final = """
+SELECT
+FROM held
+    JOIN unnest($5::int[]) WITH ORDINALITY AS item(delay, position) USING (position)
+    CROSS JOIN LATERAL pgmq.set_vt($1, held.msg_id, item.delay)
+"""
+# `pgmq.set_vt` cannot store headers, and no row can be changed twice by one statement. The queue's
+# name ($1) is not needed, but each of these statements is given it.
+_NACKED_WITH_TALLY: Final = """
+UPDATE {table} AS message
+SET vt = clock_timestamp() + make_interval(secs => item.delay),
     headers = CASE jsonb_typeof(headers) WHEN 'object' THEN headers ELSE '{{}}' END
-        || jsonb_build_object('{header}', $5::jsonb)
-WHERE msg_id = $1 AND read_ct = $2
-    AND (extract(epoch FROM enqueued_at) * 1000000)::bigint = $3
-RETURNING msg_id
+        || jsonb_build_object('{header}', item.tally::jsonb)
+FROM held
+    JOIN unnest($5::int[], $6::text[]) WITH ORDINALITY AS item(delay, tally, position)
+        USING (position)
+WHERE message.msg_id = held.msg_id AND $1::text IS NOT NULL
+RETURNING message.msg_id
 """
 
 # What is due at the same time goes in together, in order. A time is rounded up: PGMQ has seconds.
@@ -240,7 +249,9 @@ class PgmqTable:
         self.delete = _SETTLE.format(held=held, settled=_DELETED, lost=_LOST)
         self.archive = _SETTLE.format(held=held, settled=_ARCHIVED, lost=_LOST)
         self.hide = _SETTLE.format(held=held, settled=_HIDDEN, lost=_LOST)
-        self.nack = _NACK.format(table=table, header=TALLY_HEADER)
+        nacked = _NACKED_WITH_TALLY if has_headers else _NACKED
+        nacked = nacked.format(table=table, header=TALLY_HEADER)
+        self.nack = _SETTLE.format(held=held, settled=nacked, lost=_LOST)
         arguments = _WITH_HEADERS if has_headers else _WITHOUT_HEADERS
         self.send = _SEND.format(
             outgoing=_OUTGOING % (1, 2, 3, 4, 5),

@@ -28,10 +28,10 @@ from router.core.outcome import ACCEPTED
 from router.ports import (
     Depth,
     Finish,
+    Nack,
     OutgoingMessage,
     Publication,
     Receipt,
-    StaleLease,
     Traits,
     Unsettled,
 )
@@ -160,20 +160,19 @@ class PostgresQueue:
         self._signal.ring()
         return unsettled
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        lease = cast("Lease", handle)
-        (row,) = await self._database.call(
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
+        leases = [cast("Lease", item.handle) for item in items]
+        rows = await self._database.call(
             _NACK,
-            lease.id,
-            lease.token,
-            delay,
-            tally.failures,
-            tally.requests,
-            text(error[:MAX_ERROR_CHARACTERS]),
+            *_columns(leases),
+            [item.delay for item in items],
+            [item.tally.failures for item in items],
+            [item.tally.requests for item in items],
+            [text(item.error[:MAX_ERROR_CHARACTERS]) for item in items],
         )
-        if not row["is_ours"]:
-            raise StaleLease(f"message {lease.id} is not ours any more")
-        self._signal.ring()
+        if len(rows) < len(items):
+            self._signal.ring()
+        return stale(leases, [row["position"] for row in rows])
 
     async def end_leases(self, worker_ids: Collection[str]) -> None:
         """Give back all that these dead workers hold (WQ-10)."""

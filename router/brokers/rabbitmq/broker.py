@@ -12,7 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from router.brokers.kit import loop_time
-from router.brokers.kit.consuming import ClaimedBatch, LongPoll, OpenTickets, PrefetchLimit
+from router.brokers.kit.consuming import STALE, ClaimedBatch, LongPoll, OpenTickets, PrefetchLimit
 from router.brokers.kit.retries import PendingRetries, RetryHistory
 from router.brokers.rabbitmq import RabbitAddress, read_address
 from router.brokers.rabbitmq.connection import (
@@ -32,11 +32,11 @@ from router.brokers.rabbitmq.retry import (
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
-from router.core.message import Handle, ReceivedMessage, Tally
+from router.core.message import Handle, ReceivedMessage
 from router.core.outcome import MAX_DELAY_SECONDS
 from router.core.trace import carried_in
 from router.core.tracker import RememberedAcks
-from router.ports import BrokerError, Depth, Publication, QueueRefused, Traits, Unsettled
+from router.ports import BrokerError, Depth, Nack, Publication, QueueRefused, Traits, Unsettled
 from router.signal import wait_for_signal
 
 log = logging.getLogger(__name__)
@@ -252,26 +252,22 @@ class RabbitBroker:
             await self._connection.ack([message.tag for message in messages])
         return stale
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        del error
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
+        """Return them in order. What goes back at once does so together, with the window."""
         self._connection.check()
-        message = self._tickets.claim(handle)
-        if delay <= 0:
-            await self._consumer.rewind(message)
-            return
-        due_at = self._clock() + delay
-        history = replace(
-            message.history, tally=tally, receive_count=message.receive_count, due_at=due_at
-        )
-        asked_at = loop_time()
-        waits = await self._keep_copy(message, history)
-        # If the connection breaks before the broker has removed the original, we remove it when it
-        # comes again, but only while nobody can have been handed the copy. The broker may have
-        # removed the original without our knowing, and what looks like it may be the same message,
-        # published once more: a duplicate while the copy waits, but the only one afterwards.
-        self._copied.add(message.proof, asked_at, lifetime=waits)
-        await self._connection.ack([message.tag])
-        self._copied.forget(message.proof)
+        stale: list[Unsettled] = []
+        back: list[RabbitMessage] = []
+        for item in items:
+            message = self._tickets.claim(item.handle)
+            if message is None:
+                stale.append(Unsettled(item.handle, STALE, stale=True))
+            elif item.delay <= 0:
+                back.append(message)
+            else:
+                await self._delay(message, item)
+        if back:
+            await self._consumer.rewind(*back)
+        return stale
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         del seconds  # they are ours as long as the connection anyway
@@ -285,6 +281,24 @@ class RabbitBroker:
         here, out = len(self._consumer.waiting), len(self._tickets)
         window = max(self._consumer.prefetch - here - out, 0)
         return Depth(in_queue + here, out, due=here + min(in_queue, window))
+
+    async def _delay(self, message: RabbitMessage, item: Nack) -> None:
+        """Keep a copy that comes back when it is due, then remove the original."""
+        history = replace(
+            message.history,
+            tally=item.tally,
+            receive_count=message.receive_count,
+            due_at=self._clock() + item.delay,
+        )
+        asked_at = loop_time()
+        waits = await self._keep_copy(message, history)
+        # If the connection breaks before the broker has removed the original, we remove it when it
+        # comes again, but only while nobody can have been handed the copy. The broker may have
+        # removed the original without our knowing, and what looks like it may be the same message,
+        # published once more: a duplicate while the copy waits, but the only one afterwards.
+        self._copied.add(message.proof, asked_at, lifetime=waits)
+        await self._connection.ack([message.tag])
+        self._copied.forget(message.proof)
 
     async def _send_on_early(self, limit: int) -> None:
         """Send the next messages on again if they came before their time.

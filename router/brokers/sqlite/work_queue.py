@@ -31,7 +31,16 @@ from router.brokers.work_queue import (
 from router.brokers.workers import Recovery
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage, Tally
-from router.ports import Depth, Finish, Publication, Receipt, StaleLease, Traits, Unsettled
+from router.ports import (
+    Depth,
+    Finish,
+    Nack,
+    PoolFilter,
+    Publication,
+    Receipt,
+    Traits,
+    Unsettled,
+)
 from router.signal import Signal
 
 MANY_MESSAGES: Final = 50  # as many as a claim brings at most
@@ -183,28 +192,11 @@ class WorkQueue:
             await self._database.run(self._prune, is_large=True)
         return stale(leases, lost)
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        lease = cast("FileLease", handle)
 
-        def work(db: sqlite3.Connection) -> bool:
-            asked = {
-                "id": lease.id,
-                "token": lease.token,
-                "delay": delay,
-                "attempts": tally.failures,
-                "posts": tally.requests,
-                "error": error[:MAX_ERROR_CHARACTERS],
-                "now": self._table.clock(),
-            }
-            is_ours = db.execute(QUERIES["nack"], asked).rowcount > 0
-            if is_ours:
-                if lease.group is not None:
-                    self._table.offer(db, to_json([lease.group]))
-                self._table.audit_change(db, to_json([lease.id]), "ready", error)
-            return is_ours
-
-        if not await self._change(work):
-            raise StaleLease(f"message {lease.id} is not ours any more")
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
+        leases = cast("list[FileLease]", [item.handle for item in items])
+        work = partial(self._nack, leases=leases, items=items)
+        return stale(leases, await self._change(work, is_large=len(items) > MANY_MESSAGES))
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         leases = cast("Sequence[FileLease]", handles)
@@ -263,6 +255,32 @@ class WorkQueue:
         members = [lease.id for lease, _ in ending if lease.in_batch]
         if members:
             self._table.count_ended(db, to_json(members))
+        return lost
+
+    def _nack(
+        self, db: sqlite3.Connection, leases: Sequence[FileLease], items: Sequence[Nack]
+    ) -> Sequence[int]:
+        """Return the positions of the leases that were lost."""
+        table, lost = self._table, list[int]()
+        groups = dict[int, None]()
+        for position, (lease, item) in enumerate(zip(leases, items, strict=True)):
+            error = item.error[:MAX_ERROR_CHARACTERS]
+            asked = {
+                "id": lease.id,
+                "token": lease.token,
+                "delay": item.delay,
+                "attempts": item.tally.failures,
+                "posts": item.tally.requests,
+                "error": error,
+                "now": table.clock(),
+            }
+            if not db.execute(QUERIES["nack"], asked).rowcount:
+                lost.append(position)
+                continue
+            if lease.group is not None:
+                groups[lease.group] = None
+            table.audit_change(db, to_json([lease.id]), "ready", error)
+        table.offer(db, to_json(list(groups)))
         return lost
 
     def _prune(self, db: sqlite3.Connection) -> None:

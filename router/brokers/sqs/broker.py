@@ -7,9 +7,9 @@ let it settle someone else's hand-over. So a receipt knows its own end.
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final, Generic, TypeVar, cast
+from typing import Final, cast
 
 from msgspec import Struct
 
@@ -38,25 +38,22 @@ from router.brokers.sqs.client import (
 from router.brokers.sqs.publisher import SqsPublisher
 from router.brokers.workers import ConsumerIdentity
 from router.core.config import QueueConfig
-from router.core.message import Handle, ReceivedMessage, Tally
+from router.core.message import Handle, ReceivedMessage
 from router.core.trace import carried_in, read_xray
-from router.ports import BrokerError, Depth, Disconnected, StaleLease, Traits, Unsettled
+from router.ports import BrokerError, Depth, Nack, Traits, Unsettled
 from router.signal import wait_for_signal
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 CALL_SECONDS: Final = 10.0
 POLL_GRACE_SECONDS: Final = 5.0  # that a poll may take beyond its own wait
 CALLS_AT_ONCE: Final = 10
 MAX_HOLD_SECONDS: Final = 43_200.0  # SQS hides nothing for longer, counted from its receive
 PARTIAL_PAUSE_SECONDS: Final = 0.1  # after a batch that was not full: the next one has more in it
-NACK_LINGER_SECONDS: Final = 0.002  # that a NACK waits for others to go with it
 SETTLED: Final = float("-inf")
 
 _LEASE: Final = "VisibilityTimeout"
+_REDRIVE: Final = "RedrivePolicy"
 _WAITING: Final = "ApproximateNumberOfMessages"
 _DELAYED: Final = "ApproximateNumberOfMessagesDelayed"
 _IN_FLIGHT: Final = "ApproximateNumberOfMessagesNotVisible"
@@ -87,11 +84,13 @@ class SqsQueues:
             unless_connected.push_async_callback(polls.close)
             url = await _find_url(address, calls)
             # Asked for even if the lease is given: a missing queue is better noticed now.
-            reply = await calls.call(GET_QUEUE_ATTRIBUTES, GetQueueAttributes(url, (_LEASE,)))
+            wanted = GetQueueAttributes(url, (_LEASE, _REDRIVE))
+            reply = await calls.call(GET_QUEUE_ATTRIBUTES, wanted)
             found = float(reply.attributes.get(_LEASE, DEFAULT_LEASE_SECONDS))
             lease = max(queue.visibility_timeout or found, self._settings.shortest_lease)
             unless_connected.pop_all()
-        queue_found = SqsQueue(url, address.is_fifo, math.ceil(lease), most, wait)
+        counts_receives = _REDRIVE in reply.attributes
+        queue_found = SqsQueue(url, address.is_fifo, math.ceil(lease), most, wait, counts_receives)
         broker = SqsBroker(queue_found, polls, calls)
         try:
             yield broker
@@ -138,6 +137,7 @@ class SqsQueue(Struct, frozen=True):
     lease: int  # seconds
     most: int  # messages of one receive
     wait: int  # seconds of one long poll
+    counts_receives: bool = False  # and moves what was received too often to another queue
 
 
 class Receipt(Struct, eq=False, gc=False):
@@ -172,45 +172,13 @@ class ReceiptChange(Struct, frozen=True):
         return VisibilityEntry(str(position), self.receipt.handle, self.seconds)
 
 
-class CallBatcher(Generic[T, R]):
-    """Makes one call of several requests: the first to ask waits a moment, and sends for all."""
-
-    def __init__(
-        self, send: Callable[[Sequence[T]], Awaitable[Sequence[R]]], linger_seconds: float
-    ) -> None:
-        self._send = send
-        self._linger_seconds = linger_seconds
-        self._requests: list[tuple[T, asyncio.Future[R]]] = []
-
-    async def ask(self, item: T) -> R:
-        answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._requests.append((item, answer))
-        requests = self._requests
-        if len(requests) > 1:
-            return await answer
-        try:
-            await asyncio.sleep(self._linger_seconds)
-            self._requests = []
-            results = await self._send([item for item, _ in requests])
-            for (_, waiting), result in zip(requests, results, strict=True):
-                if not waiting.done():  # else nobody waits any more
-                    waiting.set_result(result)
-        finally:
-            if self._requests is requests:
-                self._requests = []
-            # The call that sends for others may be cancelled or fail: they must not wait for ever.
-            for _, waiting in requests[1:]:
-                if not waiting.done():
-                    waiting.set_exception(Disconnected("the call was not made"))
-        return await answer
-
-
 class SqsBroker:
     """One connection: a client for the long polls, another for all else, which never waits."""
 
-    traits: Final = Traits(keeps_tally=False, acks_per_call=MAX_ENTRIES)
-
     def __init__(self, queue: SqsQueue, polls: SqsClient, calls: SqsClient) -> None:
+        self.traits = Traits(
+            keeps_tally=False, acks_per_call=MAX_ENTRIES, defers=not queue.counts_receives
+        )
         self.holds_groups = queue.is_fifo
         self.lease_seconds: float = queue.lease
         self._queue = queue
@@ -220,7 +188,6 @@ class SqsBroker:
         self._is_stopped = False
         self._news = asyncio.Event()  # a poll has ended, or `stop` was called
         self._was_partial = False
-        self._nacks = CallBatcher(self._change_visibility, NACK_LINGER_SECONDS)
 
     @property
     def is_polling(self) -> bool:
@@ -260,17 +227,17 @@ class SqsBroker:
             receipt.lease_until = SETTLED
         return refused
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
-        del tally, error  # SQS has no place for them
-        receipt = cast("Receipt", handle)
-        change = ReceiptChange(receipt, receipt.hidden_for(delay, loop_time()))
-        problem = await self._nacks.ask(change)
-        if problem is None:
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
+        """Hide them until they are due. SQS has no place for tallies and errors."""
+        now = loop_time()
+        changes = []
+        for item in items:
+            receipt = cast("Receipt", item.handle)
+            changes.append(ReceiptChange(receipt, receipt.hidden_for(item.delay, now)))
+        refused = await self._change(CHANGE_VISIBILITY, changes)
+        for receipt in _changed(changes, refused):
             receipt.lease_until = SETTLED
-        elif problem.stale:
-            raise StaleLease(problem.reason)
-        else:
-            raise Disconnected(problem.reason)
+        return refused
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         now, whole = loop_time(), math.ceil(seconds)
@@ -316,13 +283,6 @@ class SqsBroker:
             return (await self._polls.call(RECEIVE_MESSAGE, request)).messages or []
         finally:
             self._news.set()
-
-    async def _change_visibility(
-        self, changes: Sequence[ReceiptChange]
-    ) -> Sequence[Unsettled | None]:
-        refused = await self._change(CHANGE_VISIBILITY, changes)
-        problems = {each.handle: each for each in refused}
-        return [problems.get(change.receipt) for change in changes]
 
     async def _change(
         self, action: Action[BatchReply], changes: Sequence[ReceiptChange]

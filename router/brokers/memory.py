@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, QueueUri, read_uri, refusal
-from router.brokers.sqlite.connection import QUERIES, T, Work, create_schema, transaction
+from router.brokers.sqlite.connection import QUERIES, T, Work, prepare_schema, transaction
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
@@ -95,7 +95,7 @@ class MemoryDatabase:
         self._open = True
         self.wait = wait_for_signal
         with transaction(self.db):
-            create_schema(self.db, THIS_MACHINE)
+            prepare_schema(self.db, THIS_MACHINE)
         self.incarnation, _, _ = self.db.execute(QUERIES["file"]).fetchone()
 
     async def run(self, work: Work[T], *, is_large: bool = False) -> T:  # noqa: ARG002  nothing waits here

@@ -21,11 +21,11 @@ def queue(tmp_path: Path) -> QueueConfig:
 
 
 async def publish(queue: QueueConfig) -> None:
-    async with BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as brokers:
-        publisher = brokers.open_publisher(queue)
-        assert publisher is not None
-        async with publisher as line:
-            await line.publish([publication("a")])
+    async with (
+        BrokerRegistry(worker_id="worker-1", dedup_window=300.0) as brokers,
+        brokers.open_publisher(queue) as line,
+    ):
+        await line.publish([publication("a")])
 
 
 def make_something_else(path: Path) -> bytes:

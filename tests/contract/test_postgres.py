@@ -19,7 +19,7 @@ from router.brokers import BrokerRegistry
 from router.brokers.postgres import database, work_queue
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, ReceivedMessage, Tally, parse
-from router.ports import Broker, Disconnected, Publication, QueueRefused
+from router.ports import Broker, Disconnected, Nack, Publication, QueueRefused
 from tests.contract.cases import (
     Ends,
     bodies,
@@ -246,7 +246,7 @@ class Relay:
                 self.done[lane].append(_lane_and_number(received)[1])
                 assert not await broker.ack([received.handle])
             else:
-                await broker.nack(received.handle, 0, UNTRIED)
+                await broker.nack([Nack(received.handle, 0)])
         if sum(map(len, self.done.values())) == 2 * GROUPS * PER_LANE:
             for other in self.brokers:
                 other.stop()
@@ -390,7 +390,7 @@ async def test_a_producer_needs_no_more_than_the_right_to_insert(
 async def test_a_name_that_a_database_cannot_store_harms_nobody(ends: Ends) -> None:
     added = await ends.publisher.publish([publication("a", group="\0g"), publication("b")])
     received = await receive_one(ends.broker)
-    await ends.broker.nack(received.handle, 0, UNTRIED, error="\0")
+    await ends.broker.nack([Nack(received.handle, 0, UNTRIED, error="\0")])
 
     assert added == [True, True]
     assert bodies(await ends.broker.receive(10)) == ["a", "b"]
@@ -456,7 +456,7 @@ async def finished(brokers: BrokerRegistry, queue: QueueConfig) -> AsyncIterator
         await ends.publisher.publish([publication("good"), publication("bad")])
         good, bad = await ends.broker.receive(2)
         await ends.broker.ack([good.handle])
-        await ends.broker.nack(bad.handle, 0, Tally(1, 1), error="HTTP 503")
+        await ends.broker.nack([Nack(bad.handle, 0, Tally(1, 1), error="HTTP 503")])
         await ends.broker.ack([(await receive_one(ends.broker)).handle], error="HTTP 400")
         yield ends
 
@@ -745,7 +745,7 @@ async def test_a_clock_that_is_set_back_keeps_nothing_and_hands_out_nothing_that
     ):
         await ends.publisher.publish([publication("delayed"), publication("held")])
         delayed, held = await ends.broker.receive(2)
-        await ends.broker.nack(delayed.handle, 1.0, UNTRIED)
+        await ends.broker.nack([Nack(delayed.handle, 1.0)])
 
         await set_back(producer, queue)
         began = time.monotonic()
@@ -879,7 +879,7 @@ async def test_a_message_keeps_its_broker_id_and_one_of_a_new_schema_has_another
             async with new_brokers(worker) as brokers, brokers.open_queue(queue) as broker:
                 received = await receive_one(broker)
                 ids.append(received.broker_id)
-                await broker.nack(received.handle, 0, UNTRIED)
+                await broker.nack([Nack(received.handle, 0)])
         await connection.execute("DROP SCHEMA message_router CASCADE")
     await connection.close()
 

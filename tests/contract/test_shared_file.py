@@ -25,8 +25,8 @@ from router.brokers.sqlite.database import FileDatabase
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.work_queue import WorkQueue
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, ReceivedMessage
-from router.ports import Broker, Disconnected, QueueRefused
+from router.core.message import ReceivedMessage
+from router.ports import Broker, Disconnected, Nack, QueueRefused
 from tests.contract.cases import (
     Ends,
     bodies,
@@ -228,7 +228,7 @@ async def test_a_message_keeps_its_broker_id_and_one_of_a_new_file_has_another(
             async with opened(queue) as ends:
                 (received,) = await ends.broker.receive(1)
                 ids.append(received.broker_id)
-                await ends.broker.nack(received.handle, 0, UNTRIED)
+                await ends.broker.nack([Nack(received.handle, 0)])
         (tmp_path / "queue.db").unlink()
 
     first, first_again, second, second_again = ids

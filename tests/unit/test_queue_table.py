@@ -14,7 +14,7 @@ from hypothesis.stateful import rule
 
 from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite import queue_table
-from router.brokers.sqlite.connection import QUERIES, create_schema
+from router.brokers.sqlite.connection import QUERIES, prepare_schema
 from router.brokers.sqlite.queue_table import PRUNED_AT_ONCE
 from router.brokers.sqlite.work_queue import PRUNE_EVERY_MESSAGES, PRUNE_PAUSE_SECONDS
 from router.brokers.work_queue import MAX_ERROR_CHARACTERS
@@ -978,7 +978,7 @@ def test_a_database_of_another_version_is_refused_with_what_to_do(
     db.execute(f"PRAGMA user_version = {version}")
 
     with pytest.raises(QueueRefused, match=f"version {version}.*remove the file"):
-        create_schema(db, THIS_MACHINE)
+        prepare_schema(db, THIS_MACHINE)
 
 
 @pytest.mark.rule("CFG-7")
@@ -987,7 +987,7 @@ def test_a_database_of_something_else_is_refused() -> None:
         db.execute("CREATE TABLE accounts (name)")
 
         with pytest.raises(QueueRefused, match="something else"):
-            create_schema(db, THIS_MACHINE)
+            prepare_schema(db, THIS_MACHINE)
 
 
 # Names within a statement that stand for a few rows, not for a table.

@@ -18,7 +18,8 @@ from router.signal import Signal, wait_for_signal
 
 log = logging.getLogger(__name__)
 
-SCHEMA_VERSION: Final = 6  # that schema.sql installs
+SCHEMA_VERSION: Final = 6  # that schema.sql installs; only with this one routers work
+REVISION: Final = 1  # of that version; with an older one this router does not work
 OLDEST_SERVER_VERSION: Final = 15
 MAX_CONNECTIONS: Final = 4  # of this process, and one that listens
 MAX_CLAIMS: Final = 2  # of those, so that settling never waits for a claim that waits for its turn
@@ -32,8 +33,13 @@ CLOSE_TIMEOUT_SECONDS: Final = 1.0
 KEPT_STATEMENTS: Final = 100  # of a connection: more than there are
 CHANNEL: Final = "message_router"
 
-_SCHEMA: Final = files("router.brokers.postgres").joinpath("schema.sql")
+_FILES: Final = files("router.brokers.postgres")
 _HAS_SCHEMA: Final = "SELECT to_regclass('message_router.schema_versions') IS NOT NULL"
+# The column `revision` is missing in revision 0.
+_INSTALLED: Final = """
+SELECT version, incarnation, coalesce((to_jsonb(newest) ->> 'revision')::int, 0) AS revision
+FROM message_router.schema_versions AS newest ORDER BY version DESC LIMIT 1
+"""
 _LOCK_SCHEMA: Final = "SELECT pg_advisory_xact_lock(hashtextextended('message_router schema', 0))"
 
 # Anything else that the server says may pass: it starts, stops, is full, a replica, out of reach.
@@ -87,21 +93,15 @@ class PostgresDatabase:
         self.incarnation = ""  # of the schema; known after `prepare`
 
     async def prepare(self) -> None:
-        """Install the schema if there is none. Refuse a database in which the queue is not safe."""
+        """Install or upgrade the schema. Refuse a database in which the queue is not safe."""
         await self.check_server()
         (row,) = await self.call(f"SELECT ({_HAS_SCHEMA}) AS has_schema")
         if not row["has_schema"]:
-            await self._install()
-        (newest,) = await self.call(
-            "SELECT version, incarnation FROM message_router.schema_versions"
-            " ORDER BY version DESC LIMIT 1"
-        )
-        if newest["version"] != SCHEMA_VERSION:
-            raise QueueRefused(
-                f"the schema has version {newest['version']}, this router needs version"
-                f" {SCHEMA_VERSION}: empty the queues with the router that installed it, then drop"
-                " the schema message_router"
-            )
+            await self._change_schema()
+        (newest,) = await self.call(_INSTALLED)
+        _check_version(newest["version"])
+        if newest["revision"] < REVISION:
+            await self._change_schema()
         self.incarnation = newest["incarnation"]
 
     async def check_server(self) -> None:
@@ -228,18 +228,56 @@ class PostgresDatabase:
     def _ring(self, _connection: object, _pid: int, channel: str, queue: str) -> None:
         self._signals[queue or channel].ring()
 
-    async def _install(self) -> None:
-        """Install the schema in one transaction. A process that comes second finds it done."""
+    async def _change_schema(self) -> None:
+        """Install or upgrade it in one transaction. A process that comes second finds it done."""
         async with _our_errors(INSTALL_TIMEOUT_SECONDS):
             connection = await self._connect()
             try:
                 async with connection.transaction(isolation="read_committed"):
                     await connection.execute(_LOCK_SCHEMA)
-                    if not await connection.fetchval(_HAS_SCHEMA):
-                        await connection.execute(_SCHEMA.read_text())
-                        log.info("database schema installed", extra={"version": SCHEMA_VERSION})
+                    scripts = await _missing_scripts(connection)
+                    for script in scripts:
+                        await _run(connection, script)
             finally:
                 connection.terminate()
+        if scripts:
+            versions = {"version": SCHEMA_VERSION, "revision": REVISION}
+            log.info("database schema installed or upgraded", extra=versions)
+
+
+async def _missing_scripts(connection: asyncpg.Connection) -> Sequence[str]:
+    """Return what has to be run to install the schema, or to upgrade it."""
+    if not await connection.fetchval(_HAS_SCHEMA):
+        return ("schema.sql", "functions.sql")
+    installed = await connection.fetchrow(_INSTALLED)
+    _check_version(installed["version"])
+    if installed["revision"] >= REVISION:
+        return ()
+    older = range(installed["revision"], REVISION)
+    return (*(f"upgrade_{revision}.sql" for revision in older), "functions.sql")
+
+
+async def _run(connection: asyncpg.Connection, script: str) -> None:
+    try:
+        await connection.execute(_FILES.joinpath(script).read_text())
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise QueueRefused(
+            f"the user may not install or upgrade the schema ({_kind(error)} in {script}): do it as"
+            " its owner, see docs/brokers/postgres.md"
+        ) from None
+
+
+def _check_version(version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise QueueRefused(
+            f"a newer router installed the schema: it has version {version}, this router knows"
+            f" version {SCHEMA_VERSION}. Use the newer router, or another database"
+        )
+    if version < SCHEMA_VERSION:
+        raise QueueRefused(
+            f"the schema has version {version}, this router needs version {SCHEMA_VERSION}: empty"
+            " the queues with the router that installed it, then drop the schema message_router"
+        )
 
 
 async def _close(connection: asyncpg.Connection) -> None:

@@ -1,5 +1,6 @@
 """The connection by which a process writes to a queue file: the schema, the clock, transactions."""
 
+import logging
 import os
 import sqlite3
 import stat
@@ -15,15 +16,20 @@ from router.brokers.workers import Machine
 from router.core.outcome import MAX_DELAY_SECONDS
 from router.ports import QueueRefused
 
+log = logging.getLogger(__name__)
+
 BUSY_TIMEOUT_SECONDS: Final = 5.0  # that another process may hold the write lock
 APPLICATION_ID: Final = 1297239633  # "MRQQ": marks the file as a work queue
-SCHEMA_VERSION: Final = 10
+SCHEMA_VERSION: Final = 11
+OLDEST_VERSION: Final = 10  # that can be upgraded
+
+_REFUSALS: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY})
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
-QUERIES: Final = statements(files("router.brokers.sqlite").joinpath("queries.sql").read_text())
-_SCHEMA: Final = files("router.brokers.sqlite").joinpath("schema.sql").read_text()
+_FILES: Final = files("router.brokers.sqlite")
+QUERIES: Final = statements(_FILES.joinpath("queries.sql").read_text())
 _PRAGMAS: Final = (
     "PRAGMA journal_mode = WAL",
     "PRAGMA synchronous = NORMAL",  # no end of a process undoes a commit; a power cut may
@@ -144,8 +150,11 @@ class FileConnection:
         for pragma in _PRAGMAS:
             self._db.execute(pragma)
         with transaction(self._db):
-            create_schema(self._db, self._machine)
+            is_upgraded = prepare_schema(self._db, self._machine)
             self.incarnation, self._clock_offset = set_clock(self._db, self._machine)
+        if is_upgraded:
+            upgrade = {"file": self._path.name, "version": SCHEMA_VERSION}
+            log.info("queue file upgraded", extra=upgrade)
         _sync(self._path.parent)  # the file's name, and that of its log
         return self._db
 
@@ -156,15 +165,21 @@ def check_owner(db: sqlite3.Connection) -> bool:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if not (application or version or tables):
-        return True
+        return None
     if application != APPLICATION_ID:
         raise QueueRefused("the file is a database of something else")
-    if version != SCHEMA_VERSION:
+    if version > SCHEMA_VERSION:
         raise QueueRefused(
-            f"the file has schema version {version}, this router needs version {SCHEMA_VERSION}:"
-            " empty the queue with the router that wrote it, then remove the file"
+            f"a newer router wrote the file: it has schema version {version}, this router knows"
+            f" version {SCHEMA_VERSION}. Use the newer router, or name another file"
         )
-    return False
+    if version < OLDEST_VERSION:
+        raise QueueRefused(
+            f"the file has schema version {version}, this router needs version {SCHEMA_VERSION} and"
+            f" can upgrade version {OLDEST_VERSION}: empty the queue with the router that wrote it,"
+            " then remove the file"
+        )
+    return int(version)
 
 
 def make_private(path: Path) -> None:
@@ -175,12 +190,25 @@ def make_private(path: Path) -> None:
                 each.chmod(0o600)
 
 
-def create_schema(db: sqlite3.Connection, machine: Machine) -> None:
-    """Create the tables in an empty database."""
-    if check_owner(db):
-        for statement in _SCHEMA.split(";\n"):  # `executescript` would end the transaction
-            db.execute(statement)
+def prepare_schema(db: sqlite3.Connection, machine: Machine) -> bool:
+    """Create the tables in an empty database, or upgrade those of an older version.
+
+    All in the caller's transaction: a process that dies meanwhile leaves the file as it was. Return
+    whether it was upgraded.
+    """
+    version = check_owner(db)
+    if version is None:
+        _run_file(db, "schema.sql")
         db.execute("INSERT INTO queue_file VALUES (?, '', 0)", (machine.new_id(),))
+        return False
+    for older in range(version, SCHEMA_VERSION):
+        _run_file(db, f"upgrade_{older}.sql")
+    return version < SCHEMA_VERSION
+
+
+def _run_file(db: sqlite3.Connection, name: str) -> None:
+    for statement in _FILES.joinpath(name).read_text().split(";\n"):
+        db.execute(statement)  # `executescript` would end the transaction
 
 
 def set_clock(db: sqlite3.Connection, machine: Machine) -> tuple[str, float]:

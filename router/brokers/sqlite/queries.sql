@@ -72,7 +72,8 @@ SELECT
     (SELECT number FROM queue_groups
      WHERE queue = :queue AND pool = value ->> 2 AND group_id = value ->> 3),
     value ->> 4, value ->> 4 = 9, value ->> 12, value ->> 5, :batch,
-    iif(coalesce(value ->> 3, value ->> 10) IS NULL, '', NULL), value ->> 10, zeroblob(:room)
+    iif(coalesce(value ->> 3, value ->> 10) IS NULL, '', NULL), value ->> 10, zeroblob(:room),
+    value ->> 2
 FROM json_each(:rows);
 
 -- name: store_bodies
@@ -204,6 +205,89 @@ SELECT json_group_array(
 FROM (SELECT id FROM taken LIMIT :limit) AS winner
     CROSS JOIN queue_progress AS message ON message.id = winner.id;
 
+-- name: adopt
+-- A router of the version before may publish to this file, too. It does not note the pool here.
+UPDATE queue_progress
+SET pool_code = (SELECT pool FROM queue_entries WHERE queue_entries.id = queue_progress.id)
+WHERE id IN (
+    SELECT id FROM queue_progress INDEXED BY offers_of_pool
+    WHERE queue = :queue AND offered_to IN ('', :worker_id) AND pool_code IS NULL
+    LIMIT :at_most
+);
+
+-- name: choose_of_pools
+-- As `choose`, but only from these pools; if :excludes is 1, from all but these.
+--
+-- A merge of pools, and in it of lanes. It starts with the first offer of each pool, and whenever an
+-- offer is taken, the next one of its pool joins. To find the pools that have anything on offer takes
+-- a seek for each (1 µs), however much they have.
+WITH RECURSIVE reader (whom) AS (
+    SELECT '' UNION ALL SELECT :worker_id
+),
+stocked (whom, code) AS (
+    SELECT whom, (
+        SELECT pool_code FROM queue_progress INDEXED BY offers_of_pool
+        WHERE queue = :queue AND offered_to = reader.whom AND pool_code >= ''
+        ORDER BY pool_code LIMIT 1
+    )
+    FROM reader WHERE :excludes
+    UNION ALL
+    SELECT whom, (
+        SELECT pool_code FROM queue_progress INDEXED BY offers_of_pool
+        WHERE queue = :queue AND offered_to = stocked.whom AND pool_code > stocked.code
+        ORDER BY pool_code LIMIT 1
+    )
+    FROM stocked WHERE code IS NOT NULL
+),
+wanted (whom, code) AS (
+    SELECT whom, code FROM stocked WHERE code NOT IN (SELECT value FROM json_each(:pools))
+    UNION ALL
+    SELECT whom, value FROM json_each(:pools) CROSS JOIN reader WHERE NOT :excludes
+),
+taken (priority, id, group_number, whom, code) AS (
+    SELECT first.priority, first.id, first.group_number, whom, code
+    FROM wanted CROSS JOIN queue_progress AS first ON first.id = (
+        SELECT id FROM queue_progress INDEXED BY offers_of_pool
+        WHERE queue = :queue AND offered_to = wanted.whom AND pool_code = wanted.code
+        ORDER BY priority DESC, id LIMIT 1
+    )
+    UNION ALL
+    SELECT next.priority, next.id, next.group_number, whom, code
+    FROM taken CROSS JOIN queue_progress AS next ON next.id = coalesce(
+        (
+            SELECT id FROM queue_progress INDEXED BY offers_of_pool
+            WHERE queue = :queue AND offered_to = taken.whom AND pool_code = taken.code
+              AND priority = taken.priority AND id > taken.id
+            ORDER BY id LIMIT 1
+        ),
+        (
+            SELECT id FROM queue_progress INDEXED BY offers_of_pool
+            WHERE queue = :queue AND offered_to = taken.whom AND pool_code = taken.code
+              AND priority < taken.priority
+            ORDER BY priority DESC, id LIMIT 1
+        )
+    )
+    UNION ALL
+    SELECT min(next.priority, taken.priority), next.id, next.group_number, NULL, NULL
+    FROM taken CROSS JOIN queue_progress AS next ON next.id = (
+        SELECT mate.id FROM queue_progress AS mate INDEXED BY lanes
+        WHERE mate.group_number = taken.group_number
+          AND mate.high_priority = (taken.priority = 9) AND mate.queue = :queue
+          AND mate.id > taken.id AND mate.finished_at IS NULL
+        ORDER BY mate.id LIMIT 1
+    )
+    WHERE next.wakes_at IS NULL
+    ORDER BY 1 DESC, 2
+)
+SELECT json_group_array(
+    json_array(
+        message.id, :token, message.group_number, message.high_priority, size, deliveries,
+        attempts, posts, batch IS NOT NULL
+    )
+)
+FROM (SELECT id FROM taken LIMIT :limit) AS winner
+    CROSS JOIN queue_progress AS message ON message.id = winner.id;
+
 -- name: claim
 UPDATE queue_progress
 SET state = 'in-flight',
@@ -248,6 +332,7 @@ FROM json_each(:endings)
 WHERE queue_progress.id = value ->> 0;
 
 -- name: keep_endings
+-- The results only of messages that are kept for them.
 -- Without the dedup key: SQLite would write its index again, a page for each message.
 UPDATE queue_entries
 SET result = value ->> 2,

@@ -69,11 +69,17 @@ CREATE TABLE queue_progress (
     last_error       TEXT,
     -- As many bytes as the first claim will add to the row, which then stays where it is: without,
     -- claims move rows to other pages, which takes 1 µs more for each message.
-    room             BLOB
+    room             BLOB,
+    pool_code        TEXT                   -- as in queue_entries; NULL: look there (see `adopt`)
 );
 
 -- What can be claimed, in claim order. A claim never steps over a blocked message.
 CREATE INDEX offers ON queue_progress (queue, offered_to, priority DESC, id)
+    WHERE offered_to IS NOT NULL;
+
+-- The same for claims that ask for some pools only: what waits for the others is not stepped over. It costs
+-- each message 1 µs.
+CREATE INDEX offers_of_pool ON queue_progress (queue, offered_to, pool_code, priority DESC, id)
     WHERE offered_to IS NOT NULL;
 
 -- The queue is for counting what is unsettled: a group is of one queue.
@@ -149,4 +155,4 @@ CREATE TABLE queue_ticks (
 
 -- "MRQQ": marks the file as a work queue.
 PRAGMA application_id = 1297239633;
-PRAGMA user_version = 10;
+PRAGMA user_version = 11;

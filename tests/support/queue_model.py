@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from router.brokers.kit.consuming import ClaimedBatch
 from router.brokers.work_queue import Lease
-from router.core.message import UNTRIED, Tally
-from router.ports import Cancellation, Depth, Publication, Receipt
+from router.core.message import DEFAULT_POOL, UNTRIED, Tally
+from router.ports import Cancellation, Depth, PoolFilter, Publication, Receipt
 from tests.support.work_queues import LEASE, WINDOW, lease_of, publication
 
 
@@ -21,6 +21,7 @@ class ModelRow:
     id: int
     message_id: str
     body: bytes
+    pool: str
     group: tuple[str, str] | None
     priority: int
     state: str = "ready"
@@ -56,15 +57,18 @@ class Model:
             for row in self.rows
         ):
             return False
-        group = (message.pool or "DEFAULT-POOL", message.group) if message.group else None
-        row = ModelRow(0, message.id, item.body, group, message.level, due=item.not_before or 0.0)
+        pool, due = message.pool or DEFAULT_POOL, item.not_before or 0.0
+        group = (pool, message.group) if message.group else None
+        row = ModelRow(0, message.id, item.body, pool, group, message.level, due=due)
         self.rows.append(row)
         return True
 
-    def claimable(self, worker: str, limit: int) -> list[ModelRow]:
+    def claimable(self, worker: str, limit: int, pools: PoolFilter | None) -> list[ModelRow]:
         self._end_leases()
         ranked = []
         for lane in self._lanes():
+            if pools is not None and (lane[0].pool in pools.codes) == pools.excludes:
+                continue
             lowest = 9  # in front of a message: it does not count more than that
             for row in self._run_of(lane, worker):
                 lowest = min(lowest, row.priority)
@@ -141,10 +145,16 @@ PUBLISHED = st.lists(
 )
 
 
+NAMED_POOLS = st.frozensets(st.sampled_from([DEFAULT_POOL, "P", "Q", "nowhere"]), max_size=3)
+SELECTED = st.none() | st.builds(PoolFilter, NAMED_POOLS, st.booleans())
+
+
 class ModelTable(Protocol):
     """A work queue as one worker sees it. A settlement answers the positions of lost leases."""
 
     def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]: ...
+
+    def select(self, pools: PoolFilter | None) -> None: ...
 
     def claim(self, limit: int) -> ClaimedBatch: ...
 
@@ -178,7 +188,7 @@ class WorkQueueComparison(RuleBasedStateMachine):
 
     @rule(
         bodies=PUBLISHED,
-        pool=st.sampled_from([None, None, "P"]),
+        pool=st.sampled_from([None, None, "P", "Q"]),
         group=st.sampled_from(["g", "g", "h", None]),
         priority=st.sampled_from([0, 0, 0, 3, 8, 9]),
         delay=st.sampled_from([None, None, None, 5.0, 400.0]),
@@ -210,10 +220,15 @@ class WorkQueueComparison(RuleBasedStateMachine):
         assert list(added) == expected
         self._learn_ids()
 
-    @rule(worker=st.sampled_from(["anna", "bert"]), limit=st.sampled_from([1, 1, 2, 5]))
-    def claim(self, worker: str, limit: int) -> None:
-        expected = self.model.claimable(worker, limit)
+    @rule(
+        worker=st.sampled_from(["anna", "bert"]),
+        limit=st.sampled_from([1, 1, 2, 5]),
+        pools=SELECTED,
+    )
+    def claim(self, worker: str, limit: int, pools: PoolFilter | None = None) -> None:
+        expected = self.model.claimable(worker, limit, pools)
 
+        self.tables[worker].select(pools)
         messages = self.tables[worker].claim(limit).messages
 
         for row, received in zip(expected, messages, strict=True):

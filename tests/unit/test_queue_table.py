@@ -14,14 +14,19 @@ from hypothesis.stateful import rule
 
 from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite import queue_table
-from router.brokers.sqlite.connection import QUERIES, prepare_schema
+from router.brokers.sqlite.connection import (
+    OLDEST_VERSION,
+    QUERIES,
+    SCHEMA_VERSION,
+    prepare_schema,
+)
 from router.brokers.sqlite.queue_table import PRUNED_AT_ONCE
 from router.brokers.sqlite.work_queue import PRUNE_EVERY_MESSAGES, PRUNE_PAUSE_SECONDS
 from router.brokers.work_queue import MAX_ERROR_CHARACTERS
 from router.brokers.workers import THIS_MACHINE
-from router.core.message import UNTRIED, Message, Mode, Tally
+from router.core.message import UNTRIED, Message, Mode, Tally, parse
 from router.core.outcome import Ending, Failure
-from router.ports import Depth, Publication, QueueRefused
+from router.ports import Depth, PoolFilter, Publication, QueueRefused
 from tests.support.queue_model import WorkQueueComparison
 from tests.support.work_queues import LEASE, WINDOW, Queue, QueueClock, publication, story
 
@@ -73,9 +78,17 @@ def clock() -> QueueClock:
     return QueueClock()
 
 
-@pytest.fixture
-def table(memory: MemoryDatabase, clock: QueueClock, runner: asyncio.Runner) -> Queue:
-    return Queue.of(memory, clock, runner)
+@pytest.fixture(params=[None, PoolFilter(frozenset(), excludes=True)], ids=["", "all-but-none"])
+def table(
+    request: pytest.FixtureRequest,
+    memory: MemoryDatabase,
+    clock: QueueClock,
+    runner: asyncio.Runner,
+) -> Queue:
+    """A queue; also one that excludes no pool, which must do the same in all."""
+    queue = Queue.of(memory, clock, runner)
+    queue.select(request.param)
+    return queue
 
 
 @pytest.mark.rule("WQ-1", "ID-3")
@@ -818,15 +831,18 @@ DAY = 86_400.0
 
 
 @pytest.mark.rule("CMD-2", "P4")
-def test_what_has_a_payload_a_result_or_a_batch_is_kept_longer(
+def test_what_has_a_payload_a_next_step_or_a_batch_is_kept_longer_but_not_what_has_a_result(
     table: Queue, db: sqlite3.Connection, clock: QueueClock
 ) -> None:
     table = table.but(result_retention=DAY)
+    chain = parse(
+        b'{"id":"chain","mediationTarget":"https://t/","then":{"mediationTarget":"https://t/"}}'
+    )
     items = [publication("plain"), publication("payload", payload=b"1"), publication("result")]
-    table.publish(items)
+    table.publish([*items, Publication(chain, b"{}", "chain")])
     table.add_batch("b", None, [publication("member")])
     _, leases = table.claim_ids()
-    table.ack([leases[0], leases[1], leases[3]])
+    table.ack([leases[0], leases[1], *leases[3:]])
     table.finish(leases[2], Ending(result=b"2"))
     table.ack(table.claim_ids()[1])  # the callback
 
@@ -837,8 +853,8 @@ def test_what_has_a_payload_a_result_or_a_batch_is_kept_longer(
         names = db.execute("SELECT message_id FROM queue_messages ORDER BY id").fetchall()
         kept.append([name for (name,) in names])
 
-    others = ["payload", "result", "member", "done"]
-    assert kept == [["plain", *others], others, others, []]
+    others = ["payload", "chain", "member", "done"]
+    assert kept == [["plain", "payload", "result", *others[1:]], others, others, []]
 
 
 @pytest.mark.rule("CMD-2", "WQ-5")
@@ -970,14 +986,17 @@ def test_an_error_while_a_batch_completes_undoes_the_ack_too(
     assert len(table.claim_ids()[0]) == 1
 
 
-@pytest.mark.rule("CFG-7")
-@pytest.mark.parametrize("version", [5, 99])
+@pytest.mark.rule("CFG-7", "WQ-12")
+@pytest.mark.parametrize(
+    ("version", "what_to_do"),
+    [(OLDEST_VERSION - 1, "remove the file"), (SCHEMA_VERSION + 1, "Use the newer router")],
+)
 def test_a_database_of_another_version_is_refused_with_what_to_do(
-    db: sqlite3.Connection, version: int
+    db: sqlite3.Connection, version: int, what_to_do: str
 ) -> None:
     db.execute(f"PRAGMA user_version = {version}")
 
-    with pytest.raises(QueueRefused, match=f"version {version}.*remove the file"):
+    with pytest.raises(QueueRefused, match=f"version {version}.*{what_to_do}"):
         prepare_schema(db, THIS_MACHINE)
 
 
@@ -1003,12 +1022,16 @@ FEW = {
     "decision",
     "queue_file",
     "ended",
+    "reader",
+    "stocked",
+    "wanted",
 }
 ONCE_PER_BOOT = {"cut_waits", "cut_audit", "cut_batches"}
+SELDOM = {"result_bytes"}  # and in a thread, for a hundredth of the time at most
 
 
 @pytest.mark.rule("P4")
-@pytest.mark.parametrize("name", sorted(QUERIES.keys() - ONCE_PER_BOOT))
+@pytest.mark.parametrize("name", sorted(QUERIES.keys() - ONCE_PER_BOOT - SELDOM))
 def test_no_statement_reads_through_the_whole_table(db: sqlite3.Connection, name: str) -> None:
     statement = QUERIES[name]
     arguments = dict.fromkeys(re.findall(r":([a-z_]+)", statement), "[]")
@@ -1060,6 +1083,108 @@ def test_a_claim_costs_the_same_whatever_waits_behind_it(
             costs.append(steps_of_a_claim(table))
 
     assert costs[1] <= costs[0] * 1.2
+
+
+FULL = PoolFilter(frozenset({"FULL"}), excludes=True)
+
+
+@pytest.mark.rule("ROUTE-5", "P4", "P5")
+@pytest.mark.parametrize("pools", [FULL, PoolFilter(frozenset({"OPEN"}))], ids=["but", "only"])
+@pytest.mark.parametrize("grouped", [False, True], ids=["ungrouped", "grouped"])
+def test_a_claim_costs_the_same_whatever_waits_in_front_for_a_full_pool(
+    clock: QueueClock, runner: asyncio.Runner, pools: PoolFilter, *, grouped: bool
+) -> None:
+    costs = []
+    for size in (100, 5000):
+        with closing(MemoryDatabase()) as memory:
+            table = Queue.of(memory, clock, runner)
+            codes = ["FULL"] * size + ["OPEN"] * 10
+            table.publish(
+                [
+                    publication(f"m{number}", pool=code, group=f"g{number}" if grouped else None)
+                    for number, code in enumerate(codes)
+                ]
+            )
+            table.select(pools)
+            costs.append(steps_of_a_claim(table))
+
+    assert costs[1] <= costs[0] * 1.05
+
+
+@pytest.mark.rule("ROUTE-5", "P5")
+def test_a_claim_costs_the_same_more_for_each_pool_that_is_full(
+    clock: QueueClock, runner: asyncio.Runner
+) -> None:
+    costs = []
+    for size in (0, 500, 1000):
+        with closing(MemoryDatabase()) as memory:
+            table = Queue.of(memory, clock, runner)
+            full = [f"FULL-{number}" for number in range(size)]
+            codes = [*full, *full, *["OPEN"] * 10]
+            table.publish([publication(f"m{n}", pool=code) for n, code in enumerate(codes)])
+            table.select(PoolFilter(frozenset(full), excludes=True))
+            costs.append(steps_of_a_claim(table))
+
+    first, second = (later - sooner for sooner, later in pairwise(costs))
+    assert second <= first * 1.05
+    assert second / 500 < 60  # about 1 µs
+
+
+@pytest.mark.rule("ROUTE-5", "WQ-2")
+@pytest.mark.parametrize("limit", [1, 5, 100])
+def test_of_many_pools_those_that_are_selected_are_merged_in_claim_order(
+    table: Queue, limit: int
+) -> None:
+    codes = [f"P{number % 7}" for number in range(60)]
+    priorities = [number * number % 10 for number in range(60)]
+    table.publish(
+        [
+            publication(f"m{n}", pool=code, priority=priorities[n], group="g" if n % 3 else None)
+            for n, code in enumerate(codes)
+        ]
+    )
+    named = {"P1", "P4", "P5"}
+    all_in_order, _ = table.claim_ids()
+    table.end_leases(["anna"])
+
+    found = {}
+    for pools in (PoolFilter(frozenset(named)), PoolFilter(frozenset(named), excludes=True)):
+        table.select(pools)
+        found[pools.excludes], _ = table.claim_ids(limit)
+
+    assert found == {
+        excludes: [m for m in all_in_order if (codes[int(m[1:])] in named) != excludes][:limit]
+        for excludes in (False, True)
+    }
+
+
+@pytest.mark.rule("ROUTE-5")
+def test_what_an_older_router_publishes_to_the_file_is_found_by_its_pool(
+    table: Queue, db: sqlite3.Connection
+) -> None:
+    table.publish([publication("a", pool="FULL"), publication("b", pool="OPEN", group="g")])
+    db.execute("UPDATE queue_progress SET pool_code = NULL")
+
+    table.select(FULL)
+    open_ones, _ = table.claim_ids()
+    table.select(PoolFilter(frozenset({"FULL"})))
+    full_ones, _ = table.claim_ids()
+
+    assert (open_ones, full_ones) == (["b"], ["a"])
+
+
+@pytest.mark.rule("ROUTE-5", "P5")
+def test_what_an_older_router_has_published_is_looked_up_in_small_steps(
+    table: Queue, db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_table, "ADOPTED_AT_ONCE", 2)
+    table.publish([publication(name, pool="OPEN") for name in "abc"])
+    db.execute("UPDATE queue_progress SET pool_code = NULL")
+
+    table.select(FULL)
+    claimed = [table.claim_ids()[0] for _ in range(2)]
+
+    assert claimed == [["a", "b"], ["c"]]
 
 
 @pytest.mark.rule("P4")

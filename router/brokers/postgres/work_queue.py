@@ -1,4 +1,4 @@
-"""One queue in PostgreSQL, both ends of it: each call is one of the functions in schema.sql."""
+"""One queue in PostgreSQL, both ends of it: each call is one of the functions in functions.sql."""
 
 import secrets
 from collections.abc import Collection, Sequence
@@ -30,6 +30,7 @@ from router.ports import (
     Finish,
     Nack,
     OutgoingMessage,
+    PoolFilter,
     Publication,
     Receipt,
     Traits,
@@ -51,7 +52,7 @@ _KEPT: Final = (
     "SELECT identity, message_id FROM message_router.queue_messages"
     " WHERE queue = $1 AND identity = ANY ($2::text[])"
 )
-_CLAIM: Final = "SELECT * FROM message_router.claim($1, $2, $3, $4, $5)"
+_CLAIM: Final = "SELECT * FROM message_router.claim($1, $2, $3, $4, $5, $6, $7)"
 _FINISH: Final = f"SELECT message_router.finish({places(22)}) AS position"
 _NACK: Final = "SELECT message_router.nack($1, $2, $3, $4, $5, $6) AS is_ours"
 _EXTEND: Final = "SELECT message_router.extend($1, $2, $3) AS position"
@@ -118,6 +119,11 @@ class PostgresQueue:
             new.discard(key)  # of a key that comes twice, only the first was added
         return receipts
 
+    def select(self, pools: PoolFilter | None) -> None:
+        if pools != self._pools:
+            self._pools = pools
+            self._signal.ring()
+
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         return await self._poll.receive(partial(self.claim, limit), self._database.wait)
 
@@ -125,8 +131,16 @@ class PostgresQueue:
         """Take the next messages, if there are any now."""
         token = secrets.randbits(63)
         lease_until = loop_time() + self.lease_seconds
+        pools = self._pools
         rows = await self._database.claim(
-            _CLAIM, self._name, self._worker_id, token, limit, self.lease_seconds
+            _CLAIM,
+            self._name,
+            self._worker_id,
+            token,
+            limit,
+            self.lease_seconds,
+            None if pools is None else [text(code) for code in pools.codes],
+            pools is not None and pools.excludes,
         )
         if rows[0]["id"] is None:
             until_change, pause = rows[0]["wait"], self._pause

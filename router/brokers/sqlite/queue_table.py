@@ -26,9 +26,10 @@ from router.brokers.work_queue import (
 from router.core.identity import dedup_key_of
 from router.core.message import DEFAULT_POOL, Tally
 from router.core.outcome import ACCEPTED
-from router.ports import Finish, Publication, Receipt
+from router.ports import Finish, PoolFilter, Publication, Receipt
 
 WOKEN_AT_ONCE: Final = 1000  # delays, and leases, that one claim ends
+ADOPTED_AT_ONCE: Final = 1000  # messages of an older router, whose pools are looked up
 PRUNED_AT_ONCE: Final = 1000  # messages, and audit rows
 CLAIM_BYTES: Final = 44  # that the first claim adds to a row, without the worker's id
 
@@ -149,7 +150,9 @@ class QueueTable(Struct, frozen=True):
             self.offer(db, json_value(db, "groups_of", asked))
         self.audit_change(db, ids, "ready")
 
-    def claim(self, db: sqlite3.Connection, limit: int, lease: float) -> Sequence[FileLease]:
+    def claim(
+        self, db: sqlite3.Connection, limit: int, lease: float, pools: PoolFilter | None = None
+    ) -> Sequence[FileLease]:
         """Take the next messages (WQ-2), after ending the delays and leases that are due."""
         now = self.clock()
         if self.next_wake(db) <= now:
@@ -163,7 +166,12 @@ class QueueTable(Struct, frozen=True):
             "lease": lease,
             "token": secrets.randbits(63),
         }
-        chosen = _chosen.decode(json_value(db, "choose", asked))
+        if pools is None:
+            chosen = _chosen.decode(json_value(db, "choose", asked))
+        else:
+            asked["pools"], asked["excludes"] = to_json(pools.codes), pools.excludes
+            db.execute(QUERIES["adopt"], {**asked, "at_most": ADOPTED_AT_ONCE})
+            chosen = _chosen.decode(json_value(db, "choose_of_pools", asked))
         if chosen:
             asked["ids"] = ids = to_json([message.id for message in chosen])
             db.execute(QUERIES["claim"], asked)

@@ -103,12 +103,13 @@ class WorkQueue:
         self._next_prune = 0.0  # by the table's clock
         self._pruned_to = 0  # the message with which the last pruning ended
         self._forgot_some = False  # since the beginning of the table
+        self._pools: PoolFilter | None = None  # that claims ask for; None: all
         self._signal = database.signal(table.queue)
         self._poll = LongPoll(self._signal)
         self.stop = self._poll.stop
         self.lease_seconds = lease
         self.holds_groups = table.holds_groups
-        self.traits = Traits(ordered_here=not table.holds_groups, finisher=self)
+        self.traits = Traits(ordered_here=not table.holds_groups, finisher=self, selector=self)
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]:
         """Answer when the disk has them. The first may be delivered by then."""
@@ -116,6 +117,11 @@ class WorkQueue:
         added = await self._change(partial(self._table.publish, items=items), is_large=is_large)
         await self._database.sync()
         return added
+
+    def select(self, pools: PoolFilter | None) -> None:
+        if pools != self._pools:
+            self._pools = pools
+            self._signal.ring()
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         return await self._poll.receive(partial(self.claim, limit), self._database.wait)
@@ -127,7 +133,7 @@ class WorkQueue:
 
         def work(db: sqlite3.Connection) -> tuple[Sequence[FileLease], Bodies | None, float]:
             table = self._table
-            chosen = table.claim(db, limit, lease)
+            chosen = table.claim(db, limit, lease, self._pools)
             if not chosen:
                 if table.clock() >= self._next_prune:
                     self._prune(db)

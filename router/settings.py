@@ -148,7 +148,10 @@ class Settings:
         "work queues: how long duplicates of a finished message are recognized")
     result_retention: float = env(
         "MESSAGE_ROUTER_RESULT_RETENTION", seconds(0, _YEAR_SECONDS), "24h",
-        "work queues: how long a finished message with a payload, result, reply or batch is kept")
+        "work queues: how long finished messages with a payload, reply, step or batch are kept")
+    result_max_bytes: int = env(
+        "MESSAGE_ROUTER_RESULT_MAX_BYTES", size(_LEAST_STORE_BYTES, _TIB), "1GiB",
+        "work queues: limit of all results that one database keeps; the oldest are dropped first")
     default_retry: RetryPolicy | None = optional("MESSAGE_ROUTER_DEFAULT_RETRY", retry_policy,
         'retry policy of pools and queues without one, such as `{"maxAttempts": 20}`; if not set: '
         "retry every 30 s without end")

@@ -36,13 +36,35 @@ def open_brokers(settings: Settings, alerts: Alerts) -> BrokerRegistry:
     def warn(queue: str, text: str) -> None:
         alerts.of(f"Consumer:{queue}")(Code.QUEUE_VALIDATION, text, Severity.CRITICAL)
 
+    def on_storage(queue: str, refusal: str | None) -> None:
+        source = f"Consumer:{queue}"
+        if refusal is None:
+            alerts.withdraw(Code.STORAGE, source)
+        else:
+            text = f"the storage of queue {queue} refuses writes: {refusal}"
+            alerts.of(source)(Code.STORAGE, text, Severity.CRITICAL)
+
+    def on_results(queue: str, is_nearly_full: bool) -> None:
+        source = f"Consumer:{queue}"
+        if is_nearly_full:
+            text = (
+                f"the results kept in the database of queue {queue} take more than 80 % of"
+                " MESSAGE_ROUTER_RESULT_MAX_BYTES: at the limit, the oldest are dropped"
+            )
+            alerts.of(source)(Code.RESULT_STORE, text)
+        else:
+            alerts.withdraw(Code.RESULT_STORE, source)
+
     return BrokerRegistry(
         worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
         dedup_window=settings.dedup_window,
         result_retention=settings.result_retention,
+        result_max_bytes=settings.result_max_bytes,
         state_dir=settings.state_dir,
         settings=settings.brokers,
         warn=warn,
+        on_storage=on_storage,
+        on_results=on_results,
     )
 
 

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_SETTINGS: Final = BrokerSettings()
 DEFAULT_RESULT_RETENTION_SECONDS: Final = 86_400.0
+DEFAULT_RESULT_MAX_BYTES: Final = 1024**3
 
 
 class Adapter(Brokers, Protocol):
@@ -48,9 +49,22 @@ class BrokerRegistry:
         settings: BrokerSettings = DEFAULT_SETTINGS,
         result_retention: float = DEFAULT_RESULT_RETENTION_SECONDS,
         warn: Callable[[str, str], None] = _log_warning,
+        result_max_bytes: int = DEFAULT_RESULT_MAX_BYTES,
+        on_results: Callable[[str, bool], None] = lambda *_: None,
+        on_storage: Callable[[str, str | None], None] = lambda *_: None,
     ) -> None:
         self._identity = ConsumerIdentity(
-            worker_id, dedup_window, result_retention, machine, liveness, state_dir, settings, warn
+            worker_id,
+            dedup_window,
+            result_retention,
+            machine,
+            liveness,
+            state_dir,
+            settings,
+            warn,
+            result_max_bytes,
+            on_results,
+            on_storage,
         )
         self._adapters: dict[str, Adapter] = {}
 

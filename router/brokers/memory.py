@@ -19,6 +19,7 @@ from router.brokers.sqlite.connection import QUERIES, T, Work, prepare_schema, t
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
+from router.brokers.work_queue import ResultLimit
 from router.brokers.workers import THIS_MACHINE, ConsumerIdentity
 from router.core.config import QueueConfig
 from router.ports import Disconnected
@@ -38,6 +39,7 @@ class MemoryQueues:
     def __init__(self, worker: ConsumerIdentity) -> None:
         self._worker = worker
         self._database = MemoryDatabase()
+        self._results = ResultLimit(worker.result_max_bytes, worker.on_results)
         self._connections = itertools.count(1)
 
     async def close(self) -> None:
@@ -48,10 +50,13 @@ class MemoryQueues:
         uri = read_uri(queue, OPTIONS)
         lease = _lease(queue, uri)
         table = self._table(queue)
+        self._results.queues.add(queue.name)
         if lease is None:
             own_id = f"{self._worker.id}#{next(self._connections)}"
             table = replace(table, worker_id=own_id)
-        work_queue = WorkQueue(self._database, table, lease, sinks=self._sink)
+        work_queue = WorkQueue(
+            self._database, table, lease, sinks=self._sink, results=self._results
+        )
         try:
             yield work_queue
         finally:

@@ -1,5 +1,6 @@
 """What the work queues share, whichever database keeps them (WQ-1 to WQ-11)."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -7,12 +8,13 @@ import msgspec
 from msgspec import Struct
 
 from router.core.config import QueueConfig
-from router.core.message import Handle, Message, Mode
+from router.core.message import Handle, Message, Mode, is_given
 from router.core.outcome import ACCEPTED, Ending, Failure
 from router.ports import (
     BatchRecord,
     Cancellation,
     Conflict,
+    Finish,
     MessageRecord,
     MessageStatus,
     Publication,
@@ -20,6 +22,11 @@ from router.ports import (
     Unsettled,
 )
 
+RESULT_CHECKS: Final = 64  # until as many results were added as may be kept
+LOOK_PAUSE: Final = 100  # times as long as the look before has taken
+NEARLY_FULL: Final = 0.8
+KEPT_SHARE: Final = 0.9  # of the limit, once it is reached
+FREED_AT_ONCE: Final = 100  # results, of 64 KiB at most
 DEFAULT_AUDIT_SECONDS: Final = 3600.0
 BATCH_RETENTION_SECONDS: Final = 7 * 86_400.0  # after its completion (CMD-4)
 MAX_ERROR_CHARACTERS: Final = 1024
@@ -81,8 +88,45 @@ def payload_size(message: Message) -> int | None:
 
 
 def must_stay(message: Message) -> bool:
-    """Return whether its row stays for the retention of results, and not just for a while."""
-    return message.has_payload or message.reply_to is not None
+    """Return whether its row stays for the retention of results, with its result (CMD-2)."""
+    return message.has_payload or message.reply_to is not None or is_given(message.then)
+
+
+class ResultLimit:
+    """How much the results of one database may take (CMD-2).
+
+    They are not counted one by one. The queue adds up their sizes after every few megabytes, for a
+    hundredth of the time at most.
+    """
+
+    def __init__(self, most: int, on_results: Callable[[str, bool], None]) -> None:
+        self.queues: set[str] = set()  # who is told
+        self._most = most
+        self._on_results = on_results
+        self._step = most // RESULT_CHECKS
+        self._unchecked = self._step  # look when the first one has come
+        self._looked_at = self._next_look = 0.0  # monotonic
+        self._is_nearly_full = False
+
+    def is_due(self, items: Sequence[Finish]) -> bool:
+        """Return whether to look at all of them, now that these have ended."""
+        size = sum(len(item.ending.result) for item in items if item.ending.result)
+        self._unchecked += size
+        if not size or self._unchecked < self._step or time.monotonic() < self._next_look:
+            return False
+        self._unchecked, self._looked_at = 0, time.monotonic()
+        return True
+
+    def excess(self, total: int) -> int:
+        """Return how many bytes of results must go, and report if there are many."""
+        took = time.monotonic() - self._looked_at
+        self._next_look = self._looked_at + took * LOOK_PAUSE
+        is_nearly_full = total > self._most * NEARLY_FULL
+        if is_nearly_full or self._is_nearly_full:
+            self._is_nearly_full = is_nearly_full
+            for queue in self.queues:
+                self._on_results(queue, is_nearly_full)
+        return 0 if total <= self._most else total - int(self._most * KEPT_SHARE)
 
 
 def callback_prefix(body: bytes) -> bytes:

@@ -35,6 +35,7 @@ NAMES_SHOWN: Final = 10  # there may be thousands of pools
 
 NOT_INITIALIZED: Final = "not initialized yet"
 SHUTTING_DOWN: Final = "shutting down"
+NO_STORAGE: Final = "the storage of every queue refuses writes"
 NO_CONSUMER: Final = "every consumer is unhealthy"
 ALL_STUCK: Final = "every pool that has work is stuck"
 
@@ -65,6 +66,8 @@ class QueueState(Struct, frozen=True, kw_only=True, dict=True):
     connections: int = 1
     healthy: bool = True
     restarts: int = 0
+    look_ahead_used_up: bool = False  # messages of other pools wait behind those of a full one
+    refuses_writes: bool = False  # its storage: the disk is full, for example (WQ-13)
 
     @cached_property
     def total(self) -> QueuePeriod:
@@ -269,6 +272,8 @@ def assess(state: RouterState) -> Health:
     failing_queues = [queue.name for queue in queues if queue.success_rate < GOOD_SHARE]
     failing_pools = [pool.code for pool in active_pools if pool.success_rate < GOOD_SHARE]
     unreachable = [queue.name for queue in queues if queue.is_unreachable]
+    used_up = [queue.name for queue in queues if queue.look_ahead_used_up]
+    refusing = [queue.name for queue in queues if queue.refuses_writes]
     unhealthy = [consumer.queue for consumer in consumers if not consumer.healthy]
     all_unhealthy = 0 < len(consumers) == len(unhealthy)
     with_work = [pool for pool in active_pools if pool.has_work]
@@ -276,11 +281,16 @@ def assess(state: RouterState) -> Health:
     failures = _said(
         (not state.initialized, NOT_INITIALIZED),
         (all_unhealthy, NO_CONSUMER),
+        (0 < len(queues) == len(refusing), NO_STORAGE),
         (with_work and all(pool.is_stuck(state.uptime) for pool in with_work), ALL_STUCK),
     )
     degradations = _said(
         (warnings.fresh_critical, f"critical warnings that need a look: {warnings.fresh_critical}"),
         (state.open_breakers, f"open circuit breakers: {state.open_breakers}"),
+        (
+            0 < len(refusing) < len(queues),
+            f"the storage of queues refuses writes: {_listed(refusing)}",
+        ),
         (0 < len(queues) == len(unreachable), "no queue is connected"),
         (0 < len(queues) == len(failing_queues), "every queue is below 90 % success"),
         (0 < state.pool_count == len(failing_pools), "every pool is below 90 % success"),

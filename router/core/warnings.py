@@ -48,9 +48,13 @@ class Code(StrEnum):
     QUEUE_UNREACHABLE = "QUEUE_UNREACHABLE"
     QUEUE_VALIDATION = "QUEUE_VALIDATION"
     REPLY_FAILED = "REPLY_FAILED"
+    RESULT_STORE = "RESULT_STORE"
     ROUTING = "ROUTING"
     SHUTDOWN_CLEANUP_ERRORS = "SHUTDOWN_CLEANUP_ERRORS"
     STANDBY_LOCK = "STANDBY_LOCK"
+    STORAGE = "STORAGE"
+    TARGET_DOWN = "TARGET_DOWN"
+    TARGET_GONE = "TARGET_GONE"
 
 
 class Notice(Struct, frozen=True, kw_only=True):
@@ -80,7 +84,7 @@ class WarningSummary(Struct, frozen=True):
 
 
 class WarningBook:
-    """The latest warnings. Expired ones are removed when somebody reads.
+    """The latest warnings. Readers see none that has expired; the next warning removes those.
 
     Messages can cause any number of warnings. So those of one code from one source push out only
     each other, and a mild warning never pushes out a severe one.
@@ -94,6 +98,7 @@ class WarningBook:
 
     def add(self, code: str, severity: Severity, source: str, message: str, now: float) -> Notice:
         """Add a warning, or count it if it was raised within the last five minutes."""
+        self.clear_older(LIFETIME_SECONDS / 3600, now)
         if len(message) > MAX_TEXT_CHARACTERS:
             message = f"{message[:MAX_TEXT_CHARACTERS]} …"
         last = self._notices.get(self._latest.get((code, source, message), ""))
@@ -128,11 +133,11 @@ class WarningBook:
         acknowledged: bool | None = None,
     ) -> Sequence[Notice]:
         """Return the matching warnings, the most recently raised first."""
-        self.clear_older(LIFETIME_SECONDS / 3600, now)
         return [
             notice
             for notice in reversed(self._notices.values())
-            if severity in (None, notice.severity)
+            if notice.last_at >= now - LIFETIME_SECONDS
+            and severity in (None, notice.severity)
             and code in (None, notice.code)
             and acknowledged in (None, notice.acknowledged)
         ]
@@ -163,6 +168,14 @@ class WarningBook:
         """Return how many were not acknowledged before."""
         waiting = [notice.id for notice in self._notices.values() if not notice.acknowledged]
         return sum(self.acknowledge(notice_id) for notice_id in waiting)
+
+    def has(self, code: str, source: str) -> bool:
+        """Return whether there are warnings of this kind, acknowledged or not."""
+        return (code, source) in self._alike
+
+    def withdraw(self, code: str, source: str) -> int:
+        """Remove the warnings of one kind: what they are about is over."""
+        return self._remove_all(tuple(self._alike.get((code, source), ())))
 
     def clear(self) -> int:
         return self._remove_all(tuple(self._notices))

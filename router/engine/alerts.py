@@ -33,6 +33,11 @@ class Alerts:
         self._wall = wall
         self._on_warning = on_warning
 
+    def withdraw(self, code: str, source: str) -> None:
+        """Remove the warnings of this source with this code: it is over."""
+        if self._book.withdraw(code, source):
+            log.info("warning withdrawn", extra={"code": str(code), "source": source})
+
     def of(self, source: str) -> Warn:
         """Return what raises the warnings of this source.
 

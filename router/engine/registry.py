@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from msgspec.structs import force_setattr
+from msgspec.structs import replace
 
 from router.core.history import TEXT_KEPT_CHARACTERS, HandOver
 from router.core.identity import proof_of_copy
@@ -22,6 +22,7 @@ from router.core.stats import Counts
 from router.core.tracker import ArrivalKind, Ledger, RememberedAcks, Tallies, Tracker
 from router.ports import Tracer
 
+_OMITTED: Final = Ending(result_omitted=True)
 _REMOVED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED}  # the ACK went through
 RESULT_BYTES: Final = 16 * 1024 * 1024  # of all results together
 REMEMBERED_HAND_OVERS: Final = 10_000  # about 6 MB; 30 MB if every text in them has its full length
@@ -147,7 +148,8 @@ class Journal:
     def __init__(self, tracer: Tracer | None = None, capacity: int = REMEMBERED_HAND_OVERS) -> None:
         self._tracer = tracer
         self._ended: deque[HandOver] = deque(maxlen=capacity)
-        self._results: deque[Ending] = deque()  # those with a result, oldest first
+        self._noted = 0  # so far: each hand-over has a number
+        self._results: deque[tuple[int, int]] = deque()  # number and bytes, oldest first
         self._result_bytes = 0
 
     def note(self, jobs: Iterable[Job], fate: Fate, now: float) -> None:
@@ -176,21 +178,26 @@ class Journal:
             for job in jobs
         ]
         self._ended += ended
+        for number, hand_over in enumerate(ended, self._noted):
+            if hand_over.ending is not None and hand_over.ending.result is not None:
+                self._results.append((number, len(hand_over.ending.result)))
+                self._result_bytes += len(hand_over.ending.result)
+        self._noted += len(ended)
+        if self._result_bytes > RESULT_BYTES:
+            self._forget_results()
         if self._tracer is not None:
             for hand_over in ended:
                 self._tracer.ended(hand_over)
 
-    def limit_results(self, new: Iterable[Ending | None]) -> None:
-        """Forget the oldest results when they take too much memory (P4)."""
-        for ending in new:
-            if ending is not None and ending.result is not None:
-                self._results.append(ending)
-                self._result_bytes += len(ending.result)
+    def _forget_results(self) -> None:
+        """Forget the oldest results until the others fit (P4). Readers may hold hand-overs."""
+        first = self._noted - len(self._ended)
         while self._result_bytes > RESULT_BYTES:
-            oldest = self._results.popleft()
-            self._result_bytes -= len(oldest.result or b"")
-            force_setattr(oldest, "result", None)
-            force_setattr(oldest, "result_omitted", True)
+            number, size = self._results.popleft()
+            self._result_bytes -= size
+            if number >= first:  # else its hand-over is forgotten already
+                kept = self._ended[number - first]
+                self._ended[number - first] = replace(kept, ending=_OMITTED)
 
     def of_message(self, message_id: str) -> Sequence[HandOver]:
         """Return the hand-overs of one message, the oldest first."""

@@ -233,7 +233,6 @@ class AckBatcher:
         self._outgoing.prepare(jobs)
         await self._ack_again(await self._ack_by_error(jobs))
         self._outgoing.forget(jobs)
-        self._settler.deps.registry.journal.limit_results([job.ending for job in jobs])
 
     async def _ack_again(self, jobs: list[Job]) -> None:
         """Try with backoff, and at once on a new connection, until their leases end."""

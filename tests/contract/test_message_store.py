@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, Message, Tally, parse
+from router.core.message import Message, Tally, parse
 from router.core.outcome import Ending, Failure
 from router.ports import (
     Broker,
@@ -24,6 +24,7 @@ from router.ports import (
     MessageStatus,
     MessageStore,
     MessageStores,
+    Nack,
     OutgoingMessage,
     Publication,
     Publisher,
@@ -92,7 +93,6 @@ async def site(anyio_backend: object, uris: tuple[str, str]) -> AsyncIterator[St
         replies = QueueConfig(name="replies", uri=uris[1], visibility_timeout=30.0)
         stores: MessageStores = brokers
         publishing, keeping = brokers.open_publisher(queue), stores.open_store(queue)
-        assert publishing is not None
         assert keeping is not None
         async with (
             brokers.open_queue(queue) as broker,
@@ -156,6 +156,69 @@ async def test_a_message_is_found_from_its_publication_to_its_result(site: Store
     assert before - 1 < ended.created_at <= ended.started_at <= ended.ended_at < time.time() + 1
 
 
+@pytest.mark.rule("CMD-2", "P4")
+async def test_results_are_kept_for_those_who_may_ask_not_for_plain_messages(
+    site: StoreSite,
+) -> None:
+    step = {"mediationTarget": "https://svc.example/next"}
+    await site.put(
+        message("plain"),
+        message("omitted"),
+        message("payload", payload=1),
+        message("reply", replyTo="replies"),
+        message("chain", then=step),
+    )
+    await site.store.open_batch("b1", None, CALLBACK, [message("member")])
+    handles = await site.take()
+    how = [SUCCESS, Ending(result_omitted=True), SUCCESS, SUCCESS, SUCCESS, SUCCESS]
+
+    await site.finisher.finish([Finish(*each) for each in zip(handles, how, strict=True)])
+
+    kept = {each: (await site.found(each)).ending for each in ("plain", "omitted")}
+    assert kept == {"plain": Ending(), "omitted": Ending()}
+    for asked in ("payload", "reply", "chain", "member"):
+        assert (await site.found(asked)).ending == SUCCESS
+
+
+@pytest.mark.rule("CMD-2", "P4")
+async def test_the_oldest_results_go_first_when_all_take_too_much(uris: tuple[str, str]) -> None:
+    kib, told = 1024, list[tuple[str, bool]]()
+    large = Ending(result=b'"%b"' % (b"x" * 10 * kib))
+    queue = QueueConfig(name="orders", uri=uris[0], visibility_timeout=30.0)
+    async with BrokerRegistry(
+        worker_id="worker-1",
+        dedup_window=WINDOW,
+        result_max_bytes=100 * kib,
+        on_results=lambda name, is_nearly_full: told.append((name, is_nearly_full)),
+    ) as brokers:
+        keeping = brokers.open_store(queue)
+        assert keeping is not None
+        async with (
+            brokers.open_queue(queue) as broker,
+            brokers.open_publisher(queue) as publisher,
+            keeping as store,
+        ):
+            finisher = broker.traits.finisher
+            assert finisher is not None
+            await publisher.publish([message(str(n), payload=n) for n in range(20)])
+            handles = [received.handle for received in await broker.receive(50)]
+            for handle in handles:
+                await finisher.finish([Finish(handle, large)])
+            for n in range(20):  # the next look may have to wait
+                await publisher.publish([message(f"last-{n}", payload=1)])
+                (last,) = await broker.receive(1)
+                await asyncio.sleep(0.5)
+                await finisher.finish([Finish(last.handle, large)])
+                kept = [await store.find(str(n)) for n in range(20)]
+                omitted = [one.ending == Ending(result_omitted=True) for one in kept if one]
+                if sum(omitted) > 10:
+                    break
+
+    assert 10 < sum(omitted) < 20
+    assert omitted == sorted(omitted, reverse=True)
+    assert set(told) == {("orders", True)}
+
+
 @pytest.mark.rule("CMD-2")
 async def test_a_failure_is_kept_with_its_code_text_and_status(site: StoreSite) -> None:
     await site.put(message("a", payload=1), message("b", payload=1))
@@ -191,7 +254,7 @@ async def test_a_plain_ack_keeps_the_state_and_the_error(site: StoreSite) -> Non
 async def test_a_message_keeps_how_often_it_was_sent_and_has_failed(site: StoreSite) -> None:
     await site.put(*(message(name) for name in "abcd"))
     first, second, third, fourth = await site.take()
-    await site.broker.nack(second, 0.0, Tally(1, 3))
+    await site.broker.nack([Nack(second, 0.0, Tally(1, 3))])
     (second,) = await site.take()
     await site.broker.ack([first, second])
     await site.broker.ack([first])  # once more: its answer was lost
@@ -221,7 +284,7 @@ async def test_the_newest_publication_under_an_id_is_found(site: StoreSite) -> N
 async def test_a_lost_lease_keeps_nothing_and_publishes_nothing(site: StoreSite) -> None:
     await site.put(message("a", payload=1))
     (handle,) = await site.take()
-    await site.broker.nack(handle, 0, UNTRIED)
+    await site.broker.nack([Nack(handle, 0)])
 
     lost = await site.finisher.finish(
         [Finish(handle, SUCCESS, (OutgoingMessage(site.replies, message("r")),))]

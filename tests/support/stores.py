@@ -107,6 +107,10 @@ class FakeStore:
     async def last_tick(self, schedule: str) -> int | None:
         return self.ticks.get(schedule)
 
+    async def forget_tick(self, schedule: str, tick: int) -> None:
+        if self.ticks.get(schedule) == tick:
+            del self.ticks[schedule]
+
     def _put(self, item: Publication, batch_id: str | None) -> None:
         self.published.append(item)
         record = MessageRecord(

@@ -207,12 +207,33 @@ def test_every_failing_kind_is_named() -> None:
     assert issues == ("every queue is below 90 % success", "every pool is below 90 % success")
 
 
+@pytest.mark.rule("OPS-3", "WQ-13")
+def test_the_router_cannot_work_if_no_queue_can_be_written_to() -> None:
+    full = replace(GOOD_QUEUE, refuses_writes=True)
+    some = assess(replace(IDLE, queues=(full, BAD_QUEUE, GOOD_QUEUE)))
+    every = assess(replace(IDLE, queues=(full, full)))
+
+    assert (some.healthy, some.status) == (True, Status.DEGRADED)
+    assert some.message == f"the storage of queues refuses writes: {full.name}"
+    assert (every.healthy, every.status) == (False, Status.DEGRADED)
+    assert every.message == "the storage of every queue refuses writes"
+
+
 @pytest.mark.rule("OPS-3")
 def test_queues_that_are_not_connected_are_named() -> None:
     some, every = (lost("a", 60), lost("b", 60), GOOD_QUEUE), (lost("a", 60),)
 
     assert assess(replace(IDLE, queues=some)).issues == ("not connected: queues a, b",)
     assert assess(replace(IDLE, queues=every)).issues == ("no queue is connected",)
+
+
+@pytest.mark.rule("ROUTE-5")
+def test_a_used_up_look_ahead_needs_attention() -> None:
+    queue = QueueState(name="a", counts=Counts(), now=0.0, look_ahead_used_up=True)
+    health = assess(replace(IDLE, queues=[queue]))
+
+    assert (health.healthy, health.status) == (True, Status.WARNING)
+    assert health.issues == ("other pools wait behind a full one: queues a",)
 
 
 @pytest.mark.rule("OPS-3")

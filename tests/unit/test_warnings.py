@@ -112,6 +112,34 @@ def test_a_warning_is_gone_eight_hours_after_it_was_last_raised() -> None:
     assert after == []
 
 
+@pytest.mark.rule("OPS-2", "WQ-13")
+def test_what_is_over_is_withdrawn_whatever_its_text() -> None:
+    book = WarningBook()
+    for text in ("full", "still full"):
+        warn(book, text, code=Code.STORAGE, source="Consumer:a")
+    warn(book, "other queue", code=Code.STORAGE, source="Consumer:b")
+    warn(book, "other code", source="Consumer:a")
+    assert book.has(Code.STORAGE, "Consumer:a")
+
+    assert book.withdraw(Code.STORAGE, "Consumer:a") == 2
+    assert book.withdraw(Code.STORAGE, "Consumer:a") == 0
+
+    assert not book.has(Code.STORAGE, "Consumer:a")
+    assert messages(book.list(now=NOON)) == ["other code", "other queue"]
+
+
+@pytest.mark.rule("OPS-2")
+def test_readers_remove_nothing_and_the_next_warning_removes_what_has_expired() -> None:
+    book, later = WarningBook(), NOON + LIFETIME_SECONDS + 1
+    book.add("A", Severity.WARN, "s", "old", NOON)
+
+    assert book.list(now=later) == []
+    assert [notice.message for notice in book.list(now=NOON)] == ["old"]
+
+    book.add("A", Severity.WARN, "s", "new", later)
+    assert [notice.message for notice in book.list(now=NOON)] == ["new"]
+
+
 def fill(book: WarningBook, severity: Severity = Severity.WARN) -> None:
     """With as many sources as it takes."""
     for number in range(MOST_WARNINGS):

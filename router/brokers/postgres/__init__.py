@@ -1,5 +1,6 @@
 """Work queues in PostgreSQL: durable, transactional, shared by any number of routers."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import cache
@@ -20,6 +21,7 @@ from router.brokers.postgres.store import PostgresMessageStore
 from router.brokers.postgres.work_queue import PostgresQueue
 from router.brokers.work_queue import (
     DEFAULT_AUDIT_SECONDS,
+    ResultLimit,
     Sinks,
 )
 from router.brokers.workers import ConsumerIdentity, Liveness, Recovery
@@ -39,6 +41,9 @@ class PostgresQueues:
     def __init__(self, worker: ConsumerIdentity) -> None:
         self._worker = worker
         self._databases = Shared(PostgresDatabase)
+        self._results: defaultdict[str, ResultLimit] = defaultdict(
+            lambda: ResultLimit(worker.result_max_bytes, worker.on_results)
+        )
 
     async def close(self) -> None:
         await self._databases.close()
@@ -83,6 +88,8 @@ class PostgresQueues:
         name = _name(queue, uri)
         if len(name) > MAX_NAME_CHARACTERS:
             raise refusal(queue, f"names a queue with more than {MAX_NAME_CHARACTERS} characters")
+        results = self._results[dsn_of(uri)]
+        results.queues.add(queue.name)
         return PostgresQueue(
             database,
             name,
@@ -91,6 +98,7 @@ class PostgresQueues:
             lease=queue.visibility_timeout or DEFAULT_LEASE_SECONDS,
             result_retention=self._worker.result_retention,
             sinks=_sinks(uri),
+            results=results,
         )
 
     def _liveness(self, queue: QueueConfig, uri: QueueUri) -> Liveness | None:

@@ -10,8 +10,10 @@ from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import ClaimedBatch, LongPoll
 from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.work_queue import (
+    FREED_AT_ONCE,
     MAX_ERROR_CHARACTERS,
     Lease,
+    ResultLimit,
     Sinks,
     duplicate,
     ending_with,
@@ -54,7 +56,43 @@ _KEPT: Final = (
 )
 _CLAIM: Final = "SELECT * FROM message_router.claim($1, $2, $3, $4, $5, $6, $7)"
 _FINISH: Final = f"SELECT message_router.finish({places(22)}) AS position"
-_NACK: Final = "SELECT message_router.nack($1, $2, $3, $4, $5, $6) AS is_ours"
+# The same, with results of messages that are kept for them. $3 and $4 are results and omissions.
+_OF_KEPT: Final = """
+FROM (
+    SELECT array_agg(CASE WHEN message.is_kept THEN given.result END ORDER BY place) AS results,
+           array_agg(message.is_kept AND given.omitted ORDER BY place) AS omitted
+    FROM unnest($1::bigint[], $3::bytea[], $4::boolean[])
+             WITH ORDINALITY AS given (id, result, omitted, place)
+         LEFT JOIN message_router.queue_messages AS message USING (id)
+) AS kept
+"""
+_FINISH_WITH_RESULTS: Final = _FINISH.replace("$3, $4", "kept.results, kept.omitted") + _OF_KEPT
+_RESULT_BYTES: Final = (
+    "SELECT coalesce(sum(octet_length(result)), 0)::bigint AS size"
+    " FROM message_router.queue_messages"
+)
+_DROP_RESULTS: Final = """
+WITH oldest AS (
+    SELECT id, octet_length(result) AS size,
+           sum(octet_length(result)) OVER (ORDER BY id) AS size_up_to
+    FROM (
+        SELECT id, result FROM message_router.queue_messages
+        WHERE id > $1 AND result IS NOT NULL ORDER BY id LIMIT $2
+    ) AS first
+), dropped AS (
+    UPDATE message_router.queue_messages AS message SET result = NULL, result_omitted = true
+    FROM oldest WHERE message.id = oldest.id AND oldest.size_up_to - oldest.size < $3
+    RETURNING oldest.id, oldest.size
+)
+SELECT coalesce(sum(size), 0)::bigint AS size, coalesce(max(id), 0)::bigint AS last FROM dropped
+"""
+# One call of the schema's function for each message, in one transaction.
+_NACK: Final = """
+SELECT (place - 1)::integer AS position
+FROM unnest($1::bigint[], $2::bigint[], $3::float8[], $4::integer[], $5::integer[], $6::text[])
+    WITH ORDINALITY AS item (id, token, delay, attempts, posts, error, place)
+WHERE NOT message_router.nack(id, token, delay, attempts, posts, error)
+"""
 _EXTEND: Final = "SELECT message_router.extend($1, $2, $3) AS position"
 _END_LEASES: Final = "SELECT message_router.end_leases($1, $2)"
 _DEPTH: Final = "SELECT * FROM message_router.depth($1, $2)"
@@ -79,6 +117,7 @@ class PostgresQueue:
         lease: float,
         result_retention: float = 0.0,
         sinks: Sinks[str] = no_sinks,
+        results: ResultLimit | None = None,
     ) -> None:
         """`sinks` finds the queues of the same database."""
         self._database = database
@@ -87,7 +126,9 @@ class PostgresQueue:
         self._dedup_window = dedup_window
         self._result_retention = result_retention
         self._sinks = sinks
-        self.traits = Traits(ordered_here=False, finisher=self)
+        self._results = results
+        self._pools: PoolFilter | None = None  # that claims ask for; None: all
+        self.traits = Traits(ordered_here=False, finisher=self, selector=self)
         self._signal = database.signal(name)
         self._pause = FIRST_POLL_SECONDS
         self._poll = LongPoll(self._signal)
@@ -206,12 +247,30 @@ class PostgresQueue:
         leases = [cast("Lease", item.handle) for item in items]
         endings = ending_columns(items)
         outgoing = outgoing_columns([item.outgoing for item in items], self._sinks)
+        has_results = any(
+            item.ending.result is not None or item.ending.result_omitted for item in items
+        )
         rows = await self._database.call(
-            _FINISH, *_columns(leases), *endings, self._dedup_window, *outgoing
+            _FINISH_WITH_RESULTS if has_results else _FINISH,
+            *_columns(leases),
+            *endings,
+            self._dedup_window,
+            *outgoing,
         )
         for name in set(cast("Sequence[str]", outgoing[1])):
             self._database.signal(name).ring()
+        if self._results is not None and self._results.is_due(items):
+            await self._limit_results(self._results)
         return stale(leases, [row["position"] for row in rows])
+
+    async def _limit_results(self, limit: ResultLimit) -> None:
+        """Drop the oldest results if all of them take too much."""
+        (total,) = await self._database.call(_RESULT_BYTES)
+        excess, after = limit.excess(total["size"]), 0
+        while excess > 0:
+            (dropped,) = await self._database.call(_DROP_RESULTS, after, FREED_AT_ONCE, excess)
+            excess = excess - dropped["size"] if dropped["size"] else 0
+            after = dropped["last"]
 
 
 def _columns(leases: Sequence[Lease]) -> tuple[Sequence[int], Sequence[int]]:

@@ -1,8 +1,9 @@
 """Work queues in a file: the router's own durable broker, shared by any number of its processes."""
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
 from router.brokers.work_queue import (
     DEFAULT_AUDIT_SECONDS,
+    ResultLimit,
     Sinks,
 )
 from router.brokers.workers import ConsumerIdentity, Recovery
@@ -25,8 +27,14 @@ OPTIONS: Final = frozenset({"queue", "audit"})
 class WorkedFile(FileDatabase):
     """A queue file, and the workers that share it."""
 
-    def __init__(self, path: Path, worker: ConsumerIdentity) -> None:
-        super().__init__(path, worker.machine)
+    def __init__(
+        self,
+        path: Path,
+        worker: ConsumerIdentity,
+        refusal: str | None,
+        on_storage: Callable[[str | None], None],
+    ) -> None:
+        super().__init__(path, worker.machine, refusal, on_storage)
         self.liveness = worker.liveness(Path(f"{path}-worker-"))
         self.recovery = Recovery(self.liveness)
 
@@ -36,7 +44,11 @@ class SqliteQueues:
 
     def __init__(self, worker: ConsumerIdentity) -> None:
         self._worker = worker
-        self._files = Shared(partial(WorkedFile, worker=worker))
+        self._files = Shared(self._open)
+        self._results: defaultdict[Path, ResultLimit] = defaultdict(
+            lambda: ResultLimit(worker.result_max_bytes, worker.on_results)
+        )
+        self._refusals: dict[Path, str | None] = {}  # why files refuse writes: they are reopened
 
     async def close(self) -> None:
         await self._files.close()
@@ -44,10 +56,12 @@ class SqliteQueues:
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator[WorkQueue]:
         lease = queue.visibility_timeout or DEFAULT_LEASE_SECONDS
-        async with self._files.use(_path(queue)) as file:
+        async with self._file(queue) as file:
             with file.liveness.claim_own(self._worker.id):
                 table, sinks = self._table(file, queue), self._sinks(file)
-                work_queue = WorkQueue(file, table, lease, file.recovery, sinks)
+                work_queue = WorkQueue(
+                    file, table, lease, file.recovery, sinks=sinks, results=self._results[file.path]
+                )
                 await work_queue.recover()
                 try:
                     yield work_queue
@@ -56,13 +70,27 @@ class SqliteQueues:
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator[WorkQueue]:
-        async with self._files.use(_path(queue)) as file:
+        async with self._file(queue) as file:
             yield WorkQueue(file, self._table(file, queue))
 
     @asynccontextmanager
     async def open_store(self, queue: QueueConfig) -> AsyncIterator[SqliteMessageStore]:
-        async with self._files.use(_path(queue)) as file:
+        async with self._file(queue) as file:
             yield SqliteMessageStore(file, self._table(file, queue), self._sinks(file))
+
+    def _file(self, queue: QueueConfig) -> AbstractAsyncContextManager[WorkedFile]:
+        path = _path(queue)
+        self._results[path].queues.add(queue.name)
+        return self._files.use(path)
+
+    def _open(self, path: Path) -> WorkedFile:
+        refusal, report = self._refusals.get(path), partial(self._on_storage, path)
+        return WorkedFile(path, self._worker, refusal, report)
+
+    def _on_storage(self, path: Path, refusal: str | None) -> None:
+        self._refusals[path] = refusal
+        for name in self._results[path].queues:
+            self._worker.on_storage(name, refusal)
 
     def _sinks(self, file: WorkedFile) -> Sinks[QueueTable]:
         """Return what finds the queues of the same file."""

@@ -13,12 +13,14 @@ from typing import Any, Final, TypeVar
 
 from router.brokers.kit import statements
 from router.brokers.workers import Machine
+from router.core.message import MAX_MESSAGE_BYTES
 from router.core.outcome import MAX_DELAY_SECONDS
 from router.ports import QueueRefused
 
 log = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_SECONDS: Final = 5.0  # that another process may hold the write lock
+ROOM_BYTES: Final = 2 * MAX_MESSAGE_BYTES  # free again on a disk that was full
 APPLICATION_ID: Final = 1297239633  # "MRQQ": marks the file as a work queue
 SCHEMA_VERSION: Final = 11
 OLDEST_VERSION: Final = 10  # that can be upgraded
@@ -46,13 +48,14 @@ _flush: Final = os.fsync if sys.platform == "darwin" else os.fdatasync
 class FileConnection:
     """For one thread at a time. Opened when it is first needed, and again after any error."""
 
-    def __init__(self, path: Path, machine: Machine) -> None:
+    def __init__(self, path: Path, machine: Machine, refusal: str | None = None) -> None:
         self._path = path
         self._machine = machine
         self._db: sqlite3.Connection | None = None
         self._clock_offset = 0.0  # known once the file was open
         self._data_version: int | None = None  # when last looked at
         self._distrusts_log = False  # the disk could not keep it
+        self.refusal = refusal  # why writes are refused; None: they are not, as far as we know
         self._changes_at_checkpoint = -1
         self.incarnation = ""  # known once the file was open
 
@@ -66,7 +69,7 @@ class FileConnection:
 
         After a checkpoint, the first one begins a new log, which does.
         """
-        if self._db is None or self._distrusts_log:
+        if self._db is None or self._distrusts_log or self.refusal is not None:
             return False
         return self._db.total_changes != self._changes_at_checkpoint
 
@@ -74,7 +77,12 @@ class FileConnection:
         """Do all or nothing, in one transaction. Raise if that would have to wait for anything."""
         db = self._db or self._open()
         with transaction(db):
-            return [work(db) for work in works]
+            if self.refusal is not None:  # not every work writes
+                db.execute(QUERIES["trial"])
+            results = [work(db) for work in works]
+        if self.refusal is not None and _has_room(self._path):
+            self.refusal = None
+        return results
 
     def run_patiently(self, works: Sequence[Work[Any]]) -> list[Any]:
         """Do them in one transaction, or each in its own if one of them fails.
@@ -92,6 +100,8 @@ class FileConnection:
             db.execute("PRAGMA busy_timeout = 0")
         except Exception as error:  # noqa: BLE001 the bulkhead: the caller gets it
             self.close()
+            if _is_refusal(error):
+                self.refusal = str(error)
             if len(works) == 1 or isinstance(error, sqlite3.OperationalError | OSError):
                 return [error] * len(works)
             return [result for work in works for result in self.run_patiently([work])]
@@ -123,8 +133,9 @@ class FileConnection:
             if self._db is not None:
                 raise
             # The file is closed: SQLite has synced the log into the database.
-        except OSError:
+        except OSError as error:
             self._distrusts_log = True
+            self.refusal = error.strerror
             raise
 
     def close(self) -> None:
@@ -159,8 +170,19 @@ class FileConnection:
         return self._db
 
 
-def check_owner(db: sqlite3.Connection) -> bool:
-    """Return whether the database is empty. Refuse one of something else, and leave it as it is."""
+def _is_refusal(error: Exception) -> bool:
+    """Return whether the file system does not take what is written: it is full, or defective."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSALS  # the primary code
+
+
+def _has_room(path: Path) -> bool:
+    """Return whether any message would fit. A few pages are often free on a disk that is full."""
+    disk = os.statvfs(path.parent)
+    return disk.f_bavail * disk.f_frsize >= ROOM_BYTES
+
+
+def check_owner(db: sqlite3.Connection) -> int | None:
+    """Return the schema version, or None for an empty database. Refuse what cannot be used."""
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()

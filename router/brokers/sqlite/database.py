@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -46,10 +46,22 @@ class FileDatabase:
     receivers wait, the loop looks for commits of other processes.
     """
 
-    def __init__(self, path: Path, machine: Machine = THIS_MACHINE) -> None:
+    def __init__(
+        self,
+        path: Path,
+        machine: Machine = THIS_MACHINE,
+        refusal: str | None = None,
+        on_storage: Callable[[str | None], None] = lambda _: None,
+    ) -> None:
+        """`refusal`: why writes were refused when the file was last open.
+
+        `on_storage` is told each time why they are, and None when they are not any more.
+        """
         self.path = path
+        self._report = on_storage
+        self._is_refused = refusal is not None
         self._loop = asyncio.get_running_loop()
-        self._connection = FileConnection(path, machine)  # of the thread whose turn it is
+        self._connection = FileConnection(path, machine, refusal)  # of the thread whose turn it is
         self.now = self._connection.now
         self._thread = ThreadPoolExecutor(1, f"sqlite {path.name}")
         self._jobs: list[_Job] = []
@@ -93,8 +105,11 @@ class FileDatabase:
         async with self._syncing:
             if self._synced < asked:
                 covered = self._asked
-                with _our_errors(self.path):
-                    await self._loop.run_in_executor(self._disk, self._connection.sync_log)
+                try:
+                    with _our_errors(self.path):
+                        await self._loop.run_in_executor(self._disk, self._connection.sync_log)
+                finally:
+                    self._report_refusal()
                 self._synced = covered
 
     async def look(self, work: Work[T]) -> T:
@@ -172,6 +187,7 @@ class FileDatabase:
                 job.answer.set_exception(result)
             else:
                 job.answer.set_result(result)
+        self._report_refusal()
         self._pause = FIRST_POLL_SECONDS
         self._turns += LARGE_TURN if any(job.is_large for job in jobs) else 1
         if self._turns < CHECKPOINT_TURNS:
@@ -180,6 +196,12 @@ class FileDatabase:
             self._turns = 0
             checkpoint = self._loop.run_in_executor(self._thread, self._connection.checkpoint)
             checkpoint.add_done_callback(self._next_turn)
+
+    def _report_refusal(self) -> None:
+        refusal = self._connection.refusal
+        if refusal is not None or self._is_refused:
+            self._is_refused = refusal is not None
+            self._report(refusal)
 
     def _poll_later(self) -> None:
         if self._waiting and self._next_poll is None:

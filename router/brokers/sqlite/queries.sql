@@ -65,7 +65,8 @@ FROM json_each(:rows);
 -- name: start_progress
 -- What is due and has no group can be claimed at once. What has one is offered by `offer`.
 INSERT INTO queue_progress (
-    id, queue, group_number, priority, high_priority, size, is_kept, batch, offered_to, wakes_at, room
+    id, queue, group_number, priority, high_priority, size, is_kept, batch, offered_to, wakes_at, room,
+    pool_code
 )
 SELECT
     value ->> 9, :queue,
@@ -324,7 +325,6 @@ UPDATE queue_progress
 SET state = value ->> 1,
     wakes_at = NULL,
     finished_at = :now,
-    is_kept = max(is_kept, value ->> 2 IS NOT NULL, value ->> 3),
     attempts = coalesce(value ->> 4, attempts),
     posts = coalesce(value ->> 5, posts + (value ->> 1 = 'succeeded')),
     last_error = coalesce(value ->> 6, last_error)
@@ -335,13 +335,13 @@ WHERE queue_progress.id = value ->> 0;
 -- The results only of messages that are kept for them.
 -- Without the dedup key: SQLite would write its index again, a page for each message.
 UPDATE queue_entries
-SET result = value ->> 2,
-    result_omitted = value ->> 3,
+SET result = iif(is_kept, CAST(value ->> 2 AS BLOB), NULL), -- the size of a blob is quickly known
+    result_omitted = iif(is_kept, value ->> 3, 0),
     error_code = value ->> 7,
     http_status = value ->> 8
-FROM json_each(:endings)
-WHERE queue_entries.id = value ->> 0
-  AND (value ->> 2 IS NOT NULL OR value ->> 3 OR value ->> 7 IS NOT NULL);
+FROM json_each(:endings) JOIN queue_progress AS progress ON progress.id = value ->> 0
+WHERE queue_entries.id = progress.id
+  AND (is_kept AND (value ->> 2 IS NOT NULL OR value ->> 3) OR value ->> 7 IS NOT NULL);
 
 -- name: free_keys
 -- Of messages that failed: they may come again.
@@ -496,6 +496,28 @@ WHERE number = (
 -- Remembers a tick if it is newer than the last one.
 INSERT INTO queue_ticks (queue, schedule, tick) VALUES (:queue, :schedule, :tick)
 ON CONFLICT DO UPDATE SET tick = excluded.tick WHERE tick < excluded.tick;
+
+-- name: result_bytes
+SELECT coalesce(sum(length(result)), 0) FROM queue_entries;
+
+-- name: oldest_results
+-- As many as take up the excess.
+SELECT json_group_array(id), coalesce(sum(size), 0), coalesce(max(id), 0)
+FROM (
+    SELECT id, length(result) AS size, sum(length(result)) OVER (ORDER BY id) AS size_up_to
+    FROM (
+        SELECT id, result FROM queue_entries
+        WHERE id > :after AND result IS NOT NULL ORDER BY id LIMIT :at_most
+    )
+) WHERE size_up_to - size < :excess;
+
+-- name: drop_results
+UPDATE queue_entries SET result = NULL, result_omitted = 1
+WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: trial
+-- Changes nothing, but writes: it fails if the disk is still full.
+UPDATE queue_file SET boot_id = boot_id;
 
 -- name: last_tick
 SELECT tick FROM queue_ticks WHERE queue = :queue AND schedule = :name;

@@ -21,7 +21,9 @@ from router.brokers.sqlite.queue_table import (
     to_json,
 )
 from router.brokers.work_queue import (
+    FREED_AT_ONCE,
     MAX_ERROR_CHARACTERS,
+    ResultLimit,
     Sinks,
     ending_with,
     no_sinks,
@@ -92,13 +94,16 @@ class WorkQueue:
         table: QueueTable,
         lease: float | None = None,
         recovery: Recovery | None = None,
+        *,
         sinks: Sinks[QueueTable] = no_sinks,
+        results: ResultLimit | None = None,
     ) -> None:
         """`recovery` is for workers that may die while this process lives."""
         self._database = database
         self._table = table
         self._recovery = recovery
         self._sinks = sinks
+        self._results = results
         self._finished = 0  # messages, since the last pruning
         self._next_prune = 0.0  # by the table's clock
         self._pruned_to = 0  # the message with which the last pruning ended
@@ -196,8 +201,18 @@ class WorkQueue:
         if self._finished >= PRUNE_EVERY_MESSAGES and self._table.clock() >= self._next_prune:
             self._finished = 0
             await self._database.run(self._prune, is_large=True)
+        if self._results is not None and self._results.is_due(items):
+            await self._limit_results(self._results)
         return stale(leases, lost)
 
+    async def _limit_results(self, limit: ResultLimit) -> None:
+        """Drop the oldest results if all of them take too much."""
+        total = await self._database.look(lambda db: db.execute(QUERIES["result_bytes"]).fetchone())
+        excess, after = limit.excess(total[0]), 0
+        while excess > 0:
+            work = partial(_drop_results, after=after, excess=excess)
+            size, after = await self._database.run(work, is_large=True)
+            excess = excess - size if size else 0
 
     async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
         leases = cast("list[FileLease]", [item.handle for item in items])
@@ -303,6 +318,14 @@ def _read_bodies(db: sqlite3.Connection, chosen: Sequence[FileLease]) -> Bodies:
     """Return the bodies of claimed messages by id. One that was finished meanwhile is missing."""
     asked = {"ids": to_json([message.id for message in chosen])}
     return dict(db.execute(QUERIES["bodies"], asked).fetchall())
+
+
+def _drop_results(db: sqlite3.Connection, after: int, excess: int) -> tuple[int, int]:
+    """Drop the oldest results after that message. Return their size, and the last message."""
+    asked = {"after": after, "excess": excess, "at_most": FREED_AT_ONCE}
+    ids, size, last = db.execute(QUERIES["oldest_results"], asked).fetchone()
+    db.execute(QUERIES["drop_results"], {"ids": ids})
+    return size, last
 
 
 def _read_tokens(

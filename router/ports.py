@@ -137,6 +137,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     keeps_tally: bool = True  # False: the engine remembers what was tried (WQ-5)
     hold_seconds: float | None = None  # BRK-5: what is queued for longer has to be returned
     answer_within: float | None = None  # the broker gives up on a hand-over after so many seconds
+    advice: str | None = None  # what to change at the broker, so that a limit of it does no harm
     acks_per_call: int | None = None  # so many fill a call and wait for no others (BRK-3)
     finisher: Finisher | None = None  # what keeps results; None: the queue keeps nothing (CMD-2)
     # What does not fit into its pool (ROUTE-5) is not asked for if there is a selector. It is

@@ -12,11 +12,12 @@ from router.brokers import BrokerRegistry
 from router.brokers.rabbitmq import RabbitSettings
 from router.brokers.rabbitmq import broker as rabbitmq_broker
 from router.brokers.rabbitmq import connection as rabbitmq_connection
-from router.brokers.rabbitmq.connection import UNSAVED_SECONDS
+from router.brokers.rabbitmq.connection import UNSAVED_SECONDS, Table
+from router.brokers.rabbitmq.limits import DeliveryLimit
 from router.brokers.workers import BrokerSettings
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Tally
-from router.ports import Broker, BrokerError, Depth, Disconnected, QueueRefused, StaleLease
+from router.ports import Broker, BrokerError, Depth, Disconnected, Nack, QueueRefused
 from tests.contract.cases import (
     PARENT,
     TRACED,
@@ -107,7 +108,7 @@ async def test_a_delay_between_two_steps_is_waited_for_in_hops(ends: Ends) -> No
     first = await receive_one(ends.broker)
     returned = time.monotonic()
 
-    await ends.broker.nack(first.handle, 3.0, Tally(failures=1, requests=3))
+    await ends.broker.nack([Nack(first.handle, 3.0, Tally(failures=1, requests=3))])
     second = await receive_one(ends.broker)
 
     assert 3.0 <= time.monotonic() - returned < 5
@@ -123,10 +124,10 @@ async def test_what_is_delayed_one_after_the_other_comes_back_together(
     await ends.publisher.publish([publication(number, group="g") for number in numbers])
     first, *mates = await several(ends.broker, 20)
 
-    await ends.broker.nack(first.handle, delay, UNTRIED)
+    await ends.broker.nack([Nack(first.handle, delay)])
     await asyncio.sleep(0.3)
     for delivery in mates:
-        await ends.broker.nack(delivery.handle, delay, UNTRIED)
+        await ends.broker.nack([Nack(delivery.handle, delay)])
 
     # In one batch: if the first one fails again, none of the others may have gone before it.
     assert bodies(await ends.broker.receive(50)) == numbers
@@ -138,9 +139,7 @@ async def test_many_may_be_delayed_at_once(ends: Ends) -> None:
     await ends.publisher.publish([publication(number) for number in numbers])
     batch = await ends.broker.receive(50)
 
-    async with asyncio.TaskGroup() as tasks:
-        for delivery in batch:
-            tasks.create_task(ends.broker.nack(delivery.handle, 1.0, UNTRIED))
+    assert not await ends.broker.nack([Nack(delivery.handle, 1.0) for delivery in batch])
 
     back: set[str] = set()
     while len(back) < len(batch):
@@ -155,7 +154,7 @@ async def test_a_message_without_an_id_has_none_after_a_retry_either(
     await send_without_id(server, name)
     first = await receive_one(classic.broker)
 
-    await classic.broker.nack(first.handle, 1.0, UNTRIED)
+    await classic.broker.nack([Nack(first.handle, 1.0)])
     second = await receive_one(classic.broker)
 
     assert (first.claimed_id, second.claimed_id) == (None, None)
@@ -186,7 +185,7 @@ async def test_a_delayed_message_survives_the_death_of_the_broker(
     async with both_ends(brokers, queue(server, name, f"type={kind}")) as ends:
         await ends.publisher.publish([publication("a")])
         first = await receive_one(ends.broker)
-        await ends.broker.nack(first.handle, 5.0, TRIED)
+        await ends.broker.nack([Nack(first.handle, 5.0, TRIED)])
 
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
@@ -222,12 +221,12 @@ async def test_a_retry_queue_that_was_deleted_costs_a_connection_and_no_message(
     await classic.publisher.publish([publication("a"), publication("b")])
     async with reopened(classic) as broker:
         first, second = await several(broker, 2)
-        await broker.nack(first.handle, 30.0, UNTRIED)
+        await broker.nack([Nack(first.handle, 30.0)])
         async with bare_channel(server) as channel:
             await channel.queue_delete(f"{name}.retry.30s")  # with what is in it
 
         with pytest.raises(Disconnected, match="retry"):
-            await broker.nack(second.handle, 30.0, UNTRIED)
+            await broker.nack([Nack(second.handle, 30.0)])
 
     assert (await receive_one(classic.broker)).body == b"b"
 
@@ -309,7 +308,7 @@ async def test_what_is_returned_in_a_burst_comes_back_in_its_old_place(classic: 
     waiting = asyncio.ensure_future(receive_all(classic.broker, len(numbers)))
 
     for delivery in out:
-        await classic.broker.nack(delivery.handle, 0, UNTRIED)
+        await classic.broker.nack([Nack(delivery.handle, 0)])
 
     # What was on its way when the first was returned may come before it, but never lose its place.
     received = await waiting
@@ -344,8 +343,8 @@ async def test_a_broker_that_stops_and_starts_hands_out_again_what_was_not_settl
     async with reopened(ends) as broker:
         again = await broker.receive(10)
         assert [(each.body, each.receive_count) for each in again] == [(b"a", 2), (b"b", 2)]
-        with pytest.raises(StaleLease):
-            await broker.nack(first.handle, 0, UNTRIED)
+        refused = await broker.nack([Nack(first.handle, 0)])
+        assert [(one.handle, one.stale) for one in refused] == [(first.handle, True)]
         assert [each.stale for each in await broker.ack([first.handle])] == [True]
         assert not await broker.ack([each.handle for each in again])
 
@@ -378,7 +377,7 @@ async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
             first = await receive_one(broker)
             wire.to_server = lambda data: None if BASIC_ACK in data else data
             with pytest.raises(Disconnected):
-                await broker.nack(first.handle, 30.0, TRIED)
+                await broker.nack([Nack(first.handle, 30.0, TRIED)])
         wire.to_server = lambda data: data
         async with brokers.open_queue(through_wire) as broker:
             rest = await several(broker, 1)
@@ -399,7 +398,9 @@ async def test_what_is_published_again_is_not_taken_for_an_original_that_is_gone
             first = await receive_one(broker)
             wire.to_client = lambda data: None if FLOW_OK in data else data
             with pytest.raises(Disconnected):
-                await broker.nack(first.handle, 1.0, TRIED)  # the original is gone: who knows?
+                await broker.nack(
+                    [Nack(first.handle, 1.0, TRIED)]
+                )  # the original is gone: who knows?
         wire.to_client = lambda data: data
         async with reopened(ends) as elsewhere:  # as another router, which remembers other things
             copy = await receive_one(elsewhere)
@@ -470,7 +471,7 @@ async def test_a_channel_closed_for_a_message_held_too_long_gives_everything_bac
             with pytest.raises(Disconnected, match="timed out"):
                 await ends.broker.receive(1)
             with pytest.raises(Disconnected):
-                await ends.broker.nack(held.handle, 1.0, UNTRIED)
+                await ends.broker.nack([Nack(held.handle, 1.0)])
 
             async with reopened(ends) as broker:
                 again = await receive_one(broker)
@@ -493,7 +494,7 @@ async def test_a_broker_short_of_memory_still_takes_acknowledgements(
     first, second = await classic.broker.receive(2)
     await control(server, "set_vm_memory_high_watermark", "0")
     try:
-        putting_off = asyncio.ensure_future(classic.broker.nack(first.handle, 1.0, UNTRIED))
+        putting_off = asyncio.ensure_future(classic.broker.nack([Nack(first.handle, 1.0)]))
         await asyncio.sleep(0.2)
         unsettled = await classic.broker.ack([second.handle])
         was_blocked = not putting_off.done()
@@ -580,7 +581,165 @@ async def test_a_publishers_trace_comes_with_its_message_and_with_copies_of_it(
         await channel.default_exchange.publish(sent, routing_key=name)
 
     first = await receive_one(classic.broker)
-    await classic.broker.nack(first.handle, 0.1, UNTRIED)
+    await classic.broker.nack([Nack(first.handle, 0.1)])
     copy = await receive_one(classic.broker)
 
     assert (first.parent, copy.parent) == (PARENT, PARENT)
+
+
+# Delivery limits.
+
+
+FOREIGN: Table = {"x-queue-type": "quorum", "x-delivery-limit": 20}
+# More arguments in front of the limit, each of which hides the next.
+HIDDEN: Table = FOREIGN | {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "nobody"}
+
+
+async def make_queue(server: RabbitServer, name: str, arguments: Table) -> None:
+    async with bare_channel(server) as channel:
+        await channel.declare_queue(name, durable=True, arguments=arguments)
+
+
+@pytest.mark.rule("BRK-7", "P1")
+@pytest.mark.parametrize("arguments", [FOREIGN, HIDDEN], ids=["limit", "limit and more"])
+async def test_a_connection_that_is_lost_more_often_than_a_queue_allows_loses_no_message(
+    server: RabbitServer, name: str, brokers: BrokerRegistry, arguments: Table
+) -> None:
+    numbers = [str(number) for number in range(120)]
+    await make_queue(server, name, arguments)
+    given = queue(server, name, "prefetch=50")
+    async with brokers.open_publisher(given) as publisher:
+        await publisher.publish([publication(number, group="g") for number in numbers])
+    advice = set()
+    async with cable_to(server.port) as cable:
+        through_cable = QueueConfig(
+            name="orders", uri=given.uri.replace(f":{server.port}/", f":{cable.port}/")
+        )
+        for _ in range(25):
+            async with brokers.open_queue(through_cable) as broker:
+                first = await several(broker, 20)
+                advice.add(broker.traits.advice)
+                cable.cut()
+            assert bodies(first) == numbers[:20]
+
+    async with brokers.open_queue(given) as broker:
+        came = await taken(broker, len(numbers))
+        left = await broker.depth()
+
+    assert came == numbers
+    assert left == Depth(0, 0, due=0)
+    assert [text for text in advice if text is not None] == [DeliveryLimit(20).advice()]
+
+
+async def taken(broker: Broker, count: int) -> list[str]:
+    """Receive and remove so many."""
+    came: list[str] = []
+    while len(came) < count:
+        batch = await broker.receive(50)
+        came += bodies(batch)
+        assert not await broker.ack([each.handle for each in batch])
+    return came
+
+
+@pytest.mark.rule("BRK-7")
+async def test_what_was_renewed_is_what_it_was(
+    server: RabbitServer, name: str, brokers: BrokerRegistry
+) -> None:
+    await make_queue(server, name, {"x-queue-type": "quorum", "x-delivery-limit": 2})
+    given = queue(server, name)
+    async with both_ends(brokers, given) as ends:
+        await ends.publisher.publish([publication("a")])
+        first = await receive_one(ends.broker)
+        await ends.broker.nack([Nack(first.handle, 1.0, TRIED)])
+        second = await receive_one(ends.broker)
+        is_told_at_once = ends.broker.traits.advice is not None
+    async with brokers.open_queue(given) as broker:
+        third = await receive_one(broker)
+
+    assert is_told_at_once  # a limit this low leaves no room for mishaps
+    assert (third.body, third.claimed_id, third.tally) == (second.body, "a", TRIED)
+    assert [each.receive_count for each in (first, second, third)] == [1, 2, 3]
+
+
+@pytest.mark.rule("BRK-7")
+async def test_what_was_renewed_and_returned_comes_before_the_queue(
+    server: RabbitServer, name: str, brokers: BrokerRegistry
+) -> None:
+    await make_queue(server, name, {"x-queue-type": "quorum", "x-delivery-limit": 2})
+    given = queue(server, name, "prefetch=4")
+    async with both_ends(brokers, given) as ends:
+        await ends.publisher.publish([publication(str(number)) for number in range(8)])
+        async with reopened(ends) as broker:
+            await several(broker, 4)
+        renewed = await several(ends.broker, 4)  # and nothing of the queue
+        depth = await ends.broker.depth()
+        for each in renewed:
+            await ends.broker.nack([Nack(each.handle)])
+        came = await taken(ends.broker, 8)
+
+    assert bodies(renewed) == ["0", "1", "2", "3"]
+    assert depth is not None
+    assert (depth.waiting, depth.in_flight) == (4, 4)
+    assert came == [str(number) for number in range(8)]
+
+
+@pytest.mark.rule("BRK-7")
+async def test_what_a_dead_router_has_moved_is_found_by_another_that_runs(
+    server: RabbitServer, name: str, brokers: BrokerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rabbitmq_broker, "STAY_CHECK_SECONDS", 0.1)
+    await make_queue(server, name, {"x-queue-type": "quorum", "x-delivery-limit": 2})
+    given = queue(server, name)
+    async with both_ends(brokers, given) as ends:
+        await ends.publisher.publish([publication("a")])
+        async with reopened(ends) as broker:
+            await receive_one(broker)
+        async with brokers.open_queue(given) as other:
+            waiting = asyncio.ensure_future(other.receive(1))
+            (there,) = await waiting
+            still = asyncio.ensure_future(ends.broker.receive(1))
+            await asyncio.sleep(0.3)  # it consumes the queue itself, which is empty
+        (found,) = await still
+
+    assert (there.body, found.body) == (b"a", b"a")
+
+
+@pytest.mark.rule("BRK-7")
+async def test_without_the_right_to_make_a_queue_a_worn_message_is_delivered_all_the_same(
+    server: RabbitServer, name: str, brokers: BrokerRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    await make_queue(server, name, {"x-queue-type": "quorum", "x-delivery-limit": 2})
+    async with brokers.open_queue(queue(server, name)):
+        pass  # makes the first retry queue
+    await control(server, "add_user", name, "pw")
+    await control(server, "set_permissions", name, f"^{name}$", ".*", ".*")
+    restricted = QueueConfig(
+        name="orders", uri=queue(server, name).uri.replace("guest:guest@", f"{name}:pw@")
+    )
+    async with both_ends(brokers, restricted) as ends:
+        await ends.publisher.publish([publication("a")])
+        async with reopened(ends) as broker:
+            await receive_one(broker)
+        again = await receive_one(ends.broker)
+
+    assert again.body == b"a"
+    assert "cannot be renewed" in caplog.text
+
+
+@pytest.mark.rule("BRK-7")
+async def test_our_own_queue_has_no_limit_and_raises_no_warning(
+    server: RabbitServer, name: str, brokers: BrokerRegistry
+) -> None:
+    given = queue(server, name, "type=quorum")
+    async with both_ends(brokers, given) as ends:
+        await ends.publisher.publish([publication("a")])
+    for _ in range(25):
+        async with brokers.open_queue(given) as broker:
+            await receive_one(broker)
+            advice = broker.traits.advice
+            assert advice is None
+
+    listed = (await control(server, "list_queues", "name", "arguments")).split("\n")
+    (ours,) = (line for line in listed if line.startswith(f"{name}\t"))
+    is_new = int((await control(server, "version")).split(".")[0]) >= 4
+    assert ("x-delivery-limit" in ours) == is_new

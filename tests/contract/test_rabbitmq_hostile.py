@@ -9,6 +9,7 @@ from pamqp import commands
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 from router.core.message import Tally
+from router.ports import Nack
 from tests.contract.cases import both_ends, publication
 from tests.contract.rabbitmq_place import RabbitPlace
 
@@ -80,7 +81,7 @@ async def test_b7_no_property_of_a_message_ends_the_connection(
         await ends.publisher.publish([publication("honest")])
 
         first = await ends.broker.receive(1)
-        await ends.broker.nack(first[0].handle, 0.5, Tally(failures=1, requests=1))
+        await ends.broker.nack([Nack(first[0].handle, 0.5, Tally(failures=1, requests=1))])
         honest, again = await ends.broker.receive(1), await ends.broker.receive(1)
         settled = [await ends.broker.ack([each.handle for each in got]) for got in (honest, again)]
 

@@ -128,6 +128,7 @@ class SimLink:
 
     def __init__(self, server: RabbitModel) -> None:
         self.on_change: Callable[[], None] = lambda: None
+        self.version = "3.10.8"
         self.wire = Wire(server.weather, timeout=CALL_TIMEOUT)
         self.wire.on_loss = self._ended
         self.unsettled: dict[int, tuple[RabbitQueue, RabbitStored]] = {}
@@ -161,8 +162,9 @@ class SimLink:
         made = RabbitQueue(queue, ttl / 1000 if isinstance(ttl, int) else None, str(back or ""))
         await self.wire.call(lambda: self._server.queues.setdefault(queue, made))
 
-    async def kind_of(self, queue: str) -> str | None:
-        return await self.wire.call(lambda: "classic" if queue in self._server.queues else None)
+    async def arguments_of(self, queue: str) -> Table | None:
+        kind: Table = {"x-queue-type": "classic"}
+        return await self.wire.call(lambda: kind if queue in self._server.queues else None)
 
     async def consume(
         self, queue: str, prefetch: int, take: Callable[[RabbitMessage], None]
@@ -213,7 +215,10 @@ class SimLink:
 
         await self.wire.call(settle)
 
-    async def publish(self, queue: str, body: bytes, properties: Properties) -> None:
+    async def publish(
+        self, queue: str, body: bytes, properties: Properties, *, within: float = CALL_TIMEOUT
+    ) -> None:
+        del within  # nothing of this model is short of memory
         await self.wire.call(lambda: self._server.put(queue, body, properties))
 
     # The broker's side.

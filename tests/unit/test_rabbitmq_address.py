@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from aiormq.base import FutureStore
+from pamqp import decode
 
 from router.brokers.rabbitmq import RabbitAddress, RabbitSettings, read_address
 from router.brokers.rabbitmq.connection import our_errors
@@ -98,3 +99,28 @@ async def test_a_call_that_the_client_ends_without_a_reason_means_a_lost_connect
 def test_a_bug_is_not_taken_for_a_lost_connection() -> None:
     with pytest.raises(ZeroDivisionError), our_errors():
         raise ZeroDivisionError
+
+
+@pytest.mark.rule("CMD-9")
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("shortstr", b"\x02\xff\xfe"),
+        ("timestamp", b"\xff" * 8),
+        ("table", b"\x00\x00\x00\x06\x01\xffI\x00\x00\x00\x01"),
+    ],
+)
+def test_other_connections_of_the_program_read_properties_as_without_us(
+    kind: str, value: bytes
+) -> None:
+    """Only our own connections forgive what cannot be read (B7)."""
+    strictly = {
+        "shortstr": decode.short_str,
+        "timestamp": decode.timestamp,
+        "table": decode.field_table,
+    }[kind]
+
+    with pytest.raises(Exception) as theirs:
+        strictly(value)
+    with pytest.raises(theirs.type):
+        decode.by_type(value, kind)

@@ -23,6 +23,13 @@ from router.brokers.rabbitmq.connection import (
     RabbitMessage,
     open_connection,
 )
+from router.brokers.rabbitmq.limits import FoundQueue, arguments_for, major_of
+from router.brokers.rabbitmq.renewed import (
+    MOVED_AT_ONCE_MESSAGES,
+    RenewedFirst,
+    RenewedQueue,
+    all_confirmed,
+)
 from router.brokers.rabbitmq.retry import (
     PERSISTENT,
     SHORTEST_SECONDS,
@@ -74,12 +81,20 @@ class RabbitQueues:
             open_connection(address.url, f"{name} retries") as publishing,
         ):
             new_queues = self._new_queues[address.url]
-            kind = await _find_kind(connection, address, new_queues)
-            retries = RetryQueues(publishing, address.queue, kind, new_queues)
+            found = await _find_queue(connection, address, new_queues)
+            retries = RetryQueues(publishing, address.queue, found.kind or "classic", new_queues)
             await retries.prepare()
-            pending_retries = self._pending_retries[queue.uri]
+            renewed = RenewedQueue(connection, publishing, address.queue, new_queues)
+            if found.may_be_quorum:
+                await renewed.look()
             broker = RabbitBroker(
-                RabbitConsumer(connection, address, pending_retries, self._prefetch[queue.uri]),
+                RabbitConsumer(
+                    connection,
+                    address,
+                    self._pending_retries[queue.uri],
+                    self._prefetch[queue.uri],
+                    RenewedFirst(renewed, found),
+                ),
                 retries,
                 OpenTickets(next(self._connections)),
                 copied=self._copied[queue.uri],
@@ -94,8 +109,8 @@ class RabbitQueues:
         name = f"message-router {self._identity.id} publisher"
         async with open_connection(address.url, name) as connection:
             new_queues = self._new_queues[address.url]
-            kind = await _find_kind(connection, address, new_queues)
-            ladder = RetryQueues(connection, address.queue, kind, new_queues)
+            found = await _find_queue(connection, address, new_queues)
+            ladder = RetryQueues(connection, address.queue, found.kind or "classic", new_queues)
             clock = self._identity.clock
             yield RabbitPublisher(connection, address.queue, ladder, new_queues, clock)
 
@@ -109,8 +124,10 @@ class RabbitConsumer:
         address: RabbitAddress,
         pending_retries: PendingRetries,
         limit: PrefetchLimit,
+        source: RenewedFirst,
     ) -> None:
         self.connection = connection
+        self.source = source
         self.address = address
         self.prefetch = limit.of(address.prefetch)
         self.pending_retries = pending_retries
@@ -122,6 +139,10 @@ class RabbitConsumer:
         self._resume_at = 0.0
         connection.on_change = self.poll.news.ring
 
+    @property
+    def is_consuming(self) -> bool:
+        return self._name is not None
+
     async def start(self) -> None:
         while self._name is None and not self.poll.stopped.is_set():
             pause = self._resume_at - loop_time()
@@ -129,9 +150,9 @@ class RabbitConsumer:
                 await asyncio.sleep(pause)
                 continue
             async with self._switching:
-                waiting: deque[RabbitMessage] = deque()
+                waiting = deque(self.waiting)
                 self._name = await self.connection.consume(
-                    self.address.queue, self.prefetch, partial(self._take, waiting)
+                    self.source.current, self.prefetch, partial(self._take, waiting)
                 )
                 self.waiting = waiting
 
@@ -146,6 +167,23 @@ class RabbitConsumer:
             back = [*returned, *waiting]
             if back:
                 await self.connection.requeue([message.tag for message in back])
+            self.source.restart()
+
+    async def pause(self) -> None:
+        """Let nothing more come, and keep the window."""
+        async with self._switching:
+            name, self._name = self._name, None
+            if name is not None:
+                await self.connection.cancel(name)
+
+    async def turn_to_queue(self) -> bool:
+        """Go on with the queue itself once nothing is left in the renewed one."""
+        source = self.source
+        if not source.is_renewed or self.waiting or await source.renewed.waiting():
+            return False
+        await self.pause()  # something may still have come meanwhile: it goes first
+        source.current = source.queue
+        return not self.poll.stopped.is_set()
 
     def first(self, limit: int) -> Iterable[RabbitMessage]:
         return itertools.islice(self.waiting, limit)
@@ -161,7 +199,8 @@ class RabbitConsumer:
             while not stopped.is_set():
                 await wait_for_signal(stopped, STAY_CHECK_SECONDS)
                 oldest = self.waiting[0].at if self.waiting else loop_time()
-                if stopped.is_set() or loop_time() - oldest > MAX_STAY_SECONDS:
+                is_late = loop_time() - oldest > MAX_STAY_SECONDS
+                if stopped.is_set() or is_late or await self.source.is_waiting():
                     await self.rewind()
         except BrokerError:
             return  # the connection is lost; its users get an error
@@ -169,6 +208,8 @@ class RabbitConsumer:
     def _take(self, waiting: deque[RabbitMessage], message: RabbitMessage) -> None:
         if self.pending_retries:
             self.pending_retries.came(message.key)
+        if message.redelivered:
+            self.source.note(message)
         waiting.append(message)
         overflow = self._limit.overflow(len(message.body), (len(each.body) for each in waiting))
         if overflow is not None:
@@ -182,7 +223,6 @@ class RabbitBroker:
 
     holds_groups: Final = False
     lease_seconds: Final = None
-    traits: Final = Traits(ordered_here=True, hold_seconds=1200.0, answer_within=1800.0)
 
     def __init__(
         self,
@@ -193,6 +233,16 @@ class RabbitBroker:
         copied: RememberedAcks,
         clock: Callable[[], float],
     ) -> None:
+        limit = consumer.source.limit
+        self.traits = Traits(
+            ordered_here=True,
+            hold_seconds=1200.0,
+            answer_within=1800.0,
+            advice=limit.advice() if limit.is_tight else None,
+            window=self,
+        )
+        self._granted = 0  # messages that the broker lets us have unsettled, all windows together
+        self._looks_ahead = False
         self._consumer = consumer
         self._connection = consumer.connection
         self._poll = consumer.poll
@@ -230,10 +280,7 @@ class RabbitBroker:
 
         async def look() -> ClaimedBatch:
             self._connection.check()
-            await self._consumer.start()
-            if 0 < len(self._consumer.waiting) < limit:
-                # Pushed one by one; a batch is all that was there with its first message (FIFO-1).
-                await self._connection.catch_up()
+            await self._fill_window(limit)
             await self._send_on_early(limit)
             # Each copy has its own time: wait for those that were delayed together.
             await self._pending_retries.gather(returned, await_more)
@@ -243,6 +290,9 @@ class RabbitBroker:
             return ClaimedBatch([self._received(waiting.popleft()) for _ in range(there)])
 
         return await self._poll.receive(look)
+
+    def widen(self, messages: int) -> None:
+        self._looks_ahead = messages > 0
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
         del error  # nothing is kept of a message that is gone
@@ -278,9 +328,53 @@ class RabbitBroker:
         """Count the queue only: what waits in its retry queues is not included."""
         address = self._consumer.address
         in_queue = await self._connection.waiting(address.queue)
+        in_queue += await self._consumer.source.renewed.waiting()
         here, out = len(self._consumer.waiting), len(self._tickets)
-        window = max(self._consumer.prefetch - here - out, 0)
+        window = max((self._granted or self._consumer.prefetch) - here - out, 0)
         return Depth(in_queue + here, out, due=here + min(in_queue, window))
+
+    async def _fill_window(self, limit: int) -> None:
+        consumer = self._consumer
+        if self._looks_ahead and not consumer.waiting and len(self._tickets) >= self._granted:
+            # A new consumer has a window of its own; what came to the old one stays ours.
+            await consumer.pause()
+        while True:
+            if not consumer.is_consuming:
+                self._granted = len(self._tickets) + len(consumer.waiting) + consumer.prefetch
+            await consumer.start()
+            if 0 < len(consumer.waiting) < limit:
+                # Pushed one by one; a batch is all that was there with its first message (FIFO-1).
+                await self._connection.catch_up()
+            if consumer.source.has_worn:
+                await self._renew_window()
+            elif not await consumer.turn_to_queue():
+                return
+
+    async def _renew_window(self) -> None:
+        """Move the whole window: what stays behind must be newer than all that was moved.
+
+        Copies first, confirmed; then the originals are removed. A crash in between duplicates.
+        """
+        consumer, source = self._consumer, self._consumer.source
+        limit, queue = source.limit, source.queue
+        self.traits = replace(self.traits, advice=limit.advice())
+        await consumer.pause()
+        await self._remove_copied(len(consumer.waiting))
+        try:
+            await source.renewed.make()
+        except QueueRefused as error:
+            log.warning("messages cannot be renewed: %s", error, extra={"queue": queue})
+            source.give_up()
+            return
+        moved = 0
+        while consumer.waiting:
+            there = min(MOVED_AT_ONCE_MESSAGES, len(consumer.waiting))
+            worn = [consumer.waiting.popleft() for _ in range(there)]
+            await source.renewed.put(worn)
+            await self._connection.ack([message.tag for message in worn])
+            moved += there
+        source.restart()
+        log.info("%d messages that came back often were renewed", moved, extra={"queue": queue})
 
     async def _delay(self, message: RabbitMessage, item: Nack) -> None:
         """Keep a copy that comes back when it is due, then remove the original."""
@@ -402,22 +496,21 @@ class RabbitPublisher:
             raise QueueRefused(f"there is no queue {self._queue!r}") from None
 
 
-async def _find_kind(
+async def _find_queue(
     connection: RabbitConnection, address: RabbitAddress, new_queues: NewQueues
-) -> str:
-    """Return the queue's type. Make the queue if it is missing and the URI names a type."""
-    queue = address.queue
-    exists = await connection.exists(queue)
-    if address.kind is not None:
-        if not exists:
-            await connection.declare(queue, {"x-queue-type": address.kind})
-            new_queues.add(queue)
-        return address.kind
-    if not exists:
-        raise QueueRefused(f"there is no queue {queue!r}: create it, or give its type")
-    kind = await connection.kind_of(queue)
-    if kind is None:
+) -> FoundQueue:
+    """Find the queue. Make it if it is missing and the URI names a type."""
+    queue, kind, major = address.queue, address.kind, major_of(connection.version)
+    if not await connection.exists(queue):
+        if kind is None:
+            raise QueueRefused(f"there is no queue {queue!r}: create it, or give its type")
+        arguments = arguments_for(kind, major)
+        await connection.declare(queue, arguments)
+        new_queues.add(queue)
+        return FoundQueue(kind, arguments, major)
+    found = FoundQueue(kind, await connection.arguments_of(queue), major)
+    if found.kind is None:
         log.info("queue type unknown: its retry queues are classic", extra={"queue": queue})
-    if kind == "stream":
+    if kind is None and found.kind == "stream":
         raise QueueRefused(f"{queue!r} is a stream: its messages cannot be removed")
-    return kind or "classic"
+    return found

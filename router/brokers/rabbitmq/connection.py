@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Final
@@ -33,9 +34,12 @@ CLOSING_TURNS: Final = 8  # of the event loop
 # The broker's tables keep what is new in memory for up to 3 s before they write it to their files.
 UNSAVED_SECONDS: Final = 5.0
 
-_OTHER_KIND: Final = re.compile(
-    r"inequivalent arg '(?:durable|x-queue-type)' .* but current is "
-    r"(?:none|'?false'?|(?:the value )?'(?P<kind>\w+)')"
+MAX_ARGUMENTS: Final = 20  # of one queue; there are fewer
+
+_OTHER_ARGUMENT: Final = re.compile(
+    r"inequivalent arg '(?P<name>[^']*)' .* but current is "
+    r"(?:none|'?(?:false|true)'?"
+    r"|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)'.*)?)$"
 )
 _USER: Final = re.compile(r" (?:for|by) user '[^']*'")
 
@@ -43,7 +47,14 @@ Properties = spec.Basic.Properties
 Table = FieldTable  # arguments, headers
 
 
+# Set in the tasks that read our connections. The client's decoder is shared by the whole process,
+# and a program that uses the library may have RabbitMQ connections of its own.
+_reads_leniently: Final = ContextVar("reads_leniently", default=False)
+
+
 def _short_text(value: bytes) -> tuple[int, str]:
+    if not _reads_leniently.get():
+        return decode.short_str(value)
     length = value[0]
     return 1 + length, value[1 : 1 + length].decode(errors="ignore")
 
@@ -52,13 +63,17 @@ def _moment(value: bytes) -> tuple[int, datetime]:
     try:
         return decode.timestamp(value)
     except (ValueError, OverflowError, OSError):
+        if not _reads_leniently.get():
+            raise
         return 8, datetime.fromtimestamp(0, UTC)
 
 
 def _table(value: bytes) -> tuple[int, FieldTable]:
     try:
         return decode.field_table(value)
-    except Exception:  # noqa: BLE001 whatever it is: a message without headers can be settled
+    except Exception:  # whatever it is: a message without headers can be settled
+        if not _reads_leniently.get():
+            raise
         return 4 + int.from_bytes(value[:4]), {}
 
 
@@ -94,11 +109,14 @@ class RabbitMessage(Struct, frozen=True, dict=True):
         return read_history(self.headers) or RetryHistory(self.properties.message_id or None)
 
     @property
-    def receive_count(self) -> int:
-        """Classic queues only say that a message came before."""
+    def returned(self) -> int:
+        """How often it came back to its queue. Classic queues only say whether it did."""
         returned = self.headers.get("x-delivery-count")
-        before = returned if isinstance(returned, int) else int(self.redelivered)
-        return self.history.receive_count + before + 1
+        return returned if isinstance(returned, int) else int(self.redelivered)
+
+    @property
+    def receive_count(self) -> int:
+        return self.history.receive_count + self.returned + 1
 
     @property
     def key(self) -> Hashable:
@@ -144,6 +162,8 @@ class RabbitConnection:
     """One connection with one channel for everything that leaves it open."""
 
     def __init__(self, connection: AbstractConnection, channel: AbstractChannel) -> None:
+        properties = getattr(channel.connection, "server_properties", None) or {}
+        self.version: object = properties.get("version")  # a text, if the broker says it
         self.on_change: Callable[[], None] = lambda: None  # called when the connection is lost
         self._lost: str | None = None  # why it cannot be used any more
         self._unsettled: dict[int, None] = {}  # tags, oldest first
@@ -180,14 +200,28 @@ class RabbitConnection:
             async with self._side_channel() as channel:
                 await channel.queue_declare(queue, durable=True, arguments=arguments)
 
-    async def kind_of(self, queue: str) -> str | None:
-        """Return its type, or None. The broker says it only when it refuses a wrong guess."""
-        try:
-            await self.declare(queue, {"x-queue-type": "quorum"})
-        except QueueRefused as refusal:
-            found = _OTHER_KIND.search(str(refusal))
-            return found and (found["kind"] or "classic")
-        return "quorum"
+    async def arguments_of(self, queue: str) -> Table | None:
+        """Return its arguments, with its type; None if they cannot be told.
+
+        The broker names one of them each time that it refuses a wrong guess.
+        """
+        guess: Table = {"x-queue-type": "quorum"}
+        for _ in range(MAX_ARGUMENTS):
+            try:
+                await self.declare(queue, guess)
+            except QueueRefused as refusal:
+                found = read_argument(str(refusal))
+                if found is None:
+                    return None
+                name, value = found
+                if name in {"durable", "x-queue-type"}:
+                    return {"x-queue-type": value or "classic"}
+                if name in guess:
+                    return None  # we cannot write it as it was written
+                guess[name] = value
+            else:
+                return guess
+        return None
 
     # Consuming.
 
@@ -240,9 +274,11 @@ class RabbitConnection:
 
     # Publishing.
 
-    async def publish(self, queue: str, body: bytes, properties: Properties) -> None:
+    async def publish(
+        self, queue: str, body: bytes, properties: Properties, *, within: float = CALL_SECONDS
+    ) -> None:
         """Publish a message; durable on return. Raises NoSuchQueue."""
-        async with self._call():
+        async with self._call(within):
             try:
                 await self._channel.basic_publish(
                     body, routing_key=queue, properties=properties, mandatory=True
@@ -262,10 +298,10 @@ class RabbitConnection:
         await self._channel.flow(active=True)
 
     @asynccontextmanager
-    async def _call(self) -> AsyncIterator[None]:
+    async def _call(self, within: float = CALL_SECONDS) -> AsyncIterator[None]:
         self.check()
         with our_errors():
-            async with asyncio.timeout(CALL_SECONDS):
+            async with asyncio.timeout(within):
                 yield
 
     @asynccontextmanager
@@ -289,9 +325,14 @@ class RabbitConnection:
 @asynccontextmanager
 async def open_connection(url: str, name: str) -> AsyncIterator[RabbitConnection]:
     """Connect. Raises QueueRefused or Disconnected on entering."""
-    with our_errors(opening=True):
-        async with asyncio.timeout(CALL_SECONDS):
-            connection = await aio_pika.connect(url, client_properties={"connection_name": name})
+    mark = _reads_leniently.set(True)
+    try:
+        with our_errors(opening=True):
+            async with asyncio.timeout(CALL_SECONDS):
+                properties: Table = {"connection_name": name}
+                connection = await aio_pika.connect(url, client_properties=properties)
+    finally:
+        _reads_leniently.reset(mark)
     try:
         with our_errors(opening=True):
             async with asyncio.timeout(CALL_SECONDS):
@@ -305,6 +346,20 @@ async def open_connection(url: str, name: str) -> AsyncIterator[RabbitConnection
                 await connection.close()
                 for _ in range(CLOSING_TURNS):
                     await asyncio.sleep(0)  # the client leaves tasks that have nothing to wait for
+
+
+def read_argument(refusal: str) -> tuple[str, FieldValue] | None:
+    """Return the argument that a queue has and a declaration lacked, in the broker's words."""
+    found = _OTHER_ARGUMENT.search(refusal)
+    if found is None:
+        return None
+    value: FieldValue = found["value"]
+    if found["type"] is not None and found["type"] not in {"longstr", "bool"}:
+        with suppress(TypeError, ValueError):
+            value = int(found["value"])
+    elif found["type"] == "bool":
+        value = value == "true"
+    return found["name"], value
 
 
 @contextmanager

@@ -303,7 +303,7 @@ Receipt = bool | str
 
 
 class Publisher(Protocol):
-    """The other end of a queue, where the broker has one for us."""
+    """The other end of a queue."""
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]:
         """Put them in, all or none, durable on return (WQ-1)."""
@@ -315,8 +315,8 @@ class Brokers(Protocol):
     def open_queue(self, queue: QueueConfig) -> AbstractAsyncContextManager[Broker]:
         """Return a new connection for consuming. Entering raises QueueRefused or Disconnected."""
 
-    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
-        """Return a connection for publishing, or None if this broker is only consumed."""
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
+        """Return a new connection for publishing. Raises QueueRefused, also on entering."""
 
 
 @runtime_checkable

@@ -86,7 +86,7 @@ class BrokerRegistry:
         async with self._adapter(queue).open_queue(queue) as broker:
             yield broker
 
-    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
         return self._adapter(queue).open_publisher(queue)
 
     def open_store(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageStore] | None:

@@ -29,8 +29,9 @@ from router.cli.kit import (
 )
 from router.core.config import EMBEDDED_QUEUE, QueueConfig
 from router.core.message import MAX_MESSAGE_BYTES, NOT_JSON, Malformed, Message, parse
+from router.core.target import Target, TargetPolicy
 from router.core.timestamps import Tsids
-from router.engine.publishing import MAX_MESSAGES
+from router.engine.publishing import MAX_MESSAGES, PublishingRules, with_content_key
 from router.ports import BrokerError, Publication, Publisher
 from router.settings import Settings
 
@@ -76,6 +77,14 @@ class SendSummary:
         return words
 
 
+def _refuse_url(target: Target, _: QueueConfig) -> str | None:
+    """Return why no router delivers to it. Workers and executors take what is local."""
+    return None if target.is_local else TargetPolicy().refuse_url(target)
+
+
+# Without a router, its reply queues, executors and allowed hosts are not known.
+_RULES: Final = PublishingRules(_refuse_url, lambda _: True)
+
 Sink = Callable[[Sequence[MessageLine], SendSummary], None]  # raises what ends the command
 
 
@@ -107,12 +116,19 @@ def _send_to_router(
 def _send_to_queue(
     portal: BlockingPortal,
     publisher: Publisher,
+    queue: QueueConfig,
     batch: Sequence[MessageLine],
     summary: SendSummary,
 ) -> None:
-    publications = [
-        Publication(item.message, item.body, item.message.explicit_dedup_key) for item in batch
-    ]
+    now, publications = time.time(), list[Publication]()
+    for item in batch:
+        try:
+            checked = _RULES.check(item.message, item.body, queue, now)
+            publications.append(with_content_key(checked))
+        except Malformed as error:
+            summary.refuse(BadLine(item.line, str(error)))
+    if not publications:
+        return
     receipts = portal.call(publisher.publish, publications)
     new = sum(receipt is True for receipt in receipts)
     summary.sent += new
@@ -126,28 +142,27 @@ def open_sink(queue: str | None, uri: str | None) -> Iterator[Sink]:
         with connect() as router:
             yield partial(_send_to_router, router, queue)
         return
-    settings = settings_here()
+    settings, chosen = settings_here(), QueueConfig(name=EMBEDDED_QUEUE, uri=uri)
     try:
         # The queue lives on an event loop in a thread: reading input may block for long.
         with (
             start_blocking_portal() as portal,
-            portal.wrap_async_context_manager(_publisher(uri, settings)) as publisher,
+            portal.wrap_async_context_manager(_publisher(chosen, settings)) as publisher,
         ):
-            yield partial(_send_to_queue, portal, publisher)
+            yield partial(_send_to_queue, portal, publisher, chosen)
     except BrokerError as error:
         raise click.ClickException(str(error)) from None
 
 
 @asynccontextmanager
-async def _publisher(uri: str, settings: Settings) -> AsyncIterator[Publisher]:
-    async with BrokerRegistry(
-        worker_id="send", dedup_window=settings.dedup_window, settings=settings.brokers
-    ) as brokers:
-        opening = brokers.open_publisher(QueueConfig(name=EMBEDDED_QUEUE, uri=uri))
-        if opening is None:
-            raise click.ClickException("this kind of queue cannot be published to")
-        async with opening as publisher:
-            yield publisher
+async def _publisher(queue: QueueConfig, settings: Settings) -> AsyncIterator[Publisher]:
+    async with (
+        BrokerRegistry(
+            worker_id="send", dedup_window=settings.dedup_window, settings=settings.brokers
+        ) as brokers,
+        brokers.open_publisher(queue) as publisher,
+    ):
+        yield publisher
 
 
 @click.command(

@@ -8,11 +8,17 @@ CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 TSID_CHARACTERS: Final = 13
 EPOCH_SECONDS: Final = 1_577_836_800.0  # 2020-01-01: 42 bits of milliseconds last until 2159
 TAIL_BITS: Final = 22
+_FIRST_SECONDS: Final = -62_135_596_800.0  # the year 1
+_LAST_SECONDS: Final = 253_402_300_799.9995  # the end of 9999
 
 
 def iso(seconds: float, precision: str = "milliseconds") -> str:
-    """Return Unix seconds as ISO 8601 in UTC, such as 2026-01-31T08:15:30.123Z."""
-    moment = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None)
+    """Return Unix seconds as ISO 8601 in UTC, such as 2026-01-31T08:15:30.123Z.
+
+    A time before the year 1 or after 9999 becomes the first or last moment that can be written.
+    """
+    shown = min(max(seconds, _FIRST_SECONDS), _LAST_SECONDS)
+    moment = datetime.fromtimestamp(shown, UTC).replace(tzinfo=None)
     return f"{moment.isoformat(timespec=precision)}Z"
 
 

@@ -15,7 +15,7 @@ from router.core.job import GiveUp, Job
 from router.core.message import MAX_MESSAGE_BYTES, Malformed, ReceivedMessage, parse
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
-from router.engine.publishing import BrokeOff, QueuePublisher, WrongQueue
+from router.engine.publishing import BrokeOff, QueuePublisher
 from router.ports import BrokerError, Conflict, DeadLetterStore, Publication, StoreError, Unknown
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class DeadLetterReplay:
     async def replay(self, letter_id: int, *, to: str | None = None, force: bool = False) -> None:
         """Publish it to the queue it came from, or to the one named `to`.
 
-        Raises Unknown, Conflict or BrokeOff; for `to` also WrongQueue.
+        Raises Unknown, Conflict or BrokeOff.
         """
         await self._replay(letter_id, self._queue_named(to), set(), force=force)
 
@@ -146,7 +146,7 @@ class DeadLetterReplay:
         """Replay all that fit the filter and can be replayed, the oldest first.
 
         When one fails, the later ones of its group stay where they are. `dry_run` only counts.
-        Raises ReplayBrokeOff; for `to` Unknown or WrongQueue.
+        Raises ReplayBrokeOff; for `to` Unknown.
         """
         replayed, skipped, stopped = 0, Counter[str](), set[Group]()
         queue = self._queue_named(to)
@@ -217,7 +217,7 @@ class DeadLetterReplay:
             raise Conflict("it was replayed before; `force` does it again")
         try:
             return to or self._publishing.queue_named(kept.letter.queue)
-        except (Unknown, WrongQueue) as error:
+        except Unknown as error:
             advice = "`to` (--to QUEUE) replays it to another"
             raise Conflict(f"{error}; {advice}") from None
 

@@ -21,9 +21,10 @@ from router.core.commands import (
 )
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.identity import MessageKey
-from router.core.message import Malformed, Message, is_given, parse, steps_of, with_id
+from router.core.message import YEAR_SECONDS, Malformed, Message, is_given, parse, steps_of, with_id
 from router.core.outcome import Ending, Failure
 from router.core.target import Target, read_target
+from router.engine.slices import Slices
 from router.ports import (
     BrokerError,
     Brokers,
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 MAX_MESSAGES: Final = 1000  # in one call
 CHUNK_MESSAGES: Final = 100  # a queue takes these all or none
 PUBLISH_TIMEOUT_SECONDS: Final = 30.0
+MAX_BYTES_ON_LOOP: Final = 64 * 1024  # of payloads whose content makes a key: about 15 ms
 IDLE_TIMEOUT_SECONDS: Final = 60.0  # a connection that nobody used for so long is closed
 
 
@@ -75,20 +77,56 @@ class Published(Struct, frozen=True):
         return len(self.ids) - self.duplicates
 
 
+# Returns why messages of that queue may not go to a target, as far as its URL shows (MED-5).
+RefuseUrl = Callable[[Target, QueueConfig], str | None]
+
+
+class PublishingRules(Struct, frozen=True):
+    """What holds for every message that is published: by the API, in a batch, or by `send`."""
+
+    refuse_url: RefuseUrl
+    has_reply_queue: Callable[[str], bool]
+
+    def check(self, message: Message, body: bytes, queue: QueueConfig, now: float) -> Publication:
+        """Return it, to be published `with_content_key`. Raises Malformed."""
+        self._check("", message, queue, now)
+        for place, step in steps_of(message):
+            self._check(f"{place}.", step, queue, now)
+        if b'"batchId"' in body and is_given(_batch_field.decode(body).batch_id):
+            raise Malformed("`batchId` must be absent: use POST /batches")
+        return Publication(message, body, message.explicit_dedup_key, not_before_of(message, now))
+
+    def _check(self, place: str, message: Message, queue: QueueConfig, now: float) -> None:
+        """Raise Malformed if it asks for what cannot be done. `place`: that of a step."""
+        if reason := self.refuse_url(read_target(message.target), queue):
+            raise Malformed(f"`{place}mediationTarget`: {reason}")
+        if message.reply_to is not None and not self.has_reply_queue(message.reply_to):
+            raise Malformed(f"`{place}replyTo`: there is no reply queue of this name")
+        not_before, longest = not_before_of(message, now), longest_wait(queue.uri)
+        if not_before is not None and not_before - now > longest:
+            field = "notBefore" if message.delay_seconds is None else "delaySeconds"
+            raise Malformed(f"`{place}{field}` is more than {longest / 3600:g} h ahead")
+
+
+def with_content_key(item: Publication) -> Publication:
+    """Return it with the dedup key that its content makes, if it asks for one (CMD-6)."""
+    return replace(item, dedup_key=content_key(item.message)) if _wants_key(item) else item
+
+
+def _wants_key(item: Publication) -> bool:
+    return item.dedup_key is None and item.message.dedup == "content"
+
+
 @asynccontextmanager
 async def open_publishing(
     brokers: Brokers,
     config: Callable[[], RoutingConfig],
     *,
-    refuse_url: Callable[[Target, QueueConfig], str | None],
+    refuse_url: RefuseUrl,
     new_id: Callable[[], str],
     wall: Callable[[], float] = time.time,
 ) -> AsyncIterator["QueuePublisher"]:
-    """Open a publisher. Its connections are opened when needed, and closed with the context.
-
-    `refuse_url` returns why messages of that queue may not go to a target, as far as its URL shows
-    (MED-5).
-    """
+    """Open a publisher. Its connections are opened when needed, and closed with the context."""
     async with asyncio.TaskGroup() as tasks:
         publishing = QueuePublisher(brokers, config, refuse_url, new_id, tasks=tasks, wall=wall)
         try:
@@ -102,7 +140,7 @@ class QueuePublisher:
         self,
         brokers: Brokers,
         config: Callable[[], RoutingConfig],
-        refuse_url: Callable[[Target, QueueConfig], str | None],
+        refuse_url: RefuseUrl,
         new_id: Callable[[], str],
         *,
         tasks: asyncio.TaskGroup,
@@ -110,28 +148,23 @@ class QueuePublisher:
     ) -> None:
         self._brokers = brokers
         self._config = config
-        self._refuse_url = refuse_url
+        self._rules = PublishingRules(refuse_url, lambda name: self.reply_queue(name) is not None)
         self._new_id = new_id
         self._tasks = tasks
         self.wall = wall
         self._links: dict[QueueConfig, _Link] = {}
+        self._is_closed = False
         self._indexed: RoutingConfig | None = None
         self._reply_queues: dict[str, QueueConfig] = {}
 
     async def publish(self, queue: str | None, bodies: Sequence[bytes]) -> Published:
         """Check all of them, then put all into the queue.
 
-        No queue named: the only one that can publish. Raises Rejected, Unknown, WrongQueue
-        or BrokeOff.
+        No queue named: the only one of the configuration. Raises Rejected, Unknown, WrongQueue or
+        BrokeOff.
         """
-        if queue is None:
-            candidates = [each for each in self._config().queues if self._can_publish(each)]
-            if len(candidates) != 1:
-                raise WrongQueue(f"name a queue: {len(candidates)} can be published to")
-            (chosen,) = candidates
-        else:
-            chosen = self.queue_named(queue)
-        items = self.check_all(chosen, bodies)
+        chosen = self._only_queue() if queue is None else self.queue_named(queue)
+        items = await self.check_all(chosen, bodies)
         ids = [item.message.id for item in items]
         duplicates = 0
         for start in range(0, len(items), CHUNK_MESSAGES):
@@ -145,33 +178,30 @@ class QueuePublisher:
                     ids[index] = receipt
         return Published(ids, duplicates)
 
-    def check_all(self, queue: QueueConfig, bodies: Sequence[bytes]) -> Sequence[Publication]:
+    async def check_all(self, queue: QueueConfig, bodies: Sequence[bytes]) -> Sequence[Publication]:
         """Return them ready to be published to a queue, with ids. Raises Rejected."""
         if len(bodies) > MAX_MESSAGES:
             raise Rejected(f"at most {MAX_MESSAGES} messages at once, not {len(bodies)}")
         now = self.wall()  # read once: what comes in one call is due at one time
-        checked = []
+        checked, slices = [], Slices()
         for index, given in enumerate(bodies):
+            if slices.is_full:
+                await slices.pause()
+            slices.add(given)
             body = with_id(given, self._new_id)
             try:
-                message = parse(body)
-                self._refuse("", message, queue, now)
+                checked.append(self._rules.check(parse(body), body, queue, now))
             except Malformed as error:
                 raise Rejected(str(error), index) from None
-            if b'"batchId"' in body and is_given(_batch_field.decode(body).batch_id):
-                raise Rejected("`batchId` must be absent: use POST /batches", index)
-            key = message.explicit_dedup_key
-            if key is None and message.dedup == "content":
-                key = content_key(message)
-            checked.append(Publication(message, body, key, not_before_of(message, now)))
-        return checked
+        read_again = sum(len(item.message.payload) for item in checked if _wants_key(item))
+        if read_again <= MAX_BYTES_ON_LOOP:
+            return [with_content_key(item) for item in checked]
+        return await asyncio.to_thread(lambda: [with_content_key(item) for item in checked])
 
     def queue_named(self, name: str) -> QueueConfig:
-        """Return a queue that can be published to. Raises Unknown or WrongQueue."""
+        """Return the queue of this name. Raises Unknown."""
         for queue in self._config().queues:
             if queue.name == name:
-                if not self._can_publish(queue):
-                    raise WrongQueue(f"queue {name!r} can only be consumed")
                 return queue
         raise Unknown(f"there is no queue {name!r} in the configuration")
 
@@ -208,15 +238,23 @@ class QueuePublisher:
             return ()
 
     def schedule(self, item: Publication) -> Publication:
-        """Return it with the time that it asks for, if it does (CMD-5)."""
-        not_before = not_before_of(item.message, self.wall())
-        return item if not_before is None else replace(item, not_before=not_before)
+        """Return it with the time that it asks for, if it does (CMD-5).
+
+        No broker waits for longer than a year: what comes early then is returned for the rest.
+        """
+        now = self.wall()
+        not_before = not_before_of(item.message, now)
+        if not_before is None:
+            return item
+        return replace(item, not_before=min(not_before, now + YEAR_SECONDS))
 
     async def put(self, queue: QueueConfig, items: Sequence[Publication]) -> Sequence[Receipt]:
         """Publish over the one connection of the queue. Raises BrokerError."""
+        if self._is_closed:
+            raise Disconnected(_CLOSED)
         link = self._links.get(queue)
         if link is None:
-            link = self._links[queue] = _Link(lambda: self._open(queue))
+            link = self._links[queue] = _Link(lambda: self._brokers.open_publisher(queue))
             attending = self._attend(queue, link)
             link.owner = self._tasks.create_task(attending, name=f"publisher of {queue.name}")
         try:
@@ -227,21 +265,16 @@ class QueuePublisher:
             raise Disconnected(f"no answer within {PUBLISH_TIMEOUT_SECONDS:.0f} s") from None
 
     def close(self) -> None:
-        """Close all connections. What is under way ends as Disconnected."""
+        """Close all connections. What is under way, or comes later, ends as Disconnected."""
+        self._is_closed = True
         for queue, link in tuple(self._links.items()):
             self._close(queue, link)
 
-    def _can_publish(self, queue: QueueConfig) -> bool:
-        try:
-            return self._brokers.open_publisher(queue) is not None
-        except BrokerError:  # a queue that cannot even be consumed
-            return False
-
-    def _open(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
-        publisher = self._brokers.open_publisher(queue)
-        if publisher is None:
-            raise Disconnected(f"queue {queue.name!r} can only be consumed")
-        return publisher
+    def _only_queue(self) -> QueueConfig:
+        queues = self._config().queues
+        if len(queues) != 1:
+            raise WrongQueue(f"`queue` is required: {len(queues)} queues are configured")
+        return queues[0]
 
     async def _attend(self, queue: QueueConfig, link: "_Link") -> None:
         await link.run()
@@ -257,19 +290,6 @@ class QueuePublisher:
             return False
         del self._links[queue]
         return True
-
-    def _refuse(self, place: str, message: Message, queue: QueueConfig, now: float) -> None:
-        """Raise Malformed if it, or a step behind it, asks for what this router cannot do."""
-        if reason := self._refuse_url(read_target(message.target), queue):
-            raise Malformed(f"`{place}mediationTarget`: {reason}")
-        if message.reply_to is not None and self.reply_queue(message.reply_to) is None:
-            raise Malformed(f"`{place}replyTo`: there is no reply queue of this name")
-        not_before, longest = not_before_of(message, now), longest_wait(queue.uri)
-        if not_before is not None and not_before - now > longest:
-            field = "notBefore" if message.delay_seconds is None else "delaySeconds"
-            raise Malformed(f"`{place}{field}` is more than {longest / 3600:g} h ahead")
-        for step_place, step in steps_of(message):
-            self._refuse(f"{place}{step_place}.", step, queue, now)
 
 
 class _Parcel:

@@ -60,7 +60,7 @@ class QueueStores:
         """Return the work queue of this name, or the only one. Raises as `work_queues` does."""
         found = self.work_queues(name)
         if len(found) > 1:
-            raise WrongQueue(f"name a queue: {len(found)} are work queues")
+            raise WrongQueue(f"`queue` is required: {len(found)} work queues are configured")
         return found[0]
 
     @asynccontextmanager
@@ -371,10 +371,10 @@ class Batches:
             )
         body = _callback_body(batch.callback, batch_id)
         try:
-            (callback,) = self._publishing.check_all(chosen, [body])
+            (callback,) = await self._publishing.check_all(chosen, [body])
         except Rejected as error:
             raise Rejected(f"`callback`: {error.reason}") from None
-        items = self._publishing.check_all(chosen, batch.messages)
+        items = await self._publishing.check_all(chosen, batch.messages)
         async with self._stores.open(chosen) as store:
             added = await store.open_batch(batch_id, batch.size, callback, items)
         return AcceptedMembers(batch_id, added, len(items) - added)
@@ -385,7 +385,7 @@ class Batches:
         """Publish more members of an open batch. Raises as `open` does."""
         state = await self.find(batch_id, queue)
         chosen = self._stores.only_work_queue(state.queue)
-        items = self._publishing.check_all(chosen, messages)
+        items = await self._publishing.check_all(chosen, messages)
         async with self._stores.open(chosen) as store:
             added = await store.add_to_batch(batch_id, items)
         return AcceptedMembers(batch_id, added, len(items) - added)

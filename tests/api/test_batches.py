@@ -1,5 +1,6 @@
 """`/batches` and `/schedules` (CMD-4, CMD-10)."""
 
+import asyncio
 import json
 
 import httpx
@@ -12,6 +13,8 @@ from router.core.config import QueueConfig, RoutingConfig, Schedule
 from router.engine.beat import ScheduleState
 from router.ports import Disconnected
 from tests.support.api import HandMadeRouter, assert_problem
+from tests.support.chains import HARD_TO_READ, deep_chain
+from tests.support.pace import longest_turn, slowdown
 from tests.support.queues import ORDERS
 from tests.support.stores import FakeStore
 
@@ -221,7 +224,11 @@ async def test_ids_of_batches_are_per_queue(api: httpx.AsyncClient, router: Hand
     router.config = RoutingConfig((JOBS, MORE_JOBS))
     batch = {"id": "b", "size": 2, "callback": CALLBACK}
 
-    assert_problem(await api.post("/batches", json=batch), 422, "name a queue: 2 are work queues")
+    assert_problem(
+        await api.post("/batches", json=batch),
+        422,
+        "`queue` is required: 2 work queues are configured",
+    )
     await api.post("/batches?queue=jobs", json=batch)
     assert (await api.get("/batches/b")).json()["queue"] == "jobs"
     await api.post("/batches", params={"queue": "more jobs"}, json=batch)
@@ -284,3 +291,18 @@ async def test_schedules_are_listed(api: httpx.AsyncClient, router: HandMadeRout
         "lastRun": None,
     }
     assert (shown[1]["everySeconds"], shown[1]["lastRun"]) == (60, "2027-01-15T07:59:00.000Z")
+
+
+@pytest.mark.timing
+@pytest.mark.rule("P5", "CMD-11")
+@pytest.mark.parametrize("unit", HARD_TO_READ)
+async def test_a_batch_of_deep_chains_holds_up_nothing_while_it_is_checked(
+    api: httpx.AsyncClient, unit: bytes
+) -> None:
+    chains = b",".join(deep_chain(f"c{n}", TARGET, unit) for n in range(7))
+    content = b'{"messages": [%b], "callback": %b}' % (chains, json.dumps(CALLBACK).encode())
+    call = asyncio.create_task(api.post("/batches", content=content))
+    longest = await longest_turn([call])
+
+    assert call.result().json()["accepted"] == 7
+    assert longest < 0.25 * slowdown()

@@ -54,6 +54,25 @@ def remember(router: HandMadeRouter, **fields: Any) -> None:
     router.lookup.histories["a"] = replace(MessageHistory(message_id="a"), **fields)
 
 
+@pytest.mark.rule("CMD-2", "P5")
+@pytest.mark.parametrize(
+    ("not_before", "shown"),
+    [
+        (1e300, "9999-12-31T23:59:59.999Z"),
+        (253_402_300_800.0, "9999-12-31T23:59:59.999Z"),
+        (-62_135_647_200.0, "0001-01-01T00:00:00.000Z"),  # 0001-01-01T00:00+14:00
+    ],
+)
+async def test_a_time_that_cannot_be_written_is_shown_as_the_nearest_that_can(
+    api: httpx.AsyncClient, router: HandMadeRouter, not_before: float, shown: str
+) -> None:
+    keep(router, record(MessageStatus.SCHEDULED, not_before=not_before))
+
+    answer = await api.get("/messages/a")
+
+    assert (answer.status_code, answer.json()["notBefore"]) == (200, shown)
+
+
 @pytest.mark.rule("CMD-2")
 async def test_a_message_that_succeeded_is_shown_with_its_result(
     api: httpx.AsyncClient, router: HandMadeRouter

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
@@ -5,8 +6,12 @@ import msgspec
 import pytest
 
 from router.api.kit import MAX_BODY_BYTES
+from router.core.config import RoutingConfig
 from router.ports import Disconnected
 from tests.support.api import HandMadeRouter, assert_problem
+from tests.support.chains import HARD_TO_READ, deep_chain
+from tests.support.pace import longest_turn, slowdown
+from tests.support.queues import ORDERS, OTHER
 
 pytestmark = pytest.mark.anyio
 
@@ -64,7 +69,7 @@ async def test_each_body_arrives_byte_for_byte(
         (b"[" * 100_000, "deep"),
         (b'[{"a":' + b"[" * 100_000, "deep"),
         (b'{"a":' * 100_000, "deep"),
-        (b'[{"id":"a","mediationTarget":"https://svc/","x":' + b"[" * 500 + b"]" * 500 + b"}]",
+        (b'[{"id":"a","mediationTarget":"https://svc/","x":' + b"[" * 65 + b"]" * 65 + b"}]",
          "message 0: the body is nested more than 64 deep"),
         (b'[{"id":"a","mediationTarget":"https://svc/","x":' + b"[" * 66 + b"]" * 66 + b"}]",
          "the body is nested too deep"),
@@ -154,10 +159,14 @@ async def test_a_queue_that_is_not_there_is_not_found(api: httpx.AsyncClient) ->
 
 
 @pytest.mark.rule("WQ-1")
-async def test_a_queue_that_is_only_consumed_is_refused(api: httpx.AsyncClient) -> None:
-    answer = await api.post("/messages?queue=consumed", json=MESSAGE)
+async def test_a_queue_is_required_if_there_are_several(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    router.config = RoutingConfig((ORDERS, OTHER))
 
-    assert_problem(answer, 422, "consumed")
+    answer = await api.post("/messages", json=MESSAGE)
+
+    assert_problem(answer, 422, "`queue` is required: 2 queues are configured")
 
 
 @pytest.mark.rule("WQ-1")
@@ -171,3 +180,34 @@ async def test_a_publish_that_broke_off_tells_what_was_accepted(
     assert_problem(answer, 502, "reset by amqp://***@host")
     assert answer.json()["accepted"] == 100
     assert answer.json()["ids"] == [str(number) for number in range(100)]
+
+
+@pytest.mark.timing
+@pytest.mark.rule("P5", "CMD-11")
+@pytest.mark.parametrize("unit", HARD_TO_READ)
+async def test_deep_chains_hold_up_nothing_while_they_are_checked(
+    api: httpx.AsyncClient, router: HandMadeRouter, unit: bytes
+) -> None:
+    chains = [deep_chain(f"c{n}", "https://svc/api", unit) for n in range(7)]
+    call = asyncio.create_task(api.post("/messages", content=b"[" + b",".join(chains) + b"]"))
+    longest = await longest_turn([call])
+
+    assert call.result().status_code == 202
+    assert router.queues.ids("orders") == [f"c{n}" for n in range(7)]
+    assert longest < 0.25 * slowdown()
+
+
+@pytest.mark.timing
+@pytest.mark.rule("CMD-6", "P5")
+async def test_large_payloads_become_dedup_keys_without_holding_up_the_loop(
+    api: httpx.AsyncClient,
+) -> None:
+    payload = b"[%b1]" % (b"[[10]]," * (1024 * 1024 // 7 - 100))
+    message = b'{"id":"%d","mediationTarget":"https://svc/","dedup":"content","payload":%b}'
+    body = b"[%b]" % b",".join(message % (n, payload) for n in range(3))
+
+    call = asyncio.create_task(api.post("/messages", content=body))
+    longest = await longest_turn([call])
+
+    assert call.result().json()["duplicates"] == 2
+    assert longest < 0.25 * slowdown()

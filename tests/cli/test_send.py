@@ -1,4 +1,7 @@
 import json
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -163,6 +166,57 @@ def test_messages_go_straight_into_a_queue_and_a_second_time_change_nothing(
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert (json.loads(first.stdout)["sent"], json.loads(first.stdout)["duplicates"]) == (1, 0)
     assert (json.loads(second.stdout)["sent"], json.loads(second.stdout)["duplicates"]) == (0, 1)
+
+
+@pytest.mark.rule("CMD-5", "MED-5", "CMD-11", "CMD-4")
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"delaySeconds": 1e300}, "Expected `float` <= 31622400.0 - at `$.delaySeconds`"),
+        ({"then": {"delaySeconds": 1e300}}, "`then`: Expected `float` <= 31622400.0 - at"),
+        ({"then": {"then": {"notBefore": "9999-01-01T00:00:00Z"}}}, "`then.then.notBefore` is"),
+        ({"mediationTarget": "ftp://t/"}, "`mediationTarget`: the target's scheme is ftp"),
+        ({"mediationTarget": "http://me:word@t/"}, "`mediationTarget`: the target has credentials"),
+        ({"batchId": "b"}, "`batchId` must be absent"),
+    ],
+)
+def test_a_queue_without_a_router_gets_nothing_that_the_api_refuses(
+    run: Run, tmp_path: Path, fields: dict[str, object], reason: str
+) -> None:
+    uri = f"sqlite:///{tmp_path}/q.db?queue=orders"
+    target = {"mediationTarget": "http://t/"}
+
+    def complete(given: dict[str, object]) -> dict[str, object]:
+        then = given.get("then")
+        steps = {"then": complete(then)} if isinstance(then, dict) else {}
+        return {**target, **given, **steps}
+
+    bad = json.dumps({"id": "b", **complete(fields)}).encode() + b"\n"
+
+    only = run("send", "--uri", uri, "--json", stdin=bad)
+    mixed = run("send", "--uri", uri, "--json", stdin=GOOD + bad)
+
+    assert (only.exit_code, mixed.exit_code) == (1, 1)
+    assert only.stderr.startswith(f"line 1: {reason}")
+    assert mixed.stderr.startswith(f"line 2: {reason}")
+    assert (json.loads(only.stdout)["sent"], json.loads(mixed.stdout)["sent"]) == (0, 1)
+
+
+@pytest.mark.rule("CMD-5", "CMD-6", "CMD-9")
+def test_a_message_for_a_worker_waits_and_is_deduplicated_without_a_router(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "q.db"
+    fields = {"mediationTarget": "handler:hello", "delaySeconds": 3600, "dedup": "content"}
+    lines = [json.dumps({"id": each, **fields}).encode() for each in "ab"]
+
+    result = run("send", "--uri", f"sqlite:///{path}", "--json", stdin=b"\n".join(lines))
+
+    sent = json.loads(result.stdout)
+    assert (sent["sent"], sent["duplicates"]) == (1, 1)
+    with closing(sqlite3.connect(path)) as database:
+        ((not_before,),) = database.execute("SELECT not_before FROM queue_messages")
+    assert 3500 < not_before - time.time() < 3601
 
 
 @pytest.mark.rule("P1")

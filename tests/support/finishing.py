@@ -24,7 +24,7 @@ class FinishingBrokers:
         async with self.brokers.open_queue(queue) as broker:
             yield FinishingBroker(broker, self)
 
-    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
         return self.brokers.open_publisher(queue)
 
 
@@ -49,9 +49,7 @@ class FinishingBroker(PassingBroker):
                 continue
             self.database.finished.append(item)
             for outgoing in filter(lambda each: self.takes(each.queue), item.outgoing):
-                opening = self.database.open_publisher(outgoing.queue)
-                assert opening is not None
-                async with opening as publisher:
+                async with self.database.open_publisher(outgoing.queue) as publisher:
                     await publisher.publish([outgoing.publication])
         return refused
 

@@ -8,13 +8,21 @@ from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.identity import dedup_key_of
-from router.ports import Broker, Disconnected, Publication, Publisher, QueueRefused, Receipt
+from router.ports import (
+    Broker,
+    DataRefused,
+    Disconnected,
+    Publication,
+    Publisher,
+    QueueRefused,
+    Receipt,
+)
+from tests.support.virtual_time import now
 
 ORDERS = QueueConfig(name="orders", uri="memory://orders")
 OTHER = QueueConfig(name="other", uri="memory://other")
-CONSUMED_ONLY = QueueConfig(name="consumed", uri="readonly://consumed")
 BROKEN = QueueConfig(name="broken", uri="nonsense://broken")
-ONE_QUEUE = RoutingConfig((CONSUMED_ONLY, ORDERS, BROKEN))
+ONE_QUEUE = RoutingConfig((ORDERS,))
 
 
 @dataclass
@@ -23,6 +31,9 @@ class FakeQueues:
 
     published: dict[str, list[Publication]] = field(default_factory=lambda: defaultdict(list))
     failures: list[Exception | None] = field(default_factory=list)  # of the next publishes
+    refused: dict[str, Exception] = field(default_factory=dict)  # by id, with all that come with it
+    keeps_some: bool = False  # of a call that is refused, what comes before the culprit
+    calls: list[tuple[float, list[str]]] = field(default_factory=list)  # when, which ids
     takes: float = 0.0
     unreachable: bool = False
     fails_to_close: bool = False
@@ -33,10 +44,10 @@ class FakeQueues:
     def open_queue(self, queue: QueueConfig) -> AbstractAsyncContextManager[Broker]:
         raise AssertionError(f"nobody consumes {queue.name} here")
 
-    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
         if queue.uri.startswith("nonsense:"):
             raise QueueRefused("no such scheme")
-        return None if queue.uri.startswith("readonly:") else self._open(queue)
+        return self._open(queue)
 
     @asynccontextmanager
     async def _open(self, queue: QueueConfig) -> AsyncIterator[Publisher]:
@@ -62,8 +73,18 @@ class FakePublisher:
     async def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]:
         await asyncio.sleep(self.queues.takes)
         failure = self.queues.failures.pop(0) if self.queues.failures else None
+        ids = [item.message.id for item in items]
+        self.queues.calls.append((now(), ids))
         if failure is not None:
             raise failure
+        for position, item in enumerate(items):
+            refusal = self.queues.refused.get(item.message.id)
+            if isinstance(refusal, DataRefused) and self.queues.keeps_some:
+                for each in items[:position]:
+                    self._put(each)
+                raise DataRefused(str(refusal), range(position))
+            if refusal is not None:
+                raise refusal
         return [self._put(item) for item in items]
 
     def _put(self, item: Publication) -> Receipt:

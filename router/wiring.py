@@ -15,7 +15,7 @@ from urllib.parse import quote
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig, QueueType
 from router.core.leadership import Leadership, unlimited
-from router.core.retry import Jitter
+from router.core.returning import Jitter
 from router.core.target import Target
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts

@@ -8,10 +8,11 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from router.core.job import GiveUp, Job
+from router.core.job import Job
 from router.core.message import YEAR_SECONDS, Malformed, Message, parse, step_bodies, with_id
 from router.core.outcome import MAX_ERROR_BYTES, Ending, Failure
 from router.core.redact import masked_start
+from router.core.returning import GiveUp
 
 HALF_A_DAY_SECONDS: Final = 12 * 3600.0
 # Queues that cannot wait for longer: SQS hides no message for more than 12 h (CMD-5).

@@ -7,10 +7,10 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from router.core.config import QueueConfig, RetryPolicy
-from router.core.dead_letter import Reason
 from router.core.identity import MessageKey
 from router.core.message import DEFAULT_POOL, Handle, Message, Mode, ReceivedMessage, Tally
-from router.core.outcome import Ending, Failure, Metric
+from router.core.outcome import Ending, Metric
+from router.core.returning import RETURNS, GiveUp, ReturnReason
 from router.core.stats import Deliveries
 
 NEVER: Final = float("inf")
@@ -32,16 +32,6 @@ class Fate(StrEnum):
     RETURNED = "returned"  # NACKed
     SUPERSEDED = "superseded"  # a redelivered or requeued copy, or a remembered ack
     FORFEITED = "forfeited"  # its lease or its connection was lost
-
-
-class GiveUp(Struct, frozen=True):
-    """Why a message becomes a dead letter."""
-
-    reason: Reason
-    error: str
-    http_status: int | None = None
-    reply: bytes = b""
-    failure: Failure | None = None  # what the target's reply says of it, unmasked
 
 
 class Try(Struct, frozen=True, gc=False):
@@ -192,3 +182,16 @@ class Job(Struct, eq=False):
 
     def __repr__(self) -> str:
         return f"<Job {self.message.id} {self.state.name.lower()} requests={self.requests}>"
+
+
+class Return(Struct, frozen=True):
+    """A job that goes back to its queue."""
+
+    job: Job
+    reason: ReturnReason
+    own_delay: float | None = None  # seconds; None: that of its reason
+    error: str = ""  # kept by its queue; "": it was no real failure
+
+    @property
+    def delay(self) -> float:
+        return RETURNS[self.reason].delay if self.own_delay is None else self.own_delay

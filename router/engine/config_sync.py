@@ -21,7 +21,7 @@ from router.core.config_document import (
     read_document,
 )
 from router.core.config_plan import EMPTYING, Plan, empties, limit_connections, unite
-from router.core.retry import Jitter
+from router.core.returning import Jitter
 from router.core.state import SyncCounts
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts

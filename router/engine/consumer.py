@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from router.core.config import MAX_BATCH_MESSAGES, QueueConfig
-from router.core.retry import reconnect_delays
+from router.core.returning import reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code
 from router.engine.broker_guard import LOOKS_PER_LEASE, GuardedBroker

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from router.core.config import PoolConfig
-from router.core.job import NEVER, GiveUp, Job, State, Try
+from router.core.job import NEVER, Job, State, Try
 from router.core.lanes import MOST_NAMED, FailingGroups, Lane
 from router.core.leadership import Leadership
 from router.core.outcome import (
@@ -27,7 +27,7 @@ from router.core.outcome import (
     judge,
 )
 from router.core.redact import mask_urls
-from router.core.retry import Jitter, decide
+from router.core.returning import GiveUp, Jitter, decide
 from router.core.stats import Deliveries
 from router.core.target import origin_of
 from router.core.trace import UNRECORDED, SamplingRule, request_span

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from router.core.config import RetryPolicy
 from router.core.leadership import Leadership
-from router.core.retry import Jitter
+from router.core.returning import Jitter
 from router.engine.alerts import Alerts
 from router.engine.dead_letters import DeadLetterWriter
 from router.engine.delivery import Deliverer

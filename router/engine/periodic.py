@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from router.core.retry import Jitter
+from router.core.returning import Jitter
 from router.core.warnings import Code
 from router.engine.alerts import Warn
 

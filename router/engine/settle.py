@@ -13,10 +13,10 @@ from typing import Final
 from router.core.commands import failure_of
 from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
-from router.core.job import EXPIRED, NEVER, Fate, GiveUp, Job, State
+from router.core.job import EXPIRED, NEVER, Fate, Job, State
 from router.core.message import Handle, ReceivedMessage, Tally
 from router.core.outcome import DEFAULT_DELAY_SECONDS, NO_ROOM_DELAY_SECONDS, Ending
-from router.core.retry import reconnect_delays
+from router.core.returning import GiveUp, reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code
 from router.engine.broker_guard import GuardedBroker

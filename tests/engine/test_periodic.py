@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from router.core.retry import Jitter
+from router.core.returning import Jitter
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.periodic import RESTART_SECONDS, every, keep_running

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.config import RetryPolicy
-from router.core.retry import reconnect_delays, retry_delay
+from router.core.returning import reconnect_delays, retry_delay
 
 
 def longest(_low: float, high: float) -> float:

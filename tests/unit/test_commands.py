@@ -17,7 +17,7 @@ from router.core.commands import (
     reply_body,
 )
 from router.core.dead_letter import Reason
-from router.core.job import GiveUp, Job, Try
+from router.core.job import Job, Try
 from router.core.message import (
     MAX_CHAIN_STEPS,
     MAX_MESSAGE_BYTES,
@@ -37,6 +37,7 @@ from router.core.outcome import (
     Reply,
     judge,
 )
+from router.core.returning import GiveUp
 from tests.support.jobs import make_job
 from tests.support.pace import slowdown
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
-from router.core.job import GiveUp
 from router.core.outcome import (
     NO_OUTCOME,
     Answer,
@@ -20,7 +19,8 @@ from router.core.outcome import (
     circuit_open,
     judge,
 )
-from router.core.retry import Retry, decide
+from router.core.returning import MAX_REFUSALS, REFUSED_SECONDS, GiveUp, Refusals, Retry, decide
+from tests.support.rig import middle
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC).timestamp()
 POLICY = RetryPolicy(max_attempts=3, schedule=(10.0, 60.0))
@@ -87,7 +87,7 @@ PERMANENT = b'{"permanent": true}'
         (judged(Reply(200, b'{"ack": false}')), Retry(30.0, "")),
         (RATE_LIMITED, Retry(90.0, "")),
         (judged(Reply(429)), Retry(30.0, "")),
-        (circuit_open(31.0), Retry(31.0, "")),
+        (circuit_open(124.0, middle), Retry(31.0, "")),
         (NO_OUTCOME, Retry(30.0, "the mediator gave no outcome")),
     ],
 )
@@ -114,7 +114,7 @@ def test_without_a_policy_the_outcome_alone_decides(
         (DEFERRED, 0),
         (RATE_LIMITED, 0),
         (judged(Reply(503, PERMANENT)), 1),
-        (circuit_open(30.0), 0),
+        (circuit_open(30.0, middle), 0),
     ],
 )
 @pytest.mark.parametrize("policy", [None, RetryPolicy()])
@@ -178,7 +178,7 @@ def test_ack_false_without_a_delay_follows_the_policy(failures: int, delay: floa
 
 @pytest.mark.rule("WQ-5", "MED-4")
 def test_the_policy_does_not_change_the_delay_of_an_open_circuit() -> None:
-    assert decided(circuit_open(31.0), POLICY) == (Retry(31.0, ""), 0)
+    assert decided(circuit_open(124.0, middle), POLICY) == (Retry(31.0, ""), 0)
 
 
 @given(st.floats(0, 1e9), st.integers(0, 100), st.none() | st.integers(0, 10**9).map(str))
@@ -192,3 +192,18 @@ def test_no_delay_is_longer_than_a_broker_can_do(
 
     assert isinstance(action, Retry)
     assert 0 <= action.delay <= 43_200
+
+
+@pytest.mark.rule("CMD-3")
+@pytest.mark.parametrize(
+    ("count", "seconds", "is_final"),
+    [
+        (MAX_REFUSALS, REFUSED_SECONDS, True),
+        (MAX_REFUSALS - 1, 10 * REFUSED_SECONDS, False),
+        (10 * MAX_REFUSALS, REFUSED_SECONDS - 1, False),
+    ],
+)
+def test_a_message_is_given_up_after_so_many_refusals_and_so_long(
+    count: int, seconds: float, is_final: bool
+) -> None:
+    assert Refusals(count, 100.0, "no").is_final(100.0 + seconds) == is_final

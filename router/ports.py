@@ -103,6 +103,7 @@ class Finisher(Protocol):
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
         """Remove them as `ack` does, and keep how they ended; all or none.
 
+        Raises Disconnected, or DataRefused if the end of one of them cannot be stored.
         One that is unsettled and not stale has something that could not be published.
         """
 
@@ -306,7 +307,11 @@ class Publisher(Protocol):
     """The other end of a queue."""
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]:
-        """Put them in, all or none, durable on return (WQ-1)."""
+        """Put them in, all or none, durable on return (WQ-1).
+
+        Raises Disconnected, or QueueRefused if the queue takes nothing, or DataRefused if it does
+        not take one of them.
+        """
 
 
 class Brokers(Protocol):

@@ -131,5 +131,7 @@ def dated_body(message: Message, body: bytes, not_before: float | None) -> bytes
     """Return a body that says when it is due, for queues that have no other place for it."""
     if not_before is None or message.delay_seconds is None:
         return body
+    if message.not_before is not None and message.not_before.timestamp() >= not_before:
+        return body  # it says so itself
     time = datetime.fromtimestamp(not_before, UTC).isoformat()
     return _encode({**_fields.decode(body), "notBefore": time})

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
-from router.core.job import EXPIRED, Job, State
+from router.core.job import EXPIRED, NEVER, Job, State
 from router.core.leadership import Leadership
 from router.core.message import Handle, ReceivedMessage
 from router.core.stats import Counts
 from router.ports import (
     Broker,
     BrokerError,
+    DataRefused,
     Depth,
     Disconnected,
     Finish,
@@ -58,7 +59,11 @@ class GuardedBroker:
     async def finish(self, finisher: Finisher, items: Sequence[Finish]) -> Sequence[Unsettled]:
         """ACK by the broker's own finisher: its queue keeps how a message ended."""
         async with self._bounded("ack"):
-            return await finisher.finish(items)
+            try:
+                return await finisher.finish(items)
+            except (ValueError, ArithmeticError) as error:  # one of them cannot be encoded: a bug
+                log.exception("the end of a message cannot be encoded")
+                raise DataRefused(f"unexpected {type(error).__name__}") from error
 
     async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
         async with self._bounded("nack"):
@@ -67,7 +72,10 @@ class GuardedBroker:
     async def extend_leases(
         self, jobs: Iterable[Job], extended: Signal, used: float = 1 / 3
     ) -> None:
-        """Extend what has used up so much of its lease; never what is settling (BRK-5)."""
+        """Extend what has used up so much of its lease (BRK-5).
+
+        Never what is settling, unless it waits to be published.
+        """
         lease = self.lease_seconds or 0.0  # without leases, none is due
         now = asyncio.get_running_loop().time()
         soon = now + lease * (1 - used)
@@ -75,7 +83,7 @@ class GuardedBroker:
             job.handle: job
             for job in jobs
             if now < job.lease_until <= soon
-            and job.state is not State.SETTLING
+            and (job.state is not State.SETTLING or job.resume_at < NEVER)
             and not job.extending
         }
         if not due:

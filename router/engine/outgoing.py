@@ -2,18 +2,30 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 
 from router.core.commands import next_steps
 from router.core.config import QueueConfig
 from router.core.identity import key_of
 from router.core.job import Job
 from router.core.outcome import ACCEPTED
+from router.core.returning import Refusals
 from router.core.warnings import Code
 from router.engine.alerts import Warn
 from router.engine.broker_guard import GuardedBroker
 from router.engine.publishing import QueuePublisher
-from router.ports import BrokerError, Finish, Finisher, OutgoingMessage, Publication, Unsettled
+from router.ports import (
+    BrokerError,
+    DataRefused,
+    Finish,
+    Finisher,
+    OutgoingMessage,
+    Publication,
+    QueueRefused,
+    Unsettled,
+)
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +38,7 @@ class OutgoingMessages:
         self._publishing = publishing
         self._warn = warn
         self._left: dict[Job, tuple[OutgoingMessage, ...]] = {}  # not published yet
+        self._refusals: dict[Job, Refusals] = {}  # of those that wait
 
     def prepare(self, jobs: Iterable[Job]) -> None:
         """Find out what goes out with these jobs."""
@@ -51,14 +64,28 @@ class OutgoingMessages:
         """Return whether something is not published yet that only this job makes us publish."""
         return bool(self._left.get(job))
 
+    def is_waiting(self, job: Job) -> bool:
+        """Return whether it is held up by what goes out with it, not by its own broker."""
+        return self.is_left_of(job) or job in self._refusals
+
+    def hopeless(self, jobs: Iterable[Job]) -> Mapping[Job, str]:
+        """Return those that were refused too often, each with the last reason."""
+        now = asyncio.get_running_loop().time()
+        refusals = [(job, self._refusals[job]) for job in jobs if job in self._refusals]
+        return {job: each.reason for job, each in refusals if each.is_final(now)}
+
     def forget(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             self._left.pop(job, None)
+            self._refusals.pop(job, None)
 
     async def finish(
         self, jobs: Sequence[Job], connection: GuardedBroker, error: str
     ) -> Sequence[Unsettled]:
-        """Publish what goes out, then ACK; in one call where the queue can do that."""
+        """Publish what goes out, then ACK; in one call where the queue can do that.
+
+        Only what is refused, or cannot be published now, is held up (P5).
+        """
         finisher = connection.traits.finisher
         unpublished = await self._publish(jobs, finisher)
         now = asyncio.get_running_loop().time()
@@ -66,44 +93,116 @@ class OutgoingMessages:
         refused = [
             Unsettled(job.handle, "not published", stale=job.lease_until <= now)
             for job in jobs
-            if job not in ours
+            if job in unpublished or job.lease_until <= now
         ]
-        if not ours:
-            return refused
         if finisher is None:
-            return [*refused, *await connection.ack([job.handle for job in ours], error=error)]
-        items = [
-            Finish(job.handle, job.ending or ACCEPTED, self._left.get(job, ()), job.tally)
-            for job in ours
-        ]
-        unsettled = await connection.finish(finisher, items)
-        for reason in {each.reason for each in unsettled if not each.stale}:
-            self._warn(Code.REPLY_FAILED, f"nothing can be published, it is tried again: {reason}")
-        return [*refused, *unsettled]
+            acked = [job.handle for job in ours]
+            return [*refused, *await connection.ack(acked, error=error)] if acked else refused
+
+        async def settle(some: Sequence[Job]) -> None:
+            items = [
+                Finish(job.handle, job.ending or ACCEPTED, self._left.get(job, ()), job.tally)
+                for job in some
+            ]
+            answers = await connection.finish(finisher, items)
+            refused.extend(answers)
+            reasons = {each.handle: each.reason for each in answers if not each.stale}
+            self._count_refusals(
+                {job: reasons[job.handle] for job in some if job.handle in reasons}
+            )
+            for reason in set(reasons.values()):
+                text = f"nothing can be published, it is tried again: {reason}"
+                self._warn(Code.REPLY_FAILED, text)
+
+        failed = await self._in_parts(ours, settle)
+        for reason in _reasons(failed):
+            log.warning("ACKs delayed: %s", reason, extra={"queue": self._queue.name})
+        refused += [Unsettled(job.handle, str(failed[job]), stale=False) for job in failed]
+        return refused
 
     async def _publish(self, jobs: Sequence[Job], finisher: Finisher | None) -> set[Job]:
-        """Return the jobs of which some is left because its queue failed.
+        """Return the jobs of which something is left because its queue failed or refused it.
 
         What the queue can publish in the transaction of the ACK is left to that.
         """
-        failed = set[Job]()
-        by_queue: dict[QueueConfig, list[tuple[Job, OutgoingMessage]]] = {}
+        unpublished = set[Job]()
+        by_queue: dict[QueueConfig, dict[Job, None]] = {}
         for job in jobs:
             for each in self._left.get(job, ()):
                 if finisher is None or not finisher.takes(each.queue):
-                    by_queue.setdefault(each.queue, []).append((job, each))
+                    by_queue.setdefault(each.queue, {})[job] = None
         for queue, some in by_queue.items():
-            try:
-                await self._publishing.put(queue, [each.publication for _, each in some])
-            except Exception as error:
-                if not isinstance(error, BrokerError):  # the bulkhead: a bug in an adapter
-                    log.exception("publishing failed unexpectedly")
-                text = f"nothing can be published to {queue.name}, it is tried again: {error}"
+            failed = await self._in_parts(list(some), partial(self._put, queue))
+            unpublished.update(failed)
+            self._count_refusals({k: v for k, v in failed.items() if isinstance(v, QueueRefused)})
+            for reason in _reasons(failed):
+                text = f"nothing can be published to {queue.name}, it is tried again: {reason}"
                 self._warn(Code.REPLY_FAILED, text)
-                failed.update(job for job, _ in some)
-            else:
-                done = {id(each) for _, each in some}
-                for job, _ in some:
-                    left = self._left[job]
-                    self._left[job] = tuple(each for each in left if id(each) not in done)
+        return unpublished
+
+    async def _put(self, queue: QueueConfig, jobs: Sequence[Job]) -> None:
+        """Publish what these jobs have for one queue. Raises BrokerError."""
+        items = [each for job in jobs for each in self._left[job] if each.queue == queue]
+        if not items:  # a larger call was refused, and took them all the same
+            return
+        try:
+            await self._publishing.put(queue, [each.publication for each in items])
+        except DataRefused as error:
+            self._mark_published(jobs, [items[position] for position in error.stored])
+            raise
+        except BrokerError:
+            raise
+        except Exception as error:  # the bulkhead: a bug in an adapter
+            log.exception("publishing failed unexpectedly")
+            raise DataRefused(f"unexpected {type(error).__name__}") from error
+        self._mark_published(jobs, items)
+
+    def _mark_published(self, jobs: Iterable[Job], items: Iterable[OutgoingMessage]) -> None:
+        done = {id(each) for each in items}
+        for job in jobs:
+            self._left[job] = tuple(each for each in self._left[job] if id(each) not in done)
+
+    async def _in_parts(
+        self, jobs: Sequence[Job], call: Callable[[Sequence[Job]], Awaitable[None]]
+    ) -> Mapping[Job, BrokerError]:
+        """Call with all jobs; if data is refused, with halves, until the culprits stand alone.
+
+        A job that was refused before goes alone from the start. Return those whose call failed.
+        """
+        failed: dict[Job, BrokerError] = {}
+        parts = [[job] for job in jobs if job in self._refusals]
+        parts.append([job for job in jobs if job not in self._refusals])
+        while parts:
+            part = parts.pop()
+            if not part:
+                continue
+            try:
+                await call(part)
+            except DataRefused as error:
+                half = len(part) // 2
+                if half:
+                    parts += part[half:], part[:half]
+                else:
+                    failed[part[0]] = error
+                    self._count_refusals({part[0]: error})
+                    self._warn(
+                        Code.REPLY_FAILED,
+                        f"message {part[0].message.id!r} of {self._queue.name}: its reply, next "
+                        f"step or result is refused, it is tried again: {error}",
+                    )
+            except BrokerError as error:  # it would be the same with the other parts
+                failed |= dict.fromkeys(chain(part, *parts), error)
+                break
         return failed
+
+    def _count_refusals(self, refused: Mapping[Job, object]) -> None:
+        now = asyncio.get_running_loop().time()
+        for job, reason in refused.items():
+            before = self._refusals.get(job)
+            count, since = (0, now) if before is None else (before.count, before.since)
+            self._refusals[job] = Refusals(count + 1, since, str(reason))
+
+
+def _reasons(failed: Mapping[Job, BrokerError]) -> set[str]:
+    """Return why calls failed that concern more than one message."""
+    return {str(error) for error in failed.values() if not isinstance(error, DataRefused)}

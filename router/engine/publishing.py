@@ -28,6 +28,7 @@ from router.engine.slices import Slices
 from router.ports import (
     BrokerError,
     Brokers,
+    DataRefused,
     Disconnected,
     OutgoingMessage,
     Publication,
@@ -343,7 +344,10 @@ class _Link:
         try:
             async with self._connect() as publisher:
                 while parcel:
-                    parcel.confirm(await publisher.publish(parcel.items))
+                    try:
+                        parcel.confirm(await publisher.publish(parcel.items))
+                    except DataRefused as error:  # the connection is good for the next parcel
+                        parcel.fail(error)
                     parcel = await self._next()
         except Exception as error:
             if parcel is None:

@@ -1,5 +1,7 @@
 """What is said to SQS, and what it allows: how long a message may be hidden, what fits a call."""
 
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from router.brokers.sqs.broker import (
     MAX_HOLD_SECONDS,
     Receipt,
     SqsBroker,
+    SqsQueue,
     received_message,
     releases,
 )
@@ -15,6 +18,7 @@ from router.brokers.sqs.client import (
     MAX_ENTRIES,
     RECEIVE_MESSAGE,
     SendEntry,
+    SqsClient,
     SqsMessage,
     SystemAttributes,
     answer_of,
@@ -53,7 +57,21 @@ def test_an_extension_is_allowed_within_twelve_hours_of_the_receive(
 
 @pytest.mark.rule("BRK-3")
 def test_ten_acks_fill_a_call_and_wait_for_no_others() -> None:
-    assert SqsBroker.traits.acks_per_call == MAX_ENTRIES == 10
+    queue = SqsQueue("https://sqs/1/q", is_fifo=False, lease=30, most=10, wait=20)
+    broker = SqsBroker(queue, cast("SqsClient", None), cast("SqsClient", None))
+
+    assert broker.traits.acks_per_call == MAX_ENTRIES == 10
+
+
+@pytest.mark.rule("ROUTE-5")
+@pytest.mark.parametrize("counts_receives", [True, False])
+def test_messages_are_deferred_only_where_no_redrive_policy_counts_that(
+    *, counts_receives: bool
+) -> None:
+    queue = SqsQueue("https://sqs/1/q", False, 30, 10, 20, counts_receives)
+    broker = SqsBroker(queue, cast("SqsClient", None), cast("SqsClient", None))
+
+    assert broker.traits.defers is not counts_receives
 
 
 @pytest.mark.rule("BRK-3")

@@ -13,6 +13,7 @@ from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import LONG_POLL_SECONDS
 from router.brokers.nats import read_address
 from router.brokers.nats.connection import (
+    JetStreamRefused,
     NatsConnection,
     Request,
     open_connection,
@@ -35,6 +36,7 @@ from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage
 from router.ports import (
+    DataRefused,
     Depth,
     Disconnected,
     Nack,
@@ -256,12 +258,15 @@ class NatsPublisher:
             body = dated_body(item.message, item.body, item.not_before)
             requests.append(Request(body, {"Nats-Msg-Id": key}))
         if any(each.size > self._connection.max_payload for each in requests):
-            raise QueueRefused("a message is larger than the NATS server allows")
+            raise DataRefused("a message is larger than the NATS server allows")
         added = []
         for data in await self._connection.ask_all(self._subject, requests):
             if data is None:
                 raise QueueRefused("no stream takes that subject")
-            added.append(not read_answer(data, PubAck).duplicate)
+            try:
+                added.append(not read_answer(data, PubAck).duplicate)
+            except JetStreamRefused as error:  # this message, such as for its size
+                raise DataRefused(str(error)) from error
         return added
 
 

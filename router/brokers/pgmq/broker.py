@@ -37,6 +37,7 @@ from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Handle, ReceivedMessage, Tally
 from router.core.trace import Span, carried_in
 from router.ports import (
+    DataRefused,
     Depth,
     Finish,
     Nack,
@@ -277,7 +278,7 @@ def _as_json(body: bytes) -> str:
     try:
         decoded = body.decode()
     except UnicodeDecodeError:
-        raise QueueRefused("PGMQ stores text only: the body is not UTF-8") from None
+        raise DataRefused("PGMQ stores text only: the body is not UTF-8") from None
     try:
         is_object = isinstance(msgspec.json.decode(body), dict)
     except (msgspec.MsgspecError, RecursionError):

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import asyncpg
 
 from router.brokers.kit import loop_time
-from router.ports import BrokerError, Disconnected, QueueRefused
+from router.ports import BrokerError, DataRefused, Disconnected, QueueRefused
 from router.signal import Signal, wait_for_signal
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,14 @@ _REFUSED: Final = (
     asyncpg.InsufficientPrivilegeError,
 )
 
+# What a statement would store is refused, by the server or by the client that encodes it. Nothing
+# was done, and the connection is as good as before.
+_BAD_DATA: Final = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.ProgramLimitExceededError,
+)
+
 # A pooler that looked like the server itself has given the call to another session.
 _LOST_STATEMENT: Final = (
     asyncpg.InvalidSQLStatementNameError,
@@ -73,8 +81,8 @@ def is_for_environment(dsn: str) -> bool:
 class PostgresDatabase:
     """Calls go to whichever connection is free: no call leaves anything behind in its session.
 
-    A connection on which anything went wrong is not used again. So an error costs a new connection,
-    and nobody has to know in which state the old one was.
+    A connection on which anything went wrong is not used again, unless only data was refused. So an
+    error costs a new connection, and nobody has to know in which state the old one was.
     """
 
     def __init__(self, dsn: str, *, is_operators: bool = False) -> None:
@@ -173,6 +181,9 @@ class PostgresDatabase:
             connection = await self._connect()
         try:
             rows: Sequence[Any] = await connection.fetch(query, *arguments)
+        except _BAD_DATA:
+            self._put_back(connection)
+            raise
         except BaseException:
             # What happened to one connection has probably happened to all.
             connection.terminate()
@@ -180,11 +191,14 @@ class PostgresDatabase:
             while self._idle:
                 self._idle.pop().terminate()
             raise
+        self._put_back(connection)
+        return rows
+
+    def _put_back(self, connection: asyncpg.Connection) -> None:
         if self._is_closed:
             connection.terminate()
         else:
             self._idle.append(connection)
-        return rows
 
     async def _connect(self) -> asyncpg.Connection:
         return await asyncpg.connect(
@@ -296,6 +310,8 @@ async def _our_errors(seconds: float) -> AsyncIterator[None]:
             yield
     except _REFUSED as error:
         raise QueueRefused(f"the database refuses us: {_kind(error)}") from None
+    except _BAD_DATA as error:
+        raise DataRefused(f"the database refuses the data: {_kind(error)}") from None
     except asyncpg.ClientConfigurationError:
         raise QueueRefused("the URI cannot be used to connect") from None
     except TimeoutError:
@@ -307,5 +323,5 @@ async def _our_errors(seconds: float) -> AsyncIterator[None]:
 
 
 def _kind(error: Exception) -> str:
-    """Return only the kind of the error: its text may name users, hosts and paths."""
+    """Return only the kind of the error: its text may name users, hosts, paths and data."""
     return type(error).__name__

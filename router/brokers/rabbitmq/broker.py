@@ -464,25 +464,21 @@ class RabbitPublisher:
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         """Publish; duplicates are not recognized. After an error, some may be stored."""
+        # All bodies are made before anything is sent: if one cannot be, nothing was done.
+        bodies = [dated_body(item.message, item.body, item.not_before) for item in items]
         await self._new_queues.wait_for(self._queue)
         for start in range(0, len(items), PUBLISHED_AT_ONCE_MESSAGES):
-            try:
-                # Sent one after the other, confirmed together.
-                async with asyncio.TaskGroup() as confirming:
-                    for item in items[start : start + PUBLISHED_AT_ONCE_MESSAGES]:
-                        publishing = self._publish_one(item)
-                        confirming.create_task(publishing, name=f"publish {self._queue}")
-            except ExceptionGroup as group:
-                raise group.exceptions[0] from None
+            part = slice(start, start + PUBLISHED_AT_ONCE_MESSAGES)
+            publishing = map(self._publish_one, items[part], bodies[part])
+            await all_confirmed(publishing, f"publish {self._queue}")
         return [True] * len(items)
 
-    async def _publish_one(self, item: Publication) -> None:
+    async def _publish_one(self, item: Publication, body: bytes) -> None:
         properties = Properties(
             content_type="application/json",
             delivery_mode=PERSISTENT,
             message_id=item.dedup_key or item.message.id,
         )
-        body = dated_body(item.message, item.body, item.not_before)
         now = self._clock()
         if item.not_before is not None and item.not_before > now:
             # A longer wait is not over then, and the message is returned for the rest.

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from router.brokers.sqlite.connection import FileConnection, T, Work
 from router.brokers.workers import THIS_MACHINE, Machine
-from router.ports import Disconnected, QueueRefused
+from router.ports import DataRefused, Disconnected, QueueRefused
 from router.signal import Signal, wait_for_signal
 
 MAX_JOBS: Final = 64  # in one transaction
@@ -224,6 +224,8 @@ def _our_errors(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSED:  # the primary code
             raise QueueRefused(f"{path.name}: {error}") from error
+        if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError):
+            raise DataRefused(f"{path.name}: {error}") from error
         if isinstance(error, sqlite3.OperationalError):
             raise Disconnected(f"{path.name}: {error}") from error
         raise

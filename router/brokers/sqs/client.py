@@ -25,7 +25,7 @@ from msgspec.json import Decoder
 from router.core.message import NOT_JSON
 from router.core.outcome import Cause, NoReply
 from router.curl.loop import CurlLoop, CurlOptions
-from router.ports import Disconnected, QueueRefused
+from router.ports import BrokerError, DataRefused, Disconnected, QueueRefused
 
 T = TypeVar("T")
 
@@ -51,7 +51,12 @@ _REFUSALS: Final = frozenset({
     "AccessDeniedException", "InvalidAddress", "InvalidClientTokenId", "InvalidSecurity",
     "KmsAccessDenied", "KmsDisabled", "KmsNotFound", "MissingAuthenticationToken", "NotAuthorized",
     "OptInRequired", "SignatureDoesNotMatch", "UnrecognizedClientException",
-    "UnsupportedOperation", "InvalidMessageContents", "BatchRequestTooLong",
+    "UnsupportedOperation",
+})
+# What is sent is refused: its characters, its size, a delay.
+_REFUSED_DATA: Final = frozenset({
+    "InvalidMessageContents", "BatchRequestTooLong", "InvalidParameterValue",
+    "InvalidParameterValueException",
 })
 # fmt: on
 
@@ -247,7 +252,7 @@ class SqsClient:
         await self._curl.__aexit__()
 
     async def call(self, action: Action[T], request: Struct) -> T:
-        """Call SQS and return the answer. Raises Disconnected or QueueRefused."""
+        """Call SQS and return the answer. Raises Disconnected, QueueRefused or DataRefused."""
         body = msgspec.json.encode(request)
         credentials = await self._account.credentials()
         signed = self._signer.headers(action.name, body, credentials, time.time())
@@ -260,7 +265,7 @@ class SqsClient:
 
 
 def answer_of(action: Action[T], status: int, body: bytes) -> T:
-    """Read the answer to a call. Raises Disconnected or QueueRefused."""
+    """Read the answer to a call. Raises Disconnected, QueueRefused or DataRefused."""
     if status != _OK:
         raise _failure(action.name, status, body)
     try:
@@ -269,7 +274,7 @@ def answer_of(action: Action[T], status: int, body: bytes) -> T:
         raise Disconnected(f"{action.name} was not answered as SQS does") from None
 
 
-def _failure(action: str, status: int, content: bytes) -> Disconnected | QueueRefused:
+def _failure(action: str, status: int, content: bytes) -> BrokerError:
     try:
         error = msgspec.json.decode(content, type=ErrorReply)
     except NOT_JSON:
@@ -278,6 +283,8 @@ def _failure(action: str, status: int, content: bytes) -> Disconnected | QueueRe
     # Only the first line: after a wrong signature, AWS repeats the whole request.
     message = error.message.partition("\n")[0][:_SHOWN_CHARACTERS]
     text = f"{action} failed: {code or status} {message}".rstrip()
+    if action == SEND_MESSAGES.name and code in _REFUSED_DATA:
+        return DataRefused(text)
     return QueueRefused(text) if code in _REFUSALS else Disconnected(text)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from router.brokers.sqs.client import MAX_ENTRIES, SEND_MESSAGES, BatchRequest, SendEntry, SqsClient
 from router.core.commands import dated_body
-from router.ports import Disconnected, Publication, QueueRefused
+from router.ports import DataRefused, Disconnected, Publication
 
 MAX_BYTES: Final = 256 * 1024  # of one call; SQS takes more since 2025, stand-ins may not
 MAX_DELAY_SECONDS: Final = 900  # that SQS holds a new message back
@@ -37,16 +37,24 @@ class SqsPublisher:
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         """Publish. SQS cannot do all or none: after an error, some may be in the queue."""
         added: list[bool] = []
+        now = self._clock()
+        # All are encoded before any is sent: if that fails, nothing was done.
+        ready = [
+            send_entry(position, item, is_fifo=self._is_fifo, now=now)
+            for position, item in enumerate(items)
+        ]
         for some in batches(items):
-            entries = [
-                send_entry(position, item, is_fifo=self._is_fifo, now=self._clock())
-                for position, item in enumerate(some)
-            ]
-            reply = await self._client.call(SEND_MESSAGES, BatchRequest(self._url, entries))
-            for failed in reply.failed:
-                text = f"message {some[int(failed.id)].message.id!r} was not sent: {failed.code}"
-                raise QueueRefused(text) if failed.sender_fault else Disconnected(text)
+            entries = ready[len(added) : len(added) + len(some)]
+            try:
+                reply = await self._client.call(SEND_MESSAGES, BatchRequest(self._url, entries))
+            except DataRefused as error:
+                raise DataRefused(str(error), range(len(added))) from error
             ids = {done.id: done.message_id or "" for done in reply.successful}
+            for failed in reply.failed:
+                text = f"message {items[int(failed.id)].message.id!r} was not sent: {failed.code}"
+                if not failed.sender_fault:
+                    raise Disconnected(text)
+                raise DataRefused(text, [*range(len(added)), *map(int, ids)])
             for entry in entries:
                 message_id = ids[entry.id]
                 added.append(message_id not in self._sent)
@@ -73,7 +81,7 @@ def send_entry(position: int, item: Publication, *, is_fifo: bool, now: float) -
     try:
         body = dated_body(item.message, item.body, item.not_before).decode()
     except UnicodeDecodeError:
-        raise QueueRefused(f"message {item.message.id!r} is not text, which SQS requires") from None
+        raise DataRefused(f"message {item.message.id!r} is not text, which SQS requires") from None
     if not is_fifo:
         left = 0.0 if item.not_before is None else item.not_before - now
         # What is due later comes early, and is returned for the rest (CMD-5).

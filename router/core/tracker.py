@@ -1,7 +1,7 @@
 """What the router holds, what it remembers, and how what came in has ended (ROUTE-2, OPS-6)."""
 
 import itertools
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from enum import Enum, auto
 from typing import Final
@@ -19,7 +19,7 @@ class ArrivalKind(Enum):
 
     NEW = auto()
     REDELIVERED = auto()  # a message that it holds, handed over again
-    REQUEUED = auto()  # a copy of one that it holds: the POST would be identical
+    REQUEUED = auto()  # a copy of one that it holds of the same queue: an identical POST
 
 
 class Tracker:
@@ -27,8 +27,9 @@ class Tracker:
 
     def __init__(self) -> None:
         self._by_key: dict[MessageKey, Job] = {}
-        # A body holds its application id: identical bodies have the same one (ROUTE-3).
-        self._by_body: dict[bytes, Job] = {}
+        # By queue, then body, which holds the application id: another queue may let its messages
+        # do other things, and has an end of its own to record (ROUTE-3).
+        self._by_body: defaultdict[str, dict[bytes, Job]] = defaultdict(dict)
         self._forfeited = itertools.count(1)
 
     def track(self, job: Job) -> tuple[ArrivalKind, Job]:
@@ -40,17 +41,17 @@ class Tracker:
                 return ArrivalKind.REDELIVERED, held
             self._forfeit(held)
             self._by_key[job.key] = job
-        twin = self._by_body.setdefault(body, job)
+        twin = self._by_body[job.key.queue].setdefault(body, job)
         if twin is job:
             return ArrivalKind.NEW, job
         del self._by_key[job.key]
         return ArrivalKind.REQUEUED, twin
 
     def untrack(self, jobs: Iterable[Job]) -> None:
-        by_key, by_body = self._by_key, self._by_body
+        by_key = self._by_key
         for job in jobs:
             del by_key[job.key]
-            body = job.received.body
+            body, by_body = job.received.body, self._by_body[job.key.queue]
             if by_body.get(body) is job:  # else it was forfeited
                 del by_body[body]
 
@@ -64,7 +65,7 @@ class Tracker:
         held.key = MessageKey(held.key.queue, held.key.id, f"forfeited-{next(self._forfeited)}")
         held.lease_until = EXPIRED
         self._by_key[held.key] = held
-        del self._by_body[held.received.body]
+        del self._by_body[held.key.queue][held.received.body]
 
     def __len__(self) -> int:
         return len(self._by_key)

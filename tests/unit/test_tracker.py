@@ -39,13 +39,15 @@ def claim(held: Job, arrival: Job) -> ArrivalKind:
         (("q", "1", A), ("q", "1", A), ArrivalKind.REDELIVERED),
         (("q", None, A), ("q", None, A), ArrivalKind.REDELIVERED),
         (("q", None, A, "m"), ("q", None, A, "m"), ArrivalKind.REDELIVERED),
-        # The same body under another id, or in another queue, would be the same request.
+        # The same body under another id would be the same request.
         (("q", None, A, "m"), ("q", None, A, "n"), ArrivalKind.REQUEUED),
         (("q", None, A), ("q", "1", A), ArrivalKind.REQUEUED),
         (("q", "1", A), ("q", None, A), ArrivalKind.REQUEUED),
         (("q", "1", A), ("q", "2", A), ArrivalKind.REQUEUED),
-        (("q", "1", A), ("r", "1", A), ArrivalKind.REQUEUED),
-        (("q", None, A), ("r", None, A), ArrivalKind.REQUEUED),
+        # Another queue delivers its own.
+        (("q", "1", A), ("r", "1", A), ArrivalKind.NEW),
+        (("q", "1", A), ("r", "2", A), ArrivalKind.NEW),
+        (("q", None, A), ("r", None, A), ArrivalKind.NEW),
         # Another body is another message, whatever it is called.
         (("q", "1", A), ("q", "1", B), ArrivalKind.NEW),
         (("q", "1", A), ("q", "2", B), ArrivalKind.NEW),
@@ -112,7 +114,9 @@ class TrackerMachine(RuleBasedStateMachine):
 
         found, held = self.tracker.track(new)
 
-        same_body = [each for each in self.jobs if each.received.body == body]
+        same_body = [
+            each for each in self.jobs if (each.key.queue, each.received.body) == (queue, body)
+        ]
         assert held is (same_body[0] if same_body else new)
         assert (found is ArrivalKind.NEW) == (held is new)
         assert (found is ArrivalKind.REDELIVERED) == (held is not new and held.key == new.key)

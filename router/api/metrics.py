@@ -12,13 +12,12 @@ from fastapi import APIRouter, Response
 
 from router.api.kit import CurrentRouter, sliced
 from router.core.state import PoolState, QueueState, RouterState
-from router.core.stats import SHOWN_BOUNDS_SECONDS, cumulative
+from router.core.stats import OTHERS, SHOWN_BOUNDS_SECONDS, cumulative
 from router.core.warnings import Severity
 
 PREFIX: Final = "message_router_"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_ORIGINS: Final = 100  # a label with more values makes every scrape expensive, for ever
-OTHERS: Final = "(others)"
 _BREAKER_STATES: Final = {"CLOSED": 0, "HALF_OPEN": 1, "OPEN": 2}
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _DESCRIPTION: Final = {
@@ -121,6 +120,11 @@ ROUTER_METRICS: Final[Sequence[Family[RouterState]]] = (
         "gauge breaker_state{origin}",
         "Circuit breaker of a target: 0 closed, 1 half open, 2 open",
         lambda router: _by_label(breaker_states(router)),
+    ),
+    Family(
+        "counter failures_total{origin,fault}",
+        "Requests without a good answer, by whose fault it was: target, network or router",
+        lambda router: router.failures.items(),
     ),
     Family(
         "gauge event_loop_lag_seconds",

@@ -58,17 +58,23 @@ class Cause(Enum):
 
     ACCEPTED = auto()
     CLIENT_ERROR = auto()  # 4xx: our request is wrong, no retry can help
+    GONE = auto()  # 410: nothing that is sent there will ever be taken
     NOT_IMPLEMENTED = auto()  # 501
     SERVER_ERROR = auto()  # 5xx
     OTHER_STATUS = auto()  # 1xx, 3xx, and 4xx that the retry policy lists
     RATE_LIMITED = auto()  # 429
     DEFERRED = auto()  # `ack: false`
     PERMANENT = auto()  # `permanent: true`
-    NETWORK = auto()  # refused, reset, cut off, DNS, TLS, connect timeout, protocol error
+    NETWORK = auto()  # no connection: no route, no such name, refused, connect timeout
+    BROKEN = auto()  # a connection without a whole reply: TLS, reset, cut off, protocol error
     TIMEOUT = auto()  # sent, no complete reply in time
+    UNRESOLVED = auto()  # its name could not be looked up, too recently to say whose fault it is
     TARGET_REFUSED = auto()  # MED-5
     BAD_REQUEST = auto()  # it could not be built
     OVERLOADED = auto()  # the router lacks what a request needs, such as a file descriptor
+    NO_NAMES = auto()  # it cannot look up any names
+    NO_PROXY = auto()  # its proxy does not work
+    NO_CREDENTIALS = auto()  # its own credentials or certificates do not
     CIRCUIT_OPEN = auto()  # MED-4
     UNFORESEEN = auto()
     NO_OUTCOME = auto()  # a bug: the mediator returned nothing
@@ -84,6 +90,22 @@ class Disposition(Enum):
     ACK = auto()  # remove it from its queue
     RETRY = auto()  # NACK it: its broker hands it out again later
     DEAD_LETTER = auto()  # store it, then remove it
+
+
+class Fault(StrEnum):
+    """Whose fault it is that there was no good answer."""
+
+    TARGET = "target"
+    NETWORK = "network"
+    ROUTER = "router"  # opens no circuit and uses no attempt
+
+
+class About(Enum):
+    """What a warning begins with."""
+
+    ORIGIN = auto()  # of the target
+    URL = auto()  # of the target, masked
+    ROUTER = auto()  # nothing: it is about the router itself
 
 
 class Metric(StrEnum):
@@ -104,15 +126,19 @@ class Rule(Struct, frozen=True):
     try_again: bool = False  # at once, up to three tries, unless the target asked for a delay
     counts: bool = False  # a real failure: uses up an attempt of the retry policy (WQ-5)
     was_sent: bool = True  # False: the target had no part in it, and the retry policy has no say
-    breaker: bool | None = True  # good or bad for the target's circuit; None: neither (MED-4)
+    # Good or bad for the target's circuit; None: neither. Bad answers count in a row, missing ones
+    # in the window (MED-4).
+    breaker: bool | None = True
+    fault: Fault | None = None  # None: nobody's, or the message's
     delay: float = DEFAULT_DELAY_SECONDS  # until a retry, unless target or policy says more
     warning: tuple[Code, Severity] | None = None
-    about_target: bool = True  # whether the warning names the target
+    about: About = About.ORIGIN
 
 
 _DEAD, _FAILED = Disposition.DEAD_LETTER, Metric.FAILURE
 _WRONG: Final = (Code.CONFIGURATION, Severity.ERROR)
 _VERY_WRONG: Final = (Code.CONFIGURATION, Severity.CRITICAL)
+_GONE: Final = (Code.TARGET_GONE, Severity.ERROR)
 _NO_RESOURCES: Final = (Code.CONFIGURATION, Severity.WARN)
 _STRANGE: Final = (Code.PROCESSING, Severity.WARN)
 _NO_RESULT: Final = (Code.MEDIATOR_NULL_RESULT, Severity.CRITICAL)
@@ -122,28 +148,47 @@ _NO_RESULT: Final = (Code.MEDIATOR_NULL_RESULT, Severity.CRITICAL)
 RULES: Final[Mapping[Cause, Rule]] = {
     Cause.ACCEPTED: Rule(None, Disposition.ACK, Metric.SUCCESS),
     Cause.CLIENT_ERROR: Rule("HttpError", _DEAD, _FAILED, warning=_WRONG),
+    Cause.GONE: Rule("HttpError", _DEAD, _FAILED, warning=_GONE, about=About.URL),
     Cause.NOT_IMPLEMENTED: Rule("HttpError", _DEAD, _FAILED, warning=_VERY_WRONG),
-    Cause.SERVER_ERROR: Rule("HttpError", try_again=True, counts=True),
+    Cause.SERVER_ERROR: Rule(
+        "HttpError", try_again=True, counts=True, breaker=False, fault=Fault.TARGET),
     Cause.OTHER_STATUS: Rule("HttpError", counts=True),
     Cause.RATE_LIMITED: Rule("RateLimited"),
     Cause.DEFERRED: Rule("Deferred"),
     Cause.PERMANENT: Rule("Permanent", _DEAD, _FAILED, Reason.PERMANENT),
     Cause.NETWORK: Rule(
-        "NetworkError", metric=_FAILED, try_again=True, counts=True, breaker=False),
-    Cause.TIMEOUT: Rule("Timeout", try_again=True, counts=True, breaker=False),
+        "NetworkError", metric=_FAILED, try_again=True, counts=True,
+        breaker=False, fault=Fault.NETWORK),
+    Cause.BROKEN: Rule(
+        "NetworkError", metric=_FAILED, try_again=True, counts=True,
+        breaker=False, fault=Fault.TARGET),
+    Cause.TIMEOUT: Rule(
+        "Timeout", try_again=True, counts=True, breaker=False, fault=Fault.TARGET),
+    Cause.UNRESOLVED: Rule(
+        "NetworkError", metric=_FAILED, try_again=True, was_sent=False,
+        breaker=None, fault=Fault.NETWORK),
     Cause.TARGET_REFUSED: Rule(
         "TargetRefused", _DEAD, _FAILED, Reason.TARGET_REFUSED,
         was_sent=False, breaker=None, warning=_WRONG),
     Cause.BAD_REQUEST: Rule(
         "BadRequest", _DEAD, _FAILED, was_sent=False, breaker=None, warning=_WRONG),
     Cause.OVERLOADED: Rule(
-        "RouterOverloaded", try_again=True, was_sent=False, breaker=None,
-        delay=NO_ROOM_DELAY_SECONDS, warning=_NO_RESOURCES, about_target=False),
+        "RouterOverloaded", try_again=True, was_sent=False, breaker=None, fault=Fault.ROUTER,
+        delay=NO_ROOM_DELAY_SECONDS, warning=_NO_RESOURCES, about=About.ROUTER),
+    Cause.NO_NAMES: Rule(
+        "NoNames", try_again=True, was_sent=False, breaker=None, fault=Fault.ROUTER,
+        warning=_WRONG, about=About.ROUTER),
+    Cause.NO_PROXY: Rule(
+        "NoProxy", try_again=True, was_sent=False, breaker=None, fault=Fault.ROUTER,
+        warning=_WRONG, about=About.ROUTER),
+    Cause.NO_CREDENTIALS: Rule(
+        "NoCredentials", was_sent=False, breaker=None, fault=Fault.ROUTER,
+        warning=_WRONG, about=About.ROUTER),
     Cause.CIRCUIT_OPEN: Rule("CircuitOpen", was_sent=False, breaker=None),
     Cause.UNFORESEEN: Rule(
         "Unforeseen", try_again=True, counts=True, breaker=None, warning=_STRANGE),
     Cause.NO_OUTCOME: Rule(
-        "Unforeseen", counts=True, breaker=None, warning=_NO_RESULT, about_target=False),
+        "Unforeseen", counts=True, breaker=None, warning=_NO_RESULT, about=About.ROUTER),
     Cause.TASK_FAILED: Rule("TaskFailed", counts=True, breaker=None),
     Cause.TASK_TIMEOUT: Rule("Timeout", counts=True, breaker=None),
     Cause.NOT_STARTED: Rule(
@@ -261,7 +306,7 @@ def _judge_refusal(reply: Reply, wall: Callable[[], float], policy: RetryPolicy 
         return _of_reply(reply, Cause.NOT_IMPLEMENTED)
     is_listed = policy is not None and status in policy.statuses
     if status // 100 == 4 and not is_rate_limit and not is_listed:  # noqa: PLR2004 - 4xx
-        return _of_reply(reply, Cause.CLIENT_ERROR)
+        return _of_reply(reply, Cause.GONE if status == HTTPStatus.GONE else Cause.CLIENT_ERROR)
     may_be_permanent = b"true" in reply.body and not reply.too_long  # few say anything
     if may_be_permanent and bytes(_read(reply.body).permanent) == b"true":
         return _of_reply(reply, Cause.PERMANENT)

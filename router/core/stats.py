@@ -13,9 +13,12 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.core.outcome import Metric
+from router.core.outcome import Fault, Metric
 
 MINUTE_SECONDS: Final = 60.0
+MAX_COUNTED_ORIGINS: Final = 100  # a label with more values makes every scrape expensive, for ever
+COUNTED_SECONDS: Final = 3600.0  # after its last failure, an origin has a count of its own so long
+OTHERS: Final = "(others)"
 _INTEGERS: Final = "q"  # of 8 bytes each: the notes of ten thousand pools are millions of them
 _STEPS: Final = ("1", "1.5", "2", "3", "5", "7")
 BOUNDS_SECONDS: Final = (
@@ -262,3 +265,37 @@ def _queue_period(totals: Sequence[int]) -> QueuePeriod:
 def _rate(successes: int, failures: int) -> float:
     """Return 0…1, and 1 without traffic. Transient outcomes do not count."""
     return successes / (successes + failures) if successes + failures else 1.0
+
+
+class FaultCounts:
+    """Failed requests by origin and by whose fault they were. They only grow.
+
+    The first hundred origins have counts of their own. What is idle for an hour joins the others,
+    so that messages with made-up targets do not take these places for ever.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[Fault]] = {}
+        self._last: dict[str, float] = {}  # when each of them failed
+        self._others: Counter[Fault] = Counter()
+
+    def count(self, origin: str, fault: Fault, now: float) -> None:
+        counts = self._counts.get(origin)
+        if counts is None:
+            if len(self._counts) >= MAX_COUNTED_ORIGINS:
+                self._others[fault] += 1
+                return
+            counts = self._counts[origin] = Counter()
+        counts[fault] += 1
+        self._last[origin] = now
+
+    def drop_idle(self, now: float) -> None:
+        idle = [origin for origin, at in self._last.items() if now - at >= COUNTED_SECONDS]
+        for origin in idle:
+            del self._last[origin]
+            self._others += self._counts.pop(origin)
+
+    def read(self) -> Mapping[tuple[str, str], int]:
+        """Return the counts by origin and fault."""
+        found = {**self._counts, OTHERS: self._others}
+        return {(origin, fault): n for origin, by in found.items() for fault, n in by.items()}

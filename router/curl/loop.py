@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Final, NamedTuple, Self
 
@@ -21,6 +22,7 @@ from router.core.outcome import MAX_REPLY_BYTES, Answer, Cause, NoReply, Reply
 from router.core.target import BadTarget, read_target
 from router.curl import new_handle
 from router.curl.resolver import (
+    Blame,
     HostAddresses,
     LookUp,
     Resolver,
@@ -33,6 +35,12 @@ from router.curl.sockets import watch_sockets
 KEEP_ALIVE_SECONDS: Final = 60  # TCP probes keep a 15-minute delivery alive behind a NAT
 OVERRULED: Final = "not sent: this router is not the primary any more"
 NO_DESCRIPTORS: Final = "not sent: the router has no file descriptor left (see ulimit -n)"
+FAULT_IS_HERE: Final = "the fault is here"
+NO_NAMES: Final = NoReply(Cause.NO_NAMES, f"{FAULT_IS_HERE}: no name can be resolved")
+NO_PROXY: Final = NoReply(Cause.NO_PROXY, f"{FAULT_IS_HERE}: the proxy cannot be used")
+PROXY_REFUSES_US: Final = NoReply(
+    Cause.NO_CREDENTIALS, f"{FAULT_IS_HERE}: the proxy does not take the router's credentials"
+)
 MAX_PIECES: Final = 65_536  # of a reply: 1 MiB in chunks of 16 bytes
 TURN_SECONDS: Final = 0.05  # then the loop's other work comes first
 DNS_CACHE_SECONDS: Final = 600  # libcurl keeps what we resolved; far longer than we use it
@@ -45,31 +53,37 @@ _HTTP_VERSIONS: Final = {
 _ANY_EVENT: Final = 0  # libcurl looks for itself, as it does anyway
 _NO_WAIT: Final = (pycurl.SOCKET_TIMEOUT,)  # what waits for no socket
 
-_FAULTS: Final = {
-    pycurl.E_UNSUPPORTED_PROTOCOL: Cause.NETWORK,  # of the reply: it is no HTTP
+# What a result code of libcurl means, if it is no fault of the router.
+_CAUSES: Final = {
+    pycurl.E_UNSUPPORTED_PROTOCOL: Cause.BROKEN,  # of the reply: it is no HTTP
     pycurl.E_URL_MALFORMAT: Cause.BAD_REQUEST,
-    pycurl.E_COULDNT_RESOLVE_PROXY: Cause.NETWORK,
     pycurl.E_COULDNT_RESOLVE_HOST: Cause.NETWORK,
     pycurl.E_COULDNT_CONNECT: Cause.NETWORK,
-    pycurl.E_FTP_WEIRD_SERVER_REPLY: Cause.NETWORK,  # the name is history: any protocol
-    pycurl.E_HTTP2: Cause.NETWORK,
-    pycurl.E_PARTIAL_FILE: Cause.NETWORK,
-    pycurl.E_SSL_CONNECT_ERROR: Cause.NETWORK,
-    pycurl.E_GOT_NOTHING: Cause.NETWORK,
-    pycurl.E_SEND_ERROR: Cause.NETWORK,
-    pycurl.E_RECV_ERROR: Cause.NETWORK,
-    pycurl.E_SSL_CERTPROBLEM: Cause.NETWORK,
-    pycurl.E_SSL_CIPHER: Cause.NETWORK,
-    pycurl.E_PEER_FAILED_VERIFICATION: Cause.NETWORK,
-    pycurl.E_BAD_CONTENT_ENCODING: Cause.NETWORK,
-    pycurl.E_SSL_CACERT_BADFILE: Cause.NETWORK,
-    pycurl.E_SSL_SHUTDOWN_FAILED: Cause.NETWORK,
+    pycurl.E_FTP_WEIRD_SERVER_REPLY: Cause.BROKEN,  # the name is history: any protocol
+    pycurl.E_HTTP2: Cause.BROKEN,
+    pycurl.E_PARTIAL_FILE: Cause.BROKEN,
+    pycurl.E_SSL_CONNECT_ERROR: Cause.BROKEN,
+    pycurl.E_GOT_NOTHING: Cause.BROKEN,
+    pycurl.E_SEND_ERROR: Cause.BROKEN,
+    pycurl.E_RECV_ERROR: Cause.BROKEN,
+    pycurl.E_SSL_CIPHER: Cause.BROKEN,
+    pycurl.E_PEER_FAILED_VERIFICATION: Cause.BROKEN,
+    pycurl.E_BAD_CONTENT_ENCODING: Cause.BROKEN,
+    pycurl.E_SSL_SHUTDOWN_FAILED: Cause.BROKEN,
     pycurl.E_NO_CONNECTION_AVAILABLE: Cause.NETWORK,
-    pycurl.E_SSL_INVALIDCERTSTATUS: Cause.NETWORK,
-    92: Cause.NETWORK,  # CURLE_HTTP2_STREAM; pycurl has no names for this one and the next two
-    97: Cause.NETWORK,  # CURLE_PROXY
-    100: Cause.NETWORK,  # CURLE_TOO_LARGE: the reply's headers
+    pycurl.E_SSL_INVALIDCERTSTATUS: Cause.BROKEN,
+    92: Cause.BROKEN,  # CURLE_HTTP2_STREAM; pycurl has no names for this one and the next two
+    97: Cause.NETWORK,  # CURLE_PROXY: a proxy that works cannot reach the target
+    100: Cause.BROKEN,  # CURLE_TOO_LARGE: the reply's headers
 }
+_OWN_CERTIFICATES: Final = frozenset({pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CACERT_BADFILE})
+_UNCONNECTED: Final = frozenset(
+    {pycurl.E_COULDNT_RESOLVE_PROXY, pycurl.E_COULDNT_CONNECT, pycurl.E_OPERATION_TIMEDOUT}
+)
+_E_PROXY: Final = 97  # CURLE_PROXY: of a SOCKS proxy
+_PROXY_ERROR: Final = 0x20003B  # CURLINFO_PROXY_ERROR, and these are its values (CURLPX_…):
+_CANNOT_REACH_TARGET: Final = frozenset({*range(19, 25), 27})  # refused, no route, no such name
+_REFUSES_CREDENTIALS: Final = frozenset({12, 33})
 
 _NO_SUCCESS: Final = 300  # and above: the only replies whose headers are looked at
 _NO_SOCKET: Final[int] = pycurl.SOCKET_BAD
@@ -201,7 +215,13 @@ class CurlLoop:
         except Unresolved as error:
             if _has_no_descriptors():
                 return NoReply(Cause.OVERLOADED, NO_DESCRIPTORS)
-            return NoReply(Cause.NETWORK, str(error))
+            match error.blame:
+                case Blame.NAME_SERVER:
+                    return NO_NAMES
+                case Blame.UNKNOWN:
+                    return NoReply(Cause.UNRESOLVED, str(error))
+                case Blame.NAME:
+                    return NoReply(Cause.NETWORK, str(error))
 
     def _finish(self, transfer: "_Transfer", answer: Answer) -> None:
         """Take the handle from libcurl, which ends the request if it is still open."""
@@ -287,6 +307,7 @@ class _Transfer:
         self._leadership = leadership
         # Behind a proxy the hook sees the proxy's address, not the target's.
         self._refuse_address = refuse_address if options.proxy is None else lambda _ip, _port: None
+        self._has_proxy = options.proxy is not None
         self._on_open = on_open
         self._reply_cap = options.reply_cap
         self._url = ""
@@ -329,31 +350,58 @@ class _Transfer:
         ips = ",".join(f"[{ip}]" if ":" in ip else ip for ip in addresses.ips)
         self._setopt(pycurl.RESOLVE, [f"+{place.host}:{place.port}:{ips}"])
 
-    def reply(self) -> Reply:
-        """Return the reply to a request that libcurl has completed."""
+    def reply(self) -> Answer:
+        """Return the answer of a request that libcurl has completed."""
         status = self._getinfo(pycurl.RESPONSE_CODE)
         body = bytes(self._body)
         if status < _NO_SUCCESS:
             return Reply(status, body)
+        if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED and self._has_proxy:
+            return PROXY_REFUSES_US
         return Reply(status, body, self._retry_after())
 
     def answer(self, code: int, text: str) -> Answer:
         """Return the answer of a request that libcurl has given up, by its result code."""
         if self._room < 0:
             whole = self.reply()
+            if isinstance(whole, NoReply):
+                return whole
             body = whole.body[: self._reply_cap]
             return Reply(whole.status, body, whole.retry_after, too_long=True)
         if self._refusal is not None and not self._opened:
             return NoReply(Cause.TARGET_REFUSED, self._refusal)
         if code == pycurl.E_ABORTED_BY_CALLBACK:
             return NoReply(Cause.UNFORESEEN, OVERRULED)
+        return self._fault_of_router(code, text) or NoReply(self._cause_of(code), text)
+
+    def _cause_of(self, code: int) -> Cause:
         if code == pycurl.E_OPERATION_TIMEDOUT:
             # Not by the times that libcurl keeps: those of steps not reached are set, too.
-            was_sent = self._getinfo(pycurl.REQUEST_SIZE) > 0
-            return NoReply(Cause.TIMEOUT if was_sent else Cause.NETWORK, text)
+            return Cause.TIMEOUT if self._getinfo(pycurl.REQUEST_SIZE) > 0 else Cause.NETWORK
+        return _CAUSES.get(code, Cause.UNFORESEEN)
+
+    def _fault_of_router(self, code: int, text: str) -> NoReply | None:
+        """Return what is wrong here. None: with us nothing is wrong, or it cannot be told."""
         if self._starved and (code == pycurl.E_COULDNT_CONNECT or not self._opened):
             return NoReply(Cause.OVERLOADED, NO_DESCRIPTORS)  # not all addresses were tried
-        return NoReply(_FAULTS.get(code, Cause.UNFORESEEN), text)
+        if code in _OWN_CERTIFICATES:
+            return NoReply(Cause.NO_CREDENTIALS, f"{FAULT_IS_HERE}: {text}")
+        return self._fault_of_proxy(code) if self._has_proxy else None
+
+    def _fault_of_proxy(self, code: int) -> NoReply | None:
+        status = self._getinfo(pycurl.HTTP_CONNECTCODE)
+        said = self._getinfo(_PROXY_ERROR)  # by a SOCKS proxy
+        if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED or said in _REFUSES_CREDENTIALS:
+            return PROXY_REFUSES_US
+        if code == _E_PROXY:
+            is_faulty = said not in _CANNOT_REACH_TARGET
+        elif self._getinfo(pycurl.PRIMARY_IP):
+            # Connected: then a failure is the proxy's only if it hangs up on our CONNECT.
+            was_asked_only = not status and not self._getinfo(pycurl.REQUEST_SIZE)
+            is_faulty = code == pycurl.E_RECV_ERROR and was_asked_only
+        else:
+            is_faulty = code in _UNCONNECTED
+        return NO_PROXY if is_faulty else None
 
     def _retry_after(self) -> str | None:
         said: str | None = None

@@ -10,6 +10,8 @@ import socket
 from _thread import start_new_thread
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import Enum, auto
+from itertools import islice
 from typing import Final
 
 from msgspec import Struct
@@ -20,12 +22,38 @@ PAUSE_SECONDS: Final = 5.0  # between two such look-ups
 MAX_LOOK_UPS: Final = 256  # at a time, each in a thread
 RESERVED_LOOK_UPS: Final = 64  # of them for names that were found before
 MAX_KEPT_NAMES: Final = 10_000
+BLAME_SECONDS: Final = 10.0  # until it is clear whose fault failed look-ups are
+BLAME_HOSTS: Final = 3  # so many fail within that time: the name server does not work
+FORGET_SECONDS: Final = 60.0  # after the last failed look-up of a name
 
 LookUp = Callable[[str], Sequence[str]]  # blocks; raises OSError or UnicodeError
 
 
+# Answers about a name, which a name server that works can give.
+_SAID_OF_NAME: Final = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", -5)})
+
+
+class Blame(Enum):
+    """What is wrong when a name is not found."""
+
+    NAME = auto()  # it has no address, or nobody answers for it alone
+    NAME_SERVER = auto()  # nobody answers for several names
+    UNKNOWN = auto()  # that has only just begun
+
+
 class Unresolved(Exception):
     """The name has no address, or none was found in time."""
+
+    def __init__(self, text: str, blame: Blame = Blame.NAME) -> None:
+        super().__init__(text)
+        self.blame = blame
+
+
+class _Failing(Struct, eq=False):
+    """A name whose look-ups get no answer. Loop times."""
+
+    since: float
+    last: float
 
 
 class TooManyLookUps(Exception):
@@ -54,6 +82,7 @@ class Resolver:
         self._loop = asyncio.get_running_loop()
         self._found: dict[str, HostAddresses] = {}  # the latest last
         self._running: dict[str, asyncio.Future[HostAddresses | Unresolved]] = {}
+        self._failing: dict[str, _Failing] = {}  # the latest last
 
     def recall(self, host: str) -> HostAddresses | None:
         """Return what was found lately. None: it must be looked up."""
@@ -78,7 +107,8 @@ class Resolver:
         looking = self._start(host)
         await asyncio.wait((looking,), timeout=within)
         if not looking.done():
-            raise Unresolved(f"Resolving {host} timed out after {within:g} s")
+            text = f"Resolving {host} timed out after {within:g} s"
+            raise Unresolved(text, self._blame(host))
         result = looking.result()
         if isinstance(result, Unresolved):
             raise result
@@ -111,9 +141,12 @@ class Resolver:
         result: Sequence[str] | Unresolved
         try:
             result = self._look_up(host)
-        except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else None
-            result = Unresolved(f"Could not resolve host: {host} ({reason or 'no host name'})")
+        except OSError as error:
+            text = f"Could not resolve host: {host} ({error.strerror or 'no host name'})"
+            is_final = error.errno in _SAID_OF_NAME
+            result = Unresolved(text, Blame.NAME if is_final else Blame.UNKNOWN)
+        except UnicodeError:
+            result = Unresolved(f"Could not resolve host: {host} (no host name)")
         except Exception as error:  # noqa: BLE001 - the caller must get it, whatever it is
             result = Unresolved(f"Could not resolve host: {host} ({error!r})")
         with suppress(RuntimeError):  # the loop is closed: nobody waits
@@ -121,8 +154,11 @@ class Resolver:
 
     def _done(self, host: str, result: Sequence[str] | Unresolved) -> None:
         if isinstance(result, Unresolved):
+            if result.blame is Blame.UNKNOWN:
+                result.blame = self._blame(host)
             self._end(host, result)
             return
+        self._failing.pop(host, None)
         now = self._loop.time()
         self._found.pop(host, None)
         self._found[host] = addresses = HostAddresses(result, now, now + RENEW_AFTER_SECONDS)
@@ -134,3 +170,18 @@ class Resolver:
         looking = self._running.pop(host, None)
         if looking is not None:  # else closed meanwhile
             looking.set_result(result)
+
+    def _blame(self, host: str) -> Blame:
+        """Note a look-up without an answer, and say whose fault that is."""
+        now, failing = self._loop.time(), self._failing
+        found = failing.pop(host, None)
+        if found is None or found.last < now - FORGET_SECONDS:
+            found = _Failing(now, now)
+        found.last = now
+        failing[host] = found
+        if len(failing) > MAX_KEPT_NAMES:
+            del failing[next(iter(failing))]
+        latest = list(islice(reversed(failing.values()), BLAME_HOSTS))
+        if len(latest) == BLAME_HOSTS and latest[-1].last >= now - BLAME_SECONDS:
+            return Blame.NAME_SERVER
+        return Blame.NAME if now - found.since >= BLAME_SECONDS else Blame.UNKNOWN

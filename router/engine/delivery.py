@@ -17,6 +17,7 @@ from router.core.outcome import (
     DEFAULT_DELAY_SECONDS,
     NO_OUTCOME,
     NO_ROOM_DELAY_SECONDS,
+    About,
     RULES,
     Cause,
     Disposition,
@@ -112,7 +113,7 @@ class Mediator:
             job.requests -= 1
         if outcome.rule.warning is not None:
             code, severity = outcome.rule.warning
-            about = f"{origin}: " if outcome.rule.about_target else ""
+            about = f"{origin}: " if outcome.rule.about is not About.ROUTER else ""
             self._warn(code, f"{about}{outcome.detail}", severity)
         if answer.too_long:
             text = f"{origin} sent a reply of more than 1 MiB; it was judged by its status alone"

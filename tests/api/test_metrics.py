@@ -28,6 +28,7 @@ NAMES = {  # section 8 of the specification
     "pool_capacity": {"pool"},
     "pool_queued": {"pool"},
     "breaker_state": {"origin"},
+    "failures_total": {"origin", "fault"},
     "broker_calls_total": {"queue", "call", "result"},
     "queue_depth": {"queue"},
     "seconds_since_poll": {"queue"},
@@ -57,6 +58,7 @@ message_router_pool_concurrency{pool="POOL-A"} 10.0
 message_router_pool_capacity{pool="POOL-A"} 200.0
 message_router_pool_queued{pool="POOL-A"} 5.0
 message_router_breaker_state{origin="https://svc.test:8443"} 1.0
+message_router_failures_total{origin="https://svc.test:8443",fault="network"} 5.0
 message_router_broker_calls_total{call="receive",queue="orders",result="ok"} 9.0
 message_router_broker_calls_total{call="ack",queue="orders",result="error"} 1.0
 message_router_unknown_pool_total{queue="orders"} 7.0

@@ -13,8 +13,10 @@ from router.core.outcome import (
     MIN_DELAY_SECONDS,
     REPLY_KEPT_BYTES,
     RULES,
+    About,
     Cause,
     Disposition,
+    Fault,
     Metric,
     NoReply,
     Outcome,
@@ -24,6 +26,7 @@ from router.core.outcome import (
     judge,
 )
 from router.core.warnings import Code, Severity
+from tests.support.rig import middle
 
 TODAY = datetime(2026, 1, 31, 8, 15, 30, tzinfo=UTC)
 
@@ -42,6 +45,7 @@ CONNECTION = (Disposition.RETRY, Metric.FAILURE)
 ERROR = (Code.CONFIGURATION, Severity.ERROR)
 CRITICAL = (Code.CONFIGURATION, Severity.CRITICAL)
 OVERLOADED = (Code.CONFIGURATION, Severity.WARN)
+GONE = (Code.TARGET_GONE, Severity.ERROR)
 UNFORESEEN = (Code.PROCESSING, Severity.WARN)
 
 Follows = tuple[Disposition, Metric]
@@ -90,6 +94,7 @@ STATUSES = {
     403: (CONFIG, "HttpError", ERROR, False),
     404: (CONFIG, "HttpError", ERROR, False),
     408: (CONFIG, "HttpError", ERROR, False),
+    410: (CONFIG, "HttpError", GONE, False),
     428: (CONFIG, "HttpError", ERROR, False),
     429: (PROCESS, "RateLimited", None, False),
     430: (CONFIG, "HttpError", ERROR, False),
@@ -105,10 +110,15 @@ STATUSES = {
 # … and for what is no reply at all.
 FAULTS = {
     Cause.NETWORK: (CONNECTION, "NetworkError", None, True),
+    Cause.BROKEN: (CONNECTION, "NetworkError", None, True),
     Cause.TIMEOUT: (PROCESS, "Timeout", None, True),
+    Cause.UNRESOLVED: (CONNECTION, "NetworkError", None, True),
     Cause.TARGET_REFUSED: (CONFIG, "TargetRefused", ERROR, False),
     Cause.BAD_REQUEST: (CONFIG, "BadRequest", ERROR, False),
     Cause.OVERLOADED: (PROCESS, "RouterOverloaded", OVERLOADED, True),
+    Cause.NO_NAMES: (PROCESS, "NoNames", ERROR, True),
+    Cause.NO_PROXY: (PROCESS, "NoProxy", ERROR, True),
+    Cause.NO_CREDENTIALS: (PROCESS, "NoCredentials", ERROR, False),
     Cause.UNFORESEEN: (PROCESS, "Unforeseen", UNFORESEEN, True),
     # … on this machine (CMD-8, CMD-9).
     Cause.TASK_FAILED: (PROCESS, "TaskFailed", None, False),
@@ -392,12 +402,44 @@ def test_a_date_is_never_reached_early() -> None:
     assert outcome.delay == 10
 
 
+# Whose fault it is (MED-4).
+BLAMED = {
+    Fault.TARGET: {Cause.SERVER_ERROR, Cause.BROKEN, Cause.TIMEOUT},
+    Fault.NETWORK: {Cause.NETWORK, Cause.UNRESOLVED},
+    Fault.ROUTER: {Cause.OVERLOADED, Cause.NO_NAMES, Cause.NO_PROXY, Cause.NO_CREDENTIALS},
+}
+
+
 @pytest.mark.rule("MED-4")
-def test_an_open_circuit_asks_for_its_own_delay_and_is_no_failure() -> None:
-    outcome = circuit_open(27.5)
+def test_each_failure_is_somebodys_fault() -> None:
+    found = {fault: {c for c in Cause if RULES[c].fault is fault} for fault in Fault}
+
+    assert found == BLAMED
+
+
+@pytest.mark.rule("MED-4", "WQ-5")
+@pytest.mark.parametrize("cause", [c for c in Cause if c in BLAMED[Fault.ROUTER]])
+def test_a_fault_of_the_router_opens_no_circuit_and_uses_no_attempt(cause: Cause) -> None:
+    rule = RULES[cause]
+
+    assert (rule.breaker, rule.counts, rule.was_sent) == (None, False, False)
+    assert rule.warning is not None
+    assert rule.about is About.ROUTER
+
+
+@pytest.mark.rule("MED-4", "BRK-4")
+@pytest.mark.parametrize(
+    ("outage", "delay"),
+    [(0.0, 30.0), (120.0, 30.0), (124.0, 31.0), (1200.0, 300.0), (86_400.0, 300.0)],
+)
+def test_an_open_circuit_returns_for_a_quarter_of_its_outage_and_is_no_failure(
+    outage: float, delay: float
+) -> None:
+    outcome, longest = circuit_open(outage, middle), circuit_open(outage, lambda _, high: high)
 
     assert verdict(outcome) == (PROCESS, "CircuitOpen", None, False)
-    assert (outcome.delay, outcome.rule.counts) == (27.5, False)
+    assert (outcome.delay, outcome.rule.counts) == (delay, False)
+    assert longest.delay == pytest.approx(1.1 * delay)
 
 
 @pytest.mark.rule("DLQ-1")

@@ -10,7 +10,7 @@ import pytest
 from router.core.leadership import FOREVER, LONG_AGO, Leadership
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.curl import loop as curl_loop
-from router.curl.loop import NO_DESCRIPTORS, OVERRULED, CurlLoop, CurlOptions
+from router.curl.loop import NO_DESCRIPTORS, OVERRULED, PROXY_REFUSES_US, CurlLoop, CurlOptions
 from router.curl.sockets import EpollSockets, LoopSockets
 from tests.outbound.servers import Connection, listening, nobody_accepts, until
 
@@ -68,9 +68,9 @@ async def test_a_request_that_libcurl_does_not_take_raises_and_leaves_nothing_be
     [
         (pycurl.E_COULDNT_RESOLVE_HOST, Cause.NETWORK),
         (pycurl.E_COULDNT_CONNECT, Cause.NETWORK),
-        (pycurl.E_SSL_CONNECT_ERROR, Cause.NETWORK),
-        (pycurl.E_PEER_FAILED_VERIFICATION, Cause.NETWORK),
-        (pycurl.E_HTTP2, Cause.NETWORK),
+        (pycurl.E_SSL_CONNECT_ERROR, Cause.BROKEN),
+        (pycurl.E_PEER_FAILED_VERIFICATION, Cause.BROKEN),
+        (pycurl.E_HTTP2, Cause.BROKEN),
         (pycurl.E_URL_MALFORMAT, Cause.BAD_REQUEST),
         (pycurl.E_OUT_OF_MEMORY, Cause.UNFORESEEN),
         (9999, Cause.UNFORESEEN),
@@ -81,6 +81,28 @@ async def test_the_result_code_names_the_fault(code: int, fault: Cause) -> None:
     transfer.prepare("http://localhost/", [], b"", 1)
 
     assert transfer.answer(code, "text") == NoReply(fault, "text")
+
+
+@pytest.mark.rule("MED-3", "MED-4")
+@pytest.mark.parametrize("code", [pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CACERT_BADFILE])
+async def test_certificates_of_ours_that_cannot_be_used_are_our_fault(code: int) -> None:
+    transfer = curl_loop._Transfer(CurlOptions(), refuse_nothing, on_open=lambda: None)
+    transfer.prepare("http://localhost/", [], b"", 1)
+
+    answer = transfer.answer(code, "no such file")
+
+    assert answer == NoReply(Cause.NO_CREDENTIALS, "the fault is here: no such file")
+
+
+@pytest.mark.rule("MED-3")
+async def test_a_407_of_a_proxy_that_never_ends_is_one_as_well() -> None:
+    options = CurlOptions(proxy="http://127.0.0.1:9", reply_cap=0)
+    transfer = curl_loop._Transfer(options, refuse_nothing, on_open=lambda: None)
+    transfer.prepare("http://localhost/", [], b"", 1)
+    transfer._getinfo = lambda _: 407
+    transfer._on_body(b"x")
+
+    assert transfer.answer(pycurl.E_WRITE_ERROR, "text") is PROXY_REFUSES_US
 
 
 @pytest.mark.rule("P5")

@@ -17,7 +17,7 @@ from router.core.message import Message, parse
 from router.core.outcome import MAX_REPLY_BYTES, Answer, Cause, NoReply, Reply
 from router.core.target import TargetPolicy
 from router.core.trace import Span
-from router.curl.loop import MAX_PIECES, CurlOptions
+from router.curl.loop import MAX_PIECES, NO_PROXY, CurlOptions
 from router.outbound.http_sender import HttpSender
 from tests.outbound.servers import (
     Certificate,
@@ -374,10 +374,10 @@ async def _reset(connection: Connection) -> None:
     ],
     ids=["eof", "reset", "cut off", "bad chunk", "bad length", "not http", "noise", "huge header"],
 )
-async def test_a_connection_that_breaks_is_a_network_fault(script: Script) -> None:
+async def test_a_connection_that_breaks_is_a_fault_of_the_target(script: Script) -> None:
     answer = await answer_of(script)
 
-    assert fault_of(answer) is Cause.NETWORK, answer
+    assert fault_of(answer) is Cause.BROKEN, answer
 
 
 @pytest.mark.rule("MED-3")
@@ -650,8 +650,80 @@ async def test_a_proxy_that_fails_does_not_give_its_password_away() -> None:
     async with sending(options=gone) as sender:
         answer = await sender.send(message("http://svc.example/"), 1, 5)
 
-    assert fault_of(answer) is Cause.NETWORK
+    assert fault_of(answer) is Cause.NO_PROXY
     assert "hunter2" not in repr(answer) + repr(sender)
+
+
+def refusing(status: int) -> Script:
+    return writing(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode())
+
+
+async def closing(connection: Connection) -> None:
+    await connection.read()
+
+
+def socks(*says: bytes) -> Script:
+    """A SOCKS proxy: what it says to the greeting, and what to the wish for a connection."""
+
+    async def script(connection: Connection) -> None:
+        for each in says:
+            await connection.reader.read(100)
+            await connection.write(each)
+
+    return script
+
+
+@pytest.mark.rule("MED-3", "MED-4")
+@pytest.mark.parametrize(
+    ("script", "scheme", "target", "cause"),
+    [
+        (refusing(407), "http", "http", Cause.NO_CREDENTIALS),
+        (refusing(407), "http", "https", Cause.NO_CREDENTIALS),
+        (refusing(502), "http", "https", Cause.NETWORK),  # it cannot reach the target
+        (refusing(403), "http", "https", Cause.NETWORK),  # it will not
+        (closing, "http", "https", Cause.NO_PROXY),
+        (closing, "http", "http", Cause.BROKEN),  # nobody can tell which of the two it was
+        (silent, "http", "https", Cause.NETWORK),
+        (silent, "http", "http", Cause.TIMEOUT),
+        (writing(b"HTTP/1.1 200 OK\r\n\r\n"), "http", "https", Cause.BROKEN),
+        (socks(b"\5\0", b"\5\5\0\1" + bytes(6)), "socks5h", "http", Cause.NETWORK),
+        (socks(b"\5\0"), "socks5h", "http", Cause.NO_PROXY),
+        (socks(b"\5\xff"), "socks5h", "http", Cause.NO_CREDENTIALS),
+    ],
+)
+async def test_a_proxy_that_does_not_work_is_a_fault_of_the_router(
+    script: Script, scheme: str, target: str, cause: Cause
+) -> None:
+    async with listening(script) as proxy:
+        options = CurlOptions(proxy=f"{scheme}://127.0.0.1:{proxy.port}", connect_timeout=0.3)
+        async with sending(options=options) as sender:
+            answer = await sender.send(message(f"{target}://svc.example/"), 1, 0.6)
+
+    assert fault_of(answer) is cause
+
+
+@pytest.mark.rule("MED-3")
+async def test_a_407_without_a_proxy_is_the_targets_own() -> None:
+    assert await answer_of(refusing(407)) == Reply(407)
+
+
+@pytest.mark.rule("MED-3", "MED-4")
+@pytest.mark.parametrize("proxy", ["http://no.such.name.invalid:3128", "http://127.0.0.1:9"])
+async def test_a_proxy_that_cannot_be_reached_is_a_fault_of_the_router(proxy: str) -> None:
+    async with sending(options=CurlOptions(proxy=proxy)) as sender:
+        answer = await sender.send(message("http://svc.example/"), 1, 5)
+
+    assert answer == NO_PROXY
+
+
+@pytest.mark.rule("MED-3", "MED-4")
+async def test_a_proxy_that_lets_nobody_in_is_a_fault_of_the_router() -> None:
+    with nobody_accepts() as url:
+        options = CurlOptions(proxy=url, connect_timeout=0.3)
+        async with sending(options=options) as sender:
+            answer = await sender.send(message("http://svc.example/"), 1, 5)
+
+    assert answer == NO_PROXY
 
 
 # --- target safety
@@ -739,7 +811,7 @@ async def test_a_target_over_tls_is_served_when_its_certificate_is_trusted(
         async with sending() as sender:
             untrusted = await sender.send(message(target.url), 1, 5)
 
-    assert (trusted, fault_of(untrusted)) == (Reply(200), Cause.NETWORK)
+    assert (trusted, fault_of(untrusted)) == (Reply(200), Cause.BROKEN)
 
 
 @pytest.mark.rule("MED-1")

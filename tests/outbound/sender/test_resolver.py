@@ -14,10 +14,12 @@ import pytest
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.core.target import TargetPolicy
 from router.curl import resolver as module
-from router.curl.loop import NO_DESCRIPTORS, CurlLoop, CurlOptions, RefuseAddress
+from router.curl.loop import NO_DESCRIPTORS, NO_NAMES, CurlLoop, CurlOptions, RefuseAddress
 from router.curl.resolver import (
+    BLAME_SECONDS,
     FRESH_SECONDS,
     RENEW_AFTER_SECONDS,
+    Blame,
     HostAddresses,
     Resolver,
     TooManyLookUps,
@@ -91,8 +93,106 @@ async def test_slow_names_delay_nobody_else() -> None:
     assert literal == Reply(200)
     assert took < 0.5
     assert answers == [
-        NoReply(Cause.NETWORK, f"Resolving {n}.slow.test timed out after 2 s") for n in range(100)
+        *(NoReply(Cause.UNRESOLVED, f"Resolving {n}.slow.test timed out after 2 s") for n in "01"),
+        *[NO_NAMES] * 98,
     ]
+
+
+@dataclass
+class DeadNames(Names):
+    """A name service that answers nothing, unless it knows the name."""
+
+    def look_up(self, host: str) -> Sequence[str]:
+        self.asked[host] += 1
+        if host not in self.known:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return self.known[host]
+
+
+class Clock:
+    """Moves the loop's clock, so that a test need not wait."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self.ahead = 0.0
+        self._real = resolver._loop
+        resolver._loop = self  # type: ignore[assignment]
+
+    def time(self) -> float:
+        return self._real.time() + self.ahead
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+async def blames(resolver: Resolver, *hosts: str) -> list[Blame]:
+    found = []
+    for host in hosts:
+        with pytest.raises(Unresolved) as raised:
+            await resolver.resolve(host, 9)
+        found.append(raised.value.blame)
+    return found
+
+
+@pytest.mark.rule("MED-4")
+async def test_three_names_without_an_answer_within_ten_seconds_are_our_fault() -> None:
+    resolver = Resolver(DeadNames().look_up)
+    clock = Clock(resolver)
+
+    first = await blames(resolver, "a.test", "b.test", "c.test", "a.test")
+    clock.ahead = BLAME_SECONDS + 1
+    later = await blames(resolver, "c.test", "c.test", "b.test", "a.test")
+
+    assert first == [Blame.UNKNOWN, Blame.UNKNOWN, Blame.NAME_SERVER, Blame.NAME_SERVER]
+    assert later == [Blame.NAME, Blame.NAME, Blame.NAME, Blame.NAME_SERVER]
+
+
+@pytest.mark.rule("MED-4")
+async def test_one_name_is_to_blame_itself_after_ten_seconds_without_an_answer() -> None:
+    names = DeadNames()
+    resolver = Resolver(names.look_up)
+    clock, found = Clock(resolver), list[Blame]()
+
+    for clock.ahead in (0.0, 5.0, 10.1, 71.0):  # the last one is a minute later: a new story
+        found += await blames(resolver, "a.test")
+    names.known["a.test"] = HERE
+    await resolver.resolve("a.test", 9)
+    del names.known["a.test"]
+    again = await blames(resolver, "a.test")
+
+    assert found == [Blame.UNKNOWN, Blame.UNKNOWN, Blame.NAME, Blame.UNKNOWN]
+    assert again == [Blame.UNKNOWN]
+
+
+@pytest.mark.rule("MED-4")
+async def test_names_that_do_not_exist_are_no_fault_of_the_name_server() -> None:
+    resolver = Resolver(Names().look_up)
+
+    assert set(await blames(resolver, *(f"{n}.test" for n in range(5)))) == {Blame.NAME}
+
+
+@pytest.mark.rule("P4", "MED-4")
+async def test_names_without_an_answer_are_remembered_within_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_KEPT_NAMES", 5)
+    resolver = Resolver(DeadNames().look_up)
+
+    await blames(resolver, *(f"{n}.test" for n in range(9)))
+
+    assert list(resolver._failing) == [f"{n}.test" for n in range(4, 9)]
+
+
+@pytest.mark.rule("MED-4")
+async def test_the_answer_says_whose_fault_a_name_is() -> None:
+    async with curl(DeadNames()) as loop:
+        answers = [await loop.post(f"http://{host}.test/", [], b"", 5) for host in "abc"]
+
+    assert [answer.cause for answer in answers if isinstance(answer, NoReply)] == [
+        Cause.UNRESOLVED,
+        Cause.UNRESOLVED,
+        Cause.NO_NAMES,
+    ]
+    assert answers[-1] == NoReply(Cause.NO_NAMES, "the fault is here: no name can be resolved")
 
 
 @pytest.mark.rule("P5")

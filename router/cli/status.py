@@ -22,6 +22,7 @@ from router.cli.kit import (
     router_options,
     show_json,
 )
+from router.core.timestamps import duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,7 +63,10 @@ class StatusReport:
     def headline(self) -> str:
         facts = [plain(self.health.get("message"))]
         if "uptimeSeconds" in self.health:
-            facts += [plain(self.health.get("role")), _uptime(self.health["uptimeSeconds"])]
+            facts += [
+                plain(self.health.get("role")),
+                f"up {duration(self.health['uptimeSeconds'])}",
+            ]
         return " · ".join(facts)
 
     @property
@@ -166,6 +170,8 @@ _BREAKER: Final = {
     "state": _text("state"),
     "failed": _text("failedCalls"),
     "rejected": _text("rejectedCalls"),
+    "fault": _text("fault"),
+    "since": _text("openSince"),
 }
 _MESSAGE: Final = {
     "message": _text("messageId"),
@@ -182,13 +188,6 @@ _WARNING: Final = {
     "count": _text("count"),
     "message": _text("message"),
 }
-
-
-def _uptime(seconds: float) -> str:
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    if hours:
-        return f"up {hours} h {minutes % 60} min"
-    return f"up {minutes} min" if minutes else f"up {int(seconds)} s"
 
 
 Show = Callable[[StatusReport | str], None]  # a report, or why the router does not answer

@@ -94,7 +94,7 @@ class PendingDigest:
             return
         del self._troubled[subject.name]
         change = self._change(subject, at)
-        self._put(subject.name, replace(change, at=at, is_over=True))
+        self._put(subject.name, replace(change, subject=subject, at=at, is_over=True))
 
     def take(self) -> Sequence[Item]:
         """Return and forget all items."""

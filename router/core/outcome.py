@@ -27,6 +27,10 @@ MAX_ERROR_BYTES: Final = 1024
 MAX_CODE_CHARACTERS: Final = 128
 DEFAULT_DELAY_SECONDS: Final = 30.0  # BRK-4
 NO_ROOM_DELAY_SECONDS: Final = 10.0
+MAX_CIRCUIT_DELAY_SECONDS: Final = 300.0
+OUTAGE_SHARE: Final = 1 / 4  # of an outage: nothing waits longer after it
+MIN_SPREAD: Final = 0.9  # of that delay, so that not all messages come back at once
+MAX_SPREAD: Final = 1.1
 MIN_DELAY_SECONDS: Final = 1.0
 MAX_DELAY_SECONDS: Final = 43_200.0  # SQS allows no more, so it is the limit everywhere
 MAX_REPLY_BYTES: Final = 1024 * 1024
@@ -258,8 +262,14 @@ NO_OUTCOME: Final = Outcome(
 )
 
 
-def circuit_open(delay: float) -> Outcome:
-    cause = Cause.CIRCUIT_OPEN
+def circuit_delay(outage: float) -> float:
+    """Return for how long an open circuit returns a message, before it is spread (BRK-4)."""
+    return min(max(outage * OUTAGE_SHARE, DEFAULT_DELAY_SECONDS), MAX_CIRCUIT_DELAY_SECONDS)
+
+
+def circuit_open(outage: float, jitter: Callable[[float, float], float]) -> Outcome:
+    """Return the outcome of a message whose circuit has not been closed for this many seconds."""
+    cause, delay = Cause.CIRCUIT_OPEN, circuit_delay(outage) * jitter(MIN_SPREAD, MAX_SPREAD)
     return Outcome(cause, RULES[cause], "circuit open", asked_delay=delay)
 
 

@@ -22,6 +22,15 @@ def iso(seconds: float, precision: str = "milliseconds") -> str:
     return f"{moment.isoformat(timespec=precision)}Z"
 
 
+def duration(seconds: float) -> str:
+    """Return a length of time for people, such as "3 h 5 min", "5 min" or "5 s"."""
+    minutes = int(seconds) // 60
+    hours = minutes // 60
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{int(seconds)} s"
+
+
 class Tsids:
     """Makes ids of 13 characters for messages that came without one.
 

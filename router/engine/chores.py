@@ -57,7 +57,6 @@ class Chores:
     async def forget_finished(self) -> None:
         now = asyncio.get_running_loop().time()
         self._manager.forget_finished(now)
-        self._breakers.drop_idle(now)
 
     async def look_for_leaks(self) -> None:
         """Warn of a leak (TRK-1). A receiver may hold one batch on top of what is in the pools."""

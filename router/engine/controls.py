@@ -40,11 +40,11 @@ class Controls:
         breaker = next((each for each in self._breakers.all() if each.name == name), None)
         if breaker is None:
             raise Unknown("there is no such circuit breaker")
-        breaker.reset()
+        breaker.reset(asyncio.get_running_loop().time())
 
     def reset_breakers(self) -> int:
         """Let calls through to all origins again. Return how many there are."""
         breakers = self._breakers.all()
         for breaker in breakers:
-            breaker.reset()
+            breaker.reset(asyncio.get_running_loop().time())
         return len(breakers)

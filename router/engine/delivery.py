@@ -91,7 +91,7 @@ class Mediator:
         breaker = self._breakers.of(origin)
         ticket = breaker.enter(job.started_at)
         if ticket is None:
-            return circuit_open(DEFAULT_DELAY_SECONDS * self._jitter(0.9, 1.1))
+            return circuit_open(breaker.outage(job.started_at), self._jitter)
         job.requests += 1
         job.batch.requests += 1
         is_good: bool | None = None  # a cancelled call says nothing about the target

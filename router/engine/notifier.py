@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from router.core.notification import MOST_ITEMS, Item, PendingDigest, Subject, digest
+from router.core.timestamps import duration
 from router.core.warnings import Code, Notice, Severity
 from router.engine.breaker import Breaker, BreakerState
 from router.engine.consumer import QueueConsumer
@@ -45,7 +46,10 @@ class Notifier:
         if not self.mailboxes:
             return
         subject = Subject(
-            f"circuit breaker of {breaker.name}", "opened", "closed again", Severity.ERROR
+            f"circuit breaker of {breaker.name}",
+            "opened",
+            f"closed again after {duration(breaker.last_outage)}",
+            Severity.ERROR,
         )
         if breaker.state is BreakerState.OPEN:
             self._gathering.began(subject, self._wall())

@@ -37,7 +37,14 @@ POOL = {
     "totalRateLimited": 0,
     "successRate30min": 1.0,
 }
-BREAKER = {"name": "http://t:80", "state": "OPEN", "failedCalls": 5, "rejectedCalls": 9}
+BREAKER = {
+    "name": "http://t:80",
+    "state": "OPEN",
+    "failedCalls": 5,
+    "rejectedCalls": 9,
+    "openSince": "2026-01-31T08:15:30.000Z",
+    "fault": "network",
+}
 MESSAGE = {
     "messageId": "m-1",
     "poolCode": "POOL-A",
@@ -77,7 +84,7 @@ def test_one_screen_is_lines_in_a_pipe_each_with_its_kind_first(run: Run, fake: 
         "issue\tactive warnings: 6",
         "queue\torders\t1204\t3\t12.5\t2\t98.7 %",
         "pool\tPOOL-A\t3/10\t5/200\t4\t87\t0\t100.0 %",
-        "breaker\thttp://t:80\tOPEN\t5\t9",
+        "breaker\thttp://t:80\tOPEN\t5\t9\tnetwork\t2026-01-31T08:15:30.000Z",
         "in-flight\tm-1\tPOOL-A\tg\tDELIVERING\t2\t2310",
         "warning\t7\tWARN\tROUTING\t3\tno pool [bold]X [31m",
     ]

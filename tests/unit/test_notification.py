@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.core.notification import (
     MOST_ITEMS,
@@ -11,6 +12,7 @@ from router.core.notification import (
     Subject,
     digest,
 )
+from router.core.timestamps import duration
 from router.core.warnings import MOST_WARNINGS, Notice, Severity
 
 BREAKER = Subject("circuit breaker of http://t:80", "opened", "closed again", Severity.ERROR)
@@ -210,3 +212,22 @@ def test_people_always_know_the_latest_state(steps: list[str]) -> None:
                 believed = isinstance(item, StateChange) and not item.is_over
 
             assert believed is troubled
+
+
+@pytest.mark.rule("OPS-2")
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.9, "0 s"), (59.9, "59 s"), (60.0, "1 min"), (3599.0, "59 min"), (11_100.0, "3 h 5 min")],
+)
+def test_a_length_of_time_is_told_in_two_units_at_most(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.rule("OPS-2")
+def test_what_ended_is_told_in_the_words_of_its_end() -> None:
+    gathering = PendingDigest(Severity.INFO)
+
+    gathering.began(BREAKER, 1.0)
+    gathering.ended(replace(BREAKER, ends="closed again after 25 s"), 26.0)
+
+    assert texts(list(gathering.take())) == [f"{BREAKER.name} opened and closed again after 25 s"]

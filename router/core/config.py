@@ -67,6 +67,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     connections: int = 1
     visibility_timeout: float | None = None  # None: the broker queue's own, else 30 s
     max_messages: int | None = None
+    look_ahead: int | None = None  # messages for full pools; None: it depends on the broker
     retry: RetryPolicy | None = None
     envelope: str | None = None  # PGMQ: how bodies are wrapped; None: they are messages (CMD-7)
     routes: tuple[tuple[str, Route], ...] = ()  # PGMQ: where commands go, by their type
@@ -79,6 +80,14 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
         return f"QueueConfig(name={self.name!r}, uri={public_uri(self.uri)!r})"
 
 
+class FairShare(Enum):
+    """Between whom the workers of a pool are shared (SHARE-1)."""
+
+    TARGET = "target"  # target origins
+    TENANT = "tenant"  # what message groups have before their first colon
+    NONE = "none"
+
+
 class PoolConfig(Struct, frozen=True, kw_only=True):
     code: str
     concurrency: int  # effective: POOL-6 is applied already
@@ -87,6 +96,8 @@ class PoolConfig(Struct, frozen=True, kw_only=True):
     parallel_ungrouped: bool = False
     retry: RetryPolicy | None = None
     timeout: float | None = None  # seconds; None: the mediator's own
+    take_ahead: int | None = None  # waiting messages for each worker; None: as many as fit 10 s
+    fair_share: FairShare = FairShare.TARGET
 
 
 class Schedule(Struct, frozen=True, kw_only=True):

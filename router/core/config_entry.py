@@ -18,6 +18,7 @@ from msgspec import Meta, Raw, Struct
 
 from router.core.config import (
     MAX_CONCURRENCY,
+    FairShare,
     PoolConfig,
     QueueConfig,
     QueueNames,
@@ -37,6 +38,8 @@ MAX_CONNECTIONS: Final = 100
 MAX_RATE_PER_MINUTE: Final = 60_000_000
 MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
 MAX_COUNT: Final = 1_000_000
+MAX_LOOK_AHEAD: Final = 100_000  # messages
+MAX_TAKE_AHEAD: Final = 1_000  # messages for each worker
 MAX_SCHEDULE_DELAYS: Final = 1000
 MAX_ROUTES: Final = 1000  # of one queue
 
@@ -147,6 +150,7 @@ class _QueueEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     connections: Number | None = None
     visibility_timeout: Number | None = None
     max_messages: Number | None = None
+    look_ahead: Number | None = None
     retry: _RetryEntry | None = None
     envelope: Literal["command-bus"] | None = None
     routes: dict[str, object] | None = None
@@ -161,6 +165,8 @@ class _PoolEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     ungrouped: Literal["serial", "parallel"] | None = None
     retry: _RetryEntry | None = None
     timeout_ms: Number | None = None
+    take_ahead: Number | Literal["auto"] | None = None
+    fair_share: Literal["target", "tenant", "none"] | None = None
 
 
 def convert_entry(raw: object, entry_type: type[T]) -> T:
@@ -197,6 +203,7 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
         connections=notes.whole("connections", entry.connections, MAX_CONNECTIONS) or connections,
         visibility_timeout=notes.seconds("visibilityTimeout", entry.visibility_timeout),
         max_messages=notes.whole("maxMessages", entry.max_messages, MAX_COUNT),
+        look_ahead=notes.whole("lookAhead", entry.look_ahead, MAX_LOOK_AHEAD),
         retry=None if entry.retry is None else _read_policy(entry.retry, notes),
         envelope=entry.envelope,
         routes=_read_routes(entry, uri),
@@ -318,7 +325,16 @@ def read_pool(raw: object, notes: Notes) -> PoolConfig:
         parallel_ungrouped=entry.ungrouped == "parallel",
         retry=None if entry.retry is None else _read_policy(entry.retry, notes),
         timeout=None if timeout_ms is None else timeout_ms / 1000,
+        take_ahead=_read_take_ahead(entry.take_ahead, notes),
+        fair_share=FairShare(entry.fair_share or FairShare.TARGET.value),
     )
+
+
+def _read_take_ahead(value: Number | Literal["auto"] | None, notes: Notes) -> int | None:
+    """Return the waiting messages for each worker; None: the pool finds out (POOL-1)."""
+    if value is None or isinstance(value, str):
+        return None
+    return 0 if value == 0 else notes.whole("takeAhead", value, MAX_TAKE_AHEAD)
 
 
 def read_retry(raw: object) -> RetryPolicy:
@@ -359,6 +375,7 @@ def queue_entry(queue: QueueConfig) -> _QueueEntry:
         connections=queue.connections,
         visibility_timeout=queue.visibility_timeout,
         max_messages=queue.max_messages,
+        look_ahead=queue.look_ahead,
         retry=_retry_entry(queue.retry),
         envelope="command-bus" if queue.envelope else None,
         routes=routes or None,
@@ -374,7 +391,20 @@ def pool_entry(pool: PoolConfig) -> _PoolEntry:
         ungrouped="parallel" if pool.parallel_ungrouped else None,
         retry=_retry_entry(pool.retry),
         timeout_ms=None if pool.timeout is None else round(pool.timeout * 1000),
+        take_ahead=pool.take_ahead,
+        fair_share=_share_entry(pool.fair_share),
     )
+
+
+def _share_entry(share: FairShare) -> Literal["tenant", "none"] | None:
+    """Return what a pool says of its shares; None: nothing, as by default."""
+    match share:
+        case FairShare.TENANT:
+            return "tenant"
+        case FairShare.NONE:
+            return "none"
+        case _:
+            return None
 
 
 def _retry_entry(policy: RetryPolicy | None) -> _RetryEntry | None:

@@ -4,6 +4,7 @@ The engine looks up what it knows; here it becomes one situation and one sentenc
 seconds.
 """
 
+import math
 from enum import Enum
 from typing import Final
 
@@ -11,9 +12,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.core.dead_letter import KeptLetter
-from router.core.history import HandOver, Held, MessageHistory, WaitReason, why_waiting
+from router.core.history import (
+    HandOver,
+    Held,
+    MessageHistory,
+    WaitReason,
+    why_waiting,
+)
 from router.core.job import Fate, State
 from router.core.outcome import RULES, Cause
+from router.core.returning import ReturnReason
 from router.core.state import Circuit
 from router.core.timestamps import iso
 
@@ -26,10 +34,13 @@ class Situation(Enum):
     WAITING_FOR_GROUP = "WAITING_FOR_GROUP"
     WAITING_FOR_RATE = "WAITING_FOR_RATE"
     WAITING_FOR_PERMIT = "WAITING_FOR_PERMIT"
+    WAITING_FOR_SHARE = "WAITING_FOR_SHARE"  # of the workers, between targets or tenants
+    WAITING_FOR_TARGET = "WAITING_FOR_TARGET"  # it asked for silence, or takes no more at once
     WAITING_FOR_BREAKER = "WAITING_FOR_BREAKER"
     DELIVERING = "DELIVERING"
     BETWEEN_TRIES = "BETWEEN_TRIES"
     SETTLING = "SETTLING"
+    DEFERRED = "DEFERRED"  # to its queue: its pool is full
     RETURNED = "RETURNED"
     FORFEITED = "FORFEITED"
     DEAD_LETTER = "DEAD_LETTER"
@@ -44,8 +55,17 @@ _SITUATIONS: Final = {
     WaitReason.GROUP: Situation.WAITING_FOR_GROUP,
     WaitReason.RATE: Situation.WAITING_FOR_RATE,
     WaitReason.PERMIT: Situation.WAITING_FOR_PERMIT,
+    WaitReason.SHARE: Situation.WAITING_FOR_SHARE,
+    WaitReason.TARGET: Situation.WAITING_FOR_TARGET,
     WaitReason.RETRY: Situation.BETWEEN_TRIES,
     WaitReason.SETTLE: Situation.SETTLING,
+}
+
+
+# Of a message that was returned without a request, by the word of its outcome.
+_REFUSED: Final = {
+    RULES[Cause.CIRCUIT_OPEN].word: Situation.WAITING_FOR_BREAKER,
+    RULES[Cause.TARGET_PAUSED].word: Situation.WAITING_FOR_TARGET,
 }
 
 
@@ -182,6 +202,7 @@ def explain_target(
     delivering: int = 0,
     last: HandOver | None = None,
     circuit: Circuit | None = None,
+    silent_until: float | None = None,
 ) -> Explanation:
     """Explain a target by the message held longest, and the latest one that has ended."""
     load = f"{_count(held)} held for it, {delivering} of them in delivery"
@@ -191,6 +212,13 @@ def explain_target(
             text=f"{_circuit_notes(circuit, now)[0]}; {load}",
             target=origin,
             until=circuit.retry_at,
+        )
+    if silent_until is not None:
+        return Explanation(
+            situation=Situation.WAITING_FOR_TARGET,
+            text=f"it asked for silence until {_at(silent_until)}; {load}",
+            target=origin,
+            until=silent_until,
         )
     if first is not None:
         found = _explain_held(first, now)
@@ -242,6 +270,9 @@ def _held_in_words(held: Held, reason: WaitReason | None, now: float) -> tuple[s
         case WaitReason.RATE:
             until = now + position.rate_wait + position.lanes_ahead * position.rate_step
             text = f"waiting for the rate limit of {held.pool} until {_at(until)}"
+        case WaitReason.TARGET | WaitReason.SHARE:
+            until = position.silent_until
+            text = _busy_in_words(held)
         case WaitReason.GROUP if position.in_front is not None:
             head, more = position.in_front, position.ahead - 1
             others = f" and {more} more" if more else ""
@@ -253,6 +284,20 @@ def _held_in_words(held: Held, reason: WaitReason | None, now: float) -> tuple[s
             ahead = f" ({position.lanes_ahead} in line before it)" if position.lanes_ahead else ""
             text = f"waiting for a permit of {held.pool}{ahead}"
     return text, until
+
+
+def _busy_in_words(held: Held) -> str:
+    """Say what a message waits for whose target is busy, here or there."""
+    position = held.position
+    lanes = "1 lane is" if position.lanes_ahead == 1 else f"{position.lanes_ahead} lanes are"
+    if position.silent_until is not None:
+        until = _at(position.silent_until)
+        return f"waiting for its target: it asked for silence until {until}"
+    if position.share is not None:
+        has = f"its target or tenant has {position.share} workers, and others wait"
+        return f"waiting for its share of {held.pool}: {has}; {lanes} before this one"
+    takes = f"it takes {math.ceil(position.target_limit)} at once"
+    return f"waiting for its target: {takes}: {lanes} before this one"
 
 
 def _explain_ended(
@@ -272,15 +317,23 @@ def _explain_ended(
         case Fate.FORFEITED:
             text = f"its lease or connection was lost at {at}: the broker hands it out again"
             found = Explanation(situation=Situation.FORFEITED, text=text, since=ended.ended_at)
+        case Fate.RETURNED if ended.return_reason is ReturnReason.NO_ROOM:
+            until = ended.ended_at + (ended.returned_for or 0.0)
+            later = f"deferred until {_at(until)}" if until > now else "waiting in its queue"
+            found = Explanation(
+                situation=Situation.DEFERRED,
+                text=f"{later}, because pool {ended.pool} was full at {at}",
+                since=ended.ended_at,
+                until=until,
+            )
         case Fate.RETURNED:
             word = ended.tries[-1].error if ended.tries else None
             why = f" ({ended.error or word})" if ended.error or word else ""
             until = ended.ended_at + (ended.returned_for or 0.0)
             text = f"returned to {ended.queue} until {_at(until)}{why}"
             due = f"returned to {ended.queue}{why}, due since {_at(until)}"
-            refused = word == RULES[Cause.CIRCUIT_OPEN].word
             found = Explanation(
-                situation=Situation.WAITING_FOR_BREAKER if refused else Situation.RETURNED,
+                situation=_REFUSED.get(word, Situation.RETURNED),
                 text=text if until > now else f"{due}: it waits there for its turn",
                 since=ended.ended_at,
                 until=until,
@@ -326,11 +379,13 @@ def _is_away(ended: HandOver, now: float) -> bool:
 def _circuit_notes(circuit: Circuit | None, now: float) -> tuple[str, ...]:
     if circuit is None or circuit.is_closed:
         return ()
+    whose = "" if circuit.fault is None else f", fault: {circuit.fault}"
+    since = "" if circuit.since is None else f" (since {_at(circuit.since)}{whose})"
     if circuit.retry_at is None:
-        return (f"the circuit of {circuit.name} is being probed",)
+        return (f"the circuit of {circuit.name} is being probed{since}",)
     if circuit.retry_at > now:
-        return (f"the circuit of {circuit.name} is open until {_at(circuit.retry_at)}",)
-    return (f"the circuit of {circuit.name} is open; the next request will probe it",)
+        return (f"the circuit of {circuit.name} is open until {_at(circuit.retry_at)}{since}",)
+    return (f"the circuit of {circuit.name} is open; the next request will probe it{since}",)
 
 
 def _with_notes(found: Explanation, *notes: str) -> Explanation:

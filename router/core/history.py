@@ -16,6 +16,7 @@ from router.core.dead_letter import KeptLetter
 from router.core.identity import MessageKey, shown_id
 from router.core.job import Fate, State, Try
 from router.core.outcome import Ending
+from router.core.returning import ReturnReason
 from router.core.trace import Span
 
 TEXT_KEPT_CHARACTERS: Final = 256  # of a target or an error: thousands of hand-overs are kept
@@ -29,6 +30,8 @@ class WaitReason(StrEnum):
     GROUP = "group"  # earlier messages of its group
     RATE = "rate"
     PERMIT = "permit"
+    SHARE = "share"  # a worker: its target or tenant has its share of them
+    TARGET = "target"  # a place at its target, or the end of its silence
     RETRY = "retry"  # the pause between two tries
     SETTLE = "settle"  # its ACK or NACK
     QUEUED = "queued"  # group, rate or permit: for a past wait it is not recorded which
@@ -65,6 +68,10 @@ class PoolPosition(Struct, frozen=True, kw_only=True):
     has_free_permit: bool = True
     rate_wait: float = 0.0  # seconds until the rate limit admits one more
     rate_step: float = 0.0  # seconds between two admissions; 0: no limit
+    share: int | None = None  # workers of its target or tenant, which has that many
+    at_target: bool = False  # it waits for a place at its target, or for the end of its silence
+    silent_until: float | None = None  # the target asked for it; Unix seconds
+    target_limit: float = 0.0  # requests at once that the target takes
 
 
 class Held(Struct, frozen=True, kw_only=True):
@@ -111,11 +118,15 @@ def why_waiting(held: Held) -> WaitReason | None:  # noqa: PLR0911  a table of c
         return WaitReason.ROOM
     if position.held_back:
         return WaitReason.DRAINING
+    if position.at_target:
+        return WaitReason.TARGET
     if held.state is State.WAITING:  # its pause is over
         return WaitReason.PERMIT
     if position.in_front is not None:
         return WaitReason.GROUP
-    return WaitReason.RATE if position.has_free_permit and position.rate_step else WaitReason.PERMIT
+    if position.has_free_permit and position.rate_step:
+        return WaitReason.RATE
+    return WaitReason.PERMIT if position.share is None else WaitReason.SHARE
 
 
 class HandOver(Struct, frozen=True, gc=False):
@@ -139,6 +150,7 @@ class HandOver(Struct, frozen=True, gc=False):
     failures: int = 0  # deliveries that ended in a real failure, earlier hand-overs included
     correlation_id: str | None = None
     payload_bytes: int = 0
+    return_reason: ReturnReason | None = None  # if it was returned to the broker
 
     @property
     def broker_id(self) -> str | None:

@@ -1,10 +1,12 @@
 """The groups of a pool: what waits in each, and which of them make no progress."""
 
+import math
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from router.core.config import PoolConfig
 from router.core.job import Batch, Job, State
@@ -12,6 +14,8 @@ from router.core.message import HIGHEST_PRIORITY, Mode
 
 # Shared: an empty deque takes 760 bytes, and most lanes need none of the three.
 _UNUSED: Final[deque[Job]] = deque(maxlen=0)
+HALF_LIFE_SECONDS: Final = 60.0  # of what the workers of a flow were busy with (SHARE-1)
+MIN_STALE: Final = 64  # entries of a heap that may be stale
 BLOCKED_SECONDS: Final = 15 * 60.0
 BLOCKED_FAILURES: Final = 20
 MOST_NAMED: Final = 20  # groups of a pool; a dead target can block thousands, and warnings are few
@@ -39,6 +43,7 @@ class Lane(Struct, eq=False):
     tried: int = 0  # of the regular ones, those with requests: no high-priority one may pass them
     is_returning: bool = False  # its messages are being returned to their broker
     blocked: deque[Job] = _UNUSED  # arrived meanwhile; they wait until the group is free
+    line: Any = None  # the engine's Line at which it is parked, or which has called it (GATE-5)
 
     def put(self, job: Job) -> None:
         message = job.message
@@ -63,6 +68,20 @@ class Lane(Struct, eq=False):
                 self.tried -= 1
         self.current = job
         return job
+
+    @property
+    def head(self) -> Job:
+        """The next one to serve, of a lane that has one."""
+        return self.high[0] if self.high and not self.tried else self.regular[0]
+
+    def put_back(self, job: Job) -> None:
+        """Undo a `take`: it cannot be served yet."""
+        self.current = None
+        if _is_high(job):
+            self.high.appendleft(job)
+        else:
+            self.regular.appendleft(job)
+            self.tried += job.requests > 0
 
     @property
     def has_head(self) -> bool:
@@ -125,17 +144,161 @@ class Lane(Struct, eq=False):
         return bool(self.high or self.regular)
 
 
+def _is_high(job: Job) -> bool:
+    return job.message.high_priority or job.message.priority == HIGHEST_PRIORITY
+
+
+class Flow(Struct, eq=False):
+    """Lanes that share the workers of a pool as one: of a target, or of a tenant (SHARE-1)."""
+
+    lanes: "Lanes"
+    ready: deque[Lane] = field(default_factory=deque)
+    open: int = 0  # workers that it has, while its pool has several flows
+    # What its workers were busy with, as log2(seconds) + minutes of the clock: seconds that count
+    # half after a minute keep their order in it, so nothing has to be aged.
+    used: float = -math.inf
+    turn: int = 0  # its latest place among the rivals; earlier ones are stale
+    is_crowded: bool = False  # so many wait that its pool has no room for more of them
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.open and not self.ready
+
+    def begin(self) -> None:
+        """Count a worker that it gets."""
+        self.open += 1
+        self.lanes.reorder(self)
+
+    def end(self, seconds: float = 0.0, now: float = 0.0) -> None:
+        """Count a worker that it gives back, and how long it was busy."""
+        self.open -= 1
+        if seconds > 0:
+            spent = math.log2(seconds) + now / HALF_LIFE_SECONDS
+            more, less = max(self.used, spent), min(self.used, spent)
+            self.used = more + math.log2(1.0 + 2.0 ** (less - more))
+        self.lanes.reorder(self)
+
+
 class Lanes(dict[str | None, Lane]):
     """The lanes of one pool by group, and those that can go on, in order.
 
-    A message without order has its own lane, which is not found by a group.
+    A message without order has its own lane, which is not found by a group. While lanes of several
+    flows wait, these are rivals: the one with the fewest workers goes first, then the one whose
+    workers were busy for the shortest time.
     """
 
-    __slots__ = ("ready",)
+    __slots__ = ("_heap", "_rival_lanes", "_turn", "flow", "ready", "rivals")
 
     def __init__(self) -> None:
         super().__init__()
-        self.ready: deque[Lane] = deque()
+        self.ready: deque[Lane] = deque()  # of the only flow that waits
+        self.flow: Flow | None = None  # that flow
+        self.rivals: dict[Flow, None] = {}  # the flows that wait, while there are several
+        self._rival_lanes = 0
+        self._heap: list[tuple[int, float, int, Flow]] = []  # workers, use, turn
+        self._turn = 0
+
+    def adopt(self, flow: Flow) -> None:
+        """Let what will wait belong to this flow: there is no other."""
+        if not self.ready and not self.rivals:
+            self.flow, self.ready = flow, flow.ready
+
+    def put(self, lane: Lane, flow: Flow, *, first: bool = False) -> None:
+        """Let a lane wait for a worker, behind the others of its flow or before them."""
+        if not self.rivals and self.ready and flow is not self.flow:
+            self._begin_contest()
+        if self.rivals:
+            self._rival_lanes += 1
+            if not flow.ready:
+                self.rivals[flow] = None
+                self._line_up(flow)
+        else:
+            self.flow, self.ready = flow, flow.ready
+        if first:
+            flow.ready.appendleft(lane)
+        else:
+            flow.ready.append(lane)
+
+    def take(self) -> Lane:
+        """Take out the lane that goes on next; there must be one."""
+        if not self.rivals or self.ready:
+            return self.ready.popleft()
+        _, _, turn, flow = heappop(self._heap)
+        while turn != flow.turn:
+            _, _, turn, flow = heappop(self._heap)
+        lane = flow.ready.popleft()
+        self._rival_lanes -= 1
+        if flow.ready:
+            self._line_up(flow)
+        else:
+            self._leave(flow)
+        return lane
+
+    def remove(self, lane: Lane) -> None:
+        """Take out a lane that waits."""
+        if lane in self.ready:
+            self.ready.remove(lane)
+            return
+        flow = next(each for each in self.rivals if lane in each.ready)
+        flow.ready.remove(lane)
+        self._rival_lanes -= 1
+        if not flow.ready:
+            self._leave(flow)
+
+    def clear_ready(self) -> list[Lane]:
+        """Take out all lanes that wait."""
+        taken = []
+        while self.ready or self.rivals:
+            taken.append(self.take())
+        return taken
+
+    def all_ready(self) -> Iterator[Lane]:
+        """Yield the lanes that wait for a worker."""
+        for flow in self.rivals:
+            yield from flow.ready
+        yield from self.ready
+
+    @property
+    def waiting(self) -> int:
+        """How many lanes wait for a worker."""
+        return len(self.ready) + (self._rival_lanes if self.rivals else 0)
+
+    def reorder(self, flow: Flow) -> None:
+        """Note that a flow has more or fewer workers."""
+        if flow in self.rivals:
+            self._line_up(flow)
+
+    def share_of(self, workers: int) -> int:
+        """Return how many workers each of the rivals may have."""
+        return -(-workers // max(len(self.rivals), 1))
+
+    def _begin_contest(self) -> None:
+        """Let the flow that waits have rivals from now on."""
+        assert self.flow is not None  # noqa: S101  for the type checker: what waits has a flow
+        self.rivals = {self.flow: None}
+        self._rival_lanes = len(self.ready)
+        self._line_up(self.flow)
+        self.flow, self.ready = None, deque()
+
+    def _line_up(self, flow: Flow) -> None:
+        self._turn += 1
+        flow.turn = self._turn
+        heappush(self._heap, (flow.open, flow.used, flow.turn, flow))
+        if len(self._heap) > 4 * len(self.rivals) + MIN_STALE:  # most of it is stale
+            self._heap = [entry for entry in self._heap if entry[2] == entry[3].turn]
+            heapify(self._heap)
+
+    def _leave(self, flow: Flow) -> None:
+        """Take a flow out that does not wait any more. The last of the rivals has none."""
+        del self.rivals[flow]
+        flow.turn = 0
+        if len(self.rivals) == 1:
+            (self.flow,) = self.rivals
+            self.flow.turn = 0
+            self.flow.ready.extend(self.ready)
+            self.ready = self.flow.ready
+            self.rivals = {}
+            self._heap.clear()
 
     @property
     def behind(self) -> int:
@@ -143,16 +306,18 @@ class Lanes(dict[str | None, Lane]):
         return sum(len(lane) + len(lane.blocked) - lane.has_head for lane in self.values())
 
     def ahead_of(self, lane: Lane | None, job: Job) -> int:
-        """Return how many lanes go on before the one in which the job is first."""
-        for place, ready in enumerate(self.ready):
-            if ready is lane or (ready.group is None and job in ready):
-                return place
+        """Return how many lanes of its flow go on before the one in which the job is first."""
+        for ready in (self.ready, *(flow.ready for flow in self.rivals)):
+            for place, each in enumerate(ready):
+                if each is lane or (each.group is None and job in each):
+                    return place
         return 0
 
-    def overdue(self, now: float) -> list[tuple[Lane, Job]]:
+    def overdue(self, now: float, parked: Sequence[Lane] = ()) -> list[tuple[Lane, Job]]:
         """Return the first job of each lane that has waited for longer than its broker allows."""
         overdue: list[tuple[Lane, Job]] = []
-        for lane in (*self.values(), *(lane for lane in self.ready if lane.group is None)):
+        ungrouped = [lane for lane in (*self.all_ready(), *parked) if lane.group is None]
+        for lane in (*self.values(), *ungrouped):
             first = next((job for job in lane if job.hold_until <= now), None)
             if first is not None:
                 overdue.append((lane, first))

@@ -80,6 +80,7 @@ class Cause(Enum):
     NO_PROXY = auto()  # its proxy does not work
     NO_CREDENTIALS = auto()  # its own credentials or certificates do not
     CIRCUIT_OPEN = auto()  # MED-4
+    TARGET_PAUSED = auto()  # it asked for silence (GATE-1)
     UNFORESEEN = auto()
     NO_OUTCOME = auto()  # a bug: the mediator returned nothing
     TASK_FAILED = auto()  # a process or a handler on this machine (CMD-8, CMD-9)
@@ -189,6 +190,7 @@ RULES: Final[Mapping[Cause, Rule]] = {
         "NoCredentials", was_sent=False, breaker=None, fault=Fault.ROUTER,
         warning=_WRONG, about=About.ROUTER),
     Cause.CIRCUIT_OPEN: Rule("CircuitOpen", was_sent=False, breaker=None),
+    Cause.TARGET_PAUSED: Rule("TargetPaused", was_sent=False, breaker=None),
     Cause.UNFORESEEN: Rule(
         "Unforeseen", try_again=True, counts=True, breaker=None, warning=_STRANGE),
     Cause.NO_OUTCOME: Rule(
@@ -273,6 +275,11 @@ def circuit_open(outage: float, jitter: Callable[[float, float], float]) -> Outc
     return Outcome(cause, RULES[cause], "circuit open", asked_delay=delay)
 
 
+def target_paused(delay: float) -> Outcome:
+    cause = Cause.TARGET_PAUSED
+    return Outcome(cause, RULES[cause], "the target asked for silence", asked_delay=delay)
+
+
 def judge(answer: Answer, wall: Callable[[], float], policy: RetryPolicy | None = None) -> Outcome:
     """Return the outcome of one request (MED-3).
 
@@ -320,7 +327,7 @@ def _judge_refusal(reply: Reply, wall: Callable[[], float], policy: RetryPolicy 
     may_be_permanent = b"true" in reply.body and not reply.too_long  # few say anything
     if may_be_permanent and bytes(_read(reply.body).permanent) == b"true":
         return _of_reply(reply, Cause.PERMANENT)
-    delay = _retry_after(reply.retry_after, wall)
+    delay = read_retry_after(reply.retry_after, wall)
     if is_rate_limit:
         return _of_reply(
             reply, Cause.RATE_LIMITED, DEFAULT_DELAY_SECONDS if delay is None else delay
@@ -405,7 +412,7 @@ def _usable_delay(said: bytes) -> float | None:
     return clamp_delay(seconds) if seconds > 0 else None
 
 
-def _retry_after(header: str | None, wall: Callable[[], float]) -> float | None:
+def read_retry_after(header: str | None, wall: Callable[[], float]) -> float | None:
     """Return the seconds to wait, or None if the header is missing or means nothing."""
     text = (header or "").strip()
     if text.isascii() and text.isdigit():

@@ -131,6 +131,7 @@ class PoolState(Struct, frozen=True, kw_only=True, dict=True):
     groups: int = 0
     rate_per_minute: float | None = None
     waits_for_rate: bool = False
+    waits_for_target: bool = False
     retrying: int = 0  # messages between two tries
     idle_seconds: float | None = None  # since a request started; None: none has
     # What the queued messages wait for. Counted when called, because it looks at every group.
@@ -164,7 +165,8 @@ class PoolState(Struct, frozen=True, kw_only=True, dict=True):
     def is_stuck(self, uptime: float) -> bool:
         """Return whether it has work, waits for nothing outside and still does nothing."""
         idle = uptime if self.idle_seconds is None else self.idle_seconds
-        busy = self.in_flight or self.retrying or self.waits_for_rate
+        waits = self.waits_for_rate or self.waits_for_target
+        busy = self.in_flight or self.retrying or waits
         return bool(self.queued and not busy and idle >= STUCK_SECONDS)
 
 
@@ -181,6 +183,8 @@ class Circuit(Struct, frozen=True, kw_only=True):
     buffer_size: int = 0
     last_used: float = 0.0
     retry_at: float | None = None  # Unix seconds, when an open one admits a probe
+    since: float | None = None  # Unix seconds, when the outage began; None: it is closed
+    fault: str | None = None  # whose, by the latest failure of this outage
 
     @property
     def is_closed(self) -> bool:
@@ -190,6 +194,18 @@ class Circuit(Struct, frozen=True, kw_only=True):
     def failure_rate(self) -> float:
         """Of the buffered calls, 0…1."""
         return self.buffered_failures / self.buffered if self.buffered else 0.0
+
+
+class TargetState(Struct, frozen=True, kw_only=True):
+    """A target's origin: what it gets now, and why it gets no more."""
+
+    origin: str
+    open: int = 0  # requests
+    limit: int | None = None  # of requests at once; None: it has refused nothing lately
+    silent_until: float | None = None  # Unix seconds; None: it did not ask for silence
+    waiting: int = 0  # messages that its limit or its silence holds back
+    refusals: int = 0  # since the start
+    circuit: Circuit
 
 
 class SyncCounts(Struct, frozen=True):
@@ -224,6 +240,9 @@ class RouterState(Struct, frozen=True, kw_only=True):
     groups: Iterable[HeldGroup] = ()  # that wait, the longest first
     breakers: Iterable[Circuit] = ()
     open_breakers: int = 0
+    failures: Mapping[tuple[str, str], int] = {}  # requests, by origin and whose fault they were
+    target_count: int = 0
+    targets: Iterable[TargetState] = ()  # a bounded number, those in trouble first
     held: int = 0  # messages
     ledger: Mapping[str, int] = {}  # hand-overs: received, and by how they ended
     unaccounted: int = 0  # received, but neither ended nor held
@@ -306,6 +325,7 @@ def assess(state: RouterState) -> Health:
             f"below 90 % success: pools {_listed(failing_pools)}",
         ),
         (0 < len(unhealthy) < len(consumers), f"unhealthy consumers: {_listed(unhealthy)}"),
+        (used_up, f"other pools wait behind a full one: queues {_listed(used_up)}"),
         (warnings.total > TOLERATED_WARNINGS, f"active warnings: {warnings.total}"),
     )
     if failures or degradations:

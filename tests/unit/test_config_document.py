@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.config import (
+    FairShare,
     PoolConfig,
     QueueConfig,
     QueueNames,
@@ -58,6 +59,7 @@ def test_a_whole_document_is_read() -> None:
                     "connections": 2,
                     "visibilityTimeout": 120,
                     "maxMessages": 10,
+                    "lookAhead": 500,
                     "retry": {"maxAttempts": 5, "backoff": [10, 60.5], "statuses": [423, 404, 423]},
                     "unknown": "ignored",
                 },
@@ -74,8 +76,10 @@ def test_a_whole_document_is_read() -> None:
                     "ungrouped": "parallel",
                     "retry": {"backoff": "exponential", "statuses": []},
                     "timeoutMs": 1500,
+                    "takeAhead": 0,
+                    "fairShare": "tenant",
                 },
-                {"code": "POOL-B"},
+                {"code": "POOL-B", "takeAhead": "auto", "fairShare": "target"},
             ],
             "unknown": {},
         }
@@ -89,6 +93,7 @@ def test_a_whole_document_is_read() -> None:
             connections=2,
             visibility_timeout=120,
             max_messages=10,
+            look_ahead=500,
             retry=RetryPolicy(5, (10, 60.5), frozenset({404, 423})),
         ),
         QueueConfig(name="memory://plain", uri="memory://plain", connections=3),
@@ -102,6 +107,8 @@ def test_a_whole_document_is_read() -> None:
             parallel_ungrouped=True,
             retry=RetryPolicy(),
             timeout=1.5,
+            take_ahead=0,
+            fair_share=FairShare.TENANT,
         ),
         PoolConfig(code="POOL-B", concurrency=1),
     )
@@ -145,7 +152,7 @@ def test_a_schedule_may_have_the_deepest_message() -> None:
             "more than 100000 entries",
         ),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_a_document_of_the_wrong_shape_is_refused_as_a_whole(
     body: bytes, path: str, says: str
@@ -196,6 +203,9 @@ def test_either_list_may_be_missing(missing: str) -> None:
         ({"queueName": "a", "connections": 1.5}, ".connections"),
         ({"queueName": "a", "visibilityTimeout": -1}, ".visibilityTimeout"),
         ({"queueName": "a", "maxMessages": 0}, ".maxMessages"),
+        ({"queueName": "a", "lookAhead": 0}, ".lookAhead"),
+        ({"queueName": "a", "lookAhead": -5}, ".lookAhead"),
+        ({"queueName": "a", "lookAhead": "far"}, ".lookAhead"),
         ({"queueName": "a", "retry": []}, ".retry"),
         ({"queueName": "a", "retry": {"maxAttempts": 0}}, ".retry.maxAttempts"),
         ({"queueName": "a", "retry": {"backoff": "linear"}}, ".retry.backoff"),
@@ -233,10 +243,15 @@ def test_a_bad_queue_is_skipped_and_named_by_its_path(entry: object, where: str)
         ({"code": "B", "concurrency": 1.5}, ".concurrency"),
         ({"code": "B", "concurrency": False}, ".concurrency"),
         ({"code": "B", "rateLimitPerMinute": [600]}, ".rateLimitPerMinute"),
+        ({"code": "B", "fairShare": "everyone"}, ".fairShare"),
+        ({"code": "B", "fairShare": True}, ".fairShare"),
         ({"code": "B", "rateLimitPerMinute": 0.5}, ".rateLimitPerMinute"),
         ({"code": "B", "ordering": "random\n"}, ".ordering"),
         ({"code": "B", "ungrouped": 1}, ".ungrouped"),
         ({"code": "B", "timeoutMs": 0}, ".timeoutMs"),
+        ({"code": "B", "takeAhead": -1}, ".takeAhead"),
+        ({"code": "B", "takeAhead": 1.5}, ".takeAhead"),
+        ({"code": "B", "takeAhead": "many"}, ".takeAhead"),
         ({"code": "B", "retry": {"maxAttempts": "x"}}, ".retry.maxAttempts"),
     ],
 )
@@ -351,6 +366,7 @@ def test_no_rate_and_less_than_one_mean_no_limit(rate: float | None) -> None:
         ("concurrency", 1e30, "concurrency", 10_000),
         ("rateLimitPerMinute", 10**12, "rate_per_minute", 60_000_000),
         ("timeoutMs", 10**12, "timeout", 86_400),
+        ("takeAhead", 10**12, "take_ahead", 1_000),
     ],
 )
 def test_an_absurdly_large_number_is_cut_and_noted(
@@ -397,7 +413,6 @@ def test_strict_ordering_is_applied_as_batch_with_a_note() -> None:
     [
         ("https://sqs.eu-west-1.amazonaws.com/1/orders.fifo", None),
         ("http://localhost:4566/1/orders", None),
-        ("SQS://orders", None),
         ("sqs:///orders", "sqs://name"),
         ("https://sqs.eu-west-1.amazonaws.com/", "https://host/account/name"),
         ("https:///1/orders", "https://host/account/name"),
@@ -659,6 +674,8 @@ fields = st.sampled_from(
         "maxAttempts",
         "backoff",
         "timeoutMs",
+        "takeAhead",
+        "lookAhead",
     ]
 )
 entries = st.lists(json_values | st.dictionaries(fields, json_values))
@@ -700,6 +717,7 @@ queues = st.builds(
     connections=st.integers(1, 100),
     visibility_timeout=st.none() | st.floats(1, 43_200),
     max_messages=st.none() | st.integers(1, 100),
+    look_ahead=st.none() | st.integers(1, 100_000),
     retry=st.none() | policies,
 )
 pools = st.builds(
@@ -709,8 +727,10 @@ pools = st.builds(
     rate_per_minute=st.none() | st.integers(1, 60_000_000),
     burst=st.none() | st.integers(1, 100),
     parallel_ungrouped=st.booleans(),
+    fair_share=st.sampled_from(FairShare),
     retry=st.none() | policies,
     timeout=st.none() | st.integers(1, 86_400_000).map(lambda ms: ms / 1000),
+    take_ahead=st.none() | st.integers(0, 1_000),
 )
 
 

@@ -31,6 +31,7 @@ HELD = Held(
     received_at=NOW - 10,
     started_at=NOW - 10,
 )
+PROBED = "the circuit of http://t.test:80 is being probed"
 RETURNED = HandOver(
     "a", MessageKey("q", "7"), "q", "P", "g", "http://t.test/", NOW - 9, (), NOW - 5, Fate.RETURNED
 )
@@ -145,14 +146,14 @@ def test_a_dead_letter_outlives_what_is_remembered() -> None:
     assert found.text == (
         "dead letter 17 since 2027-01-15T08:00:01Z: CONFIG_ERROR; replayed at 2027-01-15T08:00:00Z"
     )
-    assert found.notes == ("HTTP 404",)
+    assert (found.error, found.notes) == ("HTTP 404", ())
 
 
 @pytest.mark.rule("OPS-3")
-def test_a_dead_letter_without_words_has_no_notes() -> None:
+def test_a_dead_letter_without_words_has_no_error() -> None:
     kept = KeptLetter(17, replace(LETTER, error=""))
 
-    assert after(replace(RETURNED, fate=Fate.DEAD_LETTERED), kept).notes == ()
+    assert after(replace(RETURNED, fate=Fate.DEAD_LETTERED), kept).error is None
 
 
 @pytest.mark.rule("OPS-3")
@@ -169,8 +170,12 @@ def test_a_dead_letter_without_words_has_no_notes() -> None:
             ("the circuit of http://t.test:80 is open; the next request will probe it",),
         ),
         (
-            Circuit(name="http://t.test:80", state="HALF_OPEN"),
-            ("the circuit of http://t.test:80 is being probed",),
+            Circuit(name="http://t.test:80", state="HALF_OPEN", since=NOW),
+            (f"{PROBED} (since 2027-01-15T08:00:00Z)",),
+        ),
+        (
+            Circuit(name="http://t.test:80", state="HALF_OPEN", since=NOW, fault="target"),
+            (f"{PROBED} (since 2027-01-15T08:00:00Z, fault: target)",),
         ),
     ],
 )

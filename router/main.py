@@ -225,7 +225,6 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
         ports = await open_ports(stack, settings, alerts, instance)
         mediator = Mediator(
             ports.sender,
-            breakers,
             alerts,
             timeout=settings.mediator_timeout,
             jitter=random.uniform,
@@ -242,6 +241,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
                 store=ports.store,
                 new_id=new_id,
                 refuse_url=ports.refuse,
+                breakers=breakers,
                 leadership=ports.leadership,
                 longest_delivery=max(
                     longest_delivery(settings.mediator_timeout), ports.longest_task

@@ -192,10 +192,6 @@ class Broker(Protocol):
         """Return how much is in the queue; None: the broker does not report it."""
 
 
-class StaleLease(BrokerError):
-    """Settled too late: the lease was lost, and another consumer may have the message (WQ-3)."""
-
-
 class MessageStatus(StrEnum):
     READY = "READY"
     SCHEDULED = "SCHEDULED"

@@ -87,6 +87,9 @@ class Settings:
         "attempts per sync")
     config_retry_delay: float = env("MESSAGE_ROUTER_CONFIG_RETRY_DELAY", seconds(0, _HOUR), "5s",
         "pause between two attempts of a sync")
+    look_ahead_bytes: int = env(
+        "MESSAGE_ROUTER_LOOK_AHEAD_BYTES", size(1024**2, _TIB), "128MiB",
+        "maximum size of all messages together that are held while their pool is full")
     max_pools: int = env("MESSAGE_ROUTER_MAX_POOLS", whole(1, 1_000_000), "10000",
         "maximum number of pools")
     pool_warning_threshold: int = env(

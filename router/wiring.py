@@ -19,12 +19,15 @@ from router.core.returning import Jitter
 from router.core.target import Target
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
+from router.engine.breaker import Breakers
 from router.engine.dead_letters import DeadLetterWriter
 from router.engine.delivery import Deliverer
 from router.engine.deps import EngineDeps
+from router.engine.flow import ByteBudget
 from router.engine.publishing import open_publishing
 from router.engine.queue_manager import QueueManager
 from router.engine.registry import InFlightRegistry, Journal
+from router.engine.targets import Targets
 from router.ports import Brokers, DeadLetterStore, StoreError
 from router.settings import Settings
 from router.storage.dead_letters import NO_STORE, open_store
@@ -105,6 +108,7 @@ async def open_engine(
     store: DeadLetterStore,
     new_id: Callable[[], str],
     refuse_url: Callable[[Target, QueueConfig], str | None] = lambda *_: None,
+    breakers: Breakers | None = None,
     leadership: Leadership | None = None,
     longest_delivery: float = 0.0,
     journal: Journal | None = None,
@@ -131,9 +135,11 @@ async def open_engine(
                 tasks=tasks,
                 jitter=jitter,
                 registry=InFlightRegistry(journal),
+                targets=Targets(Breakers(lambda _: None) if breakers is None else breakers),
                 leadership=unlimited() if leadership is None else leadership,
                 longest_delivery=longest_delivery,
                 default_retry=settings.default_retry,
+                look_ahead_bytes=ByteBudget(settings.look_ahead_bytes),
                 max_pools=settings.max_pools,
                 pool_warning_threshold=settings.pool_warning_threshold,
             )

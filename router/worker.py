@@ -151,6 +151,7 @@ class Worker:
         retry: RetryPolicy | None = None,
         dead_letters: str | None = None,
         reply_queues: Mapping[str, str] = _NO_QUEUES,
+        take_ahead: int = 0,
     ) -> None:
         """Raise ValueError if the arguments or the environment make no sense.
 
@@ -158,6 +159,8 @@ class Worker:
         `dead_letters`: `sqlite:///path`, `postgresql://…`, or `none` to drop them; None uses
         MESSAGE_ROUTER_DEAD_LETTER_URL, else a file in the state directory of the service.
         `reply_queues`: the URIs of queues that messages may name in `replyTo`, by name.
+        `take_ahead`: messages that wait here for each handler that may run at once. 0: a message
+        is taken only when a handler can run. More of them save calls, if messages take little time.
         """
         settings = _settings(os.environ)
         if retry is not None:
@@ -165,7 +168,8 @@ class Worker:
         if dead_letters is not None:
             settings = replace(settings, dead_letter_url=dead_letter_url(dead_letters))
         self._settings = settings
-        self._config = _config(queue_uri, concurrency, reply_queues, settings)
+        pool = {"concurrency": concurrency, "takeAhead": take_ahead}
+        self._config = _config(queue_uri, pool, reply_queues, settings)
         self._tasks = _HandlerTasks()
         self._running: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
@@ -343,9 +347,9 @@ def _settings(env: Mapping[str, str]) -> Settings:
 
 
 def _config(
-    queue_uri: str, concurrency: int, reply_queues: Mapping[str, str], settings: Settings
+    queue_uri: str, limits: Mapping[str, int], reply_queues: Mapping[str, str], settings: Settings
 ) -> RoutingConfig:
-    pool = {"code": DEFAULT_POOL, "concurrency": concurrency, "ungrouped": "parallel"}
+    pool = {"code": DEFAULT_POOL, "ungrouped": "parallel", **limits}
     replies = [{"queueName": name, "queueUri": uri} for name, uri in reply_queues.items()]
     queues = {"queues": [{"queueUri": queue_uri}], "replyQueues": replies}
     body = _encode({**queues, "processingPools": [pool]})

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from enum import Enum, StrEnum, auto
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -69,6 +69,10 @@ class Settler(Protocol):
         """Whether the broker leaves the order within a group to us."""
 
     @property
+    def keeps_endings(self) -> bool:
+        """Whether its queue keeps how each message ended, and tells others of it."""
+
+    @property
     def retry(self) -> RetryPolicy | None:
         """The queue's retry policy, where the pool has none."""
 
@@ -78,8 +82,8 @@ class Settler(Protocol):
     async def dead_letter(self, job: "Job", why: GiveUp) -> bool:
         """Store it, then remove it. Return False if it could not be stored: nothing was done."""
 
-    async def nack(self, job: "Job", delay: float, error: str = "") -> None:
-        """Return it and end the job. Never fails: what cannot be returned comes back later."""
+    async def nack(self, returns: Sequence["Return"]) -> None:
+        """Return them in order and end the jobs. Never fails: what stays out comes back later."""
 
     async def extend(self, job: "Job") -> bool:
         """Extend its lease now, not only when it is due. Return False if the lease was lost."""
@@ -93,11 +97,37 @@ class Settler(Protocol):
     def release(self, job: "Job") -> None:
         """Stop holding it: another settler does."""
 
-    def discard(self, received: ReceivedMessage, error: str = "") -> None:
-        """ACK a superfluous copy. `error`: why its message became a dead letter."""
+    def discard(
+        self, received: ReceivedMessage, error: str = "", ending: Ending | None = None
+    ) -> None:
+        """ACK a superfluous copy. `error`: why its message became a dead letter.
+
+        `ending`: how its message ended, if a plain ACK cannot express it.
+        """
 
     def readmit(self, received: ReceivedMessage) -> None:
         """Dispatch it as if it had just arrived."""
+
+    def note_batch(self, batch: "Batch") -> None:
+        """Note what a receive has brought."""
+
+    def place(self, job: "Job") -> bool:
+        """Submit it to its pool. Return False if it has to wait."""
+
+    async def refuse(self, jobs: Sequence["Job"]) -> None:
+        """Hold jobs for which there is no room, or return them, as the broker can (ROUTE-5)."""
+
+    def take_waiting(self, head: "Job") -> Sequence["Job"]:
+        """Take out what is held of its group, which must not overtake it."""
+
+
+class Follower(Struct, frozen=True, eq=False):
+    """A copy that waits for the end of a job."""
+
+    settler: Settler
+    received: ReceivedMessage
+    # It came before the end was known, to a queue that records ends: a failure is its own, too.
+    shares_failure: bool = False
 
 
 class JobPool(Protocol):
@@ -114,19 +144,26 @@ class JobPool(Protocol):
 
 
 class Batch(Struct, eq=False):
-    """One receive. Knows whether any of it led to a request (ROUTE-5)."""
+    """One receive. Knows whether any of it led to a request."""
 
     settler: Settler
     at: float
     # What of a group goes back when one of it fails; None: what this batch brought (FIFO-1).
     failure_scope: str | None = None
-    left: int = 0
-    requests: int = 0
+    left: int = 0  # that have not ended; what was delivered still counts
+    requests: int = 0  # to targets whose circuit is closed
+    was_refused: bool = False  # some of it did not fit into its pool
+    probe_at: float = NEVER  # when one of the circuits that stopped it lets a request through
 
-    def end_one(self) -> bool:
-        """Count one that ended undelivered. Return True if all have, without a request."""
-        self.left -= 1
-        return not self.left and not self.requests
+    def probe(self, at: float) -> None:
+        """Note that the circuit of a target is open, and when it lets a request through."""
+        self.probe_at = min(self.probe_at, at)
+
+    @property
+    def is_dark(self) -> bool:
+        """Whether all of it was returned while the circuits of its targets were open (MED-4)."""
+        no_request = not self.left and not self.requests and not self.was_refused
+        return no_request and self.probe_at < NEVER
 
 
 class Job(Struct, eq=False):
@@ -150,11 +187,14 @@ class Job(Struct, eq=False):
     resume_at: float = NEVER  # while it waits between two tries
     tries: tuple[Try, ...] = ()  # those that have ended
     returned_for: float | None = None  # seconds, once it is returned
+    return_reason: ReturnReason | None = None  # likewise
     metric: Metric | None = None  # how its delivery is counted; None: it had none
     error: str = ""  # why it became a dead letter, or was returned
     ending: Ending | None = None  # set when it ends in a way that a plain ACK cannot express
-    followers: tuple[tuple[Settler, ReceivedMessage], ...] = ()  # copies that wait for its end
+    followers: tuple[Follower, ...] = ()
     extending: bool = False  # its lease, right now
+    # The engine's Line of its pool to its target, once it is in a pool; core must not import it.
+    line: Any = None
 
     def adopt(self, settler: Settler, received: ReceivedMessage) -> None:
         """Settle by this hand-over from now on: it is the newest (ROUTE-2)."""

@@ -215,6 +215,12 @@ class Deliveries(Outcomes):
         totals[_TIME] += int(seconds * _MICROSECONDS)
         totals[_FIRST_BUCKET + bucket_of(seconds)] += 1
 
+    def per_second(self, minutes: int, now: float, since: float) -> float:
+        """Return how many deliveries ended in a second, by so many minutes, or since a start."""
+        grown = self.growth(minutes, now)
+        seconds = min(covered(minutes, now), max(now - since, 1.0))
+        return (grown[_SUCCEEDED] + grown[_FAILED] + grown[_TRANSIENT]) / seconds
+
     def limit(self, now: float) -> None:
         """Count a message that has to wait for the rate limit."""
         self.at(now)[_LIMITED] += 1

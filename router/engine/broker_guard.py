@@ -46,10 +46,19 @@ class GuardedBroker:
         self._leadership = leadership
         self._calls: dict[asyncio.Timeout, None] = {}  # those under way, in their order
 
-    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
+    @property
+    def advice(self) -> str | None:
+        """What to change at the broker. It may show only once messages have come."""
+        return self._broker.traits.advice
+
+    async def receive(
+        self, limit: int, pools: PoolFilter | None = None
+    ) -> Sequence[ReceivedMessage]:
         """Wait for messages. Not bounded: a long poll ends by itself, and one that is cancelled
         may take messages all the same (SQS)."""
         with self._watched("receive"):
+            if self.traits.selector is not None:
+                self.traits.selector.select(pools)
             return await self._broker.receive(limit)
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:

@@ -6,10 +6,12 @@ from itertools import pairwise
 from typing import Final
 
 from router.core.config import MAX_BATCH_MESSAGES
+from router.core.job import Return
+from router.core.returning import ReturnReason
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
-from router.engine.breaker import Breakers
-from router.engine.delivery import nack_in_order
+from router.engine.breaker import Breaker, Breakers
+from router.engine.delivery import nack_all
 from router.engine.dispatch import SOURCE
 from router.engine.periodic import every
 from router.engine.queue_manager import QueueManager
@@ -19,6 +21,7 @@ BACKLOG_MESSAGES: Final = 1000
 GROWTH_MESSAGES: Final = 100  # between two measurements
 GROWTHS_IN_A_ROW: Final = 3
 NEARLY_FULL_SHARE: Final = 0.8  # of a limit
+DOWN_SECONDS: Final = 900.0  # a target whose circuit was not closed for so long is down
 
 
 class Chores:
@@ -27,6 +30,7 @@ class Chores:
         self._breakers = breakers
         self._warn = alerts.of(SOURCE)
         self._waiting: dict[str, list[int]] = {}  # the last depths of each queue
+        self._down: dict[Breaker, str] = {}  # and what was said when it was noticed
 
     def start(self, tasks: asyncio.TaskGroup) -> Sequence[asyncio.Task[None]]:
         schedule = (
@@ -34,6 +38,7 @@ class Chores:
             (10.0, self.forget_finished),
             (30.0, self.look_for_leaks),
             (30.0, self.measure_queues),
+            (10.0, self.report_targets_down),
             (60.0, self.nack_overdue),
         )
         return [
@@ -57,6 +62,15 @@ class Chores:
     async def forget_finished(self) -> None:
         now = asyncio.get_running_loop().time()
         self._manager.forget_finished(now)
+        self._manager.deps.targets.drop_idle(now)
+
+    async def report_targets_down(self) -> None:
+        """Raise a warning for as long as a target is down; its text stays the same (OPS-2)."""
+        now = asyncio.get_running_loop().time()
+        down = [each for each in self._breakers.all() if each.outage(now) >= DOWN_SECONDS]
+        self._down = {each: self._down.get(each) or _down_text(each) for each in down}
+        for text in self._down.values():
+            self._warn(Code.TARGET_DOWN, text, Severity.ERROR)
 
     async def look_for_leaks(self) -> None:
         """Warn of a leak (TRK-1). A receiver may hold one batch on top of what is in the pools."""
@@ -64,15 +78,21 @@ class Chores:
         pools = (*manager.pools.values(), *manager.draining_pools.values())
         consumers = (*manager.consumers.values(), *manager.stopping_consumers)
         bound = sum(pool.capacity + pool.config.concurrency for pool in pools)
-        bound += sum(MAX_BATCH_MESSAGES * len(consumer.connections) for consumer in consumers)
+        bound += sum(
+            MAX_BATCH_MESSAGES * len(consumer.connections) + consumer.flow.waiting
+            for consumer in consumers
+        )
         if len(manager.registry.tracker) > bound:
             self._warn(Code.PIPELINE_MAP_LEAK, "more messages are tracked than the pools can hold")
 
     async def nack_overdue(self) -> None:
         """Return what waits for longer than its broker allows, before it is taken away (BRK-5)."""
         now = asyncio.get_running_loop().time()
-        for pool in list(self._manager.pools.values()):
-            await nack_in_order(pool.take_overdue(now), 0.0)
+        manager = self._manager
+        overdue = [pool.take_overdue(now) for pool in manager.pools.values()]
+        overdue += [consumer.flow.take_overdue(now) for consumer in manager.consumers.values()]
+        for jobs in overdue:
+            await nack_all([Return(job, ReturnReason.OVERDUE) for job in jobs])
 
     async def measure_queues(self) -> None:
         consumers = self._manager.consumers
@@ -100,3 +120,11 @@ class Chores:
                     f"messages of {name} that wait for a retry use up its limit of unsettled ones"
                 )
                 self._warn(Code.BROKER_LIMIT, text)
+
+
+def _down_text(breaker: Breaker) -> str:
+    waiting = f"at least {breaker.behind}" if breaker.behind else "no known"
+    return (
+        f"{breaker.name} has been down for 15 minutes (fault: {breaker.fault or 'unknown'}); "
+        f"{waiting} messages wait for it in their queues"
+    )

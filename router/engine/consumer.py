@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from router.core.config import MAX_BATCH_MESSAGES, QueueConfig
+from router.core.config import QueueConfig
 from router.core.returning import reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code
 from router.engine.broker_guard import LOOKS_PER_LEASE, GuardedBroker
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import Dispatcher, read_ahead
+from router.engine.flow import Ask, FlowControl
 from router.engine.periodic import every
-from router.engine.pool import ProcessPool
+from router.engine.pool import Pools
 from router.engine.settle import QueueSettler
-from router.ports import Broker, Depth, Disconnected, QueueRefused
+from router.ports import Broker, DataRefused, Depth, Disconnected, QueueRefused
 
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS: Final = 60.0  # BRK-1
 UNREACHABLE_SECONDS: Final = 60.0  # BRK-6
-NO_ROOM_PAUSE_SECONDS: Final = 2.0  # ROUTE-5
 RECEIVE_GRACE_SECONDS: Final = 25.0  # a long poll ends by itself (OPS-4)
 
 
@@ -33,6 +33,7 @@ class PollHealth:
         self.last_poll = now  # the last successful one, or the start
         self.has_polled = False
         self.is_waiting = False  # for the broker, or for room: then it may be silent
+        self.is_selective = False  # it does not ask for full pools: their messages may be due
         self.waited_until = now
         self.last_message = now  # or the start
         self._due_since: float | None = None  # its queue has messages that nobody fetches
@@ -49,7 +50,7 @@ class PollHealth:
             return False
         if now - max(self.last_poll, self.waited_until) > SILENT_SECONDS:
             return True
-        if self._due_since is None:
+        if self._due_since is None or self.is_selective:
             return False
         starved_since = max(self._due_since, self.last_message, self.waited_until)
         return now - starved_since > SILENT_SECONDS
@@ -59,11 +60,18 @@ class Receiver:
     """One connection of a queue: receives, and keeps the connection until all is settled."""
 
     def __init__(
-        self, queue: QueueConfig, deps: EngineDeps, dispatcher: Dispatcher, counts: Counts
+        self,
+        queue: QueueConfig,
+        deps: EngineDeps,
+        dispatcher: Dispatcher,
+        counts: Counts,
+        flow: FlowControl,
     ) -> None:
         self.queue = queue
-        self.settler = QueueSettler(queue, deps, dispatcher, counts)
+        self.settler = QueueSettler(queue, deps, dispatcher, counts, flow)
+        self._flow = flow
         self._warn = self.settler.warn
+        self._advice: str | None = None  # of the broker's adapter, as we passed it on
         self._now = asyncio.get_running_loop().time
         self.health = PollHealth(self._now())
         self.task: asyncio.Task[None] | None = None
@@ -73,7 +81,6 @@ class Receiver:
         self._counts = counts
         self._guarded: GuardedBroker | None = None
         self._stopped_at: float | None = None
-        self._fed: set[ProcessPool] = set()  # by the last batch
         self._delays: Iterator[float] | None = None  # before it connects again; None: all is well
         self._lost_at: float | None = None
 
@@ -134,7 +141,7 @@ class Receiver:
                     text = f"{self.queue.name} cannot be consumed: {error}"
                     self._warn(Code.QUEUE_VALIDATION, text)
                     await self._back_off(UNREACHABLE_SECONDS)
-                except Disconnected as error:
+                except (Disconnected, DataRefused) as error:
                     log.warning("connection lost: %s", error, extra={"queue": self.queue.name})
                     self._lost_at = self._now() if self._lost_at is None else self._lost_at
                     lost_for = self._now() - self._lost_at
@@ -155,6 +162,7 @@ class Receiver:
         deps, settler = self._deps, self.settler
         self._guarded = guarded = GuardedBroker(broker, self._wake, self._counts, deps.leadership)
         settler.connected(guarded)
+        self._flow.connected(guarded.traits)
         name, answer_within = self.queue.name, guarded.traits.answer_within
         if self.queue.connections > 1 and not guarded.holds_groups:
             text = f"{name} does not hold groups back: several connections break order"
@@ -162,6 +170,7 @@ class Receiver:
         if answer_within is not None and deps.longest_delivery > answer_within:
             text = f"a delivery may take longer than the broker of {name} waits for its ACK"
             self._warn(Code.BROKER_LIMIT, text)
+        self._pass_on_advice(guarded)
         lease, heartbeat = guarded.lease_seconds, None
         if lease is not None:
             extend = partial(guarded.extend_leases, settler.held, deps.extended)
@@ -170,62 +179,55 @@ class Receiver:
             )
         try:
             while self._may_receive:
-                limit = await self._wait_for_room()
-                if self._may_receive:
-                    await self._receive(guarded, limit)
+                ask = self._flow.ask(guarded.traits)
+                if ask is None:
+                    await self._wait(self._flow.patience())
+                else:
+                    await self._receive(guarded, ask)
             if self._is_stopped:
-                await settler.returner.return_held_back()
+                await settler.return_waiting()
             while not self._is_done and not guarded.is_broken:
                 await settler.ended.wait()
         finally:
             if heartbeat is not None:
                 heartbeat.cancel()
             self._guarded = None
+            self._flow.disconnected(guarded.traits)
             settler.disconnected()
         if guarded.is_broken:
             raise Disconnected("a call failed")
 
-    async def _receive(self, guarded: GuardedBroker, limit: int) -> None:
+    def _pass_on_advice(self, guarded: GuardedBroker) -> None:
+        """Warn once of what the adapter found out."""
+        advice = guarded.advice
+        if advice is not None and advice != self._advice:
+            self._advice = advice
+            self._warn(Code.BROKER_LIMIT, f"{self.queue.name}: {advice}")
+
+    async def _receive(self, guarded: GuardedBroker, ask: Ask) -> None:
         """Receive one batch and dispatch it."""
-        messages = await guarded.receive(limit)
+        self.health.is_selective = ask.pools is not None
+        messages = await guarded.receive(ask.limit, ask.pools)
+        self._pass_on_advice(guarded)
         now = self._now()
         self.health.last_poll, self.health.has_polled = now, True
         # Only an answer shows that the broker is back: many let us connect to nothing.
         self._delays = self._lost_at = None
         if not messages:
+            self._flow.note_empty()
             return
         self.health.last_message = now
         read, settler, now = await read_ahead(messages), self.settler, self._now()
         self._deps.registry.receive(len(messages), self._counts, now)
         # Checked after the wait: nothing is dispatched after a stop or a loss.
         if self._may_receive:
-            unroutable, self._fed = self._dispatcher.dispatch(settler, messages, now, read)
+            unroutable = self._dispatcher.dispatch(settler, messages, now, read)
             if unroutable:
-                await settler.returner.clear(unroutable)
+                await settler.clear(unroutable)
         else:
             for received in messages:
                 self._deps.registry.hold_untracked(received)
-            settler.returner.reject(messages)
-
-    async def _wait_for_room(self) -> int:
-        """Wait until a pool has room. Return how many messages to ask for (BRK-1, ROUTE-5)."""
-        settler, pools = self.settler, self._dispatcher.pools
-        if settler.returner.held_back:
-            settler.returner.place_held_back()
-            while self._may_receive and settler.returner.held_back:
-                await self._wait(NO_ROOM_PAUSE_SECONDS)
-                settler.returner.place_held_back()
-        # Pause if the last batch caused no request, or if every pool that it fed is full.
-        sent_nothing, settler.last_batch_sent_nothing = settler.last_batch_sent_nothing, False
-        open_pools = [pool for pool in self._fed if pool.has_room]
-        if self._may_receive and (sent_nothing or (self._fed and not open_pools)):
-            await self._wait(NO_ROOM_PAUSE_SECONDS)
-        # coverage.py now and then misses the jump to an await.
-        while self._may_receive and not pools.have_room:  # pragma: no branch
-            await self._wait(None)
-        most = min(self.queue.max_messages or MAX_BATCH_MESSAGES, MAX_BATCH_MESSAGES)
-        rooms = [pool.lasting_room for pool in self._fed if pool.has_room]
-        return min(most, max(rooms, default=most))
+            settler.reject(messages)
 
     async def _wait(self, at_most: float | None) -> None:
         """Wait until a pool has room again, or until there is something to do."""
@@ -251,15 +253,19 @@ class QueueConsumer:
         queue: QueueConfig,
         deps: EngineDeps,
         dispatcher: Dispatcher,
+        pools: Pools,
         counts: Counts,
+        *,
         restarts: int = 0,
     ) -> None:
         self.queue = queue
         self.counts = counts
         self.restarts = restarts
+        warn = deps.alerts.of(f"Consumer:{queue.name}")
+        self.flow = FlowControl(queue, pools, deps.look_ahead_bytes, warn, jitter=deps.jitter)
         self.last_depth: Depth | None = None  # as the broker reported it; None: it has not
         self.connections = [
-            Receiver(queue, deps, dispatcher, counts) for _ in range(queue.connections)
+            Receiver(queue, deps, dispatcher, counts, self.flow) for _ in range(queue.connections)
         ]
 
     def start(self) -> None:

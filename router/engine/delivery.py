@@ -2,23 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import groupby
 from typing import Final, Protocol
 
 from msgspec.structs import replace
 
 from router.core.config import PoolConfig
-from router.core.job import NEVER, Job, State, Try
+from router.core.job import NEVER, Job, Return, State, Try
 from router.core.lanes import MOST_NAMED, FailingGroups, Lane
 from router.core.leadership import Leadership
+from router.core.message import Message
 from router.core.outcome import (
     ACCEPTED,
-    DEFAULT_DELAY_SECONDS,
     NO_OUTCOME,
-    NO_ROOM_DELAY_SECONDS,
-    About,
     RULES,
+    About,
     Cause,
     Disposition,
     NoReply,
@@ -26,23 +26,27 @@ from router.core.outcome import (
     Reply,
     circuit_open,
     judge,
+    target_paused,
 )
 from router.core.redact import mask_urls
-from router.core.returning import GiveUp, Jitter, decide
+from router.core.returning import RETURNS, GiveUp, Jitter, ReturnReason, decide, delay_behind
 from router.core.stats import Deliveries
 from router.core.target import origin_of
 from router.core.trace import UNRECORDED, SamplingRule, request_span
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
-from router.engine.breaker import Breakers
+from router.engine.breaker import OPEN_SECONDS, Breaker
 from router.engine.limits import Permits
+from router.engine.targets import TargetOrigin
 from router.ports import Sender, Task, TaskRunner
 from router.signal import Signal
 
 log = logging.getLogger(__name__)
 
 TRY_PAUSES_SECONDS: Final = (0.0, 1.0, 2.0)  # before each try (MED-2)
+MEAN_OF: Final = 16  # requests; each older one counts for less
 _SHOWN_CHARACTERS: Final = 200  # of a group or target in a warning
+_NOT_TRIED: Final = {Cause.CIRCUIT_OPEN, Cause.TARGET_PAUSED}
 _ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
 
 
@@ -63,7 +67,6 @@ class Mediator:
     def __init__(
         self,
         sender: Sender,
-        breakers: Breakers,
         alerts: Alerts,
         *,
         timeout: float,
@@ -74,7 +77,6 @@ class Mediator:
     ) -> None:
         self._sender = sender
         self._tasks = None if tasks is None else TaskMediator(tasks, alerts, wall)
-        self._breakers = breakers
         self._warn = alerts.of("HttpMediator")
         self._timeout = timeout
         self._jitter = jitter
@@ -83,18 +85,22 @@ class Mediator:
         self._sampling = sampling
 
     async def attempt(self, job: Job, pool: PoolConfig) -> Outcome:
-        """Send it once, if its target's circuit allows, and judge the answer."""
+        """Send it once, if its target's gate and circuit allow, and judge the answer."""
         message = job.message
         if self._tasks is not None and message.is_process:
             return await self._tasks.attempt(job, pool)
-        origin = origin_of(message.target)
-        breaker = self._breakers.of(origin)
+        target: TargetOrigin = job.line.target
+        if target.is_silent:
+            return target_paused(target.gate.closed_until - job.started_at)
+        breaker = target.breaker
         ticket = breaker.enter(job.started_at)
         if ticket is None:
-            return circuit_open(breaker.outage(job.started_at), self._jitter)
+            return self._turn_away(job, breaker)
         job.requests += 1
         job.batch.requests += 1
+        target.sent += 1
         is_good: bool | None = None  # a cancelled call says nothing about the target
+        error_of: str | None = None
         try:
             span = request_span(message.id, job.started_at, job.received.parent, self._sampling)
             policy = pool.retry or job.settler.retry
@@ -107,18 +113,49 @@ class Mediator:
             )
             outcome = judge(answer, self._wall, policy)
             is_good = outcome.rule.breaker
+            if not is_good:
+                target.blame(outcome.rule.fault)
+                error_of = None if outcome.status is None else message.id
         finally:
-            breaker.report(ticket, self._loop.time(), is_good)
+            breaker.report(ticket, self._loop.time(), is_good, error_of)
+        if breaker.open_since is not None:
+            job.batch.requests -= 1
+            job.batch.probe(breaker.retry_at)
+        if target.is_gated or outcome.cause is not Cause.ACCEPTED:
+            target.learn(answer, job.started_at, self._wall, self._jitter)
+        if outcome.rule.word is not None:
+            self._note_error(job, outcome, target)
+        if answer.too_long:
+            flaw = "a reply of more than 1 MiB, or in more than 65,536 pieces"
+            self._warn(
+                Code.PROCESSING, f"{target.origin} sent {flaw}; it was judged by its status alone"
+            )
+        return outcome
+
+    def _turn_away(self, job: Job, breaker: Breaker) -> Outcome:
+        """Return the outcome of a message that an open circuit does not let through."""
+        # While probes are under way, it may soon let more through.
+        job.batch.probe(max(breaker.retry_at, job.started_at + OPEN_SECONDS))
+        if not job.tries:  # else it goes back by its last real error
+            breaker.count_waiting(job.started_at)
+        return circuit_open(breaker.outage(job.started_at), self._jitter)
+
+    def _note_error(self, job: Job, outcome: Outcome, target: TargetOrigin) -> None:
         if not outcome.rule.was_sent:
             job.requests -= 1
+            target.sent -= 1
         if outcome.rule.warning is not None:
             code, severity = outcome.rule.warning
-            about = f"{origin}: " if outcome.rule.about is not About.ROUTER else ""
-            self._warn(code, f"{about}{outcome.detail}", severity)
-        if answer.too_long:
-            text = f"{origin} sent a reply of more than 1 MiB; it was judged by its status alone"
-            self._warn(Code.PROCESSING, text)
-        return outcome
+            self._warn(code, f"{_about(outcome, job.message)}{outcome.detail}", severity)
+
+
+def _about(outcome: Outcome, message: Message) -> str:
+    """Return what the warning about an outcome begins with."""
+    if outcome.rule.about is About.ROUTER:
+        return ""
+    if outcome.rule.about is About.URL:
+        return f"{mask_urls(message.target)[:_SHOWN_CHARACTERS]}: "
+    return f"{origin_of(message.target)}: "
 
 
 class TaskMediator:
@@ -152,7 +189,7 @@ class TaskMediator:
             job.requests -= 1
         if outcome.rule.warning is not None:
             code, severity = outcome.rule.warning
-            self._warn(code, f"{origin_of(job.message.target)}: {outcome.detail}", severity)
+            self._warn(code, f"{_about(outcome, job.message)}{outcome.detail}", severity)
         if not isinstance(answer, NoReply) and (flaw := _flaw_of(answer)):
             text = f"{origin_of(job.message.target)} wrote {flaw}; it was discarded"
             self._warn(Code.PROCESSING, text)
@@ -186,7 +223,9 @@ class DeliveryRunner:
         self.config = config
         self.deliveries = Deliveries()
         self.last_start: float | None = None  # of a try, loop time
+        self.mean_seconds: float | None = None  # of the latest requests; None: none has ended
         self.pausing = 0  # messages between two tries
+        self.at_gate: dict[Job, asyncio.Future[None]] = {}  # those that wait for a place (GATE-5)
         self.requests: dict[Job, asyncio.Task[None]] = {}  # the open ones
         self._mediator = mediator
         self._permits = permits
@@ -203,6 +242,8 @@ class DeliveryRunner:
         """Start no new try; what waits for one is returned by its worker."""
         self._stopped = True
         self._pauses_end.ring()
+        for job, turn in self.at_gate.items():
+            job.line.target.admit(turn)
         self._permits.admit_all()
 
     def resume(self) -> None:
@@ -218,7 +259,7 @@ class DeliveryRunner:
         """Deliver a message and settle it."""
         outcome = await self._deliver(job, task)
         if outcome is None and job.lease_until > self._loop.time():
-            await job.settler.nack(job, 0.0)
+            await job.settler.nack([Return(job, ReturnReason.STOPPED)])
             return
         if outcome is None:
             # Its lease has ended: it may be someone else's by now, so its group goes, too (BRK-5).
@@ -241,24 +282,28 @@ class DeliveryRunner:
         """Return a message that met a bug; its group goes on (POOL-5)."""
         log.error("delivery crashed", exc_info=error, extra=_facts(job))
         self._warn(Code.PROCESSING, f"unexpected {type(error).__name__} while serving a message")
-        await self._return_scope(lane, job, DEFAULT_DELAY_SECONDS, type(error).__name__)
+        job.line.target.wake()
+        await self._return_scope(
+            lane, Return(job, ReturnReason.CRASHED, error=type(error).__name__)
+        )
         if lane:
             text = "the task of a group ended while messages were waiting"
             self._warn(Code.GROUP_THREAD_EXIT_WITH_MESSAGES, text)
             self._warn(Code.GROUP_THREAD_RESTART, "the task of a group was restarted")
 
     async def _deliver(self, job: Job, task: asyncio.Task[None]) -> Outcome | None:
-        """Try up to three times. Return None if it may not be sent any more, or was aborted."""
+        """Try up to three times. Return None if it may not be sent any more, or was aborted.
+
+        Its pool has taken a place at its target for the first try.
+        """
         failed: Outcome | None = None
+        target: TargetOrigin = job.line.target
         for pause in TRY_PAUSES_SECONDS:
-            if failed is not None:
-                if self._stopped:
-                    break
-                job.ending = job.ending or ACCEPTED  # a plain ACK stands for one request
-                _log_failure(job, failed, f"next try in {pause:g} s")
-                await self._pause(job, pause)
+            if failed is not None and not await self._wait_to_try(job, failed, pause):
+                break
             now = self._loop.time()
             if self._stopped or job.lease_until <= now or self._leadership.is_over:
+                target.leave()
                 return None
             job.state = State.DELIVERING
             self.requests[job] = task
@@ -272,9 +317,13 @@ class DeliveryRunner:
                 task.uncancel()
                 seconds = self._loop.time() - job.started_at
                 job.tries += (Try(job.started_at, seconds, None, _ABORTED),)
+                self._loop.call_soon(target.wake)
                 return None
             finally:
                 del self.requests[job]
+                target.open -= 1
+            if target.is_gated:
+                target.wake()
             if outcome is None:
                 outcome = NO_OUTCOME
                 code, severity = RULES[Cause.NO_OUTCOME].warning or (Code.PROCESSING, Severity.WARN)
@@ -284,26 +333,52 @@ class DeliveryRunner:
             job.tries += (Try(job.started_at, seconds, outcome.status, outcome.rule.word),)
             if outcome.rule.was_sent:  # else it would count as 0 s
                 self.deliveries.time(seconds, now)
+                mean = self.mean_seconds
+                self.mean_seconds = seconds if mean is None else mean + (seconds - mean) / MEAN_OF
             if not outcome.may_try_again:
-                return failed if failed and outcome.cause is Cause.CIRCUIT_OPEN else outcome
+                return failed if failed and outcome.cause in _NOT_TRIED else outcome
             failed = outcome
         return failed
 
-    async def _pause(self, job: Job, seconds: float) -> None:
-        """Wait for the next try; the permit is free meanwhile."""
+    async def _wait_to_try(self, job: Job, failed: Outcome, seconds: float) -> bool:
+        """Wait for the next try and a place at the target; the permit is free meanwhile.
+
+        Return False if there is no next try. Its budget counts what the target has seen (GATE-4).
+        """
+        target: TargetOrigin = job.line.target
+        is_paid = not failed.rule.was_sent or target.may_retry(self._loop.time())
+        if self._stopped or not is_paid:
+            return False
+        job.ending = job.ending or ACCEPTED  # a plain ACK stands for one request
+        _log_failure(job, failed, f"next try in {seconds:g} s")
         job.state, job.resume_at = State.WAITING, self._loop.time() + seconds
         self.pausing += 1
+        job.line.flow.end()
         self._permits.lend()
         try:
             await self._pauses_end.wait(at_most=seconds)
         finally:
             self.pausing -= 1
             job.resume_at = NEVER
+        await self._enter_again(job, target)
         # coverage.py now and then misses the jump to an await.
         if self._stopped:  # pragma: no branch
             self._permits.take()
         else:
             await self._permits.take_again()
+        job.line.flow.begin()
+        return True
+
+    async def _enter_again(self, job: Job, target: TargetOrigin) -> None:
+        """Take a place at the target, ahead of all that never had one (GATE-5)."""
+        if self._stopped or target.open < target.limit:
+            target.open += 1
+            return
+        self.at_gate[job] = turn = target.line_up()
+        try:
+            await turn
+        finally:
+            del self.at_gate[job]
 
     async def _settle_failure(self, lane: Lane, job: Job, outcome: Outcome) -> None:
         """Settle what was not accepted, and what must not go before it."""
@@ -313,7 +388,9 @@ class DeliveryRunner:
         if isinstance(action, GiveUp):
             _log_failure(job, outcome, f"dead letter {action.reason.value}")
             if not await job.settler.dead_letter(job, action):
-                await self._return_scope(lane, job, DEFAULT_DELAY_SECONDS, action.error)
+                await self._return_scope(
+                    lane, Return(job, ReturnReason.NOT_STORED, error=action.error)
+                )
             elif job.blocks_on_error:
                 self._failing.progress(job.group)
             return
@@ -321,7 +398,7 @@ class DeliveryRunner:
         _log_failure(job, outcome, f"returned for {action.delay:g} s")
         if lane.group is not None and job.blocks_on_error:
             self._note_failure(job, outcome, action.delay)
-        await self._return_scope(lane, job, action.delay, action.error)
+        await self._return_scope(lane, Return(job, ReturnReason.FAILED, action.delay, action.error))
 
     def _note_failure(self, job: Job, outcome: Outcome, delay: float) -> None:
         """Report a group that makes no progress, once."""
@@ -341,11 +418,14 @@ class DeliveryRunner:
             f"15 minutes or 20 times, at {target}",
         )
 
-    async def _return_scope(self, lane: Lane, head: Job, delay: float, error: str) -> None:
-        """NACK a failed message, then those of its group and batch behind it (FIFO-1)."""
-        mates = lane.take_scope(head.failure_scope) if head.blocks_on_error else []
-        await head.settler.nack(head, delay, error)
-        await nack_group(mates, delay)
+    async def _return_scope(self, lane: Lane, head: Return) -> None:
+        """NACK a message, then those of its group that go back with it (FIFO-1)."""
+        takes_group = RETURNS[head.reason].takes_group and head.job.blocks_on_error
+        mates: list[Job] = []
+        if takes_group:
+            mates += lane.take_scope(head.job.failure_scope)
+            mates += head.job.settler.take_waiting(head.job)
+        await nack_all([head, *(behind(each, head.delay) for each in mates)])
 
 
 def _log_failure(job: Job, outcome: Outcome, follows: str) -> None:
@@ -373,22 +453,13 @@ def _facts(job: Job) -> dict[str, object]:
     }
 
 
-async def nack_group(jobs: Sequence[Job], delay: float) -> None:
-    """NACK jobs of one group in order, or all at once where the broker holds groups back.
-
-    Such a broker keeps the order by itself, and its adapter sends in one call what comes
-    together. A message that is due before the head of its group waits for it (FIFO-1).
-    """
-    held_back = min(NO_ROOM_DELAY_SECONDS, delay)
-    together = [job for job in jobs if job.settler.holds_groups]
-    async with asyncio.TaskGroup() as returns:
-        for job in together[1:]:
-            returns.create_task(job.settler.nack(job, held_back), name="return")
-        for job in together[:1]:  # without a task: mostly there is just one
-            await job.settler.nack(job, held_back)
-    await nack_in_order([job for job in jobs if not job.settler.holds_groups], delay)
+async def nack_all(returns: Iterable[Return]) -> None:
+    """NACK in order; what is settled together goes back in one call."""
+    for settler, together in groupby(returns, key=lambda each: each.job.settler):
+        await settler.nack(list(together))
 
 
-async def nack_in_order(jobs: Sequence[Job], delay: float) -> None:
-    for job in jobs:
-        await job.settler.nack(job, delay)
+def behind(job: Job, delay: float) -> Return:
+    """Return how a job goes back behind one of its group that goes back for this time."""
+    own = delay_behind(delay, holds_groups=job.settler.holds_groups)
+    return Return(job, ReturnReason.BEHIND, own)

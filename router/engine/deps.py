@@ -9,8 +9,10 @@ from router.core.returning import Jitter
 from router.engine.alerts import Alerts
 from router.engine.dead_letters import DeadLetterWriter
 from router.engine.delivery import Deliverer
+from router.engine.flow import ByteBudget
 from router.engine.publishing import QueuePublisher
 from router.engine.registry import InFlightRegistry
+from router.engine.targets import Targets
 from router.ports import Brokers
 from router.signal import Signal
 
@@ -25,10 +27,12 @@ class EngineDeps:
     tasks: asyncio.TaskGroup  # the owner of all tasks of consumers and pools
     jitter: Jitter
     registry: InFlightRegistry
+    targets: Targets
     leadership: Leadership
     longest_delivery: float  # seconds, with all its tries
     default_retry: RetryPolicy | None  # for pools and queues without one
     max_pools: int
     pool_warning_threshold: int
+    look_ahead_bytes: ByteBudget  # of all queues together (ROUTE-5)
     room: Signal = field(default_factory=Signal)  # a pool has room again, or a consumer stops
     extended: Signal = field(default_factory=Signal)  # an extension of leases has ended

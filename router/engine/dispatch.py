@@ -11,13 +11,13 @@ from typing import Final
 from msgspec import Struct, field
 
 from router.core.identity import key_of
-from router.core.job import NEVER, Batch, Job, Settler, State
+from router.core.job import NEVER, Batch, Follower, Job, Settler, State
 from router.core.message import DEFAULT_GROUP, Malformed, Message, ReceivedMessage, parse
 from router.core.outcome import ACCEPTED, MAX_DELAY_SECONDS
+from router.core.returning import RETURNS, ReturnReason
 from router.core.tracker import ArrivalKind
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
-from router.engine.pool import Pools, ProcessPool
 from router.engine.registry import InFlightRegistry
 from router.engine.slices import SLICE_BYTES, Slices
 
@@ -35,10 +35,11 @@ class Unroutable(Struct):
     malformed: list[tuple[ReceivedMessage, str]] = field(default_factory=list)
     early: list[tuple[ReceivedMessage, float, Message]] = field(default_factory=list)  # seconds
     failed: list[ReceivedMessage] = field(default_factory=list)  # a bug was met
-    refused: list[Job] = field(default_factory=list)  # no room; in order, tracked
+    behind: list[Job] = field(default_factory=list)  # an early one of its group; in order, tracked
+    refused: list[Job] = field(default_factory=list)  # no room; likewise
 
     def __bool__(self) -> bool:
-        return bool(self.malformed or self.early or self.failed or self.refused)
+        return bool(self.malformed or self.early or self.failed or self.behind or self.refused)
 
 
 class Dispatcher:
@@ -47,13 +48,11 @@ class Dispatcher:
     def __init__(
         self,
         registry: InFlightRegistry,
-        pools: Pools,
         alerts: Alerts,
         is_reply_queue: Callable[[str], object],
         *,
         wall: Callable[[], float],
     ) -> None:
-        self.pools = pools
         self._is_reply_queue = is_reply_queue
         self._wall = wall
         self._registry = registry
@@ -65,11 +64,11 @@ class Dispatcher:
         messages: Sequence[ReceivedMessage],
         now: float,
         read: Reader = parse,
-    ) -> tuple[Unroutable, set[ProcessPool]]:
-        """Track what is new and submit it. Return what no pool took, and the pools of the batch."""
+    ) -> Unroutable:
+        """Track what is new and submit it. Return what no pool took."""
         # Where we keep the order, all of the group that is here goes back together.
         scope = settler.queue.uri if settler.is_ordered_here else None
-        batch, unroutable, fed = Batch(settler, now, scope), Unroutable(), set[ProcessPool]()
+        batch, unroutable = Batch(settler, now, scope), Unroutable()
         again: dict[str, Batch] = {}  # by group: the batch of a message that is here again
         jobs: list[Job] = []
         for received in messages:
@@ -83,30 +82,16 @@ class Dispatcher:
                 if job is not None:
                     jobs.append(job)
         settler.hold(jobs)
+        settler.note_batch(batch)
         if unroutable.early and settler.holds_groups:
             jobs = self._hold_back(jobs, messages, unroutable)
         for job in jobs:
             job.batch.left += 1
-            pool = self.pools.choose(job)
-            fed.add(pool)
-            # ROUTE-6: no room appears before all are placed, so later ones of a group do not fit.
-            if not pool.submit(job):
-                job.state = State.WAITING
+            # In order: later ones of a group that was refused are refused as well (ROUTE-6).
+            if not settler.place(job):
+                job.batch.was_refused = True
                 unroutable.refused.append(job)
-                text = f"pool {pool.code} is full: what does not fit waits in its queue"
-                self._warn(Code.QUEUE_FULL, text)
-        return unroutable, fed
-
-    def place(self, jobs: Sequence[Job]) -> list[Job]:
-        """Submit jobs that had to wait. Return those for which there is still no room, in order."""
-        refused: list[Job] = []
-        for job in jobs:
-            pool = self.pools.choose(job)
-            job.state = State.QUEUED
-            if not pool.submit(job):
-                job.state = State.WAITING
-                refused.append(job)
-        return refused
+        return unroutable
 
     def _track(
         self,
@@ -152,10 +137,8 @@ class Dispatcher:
             self._follow(held, settler, received, batch.at)
         elif arrival is ArrivalKind.REDELIVERED:
             self._redelivered(held, settler, received, batch.at, again)
-        elif _is_certainly_held(held, settler, batch.at):
-            self._discard(settler, received)
         else:
-            self._follow(held, settler, received, batch.at)
+            self._requeued(held, job, unroutable)
         return None
 
     def _read(
@@ -205,14 +188,35 @@ class Dispatcher:
         settler.discard(received, error)
 
     def _follow(self, held: Job, settler: Settler, received: ReceivedMessage, now: float) -> None:
-        self._registry.drop_followers(held, lambda each: each[1].has_ended(now))
-        self._registry.hold_untracked(received)
-        held.followers += ((settler, received),)
+        self._add_follower(held, Follower(settler, received), now)
+
+    def _requeued(self, held: Job, copy: Job, unroutable: Unroutable) -> None:
+        """Drop a copy, or let it wait for the one that is held (ROUTE-3)."""
+        if copy.settler.keeps_endings:
+            self._await_end(held, copy, unroutable)
+        elif _is_certainly_held(held, copy.settler, copy.tracked_at):
+            self._discard(copy.settler, copy.received)
+        else:
+            self._follow(held, copy.settler, copy.received, copy.tracked_at)
+
+    def _await_end(self, held: Job, copy: Job, unroutable: Unroutable) -> None:
+        """Let a copy wait until it is known how it ends: its queue tells others (ROUTE-3)."""
+        received, now = copy.received, copy.tracked_at
+        self._add_follower(held, Follower(copy.settler, received, shares_failure=True), now)
+        if len(held.followers) > MOST_FOLLOWERS:
+            held.followers = held.followers[:-1]
+            delay = RETURNS[ReturnReason.COPY].delay
+            unroutable.early.append((received, delay, copy.message))
+
+    def _add_follower(self, held: Job, follower: Follower, now: float) -> None:
+        self._registry.drop_followers(held, lambda each: each.received.has_ended(now))
+        self._registry.hold_untracked(follower.received)
+        held.followers += (follower,)
 
     def _hold_back(
         self, jobs: list[Job], messages: Sequence[ReceivedMessage], unroutable: Unroutable
     ) -> list[Job]:
-        """Refuse what came behind an early one of its group. Return the others.
+        """Set aside what came behind an early one of its group. Return the others.
 
         The broker holds the group back meanwhile (FIFO-1).
         """
@@ -229,7 +233,7 @@ class Dispatcher:
             else:
                 job.batch.left += 1
                 job.state = State.WAITING
-                unroutable.refused.append(job)
+                unroutable.behind.append(job)
         return ready
 
     def _note_wishes(self, job: Job) -> None:
@@ -254,8 +258,10 @@ def _is_certainly_held(held: Job, settler: Settler, now: float) -> bool:
     ):
         return True
     return any(
-        each is settler if copy.lease_until is None else copy.lease_until > now
-        for each, copy in held.followers
+        each.settler is settler
+        if each.received.lease_until is None
+        else each.received.lease_until > now
+        for each in held.followers
     )
 
 

@@ -7,19 +7,20 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
 from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, RoutingConfig
 from router.core.config_plan import Plan, plan
-from router.core.job import Fate, Job
-from router.core.outcome import NO_ROOM_DELAY_SECONDS
+from router.core.job import Fate, Job, Return, State
+from router.core.returning import ReturnReason
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Warn
 from router.engine.consumer import RECEIVE_GRACE_SECONDS, QueueConsumer
-from router.engine.delivery import DeliveryRunner, nack_in_order
+from router.engine.delivery import DeliveryRunner, nack_all
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import SOURCE, Dispatcher
 from router.engine.limits import Permits
@@ -66,7 +67,7 @@ class QueueManager:
         self.draining_pools = self.pools.draining
         publishing = deps.publishing
         self._dispatcher = Dispatcher(
-            deps.registry, self.pools, deps.alerts, publishing.reply_queue, wall=publishing.wall
+            deps.registry, deps.alerts, publishing.reply_queue, wall=publishing.wall
         )
         self._workers = Workers(deps.tasks)
         self._is_stopped = False
@@ -119,8 +120,10 @@ class QueueManager:
         return replace(self.applied, queues=queues, pools=pools)
 
     def forget_finished(self, now: float) -> None:
-        """Forget drained pools and stopped consumers (OPS-1)."""
-        for code in [code for code, pool in self.draining_pools.items() if pool.is_drained]:
+        """Forget drained pools, stopped consumers, and targets that pools do not use (OPS-1)."""
+        for pool in self.pools.values():
+            pool.forget_unused_lines()
+        for code in [code for code, each in self.draining_pools.items() if each.is_drained]:
             del self.draining_pools[code]
             log.info("pool drained", extra={"pool": code})
         for consumer in self.stopping_consumers:
@@ -192,6 +195,7 @@ class QueueManager:
             runner,
             permits,
             self._workers,
+            deps.targets,
             on_room=self.pools.note_room,
             on_group_free=self._place_blocked,
         )
@@ -200,13 +204,20 @@ class QueueManager:
 
     def _place_blocked(self, blocked: Sequence[Job]) -> None:
         """Place jobs that waited for a draining pool to finish with their group (CFG-6)."""
-        refused = blocked if self._is_stopped else self._dispatcher.place(blocked)
-        if refused:
-            delay = 0.0 if self._is_stopped else NO_ROOM_DELAY_SECONDS
-            self.deps.tasks.create_task(nack_in_order(refused, delay), name="return")
+        for job in blocked:
+            job.state = State.QUEUED
+        refused = [job for job in blocked if self._is_stopped or not job.settler.place(job)]
+        if self._is_stopped:
+            returns = nack_all([Return(job, ReturnReason.STOPPED) for job in refused])
+            self.deps.tasks.create_task(returns, name="return")
+            return
+        for settler, together in groupby(refused, key=lambda job: job.settler):
+            self.deps.tasks.create_task(settler.refuse(list(together)), name="refuse")
 
     def _start(self, queue: QueueConfig, counts: Counts, restarts: int = 0) -> None:
-        consumer = QueueConsumer(queue, self.deps, self._dispatcher, counts, restarts)
+        consumer = QueueConsumer(
+            queue, self.deps, self._dispatcher, self.pools, counts, restarts=restarts
+        )
         self.consumers[queue.name] = consumer
         consumer.start()
         log.info("consumer started", extra={"queue": queue.name})

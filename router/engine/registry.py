@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from router.core.history import TEXT_KEPT_CHARACTERS, HandOver
 from router.core.identity import proof_of_copy
-from router.core.job import Fate, Job, Settler
+from router.core.job import Fate, Follower, Job, Settler
 from router.core.message import ReceivedMessage
 from router.core.outcome import Ending, Metric
 from router.core.redact import mask_urls
@@ -58,11 +58,15 @@ class InFlightRegistry:
             job.failures, job.requests = tally.failures, tally.requests
         return arrival, held
 
-    def finish(self, jobs: Sequence[Job], fate: Fate, counts: Counts, now: float) -> None:
-        """Let jobs of one queue go: their ACK or NACK went through, or never will (ROUTE-7)."""
+    def finish(self, jobs: Sequence[Job], fate: Fate, counts: Counts, now: float) -> Sequence[Job]:
+        """Let jobs of one queue go: their ACK or NACK went through, or never will (ROUTE-7).
+
+        Return those that copies were waiting for.
+        """
         self.tracker.untrack(jobs)
         self.ledger.end(fate, len(jobs))
         self.journal.note(jobs, fate, now)
+        followed: list[Job] = []
         is_delivered = fate is Fate.DELIVERED
         if is_delivered:
             counts.record(Metric.SUCCESS, now, len(jobs))
@@ -76,7 +80,8 @@ class InFlightRegistry:
                 job.pool.deliveries.record(job.metric, now)
                 job.pool.release()
             if job.followers:
-                _settle_followers(job, fate)
+                followed.append(job)
+        return followed
 
     def hold_untracked(self, received: ReceivedMessage) -> None:
         """Hold a hand-over that is no job: a copy, a follower, or what no pool can take."""
@@ -122,24 +127,12 @@ class InFlightRegistry:
     def forfeit_followers(self, settler: Settler) -> None:
         """Drop what came over the lost connection of this settler and waits for jobs (BRK-6)."""
         for job in self.tracker:
-            self.drop_followers(job, lambda each: each[0] is settler)
+            self.drop_followers(job, lambda each: each.settler is settler)
 
-    def drop_followers(
-        self, job: Job, is_dead: Callable[[tuple[Settler, ReceivedMessage]], bool]
-    ) -> None:
-        for _, received in filter(is_dead, job.followers):
-            self.finish_untracked(received, Fate.FORFEITED)
+    def drop_followers(self, job: Job, is_dead: Callable[[Follower], bool]) -> None:
+        for each in filter(is_dead, job.followers):
+            self.finish_untracked(each.received, Fate.FORFEITED)
         job.followers = tuple(each for each in job.followers if not is_dead(each))
-
-
-def _settle_followers(job: Job, fate: Fate) -> None:
-    """ACK what waited for a job that was accepted; dispatch it after any other end (ROUTE-2)."""
-    for settler, received in job.followers:
-        is_same = received.broker_id is not None and received.broker_id == job.received.broker_id
-        if fate is Fate.DELIVERED or (fate is Fate.DEAD_LETTERED and is_same):
-            settler.discard(received, job.error)
-        else:
-            settler.readmit(received)
 
 
 class Journal:
@@ -174,6 +167,7 @@ class Journal:
                 job.failures,
                 job.message.correlation_id,
                 len(job.message.payload),
+                job.return_reason,
             )
             for job in jobs
         ]

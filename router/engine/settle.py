@@ -1,8 +1,7 @@
 """ACK, NACK and dead letter: the end of every message that one connection has brought.
 
 A settler outlives its connections: a lease is good on the next one too, a handle without a lease
-dies with the connection that brought it. It has three parts: the AckBatcher sends ACKs together,
-the Returner returns what is not delivered, the DeadLetterWriter stores what is given up.
+dies with the connection that brought it. The AckBatcher sends its ACKs together.
 """
 
 import asyncio
@@ -13,24 +12,27 @@ from typing import Final
 from router.core.commands import failure_of
 from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
-from router.core.job import EXPIRED, NEVER, Fate, Job, State
-from router.core.message import Handle, ReceivedMessage, Tally
-from router.core.outcome import DEFAULT_DELAY_SECONDS, NO_ROOM_DELAY_SECONDS, Ending
-from router.core.returning import GiveUp, reconnect_delays
+from router.core.job import EXPIRED, NEVER, Fate, Job, Return, State
+from router.core.message import Handle, ReceivedMessage, id_of_malformed
+from router.core.outcome import Ending, Metric
+from router.core.returning import RETURNS, GiveUp, ReturnReason, reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code
 from router.engine.broker_guard import GuardedBroker
-from router.engine.delivery import nack_in_order
+from router.engine.delivery import nack_all
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import Dispatcher, Unroutable
+from router.engine.flow import FlowControl
 from router.engine.outgoing import OutgoingMessages
-from router.ports import BrokerError, Disconnected, Nack, Traits
+from router.ports import BrokerError, Disconnected, Finish, Nack, Traits, Unsettled
 from router.signal import Signal
 
 log = logging.getLogger(__name__)
 
 ACK_LINGER_SECONDS: Final = 0.002  # an ACK waits so long for others to go with it (BRK-3)
 ACKS_PER_CALL: Final = 500
+NACKS_PER_CALL: Final = 100  # some brokers take one after the other, and a call has 25 seconds
+_CopyEnd = tuple[str, Ending | None]  # its message's error, and its ending
 _LAST_HAND_OVER: Final = GiveUp(
     Reason.RETRIES_EXHAUSTED, "the broker hands this message over for the last time"
 )
@@ -40,30 +42,38 @@ class QueueSettler:
     """Settles what one receiver has brought."""
 
     def __init__(
-        self, queue: QueueConfig, deps: EngineDeps, dispatcher: Dispatcher, counts: Counts
+        self,
+        queue: QueueConfig,
+        deps: EngineDeps,
+        dispatcher: Dispatcher,
+        counts: Counts,
+        flow: FlowControl,
     ) -> None:
         self.queue = queue
+        self.flow = flow
         self.queue_name = queue.name
         self.retry = queue.retry or deps.default_retry
         self.counts = counts
         self.deps = deps
         self.dispatcher = dispatcher
         self.held: dict[Job, None] = {}  # in their order: the oldest leases come first
-        self.last_batch_sent_nothing = False
         self.ended = Signal()  # rung whenever something has ended: it may be idle now
         self.renewed = Signal()  # rung when the connection was opened or lost
         self.traits = Traits()  # of its broker, once it was connected
         self.holds_groups = False  # its broker holds a group back while one of its messages is out
         self.is_ordered_here = False  # its broker leaves the order within a group to us
+        self.keeps_endings = False  # its queue keeps how each message ended
         self.warn = deps.alerts.of(f"Consumer:{queue.name}")
         self.now = asyncio.get_running_loop().time
-        self.returner = Returner(self)
-        self.nack = self.returner.nack
+        self.place, self.take_waiting = flow.place, flow.take_waiting
+        self.note_batch = flow.note_batch
+        self._unwanted: list[ReceivedMessage] = []  # to be returned: it came too late
+        self._is_returning = False
         self._acks = AckBatcher(self)
         self.ack = self._acks.add
         self.discard = self._acks.add_copy
         self._guarded: GuardedBroker | None = None
-        self._is_stopping = False
+        self.is_stopping = False
 
     @property
     def connection(self) -> GuardedBroker:
@@ -75,11 +85,12 @@ class QueueSettler:
     @property
     def is_idle(self) -> bool:
         """Whether the connection may be closed without leaving anything unsettled."""
-        return not self.held and not self._acks.is_busy and not self.returner.is_busy
+        return not self.held and not self._acks.is_busy and not self._is_returning
 
     def connected(self, guarded: GuardedBroker) -> None:
         self._guarded, self.traits = guarded, guarded.traits
         self.holds_groups, self.is_ordered_here = guarded.holds_groups, self.traits.ordered_here
+        self.keeps_endings = self.traits.finisher is not None
         self.renewed.ring()
 
     def disconnected(self) -> None:
@@ -91,13 +102,13 @@ class QueueSettler:
             self.deps.registry.forfeit_followers(self)
             for job in self.held:
                 job.lease_until = EXPIRED
-            self.returner.forfeit_all()
+            self._forfeit_waiting()
             self._acks.forfeit_copies()
         self.renewed.ring()
 
     def stop(self) -> None:
         """Dispatch nothing new."""
-        self._is_stopping = True
+        self.is_stopping = True
 
     def abort(self) -> None:
         """Cut open calls: this router may not settle any more, so nothing waits for its broker."""
@@ -124,11 +135,17 @@ class QueueSettler:
     async def dead_letter(self, job: Job, why: GiveUp) -> bool:
         """Store, then ACK: a crash in between stores it twice, and never loses it (DLQ-1)."""
         job.state = State.SETTLING
+        if not await self.store(job, why):
+            return False
+        self.ack(job)
+        return True
+
+    async def store(self, job: Job, why: GiveUp) -> bool:
+        """Make a dead letter of it. Return False if it could not be stored: nothing was done."""
         if not await self.deps.letters.keep(self.queue, job.received, why, job):
             return False
         job.error = why.error or why.reason.value
         job.ending = Ending(failure_of(job, why))
-        self.ack(job)
         return True
 
     async def extend(self, job: Job) -> bool:
@@ -140,19 +157,19 @@ class QueueSettler:
         if job.lease_until > self.now():
             log.info("returned: a message before it in its group lost its lease", extra=_id(job))
             job.state = State.SETTLING  # now: another connection must not adopt it (ROUTE-2)
-            self.spawn(self.nack(job, 0.0), "return")
+            self.spawn(self.nack([Return(job, ReturnReason.LEASE_LOST)]), "return")
         else:
             log.info("lease lost before delivery: left to the broker", extra=_id(job))
             self.finish([job], Fate.FORFEITED)
 
     def readmit(self, received: ReceivedMessage) -> None:
-        if self._is_stopping:
-            self.returner.reject([received])
+        if self.is_stopping:
+            self.reject([received])
             return
         self.deps.registry.release_untracked(received)
-        unroutable, _ = self.dispatcher.dispatch(self, [received], self.now())
+        unroutable = self.dispatcher.dispatch(self, [received], self.now())
         if unroutable:
-            self.spawn(self.returner.clear(unroutable), "refuse")
+            self.spawn(self.clear(unroutable), "refuse")
 
     def finish(self, jobs: Sequence[Job], fate: Fate) -> None:
         """End jobs, on every path."""
@@ -160,12 +177,142 @@ class QueueSettler:
         ended = [job for job in jobs if job in held]  # else closed while it was being settled
         for job in ended:
             del held[job]
-        self.deps.registry.finish(ended, fate, self.counts, now)
+        followed = self.deps.registry.finish(ended, fate, self.counts, now)
         if fate is not Fate.DELIVERED:
             for job in ended:
-                if job.batch.end_one():
-                    self.last_batch_sent_nothing = True
+                job.batch.left -= 1
+        for job in followed:
+            _end_followers(job, fate)
         self.ended.ring()
+
+    async def nack(self, returns: Sequence[Return]) -> None:
+        """Return jobs in order and end them. Never fails: what stays out comes back later."""
+        returns = [each for each in returns if each.job in self.held]
+        for each in returns:
+            job = each.job
+            job.state, job.returned_for, job.ending = State.SETTLING, each.delay, None
+            job.return_reason = each.reason
+        while any(each.job.extending for each in returns):
+            await self.deps.extended.wait()  # a late extension would undo the NACK (BRK-5)
+        kept = [
+            each
+            for each in returns
+            if not each.job.received.is_last
+            or not await self.dead_letter(each.job, _LAST_HAND_OVER)
+        ]
+        now = self.now()
+        unsettled = await self._nack(
+            [
+                Nack(each.job.handle, each.delay, each.job.tally, each.error)
+                for each in kept
+                if each.job.lease_until > now
+            ]
+        )
+        jobs = [each.job for each in kept]
+        back = [job for job in jobs if job.lease_until > now and job.handle not in unsettled]
+        if not self.traits.keeps_tally:
+            for job in back:
+                self.deps.registry.remember_tally(job)
+        self.finish(back, Fate.RETURNED)
+        self.finish([job for job in jobs if job in self.held], Fate.FORFEITED)
+
+    def reject(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Return what comes too late to be dispatched. The settler is not idle until then."""
+        self._unwanted += messages
+        if not self._is_returning:
+            self._is_returning = True
+            self.spawn(self._return_unwanted(), "return")
+
+    async def clear(self, unroutable: Unroutable) -> None:
+        """Deal with what found no place in a pool."""
+        back: list[tuple[ReceivedMessage, float]] = []
+        for received, problem in unroutable.malformed:  # BRK-2
+            known = id_of_malformed(received.body)
+            name = "a message" if known is None else f"message {known!r}"
+            text = f"{name} of {self.queue.name} cannot be read: {problem}"
+            self.warn(Code.MALFORMED_MESSAGE, text)
+            if not await self._give_up(received, GiveUp(Reason.MALFORMED, problem)):
+                back.append((received, RETURNS[ReturnReason.NOT_STORED].delay))
+        for received, wait, _ in unroutable.early:  # CMD-5
+            if not received.is_last or not await self._give_up(received, _LAST_HAND_OVER):
+                back.append((received, wait))
+        for received in unroutable.failed:
+            self.warn(Code.PROCESSING, "a message cannot be routed: see the log")
+            back.append((received, RETURNS[ReturnReason.CRASHED].delay))
+        await self._return_unread(back)
+        await nack_all([Return(job, ReturnReason.BEHIND) for job in unroutable.behind])
+        await self.refuse(unroutable.refused)
+
+    async def refuse(self, jobs: Sequence[Job]) -> None:
+        """Hold jobs for which there is no room, or return them, as the broker can (ROUTE-5)."""
+        for job in jobs:
+            job.state = State.WAITING
+        await nack_all(self.flow.refuse(jobs, self.traits))
+
+    async def return_waiting(self) -> None:
+        """Return what waits here for room: the queue stops."""
+        await nack_all(Return(job, ReturnReason.STOPPED) for job in self.flow.take_all(self))
+
+    def _forfeit_waiting(self) -> None:
+        """Drop what waits to be placed or returned: its connection is lost."""
+        for job in self.flow.take_all(self):
+            self.forfeit(job)
+        unwanted, self._unwanted = self._unwanted, []
+        for received in unwanted:
+            self.deps.registry.finish_untracked(received, Fate.FORFEITED)
+
+    async def _return_unwanted(self) -> None:
+        while self._unwanted:
+            unwanted, self._unwanted = self._unwanted, []
+            await self._return_unread(
+                [
+                    (received, RETURNS[ReturnReason.STOPPED].delay)
+                    for received in unwanted
+                    if not received.is_last or not await self._give_up(received, _LAST_HAND_OVER)
+                ]
+            )
+        self._is_returning = False
+        self.ended.ring()
+
+    async def _give_up(self, received: ReceivedMessage, why: GiveUp) -> bool:
+        """Store it, then remove it. Return False if it could not be stored: nothing was done."""
+        if not await self.deps.letters.keep(self.queue, received, why):
+            return False
+        fate = Fate.DEAD_LETTERED
+        try:
+            await self.connection.ack([received.handle], error=why.error)
+        except BrokerError as error:
+            log.info(
+                "stored as a dead letter but not acknowledged, it will be delivered again: %s",
+                error,
+            )
+            fate = Fate.FORFEITED
+        self.deps.registry.finish_unread(received, fate, self.counts, self.now())
+        return True
+
+    async def _return_unread(self, back: Sequence[tuple[ReceivedMessage, float]]) -> None:
+        """Return what is no job, each with its delay."""
+        unsettled = await self._nack(
+            [Nack(received.handle, delay, received.tally) for received, delay in back]
+        )
+        for received, _ in back:
+            fate = Fate.FORFEITED if received.handle in unsettled else Fate.RETURNED
+            self.deps.registry.finish_unread(received, fate, self.counts, self.now())
+
+    async def _nack(self, items: Sequence[Nack]) -> set[Handle]:
+        """Return the handles of those that were not returned: they come back by themselves."""
+        unsettled: dict[Handle, str] = {}
+        for start in range(0, len(items), NACKS_PER_CALL):
+            some = items[start : start + NACKS_PER_CALL]
+            try:
+                refused = await self.connection.nack(some)
+            except BrokerError as error:
+                unsettled.update(dict.fromkeys([item.handle for item in some], str(error)))
+            else:
+                unsettled.update((each.handle, each.reason) for each in refused)
+        for reason in sorted(set(unsettled.values())):
+            log.info("not returned, it comes back when its lease ends: %s", reason)
+        return set(unsettled)
 
     def spawn(self, work: Coroutine[object, object, None], what: str) -> None:
         self.deps.tasks.create_task(work, name=f"{what} {self.queue.name}")
@@ -179,7 +326,7 @@ class AckBatcher:
         self._settler = settler
         self._jobs: list[Job] = []
         self._commands: list[Job] = []  # they need more than a plain ACK
-        self._copies: list[tuple[str, ReceivedMessage]] = []  # each with its message's error
+        self._copies: list[tuple[ReceivedMessage, _CopyEnd]] = []
         self._outgoing = OutgoingMessages(settler.queue, settler.deps.publishing, settler.warn)
 
     def add(self, job: Job) -> None:
@@ -194,15 +341,17 @@ class AckBatcher:
             self.is_busy = True
             self._settler.spawn(self._flush(), "ack")
 
-    def add_copy(self, received: ReceivedMessage, error: str = "") -> None:
-        self._copies.append((error, received))
+    def add_copy(
+        self, received: ReceivedMessage, error: str = "", ending: Ending | None = None
+    ) -> None:
+        self._copies.append((received, (error, ending)))
         if not self.is_busy:
             self.is_busy = True
             self._settler.spawn(self._flush(), "ack")
 
     def forfeit_copies(self) -> None:
         copies, self._copies = self._copies, []
-        for _, received in copies:
+        for received, _ in copies:
             self._settler.deps.registry.finish_untracked(received, Fate.FORFEITED)
 
     async def _flush(self) -> None:
@@ -212,8 +361,8 @@ class AckBatcher:
             if len(self._jobs) < (settler.traits.acks_per_call or ACKS_PER_CALL):
                 await asyncio.sleep(ACK_LINGER_SECONDS)
             copies, self._copies = self._copies, []
-            for error in dict.fromkeys(error for error, _ in copies):
-                await self._ack_copies([copy for each, copy in copies if each == error], error)
+            for end in dict.fromkeys(end for _, end in copies):
+                await self._ack_copies([copy for copy, each in copies if each == end], *end)
             batch, self._jobs = self._jobs[:ACKS_PER_CALL], self._jobs[ACKS_PER_CALL:]
             unsettled = await self._ack(batch)
             if unsettled:
@@ -231,17 +380,55 @@ class AckBatcher:
         if self._commands:
             self._settler.spawn(self._finish_commands(), "finish")
         self._outgoing.prepare(jobs)
+        await self._finish(jobs)
+
+    async def _finish(self, jobs: list[Job]) -> None:
         await self._ack_again(await self._ack_by_error(jobs))
-        self._outgoing.forget(jobs)
+        held = self._settler.held  # what was given up meanwhile is finished by another task
+        self._outgoing.forget([job for job in jobs if job not in held])
 
     async def _ack_again(self, jobs: list[Job]) -> None:
-        """Try with backoff, and at once on a new connection, until their leases end."""
-        settler = self._settler
+        """Try with backoff, and at once on a new connection, until their leases end.
+
+        Leases are kept alive while something waits to be published (CMD-3), but not after a stop.
+        """
+        settler, outgoing = self._settler, self._outgoing
         delays = reconnect_delays(settler.deps.jitter)
         while jobs:
-            left = min(job.lease_until for job in jobs) - settler.now()
-            await settler.renewed.wait(max(min(next(delays), left), 0.0))
-            jobs = await self._ack_by_error(jobs)
+            now, delay = settler.now(), next(delays)
+            waiting = [job for job in jobs if outgoing.is_waiting(job)]
+            for job in waiting:
+                job.resume_at = NEVER if settler.is_stopping else now + delay
+            left = min(job.lease_until for job in jobs) - now
+            await settler.renewed.wait(max(min(delay, left), 0.0))
+            for job in waiting:
+                job.resume_at = NEVER
+            jobs = await self._without_hopeless(await self._ack_by_error(jobs))
+
+    async def _without_hopeless(self, jobs: list[Job]) -> list[Job]:
+        """Give up what was refused too often: now its end may go through. Return the others."""
+        hopeless = self._outgoing.hopeless(jobs)
+        for job, reason in hopeless.items():
+            await self._give_up(job, reason)
+            self._settler.spawn(self._finish([job]), "finish")
+        return [job for job in jobs if job not in hopeless]
+
+    async def _give_up(self, job: Job, reason: str) -> None:
+        """Make a dead letter of a message whose end is refused; its reply is FAILED (CMD-3)."""
+        settler, outgoing = self._settler, self._outgoing
+        name = f"message {job.message.id!r} of {settler.queue.name}"
+        outgoing.forget([job])
+        if job.error:  # it is a dead letter already
+            text = f"{name}: its reply is dropped, it was refused again and again: {reason}"
+            settler.warn(Code.REPLY_FAILED, text)
+            return
+        error = f"its reply, next step or result was refused again and again: {reason}"
+        job.metric = Metric.FAILURE
+        if await settler.store(job, GiveUp(Reason.RETRIES_EXHAUSTED, error)):
+            settler.warn(Code.REPLY_FAILED, f"{name} is a dead letter: {error}")
+            outgoing.prepare([job])
+        else:
+            await settler.nack([Return(job, ReturnReason.NOT_STORED, error=error)])
 
     async def _ack_by_error(self, jobs: list[Job]) -> list[Job]:
         """ACK them, those with the same error in one call. Return those to be tried again."""
@@ -287,13 +474,15 @@ class AckBatcher:
             settler.deps.registry.remember_ack(settler.queue.uri, job, settler.now())
         settler.finish(jobs, Fate.FORFEITED)
 
-    async def _ack_copies(self, copies: Sequence[ReceivedMessage], error: str) -> None:
+    async def _ack_copies(
+        self, copies: Sequence[ReceivedMessage], error: str, ending: Ending | None
+    ) -> None:
         settler, registry = self._settler, self._settler.deps.registry
         # One whose lease has ended may be all that another router holds of its message by now.
         now = settler.now()
         ours = [copy.handle for copy in copies if not copy.has_ended(now)]
         try:
-            refused = await settler.connection.ack(ours, error=error) if ours else ()
+            refused = await self._remove_copies(ours, error, ending) if ours else ()
         except BrokerError as reason:
             log.info("copies not removed, they come again: %s", reason)
         else:
@@ -304,109 +493,28 @@ class AckBatcher:
         for copy in copies:
             registry.finish_untracked(copy, Fate.SUPERSEDED)
 
-
-class Returner:
-    """Returns what is not delivered: failed, refused, unwanted or unreadable."""
-
-    def __init__(self, settler: QueueSettler) -> None:
-        self.is_busy = False
-        self.held_back: list[Job] = []  # until a pool has room (ROUTE-5)
-        self._settler = settler
-        self._unwanted: list[ReceivedMessage] = []
-
-    async def nack(self, job: Job, delay: float, error: str = "") -> None:
-        settler = self._settler
-        if job not in settler.held:
-            return
-        job.state, job.returned_for, job.ending = State.SETTLING, delay, None
-        while job.extending:  # a late extension would undo the NACK (BRK-5)
-            await settler.deps.extended.wait()
-        if job.received.is_last and await settler.dead_letter(job, _LAST_HAND_OVER):
-            return
-        fate = Fate.FORFEITED
-        if job.lease_until > settler.now():
-            fate = await self._nack(job.handle, delay, job.tally, error)
-        if fate is Fate.RETURNED and not settler.traits.keeps_tally:
-            settler.deps.registry.remember_tally(job)
-        settler.finish([job], fate)
-
-    def reject(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Return what comes too late to be dispatched. The settler is not idle until then."""
-        self._unwanted += messages
-        if not self.is_busy:
-            self.is_busy = True
-            self._settler.spawn(self._return_unwanted(), "return")
-
-    async def clear(self, unroutable: Unroutable) -> None:
-        """Deal with what found no place in a pool."""
-        for received, problem in unroutable.malformed:  # BRK-2
-            self._settler.warn(Code.MALFORMED_MESSAGE, f"a message cannot be read: {problem}")
-            await self._end_unread(
-                received, DEFAULT_DELAY_SECONDS, GiveUp(Reason.MALFORMED, problem)
-            )
-        for received, wait, _ in unroutable.early:  # CMD-5
-            await self._end_unread(received, wait, _LAST_HAND_OVER if received.is_last else None)
-        for received in unroutable.failed:
-            self._settler.warn(Code.PROCESSING, "a message cannot be routed: see the log")
-            await self._end_unread(received, DEFAULT_DELAY_SECONDS)
-        if self._settler.is_ordered_here:
-            self.held_back += unroutable.refused  # returned, they would lose their place
-        else:
-            await nack_in_order(unroutable.refused, NO_ROOM_DELAY_SECONDS)
-
-    def place_held_back(self) -> None:
-        """Try again to find room for what had none."""
-        self.held_back = self._settler.dispatcher.place(self.held_back)
-
-    async def return_held_back(self) -> None:
-        held_back, self.held_back = self.held_back, []
-        await nack_in_order(held_back, 0.0)
-
-    def forfeit_all(self) -> None:
-        """Drop what waits to be placed or returned: its connection is lost."""
-        held_back, self.held_back = self.held_back, []
-        for job in held_back:
-            job.settler.forfeit(job)
-        unwanted, self._unwanted = self._unwanted, []
-        for received in unwanted:
-            self._settler.deps.registry.finish_untracked(received, Fate.FORFEITED)
-
-    async def _return_unwanted(self) -> None:
-        while self._unwanted:
-            received = self._unwanted.pop(0)
-            await self._end_unread(received, 0.0, _LAST_HAND_OVER if received.is_last else None)
-        self.is_busy = False
-        self._settler.ended.ring()
-
-    async def _end_unread(
-        self, received: ReceivedMessage, delay: float, why: GiveUp | None = None
-    ) -> None:
-        """Store it if it is given up, then remove it. Else, or if that fails, return it."""
-        settler, letters = self._settler, self._settler.deps.letters
-        if why is not None and await letters.keep(settler.queue, received, why):
-            fate = Fate.DEAD_LETTERED
-            try:
-                await settler.connection.ack([received.handle], error=why.error)
-            except BrokerError as error:
-                log.info(
-                    "stored as a dead letter but not acknowledged, it will be delivered again: %s",
-                    error,
-                )
-                fate = Fate.FORFEITED
-        else:
-            fate = await self._nack(received.handle, delay, received.tally)
-        settler.deps.registry.finish_unread(received, fate, settler.counts, settler.now())
-
-    async def _nack(self, handle: Handle, delay: float, tally: Tally, error: str = "") -> Fate:
-        try:
-            unsettled = await self._settler.connection.nack([Nack(handle, delay, tally, error)])
-        except BrokerError as reason:
-            log.info("not returned, it comes back when its lease ends: %s", reason)
-            return Fate.FORFEITED
-        for each in unsettled:
-            log.info("not returned, it comes back when its lease ends: %s", each.reason)
-        return Fate.FORFEITED if unsettled else Fate.RETURNED
+    async def _remove_copies(
+        self, handles: Sequence[Handle], error: str, ending: Ending | None
+    ) -> Sequence[Unsettled]:
+        """Remove copies. Their queue keeps how they ended, if it keeps that (ROUTE-3)."""
+        connection = self._settler.connection
+        finisher = connection.traits.finisher
+        if ending is None or finisher is None:
+            return await connection.ack(handles, error=error)
+        return await connection.finish(finisher, [Finish(each, ending) for each in handles])
 
 
 def _id(job: Job) -> dict[str, object]:
     return {"message_id": job.message.id}
+
+
+def _end_followers(job: Job, fate: Fate) -> None:
+    """End what waited for a job as that ended, or dispatch it (ROUTE-2, ROUTE-3)."""
+    for each in job.followers:
+        settler, received = each.settler, each.received
+        is_same = received.broker_id is not None and received.broker_id == job.received.broker_id
+        is_dead = fate is Fate.DEAD_LETTERED and (is_same or each.shares_failure)
+        if fate is Fate.DELIVERED or is_dead:
+            settler.discard(received, job.error, job.ending)
+        else:
+            settler.readmit(received)

@@ -1,10 +1,11 @@
 """Reading the engine's state. Nothing here changes any of it.
 
-This is the only module that looks into pools, consumers and breakers on behalf of operators: it
+This is the only module that looks into pools, consumers and targets on behalf of operators: it
 turns them into the values of `core/state.py`. `MessageLookup` answers questions about messages.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nlargest
 from itertools import islice
@@ -17,7 +18,7 @@ from router.core.explain import Explanation, explain_group, explain_message, exp
 from router.core.history import HandOver, Held, HeldGroup, MessageHistory, PoolPosition, moved_tries
 from router.core.identity import shown_id
 from router.core.job import NEVER, Job, State, Try
-from router.core.lanes import Lane
+from router.core.lanes import Flow, Lane
 from router.core.message import DEFAULT_GROUP, DEFAULT_POOL
 from router.core.redact import mask_urls
 from router.core.state import (
@@ -29,18 +30,21 @@ from router.core.state import (
     RouterState,
     StandbyStatus,
     SyncCounts,
+    TargetState,
 )
-from router.core.target import BadTarget, read_target
-from router.core.warnings import WarningBook
+from router.core.target import BadTarget, Target, read_target
+from router.core.warnings import Code, WarningBook
 from router.engine.breaker import WINDOW_CALLS, Breaker, Breakers, BreakerState
 from router.engine.dead_letters import DeadLetterWriter
 from router.engine.limits import MINUTE
 from router.engine.periodic import LoopLag
-from router.engine.pool import ProcessPool, waits_in
+from router.engine.pool import ProcessPool, beyond_its_share, waits_in
 from router.engine.queue_manager import QueueManager
+from router.engine.targets import Line, TargetOrigin
 from router.ports import DeadLetterStore, Tracer
 
 MOST_BUSIEST_POOLS: Final = 100
+MOST_TARGETS: Final = 1000
 MOST_SCANNED_MESSAGES: Final = 5000  # the oldest ones are looked at for groups that wait
 MOST_NOTES: Final = 10  # there may be thousands of queues and pools
 
@@ -106,7 +110,10 @@ class StateReader:
             breakers=Lazily(
                 lambda: (circuit_state(each, self._loop_to_wall) for each in self._breakers.all())
             ),
+            failures=manager.deps.targets.faults.read(),
             open_breakers=sum(each.state is BreakerState.OPEN for each in self._breakers.all()),
+            target_count=sum(not each.is_local for each in manager.deps.targets),
+            targets=Lazily(self._targets),
             held=registry.held,
             ledger={"received": registry.ledger.received, **ended},
             unaccounted=registry.unaccounted,
@@ -155,6 +162,8 @@ class StateReader:
                 connections=len(consumer.connections),
                 healthy=consumer.is_healthy(now),
                 restarts=consumer.restarts,
+                look_ahead_used_up=consumer.flow.is_used_up,
+                refuses_writes=self._warnings.has(Code.STORAGE, f"Consumer:{name}"),
             )
 
     def _all_pools(self) -> list[ProcessPool]:
@@ -172,6 +181,12 @@ class StateReader:
         busiest = nlargest(MOST_BUSIEST_POOLS, self._all_pools(), lambda pool: pool.held)
         now = _now()
         return (pool_state(pool, now) for pool in sorted(busiest, key=lambda pool: pool.code))
+
+    def _targets(self) -> Iterator[TargetState]:
+        """Read the targets, the most troubled first, and of equal ones the latest used."""
+        latest = reversed([each for each in self._manager.deps.targets if not each.is_local])
+        first = sorted(latest, key=_trouble, reverse=True)[:MOST_TARGETS]
+        return (target_state(each, self._loop_to_wall) for each in first)
 
     def _groups(self) -> Iterator[HeldGroup]:
         """Read the groups that wait. The tracker has its messages in order of arrival."""
@@ -202,6 +217,7 @@ def pool_state(pool: ProcessPool, now: float) -> PoolState:
         groups=len(pool.lanes),
         rate_per_minute=config.rate_per_minute,
         waits_for_rate=pool.waits_for_rate is not None,
+        waits_for_target=pool.parked > 0 or bool(runner.at_gate),
         retrying=runner.pausing,
         idle_seconds=None if runner.last_start is None else now - runner.last_start,
         waiting=lambda: waits_in(pool),
@@ -222,6 +238,27 @@ def circuit_state(breaker: Breaker, loop_to_wall: float) -> Circuit:
         buffer_size=WINDOW_CALLS,
         last_used=breaker.last_used,
         retry_at=breaker.retry_at + loop_to_wall if is_open else None,
+        since=None if breaker.open_since is None else breaker.open_since + loop_to_wall,
+        fault=None if breaker.open_since is None else breaker.fault,
+    )
+
+
+def _trouble(target: TargetOrigin) -> tuple[bool, bool, bool, int]:
+    is_down = target.breaker.state is not BreakerState.CLOSED
+    _, failures = target.breaker.buffered
+    return is_down, target.is_silent, target.gate.limit < math.inf, failures
+
+
+def target_state(target: TargetOrigin, loop_to_wall: float) -> TargetState:
+    gate, parked = target.gate, sum(line.messages for line in target.waiting)
+    return TargetState(
+        origin=target.origin,
+        open=target.open,
+        limit=math.ceil(gate.limit) if gate.limit < math.inf else None,
+        silent_until=gate.closed_until + loop_to_wall if target.is_silent else None,
+        waiting=parked + sum(not turn.done() for turn in target.returning),
+        refusals=target.refusals,
+        circuit=circuit_state(target.breaker, loop_to_wall),
     )
 
 
@@ -255,15 +292,47 @@ def _position_of(job: Job, loop_to_wall: float) -> PoolPosition:
         return PoolPosition(held_back=True)
     order = [] if lane is None else list(_order(lane))
     before = order[: order.index(job)] if job in order else []
+    if not before and _is_at_target(job, lane, pool):
+        target: TargetOrigin = job.line.target
+        until = target.gate.closed_until + loop_to_wall
+        return PoolPosition(
+            at_target=True,
+            lanes_ahead=_lanes_ahead(job.line, job),
+            silent_until=until if target.is_silent else None,
+            target_limit=target.gate.limit,
+        )
     rate = pool.config.rate_per_minute
     return PoolPosition(
         in_front=held_state(before[0], loop_to_wall) if before else None,
         ahead=len(before),
         lanes_ahead=pool.lanes.ahead_of(lane, job),
         has_free_permit=pool.permits.is_free,
-        rate_wait=pool.gate.seconds_to_wait,
+        share=_share_of(job, pool),
+        rate_wait=pool.rate.seconds_to_wait,
         rate_step=MINUTE / rate if rate else 0.0,
     )
+
+
+def _share_of(job: Job, pool: ProcessPool) -> int | None:
+    """Return the workers of its flow, if that has its share of them."""
+    flow: Flow = job.line.flow
+    return flow.open if flow in beyond_its_share(pool) else None
+
+
+def _is_at_target(job: Job, lane: Lane | None, pool: ProcessPool) -> bool:
+    """Return whether the first message of a group, or one without order, waits for its target."""
+    line: Line = job.line
+    if job in pool.runner.at_gate:
+        return True
+    if lane is None:  # it has a lane of its own, which is not found by a group
+        return any(job in parked for parked in line.parked)
+    return lane.current is None and lane in line.parked
+
+
+def _lanes_ahead(line: Line, job: Job) -> int:
+    """Return how many lanes of its pool go on before the one in which the job is."""
+    places = (place for place, lane in enumerate(line.parked) if job in lane)
+    return next(places, 0)
 
 
 def _order(lane: Lane) -> Iterator[Job]:
@@ -395,6 +464,7 @@ class MessageLookup:
             delivering=sum(job.state is State.DELIVERING for job in held),
             last=self._latest(lambda ended: _has_origin(ended, origin)),
             circuit=self._circuit_of(url),
+            silent_until=self._silent_until(origin),
         )
 
     @property
@@ -418,11 +488,17 @@ class MessageLookup:
         return replace(ended.moved(self._loop_to_wall), target=mask_urls(ended.target))
 
     def _circuit_of(self, target: str | None) -> Circuit | None:
-        where = None if target is None else read_target(target)
+        where = None if target is None else _read_from_history(target)
         if where is None or where.is_local:
             return None
         breaker = self._breakers.find(where.origin)
         return None if breaker is None else circuit_state(breaker, self._loop_to_wall)
+
+    def _silent_until(self, origin: str) -> float | None:
+        target = self._manager.deps.targets.find(origin)
+        if target is None or not target.is_silent:
+            return None
+        return target.gate.closed_until + self._loop_to_wall
 
     def _queue_notes(self) -> tuple[str, ...]:
         """Return what may keep a message in its queue."""
@@ -441,10 +517,16 @@ class MessageLookup:
 
 
 def _has_origin(ended: HandOver, origin: str) -> bool:
+    target = _read_from_history(ended.target)
+    return target is not None and target.origin == origin
+
+
+def _read_from_history(target: str) -> Target | None:
+    """Return None if it is no URL any more: the history masks and cuts targets."""
     try:
-        return read_target(ended.target).origin == origin
-    except BadTarget:  # masked and cut, it may no longer be a URL
-        return False
+        return read_target(target)
+    except BadTarget:
+        return None
 
 
 def _now() -> float:

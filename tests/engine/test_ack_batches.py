@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from router.core.job import Fate
+from router.core.job import Fate, Return
 from router.core.outcome import Reply
+from router.core.returning import ReturnReason
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Disconnected
 from tests.support.fakes import FakeSender
@@ -76,7 +77,7 @@ async def test_what_was_returned_while_its_ack_was_repeated_is_delivered_again()
         queue.hand_over(handed(body("a"), "h", "1", lease=3))
         await asyncio.sleep(2.9)
         (job,) = rig.manager.registry.tracker
-        await job.settler.nack(job, 0.0)
+        await job.settler.nack([Return(job, ReturnReason.STOPPED)])
         await asyncio.sleep(1)  # its lease ends before the ACK is tried again
         queue.hand_over(handed(body("a"), "i", "1", lease=30))
         await asyncio.sleep(5)

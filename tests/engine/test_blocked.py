@@ -116,18 +116,18 @@ async def test_an_open_circuit_is_time_without_progress_too() -> None:
             for _ in range(10):
                 breaker.report(breaker.enter(0.0) or 0, 0.0, ok=False)
             while True:
-                await asyncio.sleep(4.9)
                 now = asyncio.get_running_loop().time()
-                ticket = breaker.enter(now + 0.5)
+                await asyncio.sleep(breaker.retry_at - now - 0.1)
+                ticket = breaker.enter(breaker.retry_at)
                 assert ticket is not None
-                breaker.report(ticket, now, ok=False)
+                breaker.report(ticket, breaker.retry_at, ok=False)
 
         others = rig.tasks.create_task(keep_open())
         await asyncio.sleep(0)
         await rig.publish(*grouped("a", "b"))
-        await asyncio.sleep(899.9)  # it went back at 0, 30, … 870
+        await asyncio.sleep(914)  # it went back at 0, 30, 60, 90, and then with each probe
         before = blocked(rig)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(2)
         others.cancel()
 
         assert rig.sender.sent == []

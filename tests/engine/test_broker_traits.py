@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.dead_letter import Reason
+from router.core.flow import MIN_DEFERRAL_SECONDS
 from router.core.job import Fate
 from router.core.outcome import Reply
 from router.core.warnings import Severity
 from router.engine.chores import Chores
 from router.engine.settle import ACK_LINGER_SECONDS
-from router.ports import Depth, Disconnected, StaleLease, Traits
+from router.ports import BrokerError, Depth, Disconnected, Traits
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import Rig, body, grouped, pool, running
@@ -79,7 +80,7 @@ async def test_what_was_not_returned_may_have_gone_elsewhere_and_is_never_counte
     queue = ScriptedQueue(
         lease_seconds=60,
         traits=Traits(keeps_tally=False),
-        failing={"nack": StaleLease("it is another router's by now")},
+        failing={"nack": BrokerError("it is another router's by now")},
     )
     sender = FakeSender(takes=0)
     sender.script("a", Reply(200, b'{"ack":false}'))
@@ -243,18 +244,19 @@ async def test_order_is_kept_here_also_for_what_is_dispatched_between_two_connec
 
 
 @pytest.mark.rule("ROUTE-5")
-async def test_a_queue_without_order_gets_back_what_its_pool_cannot_take() -> None:
-    queue = ScriptedQueue(holds_groups=False, lease_seconds=60, traits=Traits())
+async def test_a_queue_that_can_defer_gets_back_what_its_pool_cannot_take() -> None:
+    queue = ScriptedQueue(holds_groups=False, lease_seconds=60, traits=Traits(defers=True))
     sender = FakeSender(takes=1000)
     async with running(pool("P", 1), pool("Q"), sender=sender, brokers=Scripted(q=queue)):
-        for first in (0, 40):
-            bodies = [body(str(n), poolCode="P") for n in range(first, first + 40)]
+        for first in (0, 100):
+            bodies = [body(str(n), poolCode="P") for n in range(first, first + 100)]
             bodies.append(body(f"other {first}", poolCode="Q"))
             queue.hand_over(*(handed(each, each, repr(each), lease=60) for each in bodies))
             await asyncio.sleep(1)
 
-        assert len(queue.nacked) == 80 - 51
-        assert {delay for _, _, delay in queue.nacked} == {10.0}
+        # 50 fit, as many wait here until it is known how fast the pool is, and one is sent.
+        assert len(queue.nacked) == 200 - 50 - 50 - 1
+        assert {delay for _, _, delay in queue.nacked} == {MIN_DEFERRAL_SECONDS}
 
 
 @pytest.mark.rule("BRK-5", "OPS-1")
@@ -285,6 +287,23 @@ async def test_deliveries_that_may_outlast_the_brokers_patience_are_told(
         await asyncio.sleep(1)
 
         assert (("BROKER_LIMIT", Severity.WARN) in codes(rig)) == told
+
+
+@pytest.mark.rule("BRK-7")
+async def test_advice_about_a_limit_is_told_once_whenever_it_is_found_out() -> None:
+    queue = ScriptedQueue(lease_seconds=60, traits=Traits())
+    async with running(pool("P"), sender=FakeSender(takes=1), brokers=Scripted(q=queue)) as rig:
+        await asyncio.sleep(1)
+        told_before = codes(rig)
+        queue.traits = Traits(advice="set the limit to -1")
+        for n in range(3):
+            message = body(str(n), poolCode="P")
+            queue.hand_over(handed(message, n, str(n), lease=60))
+            await asyncio.sleep(5)
+
+        told = [(each.code, each.message, each.count) for each in rig.warnings]
+        assert told_before == []
+        assert told == [("BROKER_LIMIT", "q: set the limit to -1", 1)]
 
 
 @pytest.mark.rule("BRK-3")

@@ -44,7 +44,7 @@ class SplitBrokers:
     def open_queue(self, queue: QueueConfig) -> AbstractAsyncContextManager[Broker]:
         return self.consumed.open_queue(queue)
 
-    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
         return self.published.open_publisher(queue)
 
 

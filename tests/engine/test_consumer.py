@@ -18,7 +18,7 @@ from router.core.job import Fate
 from router.core.message import Malformed, ReceivedMessage
 from router.core.outcome import Reply
 from router.core.state import assess
-from router.engine import dispatch
+from router.engine import slices
 from router.engine.broker_guard import CALL_TIMEOUT_SECONDS
 from router.engine.dispatch import read_ahead
 from router.engine.settle import ACK_LINGER_SECONDS
@@ -385,7 +385,7 @@ async def test_what_waits_for_room_is_lost_with_its_connection() -> None:
         await asyncio.sleep(2)
 
         assert waiting == 61
-        assert ended(rig) == {Fate.FORFEITED: 1 + 9}
+        assert ended(rig) == {Fate.FORFEITED: 1 + 10}
 
 
 @pytest.mark.rule("FIFO-1", "CFG-7")
@@ -462,7 +462,7 @@ async def test_a_large_receive_is_read_in_slices_and_routed_as_one_batch() -> No
 async def test_bodies_that_take_long_to_read_leave_as_much_time_to_others(
     monkeypatch: pytest.MonkeyPatch, *, is_slow: bool
 ) -> None:
-    monkeypatch.setattr(dispatch, "LONG_SLICE_SECONDS", 0.0 if is_slow else 60.0)
+    monkeypatch.setattr(slices, "LONG_SLICE_SECONDS", 0.0 if is_slow else 60.0)
     bodies = [body("a", other="[" * 900 * 1024) for _ in range(3)]
     began, cpu_began = now(), time.thread_time()
     await read_ahead([handed(each, n, str(n)) for n, each in enumerate(bodies)])

@@ -9,9 +9,9 @@ import pytest
 from router.core.config import QueueConfig
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
 from router.core.identity import key_of
-from router.core.job import GiveUp
 from router.core.message import MAX_MESSAGE_BYTES, ReceivedMessage, Tally
 from router.core.outcome import Reply
+from router.core.returning import GiveUp
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
 from router.engine.dead_letters import DeadLetterWriter

@@ -5,12 +5,14 @@ import asyncio
 import pytest
 
 from router.core.explain import Explanation, Situation
+from router.core.flow import MIN_DEFERRAL_SECONDS
 from router.core.job import Fate, State
 from router.core.outcome import Reply
 from router.core.target import BadTarget
 from router.engine.state import MOST_NOTES, MessageLookup
-from router.ports import Depth
+from router.ports import Depth, Traits
 from tests.support.fakes import REFUSED, FakeSender
+from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
 
 pytestmark = pytest.mark.anyio
@@ -56,6 +58,17 @@ async def test_what_keeps_messages_in_their_queues_is_told() -> None:
         assert notes == ("queue q: 9 wait in it, when last seen", "pool P is full")
         assert lost[0] == "queue q is not connected"
         assert stopped == ("no queue is consumed",)
+
+
+@pytest.mark.rule("OPS-3")
+async def test_a_message_is_explained_whose_target_is_cut_in_the_history() -> None:
+    target = f"http://[fe80::1%25{'z' * 400}]/hook"
+    async with running(pool("P")) as rig:
+        rig.sender.script("a", Reply(404))
+        await rig.publish(body("a", poolCode="P", mediationTarget=target))
+        await asyncio.sleep(5)
+
+        assert (await why(rig, "a")).situation is Situation.DEAD_LETTER
 
 
 @pytest.mark.rule("OPS-3")
@@ -149,7 +162,7 @@ async def test_a_message_between_two_tries_tells_when_the_next_one_is() -> None:
 @pytest.mark.rule("OPS-3")
 async def test_a_message_whose_pause_is_over_waits_for_a_permit() -> None:
     sender = FakeSender(takes_for={"b": 30}, takes=0)
-    sender.script("a", Reply(503))
+    sender.script("a", Reply(500))
     async with running(pool("P", 1), sender=sender) as rig:
         await rig.publish(*(body(each, poolCode="P", messageGroupId=each) for each in "ab"))
         await asyncio.sleep(2)
@@ -162,12 +175,11 @@ async def test_a_message_whose_pause_is_over_waits_for_a_permit() -> None:
 
 @pytest.mark.rule("OPS-3")
 async def test_a_message_that_no_pool_had_room_for_waits_for_room() -> None:
-    sender = FakeSender(takes=99)
-    async with running(pool("P", 1), pool("R", 1), queues=[FREE_QUEUE], sender=sender) as rig:
-        for first in (0, 50):
-            ids = range(first, first + 50)
-            await rig.publish(*(body(f"m{n}", poolCode="P") for n in ids), queue=FREE_QUEUE)
-            await asyncio.sleep(5)
+    sender, queue = FakeSender(takes=99), ScriptedQueue(holds_groups=False)
+    async with running(pool("P", 1), pool("R", 1), sender=sender, brokers=Scripted(q=queue)) as rig:
+        for n in range(100):
+            queue.hand_over(handed(body(f"m{n}", poolCode="P"), n, str(n)))
+        await asyncio.sleep(5)
 
         assert (await why(rig, "m99")).situation is Situation.WAITING_FOR_ROOM
 
@@ -198,6 +210,30 @@ async def test_a_returned_message_tells_until_when_and_why() -> None:
         assert found.situation is Situation.RETURNED
         assert found.until == pytest.approx(60, abs=0.1)
         assert found.text == "returned to q until 1970-01-01T00:01:00Z (HTTP 429)"
+
+
+@pytest.mark.rule("OPS-3", "ROUTE-5")
+@pytest.mark.parametrize(
+    ("after", "text"),
+    [
+        (5, "deferred until 1970-01-01T00:00:10Z, because pool P was full at 1970-01-01T00:00:00Z"),
+        (15, "waiting in its queue, because pool P was full at 1970-01-01T00:00:00Z"),
+    ],
+)
+async def test_a_message_whose_pool_was_full_tells_until_when_it_is_deferred(
+    after: float, text: str
+) -> None:
+    queue = ScriptedQueue(traits=Traits(defers=True))
+    pools, sender = (pool("P", 1), pool("R", 1)), FakeSender(takes=99)
+    async with running(*pools, sender=sender, brokers=Scripted(q=queue)) as rig:
+        for n in range(110):
+            queue.hand_over(handed(body(f"m{n}", poolCode="P"), n, str(n)))
+        await asyncio.sleep(after)
+
+        found = await why(rig, "m109")
+
+        assert (found.situation, found.until) == (Situation.DEFERRED, MIN_DEFERRAL_SECONDS)
+        assert found.text == text
 
 
 @pytest.mark.rule("OPS-3")
@@ -401,7 +437,7 @@ async def test_a_history_tells_of_each_visit_and_of_what_is_held() -> None:
 @pytest.mark.rule("OPS-3")
 async def test_a_target_whose_last_message_is_away_waits_for_its_return() -> None:
     sender = FakeSender(takes=0)
-    sender.script("a", Reply(429, retry_after="60"))
+    sender.script("a", Reply(500, retry_after="60"))
     async with running(pool("P"), sender=sender) as rig:
         await rig.publish(body("a", poolCode="P"))
         await asyncio.sleep(10)

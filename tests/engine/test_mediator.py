@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 
 import pytest
 
 from router.core.config import PoolConfig, RetryPolicy
 from router.core.job import Fate, Job, State
+from router.core.lanes import Flow, Lanes
 from router.core.outcome import Answer, Cause, Metric, NoReply, Outcome, Reply
+from router.core.stats import FaultCounts
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.delivery import Mediator
+from router.engine.targets import Line, TargetOrigin
 from tests.support.fakes import OK, REFUSED, TIMED_OUT, FakeSender
 from tests.support.jobs import make_job
 from tests.support.rig import FREE_QUEUE, body, grouped, pool, running
@@ -19,6 +22,7 @@ from tests.support.rig import FREE_QUEUE, body, grouped, pool, running
 pytestmark = pytest.mark.anyio
 
 COURIER = "router.engine.delivery"
+ORIGIN = "http://target.test:80"
 UNAVAILABLE = Reply(503)
 UNFORESEEN = NoReply(Cause.UNFORESEEN, "who knows")
 
@@ -116,11 +120,17 @@ class TestTries:
 
 
 @pytest.mark.rule("MED-4", "WQ-5", "P5")
-async def test_what_the_router_lacks_itself_is_blamed_on_no_target_and_is_no_attempt() -> None:
+@pytest.mark.parametrize(
+    ("cause", "delay"),
+    [(Cause.OVERLOADED, 10), (Cause.NO_NAMES, 30), (Cause.NO_PROXY, 30)],
+)
+async def test_what_the_router_lacks_itself_is_blamed_on_no_target_and_is_no_attempt(
+    cause: Cause, delay: float
+) -> None:
     sender = FakeSender(takes=1)
     retry = RetryPolicy(max_attempts=1, schedule=(5.0,))
     for number in range(12):
-        sender.script(str(number), *[NoReply(Cause.OVERLOADED, "nothing left")] * 3)
+        sender.script(str(number), *[NoReply(cause, "nothing left")] * 3)
     async with running(pool(concurrency=20, retry=retry), sender=sender) as rig:
         for number in range(12):
             target = f"http://svc{number % 2}.test/"
@@ -130,12 +140,44 @@ async def test_what_the_router_lacks_itself_is_blamed_on_no_target_and_is_no_att
         nacks = list(rig.witness.nacks)
         await asyncio.sleep(60)
 
-        assert {(when, delay) for when, _, delay in nacks} == {(6, 10)}
+        assert {(when, returned_for) for when, _, returned_for in nacks} == {(6, delay)}
         assert len(nacks) == 12
         assert (warning.code, warning.message) == ("CONFIGURATION", "nothing left")
         assert {breaker.failures for breaker in rig.breakers.all()} == {0}
+        assert rig.manager.deps.targets.faults.read() == {
+            (f"http://svc{n}.test:80", "router"): 18 for n in range(2)
+        }
         assert Counter(rig.sender.requests) == {(str(n), 1): 4 for n in range(12)}
         assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 12
+
+
+@pytest.mark.rule("MED-4", "WQ-5")
+async def test_a_name_that_only_just_fails_opens_no_circuit_and_uses_no_attempt() -> None:
+    sender = FakeSender(takes=1)
+    for number in range(12):
+        sender.script(str(number), *[NoReply(Cause.UNRESOLVED, "try again")] * 3)
+    async with running(pool(concurrency=20), sender=sender) as rig:
+        for number in range(12):
+            await rig.publish(*grouped(str(number), group=str(number)))
+        await asyncio.sleep(10)
+
+        assert {tally.failures for tally in rig.witness.tallies.values()} == {0}
+        assert rig.breakers.of(ORIGIN).failures == 0
+        assert rig.manager.deps.targets.faults.read() == {(ORIGIN, "network"): 36}
+        assert rig.codes == set()
+
+
+@pytest.mark.rule("MED-3", "OPS-2")
+async def test_a_target_that_is_gone_is_named_by_its_masked_url() -> None:
+    async with running(pool(), sender=answering(Reply(410))) as rig:
+        await rig.publish(*grouped("a", mediationTarget="http://joe:pw@svc.test/hook?key=secret"))
+        await asyncio.sleep(20)
+
+        (warning,) = rig.warnings
+        assert (warning.code, warning.severity.name) == ("TARGET_GONE", "ERROR")
+        assert warning.message == "http://***@svc.test/hook?***: HTTP 410"
+        (letter,) = rig.letters.letters
+        assert letter.reason.value == "CONFIG_ERROR"
 
 
 class TestOutcomes:
@@ -230,13 +272,14 @@ async def test_the_delay_of_an_open_circuit_is_spread() -> None:
         return high
 
     async with running() as rig:
-        mediator = Mediator(
-            FakeSender(), breakers, rig.alerts, timeout=1.0, jitter=jitter, wall=lambda: 0.0
-        )
-        breaker = breakers.of("http://target.test:80")
+        mediator = Mediator(FakeSender(), rig.alerts, timeout=1.0, jitter=jitter, wall=lambda: 0.0)
+        job = make_job()
+        target = TargetOrigin(ORIGIN, breakers.of(ORIGIN), FaultCounts())
+        job.line = Line(target, Flow(Lanes()), lambda _: None, OrderedDict())
+        breaker = target.breaker
         for _ in range(10):
             breaker.report(breaker.enter(0.0) or 0, 0.0, ok=False)
-        outcome = await mediator.attempt(make_job(), pool())
+        outcome = await mediator.attempt(job, pool())
 
     assert asked == [(0.9, 1.1)]
     assert (outcome.rule.metric, outcome.cause) == (Metric.TRANSIENT, Cause.CIRCUIT_OPEN)

@@ -35,12 +35,7 @@ def deferred(**said: object) -> Reply:
         ([deferred(delaySeconds=44.1)], 1, 45),
         ([deferred()], 1, 30),
         ([Reply(429)], 1, 30),
-        ([Reply(429, retry_after="45")], 1, 45),
-        ([Reply(429, retry_after="Thu, 01 Jan 1970 00:02:00 GMT")], 1, 120),  # at second 0
-        ([Reply(503, retry_after="45")], 1, 45),
         ([Reply(500, retry_after="5")], 1, 5),
-        ([Reply(503, retry_after="Thu, 01 Jan 1970 00:02:00 GMT")], 1, 120),
-        ([UNAVAILABLE, Reply(503, retry_after="45")], 2, 45),
         ([Reply(503, retry_after="soon")] * 3, 3, 30),
         ([Reply(307, retry_after="45")], 1, 45),
         ([Reply(307)], 1, 30),
@@ -61,6 +56,28 @@ async def test_without_a_policy_the_reply_says_when_it_comes_back(
         assert rig.sender.sent[:tries] == [(at, "a") for at in (0, 2, 5)[:tries]]
         assert rig.witness.nacks == [(ends_at, "a", delay)]
         assert rig.sender.sent[tries:] == [(ends_at + delay, "a")]
+
+
+@pytest.mark.rule("MED-3", "GATE-1")
+@pytest.mark.parametrize(
+    ("answers", "ends_at", "delay", "silence"),
+    [
+        ([Reply(429, retry_after="45")], 1, 45, 47.25),
+        ([Reply(429, retry_after="Thu, 01 Jan 1970 00:02:00 GMT")], 1, 120, 122.5),  # at second 0
+        ([Reply(503, retry_after="45")], 1, 45, 47.25),
+        ([Reply(503, retry_after="Thu, 01 Jan 1970 00:02:00 GMT")], 1, 120, 122.5),
+        ([UNAVAILABLE, Reply(503, retry_after="45")], 3, 45, 47.25),
+    ],
+)
+async def test_a_message_comes_back_at_its_time_and_waits_for_the_end_of_the_silence(
+    answers: list[Answer], ends_at: float, delay: float, silence: float
+) -> None:
+    async with running(pool(), sender=answering(*answers)) as rig:
+        await rig.publish(*grouped("a"))
+        await asyncio.sleep(200)
+
+        assert rig.witness.nacks == [(ends_at, "a", delay)]
+        assert rig.sender.sent[len(answers) :] == [(ends_at + silence, "a")]
 
 
 @pytest.mark.rule("WQ-5")
@@ -156,7 +173,8 @@ async def test_what_the_target_calls_permanent_is_a_dead_letter_at_once(
         await rig.publish(*grouped("a", "b"))
         await asyncio.sleep(200)
 
-        assert rig.sender.sent == [(0, "a"), (1, "b")]
+        silence = 62.5 if answer.retry_after else 0.0
+        assert rig.sender.sent == [(0, "a"), (1 + silence, "b")]
         (letter,) = rig.letters.letters
         assert (letter.reason.value, letter.http_status) == ("PERMANENT", answer.status)
         assert rig.warnings == []

@@ -10,13 +10,14 @@ import pytest
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.dead_letter import Reason
 from router.core.identity import MessageKey
-from router.core.job import Fate
+from router.core.job import Fate, Return
 from router.core.message import ReceivedMessage
 from router.core.outcome import Cause, NoReply, Reply
+from router.core.returning import ReturnReason
 from router.core.warnings import Severity
 from router.engine import settle
 from router.engine.settle import ACK_LINGER_SECONDS
-from router.ports import Disconnected, QueueRefused, StaleLease
+from router.ports import BrokerError, Disconnected, QueueRefused
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost, not_now
 from tests.support.rig import Rig, body, ended, grouped, pool, running
@@ -168,7 +169,7 @@ async def test_what_died_is_acknowledged_as_dead_however_late() -> None:
 
 @pytest.mark.rule("BRK-3")
 async def test_a_failed_message_is_not_remembered() -> None:
-    queue = ScriptedQueue(lease_seconds=30, failing={"nack": StaleLease("too late")})
+    queue = ScriptedQueue(lease_seconds=30, failing={"nack": BrokerError("too late")})
     sender = FakeSender()
     sender.script("a", DEFER)
     async with scripted(queue, sender) as rig:
@@ -262,7 +263,7 @@ async def test_a_malformed_message_is_kept_removed_and_reported() -> None:
 
 @pytest.mark.rule("BRK-2")
 async def test_a_malformed_message_that_cannot_be_removed_comes_again() -> None:
-    queue = ScriptedQueue(lease_seconds=30, failing={"ack failed": StaleLease("too late")})
+    queue = ScriptedQueue(lease_seconds=30, failing={"ack failed": BrokerError("too late")})
     async with scripted(queue) as rig:
         queue.hand_over(handed(b"not json", "bad", "1", lease=30))
         await asyncio.sleep(5)
@@ -367,7 +368,7 @@ async def test_the_ack_of_a_dead_letter_that_fails_leaves_the_others_alone() -> 
 
 @pytest.mark.rule("BRK-4", "ROUTE-7")
 async def test_a_nack_that_fails_ends_the_job_all_the_same() -> None:
-    queue = ScriptedQueue(lease_seconds=30, failing={"nack": StaleLease("too late")})
+    queue = ScriptedQueue(lease_seconds=30, failing={"nack": BrokerError("too late")})
     sender = FakeSender()
     sender.script("a", DEFER)
     async with scripted(queue, sender) as rig:
@@ -407,8 +408,8 @@ async def test_what_is_settled_twice_by_mistake_ends_once(nack_takes: float) -> 
         queue.hand_over(handed(body("a"), "h", "1", lease=30))
         await asyncio.sleep(0.5)
         (job,) = rig.manager.registry.tracker
-        await job.settler.nack(job, 0.0)
-        await job.settler.nack(job, 0.0)
+        await job.settler.nack([Return(job, ReturnReason.STOPPED)])
+        await job.settler.nack([Return(job, ReturnReason.STOPPED)])
         await asyncio.sleep(5)
 
         assert sum(ended(rig).values()) == 1
@@ -478,7 +479,7 @@ class TestLog:
 
     @pytest.mark.rule("BRK-4")
     async def test_a_nack_that_fails(self, lines: Lines) -> None:
-        queue = ScriptedQueue(lease_seconds=30, failing={"nack": StaleLease("oops")})
+        queue = ScriptedQueue(lease_seconds=30, failing={"nack": BrokerError("oops")})
         sender = FakeSender()
         sender.script("a", DEFER)
         async with scripted(queue, sender):
@@ -488,7 +489,7 @@ class TestLog:
             assert lines() == [("INFO", None, True)]
 
     async def test_an_ack_that_fails_and_comes_too_late(self, lines: Lines) -> None:
-        queue = ScriptedQueue(lease_seconds=30, failing={"ack": StaleLease("oops")})
+        queue = ScriptedQueue(lease_seconds=30, failing={"ack": BrokerError("oops")})
         async with scripted(queue):
             queue.hand_over(handed(body("a"), "h", "1", lease=1.1))
             await asyncio.sleep(5)
@@ -517,7 +518,7 @@ class TestLog:
     async def test_a_copy_and_a_malformed_message_that_cannot_be_removed(
         self, lines: Lines
     ) -> None:
-        refused = StaleLease("oops")
+        refused = BrokerError("oops")
         queue = ScriptedQueue(lease_seconds=30, failing={"ack": refused, "ack failed": refused})
         async with scripted(queue, FakeSender(takes=20)):
             queue.hand_over(

@@ -9,7 +9,7 @@ from router.core.job import Fate
 from router.core.warnings import Severity
 from router.engine.queue_manager import shut_down
 from router.engine.settle import ACK_LINGER_SECONDS
-from router.ports import Disconnected, StaleLease
+from router.ports import BrokerError, Disconnected
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import FREE_QUEUE, Rig, body, ended, grouped, pool, running
@@ -146,6 +146,31 @@ async def test_what_waits_to_be_returned_is_lost_with_its_connection() -> None:
         assert ended(rig) == {Fate.FORFEITED: 3}
 
 
+@pytest.mark.rule("BRK-6", "OPS-6")
+async def test_a_copy_that_waits_for_others_to_be_returned_is_lost_with_the_connection() -> None:
+    queue = ScriptedQueue(takes={"nack": 10}, failing={"ack": Disconnected("gone")})
+    sender = FakeSender(takes=5)
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(body("a"), "h", "1"))
+        await asyncio.sleep(1)
+        queue.is_deaf = True
+        await asyncio.sleep(1)
+        settler = rig.manager.consumers["q"].connections[0].settler
+        await rig.apply(pool("P"), queues=())
+        queue.is_deaf = False
+        queue.hand_over(handed(body("b"), "late", "2"))
+        await asyncio.sleep(1)
+        copy = handed(body("c"), "copy", "3")
+        rig.manager.registry.receive(1, settler.counts, now())
+        rig.manager.registry.hold_untracked(copy)
+        settler.readmit(copy)  # as when the message that it is a copy of has ended
+        await asyncio.sleep(10)
+
+        assert queue.nacked == []
+        assert ended(rig) == {Fate.FORFEITED: 3}
+        assert rig.manager.registry.unaccounted == 0
+
+
 @pytest.mark.rule("OPS-4")
 @pytest.mark.parametrize("grace", [5, 30])
 async def test_a_receive_that_never_returns_is_ended_after_twenty_five_seconds(
@@ -202,7 +227,7 @@ async def test_what_waited_for_a_draining_pool_goes_back_and_starts_no_delivery(
 
 @pytest.mark.rule("OPS-4")
 @pytest.mark.parametrize(
-    "fault", [{"nack": StaleLease("too late")}, {"nack": Disconnected("gone")}]
+    "fault", [{"nack": BrokerError("too late")}, {"nack": Disconnected("gone")}]
 )
 async def test_messages_that_could_not_be_returned_are_counted(
     fault: dict[str, Exception],
@@ -237,7 +262,7 @@ async def test_a_broker_that_does_not_answer_cannot_hold_up_the_end() -> None:
 
 @pytest.mark.rule("OPS-4", "BRK-3")
 async def test_acks_that_are_being_repeated_are_given_up() -> None:
-    queue = ScriptedQueue(lease_seconds=3600, failing={"ack": StaleLease("not now")})
+    queue = ScriptedQueue(lease_seconds=3600, failing={"ack": BrokerError("not now")})
     async with running(pool("P"), sender=FakeSender(takes=1), brokers=Scripted(q=queue)) as rig:
         queue.hand_over(handed(body("a"), "h", "1", lease=3600))
         await asyncio.sleep(5)

@@ -97,14 +97,14 @@ async def test_what_a_task_says_is_kept_and_never_logged(caplog: pytest.LogCaptu
 @pytest.mark.rule("CMD-8")
 async def test_no_circuit_opens_and_none_stops_a_task(one_breaker: bool) -> None:
     sender = FakeSender()
-    for each in range(4):
+    for each in range(10):
         sender.script(f"http{each}", *[NoReply(Cause.NETWORK)] * 3)
     tasks = FakeTasks(deque([FAILED] * 20))
     async with running(
         pool(concurrency=20), sender=sender, tasks=tasks, one_breaker=one_breaker
     ) as rig:
         await rig.publish(
-            *(body(f"http{each}", poolCode="P", messageGroupId=str(each)) for each in range(4))
+            *(body(f"http{each}", poolCode="P", messageGroupId=str(each)) for each in range(10))
         )
         await asyncio.sleep(6)
         await rig.publish(*(task(f"a{each}", messageGroupId=f"t{each}") for each in range(20)))

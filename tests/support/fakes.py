@@ -1,6 +1,7 @@
 """Fakes, not mocks: each one is a small, honest implementation of a port."""
 
 import asyncio
+import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -10,10 +11,12 @@ from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
 from router.core.history import HandOver
 from router.core.message import Message, Mode
 from router.core.outcome import Answer, Cause, NoReply, Reply
+from router.core.target import read_target
 from router.core.trace import Span
 from router.ports import StoreError
 
 OK = Reply(200)
+BUSY = Reply(503)
 REFUSED = NoReply(Cause.NETWORK, "connection refused")
 TIMED_OUT = NoReply(Cause.TIMEOUT, "timed out")
 
@@ -140,3 +143,40 @@ class FakeLetters:
 
     async def discard(self, letter_id: int) -> bool:
         raise NotImplementedError
+
+
+REFUSAL_SECONDS = 0.005
+
+
+@dataclass
+class BusySender(FakeSender):
+    """Targets that take `most` requests at once, by host, and refuse what exceeds them."""
+
+    most: dict[str, int] = field(default_factory=dict)  # a host without a number takes any
+    refusal: Answer = BUSY
+    host_takes: dict[str, float] = field(default_factory=dict)
+    inside: Counter[str] = field(default_factory=Counter)
+    most_inside: Counter[str] = field(default_factory=Counter)
+    refused: list[tuple[float, str]] = field(default_factory=list)  # when, and the message
+
+    async def send(
+        self,
+        message: Message,
+        request: int,
+        timeout: float,
+        span: Span,
+        max_attempts: int | None = None,
+    ) -> Answer:
+        host = read_target(message.target).host
+        if self.inside[host] >= self.most.get(host, sys.maxsize):
+            self.sent.append((asyncio.get_running_loop().time(), message.id))
+            self.refused.append(self.sent[-1])
+            await asyncio.sleep(REFUSAL_SECONDS)
+            return self.refusal
+        self.inside[host] += 1
+        self.most_inside[host] = max(self.most_inside[host], self.inside[host])
+        self.takes_for[message.id] = self.host_takes.get(host, self.takes)
+        try:
+            return await super().send(message, request, timeout, span, max_attempts)
+        finally:
+            self.inside[host] -= 1

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.identity import MessageKey
-from router.core.job import NEVER, Batch, GiveUp, Job
+from router.core.job import NEVER, Batch, Job, Return
 from router.core.message import DEFAULT_GROUP, Message, ReceivedMessage, Tally
+from router.core.outcome import Ending
+from router.core.returning import GiveUp
 
 QUEUE = QueueConfig(name="q", uri="memory://q")
 
@@ -19,6 +21,7 @@ class FakeSettler:
     queue_name: str = "q"
     holds_groups: bool = True
     is_ordered_here: bool = False
+    keeps_endings: bool = False
     retry: RetryPolicy | None = None
     told: list[tuple[str, str]] = field(default_factory=list)
 
@@ -29,8 +32,10 @@ class FakeSettler:
         self.told.append((why.reason.value, job.message.id))
         return True
 
-    async def nack(self, job: Job, delay: float, error: str = "") -> None:
-        self.told.append((f"nack {delay:g} {error}".rstrip(), job.message.id))
+    async def nack(self, returns: Sequence[Return]) -> None:
+        for each in returns:
+            told = f"nack {each.delay:g} {each.error}".rstrip()
+            self.told.append((told, each.job.message.id))
 
     async def extend(self, job: Job) -> bool:
         self.told.append(("extend", job.message.id))
@@ -45,9 +50,24 @@ class FakeSettler:
     def release(self, job: Job) -> None:
         self.told.append(("release", job.message.id))
 
-    def discard(self, received: ReceivedMessage, error: str = "") -> None:
-        _ = error
+    def discard(
+        self, received: ReceivedMessage, error: str = "", ending: Ending | None = None
+    ) -> None:
+        _ = error, ending
         self.told.append(("discard", str(received.broker_id)))
+
+    def note_batch(self, batch: Batch) -> None:
+        """Take no note."""
+
+    def place(self, job: Job) -> bool:
+        return bool(job)
+
+    async def refuse(self, jobs: Sequence[Job]) -> None:
+        self.told += [("refuse", job.message.id) for job in jobs]
+
+    def take_waiting(self, head: Job) -> Sequence[Job]:
+        _ = head
+        return ()
 
     def readmit(self, received: ReceivedMessage) -> None:
         self.told.append(("readmit", str(received.broker_id)))

@@ -51,7 +51,8 @@ def grouped(*ids: str, group: str = "g", **fields: Any) -> list[bytes]:
 
 
 def pool(code: str = "P", concurrency: int = 10, **settings: Any) -> PoolConfig:
-    return PoolConfig(code=code, concurrency=concurrency, **settings)
+    """Return a pool that takes as much as it may hold, unless told otherwise."""
+    return PoolConfig(code=code, concurrency=concurrency, **{"take_ahead": 1000} | settings)
 
 
 def _zero() -> float:
@@ -83,9 +84,7 @@ class Rig:
         await self.manager.apply(self.config)
 
     async def publish(self, *bodies: bytes, queue: QueueConfig = QUEUE) -> None:
-        opened = self.brokers.open_publisher(queue)
-        assert opened is not None
-        async with opened as publisher:
+        async with self.brokers.open_publisher(queue) as publisher:
             await publisher.publish(
                 [
                     Publication(message=parse(each), body=each, dedup_key=parse(each).id)
@@ -137,7 +136,6 @@ async def running(
     breakers = Breakers(on_change=lambda _: None, one_for_all=one_breaker)
     mediator = Mediator(
         sender,
-        breakers,
         alerts,
         timeout=900.0,
         jitter=middle,
@@ -153,6 +151,7 @@ async def running(
             brokers=witness,
             store=letters,
             new_id=lambda: "NEW",
+            breakers=breakers,
             leadership=leadership,
             longest_delivery=longest_delivery,
             journal=journal,

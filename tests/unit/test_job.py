@@ -2,6 +2,7 @@
 
 import pytest
 
+from router.core.job import NEVER
 from tests.support.jobs import make_batch, make_job
 
 
@@ -10,14 +11,24 @@ def test_a_job_shows_how_far_it_got_and_no_secret() -> None:
     assert repr(make_job("a")) == "<Job a queued requests=0>"
 
 
-@pytest.mark.rule("ROUTE-5")
+@pytest.mark.rule("MED-4")
 @pytest.mark.parametrize(
-    ("left", "requests", "sent_nothing"), [(1, 0, True), (2, 0, False), (1, 1, False)]
+    ("left", "requests", "probe_at", "was_refused", "is_dark"),
+    [
+        (0, 0, 5.0, False, True),
+        (1, 0, 5.0, False, False),
+        (0, 1, 5.0, False, False),
+        (0, 0, NEVER, False, False),
+        (0, 0, 5.0, True, False),
+    ],
 )
-def test_a_batch_that_ended_without_a_request_was_fruitless(
-    left: int, requests: int, *, sent_nothing: bool
+def test_a_batch_is_dark_if_open_circuits_sent_all_of_it_back(
+    left: int, requests: int, probe_at: float, *, was_refused: bool, is_dark: bool
 ) -> None:
     batch = make_batch()
     batch.left, batch.requests = left, requests
+    batch.was_refused = was_refused
+    batch.probe(probe_at)
+    batch.probe(NEVER)
 
-    assert batch.end_one() is sent_nothing
+    assert batch.is_dark is is_dark

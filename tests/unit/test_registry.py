@@ -12,21 +12,46 @@ from tests.support.jobs import make_job
 TRIED = Tally(failures=2, requests=5)
 
 
+def note(journal: Journal, **endings: Ending | None) -> None:
+    for message_id, ending in endings.items():
+        job = make_job(message_id)
+        job.ending = ending
+        journal.note([job], Fate.DELIVERED, 0.0)
+
+
+def endings(journal: Journal) -> list[Ending | None]:
+    return [each.ending for each in reversed(list(journal.latest_first()))]
+
+
 @pytest.mark.rule("P4")
 def test_the_oldest_results_are_forgotten_when_they_take_too_much_memory() -> None:
     journal = Journal()
     old, new = Ending(result=b"1" * (RESULT_BYTES - 1)), Ending(result=b"22")
 
-    journal.limit_results([None, Ending(), old])
-    assert (old.result is None, old.result_omitted) == (False, False)
+    note(journal, plain=None, none=Ending(), old=old)
+    (read_before,) = journal.of_message("old")
+    assert read_before.ending == old
 
-    journal.limit_results([new])
-    assert (old.result, old.result_omitted) == (None, True)
-    assert (new.result, new.result_omitted) == (b"22", False)
+    note(journal, new=new)
+    assert endings(journal) == [None, Ending(), Ending(result_omitted=True), new]
+    assert read_before.ending == Ending(result=b"1" * (RESULT_BYTES - 1))  # a reader keeps its own
 
     last = Ending(result=b"3" * (RESULT_BYTES - 2))  # with the new one it fits exactly
-    journal.limit_results([last])
-    assert (new.result, last.result_omitted) == (b"22", False)
+    note(journal, last=last)
+    assert endings(journal)[-2:] == [new, last]
+
+
+@pytest.mark.rule("P4")
+def test_a_result_whose_hand_over_is_forgotten_needs_no_room() -> None:
+    journal = Journal(capacity=2)
+    half = Ending(result=b"1" * (RESULT_BYTES // 2))
+
+    note(journal, first=half, second=half)
+    note(journal, third=None, fourth=half)
+
+    assert endings(journal) == [None, half]
+    note(journal, fifth=half)
+    assert endings(journal) == [half, half]
 
 
 @pytest.mark.rule("WQ-5")

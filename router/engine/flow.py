@@ -1,0 +1,537 @@
+"""Flow control of one queue: how much may be asked for, and what becomes of what does not fit.
+
+`FlowControl.ask` answers why a queue does not poll. A message whose pool is full holds up no other
+pool of its queue (ROUTE-5). How depends on what the broker can do, which its traits say:
+
+- with a selector, messages of full pools are not asked for, and surplus ones go back at once;
+- if messages can be deferred, they go back until it is their turn;
+- otherwise they are held here, in order, until their pool has room.
+
+The last two look ahead: they take messages that do not fit, in order to reach those that do. The
+look-ahead is bounded, and used only for pools of this queue: those for which it brought messages in
+the last ten minutes. Now and then the queue is searched for others.
+"""
+
+import asyncio
+import heapq
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from router.core.config import MAX_BATCH_MESSAGES, QueueConfig
+from router.core.flow import (
+    IDLE_SECONDS,
+    MIN_DEFERRAL_SECONDS,
+    Search,
+    deferral_seconds,
+    possible_rate,
+)
+from router.core.identity import MessageKey
+from router.core.job import NEVER, Batch, Job, Return, Settler, State
+from router.core.lanes import ordering_group
+from router.core.message import DEFAULT_POOL
+from router.core.returning import Jitter, ReturnReason
+from router.core.warnings import Code
+from router.engine.alerts import Warn
+from router.engine.pool import Pools, ProcessPool
+from router.ports import PoolFilter, PoolSelector, Traits
+
+POOL_REMEMBERED_SECONDS: Final = 600.0
+MAX_POOLS_REMEMBERED: Final = 1_000  # of one queue, by the code that messages name
+DEFERRED_LOOK_AHEAD_MESSAGES: Final = 10_000
+HELD_LOOK_AHEAD_MESSAGES: Final = 2_000
+LEAST_SECONDS: Final = 1.0  # for which a message goes back to a queue with a selector
+SOON_SECONDS: Final = 2.0  # what a pool takes within this time is held rather than deferred
+RATE_MINUTES: Final = 2  # the current one and the one before: at least a whole minute
+DEFERRED_STEP_SECONDS: Final = 0.05  # between two deferred messages of a group
+BEHIND_SECONDS: Final = 1.0  # until one comes back that waits only for those in front of it
+DARK_RECEIVES: Final = 3  # one after the other, until a queue is only probed
+OVERDUE_SECONDS: Final = 60.0  # a deferred message that is later than this went elsewhere
+
+
+class Ask(Struct, frozen=True):
+    """What a consumer may ask its broker for."""
+
+    limit: int  # messages
+    pools: PoolFilter | None = None  # None: of any pool
+
+
+class ByteBudget(Struct):
+    """The bytes that all queues together may hold for full pools (P4)."""
+
+    limit: int
+    used: int = 0
+
+    @property
+    def is_used_up(self) -> bool:
+        return self.used >= self.limit
+
+
+class Deferred(Struct, eq=False):
+    """One message that went back because its pool was full."""
+
+    key: MessageKey
+    pool: str  # the code that it names
+    group: str | None  # None: its broker keeps the order
+    number: int  # of its pool, in the order in which they went back for the first time
+    before: "Deferred | None" = None  # of its group: it has to come back first
+    due: float = 0.0
+    has_gone: bool = False  # it has found its place, or went elsewhere
+
+
+class DeferredMessages:
+    """What went back because its pool was full, and has not found its place since."""
+
+    def __init__(self) -> None:
+        self.by_pool: Counter[str] = Counter()  # those that are not due yet
+        self._all: dict[MessageKey, Deferred] = {}
+        # By pool and group, where the router keeps the order.
+        self._groups: dict[tuple[str, str], dict[MessageKey, Deferred]] = {}
+        self._due: list[tuple[float, int, Deferred]] = []  # a heap
+        self._late: deque[tuple[float, Deferred]] = deque()  # due, and expected to come back
+        self._last: Counter[str] = Counter()  # numbers, by pool
+        self._gone: Counter[str] = Counter()  # how many have gone, likewise
+        self._pushed = 0
+
+    def ahead(self, job: Job) -> int:
+        """Return how many deferred messages of its pool come before a job, about, and itself."""
+        found, code = self._all.get(job.key), _code(job)
+        number = self._last[code] + 1 if found is None else found.number
+        return max(number - self._gone[code], 1)
+
+    def add(self, job: Job, due: float, *, keep_order: bool) -> float:
+        """Note a deferred message. Return when it is due: never before those of its group."""
+        code = _code(job)
+        found = self._all.get(job.key) or self._enter(job, code, keep_order=keep_order)
+        if found.before is not None and not found.before.has_gone:
+            due = max(due, found.before.due + DEFERRED_STEP_SECONDS)
+        found.due = due
+        self._pushed += 1
+        heapq.heappush(self._due, (due, self._pushed, found))
+        self.by_pool[code] += 1
+        return due
+
+    def _enter(self, job: Job, code: str, *, keep_order: bool) -> Deferred:
+        self._last[code] += 1
+        found = Deferred(job.key, code, job.group if keep_order else None, self._last[code])
+        self._all[job.key] = found
+        if found.group is not None:
+            group = self._groups.setdefault((code, found.group), {})
+            if group:
+                found.before = group[next(reversed(group))]
+            group[job.key] = found
+        return found
+
+    def count(self, now: float) -> int:
+        """Return how many are not due yet."""
+        while self._due and self._due[0][0] <= now:
+            due, _, found = heapq.heappop(self._due)
+            self._late.append((due, found))
+            self.by_pool[found.pool] -= 1
+            if not self.by_pool[found.pool]:
+                del self.by_pool[found.pool]
+        while self._late and self._late[0][0] + OVERDUE_SECONDS < now:
+            due, found = self._late.popleft()
+            if found.due == due and not found.has_gone:
+                self._remove(found)
+        return len(self._due)
+
+    @property
+    def next_due(self) -> float:
+        return self._due[0][0] if self._due else NEVER
+
+    def is_behind(self, job: Job, now: float) -> bool:
+        """Return whether a deferred message of its group has to come back before this job."""
+        self.count(now)
+        group = self._groups.get((_code(job), job.group))
+        return group is not None and next(iter(group)) != job.key
+
+    def forget(self, job: Job) -> None:
+        """Forget a message: it has found its place."""
+        found = self._all.get(job.key)
+        if found is not None:
+            self._remove(found)
+
+    def _remove(self, found: Deferred) -> None:
+        found.has_gone, found.before = True, None
+        del self._all[found.key]
+        code = found.pool
+        self._gone[code] += 1
+        if self._gone[code] == self._last[code]:
+            del self._gone[code], self._last[code]
+        if found.group is not None:
+            group = self._groups[code, found.group]
+            del group[found.key]
+            if not group:
+                del self._groups[code, found.group]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+class FlowControl:
+    """One for all connections of a queue."""
+
+    def __init__(
+        self,
+        queue: QueueConfig,
+        pools: Pools,
+        budget: ByteBudget,
+        warn: Warn,
+        *,
+        jitter: Jitter,
+    ) -> None:
+        self.waiting = 0  # messages that are held here until their pool has room
+        self.is_used_up = False  # the look-ahead, while messages of other pools may be behind it
+        self._queue = queue
+        self._pools = pools
+        self._budget = budget
+        self._warn = warn
+        self._jitter = jitter
+        self._loop = asyncio.get_running_loop()
+        self._most = min(queue.max_messages or MAX_BATCH_MESSAGES, MAX_BATCH_MESSAGES)
+        self._brought: dict[str, float] = {}  # when last, by the pool that messages name
+        self._since: dict[str, float] = {}  # when first, likewise
+        self._noted: set[str] = set()  # those of the latest receive
+        self._lines: dict[str, deque[Job]] = {}  # what is held here, likewise, in order
+        self._groups: Counter[tuple[str, str]] = Counter()  # of what is held, by pool and group
+        self.deferred = DeferredMessages()
+        self._search = Search()
+        self._batches: deque[Batch] = deque(maxlen=DARK_RECEIVES)  # the latest
+        self._may_be_behind = False  # whether anything is held, deferred or refused
+        self._refused: set[object] = set()  # groups that the latest batch brought, and had no room
+        self._selectors: list[PoolSelector] = []  # of the open connections
+
+    # What may be asked for.
+
+    def ask(self, traits: Traits) -> Ask | None:
+        """Return what may be asked for now. None: nothing, see `patience`."""
+        now = self._loop.time()
+        self.is_used_up = False
+        self.place_waiting()
+        if not self._pools.have_room or now < self._probe_at:
+            return None
+        if self._is_dark:
+            return Ask(1)
+        limit = self._limit()
+        if not self._pools.any_full and not self.waiting:
+            return Ask(limit)
+        known = list(self._known_pools(now))
+        full = [code for code, pool in known if not pool.has_room]
+        if traits.selector is not None:
+            return Ask(limit, self._without(full))
+        if full or self.waiting:
+            return self._ask_ahead(traits, now, others_have_room=len(full) < len(known))
+        return Ask(limit)
+
+    def _limit(self) -> int:
+        """Return how many messages find room, as far as the pools of the latest receive tell."""
+        room = 0
+        for code in self._noted:
+            pool = self._pools.find(code)
+            if pool is not None and pool.has_room:
+                room = max(room, pool.lasting_room)
+                if room >= self._most:
+                    break  # with many pools, it saves 40 instructions for each message
+        return min(room, self._most) or self._most
+
+    def _ask_ahead(self, traits: Traits, now: float, *, others_have_room: bool) -> Ask | None:
+        """Look for messages that fit behind those that do not, unless that is in vain."""
+        if not others_have_room and now < self._search.due_at:
+            return None
+        left = self._look_ahead(traits) - self.waiting - self.deferred.count(now)
+        if left > 0 and not self._budget.is_used_up:
+            if traits.window is not None:
+                traits.window.widen(self._look_ahead(traits))
+            return Ask(min(self._most, left))
+        if others_have_room:
+            self._report_used_up()
+        else:
+            self._search = self._search.ended(now)
+        return None
+
+    def note_empty(self) -> None:
+        """Note that the queue has no more messages for now, which ends a search."""
+        now = self._loop.time()
+        known = list(self._known_pools(now))
+        if known and not any(pool.has_room for _, pool in known):
+            self._search = self._search.ended(now)
+
+    def patience(self) -> float | None:
+        """Return after how many seconds to ask again; None: when a pool has room."""
+        now = self._loop.time()
+        ends = (self._probe_at, self._search.due_at, self.deferred.next_due)
+        return min((end - now for end in ends if now < end < NEVER), default=None)
+
+    @property
+    def _is_dark(self) -> bool:
+        """Whether the targets of all that came lately are down: then one message is enough."""
+        batches = self._batches
+        return len(batches) == DARK_RECEIVES and all(batch.is_dark for batch in batches)
+
+    @property
+    def _probe_at(self) -> float:
+        """When to ask a queue for one message whose targets are all down (MED-4)."""
+        return self._batches[-1].probe_at if self._is_dark else -NEVER
+
+    def _known_pools(self, now: float) -> Iterator[tuple[str, ProcessPool]]:
+        """Return the pools of this queue, each with the code that messages name."""
+        for code, at in list(self._brought.items()):
+            pool = self._pools.find(code)
+            if at + POOL_REMEMBERED_SECONDS < now or pool is None:
+                del self._brought[code], self._since[code]
+            else:
+                yield code, pool
+
+    def _without(self, full: Sequence[str]) -> PoolFilter | None:
+        if not full:
+            return None
+        for code in full:
+            self._pools.watch(code, self)
+        return PoolFilter(frozenset(full), excludes=True)
+
+    def _look_ahead(self, traits: Traits) -> int:
+        if not traits.defers:
+            return self._queue.look_ahead or HELD_LOOK_AHEAD_MESSAGES
+        most = self._queue.look_ahead or DEFERRED_LOOK_AHEAD_MESSAGES
+        return most if traits.defer_limit is None else min(most, traits.defer_limit)
+
+    def _report_used_up(self) -> None:
+        self.is_used_up = True
+        counts = Counter({code: len(line) for code, line in self._lines.items()})
+        counts.update(self.deferred.by_pool)
+        named = max(counts, key=counts.__getitem__)
+        code = named if named in self._pools else DEFAULT_POOL
+        self._warn(
+            Code.LOOK_AHEAD,
+            f"messages of pool {code} fill the look-ahead of {self._queue.name}: "
+            "other pools wait behind them. Give that pool a queue of its own",
+        )
+
+    # Connections.
+
+    def connected(self, traits: Traits) -> None:
+        if traits.selector is not None:
+            self._selectors.append(traits.selector)
+
+    def disconnected(self, traits: Traits) -> None:
+        self._selectors = [each for each in self._selectors if each is not traits.selector]
+
+    def note_room(self) -> None:
+        """A pool for which this queue waits has room again: fetch its messages, too."""
+        self.place_waiting()
+        if self._selectors:
+            full = [
+                code for code, pool in self._known_pools(self._loop.time()) if not pool.has_room
+            ]
+            wanted = self._without(full)
+            for selector in self._selectors:
+                selector.select(wanted)
+
+    def note_batch(self, batch: Batch) -> None:
+        """Note what a receive has brought, before it is placed."""
+        self._batches.append(batch)
+        self._refused.clear()
+        self._noted.clear()
+        self._may_be_behind = bool(self._groups or self.deferred)
+
+    # Finding a place.
+
+    def place(self, job: Job) -> bool:
+        """Submit a job to its pool. Return False if it has to wait."""
+        pool, code = self._pools.choose(job), job.message.pool or DEFAULT_POOL
+        if code not in self._noted:
+            self._note_brought(code)
+        # Nearly always nothing waits. To ask once saves 15 instructions for each message.
+        if self._may_be_behind and self._is_behind(job, pool):
+            return False
+        if not pool.submit(job):
+            self._refused.add(_order_of(job, pool))
+            self._may_be_behind = True
+            # Not the code that the message names: producers can make up any number of them.
+            self._warn(Code.QUEUE_FULL, f"pool {pool.code} is full: what does not fit waits")
+            return False
+        if self.deferred:
+            self.deferred.forget(job)
+        return True
+
+    def _is_behind(self, job: Job, pool: ProcessPool) -> bool:
+        """Return whether another of its group has to go first: held, deferred or just refused."""
+        return (
+            (_code(job), job.group) in self._groups
+            # It might fit although that one did not: its target may be less busy (GATE-5).
+            or _order_of(job, pool) in self._refused
+            or self.deferred.is_behind(job, self._loop.time())
+        )
+
+    def place_waiting(self) -> None:
+        """Submit what is held here, as far as there is room. Groups keep their order."""
+        for code, line in list(self._lines.items()):
+            left: deque[Job] = deque()
+            stuck: set[str] = set()
+            for job in line:
+                if job.group in stuck or not self._place_held(job):
+                    stuck.add(job.group)
+                    left.append(job)
+                else:
+                    self._drop(job)
+            self._keep(code, left)
+
+    def refuse(self, jobs: Sequence[Job], traits: Traits) -> list[Return]:
+        """Hold jobs here that have to wait, or return how they go back."""
+        now = self._loop.time()
+        back: list[Return] = []
+        for job in jobs:
+            if traits.selector is not None:
+                # A full pool is not asked for until it has room, so its messages need not stay
+                # away. If it has room for others, this one comes back when it is its turn.
+                is_full = not self._is_open(_code(job)) and not self._is_choosy(_code(job))
+                full = Return(job, ReturnReason.NO_ROOM, 0.0)
+                back.append(full if is_full else self._defer(job, now, least=LEAST_SECONDS))
+            elif traits.defers and not self._may_hold(job, now):
+                back.append(self._defer(job, now, keep_order=traits.ordered_here))
+            else:
+                self._hold(job)
+        return back
+
+    def take_waiting(self, head: Job) -> list[Job]:
+        """Take out what is held of the group of a job that goes back: it must not overtake it."""
+        return self._take([job for job in self._line_of(head) if job.group == head.group])
+
+    def take_overdue(self, now: float) -> list[Job]:
+        """Take out what is held for longer than its broker allows, and all behind it (BRK-5)."""
+        overdue: list[Job] = []
+        groups: set[tuple[str, str]] = set()
+        for code, line in self._lines.items():
+            for job in line:
+                if job.hold_until <= now or (code, job.group) in groups:
+                    groups.add((code, job.group))
+                    overdue.append(job)
+        return self._take(overdue)
+
+    def take_all(self, settler: Settler) -> list[Job]:
+        """Take out what one connection has brought: it stops, or is lost."""
+        lines = self._lines.values()
+        return self._take([job for line in lines for job in line if job.settler is settler])
+
+    def _place_held(self, job: Job) -> bool:
+        pool = self._pools.choose(job)
+        job.state = State.QUEUED
+        if pool.submit(job):
+            return True
+        job.state = State.WAITING
+        return False
+
+    def _note_brought(self, code: str) -> None:
+        now = self._batches[-1].at
+        self._noted.add(code)
+        if code in self._brought:
+            self._brought[code] = now
+        elif len(self._brought) < MAX_POOLS_REMEMBERED:
+            self._brought[code] = self._since[code] = now
+            self._search = Search()  # there may be more of them
+
+    def _is_open(self, code: str) -> bool:
+        """Return whether messages of this pool may come with the next receive."""
+        pool = self._pools.find(code)
+        return code not in self._brought or pool is None or pool.has_room
+
+    def _is_choosy(self, code: str) -> bool:
+        """Return whether a pool may have room for some targets only."""
+        pool = self._pools.find(code)
+        return pool is not None and pool.is_choosy
+
+    def _may_hold(self, job: Job, now: float) -> bool:
+        """Return whether its pool will take it soon, so that it need not be deferred."""
+        if self.waiting >= self._most or (self.deferred and self.deferred.is_behind(job, now)):
+            return False
+        rate = self._rate(job, now)
+        if not rate:  # it has just begun, or delivers nothing
+            return not self._is_idle(_code(job), now)
+        return len(self._line_of(job)) + 1 <= rate * SOON_SECONDS
+
+    def _is_idle(self, code: str, now: float) -> bool:
+        return now - self._since.get(code, now) >= IDLE_SECONDS
+
+    def _rate(self, job: Job, now: float) -> float:
+        """Return how many messages its pool can deliver in a second; 0: none in the last minute.
+
+        What it has delivered says too little if most of its messages were deferred.
+        """
+        pool, since = self._pools.choose(job), self._since.get(_code(job), now)
+        rate, mean = pool.deliveries.per_second(RATE_MINUTES, now, since), pool.runner.mean_seconds
+        return rate if not rate or mean is None else max(rate, possible_rate(pool.config, mean))
+
+    def _defer(
+        self,
+        job: Job,
+        now: float,
+        *,
+        keep_order: bool = False,
+        least: float = MIN_DEFERRAL_SECONDS,
+    ) -> Return:
+        code = _code(job)
+        if self._pools.choose(job).has_room and self.deferred.is_behind(job, now):
+            wait = BEHIND_SECONDS
+        else:
+            rate = self._rate(job, now)
+            # A pool that has room for others has just begun to deliver, or will soon (GATE-5).
+            is_idle = not rate and self._is_idle(code, now) and not self._is_choosy(code)
+            ahead = self.deferred.ahead(job)
+            seconds = deferral_seconds(ahead, rate, is_idle=is_idle, least=least)
+            wait = seconds * self._jitter(0.9, 1.1)
+        self._may_be_behind = True
+        due = self.deferred.add(job, now + wait, keep_order=keep_order)
+        return Return(job, ReturnReason.NO_ROOM, due - now)
+
+    def _hold(self, job: Job) -> None:
+        code = _code(job)
+        if self.deferred:
+            self.deferred.forget(job)  # it is back, and its line keeps the order
+        self._lines.setdefault(code, deque()).append(job)
+        self._may_be_behind = True
+        self._groups[code, job.group] += 1
+        self.waiting += 1
+        self._budget.used += len(job.received.body)
+        self._pools.watch(code, self)
+
+    def _drop(self, job: Job) -> None:
+        """Stop counting a job that was held."""
+        name = (_code(job), job.group)
+        self._groups[name] -= 1
+        if not self._groups[name]:
+            del self._groups[name]
+        self.waiting -= 1
+        self._budget.used -= len(job.received.body)
+
+    def _take(self, jobs: Sequence[Job]) -> list[Job]:
+        taken = set(map(id, jobs))
+        for job in jobs:
+            self._drop(job)
+        for code, line in list(self._lines.items()):
+            self._keep(code, (job for job in line if id(job) not in taken))
+        return list(jobs)
+
+    def _keep(self, code: str, jobs: Iterable[Job]) -> None:
+        line = deque(jobs)
+        if line:
+            self._lines[code] = line
+            self._pools.watch(code, self)
+        else:
+            del self._lines[code]
+
+    def _line_of(self, job: Job) -> Sequence[Job]:
+        return self._lines.get(_code(job), ())
+
+
+def _order_of(job: Job, pool: ProcessPool) -> object:
+    """Return what a job keeps its place in: its group, or nothing but itself."""
+    group = ordering_group(job, pool.config)
+    return job if group is None else (pool, group)
+
+
+def _code(job: Job) -> str:
+    """Return the code of the pool that a message names."""
+    return job.message.pool or DEFAULT_POOL

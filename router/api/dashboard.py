@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from router.api.problems import problem_response
 from router.core.history import HeldGroup, why_waiting
 from router.core.outcome import Metric
-from router.core.state import Circuit, PoolState, QueueState, RouterState, assess
+from router.core.state import PoolState, QueueState, RouterState, TargetState, assess
 
 PAGE: Final = "index.html"
 TYPES: Final[Mapping[str, str]] = {
@@ -56,7 +56,7 @@ BEAT: Final = b": beat\n\n"  # nothing has changed, and the connection lives
 STREAM_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 STREAM: Final = "text/event-stream"
 MOST_QUEUES: Final = 100
-MOST_BREAKERS: Final = 50
+MOST_TARGETS: Final = 50
 MOST_GROUPS: Final = 10
 _STREAM_DESCRIPTION: Final[dict[int | str, dict[str, Any]]] = {
     HTTPStatus.OK.value: {
@@ -181,12 +181,6 @@ def snapshot(state: RouterState) -> dict[str, object]:
     health, ledger = assess(state), state.ledger
     queues = [queue for queue in state.queues if not queue.stopping]
     busiest = nlargest(MOST_QUEUES, queues, lambda queue: queue.waiting or 0)
-    breakers = list(state.breakers)
-    worst = nlargest(
-        MOST_BREAKERS,
-        breakers,
-        lambda breaker: (not breaker.is_closed, breaker.buffered_failures, breaker.last_used),
-    )
     return {
         "startedAt": round(state.started_at, 1),
         "syncedAt": state.syncs.last_success,
@@ -198,7 +192,7 @@ def snapshot(state: RouterState) -> dict[str, object]:
         "totals": {
             "queues": len(queues),
             "pools": state.pool_count + state.draining_pools,
-            "breakers": len(breakers),
+            "targets": state.target_count,
             "held": state.held,
             "received": ledger.get("received", 0),
             "delivered": ledger.get("delivered", 0),
@@ -208,7 +202,7 @@ def snapshot(state: RouterState) -> dict[str, object]:
         "queues": [_queue(queue) for queue in sorted(busiest, key=lambda queue: queue.name)],
         "pools": [_pool(pool) for pool in state.busiest_pools],
         "groups": [_group(group) for group in islice(state.groups, MOST_GROUPS)],
-        "breakers": [_breaker(breaker) for breaker in worst],
+        "targets": [_target(target) for target in islice(state.targets, MOST_TARGETS)],
         "warnings": {severity.name: count for severity, count in state.warnings.active.items()},
         "marks": {"warnings": state.warnings.mark, "letters": ledger.get("dead_lettered", 0)},
     }
@@ -265,15 +259,27 @@ def _group(group: HeldGroup) -> dict[str, object]:
     }
 
 
-def _breaker(breaker: Circuit) -> dict[str, object]:
+def _target(target: TargetState) -> dict[str, object]:
+    circuit = target.circuit
     return {
-        "name": breaker.name,
-        "state": breaker.state,
-        "successes": breaker.successes,
-        "failures": breaker.failures,
-        "rejections": breaker.rejections,
-        "failureRate": round(breaker.failure_rate, 4),
+        "origin": target.origin,
+        "open": target.open,
+        "waiting": target.waiting,
+        "limit": target.limit,
+        "silentUntil": _tenths(target.silent_until),
+        "refusals": target.refusals,
+        "circuit": circuit.state,
+        "since": _tenths(circuit.since),
+        "fault": circuit.fault,
+        "retryAt": _tenths(circuit.retry_at),
+        "successes": circuit.successes,
+        "failures": circuit.failures,
+        "rejections": circuit.rejections,
     }
+
+
+def _tenths(moment: float | None) -> float | None:
+    return None if moment is None else round(moment, 1)
 
 
 def _now() -> float:

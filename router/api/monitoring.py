@@ -1,4 +1,4 @@
-"""`/monitoring`: the state of queues, pools, circuit breakers and consumers, and their controls.
+"""`/monitoring`: the state of queues, pools, targets and consumers, and their controls.
 
 The values of the last 5 and 30 minutes have the name of the total with `5min` or `30min` appended.
 """
@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from router.api.kit import (
     AT,
     CurrentRouter,
+    Masked,
     Milliseconds,
     RequestBody,
     ResponseModel,
@@ -132,9 +133,30 @@ class BreakerStats(ResponseModel):
     failure_rate: float = as_is(0.5, "Of the buffered calls")
     buffered_calls: int = shown("buffered", 10)
     buffer_size: int = as_is(10)
+    open_since: Time | None = shown("since", AT, "Null if it is closed")
+    fault: str | None = as_is("network", "target or network, if it is not closed; router: ours")
 
 
 class BreakersReset(ResponseModel):
+    reset: int = as_is(1)
+
+
+class TargetStats(ResponseModel):
+    origin: Masked = as_is("https://svc.example:443")
+    open_requests: int = shown("open", 9)
+    limit: int | None = as_is(9, "Requests at once; null if it has refused nothing lately")
+    silent_until: Time | None = as_is(AT, "Null unless it asked for silence by Retry-After")
+    circuit: str = shown("circuit.state", "OPEN", "CLOSED, HALF_OPEN or OPEN")
+    open_since: Time | None = shown("circuit.since", AT, "Null if the circuit is closed")
+    fault: str | None = shown("circuit.fault", "network", "Whose, if the circuit is not closed")
+    retry_at: Time | None = shown(
+        "circuit.retry_at", AT, "When an open circuit lets a probe through; null if it is not open"
+    )
+    refusals: int = as_is(31, "429, 502, 503, 504 and timeouts since the start")
+    waiting_messages: int = shown("waiting", 120, "Held back here by its limit or its silence")
+
+
+class TargetsReset(ResponseModel):
     reset: int = as_is(1)
 
 
@@ -249,6 +271,31 @@ async def reset(router: CurrentRouter, name: str) -> BreakersReset:
     """Close one circuit breaker. Its name is percent-encoded."""
     router.controls.reset_breaker(name)
     return BreakersReset(reset=1)
+
+
+@routes.get("/targets", response_model=list[TargetStats])
+async def targets(router: CurrentRouter) -> Response:
+    """Show what targets get and why they get no more, those in trouble first. At most 1000."""
+    parts: list[str] = []
+    async for some in sliced(router.state().targets):
+        parts += (TargetStats.model_validate(each).model_dump_json(by_alias=True) for each in some)
+    return Response(f"[{','.join(parts)}]", media_type="application/json")
+
+
+@routes.post("/targets/reset-all")
+async def reset_targets(router: CurrentRouter) -> TargetsReset:
+    """Close the circuits of all targets, and forget their silences and limits."""
+    return TargetsReset(reset=router.controls.reset_targets())
+
+
+@routes.post("/targets/{origin:path}/reset")
+async def reset_target(router: CurrentRouter, origin: str) -> TargetsReset:
+    """Close the circuit of a target, and forget its silence and limit. Percent-encode the origin.
+
+    With one circuit breaker for all, all targets are reset.
+    """
+    router.controls.reset_target(origin)
+    return TargetsReset(reset=1)
 
 
 @routes.get("/consumer-health")

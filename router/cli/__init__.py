@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "schedules": (".lookup", "List schedules and their next runs."),
     "status": (".status", "Show the router's state on one screen."),
     "explain": (".lookup", "Explain why a message, group or target is waiting."),
+    "targets": (".lookup", "List targets and what holds their messages back."),
     "warnings": (".lookup", "List, acknowledge and clear warnings."),
     "pools": (".config", "Change a pool of the running router."),
     "config": (".config", "Check a routing configuration."),

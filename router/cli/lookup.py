@@ -1,4 +1,4 @@
-"""`message`, `explain`, `schedules` and `warnings`: what the running router knows."""
+"""`message`, `explain`, `schedules`, `targets` and `warnings`: what the running router knows."""
 
 import sys
 from collections.abc import Mapping
@@ -28,6 +28,18 @@ from router.core.warnings import Severity
 _GONE_WRONG: Final = ("FAILED", "CANCELLED")
 _ENDED: Final = ("SUCCEEDED", *_GONE_WRONG)
 _SCHEDULE_COLUMNS: Final = ("name", "when", "timezone", "queue", "nextRun", "lastRun")
+_TARGET_COLUMNS: Final = (
+    "origin",
+    "open",
+    "limit",
+    "waiting",
+    "refusals",
+    "silentUntil",
+    "circuit",
+    "openSince",
+    "fault",
+    "retryAt",
+)
 _WARNING_COLUMNS: Final = ("id", "lastSeen", "severity", "code", "source", "count", "message")
 _SEVERITIES: Final = AnyCaseChoice(each.name for each in Severity)
 
@@ -122,6 +134,59 @@ def schedules(as_json: bool) -> None:
         return
     rows = [{**each, "when": each["cron"] or f"every {each['everySeconds']} s"} for each in found]
     show_rows(rows, _SCHEDULE_COLUMNS, empty="No schedules.")
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog="\b\nExamples:  message-router targets\n"
+    "           message-router targets --json --url http://10.0.0.7:8080\n"
+    "           message-router targets reset https://svc.example:443",
+)
+@router_options
+@json_option
+@click.pass_context
+def targets(ctx: click.Context, as_json: bool) -> None:
+    """List targets and what holds their messages back, those in trouble first.
+
+    A target takes `limit` requests at once, after it has refused more. It gets none until
+    `silentUntil`, if it asked for that, nor while its circuit is OPEN. The 1000 most troubled and
+    latest used targets are shown.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    found = get("/monitoring/targets")
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        {**each, "open": each["openRequests"], "waiting": each["waitingMessages"]} for each in found
+    ]
+    show_rows(rows, _TARGET_COLUMNS, empty="No target has been called yet.")
+
+
+@targets.command(
+    "reset",
+    epilog="\b\nExamples:  message-router targets reset https://svc.example:443\n"
+    "           message-router targets reset --all",
+)
+@click.argument("origins", metavar="[ORIGIN]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Reset all.")
+@router_options
+def reset_targets(origins: tuple[str, ...], everything: bool) -> None:
+    """Close the circuits of targets, and forget their silences and limits.
+
+    An ORIGIN is written as `targets` shows it, with the port. What waits is sent at once.
+    """
+    if bool(origins) == everything:
+        raise click.UsageError("give the origins to reset, or --all")
+    with connect() as router:
+        if everything:
+            done = router.call("POST", "/monitoring/targets/reset-all")["reset"]
+        else:
+            done = do_each(
+                origins, lambda each: router.call("POST", f"/monitoring/targets/{each}/reset")
+            )
+    click.echo(f"reset {done}")
 
 
 def _list_options(command: Command) -> Command:

@@ -181,7 +181,6 @@ class Circuit(Struct, frozen=True, kw_only=True):
     buffered: int = 0  # calls that it judges by
     buffered_failures: int = 0
     buffer_size: int = 0
-    last_used: float = 0.0
     retry_at: float | None = None  # Unix seconds, when an open one admits a probe
     since: float | None = None  # Unix seconds, when the outage began; None: it is closed
     fault: str | None = None  # whose, by the latest failure of this outage

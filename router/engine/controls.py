@@ -41,10 +41,27 @@ class Controls:
         if breaker is None:
             raise Unknown("there is no such circuit breaker")
         breaker.reset(asyncio.get_running_loop().time())
+        self._manager.deps.targets.reset(None if self._breakers.are_one else name)
 
     def reset_breakers(self) -> int:
         """Let calls through to all origins again. Return how many there are."""
-        breakers = self._breakers.all()
+        breakers, now = self._breakers.all(), asyncio.get_running_loop().time()
         for breaker in breakers:
-            breaker.reset(asyncio.get_running_loop().time())
+            breaker.reset(now)
+        self._manager.deps.targets.reset()
         return len(breakers)
+
+    def reset_target(self, origin: str) -> None:
+        """Close its circuit, and forget its silence and its limit. Raises Unknown.
+
+        Those who share its breaker are reset, too.
+        """
+        target = self._manager.deps.targets.find(origin)
+        if target is None or target.is_local:
+            raise Unknown("there is no such target")
+        self.reset_breaker(target.breaker.name)
+
+    def reset_targets(self) -> int:
+        """Reset all targets. Return how many there are."""
+        self.reset_breakers()
+        return sum(not each.is_local for each in self._manager.deps.targets)

@@ -236,7 +236,6 @@ def circuit_state(breaker: Breaker, loop_to_wall: float) -> Circuit:
         buffered=buffered,
         buffered_failures=failures,
         buffer_size=WINDOW_CALLS,
-        last_used=breaker.last_used,
         retry_at=breaker.retry_at + loop_to_wall if is_open else None,
         since=None if breaker.open_since is None else breaker.open_since + loop_to_wall,
         fault=None if breaker.open_since is None else breaker.fault,

@@ -7,12 +7,21 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from router.api.access import Access
+from router.api.monitoring import TargetStats
 from router.core.outcome import Metric
-from router.core.state import ConsumerState, PoolState, QueueState, StandbyStatus
+from router.core.state import (
+    Circuit,
+    ConsumerState,
+    PoolState,
+    QueueState,
+    StandbyStatus,
+    TargetState,
+)
 from router.core.stats import Counts, Deliveries
 from router.core.warnings import Code, Severity
 from router.engine.controls import PoolSetting
-from tests.support.api import NOW, HandMadeRouter, assert_problem
+from tests.support.api import NOW, HandMadeRouter, assert_problem, calling
 from tests.support.states import ORIGIN
 
 pytestmark = pytest.mark.anyio
@@ -227,6 +236,8 @@ async def test_breakers_are_told_by_origin(api: httpx.AsyncClient) -> None:
             "failureRate": 0.25,
             "bufferedCalls": 4,
             "bufferSize": 10,
+            "openSince": "2027-01-15T08:00:00.000Z",
+            "fault": "network",
         }
     }
 
@@ -258,6 +269,78 @@ async def test_all_breakers_are_reset_at_once(
 
     assert answer.json() == {"reset": 2}
     assert router.controls.resets == ["*"]
+
+
+@pytest.mark.rule("OPS-3", "GATE-2")
+async def test_targets_are_told_with_what_holds_their_messages_back(
+    api: httpx.AsyncClient,
+) -> None:
+    answer = await api.get("/monitoring/targets")
+
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == [
+        {
+            "origin": ORIGIN,
+            "openRequests": 2,
+            "limit": 3,
+            "silentUntil": "2027-01-15T08:00:30.000Z",
+            "circuit": "HALF_OPEN",
+            "openSince": "2027-01-15T08:00:00.000Z",
+            "fault": "network",
+            "retryAt": "2027-01-15T08:00:05.000Z",
+            "refusals": 4,
+            "waitingMessages": 7,
+        }
+    ]
+
+
+@pytest.mark.rule("OPS-3", "GATE-2")
+def test_a_target_that_takes_everything_has_no_limit_and_no_times() -> None:
+    free = TargetState(origin=ORIGIN, circuit=Circuit(name=ORIGIN))
+
+    told = TargetStats.model_validate(free).model_dump(by_alias=True)
+
+    nothing = {name for name, value in told.items() if value is None}
+    assert nothing == {"limit", "silentUntil", "openSince", "fault", "retryAt"}
+    assert told["circuit"] == "CLOSED"
+
+
+@pytest.mark.rule("GATE-2")
+async def test_a_target_is_reset_by_its_percent_encoded_origin(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    answer = await api.post(f"/monitoring/targets/{quote(ORIGIN, safe='')}/reset")
+
+    assert (answer.status_code, answer.json()) == (200, {"reset": 1})
+    assert router.controls.resets == [f"target {ORIGIN}"]
+
+
+@pytest.mark.rule("GATE-2")
+async def test_an_unknown_target_is_not_found(api: httpx.AsyncClient) -> None:
+    answer = await api.post("/monitoring/targets/http%3A%2F%2Fother/reset")
+
+    assert_problem(answer, 404, "no such target")
+
+
+@pytest.mark.rule("GATE-2")
+async def test_all_targets_are_reset_at_once(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    answer = await api.post("/monitoring/targets/reset-all")
+
+    assert answer.json() == {"reset": 3}
+    assert router.controls.resets == ["targets"]
+
+
+@pytest.mark.rule("CFG-1", "GATE-2")
+async def test_readers_see_targets_and_reset_none(router: HandMadeRouter) -> None:
+    async with calling(router, Access(host="::")) as api:
+        seen = await api.get("/monitoring/targets")
+        reset = await api.post("/monitoring/targets/reset-all")
+
+    assert (seen.status_code, len(seen.json())) == (200, 1)
+    assert_problem(reset, 403)
+    assert router.controls.resets == []
 
 
 @pytest.mark.rule("BRK-1")
@@ -326,6 +409,8 @@ async def test_every_answer_is_described_with_an_example_that_fits_it(
         "PoolStats",
         "BreakerStats",
         "BreakersReset",
+        "TargetStats",
+        "TargetsReset",
         "ConsumerHealth",
         "StandbyView",
     ):

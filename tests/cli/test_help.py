@@ -14,6 +14,7 @@ SUBCOMMANDS = [
     ("dead-letters", "show"),
     ("dead-letters", "replay"),
     ("dead-letters", "discard"),
+    ("targets", "reset"),
     ("warnings", "list"),
     ("warnings", "ack"),
     ("warnings", "clear"),

@@ -293,11 +293,31 @@ async def test_an_open_circuit_is_shown_and_can_be_closed(site: Site, screen: Sc
         await router.publish(dead)
         await screen.visit(router.url)
         origin = f"http://localhost:{closed_soon.port}"
-        await expect(screen.item(origin)).to_contain_text("open")
+        await expect(screen.item(origin)).to_contain_text("circuit open")
+        await expect(screen.item(origin)).to_contain_text("fault: network")
+        await expect(screen.item(origin)).to_contain_text("next try")
 
         await screen.button(f"Reset {origin}").click()
 
-        await screen.shows(f"{origin} is closed.")
+        await screen.shows(f"{origin} is reset.")
+
+
+@pytest.mark.rule("GATE-1", "GATE-2")
+async def test_a_silent_and_limited_target_is_shown_and_can_be_reset(
+    site: Site, screen: Screen
+) -> None:
+    async with listening(answering(503, b"", "Retry-After: 600")) as busy, site.router() as router:
+        await router.publish([message("m", busy)])
+        await screen.visit(router.url)
+        origin = f"http://localhost:{busy.port}"
+        await expect(screen.item(origin)).to_contain_text("silent until")
+        await expect(screen.item(origin)).to_contain_text("limited to 1")
+        await expect(screen.item(origin)).to_contain_text("1 refused")
+
+        await screen.button(f"Reset {origin}").click()
+
+        await screen.shows(f"{origin} is reset.")
+        await expect(screen.item(origin)).not_to_contain_text("silent until")
 
 
 @pytest.mark.rule("CFG-8")

@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api.dashboard import MOST_BREAKERS, MOST_GROUPS, snapshot
+from router.api.dashboard import MOST_GROUPS, MOST_TARGETS, snapshot
 from router.core.config import QueueConfig
 from router.core.outcome import Reply
 from router.core.state import StandbyStatus
@@ -145,28 +145,31 @@ async def test_messages_without_order_are_no_group() -> None:
     assert seen["totals"]["held"] == 2
 
 
-@pytest.mark.rule("MED-4")
-async def test_breakers_in_trouble_come_first() -> None:
+@pytest.mark.rule("MED-4", "GATE-1", "GATE-2")
+async def test_targets_in_trouble_come_first() -> None:
     async with running(pool()) as rig:
-        for number in range(MOST_BREAKERS + 5):
-            rig.breakers.of(f"http://{number}")
-        troubled = rig.breakers.of("http://0")
-        for _ in range(10):
-            ticket = troubled.enter(0.0)
-            assert ticket is not None
-            troubled.report(ticket, 0.0, ok=False)
-        shaky = rig.breakers.of("http://1")
-        ticket = shaky.enter(0.0)
-        assert ticket is not None
-        shaky.report(ticket, 0.0, ok=False)
+        open_, silent, shaky, *_ = (
+            rig.manager.deps.targets.of(f"http://{number}:80") for number in range(MOST_TARGETS + 5)
+        )
+        for target, failures in ((open_, 10), (shaky, 1)):
+            for _ in range(failures):
+                ticket = target.breaker.enter(0.0)
+                assert ticket is not None
+                target.breaker.report(ticket, 0.0, ok=False)
+        silent.open = 1
+        silent.learn(Reply(503, retry_after="60"), 0.0, _wall, lambda low, _: low)
 
         seen = Camera(rig).take()
 
-    first, second = seen["breakers"][:2]
-    assert (first["name"], first["state"], first["failures"]) == ("http://0", "OPEN", 10)
-    assert (second["name"], second["failureRate"]) == ("http://1", 1.0)
-    assert len(seen["breakers"]) == MOST_BREAKERS
-    assert seen["totals"]["breakers"] == MOST_BREAKERS + 5
+    first, second, third = seen["targets"][:3]
+    assert (first["origin"], first["circuit"], first["failures"]) == ("http://0:80", "OPEN", 10)
+    assert (first["since"], first["retryAt"], first["fault"]) == (STARTED, STARTED + 5, None)
+    assert (second["origin"], second["open"], second["limit"]) == ("http://1:80", 1, 1)
+    assert (second["silentUntil"], second["refusals"]) == (STARTED + 60, 1)
+    assert (third["origin"], third["failures"]) == ("http://2:80", 1)
+    assert (third["circuit"], third["since"], third["limit"]) == ("CLOSED", None, None)
+    assert len(seen["targets"]) == MOST_TARGETS
+    assert seen["totals"]["targets"] == MOST_TARGETS + 5
     assert seen["status"] == "DEGRADED"
 
 

@@ -27,6 +27,7 @@ from tests.support.states import (
     fresh_state,
     pool_state,
     queue_state,
+    target_state,
 )
 from tests.support.stores import FakeStores
 
@@ -86,6 +87,9 @@ class HandMadeRouter:
             queues=made.queues or [queue_state(name, self.depth) for name in self.queue_names],
             pools=map(pool_state, self.pool_codes),
             breakers=[circuit(ORIGIN)],
+            failures={(ORIGIN, "network"): 5},
+            target_count=1,
+            targets=[target_state(ORIGIN)],
             warnings=self.warnings.summary(NOW),
         )
 

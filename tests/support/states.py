@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from router.core.explain import Explanation, Situation
 from router.core.history import MessageHistory, WaitReason
 from router.core.outcome import Metric
@@ -13,6 +15,7 @@ from router.core.state import (
     RouterState,
     StandbyStatus,
     SyncCounts,
+    TargetState,
 )
 from router.core.stats import Counts, Deliveries, Latency, PoolPeriod, QueuePeriod
 from router.core.target import read_target
@@ -116,6 +119,20 @@ def circuit(name: str = ORIGIN) -> Circuit:
         buffered=4,
         buffered_failures=1,
         buffer_size=10,
+        since=1_800_000_000.0,
+        fault="network",
+    )
+
+
+def target_state(origin: str = ORIGIN) -> TargetState:
+    return TargetState(
+        origin=origin,
+        open=2,
+        limit=3,
+        silent_until=1_800_000_030.0,
+        waiting=7,
+        refusals=4,
+        circuit=replace(circuit(origin), retry_at=1_800_000_005.0),
     )
 
 
@@ -204,3 +221,12 @@ class NotingControls(Controls):
     def reset_breakers(self) -> int:
         self.resets.append("*")
         return 2
+
+    def reset_target(self, origin: str) -> None:
+        if origin != ORIGIN:
+            raise Unknown("there is no such target")
+        self.resets.append(f"target {origin}")
+
+    def reset_targets(self) -> int:
+        self.resets.append("targets")
+        return 3

@@ -275,8 +275,8 @@ const encoded = encodeURIComponent;
 const act = {
   acknowledge: (id) => change("POST", `/warnings/${encoded(id)}/acknowledge`, "Acknowledged.", loadWarnings),
   acknowledgeAll: () => change("POST", "/warnings/acknowledge-all", "All acknowledged.", loadWarnings),
-  resetBreaker: (name) => change("POST", `/monitoring/circuit-breakers/${encoded(name)}/reset`, `${name} is closed.`, nothing),
-  resetAllBreakers: () => change("POST", "/monitoring/circuit-breakers/reset-all", "All circuit breakers are closed.", nothing),
+  resetTarget: (origin) => change("POST", `/monitoring/targets/${encoded(origin)}/reset`, `${origin} is reset.`, nothing),
+  resetAllTargets: () => change("POST", "/monitoring/targets/reset-all", "All targets are reset.", nothing),
   reload: () => change("POST", "/config/reload", (answer) => `Reloaded: ${answer.changes.join("; ") || "nothing changed"}.`, loadConfig),
 
   search(change) {

@@ -2,7 +2,7 @@
 
 import { Badge, Button, Empty, html, Meter, Panel, Sign, Sparkline, Table, When } from "./parts.js";
 import { waitingIn } from "./history.js";
-import { ago, count, millis, percent, perSecond, REASONS } from "./words.js";
+import { ago, count, millis, percent, perSecond, REASONS, time } from "./words.js";
 
 const TONES = { HEALTHY: "good", WARNING: "fair", DEGRADED: "bad" };
 const STATES = {
@@ -10,7 +10,7 @@ const STATES = {
   WARNING: "Something needs a look",
   DEGRADED: "Degraded",
 };
-const BREAKERS = { CLOSED: "good", HALF_OPEN: "fair", OPEN: "bad" };
+const CIRCUITS = { HALF_OPEN: "fair", OPEN: "bad" };
 const GOOD_RATE = 0.9;
 
 export function Overview({ state, act }) {
@@ -25,7 +25,7 @@ export function Overview({ state, act }) {
       </div>
       <div>
         <${Groups} groups=${snapshot.groups} />
-        <${Breakers} snapshot=${snapshot} act=${act} />
+        <${Targets} snapshot=${snapshot} act=${act} />
       </div>
     </div>`;
 }
@@ -131,19 +131,41 @@ function Groups({ groups }) {
   <//>`;
 }
 
-function Breakers({ snapshot, act }) {
-  const { breakers, totals } = snapshot;
-  const hidden = totals.breakers - breakers.length;
-  const troubled = breakers.some((breaker) => breaker.state !== "CLOSED");
-  return html`<${Panel} id="breakers" title="Circuit breakers" note=${hidden > 0 ? `${hidden} more` : ""}
-      actions=${troubled && html`<${Button} onClick=${act.resetAllBreakers}>Reset all<//>`}>
-    ${breakers.length
-      ? html`<ul class="cards">${breakers.map((breaker) => html`<li key=${breaker.name}>
-          <div class="line"><span class="break">${breaker.name}</span>
-            <${Badge} tone=${BREAKERS[breaker.state]}>${breaker.state.toLowerCase().replace("_", " ")}<//></div>
-          <div class="line dim"><span>${count(breaker.successes)} ok · ${count(breaker.failures)} failed${breaker.rejections ? ` · ${count(breaker.rejections)} rejected` : ""}</span>
-            ${breaker.state !== "CLOSED" && html`<${Button} kind="small" label="Reset ${breaker.name}" onClick=${() => act.resetBreaker(breaker.name)}>Reset<//>`}</div>
+function Targets({ snapshot, act }) {
+  const { targets, totals } = snapshot;
+  const hidden = totals.targets - targets.length;
+  return html`<${Panel} id="targets" title="Targets" note=${hidden > 0 ? `${count(hidden)} more` : ""}
+      actions=${targets.some(isTroubled) && html`<${Button} onClick=${act.resetAllTargets}>Reset all<//>`}>
+    ${targets.length
+      ? html`<ul class="cards">${targets.map((target) => html`<li key=${target.origin}>
+          <div class="line wrap"><span class="break">${target.origin}</span><${TargetBadges} target=${target} /></div>
+          ${target.since && html`<div class="line dim"><span>opened <${When} at=${target.since} />${target.fault ? ` · fault: ${target.fault}` : ""}</span>
+            <span>${target.retryAt && html`next try ${target.retryAt * 1000 > Date.now() ? html`<${When} at=${target.retryAt} />` : "with its next message"}`}</span></div>`}
+          <div class="line dim"><span>${figuresOf(target).join(" · ")}</span>
+            ${isTroubled(target) && html`<${Button} kind="small" label="Reset ${target.origin}" onClick=${() => act.resetTarget(target.origin)}>Reset<//>`}</div>
         </li>`)}</ul>`
       : html`<${Empty}>No target has been called yet.<//>`}
   <//>`;
+}
+
+function TargetBadges({ target }) {
+  return html`<span class="badges">
+    ${target.circuit !== "CLOSED" && html`<${Badge} tone=${CIRCUITS[target.circuit]}>circuit ${target.circuit.toLowerCase().replace("_", " ")}<//>`}
+    ${target.silentUntil && html`<${Badge} tone="fair">silent until ${time(target.silentUntil)}<//>`}
+    ${target.limit !== null && html`<${Badge} tone="fair">limited to ${count(target.limit)}<//>`}
+    ${!isTroubled(target) && html`<${Badge} tone="good">ok<//>`}
+  </span>`;
+}
+
+function isTroubled(target) {
+  return target.circuit !== "CLOSED" || target.silentUntil !== null || target.limit !== null;
+}
+
+function figuresOf({ open, waiting, successes, failures, refusals, rejections }) {
+  const rest = [[waiting, "waiting"], [failures, "failed"], [refusals, "refused"], [rejections, "not sent"]];
+  return [
+    `${count(open)} open`,
+    `${count(successes)} answered`,
+    ...rest.filter(([number]) => number > 0).map(([number, word]) => `${count(number)} ${word}`),
+  ];
 }

@@ -4,6 +4,7 @@ const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const FINE = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const CLOCK = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const TIME = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 
 export const REASONS = {
   DRAINING: "its pool is draining",
@@ -11,6 +12,8 @@ export const REASONS = {
   GROUP: "behind a delivery of its group",
   RATE: "waits for the rate limit",
   PERMIT: "waits for a free worker",
+  SHARE: "waits for its share of the workers",
+  TARGET: "waits for its target",
 };
 
 export function count(number) {
@@ -51,6 +54,11 @@ export function ago(moment) {
 
 export function clock(moment) {
   return CLOCK.format(new Date(unix(moment) * 1000));
+}
+
+/** The time of day, of what is not far away. */
+export function time(moment) {
+  return TIME.format(new Date(unix(moment) * 1000));
 }
 
 function unix(moment) {

@@ -32,9 +32,11 @@ class ConfigView(ResponseModel):
 
 
 class Reloaded(ResponseModel):
-    changes: Sequence[str] = as_is(["queue orders: added"], "Readable by people")
-    queues: Mapping[str, Sequence[str]] = as_is({"added": ["orders"]})
-    pools: Mapping[str, Sequence[str]] = as_is({})
+    changes: Sequence[str] = as_is(["queue orders: start (sqs://orders)"], "Readable by people")
+    queues: Mapping[str, Sequence[str]] = as_is(
+        {"started": ["orders"], "replaced": [], "stopped": [], "kept": ["invoices"]}
+    )
+    pools: Mapping[str, Sequence[str]] = as_is({"created": [], "changed": [], "drained": []})
 
 
 class ScheduleView(ResponseModel):

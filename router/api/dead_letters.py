@@ -26,7 +26,7 @@ from router.api.kit import (
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
 from router.core.message import Malformed, Message, parse
 from router.core.redact import MASK
-from router.engine.dead_letters import NO_SUCH_LETTER
+from router.engine.dead_letters import NO_SUCH_LETTER, REPLAYED_BEFORE
 from router.ports import Unknown
 
 MAX_PAGE_LETTERS: Final = 1000
@@ -102,7 +102,7 @@ class ReplayedMany(ResponseModel):
 
     replayed: int = as_is(12)
     skipped: int = as_is(2)
-    reasons: Mapping[str, int] = as_is({"already replayed": 2}, "Why letters were skipped")
+    reasons: Mapping[str, int] = as_is({REPLAYED_BEFORE: 2}, "Why letters were skipped")
     dry_run: bool = as_is(example=False)
 
 

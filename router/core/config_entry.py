@@ -274,7 +274,10 @@ def _text(where: str, value: str | None, longest: int) -> str | None:
 
 
 def _resolve(given: str, naming: QueueNames) -> str:
-    """Return the URI of a queue that can be consumed. Error texts show only its scheme."""
+    """Return the URI of a queue that can be consumed. Error texts show only its scheme.
+
+    The scheme is in lower case, so that two spellings of one database are one database.
+    """
     uri = given if _SCHEME.match(given) else naming.uri(given)
     before, colon, _ = given.partition(":")
     if uri is not given and colon and before.lower() in SUPPORTED_SCHEMES:
@@ -295,7 +298,7 @@ def _resolve(given: str, naming: QueueNames) -> str:
         raise BadEntry("queueUri", "must look like sqs://name")
     if scheme in {"http", "https"} and not (host and parts.path.strip("/")):
         raise BadEntry("queueUri", "must look like https://host/account/name")
-    return uri
+    return scheme + uri[len(scheme) :]
 
 
 def identity_in(field: str, raw: object) -> str | None:

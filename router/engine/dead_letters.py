@@ -21,6 +21,7 @@ from router.ports import BrokerError, Conflict, DeadLetterStore, Publication, St
 
 log = logging.getLogger(__name__)
 
+REPLAYED_BEFORE: Final = "it was replayed before; `force` does it again"
 PAGE_LETTERS: Final = 500
 NO_SUCH_LETTER: Final = "there is no such dead letter"
 _CLOCK_STEP_SECONDS: Final = 1.0  # the clocks differ by less because they are read in turn
@@ -215,7 +216,7 @@ class DeadLetterReplay:
         if kept.letter.reason is Reason.MALFORMED:
             raise Conflict("its body is not a message")
         if kept.replayed_at is not None and not force:
-            raise Conflict("it was replayed before; `force` does it again")
+            raise Conflict(REPLAYED_BEFORE)
         try:
             return to or self._publishing.queue_named(kept.letter.queue)
         except Unknown as error:

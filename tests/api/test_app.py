@@ -1,6 +1,8 @@
 import httpx
 import pytest
 
+from router.core.config import QueueConfig
+from router.core.config_plan import Plan
 from tests.support.api import assert_problem
 
 pytestmark = pytest.mark.anyio
@@ -86,3 +88,14 @@ async def test_the_description_names_every_call_and_its_errors(api: httpx.AsyncC
     answers = described["paths"]["/dead-letters"]["get"]["responses"]
     assert set(answers) == {"200", "default"}
     assert "application/problem+json" in answers["default"]["content"]
+
+
+async def test_the_example_of_a_reload_is_what_a_reload_answers(api: httpx.AsyncClient) -> None:
+    orders, invoices = (
+        QueueConfig(name=name, uri=f"sqs://{name}") for name in ("orders", "invoices")
+    )
+    plan = Plan(start=(orders,), keep=(invoices,))
+
+    described = (await api.get("/openapi.json")).json()["components"]["schemas"]
+
+    assert described["Reloaded"]["example"] == {"changes": plan.lines(), **plan.as_json()}

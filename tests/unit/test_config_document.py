@@ -428,6 +428,22 @@ def test_an_sqs_queue_is_given_by_its_url_or_its_name(uri: str, problem: str | N
 
 
 @pytest.mark.rule("CFG-5")
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("SQLITE:///srv/Queue.db?queue=a", "sqlite:///srv/Queue.db?queue=a"),
+        ("SQS://Orders", "sqs://Orders"),
+        ("PostgreSQL://host/db?queue=a", "postgresql://host/db?queue=a"),
+    ],
+)
+def test_the_scheme_of_a_queue_uri_is_read_in_lower_case(given: str, read: str) -> None:
+    """Otherwise two spellings of one database would count as two databases."""
+    document = read_queue({"queueUri": given})
+
+    assert [queue.uri for queue in document.config.queues] == [read]
+
+
+@pytest.mark.rule("CFG-5")
 def test_a_broker_that_we_do_not_know_is_skipped_with_a_clear_word() -> None:
     document = read_queue({"queueUri": "kafka://user:hunter2@host/db?queue=q"})
 

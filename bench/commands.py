@@ -28,7 +28,6 @@ from router.core.target import TargetPolicy
 from router.core.trace import Span
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
-from router.engine.breaker import Breakers
 from router.engine.delivery import Mediator
 from router.outbound.http_sender import HttpSender
 from router.ports import Brokers, MessageStores, Publication, Sender
@@ -123,9 +122,7 @@ async def _cost(queue: QueueConfig, case: CommandCase, target: str, total: int) 
         async with open_brokers(settings, alerts) as publishing:  # closed: its log is written back
             await _publish(publishing, queue, case, target, total)
         registry = await stack.enter_async_context(open_brokers(settings, alerts))
-        mediator = Mediator(
-            *(sender, Breakers(lambda _: None), alerts), timeout=60.0, jitter=max, wall=time.time
-        )
+        mediator = Mediator(*(sender, alerts), timeout=60.0, jitter=max, wall=time.time)
         spent, _ = await drain(registry, mediator, alerts, config, total)
     return spent / total * 1e6
 
@@ -148,8 +145,6 @@ async def _publish(
             for chunk in chunks[1:]:
                 await store.add_to_batch("batch", chunk)
         return
-    line = registry.open_publisher(queue)
-    assert line is not None  # noqa: S101 - it is a work queue
-    async with line as publisher:
+    async with registry.open_publisher(queue) as publisher:
         for chunk in chunks:
             await publisher.publish(chunk)

@@ -17,16 +17,15 @@ from bench.measure import spread
 from bench.report import ReportTable, say
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
 from router.core.job import Fate
-from router.core.message import Handle, Message, ReceivedMessage, Tally
+from router.core.message import Handle, Message, ReceivedMessage
 from router.core.outcome import Answer, Reply
 from router.core.trace import Span
 from router.core.warnings import WarningBook
 from router.engine.alerts import Alerts
-from router.engine.breaker import Breakers
 from router.engine.delivery import Deliverer, Mediator
 from router.engine.queue_manager import QueueManager, shut_down
 from router.engine.registry import Journal
-from router.ports import Broker, Brokers, Depth, Publisher, Sender, Traits, Unsettled
+from router.ports import Broker, Brokers, Depth, Nack, Publisher, Sender, Traits, Unsettled
 from router.settings import Settings
 from router.storage.dead_letters import NO_STORE, open_store
 from router.wiring import open_engine
@@ -86,7 +85,7 @@ class MadeUpQueue:
             self.done.set()
         return ()
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
         raise AssertionError("nothing fails here")
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
@@ -106,8 +105,8 @@ class OneQueue:
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
         yield self._queue
 
-    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
-        return None
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
+        raise NotImplementedError(f"nothing is published to {queue.name}: there are no replies")
 
 
 class AcceptingSender:
@@ -144,9 +143,7 @@ async def engine(
 ) -> AsyncIterator[QueueManager]:
     """One that runs on the queue for as long as the block does."""
     alerts = Alerts(WarningBook(), time.time)
-    mediator = Mediator(
-        sender, Breakers(lambda _: None), alerts, timeout=900.0, jitter=middle, wall=time.time
-    )
+    mediator = Mediator(sender, alerts, timeout=900.0, jitter=middle, wall=time.time)
     async with (
         open_store(NO_STORE) as store,
         open_engine(

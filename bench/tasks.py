@@ -89,9 +89,7 @@ async def _drain(
     alerts = Alerts(WarningBook(), time.time)
     pool = PoolConfig(code=DEFAULT_POOL, concurrency=8 * PROCESSES, parallel_ungrouped=True)
     async with open_brokers(Settings(), alerts) as brokers:
-        opening = brokers.open_publisher(queue)
-        assert opening is not None  # noqa: S101 - it is a work queue
-        async with opening as publisher:
+        async with brokers.open_publisher(queue) as publisher:
             for start in range(0, total, CHUNK):
                 bodies = [
                     msgspec.json.encode({"id": str(n), **target})

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -25,7 +25,7 @@ from router.core.job import Fate
 from router.core.message import ReceivedMessage, parse
 from router.core.target import TargetPolicy
 from router.outbound.http_sender import HttpSender
-from router.ports import Broker, Publication
+from router.ports import Broker, Publication, Publisher
 
 HOUSE: Final = Path(__file__).parent.parent / "router"
 WARM_UP: Final = 5  # messages
@@ -66,8 +66,8 @@ class BrokerGate:
         async with self._brokers.open_queue(queue) as broker:
             yield cast("Broker", Gated(broker, self._opened))
 
-    def open_publisher(self, _: QueueConfig) -> None:
-        """Nothing: this router sends no replies."""
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
+        raise NotImplementedError(f"nothing is published to {queue.name}: there are no replies")
 
 
 class Gated:
@@ -113,8 +113,6 @@ async def trace(recorder: CallRecorder, folder: str) -> set[Function]:
         HttpSender(TargetPolicy()) as sender,
     ):
         opened, gate = brokers.open_publisher(queue), BrokerGate(brokers)
-        if opened is None:
-            raise SystemExit("queue files cannot be published to")
         async with opened as publisher, engine(gate, sender, 1, queue=queue) as manager:
             ended = manager.registry.ledger.ended
             for number in range(WARM_UP + MESSAGES):

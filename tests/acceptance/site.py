@@ -118,11 +118,11 @@ class Site:
 
     async def _put(self, queue: str, items: Sequence[Publication]) -> None:
         config = QueueConfig(name=queue, uri=str(self.queue(queue)["queueUri"]))
-        async with BrokerRegistry(worker_id="test", dedup_window=300.0) as brokers:
-            publisher = brokers.open_publisher(config)
-            assert publisher is not None
-            async with publisher as line:
-                assert all(await line.publish(items))
+        async with (
+            BrokerRegistry(worker_id="test", dedup_window=300.0) as brokers,
+            brokers.open_publisher(config) as line,
+        ):
+            assert all(await line.publish(items))
 
     def in_flight(self) -> set[str]:
         """The ids of the messages that are handed out, by the queue file itself."""

@@ -61,13 +61,13 @@ async def publish(server: NatsServer, messages: Sequence[dict[str, object]]) -> 
     """Before a router is there, so that it finds them all at once."""
     queue = QueueConfig(name="orders", uri=f"nats://{server.address}/?stream={STREAM}")
     bodies = [json.dumps(each).encode() for each in messages]
-    async with BrokerRegistry(worker_id="test", dedup_window=300.0) as brokers:
-        publishing = brokers.open_publisher(queue)
-        assert publishing is not None
-        async with publishing as publisher:
-            await publisher.publish(
-                [Publication(parse(body), body, f"key-{n}") for n, body in enumerate(bodies)]
-            )
+    async with (
+        BrokerRegistry(worker_id="test", dedup_window=300.0) as brokers,
+        brokers.open_publisher(queue) as publisher,
+    ):
+        await publisher.publish(
+            [Publication(parse(body), body, f"key-{n}") for n, body in enumerate(bodies)]
+        )
 
 
 async def unsettled(server: NatsServer) -> tuple[int, int]:

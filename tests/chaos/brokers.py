@@ -9,16 +9,21 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
+    ExitStack,
     asynccontextmanager,
     closing,
     contextmanager,
     nullcontext,
 )
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+import aio_pika
+
 from router.brokers import BrokerRegistry
+from router.brokers.rabbitmq.connection import Table
 from router.core.config import QueueConfig
 from router.core.message import parse
 from router.ports import BrokerError, Publication, Publisher
@@ -37,6 +42,11 @@ POOLS: Final[Sequence[dict[str, object]]] = (
     {"code": "GROUPED", "concurrency": 16},
     {"code": "LOOSE", "concurrency": 8, "ungrouped": "parallel"},
 )
+NARROW_POOLS: Final[Sequence[dict[str, object]]] = (
+    {"code": "GROUPED", "concurrency": 1},
+    {"code": "LOOSE", "concurrency": 1, "ungrouped": "parallel"},
+)
+DELIVERY_LIMIT: Final = 20  # the default of RabbitMQ 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +60,9 @@ class Promises:
     knows_publications: bool = True  # False: what is published again is there twice
     survives_a_kill: bool = True  # of its server
     lease: int = 5  # seconds
+    # Also returned for full pools and open circuits, and by a router that ends in peace. A return
+    # is a copy and an ACK: a kill in between leaves two, so nothing is judged as repeated.
+    is_returned_often: bool = False
 
 
 class ChaosQueue(Protocol):
@@ -128,6 +141,28 @@ class ChaosPostgresQueue:
 
 
 @dataclass(frozen=True)
+class ChaosPgmqQueue:
+    server: PostgresServer
+    promises: Promises = Promises(
+        routers=1, order_after_a_crash=False, order_after_a_failure=False, knows_publications=False
+    )
+
+    def uri(self, port: int | None = None) -> str:
+        url = self.server.pgmq_url.replace(f":{self.server.port}/", f":{port or self.server.port}/")
+        return f"{url}?queue={QUEUE}"
+
+    def configure(self, site: Site) -> None:
+        del site
+
+    async def in_flight(self) -> None:
+        return None
+
+    async def left(self) -> list[Body]:
+        lines = await asyncio.to_thread(self.server.sql, "SELECT message FROM pgmq.q_orders")
+        return [json.loads(line) for line in lines.splitlines()]
+
+
+@dataclass(frozen=True)
 class NatsQueue:
     server: NatsServer
     promises: Promises = Promises(
@@ -154,12 +189,26 @@ class NatsQueue:
 
 @dataclass(frozen=True)
 class ChaosRabbitQueue:
-    server: RabbitServer
+    url: str
+    server: RabbitServer | None
     promises: Promises = Promises(routers=1, order_after_a_failure=False, knows_publications=False)
+    kind: str = "classic"
+    is_ours: bool = True  # False: somebody else makes it
+    limit: int | None = None  # of deliveries, of a queue that somebody else makes
 
     def uri(self, port: int | None = None) -> str:
-        url = self.server.url.replace(f":{self.server.port}/", f":{port or self.server.port}/")
-        return f"{url}?queue={QUEUE}&type=classic"
+        url = self.url
+        if port is not None and self.server is not None:
+            url = url.replace(f":{self.server.port}/", f":{port}/")
+        return f"{url}?queue={QUEUE}&type={self.kind}"
+
+    async def create(self) -> None:
+        """Make the queue as others do."""
+        arguments: Table = {"x-queue-type": self.kind}
+        if self.limit is not None:
+            arguments["x-delivery-limit"] = self.limit
+        async with await aio_pika.connect(self.url) as line, line.channel() as channel:
+            await channel.declare_queue(QUEUE, durable=True, arguments=arguments)
 
     def configure(self, site: Site) -> None:
         del site
@@ -223,6 +272,15 @@ def _postgres(folder: Path) -> Iterator[ChaosQueue]:
 
 
 @contextmanager
+def _pgmq(folder: Path) -> Iterator[ChaosQueue]:
+    del folder
+    with postgres_server() as server:
+        server.install_pgmq()
+        server.add_pgmq_queue(QUEUE)
+        yield ChaosPgmqQueue(server)
+
+
+@contextmanager
 def _nats(folder: Path) -> Iterator[ChaosQueue]:
     with NatsServer(nats.current(), folder).running() as server:
         yield NatsQueue(server)
@@ -232,14 +290,35 @@ def _nats(folder: Path) -> Iterator[ChaosQueue]:
 def _rabbitmq(folder: Path) -> Iterator[ChaosQueue]:
     del folder
     with rabbit_server() as server:
-        yield ChaosRabbitQueue(server)
+        yield ChaosRabbitQueue(server.url, server)
 
 
 @contextmanager
-def _sqs(folder: Path) -> Iterator[ChaosQueue]:
+def _quorum(
+    folder: Path, *, is_ours: bool = True, limit: int | None = None
+) -> Iterator[ChaosQueue]:
+    """At RABBITMQ_URL if it is set: to try another version. Its queues must be gone before."""
+    del folder
+    promises = Promises(
+        routers=1,
+        order_after_a_crash=False,
+        order_after_a_failure=False,
+        knows_publications=False,
+        is_returned_often=True,
+    )
+    with ExitStack() as stack:
+        server, url = None, os.environ.get("RABBITMQ_URL")
+        if url is None:
+            server = stack.enter_context(rabbit_server())
+            url = server.url
+        yield ChaosRabbitQueue(url, server, promises, "quorum", is_ours, limit)
+
+
+@contextmanager
+def _sqs(folder: Path, *, fifo: bool = True) -> Iterator[ChaosQueue]:
     os.environ |= sqs.ENV
     with sqs.ministack(folder).running() as server:
-        yield ChaosSqsQueue(server, server.new_queue(fifo=True))
+        yield ChaosSqsQueue(server, server.new_queue(fifo=fifo))
 
 
 @contextmanager
@@ -260,13 +339,25 @@ BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[ChaosQueue]]
     "sqlite": _sqlite,
     "sqs": _sqs,
 }
+# Only killed, and not brought to a storm.
+VARIANTS: Final[Mapping[str, Callable[[Path], AbstractContextManager[ChaosQueue]]]] = {
+    "pgmq": _pgmq,
+    "rabbitmq-default": partial(_quorum, is_ours=False),
+    "rabbitmq-limit": partial(_quorum, is_ours=False, limit=DELIVERY_LIMIT),
+    "rabbitmq-quorum": _quorum,
+}
+
+# Without any order, so not for chaos.
+UNORDERED: Final[Mapping[str, Callable[[Path], AbstractContextManager[ChaosQueue]]]] = {
+    "sqs-standard": partial(_sqs, fifo=False),
+}
 
 
 @contextmanager
 def running(broker: str) -> Iterator[ChaosQueue]:
     with (
         tempfile.TemporaryDirectory(prefix=f"chaos-{broker}-") as folder,
-        BROKERS[broker](Path(folder)) as queue,
+        {**BROKERS, **VARIANTS, **UNORDERED}[broker](Path(folder)) as queue,
     ):
         yield queue
 
@@ -275,6 +366,8 @@ async def prepare(queue: ChaosQueue) -> None:
     """Create what the router does not create by itself."""
     if isinstance(queue, NatsQueue):
         await nats.add_stream(queue.server.port, "ORDERS")
+    elif isinstance(queue, ChaosRabbitQueue) and not queue.is_ours:
+        await queue.create()
 
 
 class NotAnswered(Exception):
@@ -296,7 +389,6 @@ class Direct:
         try:
             if self._line is None:
                 opened = self.brokers.open_publisher(config)
-                assert opened is not None
                 self._line = await self._stack.enter_async_context(opened)
             await self._line.publish([Publication(m := parse(b), b, m.id) for b in encoded])
         except (BrokerError, OSError, TimeoutError) as error:

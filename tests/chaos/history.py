@@ -88,6 +88,7 @@ class History:
     kept: list[Body] = field(default_factory=list)  # dead letters at the end
     left: list[Body] = field(default_factory=list)  # in the queue at the end
     strange: list[str] = field(default_factory=list)  # requests and crashes that must not be
+    events: Counter[str] = field(default_factory=Counter)  # of the routers' logs
     done: set[str] = field(default_factory=set)  # markers with a final reply
     duplicates: Counter[int] = field(default_factory=Counter)  # by incarnation
     open: Counter[int] = field(default_factory=Counter)  # POSTs without a reply, by incarnation

@@ -5,7 +5,7 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,12 @@ REPLIES: Final = {
     ChaosReply.FLAKY: 3,
     ChaosReply.DEAD: 3,
 }  # per cent
+FAILING_REPLIES: Final = {
+    ChaosReply.OK: 7,
+    ChaosReply.SLOW: 40,
+    ChaosReply.FLAKY: 50,
+    ChaosReply.DEAD: 3,
+}
 
 Put = Callable[[Sequence[Body]], Awaitable[None]]
 
@@ -49,6 +55,7 @@ class Producer:
     put: Put
     reuse_ids: bool = False
     groups_may_fail: bool = True
+    replies: Mapping[ChaosReply, int] = field(default_factory=lambda: REPLIES)
     _count: int = 0
     _ids: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT_IDS))
 
@@ -74,7 +81,7 @@ class Producer:
         self._count += 1
         marker = f"{self.name}-{self._count}"
         group = self.dice.choice([None, *range(GROUPS)] if self._count % 4 else [None])
-        (reply,) = self.dice.choices(list(REPLIES), list(REPLIES.values()))
+        (reply,) = self.dice.choices(list(self.replies), list(self.replies.values()))
         if group is not None and reply is ChaosReply.FLAKY and not self.groups_may_fail:
             reply = ChaosReply.OK
         body = {
@@ -122,6 +129,7 @@ class ChaosRecorder:
     dice: random.Random
     incarnations: dict[int, int] = field(default_factory=dict)  # of routers that run, by process
     started: int = 0
+    is_down: bool = False  # it takes requests and hangs up
     _strangers: int = 0
     _failed: set[str] = field(default_factory=set)
 
@@ -147,7 +155,7 @@ class ChaosRecorder:
             slow = item.reply is ChaosReply.SLOW
             await asyncio.sleep(self.dice.uniform(*(SLOW_SECONDS if slow else QUICK_SECONDS)))
             is_gone = incarnation not in self.incarnations.values()
-            if connection.reader.at_eof() or is_gone:
+            if connection.reader.at_eof() or is_gone or self.is_down:
                 self.history.end(post, PostOutcome.CUT, time.monotonic())
                 return
             status, outcome = self._answer(item)

@@ -13,11 +13,14 @@ from typing import Final
 from tests.acceptance.process import RouterProcess, eventually
 from tests.chaos.brokers import ChaosQueue
 from tests.chaos.history import History, marker_of
-from tests.chaos.slot import Slot
+from tests.chaos.slot import CIRCUIT_IS_OPEN, Slot
 
 AFTER_CONSUMING: Final = (0.05, 1.0)  # seconds until the kill
 AFTER_SPAWN: Final = (0.0, 1.2)  # likewise, of a kill during start-up or recovery
 STARTUP_KILL_EVERY: Final = 10  # kills
+DRAIN_EVERY: Final = 5  # kills, where messages shall be returned often
+OUTAGE_EVERY: Final = 7  # likewise: the router is killed while the circuit of its target is open
+OUTAGE_LIMIT: Final = 20.0  # seconds until then
 REDELIVERY_BOUND: Final = 1.0  # seconds after the router is ready (WQ-10)
 REDELIVERY_LIMIT: Final = 5.0  # seconds after the router is ready, then the run goes on without
 IN_FLIGHT_LIMIT: Final = 2.0  # seconds that a kill waits for an open POST
@@ -64,8 +67,11 @@ class Killer:
         for number in range(1, kills + 1):
             duplicates = self.history.duplicates.total()
             incarnation = self.slot.incarnation
+            if self.queue.promises.is_returned_often and number % OUTAGE_EVERY == 0:
+                await self._fail_until_the_circuit_opens()
             opened = {post.marker for post in self.history.since(incarnation) if post.is_open}
             await self._kill()
+            self.slot.recorder.is_down = False
             if number % STARTUP_KILL_EVERY == 0:
                 await self._kill_during_startup()
             in_flight = opened
@@ -75,6 +81,10 @@ class Killer:
             spawned_at = time.monotonic()
             ready_at = await self._ready(self.slot.spawn())
             first = await self._first_post_of(in_flight) if recovers_at_once else None
+            if self.queue.promises.is_returned_often and number % DRAIN_EVERY == 0:
+                await self._until_the_next_kill()
+                await self.slot.stop()
+                await self._ready(self.slot.spawn())
             await self._until_the_next_kill()
             tell(
                 Kill(
@@ -103,6 +113,14 @@ class Killer:
         self.slot.spawn()
         await asyncio.sleep(self.dice.uniform(*AFTER_SPAWN))
         await self._kill()
+
+    async def _fail_until_the_circuit_opens(self) -> None:
+        self.slot.recorder.is_down = True
+        with suppress(TimeoutError):
+            await eventually(
+                lambda: self.slot.running.has_logged(CIRCUIT_IS_OPEN), within=OUTAGE_LIMIT
+            )
+        await asyncio.sleep(self.dice.uniform(*AFTER_CONSUMING))
 
     async def _until_the_next_kill(self) -> None:
         """Wait until this process delivers, for a while, and until it has an open POST."""

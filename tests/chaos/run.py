@@ -15,9 +15,17 @@ import httpx
 
 from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
-from tests.chaos.brokers import POOLS, ChaosQueue, dead_letters, prepare, publishing_to, running
+from tests.chaos.brokers import (
+    NARROW_POOLS,
+    POOLS,
+    ChaosQueue,
+    dead_letters,
+    prepare,
+    publishing_to,
+    running,
+)
 from tests.chaos.history import FINAL, ChaosViolation, Duplicates, History, check
-from tests.chaos.load import ApiProducer, ChaosRecorder, Producer
+from tests.chaos.load import FAILING_REPLIES, ApiProducer, ChaosRecorder, Producer
 from tests.chaos.nemesis import Kill, Killer
 from tests.chaos.slot import Slot
 from tests.chaos.storm import Fault, Storm, preloading, shims
@@ -56,6 +64,7 @@ class ChaosResult:
     faults: list[Fault] = field(default_factory=list)
     duplicates: int = 0
     explained: Mapping[str, int] = field(default_factory=dict)  # duplicates, by the fault before
+    events: Mapping[str, int] = field(default_factory=dict)  # of the routers' logs
     overtaken: int = 0  # POSTs out of order, where the broker keeps none
     published: int = 0
     posts: int = 0
@@ -121,12 +130,14 @@ async def run(wanted: ChaosOrder, folder: Path, tell: Tell) -> ChaosResult:
         promises = queue.promises
     result.published = len(history.published)
     result.posts = len(history.posts)
+    result.events = dict(history.events)
     result.dead_letters = len(history.kept)
     result.duplicates = history.duplicates.total()
     result.explained = explain(history, result.faults)
     if promises.knows_publications:
         history.in_doubt.clear()
-    rule = Duplicates.AFTER_A_FAULT if wanted.seconds else Duplicates.AFTER_A_CRASH
+    may_repeat = wanted.seconds or promises.is_returned_often
+    rule = Duplicates.AFTER_A_FAULT if may_repeat else Duplicates.AFTER_A_CRASH
     found = check(history, duplicates=rule)
     keeps_order = promises.order_after_a_crash
     result.overtaken = sum(each.rule == "order" for each in found)
@@ -151,6 +162,9 @@ async def _bring_chaos(
             Producer("direct", history, target.url, dice("direct"), direct.put, False, can_fail),
             Producer("api", history, target.url, dice("api"), api.put, True, can_fail),
         )
+        if queue.promises.is_returned_often:
+            for producer in producers:
+                producer.replies = FAILING_REPLIES
         slots = []
         for number in range(1, (queue.promises.routers if result.wanted.seconds else 1) + 1):
             site = Site(folder / f"router-{number}")
@@ -189,9 +203,10 @@ async def _lay_out(
         if queue.server is not None:
             slot.cable = await stack.enter_async_context(cable_to(queue.server.port))
             port = slot.cable.port
+    pools = NARROW_POOLS if queue.promises.is_returned_often else POOLS
     lease = wanted.lease or queue.promises.lease
     slot.site.configure_queue(
-        queue.uri(port), *POOLS, visibilityTimeout=lease, retry={"backoff": [1]}
+        queue.uri(port), *pools, visibilityTimeout=lease, retry={"backoff": [1]}
     )
     queue.configure(slot.site)
 

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from tests.acceptance.process import RouterProcess, eventually, start
 from tests.acceptance.site import Site
@@ -12,6 +13,13 @@ from tests.chaos.load import ApiProducer, ChaosRecorder
 from tests.support.cable import Cable
 
 START_SECONDS = 60.0
+CIRCUIT_IS_OPEN: Final = "circuit breaker is open"
+EVENTS: Final = {
+    "full pools": "is full: what does not fit",
+    "open circuits": CIRCUIT_IS_OPEN,
+    "drains": "shutting down",
+    "renewals": "that came back often were renewed",
+}  # each is counted by a text of its log lines
 
 
 @dataclass
@@ -67,14 +75,14 @@ class Slot:
     async def kill(self) -> None:
         if self._leave():
             await self.running.kill()
-            self._note_crashes()
+            self._read_log()
             self.recorder.forget(self.running)
 
     async def stop(self) -> None:
         """End the router in peace."""
         if self._leave():
             code = await self.running.stop()
-            self._note_crashes()
+            self._read_log()
             self.recorder.forget(self.running)
             if code != 0:
                 self.history.strange.append(f"the router ended with exit code {code}")
@@ -99,5 +107,8 @@ class Slot:
             self.history.strange.append(f"the router ended by itself with exit code {code}")
         return True
 
-    def _note_crashes(self) -> None:
+    def _read_log(self) -> None:
         self.history.strange += self.running.tracebacks()
+        written = [entry["message"] for entry in self.running.log()]
+        for event, text in EVENTS.items():
+            self.history.events[event] += sum(text in line for line in written)

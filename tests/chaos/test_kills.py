@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.__main__ import main
-from tests.chaos.brokers import BROKERS
+from tests.chaos.brokers import BROKERS, VARIANTS
 from tests.chaos.run import ChaosOrder, run
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ async def test_killed_under_load_it_loses_nothing_keeps_order_and_goes_on_within
 @pytest.mark.anyio
 @pytest.mark.timeout(400)
 @pytest.mark.rule("P1", "P2", "P3")
-@pytest.mark.parametrize("broker", sorted({*BROKERS} - {"sqlite"}))
+@pytest.mark.parametrize("broker", sorted({*BROKERS, *VARIANTS} - {"sqlite"}))
 async def test_killed_on_a_broker_it_loses_nothing_and_keeps_what_order_there_is(
     tmp_path: Path, broker: str
 ) -> None:

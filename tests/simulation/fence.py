@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 from router.core.config import QueueConfig
-from router.core.message import Handle, ReceivedMessage, Tally
-from router.ports import Broker, Finish, MessageStore, Publisher, Unsettled
+from router.core.message import Handle, ReceivedMessage
+from router.ports import Broker, Finish, MessageStore, Nack, Publisher, Unsettled
 from tests.simulation.loop import Process
 from tests.simulation.networked import Opener
 from tests.simulation.oracle import Oracle
@@ -71,7 +71,7 @@ class _Watched:
         async with self._brokers.open_queue(queue) as broker:
             yield _WatchedBroker(self._fence, broker, self._process)
 
-    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
         return self._brokers.open_publisher(queue)
 
     def open_store(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageStore] | None:
@@ -101,11 +101,11 @@ class _WatchedBroker(PassingBroker):
             settled(refused := await super().finish(items))
         return refused
 
-    async def nack(self, handle: Handle, delay: float, tally: Tally, *, error: str = "") -> None:
+    async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
         await self._fence.settling(self._process)
-        with self._fence.watching([handle], "nack") as settled:
-            await super().nack(handle, delay, tally, error=error)
-            settled(())
+        with self._fence.watching([item.handle for item in items], "nack") as settled:
+            settled(refused := await super().nack(items))
+        return refused
 
     async def extend(self, handles: Sequence[Handle], seconds: float) -> Sequence[Unsettled]:
         with self._fence.watching(handles, "extend") as settled:

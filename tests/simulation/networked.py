@@ -85,14 +85,13 @@ class _Networked:
         finally:
             wire.lose("closed")
 
-    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher] | None:
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
         return self._open_publisher(queue)
 
     @asynccontextmanager
     async def _open_publisher(self, queue: QueueConfig) -> AsyncIterator[Publisher]:
         wire = await self._server.connect()
         opening = self._brokers.open_publisher(queue)
-        assert opening is not None
         try:
             async with opening as publisher:
                 yield _RemotePublisher(publisher, wire)
@@ -142,6 +141,9 @@ class _RemoteStore:
 
     async def last_tick(self, schedule: str) -> int | None:
         return await self._wire.carry(lambda: self._store.last_tick(schedule))
+
+    async def forget_tick(self, schedule: str, tick: int) -> None:
+        await self._wire.carry(lambda: self._store.forget_tick(schedule, tick))
 
 
 class _RemotePublisher:

@@ -30,7 +30,7 @@ BREAKER_FORGOTTEN: Final = 3600.0
 EPSILON: Final = 0.001
 _STANDS_STILL: Final = frozenset({Act.PAUSE, Act.STALL})
 _HARMLESS: Final = frozenset({Act.CLOCK, Act.STORE, Act.REPLAY, Act.SLOW})  # no lease is lost
-_BLAMES: Final = frozenset({Cause.NETWORK, Cause.TIMEOUT})
+_BLAMES: Final = frozenset({Cause.NETWORK, Cause.BROKEN, Cause.TIMEOUT})
 
 
 class SimPost(Struct, eq=False):
@@ -49,8 +49,11 @@ class _Circuit:
         self._recent: deque[bool] = deque(maxlen=10)
         self._open_until: float | None = None
         self._is_half_open = False
+        self._pause = 5.0
+        self._probes = 3
         self._probing = 0
         self._successes = 0
+        self._errors: list[tuple[float, str]] = []  # when and to which message, 5xx in a row
         self._last = 0.0
 
     def start(self, now: float) -> str | None:
@@ -63,32 +66,46 @@ class _Circuit:
                 return "a request went through an open circuit"
             self._move(None, half_open=True)
         if self._is_half_open:
-            if self._probing >= 3:
-                return "more than three probes at once through a half-open circuit"
+            if self._probing >= self._probes:
+                return f"more than {self._probes} probes at once through a half-open circuit"
             self._probing += 1
         return None
 
-    def end(self, epoch: int, now: float, *, ok: bool | None) -> None:
+    def end(self, epoch: int, now: float, *, ok: bool | None, error_of: str | None) -> None:
+        """`error_of`: the message, if it failed by a 5xx."""
         if epoch != self.epoch:
             return
         if self._is_half_open:
             self._probing -= 1
             if ok is False:
-                self._move(now + 5.0)
+                self._pause, self._probes = min(2 * self._pause, 300.0), 1
+                self._move(now + self._pause)
             elif ok:
                 self._successes += 1
-                if self._successes == 3:
+                if self._successes == self._probes:
+                    self._pause, self._probes = 5.0, 3
                     self._move(None)
         elif ok is not None:
-            self._recent.append(ok)
-            if len(self._recent) == 10 and self._recent.count(False) >= 5:
-                self._move(now + 5.0)
+            self._recent.append(ok or error_of is not None)
+            if error_of is not None:
+                self._errors.append((now, error_of))
+            elif ok:
+                self._errors.clear()
+            if self._has_failed(now):
+                self._move(now + self._pause)
+
+    def _has_failed(self, now: float) -> bool:
+        if len(self._recent) == 10 and self._recent.count(False) >= 5:
+            return True
+        messages = {message for _, message in self._errors}
+        return len(self._errors) >= 20 and len(messages) >= 5 and now - self._errors[0][0] >= 10
 
     def _move(self, open_until: float | None, *, half_open: bool = False) -> None:
         self.epoch += 1
         self._open_until, self._is_half_open = open_until, half_open
         self._probing = self._successes = 0
         self._recent.clear()
+        self._errors.clear()
 
 
 class Oracle(Book):
@@ -107,6 +124,7 @@ class Oracle(Book):
         self._count = Counter(
             number for step in plan.steps if step.act is not Act.CANCEL for number in step.bodies
         )
+        self._places = _places(plan)
         self.is_pool_back = False  # a pool was dropped and came back: some of it is elsewhere
         self._changes_pools = any(step.act is Act.POOLS for step in plan.steps)
 
@@ -120,7 +138,9 @@ class Oracle(Book):
         post.marks = tuple(mark for mark, _ in self._marks(post, body))
         for mark, rule in self._marks(post, body):
             self._open[mark] += 1
-            if self._open[mark] > 1:
+            # Each queue delivers its own copy.
+            most = len(self._places[body.number]) if rule == "P2" else 1
+            if self._open[mark] > max(most, 1):
                 self.violate(rule, f"{mark[1:]} is being sent twice at once by {name}")
         pool = post.message.pool or ""
         self._open[name, "pool", pool] += 1
@@ -146,7 +166,11 @@ class Oracle(Book):
         ok = None if answer is None else not isinstance(answer, NoReply)
         if isinstance(answer, NoReply) and answer.cause not in _BLAMES:
             ok = None
-        self._circuits[post.process.name, body.host].end(post.epoch, self.now(), ok=ok)
+        error_of: str | None = None
+        if isinstance(answer, Reply) and answer.status // 100 == 5:
+            ok, error_of = False, post.message.id
+        circuit = self._circuits[post.process.name, body.host]
+        circuit.end(post.epoch, self.now(), ok=ok, error_of=error_of)
 
     def accepted(self, post: SimPost) -> None:
         body = self._body_of(post)
@@ -232,6 +256,7 @@ class Oracle(Book):
             self.violate("DLQ-1", f"the dead letter of body {number} is gone from the store")
         for sent in self.sent:
             self._judge_publication(sent, in_store)
+        self._judge_places()
         if self.plan.kind in HOLDS_GROUPS and not self._changes_pools:
             self._judge_order()
 
@@ -252,6 +277,18 @@ class Oracle(Book):
         self.violate(
             "P1", f"body {number} ({sent.act} at {sent.at:g}) was neither accepted nor kept"
         )
+
+    def _judge_places(self) -> None:
+        """No queue's copy stands for that of another."""
+        places: defaultdict[int, set[int]] = defaultdict(set)
+        for sent in self.sent:
+            if sent.answer is Answered.ACCEPTED and sent.act in {Act.SEND, Act.PUBLISH}:
+                places[sent.body.number].add(sent.queue)
+        for number, queues in places.items():
+            ends = len(self.acceptances[number]) + len(self.kept[number])
+            if ends + len(self.cancels[number]) < len(queues):
+                text = f"body {number} is in {len(queues)} queues and has not as many ends"
+                self.violate("ROUTE-3", text)
 
     def _has_living_twin(self, sent: Sent) -> bool:
         """Whether the same body was published within the window and is not dead.
@@ -309,6 +346,22 @@ class Oracle(Book):
         passed = min(self.acceptances[second], default=never)
         if passed < ended:
             self.violate("FIFO-1", f"body {second} was delivered before body {first} of its group")
+
+
+def _places(plan: WorldPlan) -> defaultdict[int, set[int]]:
+    """Return the queues of each body. What follows a message goes to the queue of that."""
+    places: defaultdict[int, set[int]] = defaultdict(set)
+    for step in plan.steps:
+        if step.act is not Act.CANCEL:
+            for number in step.bodies:
+                _add_place(plan.bodies[number], step.queue, places)
+    return places
+
+
+def _add_place(body: Body, queue: int, places: defaultdict[int, set[int]]) -> None:
+    places[body.number].add(queue)
+    for step in body.then:
+        _add_place(step, queue, places)
 
 
 def _words(answer: Answer | None) -> str:

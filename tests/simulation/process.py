@@ -169,7 +169,6 @@ class SimRouter:
             brokers = world.brokers(registered, self.process)
             mediator = Mediator(
                 world.sender(self.process),
-                breakers,
                 alerts,
                 timeout=TIMEOUT,
                 jitter=world.jitter,
@@ -183,6 +182,7 @@ class SimRouter:
                     brokers=brokers,
                     store=self.store,
                     new_id=world.new_id,
+                    breakers=breakers,
                     wall=world.wall,
                     jitter=world.jitter,
                 )

@@ -48,7 +48,7 @@ _ANSWERS: Final[dict[Mood, Answer]] = {
     Mood.SLOW: Reply(200),
     Mood.REFUSES: NoReply(Cause.NETWORK, "connection refused"),
     Mood.HANGS: TIMED_OUT,
-    Mood.CUTS: NoReply(Cause.NETWORK, "connection reset"),
+    Mood.CUTS: NoReply(Cause.BROKEN, "connection reset"),
     Mood.DENIES: Reply(404),
     Mood.UNAUTHORIZED: Reply(401),
     Mood.FAILS: Reply(500),

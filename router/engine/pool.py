@@ -308,13 +308,14 @@ class ProcessPool:
 
     def _start_next(self) -> None:
         """Start the first ready lane whose target has a place; those before it park."""
+        self.permits.take()  # first: a lane that starts or parks may call the one behind it
         while self.lanes.ready or self.lanes.rivals:
             lane = self.lanes.take()
             job = self._begin(lane)
             if job is not None:
-                self.permits.take()
                 self._workers.start((self, lane, job))
                 return
+        self.permits.release()
 
     def _begin(self, lane: Lane) -> Job | None:
         """Take the next job of a lane, with a place at its target; without one, park the lane."""

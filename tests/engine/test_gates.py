@@ -326,6 +326,25 @@ async def test_a_called_lane_that_finds_its_place_taken_keeps_its_turn() -> None
         assert nothing_is_left(rig)
 
 
+@pytest.mark.rule("POOL-6", "GATE-5")
+async def test_a_worker_that_is_free_for_a_retry_pause_serves_one_parked_lane_not_two() -> None:
+    sender = FakeSender(takes=1)
+    sender.script("a", silence(8))
+    sender.script("y", REFUSED)
+    async with running(pool(concurrency=1), sender=sender) as rig:
+        await rig.publish(*alone("a", "b", "c"), *alone("x", "y", mediationTarget=OTHER))
+        await asyncio.sleep(2.5)
+        assert rig.pool().parked == 2
+        # `b` is called while `y` has the only worker, which `y` gives up between its two tries.
+        Controls(rig.manager, rig.breakers).reset_breaker(ORIGIN)
+        await asyncio.sleep(2)
+
+        assert sender.most_open == 1
+        assert sender.sent[:4] == [(0, "a"), (1, "x"), (2, "y"), (3, "b")]
+        await asyncio.sleep(20)
+        assert nothing_is_left(rig)
+
+
 @pytest.mark.rule("GATE-5", "ROUTE-5", "ROUTE-6", "P3")
 async def test_above_half_of_a_pool_one_target_finds_no_room_and_others_do() -> None:
     sender = BusySender(takes=1000, host_takes={"other.test": 0.1})

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 from fastapi import APIRouter, Response
 
 from router.api.kit import CurrentRouter, sliced
-from router.core.state import PoolState, QueueState, RouterState
+from router.core.state import Circuit, PoolState, QueueState, RouterState, TargetState
 from router.core.stats import OTHERS, SHOWN_BOUNDS_SECONDS, cumulative
 from router.core.warnings import Severity
 
@@ -100,6 +100,31 @@ def breaker_states(state: RouterState) -> Mapping[str, int]:
     return dict(worst)
 
 
+def held_back(state: RouterState) -> Sequence[TargetState]:
+    """Return the targets that get less than the pools would send, the worst first.
+
+    What is beyond the bound is one target: with the least limit and the longest silence of them.
+    """
+    found = [target for target in state.targets if target.is_held_back]
+    shown, rest = found[:MAX_ORIGINS], found[MAX_ORIGINS:]
+    if rest:
+        others = TargetState(
+            origin=OTHERS,
+            now=rest[0].now,
+            limit=min((each.limit for each in rest if each.limit is not None), default=None),
+            silent_until=max(
+                (each.silent_until for each in rest if each.silent_until is not None), default=None
+            ),
+            circuit=Circuit(name=OTHERS),
+        )
+        shown.append(others)
+    return shown
+
+
+def _known(label: str, figure: float | None) -> Samples:
+    return () if figure is None else (((label,), figure),)
+
+
 ROUTER_METRICS: Final[Sequence[Family[RouterState]]] = (
     Family(
         "counter ledger_total{state}",
@@ -125,6 +150,11 @@ ROUTER_METRICS: Final[Sequence[Family[RouterState]]] = (
         "counter failures_total{origin,fault}",
         "Requests without a good answer, by whose fault it was: target, network or router",
         lambda router: router.failures.items(),
+    ),
+    Family(
+        "counter target_refusals_total{origin}",
+        "Requests that a target refused because it is busy: 429, 502, 503, 504 or a timeout",
+        lambda router: router.refusals.items(),
     ),
     Family(
         "gauge event_loop_lag_seconds",
@@ -187,6 +217,31 @@ QUEUE_METRICS: Final[Sequence[Family[QueueState]]] = (
         "Seconds since the broker last answered a receive, on the most silent connection",
         lambda queue: [((queue.name,), queue.since_poll)],
     ),
+    Family(
+        "gauge look_ahead{queue,state}",
+        "Messages of full pools that were taken to reach others, held here or deferred",
+        lambda queue: (
+            ((queue.name, "held"), queue.held),
+            ((queue.name, "deferred"), queue.deferred),
+        ),
+    ),
+    Family(
+        "gauge look_ahead_used_up{queue}",
+        "Whether messages of other pools wait behind those of a full one: 1 or 0",
+        lambda queue: [((queue.name,), queue.look_ahead_used_up)],
+    ),
+)
+TARGET_METRICS: Final[Sequence[Family[TargetState]]] = (
+    Family(
+        "gauge target_limit{origin}",
+        "Requests at once that a target takes; missing if it has refused none lately",
+        lambda target: _known(target.origin, target.limit),
+    ),
+    Family(
+        "gauge target_silent_seconds{origin}",
+        "Seconds until the end of the silence that a target asked for; missing if it did not",
+        lambda target: _known(target.origin, target.silent_seconds),
+    ),
 )
 POOL_METRICS: Final[Sequence[Family[PoolState]]] = (
     Family(
@@ -221,7 +276,12 @@ POOL_METRICS: Final[Sequence[Family[PoolState]]] = (
         lambda pool: [((pool.code,), pool.queued)],
     ),
 )
-METRICS: Final[Sequence[Family[Any]]] = (*QUEUE_METRICS, *POOL_METRICS, *ROUTER_METRICS)
+METRICS: Final[Sequence[Family[Any]]] = (
+    *QUEUE_METRICS,
+    *POOL_METRICS,
+    *TARGET_METRICS,
+    *ROUTER_METRICS,
+)
 
 
 routes = APIRouter(tags=["metrics"])
@@ -232,6 +292,7 @@ async def metrics(router: CurrentRouter) -> Response:
     """Return all metrics in the text format of Prometheus."""
     page, state = _Page(), router.state()
     page.add(ROUTER_METRICS, [state])
+    page.add(TARGET_METRICS, held_back(state))
     async for queues in sliced(state.queues):
         page.add(QUEUE_METRICS, queues)
     async for pools in sliced(state.pools):

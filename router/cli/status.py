@@ -81,19 +81,11 @@ class StatusReport:
         if not found:
             return []
         queues, pools = found["queues"].values(), found["pools"].values()
-        open_breakers = [
-            each for each in found["circuitBreakers"].values() if each["state"] != "CLOSED"
-        ]
+        troubled = [each for each in found["targets"] if _is_in_trouble(each)]
         sections = (
             _section("queue", "Queues", _QUEUE, _busiest(queues, "pendingMessages"), MOST_ROWS),
             _section("pool", "Pools", _POOL, _busiest(pools, "queueSize"), MOST_ROWS),
-            _section(
-                "breaker",
-                "Circuit breakers that are not closed",
-                _BREAKER,
-                open_breakers,
-                MOST_ROWS,
-            ),
+            _section("target", "Targets in trouble", _TARGET, troubled, MOST_ROWS),
             _section(
                 "in-flight", "In flight, longest first", _MESSAGE, found["inFlight"], FEW_ROWS
             ),
@@ -112,7 +104,7 @@ def ask(router: RouterClient) -> StatusReport:
         details = {
             "queues": router.get("/monitoring/queue-stats"),
             "pools": router.get("/monitoring/pool-stats"),
-            "circuitBreakers": router.get("/monitoring/circuit-breakers"),
+            "targets": router.get("/monitoring/targets"),
             "inFlight": router.get("/monitoring/in-flight-messages", {"limit": FEW_ROWS}),
             "warnings": router.get("/warnings", {"acknowledged": False}),
         }
@@ -130,6 +122,11 @@ def _section(
 ) -> Section:
     shown = tuple(tuple(cell(row) for cell in columns.values()) for row in rows[:most])
     return Section(kind, title, tuple(columns), shown, max(len(rows) - most, 0))
+
+
+def _is_in_trouble(target: Row) -> bool:
+    is_limited, is_silent = target["limit"] is not None, target["silentUntil"] is not None
+    return is_limited or is_silent or target["circuit"] != "CLOSED"
 
 
 def _busiest(rows: Iterable[Row], by: str) -> Sequence[Row]:
@@ -165,13 +162,14 @@ _POOL: Final = {
     "rate limited": _text("totalRateLimited"),
     "success 30 min": _share("successRate30min"),
 }
-_BREAKER: Final = {
-    "origin": _text("name"),
-    "state": _text("state"),
-    "failed": _text("failedCalls"),
-    "rejected": _text("rejectedCalls"),
+_TARGET: Final = {
+    "target": _text("origin"),
+    "circuit": _text("circuit"),
+    "open since": _text("openSince"),
     "fault": _text("fault"),
-    "since": _text("openSince"),
+    "limit": _text("limit"),
+    "silent until": _text("silentUntil"),
+    "waiting": _text("waitingMessages"),
 }
 _MESSAGE: Final = {
     "message": _text("messageId"),
@@ -204,7 +202,7 @@ Show = Callable[[StatusReport | str], None]  # a report, or why the router does 
 def status(watch: bool, interval: float, as_json: bool) -> None:
     """Show the router's state on one screen.
 
-    In a pipe, each line begins with its subject: queue, pool, breaker, in-flight or warning. The
+    In a pipe, each line begins with its subject: queue, pool, target, in-flight or warning. The
     exit code is 1 if the router is unhealthy or does not answer.
     """
     if watch:

@@ -66,6 +66,8 @@ class QueueState(Struct, frozen=True, kw_only=True, dict=True):
     connections: int = 1
     healthy: bool = True
     restarts: int = 0
+    held: int = 0  # by the router, because their pools are full
+    deferred: int = 0  # in the broker, likewise
     look_ahead_used_up: bool = False  # messages of other pools wait behind those of a full one
     refuses_writes: bool = False  # its storage: the disk is full, for example (WQ-13)
 
@@ -199,12 +201,23 @@ class TargetState(Struct, frozen=True, kw_only=True):
     """A target's origin: what it gets now, and why it gets no more."""
 
     origin: str
+    now: float = 0.0  # Unix seconds
     open: int = 0  # requests
     limit: int | None = None  # of requests at once; None: it has refused nothing lately
     silent_until: float | None = None  # Unix seconds; None: it did not ask for silence
     waiting: int = 0  # messages that its limit or its silence holds back
     refusals: int = 0  # since the start
     circuit: Circuit
+
+    @property
+    def is_held_back(self) -> bool:
+        """Return whether it gets less than the pools would send."""
+        return self.limit is not None or self.silent_until is not None
+
+    @property
+    def silent_seconds(self) -> float | None:
+        """Return how long its silence still lasts."""
+        return None if self.silent_until is None else max(self.silent_until - self.now, 0.0)
 
 
 class SyncCounts(Struct, frozen=True):
@@ -239,7 +252,8 @@ class RouterState(Struct, frozen=True, kw_only=True):
     groups: Iterable[HeldGroup] = ()  # that wait, the longest first
     breakers: Iterable[Circuit] = ()
     open_breakers: int = 0
-    failures: Mapping[tuple[str, str], int] = {}  # requests, by origin and whose fault they were
+    failures: Mapping[tuple[str, ...], int] = {}  # requests, by origin and whose fault they were
+    refusals: Mapping[tuple[str, ...], int] = {}  # requests, by origin
     target_count: int = 0
     targets: Iterable[TargetState] = ()  # a bounded number, those in trouble first
     held: int = 0  # messages

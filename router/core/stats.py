@@ -13,11 +13,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.core.outcome import Fault, Metric
+from router.core.outcome import Metric
 
 MINUTE_SECONDS: Final = 60.0
 MAX_COUNTED_ORIGINS: Final = 100  # a label with more values makes every scrape expensive, for ever
-COUNTED_SECONDS: Final = 3600.0  # after its last failure, an origin has a count of its own so long
+COUNTED_SECONDS: Final = 3600.0  # how long an idle origin keeps a count of its own
 OTHERS: Final = "(others)"
 _INTEGERS: Final = "q"  # of 8 bytes each: the notes of ten thousand pools are millions of them
 _STEPS: Final = ("1", "1.5", "2", "3", "5", "7")
@@ -273,26 +273,26 @@ def _rate(successes: int, failures: int) -> float:
     return successes / (successes + failures) if successes + failures else 1.0
 
 
-class FaultCounts:
-    """Failed requests by origin and by whose fault they were. They only grow.
+class OriginCounts:
+    """What happened with targets, by origin and by further labels. The counts only grow.
 
     The first hundred origins have counts of their own. What is idle for an hour joins the others,
     so that messages with made-up targets do not take these places for ever.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[str, Counter[Fault]] = {}
-        self._last: dict[str, float] = {}  # when each of them failed
-        self._others: Counter[Fault] = Counter()
+        self._counts: dict[str, Counter[tuple[str, ...]]] = {}
+        self._last: dict[str, float] = {}  # when each of them was counted
+        self._others: Counter[tuple[str, ...]] = Counter()
 
-    def count(self, origin: str, fault: Fault, now: float) -> None:
+    def count(self, now: float, origin: str, *labels: str) -> None:
         counts = self._counts.get(origin)
         if counts is None:
             if len(self._counts) >= MAX_COUNTED_ORIGINS:
-                self._others[fault] += 1
+                self._others[labels] += 1
                 return
             counts = self._counts[origin] = Counter()
-        counts[fault] += 1
+        counts[labels] += 1
         self._last[origin] = now
 
     def drop_idle(self, now: float) -> None:
@@ -301,7 +301,7 @@ class FaultCounts:
             del self._last[origin]
             self._others += self._counts.pop(origin)
 
-    def read(self) -> Mapping[tuple[str, str], int]:
-        """Return the counts by origin and fault."""
+    def read(self) -> Mapping[tuple[str, ...], int]:
+        """Return the counts by origin and labels."""
         found = {**self._counts, OTHERS: self._others}
-        return {(origin, fault): n for origin, by in found.items() for fault, n in by.items()}
+        return {(origin, *labels): n for origin, by in found.items() for labels, n in by.items()}

@@ -110,7 +110,8 @@ class StateReader:
             breakers=Lazily(
                 lambda: (circuit_state(each, self._loop_to_wall) for each in self._breakers.all())
             ),
-            failures=manager.deps.targets.faults.read(),
+            failures=manager.deps.targets.counts.faults.read(),
+            refusals=manager.deps.targets.counts.refusals.read(),
             open_breakers=sum(each.state is BreakerState.OPEN for each in self._breakers.all()),
             target_count=sum(not each.is_local for each in manager.deps.targets),
             targets=Lazily(self._targets),
@@ -162,6 +163,8 @@ class StateReader:
                 connections=len(consumer.connections),
                 healthy=consumer.is_healthy(now),
                 restarts=consumer.restarts,
+                held=consumer.flow.waiting,
+                deferred=len(consumer.flow.deferred),
                 look_ahead_used_up=consumer.flow.is_used_up,
                 refuses_writes=self._warnings.has(Code.STORAGE, f"Consumer:{name}"),
             )
@@ -252,6 +255,7 @@ def target_state(target: TargetOrigin, loop_to_wall: float) -> TargetState:
     gate, parked = target.gate, sum(line.messages for line in target.waiting)
     return TargetState(
         origin=target.origin,
+        now=_now() + loop_to_wall,
         open=target.open,
         limit=math.ceil(gate.limit) if gate.limit < math.inf else None,
         silent_until=gate.closed_until + loop_to_wall if target.is_silent else None,

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from router.core.gate import MIN_LIMIT, UNLIMITED, Budget, answered, recovered, refused, silenced
 from router.core.lanes import Flow, Lane
 from router.core.outcome import Answer, Cause, Fault, NoReply, read_retry_after
 from router.core.returning import Jitter
-from router.core.stats import FaultCounts
+from router.core.stats import OriginCounts
 from router.core.target import read_target
 from router.engine.breaker import Breaker, Breakers, BreakerState
 
@@ -60,6 +60,17 @@ class Line(Struct, eq=False):
         self.target.waiting.pop(self, None)
 
 
+class TargetCounts(Struct, eq=False):
+    """What is counted of all origins, for metrics."""
+
+    faults: OriginCounts = field(default_factory=OriginCounts)
+    refusals: OriginCounts = field(default_factory=OriginCounts)
+
+    def drop_idle(self, now: float) -> None:
+        self.faults.drop_idle(now)
+        self.refusals.drop_idle(now)
+
+
 class TargetOrigin:
     """One origin. `limit` is what pools look at: how many requests may be open now."""
 
@@ -71,7 +82,7 @@ class TargetOrigin:
         "_open_before",
         "breaker",
         "budget",
-        "faults",
+        "counts",
         "gate",
         "is_gated",
         "is_local",
@@ -86,11 +97,11 @@ class TargetOrigin:
     )
 
     def __init__(
-        self, origin: str, breaker: Breaker, faults: FaultCounts, *, is_local: bool = False
+        self, origin: str, breaker: Breaker, counts: TargetCounts, *, is_local: bool = False
     ) -> None:
         self.origin = origin
         self.breaker = breaker
-        self.faults = faults  # of all origins
+        self.counts = counts  # of all origins
         self.is_local = is_local  # it runs on this machine: no gate, no budget
         self.gate = UNLIMITED
         self.budget = Budget()
@@ -115,7 +126,7 @@ class TargetOrigin:
         """Note whose fault it is that there was no good answer, if it is anyone's (MED-4)."""
         if fault is not None:
             self.breaker.fault = fault
-            self.faults.count(self.origin, fault, self._loop.time())
+            self.counts.faults.count(self._loop.time(), self.origin, fault)
 
     def may_retry(self, now: float) -> bool:
         """Return whether the budget has one more second or third request (GATE-4)."""
@@ -171,6 +182,7 @@ class TargetOrigin:
         status = None if isinstance(answer, NoReply) else answer.status
         if status in _BUSY or (isinstance(answer, NoReply) and answer.cause is Cause.TIMEOUT):
             self.refusals += 1
+            self.counts.refusals.count(now, self.origin)
             self.gate = refused(self.gate, now, began, self.open)
             if self.breaker.is_suspect:
                 self._next_at = now + PACE_SECONDS
@@ -236,7 +248,7 @@ class Targets:
 
     def __init__(self, breakers: Breakers) -> None:
         self.breakers = breakers
-        self.faults = FaultCounts()
+        self.counts = TargetCounts()
         self._by_origin: OrderedDict[str, TargetOrigin] = OrderedDict()
         breakers.watch(self._circuit_changed)
 
@@ -251,7 +263,7 @@ class Targets:
         # A local target that is refused has a breaker, too, which nobody needs to see.
         breaker = Breaker(origin, _ignore) if is_local else self.breakers.of(origin)
         target = self._by_origin[origin] = TargetOrigin(
-            origin, breaker, self.faults, is_local=is_local
+            origin, breaker, self.counts, is_local=is_local
         )
         return target
 
@@ -261,7 +273,7 @@ class Targets:
 
     def drop_idle(self, now: float) -> None:
         """Drop those that were not used for an hour."""
-        self.faults.drop_idle(now)
+        self.counts.drop_idle(now)
         for target in self:
             if target.is_idle and now - target.breaker.last_used >= IDLE_SECONDS:
                 self._drop(target)

@@ -11,10 +11,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.api.kit import SLICE_ENTRIES
-from router.api.metrics import METRICS
+from router.api.metrics import MAX_ORIGINS, METRICS
 from router.core.state import SyncCounts
 from tests.support.api import NOW, HandMadeRouter
-from tests.support.states import ORIGIN
+from tests.support.states import ORIGIN, target_state
 
 pytestmark = pytest.mark.anyio
 
@@ -29,9 +29,14 @@ NAMES = {  # section 8 of the specification
     "pool_queued": {"pool"},
     "breaker_state": {"origin"},
     "failures_total": {"origin", "fault"},
+    "target_limit": {"origin"},
+    "target_silent_seconds": {"origin"},
+    "target_refusals_total": {"origin"},
     "broker_calls_total": {"queue", "call", "result"},
     "queue_depth": {"queue"},
     "seconds_since_poll": {"queue"},
+    "look_ahead": {"queue", "state"},
+    "look_ahead_used_up": {"queue"},
     "dead_letters_total": {"reason"},
     "warnings": {"severity"},
     "config_sync_total": {"result"},
@@ -59,11 +64,17 @@ message_router_pool_capacity{pool="POOL-A"} 200.0
 message_router_pool_queued{pool="POOL-A"} 5.0
 message_router_breaker_state{origin="https://svc.test:8443"} 1.0
 message_router_failures_total{origin="https://svc.test:8443",fault="network"} 5.0
+message_router_target_limit{origin="https://svc.test:8443"} 3.0
+message_router_target_silent_seconds{origin="https://svc.test:8443"} 30.0
+message_router_target_refusals_total{origin="https://svc.test:8443"} 4.0
 message_router_broker_calls_total{call="receive",queue="orders",result="ok"} 9.0
 message_router_broker_calls_total{call="ack",queue="orders",result="error"} 1.0
 message_router_unknown_pool_total{queue="orders"} 7.0
 message_router_queue_depth{queue="orders"} 25.0
 message_router_seconds_since_poll{queue="orders"} 1.5
+message_router_look_ahead{queue="orders",state="held"} 0.0
+message_router_look_ahead{queue="orders",state="deferred"} 11.0
+message_router_look_ahead_used_up{queue="orders"} 0.0
 message_router_dead_letters_total{reason="CONFIG_ERROR"} 2.0
 message_router_warnings{severity="CRITICAL"} 0.0
 message_router_config_sync_total{result="ok"} 3.0
@@ -111,6 +122,42 @@ async def test_what_is_unknown_is_left_out(api: httpx.AsyncClient, router: HandM
 
     assert "\nmessage_router_queue_depth{" not in page
     assert "\nmessage_router_config_last_sync_timestamp_seconds " not in page
+
+
+@pytest.mark.rule("GATE-1", "GATE-2")
+async def test_a_target_that_nothing_holds_back_has_no_limit_and_no_silence(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    silent = replace(target_state("http://silent:80"), limit=None)
+    limited = replace(target_state("http://limited:80"), silent_until=None)
+    free = replace(target_state("http://free:80"), limit=None, silent_until=None)
+    router.made = replace(router.made, targets=[silent, limited, free])
+
+    page = (await api.get("/metrics")).text
+
+    shown = [line for line in page.splitlines() if line.startswith("message_router_target_")]
+    assert shown == [
+        'message_router_target_limit{origin="http://limited:80"} 3.0',
+        'message_router_target_silent_seconds{origin="http://silent:80"} 30.0',
+        'message_router_target_refusals_total{origin="https://svc.test:8443"} 4.0',
+    ]
+
+
+@pytest.mark.rule("GATE-1", "GATE-2", "P4")
+async def test_targets_beyond_the_bound_are_shown_together(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    shown = [target_state(f"http://{n}:80") for n in range(MAX_ORIGINS)]
+    limited = [replace(target_state(), limit=n, silent_until=None) for n in (5, 2)]
+    silent = [replace(target_state(), limit=None, silent_until=NOW + n) for n in (60, 90)]
+    router.made = replace(router.made, targets=[*shown, *limited, *silent])
+
+    page = (await api.get("/metrics")).text
+
+    assert page.count("\nmessage_router_target_limit{") == MAX_ORIGINS + 1
+    assert '\nmessage_router_target_limit{origin="(others)"} 2.0\n' in page
+    (others,) = (line for line in page.splitlines() if 'silent_seconds{origin="(others)"}' in line)
+    assert float(others.split()[-1]) == pytest.approx(90.0, abs=1.0)
 
 
 @pytest.mark.rule("OPS-3")

@@ -37,14 +37,24 @@ POOL = {
     "totalRateLimited": 0,
     "successRate30min": 1.0,
 }
-BREAKER = {
-    "name": "http://t:80",
-    "state": "OPEN",
-    "failedCalls": 5,
-    "rejectedCalls": 9,
+FREE = {
+    "origin": "http://free:80",
+    "circuit": "CLOSED",
+    "openSince": None,
+    "fault": None,
+    "limit": None,
+    "silentUntil": None,
+    "waitingMessages": 0,
+}
+DOWN = {
+    **FREE,
+    "origin": "http://down:80",
+    "circuit": "OPEN",
     "openSince": "2026-01-31T08:15:30.000Z",
     "fault": "network",
 }
+SILENT = {**FREE, "origin": "http://silent:80", "silentUntil": "2026-01-31T08:20:00.000Z"}
+LIMITED = {**FREE, "origin": "http://limited:80", "limit": 9, "waitingMessages": 120}
 MESSAGE = {
     "messageId": "m-1",
     "poolCode": "POOL-A",
@@ -67,7 +77,7 @@ def well_known(fake: FakeRouter) -> None:
     fake.answers("GET /health", HEALTH)
     fake.answers("GET /monitoring/queue-stats", {"orders": QUEUE})
     fake.answers("GET /monitoring/pool-stats", {"POOL-A": POOL})
-    fake.answers("GET /monitoring/circuit-breakers", {"a": BREAKER, "b": {"state": "CLOSED"}})
+    fake.answers("GET /monitoring/targets", [DOWN, SILENT, LIMITED, FREE])
     fake.answers("GET /monitoring/in-flight-messages", [MESSAGE])
     fake.answers("GET /warnings", [WARNING])
 
@@ -84,7 +94,9 @@ def test_one_screen_is_lines_in_a_pipe_each_with_its_kind_first(run: Run, fake: 
         "issue\tactive warnings: 6",
         "queue\torders\t1204\t3\t12.5\t2\t98.7 %",
         "pool\tPOOL-A\t3/10\t5/200\t4\t87\t0\t100.0 %",
-        "breaker\thttp://t:80\tOPEN\t5\t9\tnetwork\t2026-01-31T08:15:30.000Z",
+        "target\thttp://down:80\tOPEN\t2026-01-31T08:15:30.000Z\tnetwork\t-\t-\t0",
+        "target\thttp://silent:80\tCLOSED\t-\t-\t-\t2026-01-31T08:20:00.000Z\t0",
+        "target\thttp://limited:80\tCLOSED\t-\t-\t9\t-\t120",
         "in-flight\tm-1\tPOOL-A\tg\tDELIVERING\t2\t2310",
         "warning\t7\tWARN\tROUTING\t3\tno pool [bold]X [31m",
     ]
@@ -148,7 +160,7 @@ def test_on_a_terminal_it_is_drawn_and_words_of_others_stay_words(fake: FakeRout
     shown = on_a_terminal("status", "--url", fake.url)
 
     assert "● WARNING" in shown
-    assert "Circuit breakers that are not closed" in shown
+    assert "Targets in trouble" in shown
     assert "no pool [bold]X [31m" in shown
 
 

@@ -28,6 +28,7 @@ from router.ports import Depth, Disconnected, PoolFilter, Traits
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed
 from tests.support.rig import QUEUE, Rig, body, ended, pool, running
+from tests.support.states import RigReader
 from tests.support.virtual_time import now
 
 pytestmark = pytest.mark.anyio
@@ -192,13 +193,16 @@ async def test_a_look_ahead_that_is_used_up_is_reported_until_it_is_not(
         hand_over(queue, "P", numbered("m", 300))
         hand_over(queue, "Q", ["last"])
         await asyncio.sleep(5)
-        flow = rig.manager.consumers["q"].flow
+        reader, flow = RigReader(rig), rig.manager.consumers["q"].flow
         before = flow.is_used_up, sender.ids.count("last")
+        (seen,) = reader.state().queues
         queue.ready = [each for each in queue.ready if each.handle == "last"]
         await rig.apply(pool("P", 1000), pool("Q"), queues=[entry])
         await asyncio.sleep(30)
 
         assert before == (True, 0), used
+        assert seen.look_ahead_used_up
+        assert (seen.held, seen.deferred) == {"held": (100, 0), "deferred": (50, 50)}[used]
         assert "LOOK_AHEAD" in rig.codes
         assert "messages of pool P fill the look-ahead of q" in str(rig.warnings)
         assert (flow.is_used_up, sender.ids.count("last")) == (False, 1)

@@ -925,9 +925,11 @@ class TestWhatOperatorsSee:
             await asyncio.sleep(0.1)
 
             (told,) = reader.state().targets
+            refusals = reader.state().refusals
 
             assert (told.origin, told.open, told.limit) == (ORIGIN, 2, 2)
             assert told.refusals == target(rig).refusals > 0
+            assert refusals == {(ORIGIN,): told.refusals}
             assert told.waiting == 4
             assert told.silent_until is None
             assert told.circuit.state == "CLOSED"
@@ -944,8 +946,10 @@ class TestWhatOperatorsSee:
             await asyncio.sleep(40)
             (heard,) = reader.state().targets
 
-            assert silent.silent_until == 1_000.0 + target(rig).gate.closed_until
-            assert heard.silent_until is None
+            ends = target(rig).gate.closed_until
+            assert silent.silent_until == 1_000.0 + ends
+            assert silent.silent_seconds == pytest.approx(ends - 2)
+            assert (heard.silent_until, heard.silent_seconds) == (None, None)
 
     @pytest.mark.rule("MED-4", "OPS-3")
     async def test_an_open_circuit_is_told_with_its_times(self) -> None:

@@ -10,11 +10,10 @@ from router.core.config import PoolConfig, RetryPolicy
 from router.core.job import Fate, Job, State
 from router.core.lanes import Flow, Lanes
 from router.core.outcome import Answer, Cause, Metric, NoReply, Outcome, Reply
-from router.core.stats import FaultCounts
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.delivery import Mediator
-from router.engine.targets import Line, TargetOrigin
+from router.engine.targets import Line, TargetCounts, TargetOrigin
 from tests.support.fakes import OK, REFUSED, TIMED_OUT, FakeSender
 from tests.support.jobs import make_job
 from tests.support.rig import FREE_QUEUE, body, grouped, pool, running
@@ -144,7 +143,7 @@ async def test_what_the_router_lacks_itself_is_blamed_on_no_target_and_is_no_att
         assert len(nacks) == 12
         assert (warning.code, warning.message) == ("CONFIGURATION", "nothing left")
         assert {breaker.failures for breaker in rig.breakers.all()} == {0}
-        assert rig.manager.deps.targets.faults.read() == {
+        assert rig.manager.deps.targets.counts.faults.read() == {
             (f"http://svc{n}.test:80", "router"): 18 for n in range(2)
         }
         assert Counter(rig.sender.requests) == {(str(n), 1): 4 for n in range(12)}
@@ -163,7 +162,7 @@ async def test_a_name_that_only_just_fails_opens_no_circuit_and_uses_no_attempt(
 
         assert {tally.failures for tally in rig.witness.tallies.values()} == {0}
         assert rig.breakers.of(ORIGIN).failures == 0
-        assert rig.manager.deps.targets.faults.read() == {(ORIGIN, "network"): 36}
+        assert rig.manager.deps.targets.counts.faults.read() == {(ORIGIN, "network"): 36}
         assert rig.codes == set()
 
 
@@ -274,7 +273,7 @@ async def test_the_delay_of_an_open_circuit_is_spread() -> None:
     async with running() as rig:
         mediator = Mediator(FakeSender(), rig.alerts, timeout=1.0, jitter=jitter, wall=lambda: 0.0)
         job = make_job()
-        target = TargetOrigin(ORIGIN, breakers.of(ORIGIN), FaultCounts())
+        target = TargetOrigin(ORIGIN, breakers.of(ORIGIN), TargetCounts())
         job.line = Line(target, Flow(Lanes()), lambda _: None, OrderedDict())
         breaker = target.breaker
         for _ in range(10):

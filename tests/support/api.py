@@ -88,8 +88,9 @@ class HandMadeRouter:
             pools=map(pool_state, self.pool_codes),
             breakers=[circuit(ORIGIN)],
             failures={(ORIGIN, "network"): 5},
+            refusals={(ORIGIN,): 4},
             target_count=1,
-            targets=[target_state(ORIGIN)],
+            targets=made.targets or [target_state(ORIGIN)],
             warnings=self.warnings.summary(NOW),
         )
 

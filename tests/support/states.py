@@ -106,6 +106,7 @@ def queue_state(name: str = "orders", waiting: int | None = 25) -> QueueState:
         handed_out=None if waiting is None else 12,
         unknown_pools=7,
         since_poll=1.5,
+        deferred=11,
     )
 
 
@@ -127,6 +128,7 @@ def circuit(name: str = ORIGIN) -> Circuit:
 def target_state(origin: str = ORIGIN) -> TargetState:
     return TargetState(
         origin=origin,
+        now=1_800_000_000.0,
         open=2,
         limit=3,
         silent_until=1_800_000_030.0,

@@ -1,28 +1,28 @@
-"""Counting whose fault failures were, for metrics (MED-4)."""
+"""Counting failures and refusals of targets, for metrics (MED-4, GATE-2)."""
 
 import pytest
 
 from router.core.outcome import Fault
-from router.core.stats import COUNTED_SECONDS, MAX_COUNTED_ORIGINS, OTHERS, FaultCounts
+from router.core.stats import COUNTED_SECONDS, MAX_COUNTED_ORIGINS, OTHERS, OriginCounts
 
 
 @pytest.mark.rule("MED-4", "P4")
 def test_failures_are_counted_by_origin_and_fault() -> None:
-    counts = FaultCounts()
+    counts = OriginCounts()
 
     for origin, fault in (("a", Fault.TARGET), ("a", Fault.TARGET), ("b", Fault.ROUTER)):
-        counts.count(origin, fault, 0.0)
+        counts.count(0.0, origin, fault)
 
     assert counts.read() == {("a", "target"): 2, ("b", "router"): 1}
 
 
 @pytest.mark.rule("MED-4", "P4")
 def test_only_so_many_origins_have_counts_of_their_own() -> None:
-    counts = FaultCounts()
+    counts = OriginCounts()
 
     for n in range(MAX_COUNTED_ORIGINS + 5):
-        counts.count(str(n), Fault.NETWORK, 0.0)
-    counts.count("0", Fault.NETWORK, 0.0)
+        counts.count(0.0, str(n), Fault.NETWORK)
+    counts.count(0.0, "0", Fault.NETWORK)
 
     found = counts.read()
     assert len(found) == MAX_COUNTED_ORIGINS + 1
@@ -31,11 +31,11 @@ def test_only_so_many_origins_have_counts_of_their_own() -> None:
 
 @pytest.mark.rule("MED-4", "P4")
 def test_an_idle_origin_joins_the_others_and_makes_room() -> None:
-    counts = FaultCounts()
-    counts.count("a", Fault.TARGET, 0.0)
-    counts.count("b", Fault.TARGET, 1.0)
+    counts = OriginCounts()
+    counts.count(0.0, "a", Fault.TARGET)
+    counts.count(1.0, "b", Fault.TARGET)
 
     counts.drop_idle(COUNTED_SECONDS)
-    counts.count("a", Fault.TARGET, COUNTED_SECONDS)
+    counts.count(COUNTED_SECONDS, "a", Fault.TARGET)
 
     assert counts.read() == {("b", "target"): 1, ("a", "target"): 1, (OTHERS, "target"): 1}

@@ -10,7 +10,8 @@ class Reason(Enum):
     MALFORMED = "MALFORMED"
     PERMANENT = "PERMANENT"  # the target said that no retry can help
     RETRIES_EXHAUSTED = "RETRIES_EXHAUSTED"
-    TARGET_REFUSED = "TARGET_REFUSED"
+    TARGET_REFUSED = "TARGET_REFUSED"  # by the router: it may not call this address
+    TARGET_REJECTED = "TARGET_REJECTED"  # by the target: it does not take this message
 
 
 class DeadLetter(Struct, frozen=True, kw_only=True):

@@ -61,7 +61,8 @@ class Cause(Enum):
     """Why a delivery ended as it did."""
 
     ACCEPTED = auto()
-    CLIENT_ERROR = auto()  # 4xx: our request is wrong, no retry can help
+    CLIENT_ERROR = auto()  # 401, 403, 404, 405, 407: the address or the credentials are wrong
+    REJECTED = auto()  # any other 4xx: the target does not take this message
     GONE = auto()  # 410: nothing that is sent there will ever be taken
     NOT_IMPLEMENTED = auto()  # 501
     SERVER_ERROR = auto()  # 5xx
@@ -143,6 +144,7 @@ class Rule(Struct, frozen=True):
 _DEAD, _FAILED = Disposition.DEAD_LETTER, Metric.FAILURE
 _WRONG: Final = (Code.CONFIGURATION, Severity.ERROR)
 _VERY_WRONG: Final = (Code.CONFIGURATION, Severity.CRITICAL)
+_NOT_TAKEN: Final = (Code.TARGET_REJECTED, Severity.WARN)
 _GONE: Final = (Code.TARGET_GONE, Severity.ERROR)
 _NO_RESOURCES: Final = (Code.CONFIGURATION, Severity.WARN)
 _STRANGE: Final = (Code.PROCESSING, Severity.WARN)
@@ -153,7 +155,10 @@ _NO_RESULT: Final = (Code.MEDIATOR_NULL_RESULT, Severity.CRITICAL)
 RULES: Final[Mapping[Cause, Rule]] = {
     Cause.ACCEPTED: Rule(None, Disposition.ACK, Metric.SUCCESS),
     Cause.CLIENT_ERROR: Rule("HttpError", _DEAD, _FAILED, warning=_WRONG),
-    Cause.GONE: Rule("HttpError", _DEAD, _FAILED, warning=_GONE, about=About.URL),
+    Cause.REJECTED: Rule(
+        "HttpError", _DEAD, _FAILED, Reason.TARGET_REJECTED, warning=_NOT_TAKEN),
+    Cause.GONE: Rule(
+        "HttpError", _DEAD, _FAILED, Reason.TARGET_REJECTED, warning=_GONE, about=About.URL),
     Cause.NOT_IMPLEMENTED: Rule("HttpError", _DEAD, _FAILED, warning=_VERY_WRONG),
     Cause.SERVER_ERROR: Rule(
         "HttpError", try_again=True, counts=True, breaker=False, fault=Fault.TARGET),
@@ -317,13 +322,20 @@ def _judge_acceptance(answer: Reply) -> Outcome:
     return Outcome(cause, RULES[cause], status=answer.status, ending=ending)
 
 
+# Of the 4xx, those that say nothing about the message itself.
+_REFUSALS: Final = {
+    **dict.fromkeys((401, 403, 404, 405, 407), Cause.CLIENT_ERROR),
+    HTTPStatus.GONE: Cause.GONE,
+}
+
+
 def _judge_refusal(reply: Reply, wall: Callable[[], float], policy: RetryPolicy | None) -> Outcome:
     status, is_rate_limit = reply.status, reply.status == HTTPStatus.TOO_MANY_REQUESTS
     if status == HTTPStatus.NOT_IMPLEMENTED:
         return _of_reply(reply, Cause.NOT_IMPLEMENTED)
     is_listed = policy is not None and status in policy.statuses
     if status // 100 == 4 and not is_rate_limit and not is_listed:  # noqa: PLR2004 - 4xx
-        return _of_reply(reply, Cause.GONE if status == HTTPStatus.GONE else Cause.CLIENT_ERROR)
+        return _of_reply(reply, _REFUSALS.get(status, Cause.REJECTED))
     may_be_permanent = b"true" in reply.body and not reply.too_long  # few say anything
     if may_be_permanent and bytes(_read(reply.body).permanent) == b"true":
         return _of_reply(reply, Cause.PERMANENT)

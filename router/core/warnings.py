@@ -56,6 +56,7 @@ class Code(StrEnum):
     STORAGE = "STORAGE"
     TARGET_DOWN = "TARGET_DOWN"
     TARGET_GONE = "TARGET_GONE"
+    TARGET_REJECTED = "TARGET_REJECTED"
 
 
 class Notice(Struct, frozen=True, kw_only=True):

@@ -176,7 +176,7 @@ async def test_a_target_that_is_gone_is_named_by_its_masked_url() -> None:
         assert (warning.code, warning.severity.name) == ("TARGET_GONE", "ERROR")
         assert warning.message == "http://***@svc.test/hook?***: HTTP 410"
         (letter,) = rig.letters.letters
-        assert letter.reason.value == "CONFIG_ERROR"
+        assert letter.reason.value == "TARGET_REJECTED"
 
 
 class TestOutcomes:

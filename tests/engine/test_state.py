@@ -351,6 +351,7 @@ async def test_dead_letters_are_counted_by_reason_once_they_are_kept() -> None:
         assert refused == 0
         assert reader.state().dead_letters == {
             "CONFIG_ERROR": 0,
+            "TARGET_REJECTED": 0,
             "PERMANENT": 0,
             "MALFORMED": 1,
             "RETRIES_EXHAUSTED": 0,

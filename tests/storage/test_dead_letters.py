@@ -218,6 +218,28 @@ async def test_letters_are_found_by_each_filter(url: str, wanted: LetterFilter) 
 
 
 @pytest.mark.rule("DLQ-2")
+@pytest.mark.parametrize("status", [400, 409, 410, 422, 499])
+async def test_a_rejected_letter_of_before_is_found_by_both_reasons(url: str, status: int) -> None:
+    old = replace(LETTER, fingerprint="old", http_status=status)  # with CONFIG_ERROR
+    async with open_store(url) as store:
+        await store.put(replace(LETTER, reason=Reason.TARGET_REJECTED, http_status=status))
+        await store.put(old)
+        for other in (401, 403, 404, 405, 407, 501, None):
+            await store.put(replace(LETTER, fingerprint=f"is {other}", http_status=other))
+
+        new = await keys(store, LetterFilter(reason=Reason.TARGET_REJECTED))
+        wrong = await keys(store, LetterFilter(reason=Reason.CONFIG_ERROR))
+        in_order = await store.find_in_order(
+            LetterFilter(reason=Reason.TARGET_REJECTED), limit=100, up_to=100
+        )
+
+    assert sorted(new) == sorted(["old", LETTER.fingerprint])
+    assert len(wrong) == 8
+    assert "old" in wrong
+    assert len(in_order) == len(new)
+
+
+@pytest.mark.rule("DLQ-2")
 async def test_a_letter_is_marked_and_discarded_by_its_id(url: str) -> None:
     async with open_store(url) as store:
         await store.put(letter(1))

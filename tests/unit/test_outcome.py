@@ -45,6 +45,7 @@ CONNECTION = (Disposition.RETRY, Metric.FAILURE)
 ERROR = (Code.CONFIGURATION, Severity.ERROR)
 CRITICAL = (Code.CONFIGURATION, Severity.CRITICAL)
 OVERLOADED = (Code.CONFIGURATION, Severity.WARN)
+REJECTED = (Code.TARGET_REJECTED, Severity.WARN)
 GONE = (Code.TARGET_GONE, Severity.ERROR)
 UNFORESEEN = (Code.PROCESSING, Severity.WARN)
 
@@ -89,16 +90,19 @@ STATUSES = {
     299: (ACK, None, None, False),
     301: (PROCESS, "HttpError", None, False),
     304: (PROCESS, "HttpError", None, False),
-    400: (CONFIG, "HttpError", ERROR, False),
+    400: (CONFIG, "HttpError", REJECTED, False),
     401: (CONFIG, "HttpError", ERROR, False),
     403: (CONFIG, "HttpError", ERROR, False),
     404: (CONFIG, "HttpError", ERROR, False),
-    408: (CONFIG, "HttpError", ERROR, False),
+    405: (CONFIG, "HttpError", ERROR, False),
+    406: (CONFIG, "HttpError", REJECTED, False),
+    407: (CONFIG, "HttpError", ERROR, False),
+    408: (CONFIG, "HttpError", REJECTED, False),
     410: (CONFIG, "HttpError", GONE, False),
-    428: (CONFIG, "HttpError", ERROR, False),
+    428: (CONFIG, "HttpError", REJECTED, False),
     429: (PROCESS, "RateLimited", None, False),
-    430: (CONFIG, "HttpError", ERROR, False),
-    499: (CONFIG, "HttpError", ERROR, False),
+    430: (CONFIG, "HttpError", REJECTED, False),
+    499: (CONFIG, "HttpError", REJECTED, False),
     500: (PROCESS, "HttpError", None, True),
     501: (CONFIG, "HttpError", CRITICAL, False),
     502: (PROCESS, "HttpError", None, True),
@@ -159,7 +163,7 @@ def test_every_cause_has_its_row(cause: Cause) -> None:
 
 # … and with `retry.statuses` of 404, 423 and 429.
 STATUSES_BY_POLICY = {
-    400: (CONFIG, "HttpError", ERROR, False),
+    400: (CONFIG, "HttpError", REJECTED, False),
     403: (CONFIG, "HttpError", ERROR, False),
     404: (PROCESS, "HttpError", None, False),
     423: (PROCESS, "HttpError", None, False),

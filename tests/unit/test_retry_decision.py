@@ -51,6 +51,8 @@ PERMANENT = b'{"permanent": true}'
     ("outcome", "expected"),
     [
         (judged(Reply(404, b"no")), GiveUp(Reason.CONFIG_ERROR, "HTTP 404", 404, b"no")),
+        (judged(Reply(422, b"no")), GiveUp(Reason.TARGET_REJECTED, "HTTP 422", 422, b"no")),
+        (judged(Reply(410)), GiveUp(Reason.TARGET_REJECTED, "HTTP 410", 410)),
         (judged(Reply(501)), GiveUp(Reason.CONFIG_ERROR, "HTTP 501", 501)),
         (
             judged(NoReply(Cause.TARGET_REFUSED, "link-local")),

@@ -79,6 +79,7 @@ DELETE FROM dead_letters WHERE id IN (
 RETURNING id
 
 -- name: find
+-- Letters from before TARGET_REJECTED are found by it and by CONFIG_ERROR, which they have (DLQ-2).
 -- Without the bodies: a page of them could be a hundred megabytes, and nobody is shown one.
 SELECT
     id, queue, fingerprint, message_id, pool, target, reason, http_status, reply, error, failures,
@@ -86,7 +87,11 @@ SELECT
 FROM dead_letters
 WHERE (:queue IS NULL OR queue = :queue)
     AND (:pool IS NULL OR pool = :pool)
-    AND (:reason IS NULL OR reason = :reason)
+    AND (
+        :reason IS NULL OR reason = :reason
+        OR :reason = 'TARGET_REJECTED' AND reason = 'CONFIG_ERROR'
+        AND http_status BETWEEN 400 AND 499 AND http_status NOT IN (401, 403, 404, 405, 407)
+    )
     AND (:target IS NULL OR target = :target)
     AND (:since IS NULL OR dead_at >= :since)
     AND (:before IS NULL OR id < :before)
@@ -101,7 +106,11 @@ FROM dead_letters
 WHERE (first_seen, id) > (:first_seen, :id)
     AND (:queue IS NULL OR queue = :queue)
     AND (:pool IS NULL OR pool = :pool)
-    AND (:reason IS NULL OR reason = :reason)
+    AND (
+        :reason IS NULL OR reason = :reason
+        OR :reason = 'TARGET_REJECTED' AND reason = 'CONFIG_ERROR'
+        AND http_status BETWEEN 400 AND 499 AND http_status NOT IN (401, 403, 404, 405, 407)
+    )
     AND (:target IS NULL OR target = :target)
     AND (:since IS NULL OR dead_at >= :since)
     AND id <= :up_to

@@ -135,6 +135,7 @@ WITH locked AS MATERIALIZED (
 DELETE FROM message_router_letters.dead_letters WHERE id IN (SELECT id FROM part) RETURNING 1 AS one
 
 -- name: find
+-- Letters from before TARGET_REJECTED are found by it and by CONFIG_ERROR, which they have (DLQ-2).
 -- Without the bodies: a page of them could be a hundred megabytes, and nobody is shown one.
 SELECT
     id, queue, fingerprint, message_id, pool, target, reason, http_status, reply, error, failures,
@@ -142,7 +143,11 @@ SELECT
 FROM message_router_letters.dead_letters
 WHERE ($1::text IS NULL OR queue = $1)
     AND ($2::text IS NULL OR pool = $2)
-    AND ($3::text IS NULL OR reason = $3)
+    AND (
+        $3::text IS NULL OR reason = $3
+        OR $3 = 'TARGET_REJECTED' AND reason = 'CONFIG_ERROR'
+        AND http_status BETWEEN 400 AND 499 AND http_status NOT IN (401, 403, 404, 405, 407)
+    )
     AND ($4::text IS NULL OR target = $4)
     AND ($5::float8 IS NULL OR dead_at >= $5)
     AND ($6::bigint IS NULL OR id < $6)
@@ -156,7 +161,11 @@ SELECT
 FROM message_router_letters.dead_letters
 WHERE ($1::text IS NULL OR queue = $1)
     AND ($2::text IS NULL OR pool = $2)
-    AND ($3::text IS NULL OR reason = $3)
+    AND (
+        $3::text IS NULL OR reason = $3
+        OR $3 = 'TARGET_REJECTED' AND reason = 'CONFIG_ERROR'
+        AND http_status BETWEEN 400 AND 499 AND http_status NOT IN (401, 403, 404, 405, 407)
+    )
     AND ($4::text IS NULL OR target = $4)
     AND ($5::float8 IS NULL OR dead_at >= $5)
     AND (first_seen, id) > ($6::float8, $7::bigint)

@@ -137,6 +137,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     ordered_here: bool = False
     keeps_tally: bool = True  # False: the engine remembers what was tried (WQ-5)
     hold_seconds: float | None = None  # BRK-5: what is queued for longer has to be returned
+    held_lease_seconds: float | None = None  # of what waits for room; None: as for all others
     answer_within: float | None = None  # the broker gives up on a hand-over after so many seconds
     advice: str | None = None  # what to change at the broker, so that a limit of it does no harm
     acks_per_call: int | None = None  # so many fill a call and wait for no others (BRK-3)

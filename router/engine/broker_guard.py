@@ -88,36 +88,44 @@ class GuardedBroker:
         lease = self.lease_seconds or 0.0  # without leases, none is due
         now = asyncio.get_running_loop().time()
         soon = now + lease * (1 - used)
-        due = {
-            job.handle: job
+        due = [
+            job
             for job in jobs
             if now < job.lease_until <= soon
             and (job.state is not State.SETTLING or job.resume_at < NEVER)
             and not job.extending
-        }
+        ]
         if not due:
             return
-        for job in due.values():
+        for job in due:
             job.extending = True
+        held_lease = max(self.traits.held_lease_seconds or 0.0, lease)
+        held = dict.fromkeys(job for job in due if held_lease > lease and _is_held(job))
         try:
-            async with self._bounded("extend"):
-                refused = await self._broker.extend(list(due), lease)
+            await self._extend([job for job in due if job not in held], lease)
+            await self._extend(list(held), held_lease)
         except BrokerError as error:
             log.warning("leases not extended: %s", error)
-        else:
-            problems = {each.handle: each for each in refused}
-            for handle, job in due.items():
-                if job.handle != handle:
-                    continue  # a newer hand-over was adopted meanwhile
-                problem = problems.get(handle)
-                if problem is None:
-                    job.lease_until = now + lease
-                elif problem.stale:
-                    job.lease_until = EXPIRED
         finally:
-            for job in due.values():
+            for job in due:
                 job.extending = False
             extended.ring()
+
+    async def _extend(self, jobs: Sequence[Job], seconds: float) -> None:
+        if not jobs:
+            return
+        now, due = asyncio.get_running_loop().time(), {job.handle: job for job in jobs}
+        async with self._bounded("extend"):
+            refused = await self._broker.extend(list(due), seconds)
+        problems = {each.handle: each for each in refused}
+        for handle, job in due.items():
+            if job.handle != handle:
+                continue  # a newer hand-over was adopted meanwhile
+            problem = problems.get(handle)
+            if problem is None:
+                job.lease_until = now + seconds
+            elif problem.stale:
+                job.lease_until = EXPIRED
 
     async def depth(self) -> Depth | None:
         async with self._bounded("depth"):
@@ -169,3 +177,8 @@ class GuardedBroker:
             log.exception("a broker failed unexpectedly")
             raise Disconnected(f"unexpected {type(error).__name__}") from error
         self._counts.calls[verb, "ok"] += 1
+
+
+def _is_held(job: Job) -> bool:
+    """Return whether it waits in its consumer for room in its pool (ROUTE-5)."""
+    return job.state is State.WAITING and job.pool is None

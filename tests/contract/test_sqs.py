@@ -280,6 +280,27 @@ async def test_no_lease_is_extended_beyond_twelve_hours(ministack: SqsPlace) -> 
         assert (refused.handle, refused.stale) == (old, True)
 
 
+@pytest.mark.rule("ROUTE-5", "BRK-5")
+async def test_what_is_held_is_hidden_for_five_minutes_by_calls_of_ten(
+    ministack: SqsPlace,
+) -> None:
+    brief = BrokerSettings(sqs=SqsSettings(shortest_lease=3.0))
+    async with CuttingProxy(ministack.server.port) as proxy, open_brokers(brief) as brokers:
+        queue = queue_at(proxy.url(ministack.server.new_queue(fifo=False)), 3.0)
+        async with brokers.open_queue(queue) as broker:
+            await publish(brokers, queue, *map(str, range(25)))
+            held = [each.handle for each in await receive_all(broker, 25)]
+            seconds, before = broker.traits.held_lease_seconds, proxy.requests
+            assert seconds == 300
+
+            refused = await broker.extend(held, seconds)
+            calls = proxy.requests - before
+            await asyncio.sleep(3.5)
+
+            assert (refused, calls) == ([], 3)
+            assert ministack.server.counts(queue.uri) == (0, 25)
+
+
 # Trouble.
 
 

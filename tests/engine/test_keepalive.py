@@ -1,13 +1,14 @@
 """Leases: kept while a message is tracked, never while it settles, never used when lost (BRK-5)."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 from msgspec.structs import replace
 
 from router.core.job import Fate
 from router.core.outcome import Reply
-from router.ports import Disconnected
+from router.ports import Disconnected, Traits
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost, not_now
 from tests.support.rig import QUEUE, body, grouped, pool, running
@@ -224,3 +225,37 @@ async def test_a_lease_that_is_asked_for_between_two_connections_is_ours_until_i
 
         assert queue.extended == [(1, "h")]
         assert (while_connected, before_its_end, at_its_end) == (True, True, False)
+
+
+@pytest.mark.rule("ROUTE-5", "BRK-5")
+async def test_only_what_waits_for_room_gets_the_longer_lease_in_one_call() -> None:
+    traits = Traits(held_lease_seconds=300)
+    queue = ScriptedQueue(lease_seconds=30, traits=traits)
+    sender = FakeSender(takes=400)
+    async with running(pool("P", 1, take_ahead=2), sender=sender, brokers=Scripted(q=queue)) as rig:
+        for each in "abcdefghi":
+            content = body(each, poolCode="P", messageGroupId=each)
+            queue.hand_over(handed(content, each, each, lease=30))
+        await asyncio.sleep(399)
+
+        extended = Counter(at for at, handle in queue.extended if str(handle) > "c")
+        calls = [(at, count) for at, verb, count in queue.calls if verb == "extend"]
+        assert rig.manager.consumers["q"].flow.waiting == 6  # a is being sent, b and c wait for it
+        assert extended == {10: 6, 290: 6}
+        assert calls[:3] == [(10, 3), (10, 6), (20, 3)]
+        assert [at for at, count in calls if count == 6] == [10, 290]
+
+
+@pytest.mark.rule("ROUTE-5", "BRK-5")
+async def test_a_longer_lease_that_was_refused_is_lost_like_any_other() -> None:
+    traits = Traits(held_lease_seconds=300)
+    queue = ScriptedQueue(lease_seconds=30, traits=traits, unsettled={"i": lost("i")})
+    sender = FakeSender(takes=20)
+    async with running(pool("P", 1, take_ahead=2), sender=sender, brokers=Scripted(q=queue)) as rig:
+        for each in "abcdefghi":
+            content = body(each, poolCode="P", messageGroupId=each)
+            queue.hand_over(handed(content, each, each, lease=30))
+        await asyncio.sleep(500)
+
+        assert rig.sender.ids == list("abcdefgh")
+        assert rig.manager.registry.ledger.ended[Fate.FORFEITED] == 1

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 CALL_SECONDS: Final = 10.0
 POLL_GRACE_SECONDS: Final = 5.0  # that a poll may take beyond its own wait
 CALLS_AT_ONCE: Final = 10
+HELD_LEASE_SECONDS: Final = 300.0  # each extension is a paid call, and thousands may be held
 MAX_HOLD_SECONDS: Final = 43_200.0  # SQS hides nothing for longer, counted from its receive
 PARTIAL_PAUSE_SECONDS: Final = 0.1  # after a batch that was not full: the next one has more in it
 SETTLED: Final = float("-inf")
@@ -177,7 +178,10 @@ class SqsBroker:
 
     def __init__(self, queue: SqsQueue, polls: SqsClient, calls: SqsClient) -> None:
         self.traits = Traits(
-            keeps_tally=False, acks_per_call=MAX_ENTRIES, defers=not queue.counts_receives
+            keeps_tally=False,
+            acks_per_call=MAX_ENTRIES,
+            defers=not queue.counts_receives,
+            held_lease_seconds=HELD_LEASE_SECONDS,
         )
         self.holds_groups = queue.is_fifo
         self.lease_seconds: float = queue.lease

@@ -133,6 +133,8 @@ class Dispatcher:
             if again:  # behind one of its group: it goes back with that (FIFO-1)
                 job.batch = again.get(job.group, batch)
             return job
+        if held.followers and received.broker_id is not None:
+            self._forget_older(held, received.broker_id)
         if held.state is State.SETTLING:
             self._follow(held, settler, received, batch.at)
         elif arrival is ArrivalKind.REDELIVERED:
@@ -207,6 +209,10 @@ class Dispatcher:
             held.followers = held.followers[:-1]
             delay = RETURNS[ReturnReason.COPY].delay
             unroutable.early.append((received, delay, copy.message))
+
+    def _forget_older(self, held: Job, broker_id: str) -> None:
+        """Drop an older hand-over of what has just come again: it is no second copy (ROUTE-3)."""
+        self._registry.drop_followers(held, lambda each: each.received.broker_id == broker_id)
 
     def _add_follower(self, held: Job, follower: Follower, now: float) -> None:
         self._registry.drop_followers(held, lambda each: each.received.has_ended(now))

@@ -24,7 +24,7 @@ from router.engine.dispatch import MOST_FOLLOWERS
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import BatchRecord, MessageRecord, MessageStore, Publication, Task
 from tests.support.fakes import FakeSender
-from tests.support.faults import Scripted, ScriptedQueue, handed
+from tests.support.faults import Scripted, ScriptedQueue, handed, lost
 from tests.support.finishing import FinishingBrokers
 from tests.support.rig import QUEUE, Rig, body, ended, pool, running
 
@@ -103,6 +103,28 @@ async def test_the_same_body_in_two_queues_is_delivered_from_each(lease: float |
         assert queue.acked == [(TAKES + ACK_LINGER_SECONDS, "first")]
         assert other.acked == [(1 + TAKES + ACK_LINGER_SECONDS, "second")]
         assert ended(rig) == {Fate.DELIVERED: 2}
+
+
+@pytest.mark.rule("ROUTE-3", "P1")
+async def test_a_copy_that_comes_again_is_not_dropped_in_favour_of_its_earlier_hand_over() -> None:
+    queue = ScriptedQueue(lease_seconds=30.0)
+    sender = FakeSender(takes=20.0)
+    sender.script("m", Reply(500))
+    async with running(pool(), sender=sender, brokers=Scripted(q=queue)) as rig:
+        same = body("m", poolCode="P")
+        queue.unsettled["first"] = lost("first")
+        queue.hand_over(handed(same, "first", "1", lease=30.0))
+        await asyncio.sleep(15)  # the lease of the first one is lost, so it proves nothing
+        queue.hand_over(handed(same, "copy", "2", lease=3.0))
+        await asyncio.sleep(2.9)  # the broker's lease ends a moment before ours
+        queue.hand_over(handed(same, "copy again", "2", lease=30.0))
+        await asyncio.sleep(1)
+        assert queue.acked == []
+        await asyncio.sleep(60)
+
+        assert [handle for _, handle in queue.acked] == ["copy again"]
+        assert ended(rig)[Fate.DELIVERED] == 1
+        assert rig.is_empty
 
 
 @dataclass

@@ -16,7 +16,7 @@ import uvloop
 from bench.measure import spread
 from bench.report import ReportTable, say
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.message import Handle, Message, ReceivedMessage
 from router.core.outcome import Answer, Reply
 from router.core.trace import Span

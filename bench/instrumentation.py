@@ -16,12 +16,13 @@ import uvloop
 from bench.engine import AcceptingSender, MadeUpQueue, OneQueue, engine
 from bench.measure import spread
 from bench.report import ReportTable, say
-from router.core.job import Fate, Job, Try
+from router.core.history import Fate, Try
+from router.core.ledger import Ledger
 from router.core.outcome import Metric
 from router.core.stats import Counts, Deliveries
 from router.core.trace import UNRECORDED, request_span
-from router.core.tracker import Ledger
 from router.engine import delivery, queue_manager, registry
+from router.engine.job import Job
 from router.engine.registry import Journal
 
 BOUND = 10.0  # microseconds per message

@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 from bench.engine import body, engine
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.message import ReceivedMessage, parse
 from router.core.target import TargetPolicy
 from router.outbound.http_sender import HttpSender

@@ -1,6 +1,7 @@
 """What a message asks for beside its delivery: a reply, next steps, a time (CMD-2 to CMD-11)."""
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Final
@@ -8,7 +9,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from router.core.job import Job
+from router.core.history import Try
 from router.core.message import YEAR_SECONDS, Malformed, Message, parse, step_bodies, with_id
 from router.core.outcome import MAX_ERROR_BYTES, Ending, Failure
 from router.core.redact import masked_start
@@ -32,15 +33,15 @@ class NextStep(Struct, frozen=True):
     lacks_result: bool = False  # it asked for the result, and could not be given it
 
 
-def failure_of(job: Job, why: GiveUp) -> Failure:
-    """Return why a message was given up, without secrets (CMD-3)."""
-    last = job.tries[-1] if job.tries else None
+def failure_of(message: Message, tries: Sequence[Try], why: GiveUp) -> Failure:
+    """Return why a message was given up after these tries, without secrets (CMD-3)."""
+    last = tries[-1] if tries else None
     status = why.http_status or (None if last is None else last.status)
     is_refusal = status is not None and status // 100 != 2  # noqa: PLR2004 - 2xx
     ours = f"HTTP_{status}" if is_refusal else (last and last.error) or why.reason.value
     said_code, said = ("", "") if why.failure is None else (why.failure.code, why.failure.message)
     text = said.strip() or why.error.strip() or why.reason.value
-    shown = masked_start(text, job.message, MAX_ERROR_BYTES)
+    shown = masked_start(text, message, MAX_ERROR_BYTES)
     return Failure(said_code or ours, shown, status)
 
 

@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from router.core.dead_letter import KeptLetter
 from router.core.history import (
+    Fate,
     HandOver,
     Held,
     MessageHistory,
+    State,
     WaitReason,
     why_waiting,
 )
-from router.core.job import Fate, State
 from router.core.outcome import RULES, Cause
 from router.core.returning import ReturnReason
 from router.core.state import Circuit

@@ -5,7 +5,7 @@ that of a group, and `explain` puts it into a sentence.
 """
 
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from itertools import pairwise
 from typing import Final
 
@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from router.core.dead_letter import KeptLetter
 from router.core.identity import MessageKey, shown_id
-from router.core.job import Fate, State, Try
 from router.core.outcome import Ending
 from router.core.returning import ReturnReason
 from router.core.trace import Span
@@ -35,6 +34,36 @@ class WaitReason(StrEnum):
     RETRY = "retry"  # the pause between two tries
     SETTLE = "settle"  # its ACK or NACK
     QUEUED = "queued"  # group, rate or permit: for a past wait it is not recorded which
+
+
+class State(Enum):
+    QUEUED = auto()
+    WAITING = auto()  # for its next try, for room in a pool, or for a draining pool to let go
+    DELIVERING = auto()  # a POST of it is open
+    SETTLING = auto()  # its ACK or NACK is on its way
+
+
+class Fate(StrEnum):
+    """How a hand-over ended (OPS-6)."""
+
+    DELIVERED = "delivered"  # accepted and acknowledged
+    DEAD_LETTERED = "deadLettered"
+    RETURNED = "returned"  # NACKed
+    SUPERSEDED = "superseded"  # a redelivered or requeued copy, or a remembered ack
+    FORFEITED = "forfeited"  # its lease or its connection was lost
+
+
+class Try(Struct, frozen=True, gc=False):
+    """One request of a delivery, as the history shows it."""
+
+    started_at: float
+    seconds: float | None  # None: the request is still open
+    status: int | None = None  # of the HTTP answer, if there was one
+    error: str | None = None  # in the operators' words; None: it was accepted
+
+    @property
+    def ended_at(self) -> float:
+        return self.started_at + (self.seconds or 0.0)
 
 
 class PastWait(Struct, frozen=True):

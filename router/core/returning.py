@@ -27,7 +27,7 @@ Jitter = Callable[[float, float], float]  # random.uniform, or a constant in tes
 MAX_REFUSALS: Final = 10  # a message whose end is refused so often is given up …
 REFUSED_SECONDS: Final = 300.0  # … but not within so many seconds
 _FIRST_DELAY_SECONDS: Final = 0.5
-_LONGEST_DELAY_SECONDS: Final = 30.0
+_MAX_BACKOFF_SECONDS: Final = 30.0
 _DOUBLINGS: Final = 6  # 0.5 · 2^6 exceeds the longest delay: no need to count further
 
 
@@ -142,7 +142,7 @@ def reconnect_delays(jitter: Jitter) -> Iterator[float]:
 
 def _exponential(n: int, jitter: Jitter) -> float:
     ceiling: float = _FIRST_DELAY_SECONDS * 2 ** min(n, _DOUBLINGS)
-    return jitter(0.0, min(ceiling, _LONGEST_DELAY_SECONDS))
+    return jitter(0.0, min(ceiling, _MAX_BACKOFF_SECONDS))
 
 
 def _give_up(outcome: Outcome, reason: Reason) -> GiveUp:

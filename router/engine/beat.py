@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from router.core.commands import not_before_of
 from router.core.config import QueueConfig, RoutingConfig, Schedule
-from router.core.job import NEVER
 from router.core.message import parse
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
+from router.engine.job import NEVER
 from router.ports import BrokerError, MessageStores, Publication, Unknown
 from router.signal import Signal, wait_for_signal
 

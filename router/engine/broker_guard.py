@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
-from router.core.job import EXPIRED, NEVER, Job, State
+from router.core.history import State
 from router.core.leadership import Leadership
 from router.core.message import Handle, ReceivedMessage
 from router.core.stats import Counts
+from router.engine.job import EXPIRED, NEVER, Job
 from router.ports import (
     Broker,
     BrokerError,

@@ -6,13 +6,13 @@ from itertools import pairwise
 from typing import Final
 
 from router.core.config import MAX_BATCH_MESSAGES
-from router.core.job import Return
 from router.core.returning import ReturnReason
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breaker, Breakers
 from router.engine.delivery import nack_all
 from router.engine.dispatch import SOURCE
+from router.engine.job import Return
 from router.engine.periodic import every
 from router.engine.queue_manager import QueueManager
 from router.ports import BrokerError

@@ -16,7 +16,7 @@ from router.engine.dispatch import Dispatcher, read_ahead
 from router.engine.flow import Ask, FlowControl
 from router.engine.periodic import every
 from router.engine.pool import Pools
-from router.engine.settle import QueueSettler
+from router.engine.settle import Settler
 from router.ports import Broker, DataRefused, Depth, Disconnected, QueueRefused
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Receiver:
         flow: FlowControl,
     ) -> None:
         self.queue = queue
-        self.settler = QueueSettler(queue, deps, dispatcher, counts, flow)
+        self.settler = Settler(queue, deps, dispatcher, counts, flow)
         self._flow = flow
         self._warn = self.settler.warn
         self._advice: str | None = None  # of the broker's adapter, as we passed it on
@@ -77,7 +77,6 @@ class Receiver:
         self.task: asyncio.Task[None] | None = None
         self.is_running = False
         self._deps = deps
-        self._dispatcher = dispatcher
         self._counts = counts
         self._guarded: GuardedBroker | None = None
         self._stopped_at: float | None = None
@@ -217,11 +216,11 @@ class Receiver:
             self._flow.note_empty()
             return
         self.health.last_message = now
-        read, settler, now = await read_ahead(messages), self.settler, self._now()
-        self._deps.registry.receive(len(messages), self._counts, now)
+        read, settler = await read_ahead(messages), self.settler
+        self._deps.registry.receive(len(messages), self._counts, self._now())
         # Checked after the wait: nothing is dispatched after a stop or a loss.
         if self._may_receive:
-            unroutable = self._dispatcher.dispatch(settler, messages, now, read)
+            unroutable = settler.dispatch(messages, read)
             if unroutable:
                 await settler.clear(unroutable)
         else:

@@ -11,11 +11,11 @@ from msgspec import Struct
 from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.identity import key_of
-from router.core.job import Job
 from router.core.message import MAX_MESSAGE_BYTES, Malformed, ReceivedMessage, parse
 from router.core.returning import GiveUp
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
+from router.engine.job import Job
 from router.engine.publishing import BrokeOff, QueuePublisher
 from router.ports import BrokerError, Conflict, DeadLetterStore, Publication, StoreError, Unknown
 

@@ -10,12 +10,10 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from router.core.config import PoolConfig
-from router.core.job import NEVER, Job, Return, State, Try
-from router.core.lanes import MOST_NAMED, FailingGroups, Lane
+from router.core.history import State, Try
 from router.core.leadership import Leadership
 from router.core.message import Message
 from router.core.outcome import (
-    ACCEPTED,
     NO_OUTCOME,
     RULES,
     About,
@@ -36,6 +34,8 @@ from router.core.trace import UNRECORDED, SamplingRule, request_span
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import OPEN_SECONDS, Breaker
+from router.engine.job import NEVER, Job, Return
+from router.engine.lanes import MAX_NAMED, FailingGroups, Lane
 from router.engine.limits import Permits
 from router.engine.targets import TargetOrigin
 from router.ports import Sender, Task, TaskRunner
@@ -56,7 +56,7 @@ def longest_delivery(timeout: float) -> float:
 
 
 class Deliverer(Protocol):
-    """Makes one attempt. Returning None is a bug, which the runner survives."""
+    """Makes one attempt. Returning None is a bug, which the runner handles."""
 
     async def attempt(self, job: Job, pool: PoolConfig) -> Outcome | None: ...
 
@@ -273,12 +273,12 @@ class DeliveryRunner:
         if self._failing and job.blocks_on_error:
             self._failing.progress(job.group)
         if outcome.ending is not None:
-            job.ending = outcome.ending
+            job.ending, job.needs_finish = outcome.ending, True
         job.settler.ack(job)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("delivered", extra=_facts(job))
 
-    async def survive(self, lane: Lane, job: Job, error: Exception) -> None:
+    async def handle_crash(self, lane: Lane, job: Job, error: Exception) -> None:
         """Return a message that met a bug; its group goes on (POOL-5)."""
         log.error("delivery crashed", exc_info=error, extra=_facts(job))
         self._warn(Code.PROCESSING, f"unexpected {type(error).__name__} while serving a message")
@@ -349,12 +349,12 @@ class DeliveryRunner:
         is_paid = not failed.rule.was_sent or target.may_retry(self._loop.time())
         if self._stopped or not is_paid:
             return False
-        job.ending = job.ending or ACCEPTED  # a plain ACK stands for one request
+        job.needs_finish = True  # a plain ACK stands for one request
         _log_failure(job, failed, f"next try in {seconds:g} s")
         job.state, job.resume_at = State.WAITING, self._loop.time() + seconds
         self.pausing += 1
         job.line.flow.end()
-        self._permits.lend()
+        self._permits.release_for_pause()
         try:
             await self._pauses_end.wait(at_most=seconds)
         finally:
@@ -408,8 +408,8 @@ class DeliveryRunner:
         failing = self._failing
         if not failing.fail(job, counted=counts, now=self._loop.time(), delay=delay):
             return
-        if len(failing.reported) > MOST_NAMED:
-            self._warn(Code.GROUP_BLOCKED, f"more groups than the {MOST_NAMED} named are blocked")
+        if len(failing.reported) > MAX_NAMED:
+            self._warn(Code.GROUP_BLOCKED, f"more groups than the {MAX_NAMED} named are blocked")
             return
         target = mask_urls(job.message.target)[:_SHOWN_CHARACTERS]
         self._warn(
@@ -424,7 +424,7 @@ class DeliveryRunner:
         mates: list[Job] = []
         if takes_group:
             mates += lane.take_scope(head.job.failure_scope)
-            mates += head.job.settler.take_waiting(head.job)
+            mates += head.job.settler.flow.take_waiting(head.job)
         await nack_all([head, *(behind(each, head.delay) for each in mates)])
 
 

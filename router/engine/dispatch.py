@@ -10,21 +10,22 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from router.core.history import State
 from router.core.identity import key_of
-from router.core.job import NEVER, Batch, Follower, Job, Settler, State
 from router.core.message import DEFAULT_GROUP, Malformed, Message, ReceivedMessage, parse
-from router.core.outcome import ACCEPTED, MAX_DELAY_SECONDS
+from router.core.outcome import MAX_DELAY_SECONDS
 from router.core.returning import RETURNS, ReturnReason
-from router.core.tracker import ArrivalKind
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
+from router.engine.job import NEVER, Batch, Follower, Job
 from router.engine.registry import InFlightRegistry
 from router.engine.slices import SLICE_BYTES, Slices
+from router.engine.tracker import ArrivalKind
 
 log = logging.getLogger(__name__)
 
 SOURCE: Final = "QueueManager"
-MOST_FOLLOWERS: Final = 100  # of one message; further copies wait in their queue (P4)
+MAX_FOLLOWERS: Final = 100  # of one message; further copies wait in their queue (P4)
 
 Reader = Callable[[bytes], Message]  # raises Malformed
 
@@ -60,15 +61,12 @@ class Dispatcher:
 
     def dispatch(
         self,
-        settler: Settler,
+        batch: Batch,
         messages: Sequence[ReceivedMessage],
-        now: float,
-        read: Reader = parse,
+        read: Reader,
     ) -> Unroutable:
         """Track what is new and submit it. Return what no pool took."""
-        # Where we keep the order, all of the group that is here goes back together.
-        scope = settler.queue.uri if settler.is_ordered_here else None
-        batch, unroutable = Batch(settler, now, scope), Unroutable()
+        settler, unroutable = batch.settler, Unroutable()
         again: dict[str, Batch] = {}  # by group: the batch of a message that is here again
         jobs: list[Job] = []
         for received in messages:
@@ -82,13 +80,14 @@ class Dispatcher:
                 if job is not None:
                     jobs.append(job)
         settler.hold(jobs)
-        settler.note_batch(batch)
+        settler.flow.note_batch(batch)
         if unroutable.early and settler.holds_groups:
             jobs = self._hold_back(jobs, messages, unroutable)
+        place = settler.flow.place
         for job in jobs:
             job.batch.left += 1
             # In order: later ones of a group that was refused are refused as well (ROUTE-6).
-            if not settler.place(job):
+            if not place(job):
                 job.batch.was_refused = True
                 unroutable.refused.append(job)
         return unroutable
@@ -106,7 +105,7 @@ class Dispatcher:
         if registry.remembered:
             error = registry.remembered_error(settler.queue.uri, received, batch.at)
             if error is not None:
-                self._discard(settler, received, error)
+                self._discard(batch, received, error)
                 return None
         message = self._read(received, read, unroutable)
         if message is None:
@@ -136,9 +135,9 @@ class Dispatcher:
         if held.followers and received.broker_id is not None:
             self._forget_older(held, received.broker_id)
         if held.state is State.SETTLING:
-            self._follow(held, settler, received, batch.at)
+            self._follow(held, Follower(settler, received), batch.at)
         elif arrival is ArrivalKind.REDELIVERED:
-            self._redelivered(held, settler, received, batch.at, again)
+            self._redelivered(held, received, batch, again)
         else:
             self._requeued(held, job, unroutable)
         return None
@@ -168,44 +167,41 @@ class Dispatcher:
     def _redelivered(
         self,
         held: Job,
-        settler: Settler,
         received: ReceivedMessage,
-        now: float,
+        batch: Batch,
         again: dict[str, Batch],
     ) -> None:
         """Settle by the newest hand-over, unless the older one is still good (ROUTE-2)."""
-        if received.lease_until is not None or held.lease_until <= now:
+        settler = batch.settler
+        if received.lease_until is not None or held.lease_until <= batch.at:
             held.settler.release(held)
             held.adopt(settler, received)
             settler.hold([held])
             again[held.group] = held.batch
             self._registry.supersede()
         elif held.settler is settler:
-            self._discard(settler, received)  # its handle lives as long as its connection: a copy
+            self._discard(batch, received)  # its handle lives as long as its connection: a copy
         else:
-            self._follow(held, settler, received, now)
+            self._follow(held, Follower(settler, received), batch.at)
 
-    def _discard(self, settler: Settler, received: ReceivedMessage, error: str = "") -> None:
+    def _discard(self, batch: Batch, received: ReceivedMessage, error: str = "") -> None:
         self._registry.hold_untracked(received)
-        settler.discard(received, error)
-
-    def _follow(self, held: Job, settler: Settler, received: ReceivedMessage, now: float) -> None:
-        self._add_follower(held, Follower(settler, received), now)
+        batch.settler.ack_copy(received, error)
 
     def _requeued(self, held: Job, copy: Job, unroutable: Unroutable) -> None:
         """Drop a copy, or let it wait for the one that is held (ROUTE-3)."""
-        if copy.settler.keeps_endings:
+        if copy.settler.traits.finisher is not None:  # its queue keeps how a message ended
             self._await_end(held, copy, unroutable)
-        elif _is_certainly_held(held, copy.settler, copy.tracked_at):
-            self._discard(copy.settler, copy.received)
+        elif _is_certainly_held(held, copy):
+            self._discard(copy.batch, copy.received)
         else:
-            self._follow(held, copy.settler, copy.received, copy.tracked_at)
+            self._follow(held, Follower(copy.settler, copy.received), copy.tracked_at)
 
     def _await_end(self, held: Job, copy: Job, unroutable: Unroutable) -> None:
         """Let a copy wait until it is known how it ends: its queue tells others (ROUTE-3)."""
         received, now = copy.received, copy.tracked_at
-        self._add_follower(held, Follower(copy.settler, received, shares_failure=True), now)
-        if len(held.followers) > MOST_FOLLOWERS:
+        self._follow(held, Follower(copy.settler, received, shares_failure=True), now)
+        if len(held.followers) > MAX_FOLLOWERS:
             held.followers = held.followers[:-1]
             delay = RETURNS[ReturnReason.COPY].delay
             unroutable.early.append((received, delay, copy.message))
@@ -214,7 +210,7 @@ class Dispatcher:
         """Drop an older hand-over of what has just come again: it is no second copy (ROUTE-3)."""
         self._registry.drop_followers(held, lambda each: each.received.broker_id == broker_id)
 
-    def _add_follower(self, held: Job, follower: Follower, now: float) -> None:
+    def _follow(self, held: Job, follower: Follower, now: float) -> None:
         self._registry.drop_followers(held, lambda each: each.received.has_ended(now))
         self._registry.hold_untracked(follower.received)
         held.followers += (follower,)
@@ -247,18 +243,19 @@ class Dispatcher:
         if message.has_unknown_mode:
             self._warn(Code.CONFIGURATION, f"unknown dispatchMode {message.dispatch!r} ignored")
         if message.reply_to is not None or message.then:
-            job.ending = ACCEPTED
+            job.needs_finish = True
         if message.reply_to is not None and not self._is_reply_queue(message.reply_to):
             self._warn(Code.CONFIGURATION, "replyTo ignored: there is no such reply queue")
 
 
-def _is_certainly_held(held: Job, settler: Settler, now: float) -> bool:
+def _is_certainly_held(held: Job, copy: Job) -> bool:
     """Return whether the broker cannot have handed to anyone else what we hold (ROUTE-3).
 
     If our lease or connection may be lost, another router may hold the message and drop it in
     favour of the copy that came to us. A lease is proof by itself. Without one only the connection
     of the copy is: if that is lost, the copy is not removed either.
     """
+    settler, now = copy.settler, copy.tracked_at
     if held.lease_until > now and (
         held.settler is settler or held.received.lease_until is not None
     ):

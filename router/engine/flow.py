@@ -15,7 +15,7 @@ the last ten minutes. Now and then the queue is searched for others.
 import asyncio
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -28,13 +28,14 @@ from router.core.flow import (
     deferral_seconds,
     possible_rate,
 )
+from router.core.history import State
 from router.core.identity import MessageKey
-from router.core.job import NEVER, Batch, Job, Return, Settler, State
-from router.core.lanes import ordering_group
 from router.core.message import DEFAULT_POOL
 from router.core.returning import Jitter, ReturnReason
 from router.core.warnings import Code
 from router.engine.alerts import Warn
+from router.engine.job import NEVER, Batch, Job, Return
+from router.engine.lanes import ordering_group
 from router.engine.pool import Pools, ProcessPool
 from router.ports import PoolFilter, PoolSelector, Traits
 
@@ -42,7 +43,7 @@ POOL_REMEMBERED_SECONDS: Final = 600.0
 MAX_POOLS_REMEMBERED: Final = 1_000  # of one queue, by the code that messages name
 DEFERRED_LOOK_AHEAD_MESSAGES: Final = 10_000
 HELD_LOOK_AHEAD_MESSAGES: Final = 2_000
-LEAST_SECONDS: Final = 1.0  # for which a message goes back to a queue with a selector
+MIN_RETURN_SECONDS: Final = 1.0  # for which a message goes back to a queue with a selector
 SOON_SECONDS: Final = 2.0  # what a pool takes within this time is held rather than deferred
 RATE_MINUTES: Final = 2  # the current one and the one before: at least a whole minute
 DEFERRED_STEP_SECONDS: Final = 0.05  # between two deferred messages of a group
@@ -389,7 +390,7 @@ class FlowControl:
                 # away. If it has room for others, this one comes back when it is its turn.
                 is_full = not self._is_open(_code(job)) and not self._is_choosy(_code(job))
                 full = Return(job, ReturnReason.NO_ROOM, 0.0)
-                back.append(full if is_full else self._defer(job, now, least=LEAST_SECONDS))
+                back.append(full if is_full else self._defer(job, now, least=MIN_RETURN_SECONDS))
             elif traits.defers and not self._may_hold(job, now):
                 back.append(self._defer(job, now, keep_order=traits.ordered_here))
             else:
@@ -411,10 +412,10 @@ class FlowControl:
                     overdue.append(job)
         return self._take(overdue)
 
-    def take_all(self, settler: Settler) -> list[Job]:
-        """Take out what one connection has brought: it stops, or is lost."""
+    def take_all(self, held: Container[Job]) -> list[Job]:
+        """Take out all of these that wait here: their connection stops, or is lost."""
         lines = self._lines.values()
-        return self._take([job for line in lines for job in line if job.settler is settler])
+        return self._take([job for line in lines for job in line if job in held])
 
     def _place_held(self, job: Job) -> bool:
         pool = self._pools.choose(job)

@@ -44,7 +44,7 @@ class Permits:
         if self.returning:
             self._admit_some()
 
-    def lend(self) -> None:
+    def release_for_pause(self) -> None:
         """Release it for a while, so that others can use it."""
         self.release()
         self.on_free()

@@ -9,12 +9,12 @@ from itertools import chain
 from router.core.commands import next_steps
 from router.core.config import QueueConfig
 from router.core.identity import key_of
-from router.core.job import Job
 from router.core.outcome import ACCEPTED
 from router.core.returning import Refusals
 from router.core.warnings import Code
 from router.engine.alerts import Warn
 from router.engine.broker_guard import GuardedBroker
+from router.engine.job import Job
 from router.engine.publishing import QueuePublisher
 from router.ports import (
     BrokerError,

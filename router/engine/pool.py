@@ -16,15 +16,15 @@ from typing import Final, Protocol
 
 from router.core.config import MAX_BATCH_MESSAGES, FairShare, PoolConfig
 from router.core.flow import pool_capacity, take_ahead
-from router.core.history import WaitReason
-from router.core.job import Job, Return, State
-from router.core.lanes import Flow, Lane, Lanes, ordering_group
+from router.core.history import State, WaitReason
 from router.core.message import DEFAULT_POOL
 from router.core.returning import ReturnReason
 from router.core.target import origin_of
 from router.core.warnings import Code
 from router.engine.alerts import Warn
 from router.engine.delivery import DeliveryRunner, nack_all
+from router.engine.job import Job, Return
+from router.engine.lanes import Flow, Lane, Lanes, ordering_group
 from router.engine.limits import Permits, RateLimiter
 from router.engine.targets import Line, Targets
 from router.signal import Signal
@@ -36,7 +36,7 @@ MAX_FLOWS: Final = 1_000  # of a pool; the others share one
 SEARCH_SECONDS: Final = 10.0  # between two searches for other targets, while one fills a pool
 SEARCH_MESSAGES: Final = 200  # that one of them may refuse
 MAX_UNUSED_LOOKS: Final = 6  # a minute
-MOST_IDLE_WORKERS: Final = 1_000  # one that waits for work takes a kilobyte
+MAX_IDLE_WORKERS: Final = 1_000  # one that waits for work takes a kilobyte
 
 
 class ProcessPool:
@@ -171,7 +171,7 @@ class ProcessPool:
         else:
             lane.put(job)
             if lane.line is not None:
-                self._joined_parked(lane, job)
+                self._joined_parked(lane, lane.line, job)
         if self.held >= self.capacity:
             self._note_room()
 
@@ -221,7 +221,7 @@ class ProcessPool:
             if lane.line is not None and lane in lane.line.parked:
                 self._count_parked(lane.line, -len(jobs))
                 if not lane:
-                    self._unpark(lane)
+                    self._unpark(lane, lane.line)
                     self._close(lane)
             elif not lane and lane.current is None:
                 self.lanes.remove(lane)
@@ -320,7 +320,7 @@ class ProcessPool:
     def _begin(self, lane: Lane) -> Job | None:
         """Take the next job of a lane, with a place at its target; without one, park the lane."""
         job = lane.take()
-        line: Line = job.line
+        line = job.line
         target = line.target
         if target.open >= target.limit:
             lane.put_back(job)
@@ -345,8 +345,7 @@ class ProcessPool:
         self._count_parked(line, len(lane))
         line.target.wait(line)
 
-    def _unpark(self, lane: Lane) -> None:
-        line: Line = lane.line
+    def _unpark(self, lane: Lane, line: Line) -> None:
         del line.parked[lane]
         lane.line = None
         self.parked -= 1
@@ -400,14 +399,14 @@ class ProcessPool:
     def _call(self, line: Line) -> None:
         """Let the first lane of a line go on, in front of all others: its target has a place."""
         lane = next(iter(line.parked))
-        self._unpark(lane)
+        self._unpark(lane, line)
         lane.line, line.called = line, lane
         self._put(lane, lane.head.line.flow, first=True)
         self._pump()
 
     def _end_call(self, lane: Lane) -> None:
         """Let the lanes behind a called one have their turn: it started, or is gone."""
-        line: Line | None = lane.line
+        line = lane.line
         if line is None:
             return
         lane.line = line.called = None
@@ -415,14 +414,13 @@ class ProcessPool:
             line.target.wait(line)
             line.target.wake()
 
-    def _joined_parked(self, lane: Lane, job: Job) -> None:
+    def _joined_parked(self, lane: Lane, line: Line, job: Job) -> None:
         """Count what joined a parked lane. If it goes first, it may have another target."""
-        line: Line = lane.line
         if line.called is lane:
             return
         self._count_parked(line, 1)
         if lane.head is job and job.line is not line:
-            self._unpark(lane)
+            self._unpark(lane, line)
             self._put(lane, job.line.flow)
             self._pump()
 
@@ -704,7 +702,7 @@ class Workers:
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.tasks = tasks  # for what is no work on a lane
         self._idle: list[asyncio.Future[Work | None]] = []
-        self._most_idle = MOST_IDLE_WORKERS
+        self._most_idle = MAX_IDLE_WORKERS
         self._loop = asyncio.get_running_loop()
 
     def start(self, work: Work) -> None:
@@ -725,7 +723,7 @@ class Workers:
                 waiting.set_result(None)
 
     def resume(self) -> None:
-        self._most_idle = MOST_IDLE_WORKERS
+        self._most_idle = MAX_IDLE_WORKERS
 
     async def _work(self, work: Work | None) -> None:
         """Serve lane after lane: of one pool, then of whichever needs it."""
@@ -736,7 +734,7 @@ class Workers:
             try:
                 await pool.runner.serve(lane, job, task)
             except Exception as error:  # noqa: BLE001  the bulkhead: one message's bug ends no group
-                await pool.runner.survive(lane, job, error)
+                await pool.runner.handle_crash(lane, job, error)
             if pool.draining:
                 await pool.nack_lane(lane)
             work = pool.next_after(lane, job)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, RoutingConfig
 from router.core.config_plan import Plan, plan
-from router.core.job import Fate, Job, Return, State
+from router.core.history import Fate, State
 from router.core.returning import ReturnReason
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
@@ -23,6 +23,7 @@ from router.engine.consumer import RECEIVE_GRACE_SECONDS, QueueConsumer
 from router.engine.delivery import DeliveryRunner, nack_all
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import SOURCE, Dispatcher
+from router.engine.job import Job, Return
 from router.engine.limits import Permits
 from router.engine.pool import Pools, ProcessPool, Workers
 
@@ -206,7 +207,7 @@ class QueueManager:
         """Place jobs that waited for a draining pool to finish with their group (CFG-6)."""
         for job in blocked:
             job.state = State.QUEUED
-        refused = [job for job in blocked if self._is_stopped or not job.settler.place(job)]
+        refused = [job for job in blocked if self._is_stopped or not job.settler.flow.place(job)]
         if self._is_stopped:
             returns = nack_all([Return(job, ReturnReason.STOPPED) for job in refused])
             self.deps.tasks.create_task(returns, name="return")

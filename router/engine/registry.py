@@ -12,14 +12,15 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from router.core.history import TEXT_KEPT_CHARACTERS, HandOver
+from router.core.history import TEXT_KEPT_CHARACTERS, Fate, HandOver
 from router.core.identity import proof_of_copy
-from router.core.job import Fate, Follower, Job, Settler
+from router.core.ledger import Ledger, RememberedAcks, Tallies
 from router.core.message import ReceivedMessage
 from router.core.outcome import Ending, Metric
 from router.core.redact import mask_urls
 from router.core.stats import Counts
-from router.core.tracker import ArrivalKind, Ledger, RememberedAcks, Tallies, Tracker
+from router.engine.job import Follower, Job
+from router.engine.tracker import ArrivalKind, Tracker
 from router.ports import Tracer
 
 _OMITTED: Final = Ending(result_omitted=True)
@@ -124,12 +125,8 @@ class InFlightRegistry:
         """Forget a remembered ACK: the broker has removed the copy now."""
         self.remembered.forget(proof_of_copy(queue_uri, received))
 
-    def forfeit_followers(self, settler: Settler) -> None:
-        """Drop what came over the lost connection of this settler and waits for jobs (BRK-6)."""
-        for job in self.tracker:
-            self.drop_followers(job, lambda each: each.settler is settler)
-
     def drop_followers(self, job: Job, is_dead: Callable[[Follower], bool]) -> None:
+        """Forget copies that wait for a job and cannot be settled any more."""
         for each in filter(is_dead, job.followers):
             self.finish_untracked(each.received, Fate.FORFEITED)
         job.followers = tuple(each for each in job.followers if not is_dead(each))

@@ -1,7 +1,8 @@
 """ACK, NACK and dead letter: the end of every message that one connection has brought.
 
 A settler outlives its connections: a lease is good on the next one too, a handle without a lease
-dies with the connection that brought it. The AckBatcher sends its ACKs together.
+dies with the connection that brought it. It holds a job from its arrival until its ACK or NACK went
+through, and sends what it settles in batches.
 """
 
 import asyncio
@@ -12,24 +13,25 @@ from typing import Final
 from router.core.commands import failure_of
 from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
-from router.core.job import EXPIRED, NEVER, Fate, Job, Return, State
-from router.core.message import Handle, ReceivedMessage, id_of_malformed
-from router.core.outcome import Ending, Metric
+from router.core.history import Fate, State
+from router.core.message import Handle, ReceivedMessage, id_of_malformed, parse
+from router.core.outcome import ACCEPTED, Ending, Metric
 from router.core.returning import RETURNS, GiveUp, ReturnReason, reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code
 from router.engine.broker_guard import GuardedBroker
 from router.engine.delivery import nack_all
 from router.engine.deps import EngineDeps
-from router.engine.dispatch import Dispatcher, Unroutable
+from router.engine.dispatch import Dispatcher, Reader, Unroutable
 from router.engine.flow import FlowControl
+from router.engine.job import EXPIRED, NEVER, Batch, Job, Return
 from router.engine.outgoing import OutgoingMessages
 from router.ports import BrokerError, Disconnected, Finish, Nack, Traits, Unsettled
 from router.signal import Signal
 
 log = logging.getLogger(__name__)
 
-ACK_LINGER_SECONDS: Final = 0.002  # an ACK waits so long for others to go with it (BRK-3)
+ACK_LINGER_SECONDS: Final = 0.002  # how long an ACK waits for others to join its batch (BRK-3)
 ACKS_PER_CALL: Final = 500
 NACKS_PER_CALL: Final = 100  # some brokers take one after the other, and a call has 25 seconds
 _CopyEnd = tuple[str, Ending | None]  # its message's error, and its ending
@@ -38,7 +40,7 @@ _LAST_HAND_OVER: Final = GiveUp(
 )
 
 
-class QueueSettler:
+class Settler:
     """Settles what one receiver has brought."""
 
     def __init__(
@@ -61,17 +63,15 @@ class QueueSettler:
         self.renewed = Signal()  # rung when the connection was opened or lost
         self.traits = Traits()  # of its broker, once it was connected
         self.holds_groups = False  # its broker holds a group back while one of its messages is out
-        self.is_ordered_here = False  # its broker leaves the order within a group to us
-        self.keeps_endings = False  # its queue keeps how each message ended
         self.warn = deps.alerts.of(f"Consumer:{queue.name}")
         self.now = asyncio.get_running_loop().time
-        self.place, self.take_waiting = flow.place, flow.take_waiting
-        self.note_batch = flow.note_batch
         self._unwanted: list[ReceivedMessage] = []  # to be returned: it came too late
         self._is_returning = False
-        self._acks = AckBatcher(self)
-        self.ack = self._acks.add
-        self.discard = self._acks.add_copy
+        self._to_ack: list[Job] = []
+        self._to_finish: list[Job] = []  # a plain ACK is not enough for these
+        self._copies: list[tuple[ReceivedMessage, _CopyEnd]] = []
+        self._is_acking = False
+        self._outgoing = OutgoingMessages(queue, deps.publishing, self.warn)
         self._guarded: GuardedBroker | None = None
         self.is_stopping = False
 
@@ -85,12 +85,11 @@ class QueueSettler:
     @property
     def is_idle(self) -> bool:
         """Whether the connection may be closed without leaving anything unsettled."""
-        return not self.held and not self._acks.is_busy and not self._is_returning
+        return not self.held and not self._is_acking and not self._is_returning
 
     def connected(self, guarded: GuardedBroker) -> None:
         self._guarded, self.traits = guarded, guarded.traits
-        self.holds_groups, self.is_ordered_here = guarded.holds_groups, self.traits.ordered_here
-        self.keeps_endings = self.traits.finisher is not None
+        self.holds_groups = guarded.holds_groups
         self.renewed.ring()
 
     def disconnected(self) -> None:
@@ -99,12 +98,21 @@ class QueueSettler:
         guarded.abort()
         if guarded.lease_seconds is None:
             # Followers first: what ends below must not bring them back.
-            self.deps.registry.forfeit_followers(self)
+            for job in self.deps.registry.tracker:
+                self.deps.registry.drop_followers(job, lambda each: each.settler is self)
             for job in self.held:
                 job.lease_until = EXPIRED
             self._forfeit_waiting()
-            self._acks.forfeit_copies()
         self.renewed.ring()
+
+    def _forfeit_waiting(self) -> None:
+        """Drop what waits to be placed, returned or acknowledged: its connection is lost."""
+        for job in self.flow.take_all(self.held):
+            self.forfeit(job)
+        lost = [*self._unwanted, *(copy for copy, _ in self._copies)]
+        self._unwanted, self._copies = [], []
+        for received in lost:
+            self.deps.registry.finish_untracked(received, Fate.FORFEITED)
 
     def stop(self) -> None:
         """Dispatch nothing new."""
@@ -121,7 +129,13 @@ class QueueSettler:
         self.finish(list(self.held), Fate.FORFEITED)
         self.renewed.ring()
 
+    def spawn(self, work: Coroutine[object, object, None], what: str) -> None:
+        self.deps.tasks.create_task(work, name=f"{what} {self.queue_name}")
+
+    # From hold to settled.
+
     def hold(self, jobs: Sequence[Job]) -> None:
+        """Settle these jobs from now on, and keep their leases alive."""
         self.held.update(dict.fromkeys(jobs))
         if self.traits.hold_seconds is not None:
             until = self.now() + self.traits.hold_seconds
@@ -129,31 +143,18 @@ class QueueSettler:
                 job.hold_until = until
 
     def release(self, job: Job) -> None:
+        """Stop holding it: another settler does."""
         self.held.pop(job, None)
         self.ended.ring()
 
-    async def dead_letter(self, job: Job, why: GiveUp) -> bool:
-        """Store, then ACK: a crash in between stores it twice, and never loses it (DLQ-1)."""
-        job.state = State.SETTLING
-        if not await self.store(job, why):
-            return False
-        self.ack(job)
-        return True
-
-    async def store(self, job: Job, why: GiveUp) -> bool:
-        """Make a dead letter of it. Return False if it could not be stored: nothing was done."""
-        if not await self.deps.letters.keep(self.queue, job.received, why, job):
-            return False
-        job.error = why.error or why.reason.value
-        job.ending = Ending(failure_of(job, why))
-        return True
-
     async def extend(self, job: Job) -> bool:
+        """Extend its lease now, not only when it is due. Return False if the lease was lost."""
         if self._guarded is not None:
             await self._guarded.extend_leases([job], self.deps.extended, used=0.0)
         return job.lease_until > self.now()
 
     def forfeit(self, job: Job) -> None:
+        """Let it go: its lease was lost, so the broker hands it out again."""
         if job.lease_until > self.now():
             log.info("returned: a message before it in its group lost its lease", extra=_id(job))
             job.state = State.SETTLING  # now: another connection must not adopt it (ROUTE-2)
@@ -161,15 +162,6 @@ class QueueSettler:
         else:
             log.info("lease lost before delivery: left to the broker", extra=_id(job))
             self.finish([job], Fate.FORFEITED)
-
-    def readmit(self, received: ReceivedMessage) -> None:
-        if self.is_stopping:
-            self.reject([received])
-            return
-        self.deps.registry.release_untracked(received)
-        unroutable = self.dispatcher.dispatch(self, [received], self.now())
-        if unroutable:
-            self.spawn(self.clear(unroutable), "refuse")
 
     def finish(self, jobs: Sequence[Job], fate: Fate) -> None:
         """End jobs, on every path."""
@@ -184,6 +176,217 @@ class QueueSettler:
         for job in followed:
             _end_followers(job, fate)
         self.ended.ring()
+
+    # ACKs.
+
+    def ack(self, job: Job) -> None:
+        """Remove it from its queue. Sent with others in a moment; ends the job."""
+        job.state = State.SETTLING
+        if job.needs_finish:
+            job.ending = job.ending or ACCEPTED
+            self._to_finish.append(job)
+            if len(self._to_finish) == 1:
+                self.spawn(self._send_finishes(), "finish")
+            return
+        self._to_ack.append(job)
+        if not self._is_acking:
+            self._start_acking()
+
+    def ack_copy(
+        self, received: ReceivedMessage, error: str = "", ending: Ending | None = None
+    ) -> None:
+        """ACK a superfluous copy. `error`: why its message became a dead letter.
+
+        `ending`: how its message ended, if a plain ACK cannot express it.
+        """
+        self._copies.append((received, (error, ending)))
+        if not self._is_acking:
+            self._start_acking()
+
+    def _start_acking(self) -> None:
+        self._is_acking = True
+        self.spawn(self._send_acks(), "ack")
+
+    async def _send_acks(self) -> None:
+        """Send what has gathered, and go on until nothing is left."""
+        while self._to_ack or self._copies:
+            if len(self._to_ack) < (self.traits.acks_per_call or ACKS_PER_CALL):
+                await asyncio.sleep(ACK_LINGER_SECONDS)
+            copies, self._copies = self._copies, []
+            for end in dict.fromkeys(end for _, end in copies):
+                await self._ack_copies([copy for copy, each in copies if each == end], *end)
+            batch, self._to_ack = self._to_ack[:ACKS_PER_CALL], self._to_ack[ACKS_PER_CALL:]
+            unsettled = await self._ack(batch)
+            if unsettled:
+                self.spawn(self._ack_again(unsettled), "ack again")
+        self._is_acking = False
+        self.ended.ring()
+
+    async def _send_finishes(self) -> None:
+        """Finish the collected jobs that need more than a plain ACK.
+
+        A reply that cannot be published delays only its own message.
+        """
+        await asyncio.sleep(ACK_LINGER_SECONDS)
+        jobs, self._to_finish = self._to_finish[:ACKS_PER_CALL], self._to_finish[ACKS_PER_CALL:]
+        if self._to_finish:
+            self.spawn(self._send_finishes(), "finish")
+        self._outgoing.prepare(jobs)
+        await self._ack_until_ended(jobs)
+
+    async def _ack_until_ended(self, jobs: list[Job]) -> None:
+        await self._ack_again(await self._ack_by_error(jobs))
+        # What was given up meanwhile is finished by another task.
+        self._outgoing.forget([job for job in jobs if job not in self.held])
+
+    async def _ack_again(self, jobs: list[Job]) -> None:
+        """Try with backoff, and at once on a new connection, until their leases end.
+
+        Leases are kept alive while something waits to be published (CMD-3), but not after a stop.
+        """
+        delays = reconnect_delays(self.deps.jitter)
+        while jobs:
+            now, delay = self.now(), next(delays)
+            waiting = [job for job in jobs if self._outgoing.is_waiting(job)]
+            for job in waiting:
+                job.resume_at = NEVER if self.is_stopping else now + delay
+            left = min(job.lease_until for job in jobs) - now
+            await self.renewed.wait(max(min(delay, left), 0.0))
+            for job in waiting:
+                job.resume_at = NEVER
+            jobs = await self._without_hopeless(await self._ack_by_error(jobs))
+
+    async def _without_hopeless(self, jobs: list[Job]) -> list[Job]:
+        """Give up what was refused too often: now its end may go through. Return the others."""
+        hopeless = self._outgoing.hopeless(jobs)
+        for job, reason in hopeless.items():
+            await self._give_up_refused(job, reason)
+            self.spawn(self._ack_until_ended([job]), "finish")
+        return [job for job in jobs if job not in hopeless]
+
+    async def _give_up_refused(self, job: Job, reason: str) -> None:
+        """Make a dead letter of a message whose end is refused; its reply is FAILED (CMD-3)."""
+        name = f"message {job.message.id!r} of {self.queue_name}"
+        self._outgoing.forget([job])
+        if job.error:  # it is a dead letter already
+            text = f"{name}: its reply is dropped, it was refused again and again: {reason}"
+            self.warn(Code.REPLY_FAILED, text)
+            return
+        error = f"its reply, next step or result was refused again and again: {reason}"
+        job.metric = Metric.FAILURE
+        if await self.store(job, GiveUp(Reason.RETRIES_EXHAUSTED, error)):
+            self.warn(Code.REPLY_FAILED, f"{name} is a dead letter: {error}")
+            self._outgoing.prepare([job])
+        else:
+            await self.nack([Return(job, ReturnReason.NOT_STORED, error=error)])
+
+    async def _ack_by_error(self, jobs: list[Job]) -> list[Job]:
+        """ACK them, those with the same error in one call. Return those to be tried again."""
+        unsettled: list[Job] = []
+        for error in sorted({job.error for job in jobs}):
+            unsettled += await self._ack([job for job in jobs if job.error == error], error)
+        return unsettled
+
+    async def _ack(self, jobs: list[Job], error: str = "") -> list[Job]:
+        """ACK what is still ours in one call. Return what has to be tried again."""
+        held, now = self.held, NEVER if self.deps.leadership.is_over else self.now()
+        ours = [job for job in jobs if job in held and job.lease_until > now]
+        if len(ours) < len(jobs):  # others were returned, forgotten, or their leases ended
+            self._remember([job for job in jobs if job in held and job.lease_until <= now])
+        if not ours:
+            return ours
+        try:
+            if not ours[0].needs_finish:  # none of them does, or all
+                refused = await self.connection.ack([job.handle for job in ours], error=error)
+            else:
+                refused = await self._outgoing.finish(ours, self.connection, error)
+        except BrokerError as reason:
+            log.warning("ACKs delayed: %s", reason, extra={"queue": self.queue_name})
+            return ours
+        fate = Fate.DEAD_LETTERED if error else Fate.DELIVERED
+        if not refused:
+            self.finish(ours, fate)
+            return []
+        is_stale = {each.handle: each.stale for each in refused}
+        self.finish([job for job in ours if job.handle not in is_stale], fate)
+        self._remember([job for job in ours if is_stale.get(job.handle)])
+        return [job for job in ours if is_stale.get(job.handle) is False]
+
+    def _remember(self, jobs: Sequence[Job]) -> None:
+        """Remember to ACK them at their next hand-over, which their broker will make (BRK-3)."""
+        for job in jobs:
+            if self._outgoing.is_left_of(job):  # its reply would never be published
+                log.warning("ACK too late: the message will be delivered again", extra=_id(job))
+                continue
+            log.warning("ACK too late: the next hand-over will be acknowledged", extra=_id(job))
+            self.deps.registry.remember_ack(self.queue.uri, job, self.now())
+        self.finish(jobs, Fate.FORFEITED)
+
+    async def _ack_copies(
+        self, copies: Sequence[ReceivedMessage], error: str, ending: Ending | None
+    ) -> None:
+        registry = self.deps.registry
+        # One whose lease has ended may be all that another router holds of its message by now.
+        now = self.now()
+        ours = [copy.handle for copy in copies if not copy.has_ended(now)]
+        try:
+            refused = await self._remove_copies(ours, error, ending) if ours else ()
+        except BrokerError as reason:
+            log.info("copies not removed, they come again: %s", reason)
+        else:
+            gone = set(ours) - {each.handle for each in refused}
+            for copy in copies:
+                if copy.handle in gone:
+                    registry.forget_ack(self.queue.uri, copy)
+        for copy in copies:
+            registry.finish_untracked(copy, Fate.SUPERSEDED)
+
+    async def _remove_copies(
+        self, handles: Sequence[Handle], error: str, ending: Ending | None
+    ) -> Sequence[Unsettled]:
+        """Remove copies. Their queue keeps how they ended, if it keeps that (ROUTE-3)."""
+        connection = self.connection
+        finisher = connection.traits.finisher
+        if ending is None or finisher is None:
+            return await connection.ack(handles, error=error)
+        return await connection.finish(finisher, [Finish(each, ending) for each in handles])
+
+    # Dead letters.
+
+    async def dead_letter(self, job: Job, why: GiveUp) -> bool:
+        """Store, then ACK: a crash in between stores it twice, and never loses it (DLQ-1)."""
+        job.state = State.SETTLING
+        if not await self.store(job, why):
+            return False
+        self.ack(job)
+        return True
+
+    async def store(self, job: Job, why: GiveUp) -> bool:
+        """Make a dead letter of it. Return False if it could not be stored: nothing was done."""
+        if not await self.deps.letters.keep(self.queue, job.received, why, job):
+            return False
+        job.error = why.error or why.reason.value
+        job.ending = Ending(failure_of(job.message, job.tries, why))
+        job.needs_finish = True
+        return True
+
+    async def _give_up(self, received: ReceivedMessage, why: GiveUp) -> bool:
+        """Store it, then remove it. Return False if it could not be stored: nothing was done."""
+        if not await self.deps.letters.keep(self.queue, received, why):
+            return False
+        fate = Fate.DEAD_LETTERED
+        try:
+            await self.connection.ack([received.handle], error=why.error)
+        except BrokerError as error:
+            log.info(
+                "stored as a dead letter but not acknowledged, it will be delivered again: %s",
+                error,
+            )
+            fate = Fate.FORFEITED
+        self.deps.registry.finish_unread(received, fate, self.counts, self.now())
+        return True
+
+    # NACKs.
 
     async def nack(self, returns: Sequence[Return]) -> None:
         """Return jobs in order and end them. Never fails: what stays out comes back later."""
@@ -216,89 +419,6 @@ class QueueSettler:
         self.finish(back, Fate.RETURNED)
         self.finish([job for job in jobs if job in self.held], Fate.FORFEITED)
 
-    def reject(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Return what comes too late to be dispatched. The settler is not idle until then."""
-        self._unwanted += messages
-        if not self._is_returning:
-            self._is_returning = True
-            self.spawn(self._return_unwanted(), "return")
-
-    async def clear(self, unroutable: Unroutable) -> None:
-        """Deal with what found no place in a pool."""
-        back: list[tuple[ReceivedMessage, float]] = []
-        for received, problem in unroutable.malformed:  # BRK-2
-            known = id_of_malformed(received.body)
-            name = "a message" if known is None else f"message {known!r}"
-            text = f"{name} of {self.queue.name} cannot be read: {problem}"
-            self.warn(Code.MALFORMED_MESSAGE, text)
-            if not await self._give_up(received, GiveUp(Reason.MALFORMED, problem)):
-                back.append((received, RETURNS[ReturnReason.NOT_STORED].delay))
-        for received, wait, _ in unroutable.early:  # CMD-5
-            if not received.is_last or not await self._give_up(received, _LAST_HAND_OVER):
-                back.append((received, wait))
-        for received in unroutable.failed:
-            self.warn(Code.PROCESSING, "a message cannot be routed: see the log")
-            back.append((received, RETURNS[ReturnReason.CRASHED].delay))
-        await self._return_unread(back)
-        await nack_all([Return(job, ReturnReason.BEHIND) for job in unroutable.behind])
-        await self.refuse(unroutable.refused)
-
-    async def refuse(self, jobs: Sequence[Job]) -> None:
-        """Hold jobs for which there is no room, or return them, as the broker can (ROUTE-5)."""
-        for job in jobs:
-            job.state = State.WAITING
-        await nack_all(self.flow.refuse(jobs, self.traits))
-
-    async def return_waiting(self) -> None:
-        """Return what waits here for room: the queue stops."""
-        await nack_all(Return(job, ReturnReason.STOPPED) for job in self.flow.take_all(self))
-
-    def _forfeit_waiting(self) -> None:
-        """Drop what waits to be placed or returned: its connection is lost."""
-        for job in self.flow.take_all(self):
-            self.forfeit(job)
-        unwanted, self._unwanted = self._unwanted, []
-        for received in unwanted:
-            self.deps.registry.finish_untracked(received, Fate.FORFEITED)
-
-    async def _return_unwanted(self) -> None:
-        while self._unwanted:
-            unwanted, self._unwanted = self._unwanted, []
-            await self._return_unread(
-                [
-                    (received, RETURNS[ReturnReason.STOPPED].delay)
-                    for received in unwanted
-                    if not received.is_last or not await self._give_up(received, _LAST_HAND_OVER)
-                ]
-            )
-        self._is_returning = False
-        self.ended.ring()
-
-    async def _give_up(self, received: ReceivedMessage, why: GiveUp) -> bool:
-        """Store it, then remove it. Return False if it could not be stored: nothing was done."""
-        if not await self.deps.letters.keep(self.queue, received, why):
-            return False
-        fate = Fate.DEAD_LETTERED
-        try:
-            await self.connection.ack([received.handle], error=why.error)
-        except BrokerError as error:
-            log.info(
-                "stored as a dead letter but not acknowledged, it will be delivered again: %s",
-                error,
-            )
-            fate = Fate.FORFEITED
-        self.deps.registry.finish_unread(received, fate, self.counts, self.now())
-        return True
-
-    async def _return_unread(self, back: Sequence[tuple[ReceivedMessage, float]]) -> None:
-        """Return what is no job, each with its delay."""
-        unsettled = await self._nack(
-            [Nack(received.handle, delay, received.tally) for received, delay in back]
-        )
-        for received, _ in back:
-            fate = Fate.FORFEITED if received.handle in unsettled else Fate.RETURNED
-            self.deps.registry.finish_unread(received, fate, self.counts, self.now())
-
     async def _nack(self, items: Sequence[Nack]) -> set[Handle]:
         """Return the handles of those that were not returned: they come back by themselves."""
         unsettled: dict[Handle, str] = {}
@@ -314,194 +434,82 @@ class QueueSettler:
             log.info("not returned, it comes back when its lease ends: %s", reason)
         return set(unsettled)
 
-    def spawn(self, work: Coroutine[object, object, None], what: str) -> None:
-        self.deps.tasks.create_task(work, name=f"{what} {self.queue.name}")
-
-
-class AckBatcher:
-    """Sends ACKs together: of what was accepted or stored as a dead letter, and of copies."""
-
-    def __init__(self, settler: QueueSettler) -> None:
-        self.is_busy = False
-        self._settler = settler
-        self._jobs: list[Job] = []
-        self._commands: list[Job] = []  # they need more than a plain ACK
-        self._copies: list[tuple[ReceivedMessage, _CopyEnd]] = []
-        self._outgoing = OutgoingMessages(settler.queue, settler.deps.publishing, settler.warn)
-
-    def add(self, job: Job) -> None:
-        job.state = State.SETTLING
-        if job.ending is not None:
-            self._commands.append(job)
-            if len(self._commands) == 1:
-                self._settler.spawn(self._finish_commands(), "finish")
-            return
-        self._jobs.append(job)
-        if not self.is_busy:
-            self.is_busy = True
-            self._settler.spawn(self._flush(), "ack")
-
-    def add_copy(
-        self, received: ReceivedMessage, error: str = "", ending: Ending | None = None
-    ) -> None:
-        self._copies.append((received, (error, ending)))
-        if not self.is_busy:
-            self.is_busy = True
-            self._settler.spawn(self._flush(), "ack")
-
-    def forfeit_copies(self) -> None:
-        copies, self._copies = self._copies, []
-        for received, _ in copies:
-            self._settler.deps.registry.finish_untracked(received, Fate.FORFEITED)
-
-    async def _flush(self) -> None:
-        """Send what has gathered, and go on until nothing is left."""
-        settler = self._settler
-        while self._jobs or self._copies:
-            if len(self._jobs) < (settler.traits.acks_per_call or ACKS_PER_CALL):
-                await asyncio.sleep(ACK_LINGER_SECONDS)
-            copies, self._copies = self._copies, []
-            for end in dict.fromkeys(end for _, end in copies):
-                await self._ack_copies([copy for copy, each in copies if each == end], *end)
-            batch, self._jobs = self._jobs[:ACKS_PER_CALL], self._jobs[ACKS_PER_CALL:]
-            unsettled = await self._ack(batch)
-            if unsettled:
-                settler.spawn(self._ack_again(unsettled), "ack again")
-        self.is_busy = False
-        settler.ended.ring()
-
-    async def _finish_commands(self) -> None:
-        """Finish the collected jobs that need more than a plain ACK.
-
-        A reply that cannot be published delays only its own message.
-        """
-        await asyncio.sleep(ACK_LINGER_SECONDS)
-        jobs, self._commands = self._commands[:ACKS_PER_CALL], self._commands[ACKS_PER_CALL:]
-        if self._commands:
-            self._settler.spawn(self._finish_commands(), "finish")
-        self._outgoing.prepare(jobs)
-        await self._finish(jobs)
-
-    async def _finish(self, jobs: list[Job]) -> None:
-        await self._ack_again(await self._ack_by_error(jobs))
-        held = self._settler.held  # what was given up meanwhile is finished by another task
-        self._outgoing.forget([job for job in jobs if job not in held])
-
-    async def _ack_again(self, jobs: list[Job]) -> None:
-        """Try with backoff, and at once on a new connection, until their leases end.
-
-        Leases are kept alive while something waits to be published (CMD-3), but not after a stop.
-        """
-        settler, outgoing = self._settler, self._outgoing
-        delays = reconnect_delays(settler.deps.jitter)
-        while jobs:
-            now, delay = settler.now(), next(delays)
-            waiting = [job for job in jobs if outgoing.is_waiting(job)]
-            for job in waiting:
-                job.resume_at = NEVER if settler.is_stopping else now + delay
-            left = min(job.lease_until for job in jobs) - now
-            await settler.renewed.wait(max(min(delay, left), 0.0))
-            for job in waiting:
-                job.resume_at = NEVER
-            jobs = await self._without_hopeless(await self._ack_by_error(jobs))
-
-    async def _without_hopeless(self, jobs: list[Job]) -> list[Job]:
-        """Give up what was refused too often: now its end may go through. Return the others."""
-        hopeless = self._outgoing.hopeless(jobs)
-        for job, reason in hopeless.items():
-            await self._give_up(job, reason)
-            self._settler.spawn(self._finish([job]), "finish")
-        return [job for job in jobs if job not in hopeless]
-
-    async def _give_up(self, job: Job, reason: str) -> None:
-        """Make a dead letter of a message whose end is refused; its reply is FAILED (CMD-3)."""
-        settler, outgoing = self._settler, self._outgoing
-        name = f"message {job.message.id!r} of {settler.queue.name}"
-        outgoing.forget([job])
-        if job.error:  # it is a dead letter already
-            text = f"{name}: its reply is dropped, it was refused again and again: {reason}"
-            settler.warn(Code.REPLY_FAILED, text)
-            return
-        error = f"its reply, next step or result was refused again and again: {reason}"
-        job.metric = Metric.FAILURE
-        if await settler.store(job, GiveUp(Reason.RETRIES_EXHAUSTED, error)):
-            settler.warn(Code.REPLY_FAILED, f"{name} is a dead letter: {error}")
-            outgoing.prepare([job])
-        else:
-            await settler.nack([Return(job, ReturnReason.NOT_STORED, error=error)])
-
-    async def _ack_by_error(self, jobs: list[Job]) -> list[Job]:
-        """ACK them, those with the same error in one call. Return those to be tried again."""
-        unsettled: list[Job] = []
-        for error in sorted({job.error for job in jobs}):
-            unsettled += await self._ack([job for job in jobs if job.error == error], error)
-        return unsettled
-
-    async def _ack(self, jobs: list[Job], error: str = "") -> list[Job]:
-        """ACK what is still ours in one call. Return what has to be tried again."""
-        settler = self._settler
-        held, now = settler.held, NEVER if settler.deps.leadership.is_over else settler.now()
-        ours = [job for job in jobs if job in held and job.lease_until > now]
-        if len(ours) < len(jobs):  # others were returned, forgotten, or their leases ended
-            self._remember([job for job in jobs if job in held and job.lease_until <= now])
-        if not ours:
-            return ours
-        try:
-            if ours[0].ending is None:  # none of them has one, or all
-                refused = await settler.connection.ack([job.handle for job in ours], error=error)
-            else:
-                refused = await self._outgoing.finish(ours, settler.connection, error)
-        except BrokerError as reason:
-            log.warning("ACKs delayed: %s", reason, extra={"queue": settler.queue.name})
-            return ours
-        fate = Fate.DEAD_LETTERED if error else Fate.DELIVERED
-        if not refused:
-            settler.finish(ours, fate)
-            return []
-        is_stale = {each.handle: each.stale for each in refused}
-        settler.finish([job for job in ours if job.handle not in is_stale], fate)
-        self._remember([job for job in ours if is_stale.get(job.handle)])
-        return [job for job in ours if is_stale.get(job.handle) is False]
-
-    def _remember(self, jobs: Sequence[Job]) -> None:
-        """Remember to ACK them at their next hand-over, which their broker will make (BRK-3)."""
-        settler = self._settler
+    async def refuse(self, jobs: Sequence[Job]) -> None:
+        """Hold jobs for which there is no room, or return them, as the broker can (ROUTE-5)."""
         for job in jobs:
-            if self._outgoing.is_left_of(job):  # its reply would never be published
-                log.warning("ACK too late: the message will be delivered again", extra=_id(job))
-                continue
-            log.warning("ACK too late: the next hand-over will be acknowledged", extra=_id(job))
-            settler.deps.registry.remember_ack(settler.queue.uri, job, settler.now())
-        settler.finish(jobs, Fate.FORFEITED)
+            job.state = State.WAITING
+        await nack_all(self.flow.refuse(jobs, self.traits))
 
-    async def _ack_copies(
-        self, copies: Sequence[ReceivedMessage], error: str, ending: Ending | None
-    ) -> None:
-        settler, registry = self._settler, self._settler.deps.registry
-        # One whose lease has ended may be all that another router holds of its message by now.
-        now = settler.now()
-        ours = [copy.handle for copy in copies if not copy.has_ended(now)]
-        try:
-            refused = await self._remove_copies(ours, error, ending) if ours else ()
-        except BrokerError as reason:
-            log.info("copies not removed, they come again: %s", reason)
-        else:
-            gone = set(ours) - {each.handle for each in refused}
-            for copy in copies:
-                if copy.handle in gone:
-                    registry.forget_ack(settler.queue.uri, copy)
-        for copy in copies:
-            registry.finish_untracked(copy, Fate.SUPERSEDED)
+    async def return_waiting(self) -> None:
+        """Return what waits here for room: the queue stops."""
+        await nack_all(Return(job, ReturnReason.STOPPED) for job in self.flow.take_all(self.held))
 
-    async def _remove_copies(
-        self, handles: Sequence[Handle], error: str, ending: Ending | None
-    ) -> Sequence[Unsettled]:
-        """Remove copies. Their queue keeps how they ended, if it keeps that (ROUTE-3)."""
-        connection = self._settler.connection
-        finisher = connection.traits.finisher
-        if ending is None or finisher is None:
-            return await connection.ack(handles, error=error)
-        return await connection.finish(finisher, [Finish(each, ending) for each in handles])
+    # Messages that are no jobs: no pool took them, or they came too late.
+
+    def dispatch(self, messages: Sequence[ReceivedMessage], read: Reader = parse) -> Unroutable:
+        """Place what a receive has brought in pools. Return what no pool took: see `clear`."""
+        # Where we keep the order, all of the group that is here goes back together.
+        scope = self.queue.uri if self.traits.ordered_here else None
+        return self.dispatcher.dispatch(Batch(self, self.now(), scope), messages, read)
+
+    async def clear(self, unroutable: Unroutable) -> None:
+        """Deal with what found no place in a pool."""
+        back: list[tuple[ReceivedMessage, float]] = []
+        for received, problem in unroutable.malformed:  # BRK-2
+            known = id_of_malformed(received.body)
+            name = "a message" if known is None else f"message {known!r}"
+            text = f"{name} of {self.queue_name} cannot be read: {problem}"
+            self.warn(Code.MALFORMED_MESSAGE, text)
+            if not await self._give_up(received, GiveUp(Reason.MALFORMED, problem)):
+                back.append((received, RETURNS[ReturnReason.NOT_STORED].delay))
+        for received, wait, _ in unroutable.early:  # CMD-5
+            if not received.is_last or not await self._give_up(received, _LAST_HAND_OVER):
+                back.append((received, wait))
+        for received in unroutable.failed:
+            self.warn(Code.PROCESSING, "a message cannot be routed: see the log")
+            back.append((received, RETURNS[ReturnReason.CRASHED].delay))
+        await self._return_unread(back)
+        await nack_all([Return(job, ReturnReason.BEHIND) for job in unroutable.behind])
+        await self.refuse(unroutable.refused)
+
+    def reject(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Return what comes too late to be dispatched. The settler is not idle until then."""
+        self._unwanted += messages
+        if not self._is_returning:
+            self._is_returning = True
+            self.spawn(self._return_unwanted(), "return")
+
+    async def _return_unwanted(self) -> None:
+        while self._unwanted:
+            unwanted, self._unwanted = self._unwanted, []
+            await self._return_unread(
+                [
+                    (received, RETURNS[ReturnReason.STOPPED].delay)
+                    for received in unwanted
+                    if not received.is_last or not await self._give_up(received, _LAST_HAND_OVER)
+                ]
+            )
+        self._is_returning = False
+        self.ended.ring()
+
+    async def _return_unread(self, back: Sequence[tuple[ReceivedMessage, float]]) -> None:
+        """Return what is no job, each with its delay."""
+        unsettled = await self._nack(
+            [Nack(received.handle, delay, received.tally) for received, delay in back]
+        )
+        for received, _ in back:
+            fate = Fate.FORFEITED if received.handle in unsettled else Fate.RETURNED
+            self.deps.registry.finish_unread(received, fate, self.counts, self.now())
+
+    def readmit(self, received: ReceivedMessage) -> None:
+        """Dispatch it as if it had just arrived."""
+        if self.is_stopping:
+            self.reject([received])
+            return
+        self.deps.registry.release_untracked(received)
+        unroutable = self.dispatch([received])
+        if unroutable:
+            self.spawn(self.clear(unroutable), "refuse")
 
 
 def _id(job: Job) -> dict[str, object]:
@@ -515,6 +523,6 @@ def _end_followers(job: Job, fate: Fate) -> None:
         is_same = received.broker_id is not None and received.broker_id == job.received.broker_id
         is_dead = fate is Fate.DEAD_LETTERED and (is_same or each.shares_failure)
         if fate is Fate.DELIVERED or is_dead:
-            settler.discard(received, job.error, job.ending)
+            settler.ack_copy(received, job.error, job.ending)
         else:
             settler.readmit(received)

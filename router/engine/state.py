@@ -15,10 +15,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.core.explain import Explanation, explain_group, explain_message, explain_target
-from router.core.history import HandOver, Held, HeldGroup, MessageHistory, PoolPosition, moved_tries
+from router.core.history import (
+    HandOver,
+    Held,
+    HeldGroup,
+    MessageHistory,
+    PoolPosition,
+    State,
+    Try,
+    moved_tries,
+)
 from router.core.identity import shown_id
-from router.core.job import NEVER, Job, State, Try
-from router.core.lanes import Flow, Lane
 from router.core.message import DEFAULT_GROUP, DEFAULT_POOL
 from router.core.redact import mask_urls
 from router.core.state import (
@@ -36,6 +43,8 @@ from router.core.target import BadTarget, Target, read_target
 from router.core.warnings import Code, WarningBook
 from router.engine.breaker import WINDOW_CALLS, Breaker, Breakers, BreakerState
 from router.engine.dead_letters import DeadLetterWriter
+from router.engine.job import NEVER, Job
+from router.engine.lanes import Flow, Lane
 from router.engine.limits import MINUTE
 from router.engine.periodic import LoopLag
 from router.engine.pool import ProcessPool, beyond_its_share, waits_in

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.dead_letter import KeptLetter
 from router.core.explain import Explanation, QueuedMessage, Situation, explain_queued
-from router.core.history import HandOver, Held, MessageHistory
-from router.core.job import Fate
+from router.core.history import Fate, HandOver, Held, MessageHistory
 from router.core.message import CONTROL, NOT_JSON
 from router.core.outcome import Ending, Failure
 from router.engine.publishing import BrokeOff, QueuePublisher, Rejected, WrongQueue

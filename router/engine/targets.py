@@ -15,12 +15,12 @@ from typing import Final
 from msgspec import Struct, field
 
 from router.core.gate import MIN_LIMIT, UNLIMITED, Budget, answered, recovered, refused, silenced
-from router.core.lanes import Flow, Lane
 from router.core.outcome import Answer, Cause, Fault, NoReply, read_retry_after
 from router.core.returning import Jitter
 from router.core.stats import OriginCounts
 from router.core.target import read_target
 from router.engine.breaker import Breaker, Breakers, BreakerState
+from router.engine.lanes import Flow, Lane
 
 # A longer silence sends messages back to their queue; a shorter one is waited for here (GATE-5).
 MAX_WAIT_SECONDS: Final = 10.0

@@ -23,8 +23,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
 from router import __version__
-from router.core.history import HandOver
-from router.core.job import Try
+from router.core.history import HandOver, Try
 from router.core.outcome import RULES
 from router.core.redact import mask_urls
 from router.core.target import HANDLER, PROCESS

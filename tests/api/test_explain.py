@@ -4,9 +4,8 @@ from msgspec.structs import replace
 
 from router.core.dead_letter import KeptLetter
 from router.core.explain import Explanation, Situation
-from router.core.history import HandOver, Held, MessageHistory
+from router.core.history import Fate, HandOver, Held, MessageHistory, State, Try
 from router.core.identity import MessageKey
-from router.core.job import Fate, State, Try
 from tests.support.api import NOW, HandMadeRouter, assert_problem
 from tests.support.letters import LETTER
 

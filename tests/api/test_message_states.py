@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.dead_letter import KeptLetter
 from router.core.explain import Explanation, Situation
-from router.core.history import HandOver, Held, MessageHistory
+from router.core.history import Fate, HandOver, Held, MessageHistory, State, Try
 from router.core.identity import MessageKey
-from router.core.job import Fate, State, Try
 from router.core.message import parse
 from router.core.outcome import Ending, Failure
 from router.ports import Disconnected, MessageRecord, MessageStatus, Publication

@@ -15,9 +15,8 @@ from router.core.config import QueueConfig, QueueNames, QueueType, RoutingConfig
 from router.core.config_document import as_document, read_document
 from router.core.dead_letter import KeptLetter
 from router.core.explain import explain_message
-from router.core.history import HandOver, Held, HeldGroup, MessageHistory
+from router.core.history import Fate, HandOver, Held, HeldGroup, MessageHistory, State, Try
 from router.core.identity import MessageKey
-from router.core.job import Fate, State, Try
 from router.core.message import parse
 from router.core.outcome import Ending, Failure
 from router.engine.beat import ScheduleState

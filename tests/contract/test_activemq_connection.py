@@ -11,7 +11,7 @@ from router.brokers.activemq.connection import Frame, FrameReader, NoAnswer, Sto
 from router.brokers.activemq.retry import RetryPublisher
 from router.brokers.kit.consuming import PrefetchLimit
 from router.brokers.kit.retries import PendingRetries
-from router.core.tracker import RememberedAcks
+from router.core.ledger import RememberedAcks
 from router.ports import Broker, Disconnected, QueueRefused
 from tests.contract.cases import bodies
 from tests.support.virtual_time import now

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from router.core.job import Fate, Return
+from router.core.history import Fate
 from router.core.outcome import Reply
 from router.core.returning import ReturnReason
+from router.engine.job import Return
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Disconnected
 from tests.support.fakes import FakeSender

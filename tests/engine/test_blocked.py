@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from router.core.config import RetryPolicy
-from router.core.lanes import MOST_NAMED
 from router.core.outcome import Answer, Reply
 from router.core.warnings import Severity
+from router.engine.lanes import MAX_NAMED
 from tests.support.fakes import FakeSender
 from tests.support.rig import FREE_QUEUE, Rig, body, grouped, pool, running
 
@@ -197,11 +197,11 @@ async def test_deliveries_longer_than_the_fifteen_minutes_are_not_mistaken_for_a
 
 @pytest.mark.rule("WQ-5")
 async def test_many_blocked_groups_do_not_fill_the_list_of_warnings() -> None:
-    ids = [f"m{n}" for n in range(MOST_NAMED + 30)]
+    ids = [f"m{n}" for n in range(MAX_NAMED + 30)]
     async with running(pool(concurrency=100, retry=every(9)), sender=failing(*ids)) as rig:
         for each in ids:
             await rig.publish(*grouped(each, group=f"g-{each}"))
         await asyncio.sleep(300)
 
-        assert len(blocked(rig)) == MOST_NAMED + 1
+        assert len(blocked(rig)) == MAX_NAMED + 1
         assert sum("more groups than" in message for message in blocked(rig)) == 1

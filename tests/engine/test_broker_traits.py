@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.dead_letter import Reason
 from router.core.flow import MIN_DEFERRAL_SECONDS
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.outcome import Reply
 from router.core.warnings import Severity
 from router.engine.chores import Chores

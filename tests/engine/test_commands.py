@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig, RetryPolicy
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.message import Tally, parse
 from router.core.outcome import MAX_DELAY_SECONDS, Ending, Failure, Reply
 from router.engine import registry, settle
@@ -261,7 +261,7 @@ class TestReplies:
             on.hand_over("a", replyTo="replies")
             await asyncio.sleep(5)
             (receiver,) = on.rig.manager.consumers["q"].connections
-            left = receiver.settler._acks._outgoing._left
+            left = receiver.settler._outgoing._left
             waiting = len(left)
             await asyncio.sleep(31)
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.message import Malformed, ReceivedMessage
 from router.core.outcome import Reply
 from router.core.state import assess

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.message import parse
 from router.core.outcome import (
     NO_ROOM_DELAY_SECONDS,
@@ -20,7 +20,7 @@ from router.core.outcome import (
     NoReply,
     Reply,
 )
-from router.engine.dispatch import MOST_FOLLOWERS
+from router.engine.dispatch import MAX_FOLLOWERS
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import BatchRecord, MessageRecord, MessageStore, Publication, Task
 from tests.support.fakes import FakeSender
@@ -242,16 +242,16 @@ async def test_what_comes_after_the_failure_is_delivered_itself() -> None:
 async def test_no_more_copies_wait_here_than_there_is_room_for() -> None:
     queue = ScriptedQueue(lease_seconds=30)
     async with finishing(queue, FakeSender(takes=TAKES)) as (rig, _):
-        copies = [handed(body("m"), n, str(n), lease=30) for n in range(MOST_FOLLOWERS + 3)]
+        copies = [handed(body("m"), n, str(n), lease=30) for n in range(MAX_FOLLOWERS + 3)]
         queue.hand_over(*copies)
         await asyncio.sleep(1)
 
-        assert rig.manager.registry.held == MOST_FOLLOWERS + 1
+        assert rig.manager.registry.held == MAX_FOLLOWERS + 1
         assert queue.nacked == [
-            (0, MOST_FOLLOWERS + 1, NO_ROOM_DELAY_SECONDS),
-            (0, MOST_FOLLOWERS + 2, NO_ROOM_DELAY_SECONDS),
+            (0, MAX_FOLLOWERS + 1, NO_ROOM_DELAY_SECONDS),
+            (0, MAX_FOLLOWERS + 2, NO_ROOM_DELAY_SECONDS),
         ]
         await asyncio.sleep(TAKES)
 
-        assert len(queue.acked) == MOST_FOLLOWERS + 1
+        assert len(queue.acked) == MAX_FOLLOWERS + 1
         assert rig.sender.ids == ["m"]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
 from router.core.flow import MIN_DEFERRAL_SECONDS
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.message import DEFAULT_POOL, ReceivedMessage, parse
 from router.core.outcome import DEFAULT_DELAY_SECONDS, Reply
 from router.core.warnings import Severity

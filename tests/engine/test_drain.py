@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.core.job import Fate, State
+from router.core.history import Fate, State
 from router.core.outcome import Reply
 from tests.support.fakes import OK, REFUSED, FakeSender
 from tests.support.jobs import make_job
@@ -280,6 +280,7 @@ class TestRevival:
         config = pool(concurrency=1)
         async with running(config, sender=FakeSender(takes=10)) as rig:
             p, late = rig.pool(), make_job("late")
+            late.settler = rig.manager.consumers["q"].connections[0].settler
             await rig.publish(*grouped("x", group="other"), *grouped("a"))
             await asyncio.sleep(3)
             p.drain()

@@ -13,7 +13,7 @@ from router.core.flow import (
     MIN_DEFERRAL_SECONDS,
     SEARCH_PAUSES_SECONDS,
 )
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.outcome import DEFAULT_DELAY_SECONDS, Cause, NoReply, Reply
 from router.core.returning import RETURNS, ReturnReason
 from router.engine.breaker import OPEN_SECONDS

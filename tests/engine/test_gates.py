@@ -10,15 +10,14 @@ import pytest
 from router.core.config import RetryPolicy
 from router.core.explain import Situation
 from router.core.gate import SLOW_START
-from router.core.history import WaitReason
-from router.core.job import Fate
-from router.core.lanes import Flow, Lane, Lanes
+from router.core.history import Fate, WaitReason
 from router.core.outcome import Answer, Reply
 from router.core.state import assess
 from router.core.warnings import Code
 from router.engine.breaker import Breakers, BreakerState
 from router.engine.chores import Chores
 from router.engine.controls import Controls
+from router.engine.lanes import Flow, Lane, Lanes
 from router.engine.pool import MAX_LINES, MAX_UNUSED_LOOKS, ProcessPool, waits_in
 from router.engine.queue_manager import shut_down
 from router.engine.state import MOST_TARGETS, MessageLookup

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from router.core.job import Fate, State
+from router.core.history import Fate, State
 from router.core.outcome import Reply
 from router.core.trace import UNRECORDED, Span, request_span
 from router.engine.registry import REMEMBERED_HAND_OVERS, Journal

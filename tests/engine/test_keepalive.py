@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.outcome import Reply
 from router.ports import Disconnected, Traits
 from tests.support.fakes import FakeSender

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.outcome import Reply
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost

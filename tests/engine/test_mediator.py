@@ -7,12 +7,13 @@ from collections import Counter, OrderedDict
 import pytest
 
 from router.core.config import PoolConfig, RetryPolicy
-from router.core.job import Fate, Job, State
-from router.core.lanes import Flow, Lanes
+from router.core.history import Fate, State
 from router.core.outcome import Answer, Cause, Metric, NoReply, Outcome, Reply
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.delivery import Mediator
+from router.engine.job import Job
+from router.engine.lanes import Flow, Lanes
 from router.engine.targets import Line, TargetCounts, TargetOrigin
 from tests.support.fakes import OK, REFUSED, TIMED_OUT, FakeSender
 from tests.support.jobs import make_job

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.core.job import Fate
+from router.core.history import Fate
 from router.ports import Traits
 from tests.support.fakes import REFUSED, FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed

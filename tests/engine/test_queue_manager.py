@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.config import DEFAULT_POOL_CONFIG, QueueConfig
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.message import DEFAULT_POOL
 from router.core.warnings import Severity
 from router.engine.queue_manager import SLICE_ENTRIES

@@ -9,7 +9,7 @@ import pytest
 
 from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.outcome import Reply
 from router.core.returning import MAX_REFUSALS, REFUSED_SECONDS
 from router.engine.settle import ACK_LINGER_SECONDS

@@ -9,13 +9,14 @@ import pytest
 
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.dead_letter import Reason
+from router.core.history import Fate
 from router.core.identity import MessageKey
-from router.core.job import Fate, Return
 from router.core.message import ReceivedMessage
 from router.core.outcome import Cause, NoReply, Reply
 from router.core.returning import ReturnReason
 from router.core.warnings import Severity
 from router.engine import settle
+from router.engine.job import Return
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import BrokerError, Disconnected, QueueRefused
 from tests.support.fakes import FakeSender
@@ -455,7 +456,7 @@ async def test_what_goes_back_is_not_adopted_by_another_connection_before_its_na
         rig.witness.ids["again"] = "b"
         now = asyncio.get_running_loop().time()
         rig.manager.registry.receive(1, other.counts, now)
-        other.dispatcher.dispatch(other, [again], now)
+        other.dispatch([again])
         await asyncio.sleep(20)
 
         assert [handle for _, handle, _ in queue.nacked] == [second]

@@ -8,13 +8,12 @@ import pytest
 
 from router.core.config import FairShare
 from router.core.explain import Situation
-from router.core.history import WaitReason
-from router.core.job import Fate
-from router.core.lanes import Flow
+from router.core.history import Fate, WaitReason
 from router.core.outcome import Reply
 from router.core.state import assess
 from router.core.warnings import Code
 from router.engine.chores import Chores
+from router.engine.lanes import Flow
 from router.engine.pool import MAX_FLOWS, MAX_UNUSED_LOOKS, ProcessPool, waits_in
 from router.engine.state import MessageLookup
 from router.ports import Traits

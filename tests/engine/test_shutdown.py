@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.warnings import Severity
 from router.engine.queue_manager import shut_down
 from router.engine.settle import ACK_LINGER_SECONDS

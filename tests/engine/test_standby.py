@@ -9,7 +9,7 @@ import pytest
 
 from router.brokers import BrokerRegistry
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.leadership import Leadership
 from router.engine.queue_manager import shut_down
 from router.engine.settle import ACK_LINGER_SECONDS

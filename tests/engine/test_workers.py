@@ -46,7 +46,7 @@ async def test_a_worker_that_has_finished_takes_the_next_piece_of_work_of_whiche
 
 @pytest.mark.rule("POOL-2")
 async def test_no_more_wait_for_work_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "MOST_IDLE_WORKERS", 2)
+    monkeypatch.setattr(workers_module, "MAX_IDLE_WORKERS", 2)
     async with running(pool("P")) as rig:
         await deliver(rig, a=1.0, b=1.0, c=1.0, d=1.0, e=1.0)
         await asyncio.sleep(2)

@@ -25,7 +25,7 @@ SUBJECTS: Final[Mapping[str, Sequence[str]]] = {  # and the tests that may notic
         f"{UNIT}tracker.py",
         ENGINE,
     ),
-    "router.core.lanes": (f"{UNIT}lanes.py", f"{UNIT}blocked.py", ENGINE),
+    "router.engine.lanes": (f"{UNIT}lanes.py", f"{UNIT}blocked.py", ENGINE),
     "router.engine.registry": (
         f"{UNIT}ledger.py",
         f"{UNIT}tracker.py",

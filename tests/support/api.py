@@ -10,13 +10,13 @@ from router.api.access import Access
 from router.api.app import create_app
 from router.core.config_plan import Plan
 from router.core.state import RouterState, StandbyStatus, SyncCounts
-from router.core.tracker import Tracker
 from router.core.warnings import WarningBook
 from router.engine.beat import ScheduleState
 from router.engine.config_sync import SourceStatus, SyncFailed, SyncStatus
 from router.engine.dead_letters import DeadLetterReplay
 from router.engine.publishing import QueuePublisher
 from router.engine.stores import Batches, MessageStates, QueueStores
+from router.engine.tracker import Tracker
 from router.ports import DeadLetterStore
 from tests.support.queues import ONE_QUEUE, ORDERS, FakeQueues
 from tests.support.states import (

@@ -1,76 +1,25 @@
-"""Jobs made by hand, and a settler for them that only takes notes."""
+"""Jobs made by hand."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import cast
 
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.identity import MessageKey
-from router.core.job import NEVER, Batch, Job, Return
 from router.core.message import DEFAULT_GROUP, Message, ReceivedMessage, Tally
-from router.core.outcome import Ending
-from router.core.returning import GiveUp
+from router.engine.job import NEVER, Batch, Job
+from router.engine.settle import Settler
 
 QUEUE = QueueConfig(name="q", uri="memory://q")
 
 
 @dataclass
 class FakeSettler:
-    """Settles at once, and keeps a list of what it was told."""
+    """The facts of a settler; it settles nothing."""
 
     queue: QueueConfig = QUEUE
     queue_name: str = "q"
     holds_groups: bool = True
-    is_ordered_here: bool = False
-    keeps_endings: bool = False
     retry: RetryPolicy | None = None
-    told: list[tuple[str, str]] = field(default_factory=list)
-
-    def ack(self, job: Job) -> None:
-        self.told.append(("ack", job.message.id))
-
-    async def dead_letter(self, job: Job, why: GiveUp) -> bool:
-        self.told.append((why.reason.value, job.message.id))
-        return True
-
-    async def nack(self, returns: Sequence[Return]) -> None:
-        for each in returns:
-            told = f"nack {each.delay:g} {each.error}".rstrip()
-            self.told.append((told, each.job.message.id))
-
-    async def extend(self, job: Job) -> bool:
-        self.told.append(("extend", job.message.id))
-        return True
-
-    def forfeit(self, job: Job) -> None:
-        self.told.append(("forfeit", job.message.id))
-
-    def hold(self, jobs: Sequence[Job]) -> None:
-        self.told += [("hold", job.message.id) for job in jobs]
-
-    def release(self, job: Job) -> None:
-        self.told.append(("release", job.message.id))
-
-    def discard(
-        self, received: ReceivedMessage, error: str = "", ending: Ending | None = None
-    ) -> None:
-        _ = error, ending
-        self.told.append(("discard", str(received.broker_id)))
-
-    def note_batch(self, batch: Batch) -> None:
-        """Take no note."""
-
-    def place(self, job: Job) -> bool:
-        return bool(job)
-
-    async def refuse(self, jobs: Sequence[Job]) -> None:
-        self.told += [("refuse", job.message.id) for job in jobs]
-
-    def take_waiting(self, head: Job) -> Sequence[Job]:
-        _ = head
-        return ()
-
-    def readmit(self, received: ReceivedMessage) -> None:
-        self.told.append(("readmit", str(received.broker_id)))
 
 
 def make_job(
@@ -105,7 +54,7 @@ def make_job(
 
 
 def make_batch(scope: str | None = None) -> Batch:
-    return Batch(FakeSettler(), 0.0, scope)
+    return Batch(cast(Settler, FakeSettler()), 0.0, scope)
 
 
 def new_job(message: Message, received: ReceivedMessage, batch: Batch, key: MessageKey) -> Job:

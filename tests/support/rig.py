@@ -10,7 +10,7 @@ from typing import Any
 
 from router.brokers import BrokerRegistry
 from router.core.config import PoolConfig, QueueConfig, RoutingConfig
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.leadership import Leadership
 from router.core.message import parse
 from router.core.warnings import Notice, WarningBook

@@ -19,11 +19,11 @@ from router.core.state import (
 )
 from router.core.stats import Counts, Deliveries, Latency, PoolPeriod, QueuePeriod
 from router.core.target import read_target
-from router.core.tracker import Tracker
 from router.engine.controls import Controls, PoolSetting
 from router.engine.dead_letters import DeadLetterWriter
 from router.engine.periodic import LoopLag
 from router.engine.state import MessageLookup, StateReader
+from router.engine.tracker import Tracker
 from router.ports import Tracer, Unknown
 from tests.support.rig import Rig
 

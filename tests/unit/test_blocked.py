@@ -2,10 +2,10 @@
 
 import pytest
 
-from router.core import lanes
-from router.core.job import Job
-from router.core.lanes import FORGOTTEN_SECONDS, MOST_FAILING, FailingGroups
 from router.core.message import Tally
+from router.engine import lanes
+from router.engine.job import Job
+from router.engine.lanes import FORGOTTEN_SECONDS, MAX_FAILING, FailingGroups
 from tests.support.jobs import make_job
 
 
@@ -41,10 +41,10 @@ def test_a_group_that_stayed_away_can_be_reported_again() -> None:
 @pytest.mark.rule("WQ-5")
 def test_no_more_groups_are_remembered_than_there_is_room_for() -> None:
     groups = FailingGroups()
-    for n in range(MOST_FAILING + 100):
+    for n in range(MAX_FAILING + 100):
         groups.fail(failed(f"g{n}", failures=20), counted=True, now=0.0, delay=10.0)
 
-    assert len(groups) == len(groups.reported) == MOST_FAILING
+    assert len(groups) == len(groups.reported) == MAX_FAILING
     assert next(iter(groups)) == "g100"
 
 
@@ -52,7 +52,7 @@ def test_no_more_groups_are_remembered_than_there_is_room_for() -> None:
 def test_the_group_that_has_not_failed_for_longest_is_forgotten_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lanes, "MOST_FAILING", 3)
+    monkeypatch.setattr(lanes, "MAX_FAILING", 3)
     groups = FailingGroups()
 
     for group in ("a", "b", "a", "c", "d"):

@@ -17,7 +17,7 @@ from router.core.commands import (
     reply_body,
 )
 from router.core.dead_letter import Reason
-from router.core.job import Job, Try
+from router.core.history import Try
 from router.core.message import (
     MAX_CHAIN_STEPS,
     MAX_MESSAGE_BYTES,
@@ -126,23 +126,21 @@ class TestFailures:
         given = None if outcome.ending is None else outcome.ending.failure
         why = GiveUp(Reason.CONFIG_ERROR, outcome.detail, outcome.status, b"", given)
 
-        assert failure_of(make_job(), why) == Failure(code, text, status)
+        assert failure_of(make_job().message, (), why) == Failure(code, text, status)
 
     def test_without_a_status_the_error_has_our_name(self) -> None:
-        job = make_job()
-        why = GiveUp(Reason.RETRIES_EXHAUSTED, "")
+        def failure(*tries: Try) -> Failure:
+            return failure_of(make_job().message, tries, GiveUp(Reason.RETRIES_EXHAUSTED, ""))
 
-        assert failure_of(job, why) == Failure("RETRIES_EXHAUSTED", "RETRIES_EXHAUSTED")
-        job.tries = (Try(0.0, 1.0, None, "Timeout"),)
-        assert failure_of(job, why).code == "Timeout"
-        job.tries = (Try(0.0, 1.0, 503, "HttpError"),)
-        assert failure_of(job, why) == Failure("HTTP_503", "RETRIES_EXHAUSTED", 503)
-        job.tries = (Try(0.0, 1.0, 200, "Permanent"),)
-        assert failure_of(job, why).code == "Permanent"
+        assert failure() == Failure("RETRIES_EXHAUSTED", "RETRIES_EXHAUSTED")
+        assert failure(Try(0.0, 1.0, None, "Timeout")).code == "Timeout"
+        unavailable = Try(0.0, 1.0, 503, "HttpError")
+        assert failure(unavailable) == Failure("HTTP_503", "RETRIES_EXHAUSTED", 503)
+        assert failure(unavailable, Try(2.0, 1.0, 200, "Permanent")).code == "Permanent"
 
     def test_the_text_is_masked_and_short(self) -> None:
         said = Failure("E", f"token-of-a {TARGET}?key=1 " + "ü" * 2000)
-        failure = failure_of(make_job(), GiveUp(Reason.PERMANENT, "", 400, b"", said))
+        failure = failure_of(make_job().message, (), GiveUp(Reason.PERMANENT, "", 400, b"", said))
 
         assert failure.message.startswith(f"*** {TARGET}?*** ü")
         assert 1000 < len(failure.message.encode()) <= 1024
@@ -152,7 +150,7 @@ class TestFailures:
     @pytest.mark.parametrize("cut", range(1, 23))
     def test_a_token_at_the_end_of_what_is_read_is_masked(self, way: str, cut: int) -> None:
         said = "?" + "q" * (16 * MAX_ERROR_BYTES - 2 - cut) + " " + way + " and more"
-        shown = failure_of(with_token("tok/en-123"), refused(said)).message
+        shown = failure_of(with_token("tok/en-123"), (), refused(said)).message
 
         start = shown.removeprefix("?*** ").partition(" ")[0]
         assert start == "***" or (len(start) < 18 and "e" not in start)  # three letters may stay
@@ -160,7 +158,9 @@ class TestFailures:
     @pytest.mark.rule("OPS-5")
     def test_a_password_at_the_end_of_what_is_read_is_masked(self) -> None:
         before = "?" + "q" * (16 * MAX_ERROR_BYTES - 40) + " see "
-        failure = failure_of(make_job(), refused(f"{before}amqp://bob:{'pw' * 20}@host/"))
+        failure = failure_of(
+            make_job().message, (), refused(f"{before}amqp://bob:{'pw' * 20}@host/")
+        )
 
         assert failure.message == "?*** see amqp://***"
 
@@ -169,16 +169,14 @@ class TestFailures:
     @pytest.mark.parametrize("token", ["a", "aaaa", "a" * 16_000, "a" * 8000 + "b" + "a" * 8000])
     @pytest.mark.parametrize("unit", ["a", "\\u0061", "?a ", "://@", "\\", "ab"])
     def test_no_text_of_1_mib_takes_100_milliseconds(self, token: str, unit: str) -> None:
-        job, why = with_token(token), refused(unit * (MAX_REPLY_BYTES // len(unit)))
-        quickest = min(timeit.repeat(lambda: failure_of(job, why), number=1, repeat=3))
+        message, why = with_token(token), refused(unit * (MAX_REPLY_BYTES // len(unit)))
+        quickest = min(timeit.repeat(lambda: failure_of(message, (), why), number=1, repeat=3))
 
         assert quickest < 0.1 * slowdown()
 
 
-def with_token(token: str) -> Job:
-    job = make_job()
-    job.message = parse(body(authToken=token))
-    return job
+def with_token(token: str) -> Message:
+    return parse(body(authToken=token))
 
 
 def refused(said: str) -> GiveUp:

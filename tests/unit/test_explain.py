@@ -13,9 +13,8 @@ from router.core.explain import (
     explain_queued,
     explain_target,
 )
-from router.core.history import HandOver, Held, MessageHistory, PoolPosition
+from router.core.history import Fate, HandOver, Held, MessageHistory, PoolPosition, State, Try
 from router.core.identity import MessageKey
-from router.core.job import Fate, State, Try
 from router.core.state import Circuit
 from tests.support.letters import LETTER
 

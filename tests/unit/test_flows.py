@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.lanes import HALF_LIFE_SECONDS, MIN_STALE, Flow, Lane, Lanes
+from router.engine.lanes import HALF_LIFE_SECONDS, MIN_STALE, Flow, Lane, Lanes
 from tests.support.jobs import make_job
 
 

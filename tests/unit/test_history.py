@@ -2,9 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.history import HandOver, PastWait, WaitReason, past_waits
+from router.core.history import Fate, HandOver, PastWait, Try, WaitReason, past_waits
 from router.core.identity import MessageKey
-from router.core.job import Fate, Try
 
 KEY = MessageKey("q", "a", "digest")
 DELIVERED = HandOver(

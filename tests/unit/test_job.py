@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.job import NEVER
+from router.engine.job import NEVER
 from tests.support.jobs import make_batch, make_job
 
 

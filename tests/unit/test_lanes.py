@@ -5,9 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.job import Job, State
-from router.core.lanes import Lane, Lanes
+from router.core.history import State
 from router.core.message import Tally
+from router.engine.job import Job
+from router.engine.lanes import Lane, Lanes
 from tests.support.jobs import make_batch, make_job
 
 TRIED = Tally(failures=1, requests=3)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.job import Fate
-from router.core.tracker import Ledger
+from router.core.history import Fate
+from router.core.ledger import Ledger
 
 
 @pytest.mark.rule("OPS-6")

@@ -38,7 +38,7 @@ async def test_there_are_as_many_as_the_limit() -> None:
 async def test_a_permit_that_is_lent_is_announced() -> None:
     pool = taken(1, 1)
 
-    pool.permits.lend()
+    pool.permits.release_for_pause()
 
     assert (pool.told, pool.permits.is_free, pool.permits.out) == (1, True, 0)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.job import Fate
+from router.core.history import Fate
 from router.core.message import Tally
 from router.core.outcome import Ending
 from router.core.stats import Counts

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core import tracker
-from router.core.tracker import MOST_REMEMBERED_MESSAGES, REMEMBERED_SECONDS, RememberedAcks
+from router.core import ledger
+from router.core.ledger import MAX_REMEMBERED_MESSAGES, REMEMBERED_SECONDS, RememberedAcks
 
 A = ("q", "1", 0)
 
@@ -69,7 +69,7 @@ def test_to_forget_what_was_never_known_changes_nothing() -> None:
 
 @pytest.mark.rule("P4")
 def test_the_oldest_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker, "MOST_REMEMBERED_MESSAGES", 3)
+    monkeypatch.setattr(ledger, "MAX_REMEMBERED_MESSAGES", 3)
     acks = RememberedAcks()
     for n in range(3):
         acks.add(("q", str(n), 0), now=n)
@@ -79,7 +79,7 @@ def test_the_oldest_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch
     known = [n for n in range(4) if acks.knows(("q", str(n), 0), now=5)]
 
     assert known == [0, 2, 3]
-    assert MOST_REMEMBERED_MESSAGES == 100_000
+    assert MAX_REMEMBERED_MESSAGES == 100_000
 
 
 @pytest.mark.rule("BRK-3")

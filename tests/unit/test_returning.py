@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from router.core.job import Return
 from router.core.returning import RETURNS, ReturnReason, ReturnRule, delay_behind
+from router.engine.job import Return
 from tests.support.jobs import make_job
 
 SPECIFICATION = Path(__file__).parents[2] / "docs" / "specification.md"

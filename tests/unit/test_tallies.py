@@ -1,8 +1,8 @@
 import pytest
 
 from router.core.identity import MessageKey
+from router.core.ledger import MAX_REMEMBERED_MESSAGES, Tallies
 from router.core.message import UNTRIED, Tally
-from router.core.tracker import MOST_REMEMBERED_MESSAGES, Tallies
 
 
 @pytest.mark.rule("WQ-5")
@@ -24,7 +24,7 @@ def test_what_was_tried_is_known_until_it_is_forgotten() -> None:
 def test_the_oldest_are_forgotten_when_there_are_too_many() -> None:
     tallies = Tallies()
     tallies.keep(MessageKey("q", "kept"), Tally(1, 1))
-    for n in range(MOST_REMEMBERED_MESSAGES - 1):
+    for n in range(MAX_REMEMBERED_MESSAGES - 1):
         tallies.keep(MessageKey("q", str(n)), Tally(1, 1))
     tallies.keep(MessageKey("q", "kept"), Tally(2, 2))
     tallies.keep(MessageKey("q", "one more"), Tally(1, 1))

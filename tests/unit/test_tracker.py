@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core.identity import key_of
-from router.core.job import EXPIRED, NEVER, Job
 from router.core.message import ReceivedMessage, parse
-from router.core.tracker import ArrivalKind, Tracker
+from router.engine.job import EXPIRED, NEVER, Job
+from router.engine.tracker import ArrivalKind, Tracker
 from tests.support.jobs import make_batch, new_job
 
 A, B = (

@@ -38,9 +38,9 @@ from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.identity import MessageKey, digest_of
+from router.core.ledger import RememberedAcks
 from router.core.message import Handle, ReceivedMessage
 from router.core.trace import carried_in
-from router.core.tracker import RememberedAcks
 from router.ports import Depth, Disconnected, Nack, Publication, QueueRefused, Traits, Unsettled
 from router.signal import wait_for_signal
 

@@ -39,10 +39,10 @@ from router.brokers.rabbitmq.retry import (
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
+from router.core.ledger import RememberedAcks
 from router.core.message import Handle, ReceivedMessage
 from router.core.outcome import MAX_DELAY_SECONDS
 from router.core.trace import carried_in
-from router.core.tracker import RememberedAcks
 from router.ports import BrokerError, Depth, Nack, Publication, QueueRefused, Traits, Unsettled
 from router.signal import wait_for_signal
 

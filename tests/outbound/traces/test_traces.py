@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
-from router.core.history import HandOver
+from router.core.history import Fate, HandOver, Try
 from router.core.identity import MessageKey
-from router.core.job import Fate, Try
 from router.core.trace import SamplingRule, Span, hand_over_span, request_span
 from router.outbound import traces
 from router.outbound.traces import Traces

@@ -4,13 +4,17 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
 from router.core.config import PoolConfig
-from router.core.job import Batch, Job, State
+from router.core.history import State
 from router.core.message import HIGHEST_PRIORITY, Mode
+from router.engine.job import Batch, Job
+
+if TYPE_CHECKING:  # a target knows the lanes that wait for it
+    from router.engine.targets import Line
 
 # Shared: an empty deque takes 760 bytes, and most lanes need none of the three.
 _UNUSED: Final[deque[Job]] = deque(maxlen=0)
@@ -18,8 +22,8 @@ HALF_LIFE_SECONDS: Final = 60.0  # of what the workers of a flow were busy with 
 MIN_STALE: Final = 64  # entries of a heap that may be stale
 BLOCKED_SECONDS: Final = 15 * 60.0
 BLOCKED_FAILURES: Final = 20
-MOST_NAMED: Final = 20  # groups of a pool; a dead target can block thousands, and warnings are few
-MOST_FAILING: Final = 10_000  # groups
+MAX_NAMED: Final = 20  # groups of a pool; a dead target can block thousands, and warnings are few
+MAX_FAILING: Final = 10_000  # groups
 FORGOTTEN_SECONDS: Final = 24 * 3600.0
 
 
@@ -43,7 +47,7 @@ class Lane(Struct, eq=False):
     tried: int = 0  # of the regular ones, those with requests: no high-priority one may pass them
     is_returning: bool = False  # its messages are being returned to their broker
     blocked: deque[Job] = _UNUSED  # arrived meanwhile; they wait until the group is free
-    line: Any = None  # the engine's Line at which it is parked, or which has called it (GATE-5)
+    line: "Line | None" = None  # at which it is parked, or which has called it (GATE-5)
 
     def put(self, job: Job) -> None:
         message = job.message
@@ -346,7 +350,7 @@ class FailingGroups(OrderedDict[str, _Note]):
         group = job.group
         while self:
             oldest, old = next(iter(self.items()))
-            if len(self) < MOST_FAILING and old.due + FORGOTTEN_SECONDS > now:
+            if len(self) < MAX_FAILING and old.due + FORGOTTEN_SECONDS > now:
                 break
             self.progress(oldest)
         note = self.get(group)

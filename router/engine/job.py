@@ -1,0 +1,122 @@
+"""A message that the router holds: what it is, how far it got, and who settles it."""
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from router.core.history import State, Try
+from router.core.identity import MessageKey
+from router.core.message import DEFAULT_POOL, Handle, Message, Mode, ReceivedMessage, Tally
+from router.core.outcome import Ending, Metric
+from router.core.returning import RETURNS, ReturnReason
+
+if TYPE_CHECKING:  # a job knows where it is, and all of these know jobs
+    from router.engine.pool import ProcessPool
+    from router.engine.settle import Settler
+    from router.engine.targets import Line
+
+NEVER: Final = float("inf")
+EXPIRED: Final = float("-inf")
+
+
+class Follower(Struct, frozen=True, eq=False):
+    """A copy that waits for the end of a job."""
+
+    settler: "Settler"
+    received: ReceivedMessage
+    # It came before the end was known, to a queue that records ends: a failure is its own, too.
+    shares_failure: bool = False
+
+
+class Batch(Struct, eq=False):
+    """One receive. Knows whether any of it led to a request."""
+
+    settler: "Settler"
+    at: float
+    # Which messages of a group go back when one fails; None: those of this batch (FIFO-1).
+    failure_scope: str | None = None
+    left: int = 0  # that have not ended; what was delivered still counts
+    requests: int = 0  # to targets whose circuit is closed
+    was_refused: bool = False  # some of it did not fit into its pool
+    probe_at: float = NEVER  # when one of the circuits that stopped it lets a request through
+
+    def probe(self, at: float) -> None:
+        """Note that the circuit of a target is open, and when it lets a request through."""
+        self.probe_at = min(self.probe_at, at)
+
+    @property
+    def is_dark(self) -> bool:
+        """Whether all of it was returned while the circuits of its targets were open (MED-4)."""
+        no_request = not self.left and not self.requests and not self.was_refused
+        return no_request and self.probe_at < NEVER
+
+
+class Job(Struct, eq=False):
+    """One message in the router, from its hand-over until its ACK or NACK went through."""
+
+    key: MessageKey
+    message: Message
+    group: str
+    received: ReceivedMessage  # the first one; of later ones, handle and lease are adopted
+    handle: Handle
+    lease_until: float
+    settler: "Settler"
+    batch: Batch
+    tracked_at: float
+    started_at: float  # of its latest try
+    failures: int
+    requests: int
+    pool: "ProcessPool | None" = None
+    state: State = State.QUEUED
+    hold_until: float = NEVER  # how long it may wait here; its broker gives up on it later
+    resume_at: float = NEVER  # while it waits between two tries
+    tries: tuple[Try, ...] = ()  # those that have ended
+    returned_for: float | None = None  # seconds, once it is returned
+    return_reason: ReturnReason | None = None  # likewise
+    metric: Metric | None = None  # how its delivery is counted; None: it had none
+    error: str = ""  # why it became a dead letter, or was returned
+    needs_finish: bool = False  # a plain ACK is not enough: it has a reply, next steps, a result …
+    ending: Ending | None = None  # how it ended, if a plain ACK cannot express that
+    followers: tuple[Follower, ...] = ()
+    extending: bool = False  # its lease, right now
+    line: "Line" = None  # type: ignore[assignment]  # of its pool to its target, once it is in one
+
+    def adopt(self, settler: "Settler", received: ReceivedMessage) -> None:
+        """Settle by this hand-over from now on: it is the newest (ROUTE-2)."""
+        self.settler = settler
+        self.handle = received.handle
+        self.lease_until = NEVER if received.lease_until is None else received.lease_until
+
+    @property
+    def tally(self) -> Tally:
+        return Tally(self.failures, self.requests)
+
+    @property
+    def pool_code(self) -> str:
+        """The pool that holds it, or the one that it asks for while none does."""
+        return self.message.pool or DEFAULT_POOL if self.pool is None else self.pool.code
+
+    @property
+    def failure_scope(self) -> Batch | str:
+        """Messages of its group with this scope are NACKed together (FIFO-1)."""
+        return self.batch.failure_scope or self.batch
+
+    @property
+    def blocks_on_error(self) -> bool:
+        return self.message.mode is Mode.BLOCK_ON_ERROR
+
+    def __repr__(self) -> str:
+        return f"<Job {self.message.id} {self.state.name.lower()} requests={self.requests}>"
+
+
+class Return(Struct, frozen=True):
+    """A job that goes back to its queue."""
+
+    job: Job
+    reason: ReturnReason
+    own_delay: float | None = None  # seconds; None: that of its reason
+    error: str = ""  # kept by its queue; "": it was no real failure
+
+    @property
+    def delay(self) -> float:
+        return RETURNS[self.reason].delay if self.own_delay is None else self.own_delay

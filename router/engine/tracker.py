@@ -1,0 +1,69 @@
+"""The jobs that the router holds, by their key and by their body (ROUTE-2, ROUTE-3)."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from enum import Enum, auto
+
+from router.core.identity import MessageKey
+from router.engine.job import EXPIRED, Job
+
+
+class ArrivalKind(Enum):
+    """What an arrival is to the router (ROUTE-2, ROUTE-3)."""
+
+    NEW = auto()
+    REDELIVERED = auto()  # a message that it holds, handed over again
+    REQUEUED = auto()  # a copy of one that it holds of the same queue: an identical POST
+
+
+class Tracker:
+    """Two indexes that change in the same methods, so that neither points to what is gone."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[MessageKey, Job] = {}
+        # By queue, then body, which holds the application id: another queue may let its messages
+        # do other things, and has an end of its own to record (ROUTE-3).
+        self._by_body: defaultdict[str, dict[bytes, Job]] = defaultdict(dict)
+        self._forfeited = itertools.count(1)
+
+    def track(self, job: Job) -> tuple[ArrivalKind, Job]:
+        """Take in a job if it is new. Return what it is, and the job that is held now."""
+        body = job.received.body
+        held = self._by_key.setdefault(job.key, job)
+        if held is not job:
+            if held.received.body == body:
+                return ArrivalKind.REDELIVERED, held
+            self._forfeit(held)
+            self._by_key[job.key] = job
+        twin = self._by_body[job.key.queue].setdefault(body, job)
+        if twin is job:
+            return ArrivalKind.NEW, job
+        del self._by_key[job.key]
+        return ArrivalKind.REQUEUED, twin
+
+    def untrack(self, jobs: Iterable[Job]) -> None:
+        by_key = self._by_key
+        for job in jobs:
+            del by_key[job.key]
+            body, by_body = job.received.body, self._by_body[job.key.queue]
+            if by_body.get(body) is job:  # else it was forfeited
+                del by_body[body]
+
+    def _forfeit(self, held: Job) -> None:
+        """Take the key from a job: its broker gave that id to another message (ID-2).
+
+        Its handle may settle that other message now, so it is not used again. Nor does it stand for
+        copies of its body any more: its own may be gone.
+        """
+        del self._by_key[held.key]
+        held.key = MessageKey(held.key.queue, held.key.id, f"forfeited-{next(self._forfeited)}")
+        held.lease_until = EXPIRED
+        self._by_key[held.key] = held
+        del self._by_body[held.key.queue][held.received.body]
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._by_key.values())

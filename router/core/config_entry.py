@@ -28,8 +28,8 @@ from router.core.config import (
     effective_concurrency,
 )
 from router.core.message import CONTROL, Malformed, parse
-from router.core.outcome import MAX_DELAY_SECONDS
 from router.core.redact import mask_urls, public_uri
+from router.core.returning import MAX_DELAY_SECONDS
 from router.core.warnings import Code
 
 MAX_NAME_CHARACTERS: Final = 512

@@ -1,6 +1,4 @@
-"""Pure rules of flow control: what a pool takes, how long a message is deferred, and when a queue
-is searched.
-"""
+"""Pure rules of flow control: what a pool takes, and when a queue is searched."""
 
 from typing import Final
 
@@ -12,9 +10,6 @@ CAPACITY_PER_WORKER: Final = 20  # messages
 MIN_CAPACITY_MESSAGES: Final = 50
 SOON_DELIVERED_SECONDS: Final = 10.0
 FIRST_TAKE_AHEAD: Final = 2  # messages for each worker, before the first delivery
-MIN_DEFERRAL_SECONDS: Final = 10.0
-MAX_DEFERRAL_SECONDS: Final = 60.0
-MAX_IDLE_DEFERRAL_SECONDS: Final = 300.0  # of a pool that has delivered nothing for a minute
 IDLE_SECONDS: Final = 60.0
 SEARCH_PAUSES_SECONDS: Final = (60.0, 120.0, 240.0, 300.0)  # the last one again and again
 
@@ -43,21 +38,6 @@ def possible_rate(config: PoolConfig, mean_seconds: float) -> float:
     """Return how many messages a pool can deliver in a second if they take so long each."""
     rate = config.concurrency / max(mean_seconds, 0.001)
     return rate if config.rate_per_minute is None else min(rate, config.rate_per_minute / 60)
-
-
-def deferral_seconds(
-    ahead: int, per_second: float, *, is_idle: bool, least: float = MIN_DEFERRAL_SECONDS
-) -> float:
-    """Return for how long a message goes back that has so many deferred ones before it (ROUTE-5).
-
-    That is until its turn by the rate of its pool. `is_idle`: the pool has delivered nothing for a
-    minute. A pool that has just begun says nothing about its rate yet.
-    """
-    if is_idle:
-        return MAX_IDLE_DEFERRAL_SECONDS
-    if not per_second:
-        return MIN_DEFERRAL_SECONDS
-    return min(max(ahead / per_second, least), MAX_DEFERRAL_SECONDS)
 
 
 class Search(Struct, frozen=True):

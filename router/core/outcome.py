@@ -6,7 +6,6 @@ reads every column of the table: to change a cell is to change what the router d
 what replies, next steps and work queues get to know of it.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -20,19 +19,20 @@ from msgspec import Raw, Struct
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
 from router.core.message import NOT_JSON, is_given, is_too_deep
+from router.core.returning import (
+    DEFAULT_DELAY_SECONDS,
+    MAX_SPREAD,
+    MIN_SPREAD,
+    RETURNS,
+    ReturnReason,
+    circuit_delay,
+    clamp_delay,
+)
 from router.core.warnings import Code, Severity
 
 MAX_RESULT_BYTES: Final = 64 * 1024
 MAX_ERROR_BYTES: Final = 1024
 MAX_CODE_CHARACTERS: Final = 128
-DEFAULT_DELAY_SECONDS: Final = 30.0  # BRK-4
-NO_ROOM_DELAY_SECONDS: Final = 10.0
-MAX_CIRCUIT_DELAY_SECONDS: Final = 300.0
-OUTAGE_SHARE: Final = 1 / 4  # of an outage: nothing waits longer after it
-MIN_SPREAD: Final = 0.9  # of that delay, so that not all messages come back at once
-MAX_SPREAD: Final = 1.1
-MIN_DELAY_SECONDS: Final = 1.0
-MAX_DELAY_SECONDS: Final = 43_200.0  # SQS allows no more, so it is the limit everywhere
 MAX_REPLY_BYTES: Final = 1024 * 1024
 REPLY_KEPT_BYTES: Final = 1024  # of a reply in a dead letter
 _MAX_DATE_CHARACTERS: Final = 64  # an HTTP date has at most 33
@@ -130,15 +130,19 @@ class Rule(Struct, frozen=True):
     metric: Metric = Metric.TRANSIENT
     reason: Reason = Reason.CONFIG_ERROR  # of the dead letter
     try_again: bool = False  # at once, up to three tries, unless the target asked for a delay
-    counts: bool = False  # a real failure: uses up an attempt of the retry policy (WQ-5)
+    returns: ReturnReason | None = None  # why it goes back to its queue; None: it does not
     was_sent: bool = True  # False: the target had no part in it, and the retry policy has no say
     # Good or bad for the target's circuit; None: neither. Bad answers count in a row, missing ones
     # in the window (MED-4).
     breaker: bool | None = True
     fault: Fault | None = None  # None: nobody's, or the message's
-    delay: float = DEFAULT_DELAY_SECONDS  # until a retry, unless target or policy says more
     warning: tuple[Code, Severity] | None = None
     about: About = About.ORIGIN
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a real failure."""
+        return self.returns is not None and RETURNS[self.returns].counts
 
 
 _DEAD, _FAILED = Disposition.DEAD_LETTER, Metric.FAILURE
@@ -161,50 +165,57 @@ RULES: Final[Mapping[Cause, Rule]] = {
         "HttpError", _DEAD, _FAILED, Reason.TARGET_REJECTED, warning=_GONE, about=About.URL),
     Cause.NOT_IMPLEMENTED: Rule("HttpError", _DEAD, _FAILED, warning=_VERY_WRONG),
     Cause.SERVER_ERROR: Rule(
-        "HttpError", try_again=True, counts=True, breaker=False, fault=Fault.TARGET),
-    Cause.OTHER_STATUS: Rule("HttpError", counts=True),
-    Cause.RATE_LIMITED: Rule("RateLimited"),
-    Cause.DEFERRED: Rule("Deferred"),
+        "HttpError", returns=ReturnReason.FAILED, try_again=True, breaker=False,
+        fault=Fault.TARGET),
+    Cause.OTHER_STATUS: Rule("HttpError", returns=ReturnReason.FAILED),
+    Cause.RATE_LIMITED: Rule("RateLimited", returns=ReturnReason.PUT_OFF),
+    Cause.DEFERRED: Rule("Deferred", returns=ReturnReason.PUT_OFF),
     Cause.PERMANENT: Rule("Permanent", _DEAD, _FAILED, Reason.PERMANENT),
     Cause.NETWORK: Rule(
-        "NetworkError", metric=_FAILED, try_again=True, counts=True,
-        breaker=False, fault=Fault.NETWORK),
+        "NetworkError", returns=ReturnReason.FAILED, metric=_FAILED, try_again=True, breaker=False,
+        fault=Fault.NETWORK),
     Cause.BROKEN: Rule(
-        "NetworkError", metric=_FAILED, try_again=True, counts=True,
-        breaker=False, fault=Fault.TARGET),
+        "NetworkError", returns=ReturnReason.FAILED, metric=_FAILED, try_again=True, breaker=False,
+        fault=Fault.TARGET),
     Cause.TIMEOUT: Rule(
-        "Timeout", try_again=True, counts=True, breaker=False, fault=Fault.TARGET),
+        "Timeout", returns=ReturnReason.FAILED, try_again=True, breaker=False, fault=Fault.TARGET),
     Cause.UNRESOLVED: Rule(
-        "NetworkError", metric=_FAILED, try_again=True, was_sent=False,
-        breaker=None, fault=Fault.NETWORK),
+        "NetworkError", returns=ReturnReason.NOT_SENT, metric=_FAILED, try_again=True,
+        was_sent=False, breaker=None, fault=Fault.NETWORK),
     Cause.TARGET_REFUSED: Rule(
-        "TargetRefused", _DEAD, _FAILED, Reason.TARGET_REFUSED,
-        was_sent=False, breaker=None, warning=_WRONG),
+        "TargetRefused", _DEAD, _FAILED, Reason.TARGET_REFUSED, was_sent=False, breaker=None,
+        warning=_WRONG),
     Cause.BAD_REQUEST: Rule(
         "BadRequest", _DEAD, _FAILED, was_sent=False, breaker=None, warning=_WRONG),
     Cause.OVERLOADED: Rule(
-        "RouterOverloaded", try_again=True, was_sent=False, breaker=None, fault=Fault.ROUTER,
-        delay=NO_ROOM_DELAY_SECONDS, warning=_NO_RESOURCES, about=About.ROUTER),
+        "RouterOverloaded", returns=ReturnReason.OVERLOADED, try_again=True, was_sent=False,
+        breaker=None, fault=Fault.ROUTER, warning=_NO_RESOURCES, about=About.ROUTER),
     Cause.NO_NAMES: Rule(
-        "NoNames", try_again=True, was_sent=False, breaker=None, fault=Fault.ROUTER,
-        warning=_WRONG, about=About.ROUTER),
+        "NoNames", returns=ReturnReason.NOT_SENT, try_again=True, was_sent=False, breaker=None,
+        fault=Fault.ROUTER, warning=_WRONG, about=About.ROUTER),
     Cause.NO_PROXY: Rule(
-        "NoProxy", try_again=True, was_sent=False, breaker=None, fault=Fault.ROUTER,
-        warning=_WRONG, about=About.ROUTER),
+        "NoProxy", returns=ReturnReason.NOT_SENT, try_again=True, was_sent=False, breaker=None,
+        fault=Fault.ROUTER, warning=_WRONG, about=About.ROUTER),
     Cause.NO_CREDENTIALS: Rule(
-        "NoCredentials", was_sent=False, breaker=None, fault=Fault.ROUTER,
-        warning=_WRONG, about=About.ROUTER),
-    Cause.CIRCUIT_OPEN: Rule("CircuitOpen", was_sent=False, breaker=None),
-    Cause.TARGET_PAUSED: Rule("TargetPaused", was_sent=False, breaker=None),
+        "NoCredentials", returns=ReturnReason.NOT_SENT, was_sent=False, breaker=None,
+        fault=Fault.ROUTER, warning=_WRONG, about=About.ROUTER),
+    Cause.CIRCUIT_OPEN: Rule(
+        "CircuitOpen", returns=ReturnReason.PUT_OFF, was_sent=False, breaker=None),
+    Cause.TARGET_PAUSED: Rule(
+        "TargetPaused", returns=ReturnReason.PUT_OFF, was_sent=False, breaker=None),
     Cause.UNFORESEEN: Rule(
-        "Unforeseen", try_again=True, counts=True, breaker=None, warning=_STRANGE),
+        "Unforeseen", returns=ReturnReason.FAILED, try_again=True, breaker=None, warning=_STRANGE),
     Cause.NO_OUTCOME: Rule(
-        "Unforeseen", counts=True, breaker=None, warning=_NO_RESULT, about=About.ROUTER),
-    Cause.TASK_FAILED: Rule("TaskFailed", counts=True, breaker=None),
-    Cause.TASK_TIMEOUT: Rule("Timeout", counts=True, breaker=None),
+        "Unforeseen", returns=ReturnReason.FAILED, breaker=None, warning=_NO_RESULT,
+        about=About.ROUTER),
+    Cause.TASK_FAILED: Rule("TaskFailed", returns=ReturnReason.FAILED, breaker=None),
+    Cause.TASK_TIMEOUT: Rule("Timeout", returns=ReturnReason.FAILED, breaker=None),
     Cause.NOT_STARTED: Rule(
-        "NotStarted", was_sent=False, breaker=None, warning=_NO_RESOURCES),
-    Cause.NO_HANDLER: Rule("NoHandler", was_sent=False, breaker=None, warning=_NO_RESOURCES),
+        "NotStarted", returns=ReturnReason.NOT_SENT, was_sent=False, breaker=None,
+        warning=_NO_RESOURCES),
+    Cause.NO_HANDLER: Rule(
+        "NoHandler", returns=ReturnReason.NOT_SENT, was_sent=False, breaker=None,
+        warning=_NO_RESOURCES),
 }
 # fmt: on
 
@@ -248,11 +259,6 @@ class Outcome(Struct, frozen=True):
         return f"{self.detail}: {self.error}" if self.error else self.detail
 
     @property
-    def delay(self) -> float:
-        """Return the seconds before a retry, where no retry policy says more."""
-        return self.rule.delay if self.asked_delay is None else self.asked_delay
-
-    @property
     def may_try_again(self) -> bool:
         """Whether it may be tried again at once: not before the time that a target asked for."""
         return self.rule.try_again and self.asked_delay is None
@@ -267,11 +273,6 @@ DELIVERED: Final = _ACCEPTED[200]
 NO_OUTCOME: Final = Outcome(
     Cause.NO_OUTCOME, RULES[Cause.NO_OUTCOME], "the mediator gave no outcome"
 )
-
-
-def circuit_delay(outage: float) -> float:
-    """Return for how long an open circuit returns a message, before it is spread (BRK-4)."""
-    return min(max(outage * OUTAGE_SHARE, DEFAULT_DELAY_SECONDS), MAX_CIRCUIT_DELAY_SECONDS)
 
 
 def circuit_open(outage: float, jitter: Callable[[float, float], float]) -> Outcome:
@@ -300,11 +301,6 @@ def judge(answer: Answer, wall: Callable[[], float], policy: RetryPolicy | None 
     if b"false" not in body and b'"result"' not in body:
         return _ACCEPTED[answer.status]
     return _judge_acceptance(answer)
-
-
-def clamp_delay(seconds: float) -> float:
-    """Return a delay that every broker can do, rounded up: a target is never called early."""
-    return float(math.ceil(min(max(seconds, MIN_DELAY_SECONDS), MAX_DELAY_SECONDS)))
 
 
 def _judge_acceptance(answer: Reply) -> Outcome:

@@ -1,32 +1,41 @@
 """Why a message goes back to its queue, and for how long; when it is given up instead.
 
-`RETURNS` is the table of BRK-4: every NACK has one of its reasons. After a failed delivery the
-target and the retry policy may ask for another delay, which `decide` finds (WQ-5).
+`RETURNS` is the table of BRK-4: every NACK has one of its reasons. Where its row is not the last
+word on the delay, a function below is: `decide` after a delivery (what the target or the retry
+policy asks for), `circuit_delay`, `deferral_seconds` for a full pool, `delay_behind` for the rest
+of a group. An adapter does what its broker can.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, auto
 from itertools import count
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
-from router.core.outcome import (
-    DEFAULT_DELAY_SECONDS,
-    MAX_DELAY_SECONDS,
-    NO_ROOM_DELAY_SECONDS,
-    Disposition,
-    Failure,
-    Outcome,
-)
+
+if TYPE_CHECKING:  # the table of outcomes names the reasons below
+    from router.core.outcome import Failure, Outcome
 
 Jitter = Callable[[float, float], float]  # random.uniform, or a constant in tests
 
+DEFAULT_DELAY_SECONDS: Final = 30.0
+NO_ROOM_DELAY_SECONDS: Final = 10.0
+MIN_DELAY_SECONDS: Final = 1.0  # that a target can ask for
+MAX_DELAY_SECONDS: Final = 43_200.0  # SQS allows no more, so it is the limit everywhere
+MAX_CIRCUIT_DELAY_SECONDS: Final = 300.0
+OUTAGE_SHARE: Final = 1 / 4  # of an outage: nothing waits longer after it
+MIN_SPREAD: Final = 0.9  # of that delay, so that not all messages come back at once
+MAX_SPREAD: Final = 1.1
+MIN_DEFERRAL_SECONDS: Final = 10.0
+MAX_DEFERRAL_SECONDS: Final = 60.0
+MAX_IDLE_DEFERRAL_SECONDS: Final = 300.0  # of a pool that has delivered nothing for a minute
 MAX_REFUSALS: Final = 10  # a message whose end is refused so often is given up …
 REFUSED_SECONDS: Final = 300.0  # … but not within so many seconds
-_FIRST_DELAY_SECONDS: Final = 0.5
+_FIRST_BACKOFF_SECONDS: Final = 0.5
 _MAX_BACKOFF_SECONDS: Final = 30.0
 _DOUBLINGS: Final = 6  # 0.5 · 2^6 exceeds the longest delay: no need to count further
 
@@ -34,7 +43,10 @@ _DOUBLINGS: Final = 6  # 0.5 · 2^6 exceeds the longest delay: no need to count 
 class ReturnReason(Enum):
     """Why a message goes back to its queue."""
 
-    FAILED = auto()  # its delivery failed, or was not made
+    FAILED = auto()  # its delivery failed
+    PUT_OFF = auto()  # its target wants it later, or its circuit is open
+    NOT_SENT = auto()  # the router could not send it
+    OVERLOADED = auto()  # likewise, for want of a resource that is free again soon
     BEHIND = auto()  # it is behind such a message in its group
     CRASHED = auto()  # a bug of the router was met
     NOT_STORED = auto()  # it is to be a dead letter, and the store does not take it
@@ -50,20 +62,24 @@ class ReturnRule(Struct, frozen=True):
     """One row of the table."""
 
     delay: float  # seconds, unless the message has its own; of BEHIND and EARLY the longest
-    takes_group: bool  # what is behind it in its group goes back as well (FIFO-1)
+    counts: bool = False  # a real failure: uses up an attempt of the retry policy (WQ-5)
+    takes_group: bool = False  # the messages behind it in its group go back as well (FIFO-1)
 
 
 RETURNS: Final[Mapping[ReturnReason, ReturnRule]] = {
-    ReturnReason.FAILED: ReturnRule(DEFAULT_DELAY_SECONDS, takes_group=True),
-    ReturnReason.BEHIND: ReturnRule(NO_ROOM_DELAY_SECONDS, takes_group=False),
+    ReturnReason.FAILED: ReturnRule(DEFAULT_DELAY_SECONDS, counts=True, takes_group=True),
+    ReturnReason.PUT_OFF: ReturnRule(DEFAULT_DELAY_SECONDS, takes_group=True),
+    ReturnReason.NOT_SENT: ReturnRule(DEFAULT_DELAY_SECONDS, takes_group=True),
+    ReturnReason.OVERLOADED: ReturnRule(NO_ROOM_DELAY_SECONDS, takes_group=True),
+    ReturnReason.BEHIND: ReturnRule(NO_ROOM_DELAY_SECONDS),
     ReturnReason.CRASHED: ReturnRule(DEFAULT_DELAY_SECONDS, takes_group=True),
     ReturnReason.NOT_STORED: ReturnRule(DEFAULT_DELAY_SECONDS, takes_group=True),
-    ReturnReason.EARLY: ReturnRule(MAX_DELAY_SECONDS, takes_group=False),
-    ReturnReason.NO_ROOM: ReturnRule(NO_ROOM_DELAY_SECONDS, takes_group=False),
-    ReturnReason.COPY: ReturnRule(NO_ROOM_DELAY_SECONDS, takes_group=False),
-    ReturnReason.STOPPED: ReturnRule(0.0, takes_group=False),
-    ReturnReason.OVERDUE: ReturnRule(0.0, takes_group=False),
-    ReturnReason.LEASE_LOST: ReturnRule(0.0, takes_group=False),
+    ReturnReason.EARLY: ReturnRule(MAX_DELAY_SECONDS),
+    ReturnReason.NO_ROOM: ReturnRule(NO_ROOM_DELAY_SECONDS),
+    ReturnReason.COPY: ReturnRule(NO_ROOM_DELAY_SECONDS),
+    ReturnReason.STOPPED: ReturnRule(0.0),
+    ReturnReason.OVERDUE: ReturnRule(0.0),
+    ReturnReason.LEASE_LOST: ReturnRule(0.0),
 }
 
 
@@ -82,6 +98,7 @@ class Refusals(Struct, frozen=True):
 class Retry(Struct, frozen=True):
     """NACK it, to be handed out again after a delay."""
 
+    reason: ReturnReason
     delay: float  # seconds
     error: str  # "" if it was no real failure
 
@@ -93,7 +110,7 @@ class GiveUp(Struct, frozen=True):
     error: str
     http_status: int | None = None
     reply: bytes = b""
-    failure: Failure | None = None  # what the target's reply says of it, unmasked
+    failure: "Failure | None" = None  # what the target's reply says of it, unmasked
 
 
 class Decision(Struct, frozen=True):
@@ -110,20 +127,48 @@ def delay_behind(delay: float, *, holds_groups: bool) -> float:
     return min(RETURNS[ReturnReason.BEHIND].delay, delay) if holds_groups else delay
 
 
-def decide(outcome: Outcome, failures: int, policy: RetryPolicy | None, jitter: Jitter) -> Decision:
+def circuit_delay(outage: float) -> float:
+    """Return for how long an open circuit returns a message, before it is spread (BRK-4)."""
+    return min(max(outage * OUTAGE_SHARE, DEFAULT_DELAY_SECONDS), MAX_CIRCUIT_DELAY_SECONDS)
+
+
+def clamp_delay(seconds: float) -> float:
+    """Return a delay that every broker can do, rounded up: a target is never called early."""
+    return float(math.ceil(min(max(seconds, MIN_DELAY_SECONDS), MAX_DELAY_SECONDS)))
+
+
+def deferral_seconds(
+    ahead: int, per_second: float, *, is_idle: bool, least: float = MIN_DEFERRAL_SECONDS
+) -> float:
+    """Return for how long a message goes back that has so many deferred ones before it (ROUTE-5).
+
+    That is until its turn by the rate of its pool. `is_idle`: the pool has delivered nothing for a
+    minute. A pool that has just begun says nothing about its rate yet.
+    """
+    if is_idle:
+        return MAX_IDLE_DEFERRAL_SECONDS
+    if not per_second:
+        return MIN_DEFERRAL_SECONDS
+    return min(max(ahead / per_second, least), MAX_DEFERRAL_SECONDS)
+
+
+def decide(
+    outcome: "Outcome", failures: int, policy: RetryPolicy | None, jitter: Jitter
+) -> Decision:
     """Decide about a message that was not accepted and has failed `failures` times before."""
-    rule = outcome.rule
-    if rule.disposition is Disposition.DEAD_LETTER:
+    rule, asked = outcome.rule, outcome.asked_delay
+    if rule.returns is None:
         return Decision(_give_up(outcome, rule.reason), failures + 1)
-    failures += rule.counts
-    error = outcome.kept_error if rule.counts else ""
+    row = RETURNS[rule.returns]
+    failures += row.counts
+    error = outcome.kept_error if row.counts else ""
     if policy is None or not rule.was_sent:
-        return Decision(Retry(outcome.delay, error), failures)
-    if rule.counts and policy.max_attempts is not None and failures >= policy.max_attempts:
+        return Decision(Retry(rule.returns, row.delay if asked is None else asked, error), failures)
+    if row.counts and policy.max_attempts is not None and failures >= policy.max_attempts:
         return Decision(_give_up(outcome, Reason.RETRIES_EXHAUSTED), failures)
     # The longer one wins: a target is never called before the time that it asked for.
-    delay = max(retry_delay(policy, max(failures, 1), jitter), outcome.asked_delay or 0.0)
-    return Decision(Retry(min(delay, MAX_DELAY_SECONDS), error), failures)
+    delay = max(retry_delay(policy, max(failures, 1), jitter), asked or 0.0)
+    return Decision(Retry(rule.returns, min(delay, MAX_DELAY_SECONDS), error), failures)
 
 
 def retry_delay(policy: RetryPolicy, failures: int, jitter: Jitter) -> float:
@@ -141,10 +186,10 @@ def reconnect_delays(jitter: Jitter) -> Iterator[float]:
 
 
 def _exponential(n: int, jitter: Jitter) -> float:
-    ceiling: float = _FIRST_DELAY_SECONDS * 2 ** min(n, _DOUBLINGS)
+    ceiling: float = _FIRST_BACKOFF_SECONDS * 2 ** min(n, _DOUBLINGS)
     return jitter(0.0, min(ceiling, _MAX_BACKOFF_SECONDS))
 
 
-def _give_up(outcome: Outcome, reason: Reason) -> GiveUp:
+def _give_up(outcome: "Outcome", reason: Reason) -> GiveUp:
     failure = None if outcome.ending is None else outcome.ending.failure
     return GiveUp(reason, outcome.kept_error, outcome.status, outcome.reply, failure)

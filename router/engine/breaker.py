@@ -13,7 +13,8 @@ from typing import Final
 
 import pybreaker
 
-from router.core.outcome import MIN_SPREAD, Fault, circuit_delay
+from router.core.outcome import Fault
+from router.core.returning import MIN_SPREAD, circuit_delay
 
 WINDOW_CALLS: Final = 10
 FAILURES_TO_OPEN: Final = 5

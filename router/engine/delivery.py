@@ -398,7 +398,7 @@ class DeliveryRunner:
         _log_failure(job, outcome, f"returned for {action.delay:g} s")
         if lane.group is not None and job.blocks_on_error:
             self._note_failure(job, outcome, action.delay)
-        await self._return_scope(lane, Return(job, ReturnReason.FAILED, action.delay, action.error))
+        await self._return_scope(lane, Return(job, action.reason, action.delay, action.error))
 
     def _note_failure(self, job: Job, outcome: Outcome, delay: float) -> None:
         """Report a group that makes no progress, once."""

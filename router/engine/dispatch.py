@@ -13,8 +13,7 @@ from msgspec import Struct, field
 from router.core.history import State
 from router.core.identity import key_of
 from router.core.message import DEFAULT_GROUP, Malformed, Message, ReceivedMessage, parse
-from router.core.outcome import MAX_DELAY_SECONDS
-from router.core.returning import RETURNS, ReturnReason
+from router.core.returning import MAX_DELAY_SECONDS, RETURNS, ReturnReason
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
 from router.engine.job import NEVER, Batch, Follower, Job

@@ -21,17 +21,11 @@ from typing import Final
 from msgspec import Struct
 
 from router.core.config import MAX_BATCH_MESSAGES, QueueConfig
-from router.core.flow import (
-    IDLE_SECONDS,
-    MIN_DEFERRAL_SECONDS,
-    Search,
-    deferral_seconds,
-    possible_rate,
-)
+from router.core.flow import IDLE_SECONDS, Search, possible_rate
 from router.core.history import State
 from router.core.identity import MessageKey
 from router.core.message import DEFAULT_POOL
-from router.core.returning import Jitter, ReturnReason
+from router.core.returning import MIN_DEFERRAL_SECONDS, Jitter, ReturnReason, deferral_seconds
 from router.core.warnings import Code
 from router.engine.alerts import Warn
 from router.engine.job import NEVER, Batch, Job, Return

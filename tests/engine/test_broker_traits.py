@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.dead_letter import Reason
-from router.core.flow import MIN_DEFERRAL_SECONDS
 from router.core.history import Fate
 from router.core.outcome import Reply
+from router.core.returning import MIN_DEFERRAL_SECONDS
 from router.core.warnings import Severity
 from router.engine.chores import Chores
 from router.engine.settle import ACK_LINGER_SECONDS

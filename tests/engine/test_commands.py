@@ -16,7 +16,8 @@ from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.history import Fate
 from router.core.message import Tally, parse
-from router.core.outcome import MAX_DELAY_SECONDS, Ending, Failure, Reply
+from router.core.outcome import Ending, Failure, Reply
+from router.core.returning import MAX_DELAY_SECONDS
 from router.engine import registry, settle
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Broker, Disconnected, Publication, Publisher, Traits, Unsettled

@@ -11,15 +11,8 @@ from msgspec.structs import replace
 from router.brokers import BrokerRegistry
 from router.core.history import Fate
 from router.core.message import parse
-from router.core.outcome import (
-    NO_ROOM_DELAY_SECONDS,
-    Answer,
-    Cause,
-    Ending,
-    Failure,
-    NoReply,
-    Reply,
-)
+from router.core.outcome import Answer, Cause, Ending, Failure, NoReply, Reply
+from router.core.returning import NO_ROOM_DELAY_SECONDS
 from router.engine.dispatch import MAX_FOLLOWERS
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import BatchRecord, MessageRecord, MessageStore, Publication, Task

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from router.core.config import QueueConfig
 from router.core.dead_letter import Reason
-from router.core.flow import MIN_DEFERRAL_SECONDS
 from router.core.history import Fate
 from router.core.message import DEFAULT_POOL, ReceivedMessage, parse
-from router.core.outcome import DEFAULT_DELAY_SECONDS, Reply
+from router.core.outcome import Reply
+from router.core.returning import DEFAULT_DELAY_SECONDS, MIN_DEFERRAL_SECONDS
 from router.core.warnings import Severity
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Publication, Traits

@@ -7,15 +7,17 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from router.core.flow import (
+from router.core.flow import SEARCH_PAUSES_SECONDS
+from router.core.history import Fate
+from router.core.outcome import Cause, NoReply, Reply
+from router.core.returning import (
+    DEFAULT_DELAY_SECONDS,
     MAX_DEFERRAL_SECONDS,
     MAX_IDLE_DEFERRAL_SECONDS,
     MIN_DEFERRAL_SECONDS,
-    SEARCH_PAUSES_SECONDS,
+    RETURNS,
+    ReturnReason,
 )
-from router.core.history import Fate
-from router.core.outcome import DEFAULT_DELAY_SECONDS, Cause, NoReply, Reply
-from router.core.returning import RETURNS, ReturnReason
 from router.engine.breaker import OPEN_SECONDS
 from router.engine.flow import (
     DEFERRED_STEP_SECONDS,

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from router.core.explain import Explanation, Situation
-from router.core.flow import MIN_DEFERRAL_SECONDS
 from router.core.history import Fate, State
 from router.core.outcome import Reply
+from router.core.returning import MIN_DEFERRAL_SECONDS
 from router.core.target import BadTarget
 from router.engine.state import MOST_NOTES, MessageLookup
 from router.ports import Depth, Traits

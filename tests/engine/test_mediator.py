@@ -283,7 +283,7 @@ async def test_the_delay_of_an_open_circuit_is_spread() -> None:
 
     assert asked == [(0.9, 1.1)]
     assert (outcome.rule.metric, outcome.cause) == (Metric.TRANSIENT, Cause.CIRCUIT_OPEN)
-    assert outcome.delay == pytest.approx(33)
+    assert outcome.asked_delay == pytest.approx(33)
 
 
 @pytest.mark.rule("OPS-5")

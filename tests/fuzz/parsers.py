@@ -35,8 +35,9 @@ from router.core.config import QueueConfig, QueueNames, QueueType, Route
 from router.core.config_document import BadDocument, as_document, read_document
 from router.core.config_plan import unite
 from router.core.message import Malformed, Message, parse, steps_of
-from router.core.outcome import MAX_DELAY_SECONDS, MIN_DELAY_SECONDS, Reply, judge
+from router.core.outcome import Reply, judge
 from router.core.redact import mask_urls, public_uri
+from router.core.returning import MAX_DELAY_SECONDS, MIN_DELAY_SECONDS
 from router.outbound.process.runner import TaskResult, problem_of_answer
 from router.outbound.process.tasks import answer_of, input_line
 from router.ports import Disconnected, QueueRefused

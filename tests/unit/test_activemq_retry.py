@@ -8,7 +8,7 @@ from router.brokers.activemq.connection import Frame
 from router.brokers.activemq.retry import copy_of, history_of
 from router.brokers.kit.retries import RetryHistory
 from router.core.message import Tally
-from router.core.outcome import MAX_DELAY_SECONDS
+from router.core.returning import MAX_DELAY_SECONDS
 
 DESTINATION = "/queue/orders"
 counts = st.integers(0, 10**6)

@@ -2,14 +2,12 @@
 
 import pytest
 
-from router.core.flow import (
+from router.core.flow import SEARCH_PAUSES_SECONDS, Search, take_ahead
+from router.core.returning import (
     MAX_DEFERRAL_SECONDS,
     MAX_IDLE_DEFERRAL_SECONDS,
     MIN_DEFERRAL_SECONDS,
-    SEARCH_PAUSES_SECONDS,
-    Search,
     deferral_seconds,
-    take_ahead,
 )
 from tests.support.rig import pool
 

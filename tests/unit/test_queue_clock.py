@@ -11,7 +11,7 @@ from router.brokers.memory import MemoryDatabase
 from router.brokers.sqlite.connection import set_clock
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.workers import Machine
-from router.core.outcome import MAX_DELAY_SECONDS
+from router.core.returning import MAX_DELAY_SECONDS
 from router.ports import Depth
 from tests.support.work_queues import LEASE, WINDOW, Queue, publication, story
 

@@ -19,9 +19,19 @@ from router.core.outcome import (
     circuit_open,
     judge,
 )
-from router.core.returning import MAX_REFUSALS, REFUSED_SECONDS, GiveUp, Refusals, Retry, decide
+from router.core.returning import (
+    MAX_REFUSALS,
+    REFUSED_SECONDS,
+    GiveUp,
+    Refusals,
+    Retry,
+    ReturnReason,
+    decide,
+)
 from tests.support.rig import middle
 
+FAILED, PUT_OFF = ReturnReason.FAILED, ReturnReason.PUT_OFF
+NOT_SENT = ReturnReason.NOT_SENT
 NOW = datetime(2026, 1, 31, tzinfo=UTC).timestamp()
 POLICY = RetryPolicy(max_attempts=3, schedule=(10.0, 60.0))
 
@@ -68,29 +78,32 @@ PERMANENT = b'{"permanent": true}'
                 PERMANENT,
             ),
         ),
-        (UNAVAILABLE, Retry(30.0, "HTTP 503")),
-        (judged(Reply(503, retry_after="5")), Retry(5.0, "HTTP 503")),
-        (judged(Reply(503, retry_after="500")), Retry(500.0, "HTTP 503")),
-        (judged(NoReply(Cause.NETWORK, "reset")), Retry(30.0, "reset")),
-        (judged(NoReply(Cause.TIMEOUT, "late")), Retry(30.0, "late")),
+        (UNAVAILABLE, Retry(FAILED, 30.0, "HTTP 503")),
+        (judged(Reply(503, retry_after="5")), Retry(FAILED, 5.0, "HTTP 503")),
+        (judged(Reply(503, retry_after="500")), Retry(FAILED, 500.0, "HTTP 503")),
+        (judged(NoReply(Cause.NETWORK, "reset")), Retry(FAILED, 30.0, "reset")),
+        (judged(NoReply(Cause.TIMEOUT, "late")), Retry(FAILED, 30.0, "late")),
         (
             judged(NoReply(Cause.TASK_FAILED, "exit code 1", "oops")),
-            Retry(30.0, "exit code 1: oops"),
+            Retry(FAILED, 30.0, "exit code 1: oops"),
         ),
-        (judged(NoReply(Cause.TASK_TIMEOUT, "late")), Retry(30.0, "late")),
-        (judged(NoReply(Cause.NOT_STARTED, "no memory")), Retry(30.0, "")),
-        (judged(NoReply(Cause.NO_HANDLER, "none")), Retry(30.0, "")),
-        (judged(NoReply(Cause.DEFERRED, "exit code 75", "busy")), Retry(30.0, "")),
+        (judged(NoReply(Cause.TASK_TIMEOUT, "late")), Retry(FAILED, 30.0, "late")),
+        (judged(NoReply(Cause.NOT_STARTED, "no memory")), Retry(NOT_SENT, 30.0, "")),
+        (judged(NoReply(Cause.NO_HANDLER, "none")), Retry(NOT_SENT, 30.0, "")),
+        (
+            judged(NoReply(Cause.DEFERRED, "exit code 75", "busy")),
+            Retry(PUT_OFF, 30.0, ""),
+        ),
         (
             judged(NoReply(Cause.PERMANENT, "exit code 65", "bad")),
             GiveUp(Reason.PERMANENT, "exit code 65: bad", failure=Failure("", "bad")),
         ),
-        (DEFERRED, Retry(7.0, "")),
-        (judged(Reply(200, b'{"ack": false}')), Retry(30.0, "")),
-        (RATE_LIMITED, Retry(90.0, "")),
-        (judged(Reply(429)), Retry(30.0, "")),
-        (circuit_open(124.0, middle), Retry(31.0, "")),
-        (NO_OUTCOME, Retry(30.0, "the mediator gave no outcome")),
+        (DEFERRED, Retry(PUT_OFF, 7.0, "")),
+        (judged(Reply(200, b'{"ack": false}')), Retry(PUT_OFF, 30.0, "")),
+        (RATE_LIMITED, Retry(PUT_OFF, 90.0, "")),
+        (judged(Reply(429)), Retry(PUT_OFF, 30.0, "")),
+        (circuit_open(124.0, middle), Retry(PUT_OFF, 31.0, "")),
+        (NO_OUTCOME, Retry(FAILED, 30.0, "the mediator gave no outcome")),
     ],
 )
 @pytest.mark.rule("WQ-5", "BRK-4", "DLQ-1")
@@ -130,8 +143,8 @@ def test_only_a_real_failure_uses_up_an_attempt(
 @pytest.mark.rule("WQ-5")
 def test_the_schedule_is_walked_and_then_the_message_is_given_up() -> None:
     assert [decided(UNAVAILABLE, POLICY, failures) for failures in range(3)] == [
-        (Retry(10.0, "HTTP 503"), 1),
-        (Retry(60.0, "HTTP 503"), 2),
+        (Retry(FAILED, 10.0, "HTTP 503"), 1),
+        (Retry(FAILED, 60.0, "HTTP 503"), 2),
         (GiveUp(Reason.RETRIES_EXHAUSTED, "HTTP 503", 503, b"busy"), 3),
     ]
 
@@ -140,12 +153,12 @@ def test_the_schedule_is_walked_and_then_the_message_is_given_up() -> None:
 def test_without_a_last_attempt_it_is_retried_for_ever() -> None:
     action, _ = decided(UNAVAILABLE, RetryPolicy(), failures=1_000_000)
 
-    assert action == Retry(30.0, "HTTP 503")
+    assert action == Retry(FAILED, 30.0, "HTTP 503")
 
 
 @pytest.mark.rule("WQ-5")
 def test_what_is_no_attempt_exhausts_nothing() -> None:
-    assert decided(DEFERRED, POLICY, failures=99) == (Retry(60.0, ""), 99)
+    assert decided(DEFERRED, POLICY, failures=99) == (Retry(PUT_OFF, 60.0, ""), 99)
 
 
 @pytest.mark.rule("WQ-5")
@@ -175,12 +188,15 @@ def test_a_longer_delay_asked_for_by_the_target_wins(answer: Reply, delay: float
 def test_ack_false_without_a_delay_follows_the_policy(failures: int, delay: float) -> None:
     outcome = judged(Reply(200, b'{"ack": false}'))
 
-    assert decided(outcome, POLICY, failures) == (Retry(delay, ""), failures)
+    assert decided(outcome, POLICY, failures) == (Retry(PUT_OFF, delay, ""), failures)
 
 
 @pytest.mark.rule("WQ-5", "MED-4")
 def test_the_policy_does_not_change_the_delay_of_an_open_circuit() -> None:
-    assert decided(circuit_open(124.0, middle), POLICY) == (Retry(31.0, ""), 0)
+    assert decided(circuit_open(124.0, middle), POLICY) == (
+        Retry(PUT_OFF, 31.0, ""),
+        0,
+    )
 
 
 @given(st.floats(0, 1e9), st.integers(0, 100), st.none() | st.integers(0, 10**9).map(str))

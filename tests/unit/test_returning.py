@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from router.core.outcome import RULES
 from router.core.returning import RETURNS, ReturnReason, ReturnRule, delay_behind
 from router.engine.job import Return
 from tests.support.jobs import make_job
@@ -11,22 +12,38 @@ from tests.support.jobs import make_job
 SPECIFICATION = Path(__file__).parents[2] / "docs" / "specification.md"
 
 
-def table() -> dict[str, ReturnRule]:
-    """Read the rows of the page."""
-    section = SPECIFICATION.read_text().split('<a id="brk-4"></a>')[1].split("<a id=")[0]
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
-    return {
-        name.strip().strip("`"): ReturnRule(
-            float(delay.removesuffix("s ")), takes_group=group.strip() == "yes"
-        )
-        for name, delay, group, _ in rows
-    }
+def rows(section: str) -> list[list[str]]:
+    """Read the table of a section of the page: the rows that begin with a name."""
+    text = SPECIFICATION.read_text().split(section)[1].split("<a id=")[0]
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 @pytest.mark.rule("BRK-4")
 def test_the_table_is_that_of_the_specification() -> None:
-    assert table() == {reason.name: rule for reason, rule in RETURNS.items()}
+    table = {
+        name.strip("`"): ReturnRule(
+            float(delay.removesuffix(" s")), counts=counts == "yes", takes_group=group == "yes"
+        )
+        for name, delay, counts, group, _ in rows('<a id="brk-4"></a>')
+    }
+
+    assert table == {reason.name: rule for reason, rule in RETURNS.items()}
     assert set(RETURNS) == set(ReturnReason)
+
+
+@pytest.mark.rule("BRK-4", "MED-3")
+def test_the_specification_says_for_which_reason_each_outcome_goes_back() -> None:
+    table = {
+        cause.strip("` "): reason.strip("`")
+        for causes, _, _, reason in rows("## 17. Outcomes and dead letters")
+        for cause in causes.partition(" (")[0].split(",")
+    }
+
+    assert table == {
+        cause.name: "\N{EN DASH}" if rule.returns is None else rule.returns.name
+        for cause, rule in RULES.items()
+    }
 
 
 @pytest.mark.rule("BRK-4")

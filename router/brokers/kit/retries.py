@@ -20,7 +20,7 @@ from msgspec import Struct, field
 
 from router.brokers.kit import loop_time, whole_number
 from router.core.message import MAX_MESSAGE_BYTES, Mode, ReceivedMessage, Tally
-from router.core.outcome import MAX_DELAY_SECONDS
+from router.core.returning import MAX_DELAY_SECONDS
 from router.ports import Disconnected
 
 T = TypeVar("T")

@@ -41,7 +41,7 @@ from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.ledger import RememberedAcks
 from router.core.message import Handle, ReceivedMessage
-from router.core.outcome import MAX_DELAY_SECONDS
+from router.core.returning import MAX_DELAY_SECONDS
 from router.core.trace import carried_in
 from router.ports import BrokerError, Depth, Nack, Publication, QueueRefused, Traits, Unsettled
 from router.signal import wait_for_signal

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from router.brokers.kit import statements
 from router.brokers.workers import Machine
 from router.core.message import MAX_MESSAGE_BYTES
-from router.core.outcome import MAX_DELAY_SECONDS
+from router.core.returning import MAX_DELAY_SECONDS
 from router.ports import QueueRefused
 
 log = logging.getLogger(__name__)

@@ -62,6 +62,24 @@ async def test_messages_of_other_pools_are_left_in_the_queue_in_order(ends: Ends
 
 
 @pytest.mark.rule("ROUTE-5", "WQ-2")
+@pytest.mark.parametrize("excluded", ["", "a", "z", "az", "bcd", "acegikmoqsuwy", "mnMN"])
+async def test_pools_before_between_and_behind_those_left_out_are_found(
+    ends: Ends, excluded: str
+) -> None:
+    pools = "aMbzNycxdwevfugthsirjqkplomn"
+    grouped = [publication(f"{pool}-grouped", pool, pool) for pool in pools]
+    alone = [publication(f"{pool}-alone", pool) for pool in reversed(pools)]
+    await ends.publisher.publish(grouped + alone)
+
+    selector_of(ends.broker).select(all_but(*excluded))
+    found = bodies(await ends.broker.receive(100))
+
+    assert found == [
+        each.message.id for each in grouped + alone if each.message.id[0] not in excluded
+    ]
+
+
+@pytest.mark.rule("ROUTE-5", "WQ-2")
 async def test_a_message_without_a_pool_is_one_of_the_default_pool(ends: Ends) -> None:
     await ends.publisher.publish(
         [publication("none", None), publication("blank", ""), publication("named", DEFAULT_POOL)]

@@ -37,7 +37,12 @@ async def fill(connection: Any, queue: str, in_front: int, *, is_grouped: bool) 
     await connection.execute(FILL, queue, in_front, "FULL", is_grouped)
     await connection.execute("VACUUM ANALYZE message_router.queue_messages")
     await connection.execute(FILL, queue, 100, "OPEN", is_grouped)
-    while await connection.fetchval(  # what the groups offer
+    await offer(connection, queue)
+
+
+async def offer(connection: Any, queue: str) -> None:
+    """Let the groups offer their first messages."""
+    while await connection.fetchval(
         "SELECT true FROM message_router.queue_changes WHERE queue = $1", queue
     ):
         await connection.fetch("SELECT message_router.claim($1, 'other', 1, 1, 0)", queue)
@@ -69,3 +74,26 @@ async def test_a_claim_reads_no_more_if_many_wait_in_front_for_a_full_pool(
         blocks.append(found)
 
     assert blocks[1] <= 1.5 * blocks[0]
+
+
+@pytest.mark.rule("ROUTE-5", "WQ-2")
+@pytest.mark.parametrize("is_grouped", [False, True], ids=["ungrouped", "grouped"])
+async def test_each_pool_that_is_left_out_costs_one_look_into_an_index(
+    connection: Any, *, is_grouped: bool
+) -> None:
+    blocks = []
+    for full in (10, 500):
+        queue = f"left-out-{full}-{is_grouped}"
+        await connection.execute("SELECT message_router.configure($1, 0, 0, 0)", queue)
+        codes = [f"FULL-{n}-" for n in range(full)]
+        for code in codes:
+            await connection.execute(FILL, queue, 20, code, is_grouped)
+        await offer(connection, queue)
+        await connection.execute("VACUUM ANALYZE message_router.queue_messages")
+        await connection.execute(FILL, queue, 100, "OPEN", is_grouped)
+        await offer(connection, queue)
+        for _ in range(2):  # the first one makes the plans
+            found = await blocks_of(connection, CLAIM, queue, codes, True)
+        blocks.append(found)
+
+    assert blocks[1] - blocks[0] <= 4 * 490  # the levels of an index of this size, and one more

@@ -234,10 +234,11 @@ $$;
 -- The first messages that this worker may claim of these pools, or of all but these: those without a
 -- group, and the first ones of lanes, in claim order.
 --
--- To find the pools that have anything to claim takes one look into an index for each, however much
--- they have. Of those, the _limit ones whose first messages come first have all that can be among the
--- first _limit. Pools are compared as ranges: for an equality, the planner may choose to read `loose`
--- or `offers`, and step over all that is of other pools.
+-- To find the pools that have anything to claim takes one look into an index for each of them, and one
+-- for each gap between two excluded ones, however much they have. A look with both ends given costs a
+-- third of one that is open, which reads a whole page. Of the pools found, the _limit ones whose first
+-- messages come first have all that can be among the first _limit. Pools are compared as ranges: for an
+-- equality, the planner may choose to read `loose` or `offers`, and step over all that is of others.
 CREATE OR REPLACE FUNCTION heads_of_pools(
     _queue text, _worker text, _limit integer, _pools text[], _excludes boolean
 ) RETURNS TABLE (id bigint, priority smallint, group_key bigint)
@@ -246,43 +247,67 @@ AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    WITH RECURSIVE loose_stock (pool, priority, id) AS (
-        SELECT * FROM (
-            SELECT pool, priority, id FROM queue_messages
-            WHERE queue = _queue AND group_key IS NULL AND state = 'ready' AND run_after IS NULL
-              AND pool >= '' AND _excludes
-            ORDER BY pool, priority DESC, id LIMIT 1
-        ) AS first
+    WITH RECURSIVE gaps (after, before) AS MATERIALIZED ( -- no pool has an empty code
+        SELECT code, lead(code) OVER (ORDER BY code)
+        FROM (SELECT '' UNION ALL SELECT unnest(_pools)) AS excluded (code) WHERE _excludes
+    ), loose_stock (pool, priority, id, before) AS (
+        (
+            SELECT first.*, before FROM gaps CROSS JOIN LATERAL (
+                SELECT pool, priority, id FROM queue_messages
+                WHERE queue = _queue AND group_key IS NULL AND state = 'ready' AND run_after IS NULL
+                  AND pool > after AND pool < before
+                ORDER BY pool, priority DESC, id LIMIT 1
+            ) AS first
+            WHERE before IS NOT NULL AND EXISTS (
+                SELECT FROM queue_messages
+                WHERE queue = _queue AND group_key IS NULL AND state = 'ready' AND run_after IS NULL
+            )
+            UNION ALL
+            SELECT first.*, before FROM gaps CROSS JOIN LATERAL (
+                SELECT pool, priority, id FROM queue_messages
+                WHERE queue = _queue AND group_key IS NULL AND state = 'ready' AND run_after IS NULL
+                  AND pool > after
+                ORDER BY pool, priority DESC, id LIMIT 1
+            ) AS first
+            WHERE before IS NULL
+        )
         UNION ALL
-        SELECT next.* FROM loose_stock CROSS JOIN LATERAL (
+        SELECT next.*, before FROM loose_stock CROSS JOIN LATERAL (
             SELECT message.pool, message.priority, message.id FROM queue_messages AS message
             WHERE queue = _queue AND group_key IS NULL AND state = 'ready' AND run_after IS NULL
               AND message.pool > loose_stock.pool
             ORDER BY message.pool, message.priority DESC, message.id LIMIT 1
         ) AS next
-    ), offered_stock (pool, priority, id) AS (
-        SELECT * FROM (
-            SELECT pool, priority, id FROM queue_messages
-            WHERE queue = _queue AND offered_to = '' AND pool >= '' AND _excludes
-            ORDER BY pool, priority DESC, id LIMIT 1
-        ) AS first
+        WHERE before IS NULL OR next.pool < before
+    ), offered_stock (pool, priority, id, before) AS (
+        (
+            SELECT first.*, before FROM gaps CROSS JOIN LATERAL (
+                SELECT pool, priority, id FROM queue_messages
+                WHERE queue = _queue AND offered_to = '' AND pool > after AND pool < before
+                ORDER BY pool, priority DESC, id LIMIT 1
+            ) AS first
+            WHERE before IS NOT NULL
+              AND EXISTS (SELECT FROM queue_messages WHERE queue = _queue AND offered_to = '')
+            UNION ALL
+            SELECT first.*, before FROM gaps CROSS JOIN LATERAL (
+                SELECT pool, priority, id FROM queue_messages
+                WHERE queue = _queue AND offered_to = '' AND pool > after
+                ORDER BY pool, priority DESC, id LIMIT 1
+            ) AS first
+            WHERE before IS NULL
+        )
         UNION ALL
-        SELECT next.* FROM offered_stock CROSS JOIN LATERAL (
+        SELECT next.*, before FROM offered_stock CROSS JOIN LATERAL (
             SELECT message.pool, message.priority, message.id FROM queue_messages AS message
             WHERE queue = _queue AND offered_to = '' AND message.pool > offered_stock.pool
             ORDER BY message.pool, message.priority DESC, message.id LIMIT 1
         ) AS next
+        WHERE before IS NULL OR next.pool < before
     ), loose_pools (code) AS (
-        (
-            SELECT pool FROM loose_stock WHERE pool NOT IN (SELECT unnest(_pools))
-            ORDER BY priority DESC, id LIMIT _limit
-        )
+        (SELECT pool FROM loose_stock ORDER BY priority DESC, id LIMIT _limit)
         UNION ALL SELECT unnest(_pools) WHERE NOT _excludes
     ), offered_pools (code) AS (
-        (
-            SELECT pool FROM offered_stock WHERE pool NOT IN (SELECT unnest(_pools))
-            ORDER BY priority DESC, id LIMIT _limit
-        )
+        (SELECT pool FROM offered_stock ORDER BY priority DESC, id LIMIT _limit)
         UNION ALL SELECT unnest(_pools) WHERE NOT _excludes
     ), alone AS (
         SELECT first.id, first.priority FROM loose_pools CROSS JOIN LATERAL (

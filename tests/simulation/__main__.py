@@ -13,6 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from tests.simulation.bugs import BUGS
 from tests.simulation.draw import draw
 from tests.simulation.mutants import FOUND, MOST_WORLDS, find_all
 from tests.simulation.plan import Act, Kind, WorldPlan
@@ -168,6 +169,7 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
         metavar="NAME",
         help="show that deliberate bugs are found; all, or these",
     )
+    parser.add_argument("--bug", metavar="NAME", help="with this one of the deliberate bugs")
     parser.add_argument("--until-found", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
@@ -175,6 +177,8 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
 def main(arguments: Sequence[str] | None = None) -> int:
     options = read_arguments(arguments)
     choice = Choice(options.broker, frozenset(options.without))
+    if options.bug is not None:
+        BUGS[options.bug]()
     if options.mutants is not None:
         most = options.seeds or MOST_WORLDS
         return 0 if find_all(options.mutants, options.jobs, most) else FAILED

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from tests.simulation.command_drawing import draw_commands
 from tests.simulation.drawing import Drawer
 from tests.simulation.plan import HOSTS, WORK_QUEUES, Act, Kind, Mood, Phase, Step, WorldPlan
+from tests.simulation.traffic_drawing import draw_traffic
 
 KINDS: Final = tuple(Kind)
 FLOODS: Final = 0.03  # of all worlds
@@ -15,6 +16,7 @@ COMMANDS: Final = 0.25  # likewise
 COMMANDS_IN_WORK_QUEUES: Final = 0.6  # which take more kinds of them
 SHORT_LEASE: Final = 15.0
 LAPSES: Final = 0.15  # of worlds with a work queue
+TRAFFIC: Final = 0.1  # of all worlds
 GOOD_MOODS: Final = (Mood.OK, Mood.OK, Mood.OK, Mood.SLOW, Mood.CUTS)
 BAD_MOODS: Final = (
     Mood.REFUSES,
@@ -38,6 +40,9 @@ def draw(seed: int, kind: Kind | None = None) -> WorldPlan:
     rng = random.Random(seed ^ 0x1EA5E)  # noqa: S311  likewise
     if plan.kind in WORK_QUEUES and rng.random() < LAPSES:
         plan = _with_a_lapse(rng, plan)
+    rng = random.Random(seed ^ 0x7AFF1C)  # noqa: S311  likewise
+    if rng.random() < TRAFFIC:
+        plan = draw_traffic(rng, plan)
     return plan
 
 

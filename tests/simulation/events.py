@@ -3,10 +3,15 @@
 from collections import defaultdict
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
 from tests.simulation.plan import Act, Body, WorldPlan
+
+# What breaks no connection, ends no lease and stops no router.
+CALM: Final = frozenset({Act.CLOCK, Act.STORE, Act.REPLAY, Act.SLOW, Act.POOLS})
+NEVER: Final = float("inf")
 
 
 class Answered(StrEnum):
@@ -57,6 +62,12 @@ class Book:
         self.acceptances: defaultdict[int, list[float]] = defaultdict(list)
         self.kept: defaultdict[int, list[float]] = defaultdict(list)
         self.cancels: defaultdict[int, list[Cancel]] = defaultdict(list)  # but those refused
+        self.changed_pools: dict[str, float] = {}  # since when: some of it may be elsewhere
+        self.pools_back: set[str] = set()  # those of them that are there again
+        self.disturbed_at = min(
+            (s.at for s in plan.steps if not s.is_of_a_producer and s.act not in CALM),
+            default=NEVER,
+        )
 
     def note(self, *words: object) -> None:
         self.history.append(f"{self.now():12.4f}  " + " ".join(str(word) for word in words))

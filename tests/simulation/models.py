@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 from router.brokers.nats import broker as nats
 from router.brokers.rabbitmq import broker as rabbitmq
 from router.brokers.sqlite import database as sqlite_database
-from router.brokers.sqlite.queue_table import NewMessage, QueueTable
+from router.brokers.sqlite.queue_table import FileLease, NewMessage, QueueTable
 from router.brokers.sqs import broker as sqs
 from router.core.config import QueueConfig
 from router.core.message import Message
@@ -23,6 +23,8 @@ from tests.simulation import sqs as sqs_model
 from tests.simulation.loop import Process, SimLoop
 from tests.simulation.network import Put, Weather
 from tests.simulation.plan import Kind
+
+Claim = Callable[[Sequence[FileLease]], None]
 
 IDLE_POLL: Final = 2.0  # hours of idleness are looked through more quickly than in real life
 
@@ -92,9 +94,20 @@ def _heard(server: BrokerModel, insert: Callable[..., None]) -> Callable[..., No
 
 
 @contextmanager
-def installed(server: BrokerModel) -> Iterator[None]:
-    """Where the adapters open their connections, the model answers."""
+def installed(server: BrokerModel, on_claim: Claim = lambda _: None) -> Iterator[None]:
+    """Where the adapters open their connections, the model answers.
+
+    `on_claim` hears of what a work queue hands out, as it does.
+    """
+
+    def claim(*asked: Any, **options: Any) -> Sequence[FileLease]:
+        leases = was(*asked, **options)
+        on_claim(leases)
+        return leases
+
+    was = QueueTable.claim
     changes: list[tuple[Any, str, Any]] = [
+        (QueueTable, "claim", claim),
         (QueueTable, "insert", _heard(server, QueueTable.insert)),
         # A turn that takes the loop long is noticed by a clock of the machine: there is none here.
         (sqlite_database, "time", SimpleNamespace(perf_counter=lambda: 0.0)),

@@ -1,4 +1,7 @@
-"""Deliberate bugs, each a patch: proof that the simulator would find such a bug (`--mutants`)."""
+"""Tries deliberate bugs: proof that the simulator would find such a bug (`--mutants`).
+
+A bug is a function of `tests.simulation.bugs` or a patch.
+"""
 
 import os
 import shutil
@@ -13,6 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from tests.simulation.bugs import BUGS
 from tests.simulation.draw import draw
 from tests.simulation.world import run
 
@@ -32,13 +36,14 @@ class FoundMutant(Struct, frozen=True):
 
 def find_all(names: Sequence[str], jobs: int, most: int = MOST_WORLDS) -> bool:
     """Try each mutant and print a table. Answers whether all were found."""
-    patches = [path for path in sorted(FOLDER.glob("*.patch")) if not names or path.stem in names]
-    unknown = sorted(set(names) - {path.stem for path in patches})
-    if unknown or not patches:
-        print(f"there is no mutant {', '.join(unknown)}" if unknown else f"no mutants in {FOLDER}")
+    known = all_mutants()
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        print(f"there is no mutant {', '.join(unknown)}")
         return False
-    print(f"{len(patches)} mutants, at most {most} worlds each", flush=True)
-    found = [_told(find(path, jobs, most)) for path in patches]
+    chosen = [name for name in known if not names or name in names]
+    print(f"{len(chosen)} mutants, at most {most} worlds each", flush=True)
+    found = [_told(find(name, jobs, most)) for name in chosen]
     missed = [each.name for each in found if each.worlds is None]
     print(
         f"{len(found) - len(missed)} of {len(found)} found"
@@ -47,24 +52,31 @@ def find_all(names: Sequence[str], jobs: int, most: int = MOST_WORLDS) -> bool:
     return not missed
 
 
-def find(patch: Path, jobs: int, most: int) -> FoundMutant:
+def all_mutants() -> list[str]:
+    return sorted([*BUGS, *(path.stem for path in FOLDER.glob("*.patch"))])
+
+
+def find(name: str, jobs: int, most: int) -> FoundMutant:
     """Run worlds with this bug until one breaks a rule that it does not break without."""
-    began = time.monotonic()
+    if name in BUGS:
+        return _find(name, ROOT, ["--bug", name, "--jobs", str(jobs)], most)
     with _copy() as tree:
-        problem = refusal(patch, tree, is_dry=False)
+        problem = refusal(FOLDER / f"{name}.patch", tree, is_dry=False)
         if problem is not None:
-            return FoundMutant(patch.stem, None, 0.0, problem)
-        tried = 0
-        while tried < most:
-            worlds, seed, problem = _search(tree, FIRST_SEED + tried, most - tried, jobs)
-            if seed is None:
-                return FoundMutant(patch.stem, None, time.monotonic() - began, problem)
-            if not run(draw(seed)).violations:
-                return FoundMutant(patch.stem, tried + worlds, time.monotonic() - began, problem)
-            tried = seed + 1 - FIRST_SEED
-    return FoundMutant(
-        patch.stem, None, time.monotonic() - began, "only what breaks without it, too"
-    )
+            return FoundMutant(name, None, 0.0, problem)
+        return _find(name, tree, ["--jobs", str(jobs)], most)
+
+
+def _find(name: str, tree: Path, options: Sequence[str], most: int) -> FoundMutant:
+    began, tried = time.monotonic(), 0
+    while tried < most:
+        worlds, seed, problem = _search(tree, FIRST_SEED + tried, most - tried, options)
+        if seed is None:
+            return FoundMutant(name, None, time.monotonic() - began, problem)
+        if not run(draw(seed)).violations:
+            return FoundMutant(name, tried + worlds, time.monotonic() - began, problem)
+        tried = seed + 1 - FIRST_SEED
+    return FoundMutant(name, None, time.monotonic() - began, "only what breaks without it, too")
 
 
 def refusal(patch: Path, tree: Path = ROOT, *, is_dry: bool = True) -> str | None:
@@ -85,12 +97,13 @@ def refusal(patch: Path, tree: Path = ROOT, *, is_dry: bool = True) -> str | Non
     return f"the patch does not apply any more: {applied.stdout.strip()}"
 
 
-def _search(tree: Path, first: int, most: int, jobs: int) -> tuple[int, int | None, str]:
+def _search(
+    tree: Path, first: int, most: int, options: Sequence[str]
+) -> tuple[int, int | None, str]:
     """The number of worlds, the seed of the one that broke a rule (None: none did), and what."""
     command = [sys.executable, "-m", "tests.simulation", "--until-found"]
-    options = ["--first", str(first), "--seeds", str(most), "--jobs", str(jobs)]
     ran = subprocess.run(
-        command + options,
+        [*command, "--first", str(first), "--seeds", str(most), *options],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree)},
         capture_output=True,

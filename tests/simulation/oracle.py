@@ -7,14 +7,15 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.core.dead_letter import Reason
 from router.core.message import Message, Mode
 from router.core.outcome import Answer, Cause, NoReply, Reply
+from tests.simulation.attempt_check import AttemptCheck
 from tests.simulation.command_check import CommandCheck
 from tests.simulation.events import Answered, Book, Sent
 from tests.simulation.loop import Process
 from tests.simulation.plan import (
     DEDUP_WINDOW,
-    DROPPED_POOL,
     HIGH,
     POOLS,
     SETTLED_WITHIN,
@@ -24,6 +25,7 @@ from tests.simulation.plan import (
     Kind,
     WorldPlan,
 )
+from tests.simulation.traffic_check import TrafficCheck
 
 HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
 BREAKER_FORGOTTEN: Final = 3600.0
@@ -114,6 +116,8 @@ class Oracle(Book):
     ) -> None:
         super().__init__(plan, now, wall)
         self.commands = CommandCheck(self)
+        self.traffic = TrafficCheck(self)
+        self.attempts = AttemptCheck(self)
         self._by_content = {body.content: body for body in plan.bodies}
         self._open: Counter[tuple[str, ...]] = Counter()
         self._circuits: defaultdict[tuple[str, int], _Circuit] = defaultdict(_Circuit)
@@ -125,8 +129,6 @@ class Oracle(Book):
             number for step in plan.steps if step.act is not Act.CANCEL for number in step.bodies
         )
         self._places = _places(plan)
-        self.is_pool_back = False  # a pool was dropped and came back: some of it is elsewhere
-        self._changes_pools = any(step.act is Act.POOLS for step in plan.steps)
 
     # What targets see.
 
@@ -145,12 +147,15 @@ class Oracle(Book):
         pool = post.message.pool or ""
         self._open[name, "pool", pool] += 1
         limit = POOLS.get(pool)
-        if limit and self._open[name, "pool", pool] > limit and not self._changes_pools:
+        is_touched = pool in self.changed_pools
+        if limit and self._open[name, "pool", pool] > limit and not is_touched:
             self.violate("POOL-6", f"{self._open[name, 'pool', pool]} requests at once in {pool}")
         circuit = self._circuits[name, body.host]
         if problem := circuit.start(post.started):
             self.violate("MED-4", f"{problem} to t{body.host}")
         post.epoch = circuit.epoch
+        self.traffic.posted(name, body, circuit.epoch)
+        self.attempts.posted(name, body)
         self._note_rate(post, body)
         self.commands.posted(body, post.message)
         if self._holders.get(body.number, post.process) is not post.process:
@@ -171,6 +176,8 @@ class Oracle(Book):
             ok, error_of = False, post.message.id
         circuit = self._circuits[post.process.name, body.host]
         circuit.end(post.epoch, self.now(), ok=ok, error_of=error_of)
+        self.traffic.answered(post.process.name, body, circuit.epoch, answer, post.started)
+        self.attempts.answered(post.process.name, body, answer)
 
     def accepted(self, post: SimPost) -> None:
         body = self._body_of(post)
@@ -201,14 +208,12 @@ class Oracle(Book):
         # Brokers without a place for a time get it in the body: each publication is another one.
         if body.wish.delay is None or self.plan.kind in WORK_QUEUES:
             yield (name, "message", str(body.number)), "P2"
-        if message.mode is not Mode.IMMEDIATE and not (
-            self.is_pool_back and message.pool == DROPPED_POOL
-        ):
+        if message.mode is not Mode.IMMEDIATE and message.pool not in self.pools_back:
             yield (name, "group", message.pool or "", message.group or ""), "P3"
 
     def _note_rate(self, post: SimPost, body: Body) -> None:
         rate, name = self.plan.rate, post.process.name
-        if post.message.pool != "R" or rate is None or self._changes_pools:
+        if post.message.pool != "R" or rate is None or "R" in self.changed_pools:
             return
         if (name, body.number) in self._sent_before:
             return  # maybe a further try of one delivery, which needs no new permit
@@ -223,6 +228,11 @@ class Oracle(Book):
 
     # What is published and kept.
 
+    def published(self, sent: Sent) -> None:
+        super().published(sent)
+        self.traffic.published(sent)
+        self.attempts.published(sent)
+
     def cancelled(self, number: int) -> None:
         """It was confirmed: unless its lease may have been lost, nobody is sending it."""
         self.note("cancelled:", number)
@@ -236,13 +246,14 @@ class Oracle(Book):
     def find(self, content: bytes) -> Body | None:
         return self._by_content.get(content) or self.commands.find(content)
 
-    def letter_kept(self, content: bytes) -> None:
+    def letter_kept(self, content: bytes, reason: Reason) -> None:
         body = self.find(content)
         if body is None:
             self.violate("DLQ-1", f"a letter holds what nobody published: {content!r}")
             return
-        self.note("kept as a dead letter:", body.number)
+        self.note("kept as a dead letter:", body.number, f"({reason.value})")
         self.kept[body.number].append(self.now())
+        self.attempts.letter_kept(body, reason)
 
     # What must hold in the end.
 
@@ -257,7 +268,7 @@ class Oracle(Book):
         for sent in self.sent:
             self._judge_publication(sent, in_store)
         self._judge_places()
-        if self.plan.kind in HOLDS_GROUPS and not self._changes_pools:
+        if self.plan.kind in HOLDS_GROUPS:
             self._judge_order()
 
     def _judge_publication(self, sent: Sent, in_store: set[int]) -> None:
@@ -337,14 +348,15 @@ class Oracle(Book):
         for line in lines.values():
             for first, second in itertools.combinations(line, 2):
                 if first.answered_at <= second.at:
-                    self._judge_pair(first.body.number, second.body.number)
+                    self._judge_pair(first.body, second.body)
 
-    def _judge_pair(self, first: int, second: int) -> None:
+    def _judge_pair(self, before: Body, after: Body) -> None:
+        first, second = before.number, after.number
         never = float("inf")
         cancelled = [each.began for each in self.cancels[first]]
         ended = min([*self.acceptances[first], *self.kept[first], *cancelled], default=never)
         passed = min(self.acceptances[second], default=never)
-        if passed < ended:
+        if passed < min(ended, self.changed_pools.get(after.pool or "", never)):
             self.violate("FIFO-1", f"body {second} was delivered before body {first} of its group")
 
 

@@ -18,7 +18,8 @@ START: Final = 1_800_000_000.0  # the wall clock, when a world begins
 HIGH: Final = 9  # the priority that passes the rest of a group
 REPLIES: Final = "replies"  # the queue that replies go to
 HOSTS: Final = 3
-DROPPED_POOL: Final = "P"  # by a change of the pools
+RETRY_SCHEDULE: Final = (1.0, 5.0, 12.0)  # seconds
+DROPPED_POOL: Final = "P"  # by most changes of the pools
 POOLS: Final = {"P": 1, "Q": 3, "R": 20}  # concurrency; R has a rate limit
 
 
@@ -51,6 +52,8 @@ class Mood(StrEnum):
     BUSY = "503 with Retry-After"
     LIMITS = "429"
     DEFERS = "ack:false"
+    CAPACITY = "503 above so many at once"
+    SILENCE = "asks for silence"  # by 429 or 503 with Retry-After
 
 
 class Act(StrEnum):
@@ -222,6 +225,7 @@ class Step(Struct, frozen=True):
     seconds: float = 0.0
     share: float = 0.0
     batch: int = 0
+    pool: str = DROPPED_POOL  # that a change of the pools drops
 
     @property
     def is_of_a_producer(self) -> bool:
@@ -234,6 +238,8 @@ class Phase(Struct, frozen=True):
     at: float
     mood: Mood
     share: float = 1.0  # of the requests; the others are accepted
+    most: int = 0  # requests at once that CAPACITY takes, or seconds of SILENCE
+    takes: float = 0.0  # seconds more until a good answer
 
 
 class WorldPlan(Struct, frozen=True):

@@ -49,7 +49,7 @@ class SimSurroundings(Protocol):
     def new_id(self) -> str: ...
     def brokers(self, registered: BrokerRegistry, process: Process) -> Opener: ...
     def sender(self, process: Process) -> Sender: ...
-    def letter_kept(self, content: bytes) -> None: ...
+    def letter_kept(self, letter: DeadLetter) -> None: ...
 
 
 class SimStore:
@@ -63,7 +63,7 @@ class SimStore:
         if self._world.store_fails:
             raise StoreError("the disk is full")
         await self._store.put(letter)
-        self._world.letter_kept(letter.body)
+        self._world.letter_kept(letter)
 
     async def find(
         self, wanted: LetterFilter, *, limit: int, before: int | None = None

@@ -5,6 +5,7 @@ What a target does with a request it does whether or not its sender still lives.
 
 import asyncio
 import random
+from collections import Counter
 from contextvars import copy_context
 from typing import Final
 
@@ -31,7 +32,8 @@ class Targets:
     def __init__(self, rng: random.Random, phases: tuple[tuple[Phase, ...], ...]) -> None:
         self._rng = rng
         self._phases = phases
-        self._context = copy_context()  # of nobody: what happens here outlives who asked for it
+        self._open: Counter[int] = Counter()  # requests that are being worked on, by host
+        self.context = copy_context()  # of nobody: what happens here outlives who asked for it
         self.is_peaceful = False
 
     def script(self, host: int, now: float) -> Script:
@@ -40,7 +42,21 @@ class Targets:
         chance = self._rng.random()
         if self.is_peaceful or chance >= phase.share:
             return Script(takes, Reply(200), accepts=True)
+        if phase.mood is Mood.CAPACITY:
+            return self._script_of_capacity(host, phase, takes)
+        if phase.mood is Mood.SILENCE:
+            status = 429 if chance < phase.share / 2 else 503
+            return Script(takes, Reply(status, retry_after=str(phase.most)), accepts=False)
         return _script(phase.mood, takes)
+
+    def _script_of_capacity(self, host: int, phase: Phase, takes: float) -> Script:
+        if self._open[host] >= phase.most:
+            return Script(min(takes, QUICK[1]), Reply(503), accepts=False)
+        takes += phase.takes
+        self._open[host] += 1
+        loop = asyncio.get_running_loop()
+        loop.call_later(takes, self._open.subtract, (host,), context=self.context)
+        return Script(takes, Reply(200), accepts=True)
 
 
 _ANSWERS: Final[dict[Mood, Answer]] = {
@@ -87,7 +103,7 @@ class SimSender:
         self._oracle.post_started(current)
         if script.accepts:
             loop.call_later(
-                script.takes, self._oracle.accepted, current, context=self._targets._context
+                script.takes, self._oracle.accepted, current, context=self._targets.context
             )
         answer: Answer | None = None
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.__main__ import Choice, explain, worlds
+from tests.simulation.bugs import BUGS, planted
 from tests.simulation.draw import draw
 from tests.simulation.mutants import FOLDER, refusal
 from tests.simulation.plan import Kind
@@ -46,6 +47,13 @@ def test_other_seeds_make_other_worlds() -> None:
 @pytest.mark.parametrize("patch", sorted(FOLDER.glob("*.patch")), ids=lambda patch: patch.stem)
 def test_each_mutant_is_a_patch_of_the_code_as_it_is(patch: Path) -> None:
     assert refusal(patch) is None
+
+
+@pytest.mark.rule("SIM-2")
+@pytest.mark.parametrize("name", sorted(BUGS))
+def test_each_bug_is_one_of_the_code_as_it_is(name: str) -> None:
+    with planted(name):
+        assert BUGS[name].__doc__
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
@@ -20,8 +21,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
+from router.brokers.sqlite.queue_table import FileLease
 from router.brokers.workers import Liveness, Machine
 from router.core.config import PoolConfig, QueueConfig, RetryPolicy, RoutingConfig, Schedule
+from router.core.dead_letter import DeadLetter
 from router.ports import Sender
 from tests.simulation.command_check import is_reply
 from tests.simulation.events import Violation
@@ -33,9 +36,9 @@ from tests.simulation.network import Mishap, Weather
 from tests.simulation.networked import NetworkedServer, Opener
 from tests.simulation.oracle import Oracle
 from tests.simulation.plan import (
-    DROPPED_POOL,
     POOLS,
     REPLIES,
+    RETRY_SCHEDULE,
     START,
     WORK_QUEUES,
     Act,
@@ -51,7 +54,6 @@ PEACE: Final = 3 * 3600.0
 LOOK_EVERY: Final = 5.0
 SILENCE: Final = 30.0  # a server cuts off who stands still for longer
 STALLS_WITHIN: Final = 300.0
-RETRY_SCHEDULE: Final = (1.0, 5.0, 12.0)
 RESTARTS: Final = 0.2  # below that share, the broker itself was restarted
 
 
@@ -177,15 +179,13 @@ class World:
     def brokers(self, registered: BrokerRegistry, process: Process) -> Opener:
         if isinstance(self.server, NetworkedServer):
             return self.server.brokers(self._fence.around(registered, process))
-        if self.plan.kind is Kind.SQLITE:
-            return self._fence.around(registered, process)
-        return registered
+        return self._fence.around(registered, process)
 
     def sender(self, process: Process) -> Sender:
         return SimSender(self._targets, self.oracle, process)
 
-    def letter_kept(self, content: bytes) -> None:
-        self.oracle.letter_kept(content)
+    def letter_kept(self, letter: DeadLetter) -> None:
+        self.oracle.letter_kept(letter.body, letter.reason)
 
     # The course of the world.
 
@@ -199,7 +199,7 @@ class World:
         self._fence = Fence(self.oracle)
         self.server = make_server(self.plan.kind, self.weather)
         self.server.on_put = self._put
-        with installed(self.server):
+        with installed(self.server, self._claimed):
             for queue in (*self.config.queues, *self.config.reply_queues):
                 self.server.make(place_of(queue))
             for index in range(self.plan.routers):
@@ -243,8 +243,13 @@ class World:
     async def _check_books(self) -> None:
         while True:
             await asyncio.sleep(0.7)
-            for router in self._living():
+            living = self._living()
+            for router in living:
                 self._check_book(router)
+                if not router.process.is_frozen:
+                    self.oracle.traffic.look(router.process.name, router.manager)
+            if len(living) == self.plan.routers:
+                self.oracle.traffic.reach([router.manager for router in living])
 
     def _check_book(self, router: SimRouter) -> None:
         manager = router.manager
@@ -252,7 +257,11 @@ class World:
             self.oracle.violate(
                 "OPS-6", f"{manager.registry.unaccounted} hand-overs unaccounted for"
             )
-        for pool in manager.pools.values():
+        held = Counter(job.pool for job in manager.registry.tracker)
+        for pool in (*manager.pools.values(), *manager.pools.draining.values()):
+            if pool.held != held[pool]:
+                text = f"pool {pool.code} counts {pool.held} jobs, not {held[pool]}"
+                self.oracle.violate("POOL-1", text)
             if pool.queued > pool.capacity + pool.config.concurrency:  # whose POSTs just ended
                 self.oracle.violate("POOL-1", f"pool {pool.code} holds {pool.queued}")
 
@@ -286,6 +295,9 @@ class World:
 
     def _put(self, queue: str, content: bytes) -> None:
         self.oracle.commands.put(queue, content, is_reply=is_reply(queue))
+
+    def _claimed(self, leases: Sequence[FileLease]) -> None:
+        self._fence.claimed(leases)  # of the queue as it is now
 
     def _judge_commands(self) -> None:
         is_work_queue = self.plan.kind in WORK_QUEUES
@@ -407,10 +419,12 @@ class World:
         """A pool is taken out of the configuration, and comes back."""
         without = replace(
             self.config,
-            pools=tuple(pool for pool in self.config.pools if pool.code != DROPPED_POOL),
+            pools=tuple(pool for pool in self.config.pools if pool.code != step.pool),
         )
+        self.oracle.changed_pools.setdefault(step.pool, self._loop.now)
         for config in (without, self.config):
-            self.oracle.is_pool_back |= config is self.config
+            if config is self.config:
+                self.oracle.pools_back.add(step.pool)
             router = self._routers[step.router]
             if router is not None and router.is_ready and not router.process.is_frozen:
                 with suppress(TimeoutError):

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from router.core.gate import Gate
-from router.core.job import Job, Return
-from router.core.lanes import Flow, Lane
 from router.core.returning import ReturnReason
 from router.engine import pool as pools
 from router.engine import targets
 from router.engine.flow import Ask, FlowControl
+from router.engine.job import Job, Return
+from router.engine.lanes import Flow, Lane
 from router.engine.pool import ProcessPool
 from router.ports import Traits
 

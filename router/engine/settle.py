@@ -173,8 +173,8 @@ class Settler:
         if fate is not Fate.DELIVERED:
             for job in ended:
                 job.batch.left -= 1
-        for job in followed:
-            _end_followers(job, fate)
+        if followed:
+            _end_followers(followed, fate)
         self.ended.ring()
 
     # ACKs.
@@ -501,13 +501,14 @@ class Settler:
             fate = Fate.FORFEITED if received.handle in unsettled else Fate.RETURNED
             self.deps.registry.finish_unread(received, fate, self.counts, self.now())
 
-    def readmit(self, received: ReceivedMessage) -> None:
-        """Dispatch it as if it had just arrived."""
+    def readmit(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Dispatch them as if they had just arrived together."""
         if self.is_stopping:
-            self.reject([received])
+            self.reject(messages)
             return
-        self.deps.registry.release_untracked(received)
-        unroutable = self.dispatch([received])
+        for received in messages:
+            self.deps.registry.release_untracked(received)
+        unroutable = self.dispatch(messages)
         if unroutable:
             self.spawn(self.clear(unroutable), "refuse")
 
@@ -516,13 +517,22 @@ def _id(job: Job) -> dict[str, object]:
     return {"message_id": job.message.id}
 
 
-def _end_followers(job: Job, fate: Fate) -> None:
-    """End what waited for a job as that ended, or dispatch it (ROUTE-2, ROUTE-3)."""
-    for each in job.followers:
-        settler, received = each.settler, each.received
-        is_same = received.broker_id is not None and received.broker_id == job.received.broker_id
-        is_dead = fate is Fate.DEAD_LETTERED and (is_same or each.shares_failure)
-        if fate is Fate.DELIVERED or is_dead:
-            settler.ack_copy(received, job.error, job.ending)
-        else:
-            settler.readmit(received)
+def _end_followers(jobs: Sequence[Job], fate: Fate) -> None:
+    """End what waited for these jobs as they ended, or dispatch it (ROUTE-2, ROUTE-3).
+
+    What is dispatched is one batch: returned one by one, a group would lose its order.
+    """
+    again: dict[Settler, list[ReceivedMessage]] = {}
+    for job in jobs:
+        for each in job.followers:
+            settler, received = each.settler, each.received
+            is_same = (
+                received.broker_id is not None and received.broker_id == job.received.broker_id
+            )
+            is_dead = fate is Fate.DEAD_LETTERED and (is_same or each.shares_failure)
+            if fate is Fate.DELIVERED or is_dead:
+                settler.ack_copy(received, job.error, job.ending)
+            else:
+                again.setdefault(settler, []).append(received)
+    for settler, messages in again.items():
+        settler.readmit(messages)

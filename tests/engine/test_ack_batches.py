@@ -177,3 +177,29 @@ async def test_a_copy_that_waited_is_returned_by_a_queue_that_goes() -> None:
 
         assert sender.ids == ["a"]
         assert queue.nacked == [(5, "old", 30), (9, "new", 0)]
+
+
+@pytest.mark.rule("ROUTE-2", "FIFO-1")
+async def test_redeliveries_that_waited_for_the_nack_of_their_group_keep_its_order() -> None:
+    queue = ScriptedQueue(lease_seconds=30, takes={"nack": 4})
+    sender = FakeSender(takes=1)
+    sender.script("a", DEFER, DEFER)
+    messages = [(body(name, messageGroupId="g"), str(number)) for number, name in enumerate("ab")]
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)):
+        for hand_over in ("old", "new"):
+            queue.hand_over(
+                *(
+                    handed(content, f"{hand_over} {number}", number, lease=30)
+                    for content, number in messages
+                )
+            )
+            await asyncio.sleep(2)
+        await asyncio.sleep(10)
+
+        assert sender.ids == ["a", "a"]
+        assert queue.nacked == [
+            (5, "old 0", 30),
+            (5, "old 1", 10),
+            (10, "new 0", 30),
+            (10, "new 1", 10),
+        ]

@@ -163,7 +163,7 @@ async def test_a_copy_that_waits_for_others_to_be_returned_is_lost_with_the_conn
         copy = handed(body("c"), "copy", "3")
         rig.manager.registry.receive(1, settler.counts, now())
         rig.manager.registry.hold_untracked(copy)
-        settler.readmit(copy)  # as when the message that it is a copy of has ended
+        settler.readmit([copy])  # as when the message that it is a copy of has ended
         await asyncio.sleep(10)
 
         assert queue.nacked == []

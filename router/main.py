@@ -33,7 +33,7 @@ from router.core.config_plan import Plan
 from router.core.state import RouterState
 from router.core.timestamps import Tsids
 from router.core.trace import UNRECORDED
-from router.core.warnings import WarningBook
+from router.core.warnings import Code, Severity, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.beat import Beat, ScheduleState
 from router.engine.breaker import Breaker, Breakers
@@ -83,6 +83,7 @@ class Router:
         new_id: Callable[[], str],
     ) -> None:
         self._settings, self._notifier, self._lag = settings, notifier, LoopLag()
+        self._sender = ports.sender
         alerts, publishing, store = manager.deps.alerts, manager.deps.publishing, ports.store
         self.port = 0  # of the API
         self.manager = manager
@@ -104,6 +105,7 @@ class Router:
             lag=self._lag,
             wall=time.time,
             tracer=ports.tracer,
+            credentials=ports.credential_states,
             dropped_logs=dropped_lines,
         )
         self.beat = Beat(
@@ -185,6 +187,9 @@ class Router:
             raise SyncFailed("MESSAGE_ROUTER_ENABLED is false")
         if self.reader.shutting_down:
             raise SyncFailed("the router is shutting down")
+        warn = self.manager.deps.alerts.of("ConfigSync")
+        for flaw in self._sender.use(config.targets):
+            warn(Code.CREDENTIALS, flaw, Severity.CRITICAL)
         return await self.election.apply(config)
 
 

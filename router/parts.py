@@ -8,7 +8,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Final
@@ -19,13 +19,16 @@ from router.api.server import listen
 from router.brokers import BrokerRegistry
 from router.brokers.workers import THIS_MACHINE
 from router.core.config import QueueConfig
+from router.core.credentials import BadCredentials
 from router.core.leadership import Leadership
+from router.core.state import CredentialState
 from router.core.target import PROCESS, Target, TargetPolicy
-from router.core.warnings import Code
+from router.core.warnings import Code, Severity
 from router.curl.loop import CurlOptions
 from router.engine.alerts import Alerts
 from router.engine.notifier import Notifier
 from router.locks import LockRequest, open_lock
+from router.outbound.credentials import CredentialStore, Warnings
 from router.outbound.http_sender import HttpSender
 from router.outbound.notifications import open_channels
 from router.outbound.process import BadExecutors, Executor, read_executors
@@ -54,6 +57,7 @@ class Ports:
     shares: runtime.Shares
     tracer: Tracer | None
     sender: HttpSender
+    credentials: CredentialStore | None  # None: there is no file
     executors: Mapping[str, Executor]
     tasks: ProcessTasks | None  # None: there are no executors
 
@@ -61,6 +65,9 @@ class Ports:
     def longest_task(self) -> float:
         """Return how many seconds the run of a process may take."""
         return max((each.longest_run for each in self.executors.values()), default=0.0)
+
+    def credential_states(self) -> Sequence[CredentialState]:
+        return () if self.credentials is None else self.credentials.states
 
     def refuse(self, target: Target, queue: QueueConfig) -> str | None:
         """Return why messages of this queue may not go there, as far as can be seen."""
@@ -80,6 +87,7 @@ async def open_ports(
         except OSError as error:
             text = f"MEDIATOR_EXECUTORS_FILE: processes cannot be started: {error}"
             raise BadSetting(text) from None
+    credentials = credentials_of(settings, alerts)
     listener = stack.enter_context(listen(settings.host, settings.port))
     policy = target_policy(settings, listener)
     store = await stack.enter_async_context(open_letters(settings))
@@ -110,8 +118,14 @@ async def open_ports(
         shares=shares,
         tracer=await stack.enter_async_context(open_tracer(settings, instance)),
         sender=await stack.enter_async_context(
-            HttpSender(policy, options, leadership=leadership if lock else None)
+            HttpSender(
+                policy,
+                options,
+                leadership=leadership if lock else None,
+                credentials=credentials,
+            )
         ),
+        credentials=credentials,
         executors=executors,
         tasks=tasks,
     )
@@ -153,6 +167,23 @@ def executors_of(settings: Settings) -> Mapping[str, Executor]:
         return read_executors(settings.executors_file)
     except BadExecutors as error:
         raise BadSetting(f"MEDIATOR_EXECUTORS_FILE: {error}") from None
+
+
+def credentials_of(settings: Settings, alerts: Alerts) -> CredentialStore | None:
+    """Return the router's own credentials for targets. Raises BadSetting."""
+    if settings.credentials_file is None:
+        return None
+
+    def raise_(source: str, code: str, text: str, severity: Severity) -> None:
+        alerts.of(source)(code, text, severity)
+
+    def withdraw(source: str, code: str) -> None:
+        alerts.withdraw(code, source)
+
+    try:
+        return CredentialStore(settings.credentials_file, Warnings(raise_, withdraw))
+    except BadCredentials as error:
+        raise BadSetting(f"MESSAGE_ROUTER_CREDENTIALS_FILE: {error}") from None
 
 
 async def open_leader_lock(stack: AsyncExitStack, settings: Settings, instance: str) -> Lock | None:

@@ -145,6 +145,9 @@ class Settings:
     proxy: str | None = optional("MEDIATOR_PROXY", url("http", "https", "socks5", "socks5h"),
         "proxy for deliveries. It connects to the targets, so the router does not check the "
         "addresses that their names stand for", secret=True)
+    credentials_file: Path | None = optional("MESSAGE_ROUTER_CREDENTIALS_FILE", directory,
+        "file with the router's own credentials for targets, and the hosts that they may go to; if "
+        "not set: none")
     executors_file: Path | None = optional("MEDIATOR_EXECUTORS_FILE", directory,
         "file that defines which processes messages may run; if not set: none")
     dedup_window: float = env("MESSAGE_ROUTER_DEDUP_WINDOW", seconds(0, _DAY_SECONDS), "5m",

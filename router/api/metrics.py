@@ -157,6 +157,20 @@ ROUTER_METRICS: Final[Sequence[Family[RouterState]]] = (
         lambda router: router.refusals.items(),
     ),
     Family(
+        "gauge credentials_ok{name}",
+        "Whether credentials for targets can be used: 1 or 0",
+        lambda router: (((each.name,), int(each.ok)) for each in router.credentials),
+    ),
+    Family(
+        "gauge certificate_expiry_timestamp_seconds{name}",
+        "When the client certificate of credentials expires",
+        lambda router: (
+            ((each.name,), each.certificate_expires_at)
+            for each in router.credentials
+            if each.certificate_expires_at is not None
+        ),
+    ),
+    Family(
         "gauge event_loop_lag_seconds",
         "Longest delay of the event loop in the last 30 to 60 seconds",
         lambda router: [((), router.loop_lag)],

@@ -160,6 +160,17 @@ class TargetsReset(ResponseModel):
     reset: int = as_is(1)
 
 
+class CredentialView(ResponseModel):
+    name: str = as_is("partner")
+    type: str = as_is("oauth2")
+    hosts: list[str] = as_is(["api.partner.com"], "Where its secret may go")
+    ok: bool = as_is(example=True)
+    error: str = as_is("", "What is wrong; empty if nothing is")
+    uses: int = as_is(1204, "Requests since the start")
+    expires_at: Time | None = as_is(AT, "Of its token; null if it has none")
+    certificate_expires_at: Time | None = as_is(None, "Null if it has no certificate")
+
+
 class ConsumerHealth(ResponseModel):
     queue: str = as_is("orders")
     connection: int = as_is(1, "Counted from 1")
@@ -296,6 +307,12 @@ async def reset_target(router: CurrentRouter, origin: str) -> TargetsReset:
     """
     router.controls.reset_target(origin)
     return TargetsReset(reset=1)
+
+
+@routes.get("/credentials")
+async def credentials(router: CurrentRouter) -> list[CredentialView]:
+    """Show the router's own credentials for targets, never a secret."""
+    return [CredentialView.model_validate(each) for each in router.state().credentials]
 
 
 @routes.get("/consumer-health")

@@ -1,4 +1,4 @@
-"""The routing configuration: queues, how they are named, pools, and schedules (CMD-10).
+"""The routing configuration: queues, their names, pools, schedules (CMD-10), targets (TGT-1).
 
 Documents are read in `config_document`; what a new configuration changes is in `config_plan`.
 """
@@ -24,6 +24,7 @@ MAX_CONCURRENCY: Final = 10_000  # workers; a pool's memory grows with it (POOL-
 EMBEDDED_QUEUE: Final = "default"
 EMBEDDED_FILE: Final = "queue.db"
 MAX_SCHEDULES: Final = 1_000
+MAX_TARGETS: Final = 1_000
 # How far a last tick may be ahead of the clock: an interval, within these bounds. The clocks of
 # replicas differ.
 MIN_LEAD_SECONDS: Final = 60
@@ -158,11 +159,30 @@ class Schedule(Struct, frozen=True, kw_only=True):
         )
 
 
+class TargetConfig(Struct, frozen=True, kw_only=True):
+    """How requests to one target are made, and how many it gets from all pools (TGT-1)."""
+
+    name: str
+    match: str  # origin and path prefix, without a slash at its end
+    credentials: str | None = None  # the name of an entry of the credentials file (TGT-3)
+    headers: tuple[tuple[str, str], ...] = ()
+    timeout: float | None = None  # seconds; None: the pool's
+    http_version: str | None = None  # None: as for all targets
+    concurrency: int | None = None  # requests at once; None: no ceiling
+    rate_per_minute: int | None = None  # likewise
+
+    @property
+    def burst(self) -> int:
+        """How many may be sent at once: a second's worth. Targets count for themselves (TGT-2)."""
+        return max((self.rate_per_minute or 0) // 60, 1)
+
+
 class RoutingConfig(Struct, frozen=True):
     queues: tuple[QueueConfig, ...] = ()
     pools: tuple[PoolConfig, ...] = ()
     reply_queues: tuple[QueueConfig, ...] = ()  # published to, never consumed (CMD-3)
     schedules: tuple[Schedule, ...] = ()  # CMD-10
+    targets: tuple[TargetConfig, ...] = ()  # TGT-1
 
 
 DEFAULT_POOL_CONFIG: Final = PoolConfig(code=DEFAULT_POOL, concurrency=20)  # unless named

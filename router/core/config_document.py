@@ -17,6 +17,7 @@ from router.core.config import (
     DEFAULT_POOL_CONFIG,
     EMBEDDED_QUEUE,
     MAX_SCHEDULES,
+    MAX_TARGETS,
     QueueConfig,
     QueueNames,
     RoutingConfig,
@@ -35,8 +36,10 @@ from router.core.config_entry import (
     read_queue,
     read_reply_queue,
     read_schedule,
+    read_target_entry,
     reply_entry,
     schedule_entry,
+    target_entry,
 )
 from router.core.message import LEVELS_AROUND, is_given, is_too_deep
 from router.core.warnings import Code
@@ -87,10 +90,11 @@ def read_document(body: bytes, naming: QueueNames) -> Document:
     read_reply = partial(read_reply_queue, naming=naming)
     replies = _Section("replyQueues", Code.QUEUE_VALIDATION, queue_identity, read_reply)
     schedules = _Section("schedules", Code.CONFIGURATION, by_name, read_schedule, MAX_SCHEDULES)
+    targets = _Section("targets", Code.CONFIGURATION, by_name, read_target_entry, MAX_TARGETS)
     config = RoutingConfig(
-        queues.read(top), pools.read(top), replies.read(top), schedules.read(top)
+        queues.read(top), pools.read(top), replies.read(top), schedules.read(top), targets.read(top)
     )
-    sections = (queues, pools, replies, schedules)
+    sections = (queues, pools, replies, schedules, targets)
     problems = (*whole.problems, *(each for part in sections for each in part.reported()))
     skipped = {part.name: part.skipped for part in sections if part.skipped}
     return Document(config=config, problems=problems, skipped=skipped)
@@ -105,6 +109,11 @@ def as_document(config: RoutingConfig) -> Mapping[str, object]:
             {"replyQueues": [*map(reply_entry, config.reply_queues)]} if config.reply_queues else {}
         ),
         **({"schedules": [*map(schedule_entry, config.schedules)]} if config.schedules else {}),
+        **(
+            {"targets": [msgspec.to_builtins(target_entry(each)) for each in config.targets]}
+            if config.targets
+            else {}
+        ),
     }
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes one entry of a configuration document: a queue, a pool or a schedule.
+"""Reads and writes one entry of a configuration document: a queue, pool, schedule or target.
 
 A number that is too large is cut and noted; any other error makes the entry a bad one.
 """
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
@@ -25,11 +25,15 @@ from router.core.config import (
     RetryPolicy,
     Route,
     Schedule,
+    TargetConfig,
     effective_concurrency,
 )
+from router.core.headers import BadHeader, check_headers
 from router.core.message import CONTROL, Malformed, parse
 from router.core.redact import mask_urls, public_uri
 from router.core.returning import MAX_DELAY_SECONDS
+from router.core.target import BadTarget, read_target
+from router.core.target_table import has_dots
 from router.core.warnings import Code
 
 MAX_NAME_CHARACTERS: Final = 512
@@ -504,6 +508,71 @@ def schedule_entry(schedule: Schedule) -> dict[str, object]:
     }
 
 
+class _TargetEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z")]
+    match: str
+    credentials: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\Z")] | None = None
+    headers: dict[str, str] | None = None
+    timeout_ms: Number | None = None
+    http_version: Literal["HTTP_1_1", "HTTP_2"] | None = None
+    concurrency: Number | None = None
+    rate_limit_per_minute: Number | None = None
+
+
+def read_target_entry(raw: object, notes: Notes) -> TargetConfig:
+    """Read an entry of `targets` (TGT-1), or raise BadEntry with the field that is wrong."""
+    entry = convert_entry(raw, _TargetEntry)
+    timeout_ms = notes.whole("timeoutMs", entry.timeout_ms, MAX_TIMEOUT_MS)
+    try:
+        headers = check_headers(entry.headers or {})
+    except BadHeader as error:
+        raise BadEntry("headers", str(error)) from None
+    rate = notes.whole("rateLimitPerMinute", entry.rate_limit_per_minute, MAX_RATE_PER_MINUTE)
+    return TargetConfig(
+        name=entry.name,
+        match=_read_match(entry.match),
+        credentials=entry.credentials,
+        headers=headers,
+        timeout=None if timeout_ms is None else timeout_ms / 1000,
+        http_version=entry.http_version,
+        concurrency=notes.whole("concurrency", entry.concurrency, MAX_CONCURRENCY),
+        rate_per_minute=rate,
+    )
+
+
+def _read_match(match: str) -> str:
+    """Return the origin and the path that URLs of a target begin with."""
+    try:
+        target = read_target(match)
+    except BadTarget as error:
+        raise BadEntry("match", str(error)) from None
+    if target.scheme not in {"http", "https"}:
+        raise BadEntry("match", "must begin with https:// or http://")
+    if target.has_credentials:
+        raise BadEntry("match", "must not have credentials")
+    if not match.isascii():
+        raise BadEntry("match", "must be ASCII: percent-encode the path")
+    parts = urlsplit(match)
+    if "?" in match or "#" in match:
+        raise BadEntry("match", "must not have a query or a fragment")
+    if has_dots(parts.path):
+        raise BadEntry("match", "must not have `.` or `..` in its path")
+    return target.origin + parts.path.rstrip("/")
+
+
+def target_entry(target: TargetConfig) -> _TargetEntry:
+    return _TargetEntry(
+        name=target.name,
+        match=target.match,
+        credentials=target.credentials,
+        headers=dict(target.headers) or None,
+        timeout_ms=None if target.timeout is None else round(target.timeout * 1000),
+        http_version=cast("Literal['HTTP_1_1', 'HTTP_2'] | None", target.http_version),
+        concurrency=target.concurrency,
+        rate_limit_per_minute=target.rate_per_minute,
+    )
+
+
 def _keys(entry_type: type[Struct]) -> frozenset[str]:
     return frozenset(entry_type.__struct_encode_fields__)
 
@@ -514,5 +583,6 @@ KEYS: Final = {
     "replyQueues": _keys(_QueueEntry),
     "processingPools": _keys(_PoolEntry),
     "schedules": _keys(_ScheduleEntry),
+    "targets": _keys(_TargetEntry),
     "retry": _keys(_RetryEntry),
 }

@@ -18,6 +18,7 @@ from router.core.config import (
     Route,
     RoutingConfig,
     Schedule,
+    TargetConfig,
     with_reply_names,
 )
 from router.core.config_document import MAX_PROBLEMS, BadDocument, Document, read_document
@@ -28,7 +29,7 @@ from router.core.warnings import Code
 
 EMPTYING: Final = "it would remove every queue of a running router"
 
-T = TypeVar("T", QueueConfig, PoolConfig, Schedule)
+T = TypeVar("T", QueueConfig, PoolConfig, Schedule, TargetConfig)
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -41,7 +42,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     create: tuple[PoolConfig, ...] = ()
     drain: tuple[PoolConfig, ...] = ()
     change: tuple[tuple[PoolConfig, PoolConfig], ...] = ()
-    replies: tuple[str, ...] = ()  # lines about reply queues: nothing is started or stopped
+    # Lines about reply queues and targets: nothing is started or stopped.
+    replies: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Return one line per change, for people."""
@@ -53,6 +56,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             *(f"pool {new.code}: change ({_differences(old, new)})" for old, new in self.change),
             *(f"pool {pool.code}: drain" for pool in self.drain),
             *self.replies,
+            *self.targets,
         ]
 
     def as_json(self) -> Mapping[str, Mapping[str, Sequence[str]]]:
@@ -95,21 +99,26 @@ def unite(
     pools = _Union("pool", _by_name(running.pools))
     replies = _Union("reply queue", _by_name(running.reply_queues))
     schedules = _Union("schedule", _by_name(running.schedules))
+    targets = _Union("target", _by_name(running.targets))
     for source, document in documents:
         found, skipped = document.config, document.skipped
         queues.add(source, found.queues, skipped.get("queues", ()))
         pools.add(source, found.pools, skipped.get("processingPools", ()))
         replies.add(source, found.reply_queues, skipped.get("replyQueues", ()))
         schedules.add(source, found.schedules, skipped.get("schedules", ()))
+        targets.add(source, found.targets, skipped.get("targets", ()))
     apart, same = _one_consumer_each(queues.entries())
+    matched, twice = _one_entry_each(targets.entries())
     config = RoutingConfig(
         with_reply_names(apart, replies.entries()),
         tuple(pools.entries()),
         tuple(replies.entries()),
         tuple(schedules.entries()),
+        tuple(matched),
     )
-    unions = (pools, replies, schedules)
-    conflicts = [*queues.conflicts, *same, *(text for each in unions for text in each.conflicts)]
+    unions = (pools, replies, schedules, targets)
+    others = [text for each in unions for text in each.conflicts]
+    conflicts = [*queues.conflicts, *same, *others, *twice]
     if len(conflicts) > MAX_PROBLEMS:
         conflicts[MAX_PROBLEMS:] = [f"{len(conflicts) - MAX_PROBLEMS} more conflicts"]
     return config, conflicts
@@ -156,6 +165,7 @@ def plan(old: RoutingConfig, new: RoutingConfig) -> Plan:
         drain=_only_in(pools, wanted_pools),
         change=tuple(_changed(pools, wanted_pools)),
         replies=tuple(_reply_lines(old, new)),
+        targets=tuple(_target_lines(old, new)),
     )
 
 
@@ -167,6 +177,16 @@ def _reply_lines(old: RoutingConfig, new: RoutingConfig) -> Iterator[str]:
         yield f"reply queue {will.name}: change ({_differences(was, will)})"
     for queue in _only_in(before, after):
         yield f"reply queue {queue.name}: remove"
+
+
+def _target_lines(old: RoutingConfig, new: RoutingConfig) -> Iterator[str]:
+    before, after = _by_name(old.targets), _by_name(new.targets)
+    for target in _only_in(after, before):
+        yield f"target {target.name}: add ({target.match})"
+    for was, will in _changed(before, after):
+        yield f"target {will.name}: change ({_differences(was, will)})"
+    for target in _only_in(before, after):
+        yield f"target {target.name}: remove"
 
 
 def empties(old: RoutingConfig, new: RoutingConfig) -> bool:
@@ -238,6 +258,20 @@ def _one_consumer_each(queues: Iterable[QueueConfig]) -> tuple[list[QueueConfig]
     return apart, conflicts
 
 
+def _one_entry_each(targets: Iterable[TargetConfig]) -> tuple[list[TargetConfig], list[str]]:
+    """Leave out second entries for the same URLs (TGT-1)."""
+    first_names: dict[str, str] = {}
+    apart: list[TargetConfig] = []
+    conflicts: list[str] = []
+    for target in targets:
+        first = first_names.setdefault(target.match, target.name)
+        if first == target.name:
+            apart.append(target)
+        else:
+            conflicts.append(f"target {target.name!r} matches as {first!r} does, which is used")
+    return apart, conflicts
+
+
 def _by_name(entries: Iterable[T]) -> dict[str, T]:
     return {each.code if isinstance(each, PoolConfig) else each.name: each for each in entries}
 
@@ -267,7 +301,10 @@ def _without_credentials(config: RoutingConfig) -> RoutingConfig:
     return replace(config, queues=with_reply_names(queues, replies), reply_queues=replies)
 
 
-def _differences(old: QueueConfig | PoolConfig, new: QueueConfig | PoolConfig) -> str:
+Entry = QueueConfig | PoolConfig | TargetConfig
+
+
+def _differences(old: Entry, new: Entry) -> str:
     before, after = _facts(old), _facts(new)
     changes = [
         f"{name} {fact} → {after[name]}" for name, fact in before.items() if fact != after[name]
@@ -287,7 +324,7 @@ def _described(pool: PoolConfig) -> str:
     return ", ".join(f"{name} {facts[name]}" for name in shown)
 
 
-def _facts(entry: QueueConfig | PoolConfig) -> dict[str, str]:
+def _facts(entry: Entry) -> dict[str, str]:
     fields = msgspec.structs.asdict(entry).items()
     return {name.replace("_", " "): _shown(value) for name, value in fields}
 
@@ -302,7 +339,7 @@ def _shown(value: object) -> str:
             return f"{value:g} s"
         case RetryPolicy():
             return _shown_policy(value)
-        case tuple():  # routes, and names of reply queues
+        case tuple():  # routes, names of reply queues, and headers
             places = [(name, to.target if isinstance(to, Route) else to) for name, to in value]
             return ", ".join(f"{name} to {mask_urls(place)}" for name, place in places) or "none"
         case _:

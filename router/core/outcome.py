@@ -150,6 +150,7 @@ _WRONG: Final = (Code.CONFIGURATION, Severity.ERROR)
 _VERY_WRONG: Final = (Code.CONFIGURATION, Severity.CRITICAL)
 _NOT_TAKEN: Final = (Code.TARGET_REJECTED, Severity.WARN)
 _GONE: Final = (Code.TARGET_GONE, Severity.ERROR)
+_LOCKED_OUT: Final = (Code.CREDENTIALS, Severity.CRITICAL)
 _NO_RESOURCES: Final = (Code.CONFIGURATION, Severity.WARN)
 _STRANGE: Final = (Code.PROCESSING, Severity.WARN)
 _NO_RESULT: Final = (Code.MEDIATOR_NULL_RESULT, Severity.CRITICAL)
@@ -198,7 +199,7 @@ RULES: Final[Mapping[Cause, Rule]] = {
         fault=Fault.ROUTER, warning=_WRONG, about=About.ROUTER),
     Cause.NO_CREDENTIALS: Rule(
         "NoCredentials", returns=ReturnReason.NOT_SENT, was_sent=False, breaker=None,
-        fault=Fault.ROUTER, warning=_WRONG, about=About.ROUTER),
+        fault=Fault.ROUTER, warning=_LOCKED_OUT, about=About.ROUTER),
     Cause.CIRCUIT_OPEN: Rule(
         "CircuitOpen", returns=ReturnReason.PUT_OFF, was_sent=False, breaker=None),
     Cause.TARGET_PAUSED: Rule(

@@ -220,6 +220,19 @@ class TargetState(Struct, frozen=True, kw_only=True):
         return None if self.silent_until is None else max(self.silent_until - self.now, 0.0)
 
 
+class CredentialState(Struct, frozen=True, kw_only=True):
+    """What is known of the router's credentials for some targets. Never a secret (TGT-6)."""
+
+    name: str
+    type: str
+    hosts: tuple[str, ...]
+    ok: bool
+    error: str = ""
+    uses: int = 0  # requests since the start
+    expires_at: float | None = None  # Unix seconds, of a token
+    certificate_expires_at: float | None = None  # Unix seconds
+
+
 class SyncCounts(Struct, frozen=True):
     """How the syncs of the configuration went."""
 
@@ -256,6 +269,7 @@ class RouterState(Struct, frozen=True, kw_only=True):
     refusals: Mapping[tuple[str, ...], int] = {}  # requests, by origin
     target_count: int = 0
     targets: Iterable[TargetState] = ()  # a bounded number, those in trouble first
+    credentials: tuple[CredentialState, ...] = ()
     held: int = 0  # messages
     ledger: Mapping[str, int] = {}  # hand-overs: received, and by how they ended
     unaccounted: int = 0  # received, but neither ended nor held

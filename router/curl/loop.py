@@ -117,6 +117,34 @@ class CurlOptions(Struct, frozen=True, kw_only=True):
     reply_cap: int = MAX_REPLY_BYTES  # bytes of a reply that are read
 
 
+class Tls(Struct, frozen=True, eq=False):
+    """Certificates for some targets, as PEM. Bytes, not paths: libcurl compares these by what they
+    are, and would keep using connections that were opened with what a path held before.
+    """
+
+    certificate: bytes | None = None
+    private_key: bytes | None = None
+    key_password: str | None = None
+    authorities: bytes | None = None  # None: those of `new_handle`
+
+    def __repr__(self) -> str:
+        return "Tls(***)"
+
+
+class Channel:
+    """How the requests of some targets are made, if not as all others. It has its own handles."""
+
+    __slots__ = ("http_version", "idle", "method", "tls")
+
+    def __init__(
+        self, *, method: str = "POST", http_version: str | None = None, tls: Tls | None = None
+    ) -> None:
+        self.method = method
+        self.http_version = http_version  # None: that of the options
+        self.tls = tls
+        self.idle: list[_Transfer] = []
+
+
 class CurlLoop:
     """All requests under way, on one libcurl "multi" handle. Opened and closed by `async with`."""
 
@@ -135,14 +163,14 @@ class CurlLoop:
         self._looks_up = not proxy or proxy.startswith("socks5:")
         self._refuse_address = refuse_address
         self._transfers: dict[pycurl.Curl, _Transfer] = {}
-        self._idle: list[_Transfer] = []  # those of them that have nothing to do
+        self._usual = Channel()
         self._next_turn: asyncio.Handle | None = None
         self._left: dict[int, None] = {}  # sockets that the next turn begins with, in order
         self._alarm: asyncio.Handle | None = None
         self._alarm_at = 0.0  # loop time
 
     def __repr__(self) -> str:
-        idle = len(self._idle)
+        idle = sum(each.done is None for each in self._transfers.values())
         busy = len(self._transfers) - idle
         return f"CurlLoop(busy={busy}, idle={idle}, sockets={len(self._sockets)})"
 
@@ -172,8 +200,23 @@ class CurlLoop:
         self._multi.close()
         self._sockets.close()
 
-    async def post(self, url: str, headers: Headers, body: bytes, timeout: float) -> Answer:
-        """Send a POST and return the answer. Raises ValueError if libcurl cannot build it."""
+    def retire(self, channel: Channel) -> bool:
+        """Close the handles of a channel that have nothing to do. Return whether that is all."""
+        while channel.idle:
+            transfer = channel.idle.pop()
+            del self._transfers[transfer.easy]
+            transfer.easy.close()
+        return not any(each.home is channel.idle for each in self._transfers.values())
+
+    async def post(
+        self,
+        url: str,
+        headers: Headers,
+        body: bytes,
+        timeout: float,
+        channel: Channel | None = None,
+    ) -> Answer:
+        """Send a request and return the answer. Raises ValueError if libcurl cannot build it."""
         place, addresses = _place_of(url) if self._looks_up else None, None
         if place is not None:
             addresses = self._resolver.recall(place.host)
@@ -184,18 +227,23 @@ class CurlLoop:
                     return found
                 addresses = found
                 timeout -= self._loop.time() - begun
-        if not self._idle:
+        idle = (channel or self._usual).idle
+        if not idle:
             new = _Transfer(
-                self._options, self._refuse_address, self._sockets.expect_new, self._leadership
+                self._options,
+                self._refuse_address,
+                self._sockets.expect_new,
+                channel or self._usual,
+                self._leadership,
             )
             self._transfers[new.easy] = new
-            self._idle.append(new)
-        transfer = self._idle[-1]
+            idle.append(new)
+        transfer = idle[-1]
         transfer.prepare(url, headers, body, timeout)  # raises: then it is still idle
         if addresses is not None or transfer.is_pinned:
             transfer.pin(place, addresses)
         self._add_handle(transfer.easy)
-        self._idle.pop()
+        idle.pop()
         done: asyncio.Future[Answer] = self._loop.create_future()
         transfer.done = done
         if self._next_turn is None:
@@ -226,7 +274,7 @@ class CurlLoop:
     def _finish(self, transfer: "_Transfer", answer: Answer) -> None:
         """Take the handle from libcurl, which ends the request if it is still open."""
         self._remove_handle(transfer.easy)
-        self._idle.append(transfer)
+        transfer.home.append(transfer)
         done, transfer.done = transfer.done, None
         if done is not None and not done.done():  # else cancelled
             done.set_result(answer)
@@ -299,9 +347,11 @@ class _Transfer:
         options: CurlOptions,
         refuse_address: RefuseAddress,
         on_open: Callable[[], None],
+        channel: Channel,
         leadership: Leadership | None = None,
     ) -> None:
         self.easy = new_handle()
+        self.home = channel.idle  # where it is while it has nothing to do
         self._setopt = self.easy.setopt
         self._getinfo = self.easy.getinfo
         self._leadership = leadership
@@ -317,6 +367,7 @@ class _Transfer:
         self._body = bytearray()  # a list of what comes would be large if it comes byte by byte
         self._header_lines: list[bytes] = []
         self._set_up(options)
+        self._set_up_channel(channel)
 
     def prepare(self, url: str, headers: Headers, body: bytes, timeout: float) -> None:
         self._body.clear()
@@ -442,6 +493,23 @@ class _Transfer:
         setopt(pycurl.RESOLVER_START_FUNCTION, self._on_open)  # it may open some itself
         if self._leadership is not None:
             setopt(pycurl.PREREQFUNCTION, partial(_allow, self._leadership))
+
+    def _set_up_channel(self, channel: Channel) -> None:
+        setopt, tls = self._setopt, channel.tls
+        if channel.method != "POST":
+            setopt(pycurl.CUSTOMREQUEST, channel.method)
+        if channel.http_version is not None:
+            setopt(pycurl.HTTP_VERSION, _HTTP_VERSIONS[channel.http_version])
+        if tls is None:
+            return
+        if tls.certificate is not None:
+            setopt(pycurl.SSLCERT_BLOB, tls.certificate)
+            setopt(pycurl.SSLKEY_BLOB, tls.private_key)
+        if tls.key_password is not None:
+            setopt(pycurl.KEYPASSWD, tls.key_password)
+        if tls.authorities is not None:
+            setopt(pycurl.CAINFO_BLOB, tls.authorities)  # instead of CAINFO
+            self.easy.unsetopt(pycurl.CAPATH)
 
     def _on_body(self, chunk: bytes) -> int | None:
         self._body += chunk

@@ -107,7 +107,7 @@ class Mediator:
             answer = await self._sender.send(
                 message,
                 job.requests,
-                pool.timeout or self._timeout,
+                target.timeout or pool.timeout or self._timeout,
                 span,
                 None if policy is None else policy.max_attempts,
             )
@@ -371,8 +371,10 @@ class DeliveryRunner:
 
     async def _enter_again(self, job: Job, target: TargetOrigin) -> None:
         """Take a place at the target, ahead of all that never had one (GATE-5)."""
-        if self._stopped or target.open < target.limit:
+        if self._stopped:
             target.open += 1
+            return
+        if target.enter():
             return
         self.at_gate[job] = turn = target.line_up()
         try:

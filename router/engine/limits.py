@@ -3,14 +3,13 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-from router.core.config import PoolConfig
 from router.signal import Signal
 
 MINUTE: Final = 60.0
 # A sum of floats may fall short of a whole permit: no spinning.
-_SHORTEST_WAIT_SECONDS: Final = 0.001
+SHORTEST_WAIT_SECONDS: Final = 0.001
 
 
 class Permits:
@@ -80,12 +79,23 @@ class Permits:
             turn.set_result(None)
 
 
+class RateConfig(Protocol):
+    """What a rate limit is made of: part of a pool's or a target's configuration."""
+
+    @property
+    def rate_per_minute(self) -> int | None: ...
+
+    @property
+    def burst(self) -> int | None:
+        """How many may be sent at once; None: a minute's worth."""
+
+
 class RateLimiter:
     """A leaky bucket: a minute's worth (or the burst) at once, then evenly."""
 
     __slots__ = ("_capacity", "_changed", "_leaked_at", "_level", "_per_second", "is_limited")
 
-    def __init__(self, config: PoolConfig) -> None:
+    def __init__(self, config: RateConfig) -> None:
         self._level = 0.0  # permits that were used and have not leaked yet
         self._leaked_at = 0.0  # loop time
         self._capacity = self._per_second = 0.0
@@ -100,7 +110,7 @@ class RateLimiter:
         self._leak()
         return max(0.0, (self._level + 1 - self._capacity) / self._per_second)
 
-    def change(self, config: PoolConfig) -> None:
+    def change(self, config: RateConfig) -> None:
         """Reach those that wait, and grant no new burst: what was used stays used."""
         self._leak()
         self._configure(config)
@@ -109,11 +119,15 @@ class RateLimiter:
     async def pass_one(self) -> None:
         """Wait until one more may be sent, and count it."""
         while (seconds := self.seconds_to_wait) > 0:
-            await self._changed.wait(at_most=max(seconds, _SHORTEST_WAIT_SECONDS))
+            await self._changed.wait(at_most=max(seconds, SHORTEST_WAIT_SECONDS))
+        self.spend()
+
+    def spend(self) -> None:
+        """Count one that is sent."""
         if self.is_limited:
             self._level += 1
 
-    def _configure(self, config: PoolConfig) -> None:
+    def _configure(self, config: RateConfig) -> None:
         rate = config.rate_per_minute
         self.is_limited = rate is not None
         if rate is not None:  # else the level leaks on as before, for a limit that comes back

@@ -61,7 +61,7 @@ class ProcessPool:
         self.has_room = True
         self.held = 0  # jobs that have not ended
         self.lanes = Lanes()
-        self.lines: dict[str | tuple[str, str], Line] = {}  # by origin, or by tenant and origin
+        self.lines: dict[str | tuple[str, str], Line] = {}  # by place, or by tenant and place
         self.flows: dict[str | None, Flow] = {}  # by target or tenant; None: the others
         self.is_shared = False  # whether there are several flows
         self._by_tenant = config.fair_share is FairShare.TENANT
@@ -75,6 +75,7 @@ class ProcessPool:
         self._requests = runner.requests
         self._workers = workers
         self._targets = targets
+        self._place_of = targets.place_of
         self._on_room = on_room
         self._on_group_free = on_group_free
         self._loop = asyncio.get_running_loop()
@@ -129,7 +130,7 @@ class ProcessPool:
             )
         ):
             return False
-        line = self.lines.get(origin_of(job.message.target)) or self._find_line(job)
+        line = self.lines.get(self._place_of(job.message.target)) or self._find_line(job)
         target = line.target
         if line.is_crowded:  # GATE-5
             return self._turn_away()
@@ -322,11 +323,12 @@ class ProcessPool:
         job = lane.take()
         line = job.line
         target = line.target
-        if target.open >= target.limit:
+        if target.open < target.limit:
+            target.open += 1
+        elif not target.enter():
             lane.put_back(job)
             self._park(lane, line)
             return None
-        target.open += 1
         if self.is_shared:
             line.flow.begin()
         if lane.line is not None:
@@ -448,8 +450,8 @@ class ProcessPool:
 
     def _find_line(self, job: Job) -> Line:
         """Return the line to a target, of the job's tenant if the pool is shared by tenants."""
-        origin = origin_of(job.message.target)
-        key = (tenant_of(job), origin) if self._by_tenant else origin
+        place = self._place_of(job.message.target)
+        key = (tenant_of(job), place) if self._by_tenant else place
         line = self.lines.get(key)
         if line is not None:
             return line
@@ -458,7 +460,7 @@ class ProcessPool:
                 line = self.lines.pop(oldest)
                 if not line.is_idle:
                     self.lines[oldest] = line
-        target = self._targets.of(origin)
+        target = self._targets.of(place)
         line = self.lines[key] = Line(target, self._flow_of(job), self._call, OrderedDict())
         return line
 

@@ -79,6 +79,7 @@ class QueueManager:
         self._workers.resume()
         changes = plan(self.running, config)
         self.applied = config
+        self.deps.targets.configure(config.targets)
 
         def wanted() -> bool:
             return self.applied is config and not self._is_stopped

@@ -32,6 +32,7 @@ from router.core.state import (
     GOOD_SHARE,
     Circuit,
     ConsumerState,
+    CredentialState,
     PoolState,
     QueueState,
     RouterState,
@@ -83,6 +84,7 @@ class StateReader:
         lag: LoopLag,
         wall: Callable[[], float],
         tracer: Tracer | None = None,
+        credentials: Callable[[], Sequence[CredentialState]] = tuple,
         dropped_logs: Callable[[], int] = lambda: 0,
     ) -> None:
         self.initialized = False
@@ -94,6 +96,7 @@ class StateReader:
         self._lag = lag
         self._wall = wall
         self._tracer = tracer
+        self._credentials = credentials
         self._dropped_logs = dropped_logs
         self._started = _now()
         # Fixed, so that the dashboard shows the same instant always as the same number.
@@ -124,6 +127,7 @@ class StateReader:
             open_breakers=sum(each.state is BreakerState.OPEN for each in self._breakers.all()),
             target_count=sum(not each.is_local for each in manager.deps.targets),
             targets=Lazily(self._targets),
+            credentials=tuple(self._credentials()),
             held=registry.held,
             ledger={"received": registry.ledger.received, **ended},
             unaccounted=registry.unaccounted,
@@ -476,7 +480,7 @@ class MessageLookup:
             delivering=sum(job.state is State.DELIVERING for job in held),
             last=self._latest(lambda ended: _has_origin(ended, origin)),
             circuit=self._circuit_of(url),
-            silent_until=self._silent_until(origin),
+            silent_until=self._silent_until(self._manager.deps.targets.place_of(url)),
         )
 
     @property

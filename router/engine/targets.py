@@ -1,5 +1,8 @@
 """What the router knows of each target origin: open requests, gate, budget and breaker.
 
+An entry of `targets` with a path is a place of its own: it has its own gate and ceilings, and the
+breaker of its origin (TGT-2).
+
 Pools take a place at a target before they start a request, and give it back with the answer. A lane
 that finds no place parks in the Line of its pool to that target, without a worker (GATE-5); the
 target calls lanes back, one for each free place.
@@ -8,19 +11,23 @@ target calls lanes back, one for each free place.
 import asyncio
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
 from msgspec import Struct, field
 
+from router.core.config import TargetConfig
 from router.core.gate import MIN_LIMIT, UNLIMITED, Budget, answered, recovered, refused, silenced
 from router.core.outcome import Answer, Cause, Fault, NoReply, read_retry_after
 from router.core.returning import Jitter
 from router.core.stats import OriginCounts
-from router.core.target import read_target
+from router.core.target import origin_of, read_target
+from router.core.target_table import TargetTable
 from router.engine.breaker import Breaker, Breakers, BreakerState
 from router.engine.lanes import Flow, Lane
+from router.engine.limits import SHORTEST_WAIT_SECONDS, RateLimiter
 
 # A longer silence sends messages back to their queue; a shorter one is waited for here (GATE-5).
 MAX_WAIT_SECONDS: Final = 10.0
@@ -72,14 +79,22 @@ class TargetCounts(Struct, eq=False):
 
 
 class TargetOrigin:
-    """One origin. `limit` is what pools look at: how many requests may be open now."""
+    """One origin. `limit` is what pools look at: how many requests may be open now.
+
+    A target with a rate has a limit of 0 there, so that pools ask `enter` for each request.
+    """
 
     __slots__ = (
         "_at_change",
+        "_at_rate",
+        "_ceiling",
         "_is_waking",
         "_loop",
         "_next_at",
         "_open_before",
+        "_pace",
+        "_rate",
+        "_room",
         "breaker",
         "budget",
         "counts",
@@ -93,6 +108,7 @@ class TargetOrigin:
         "refusals",
         "returning",
         "sent",
+        "timeout",
         "waiting",
     )
 
@@ -106,7 +122,12 @@ class TargetOrigin:
         self.gate = UNLIMITED
         self.budget = Budget()
         self.open = 0
-        self.limit = math.inf
+        self.limit = self._room = math.inf
+        self.timeout: float | None = None  # seconds; None: the pool's
+        self._ceiling = math.inf  # requests at once, by the configuration (TGT-2)
+        self._rate: RateLimiter | None = None  # likewise
+        self._pace: RateLimiter | None = None  # the rate, unless its messages are sent back
+        self._at_rate: asyncio.TimerHandle | None = None  # until the rate allows one more
         self.sent = self.refusals = 0  # since the start
         self.is_gated = False  # whether anything below has to be looked at
         self.is_silent = False
@@ -121,6 +142,38 @@ class TargetOrigin:
     @property
     def is_idle(self) -> bool:
         return not self.open and not self.waiting and not self.returning and not self.is_silent
+
+    @property
+    def has_place(self) -> bool:
+        """Whether one more request may start now."""
+        pace = self._pace
+        return self.open < self._room and (pace is None or pace.seconds_to_wait <= 0)
+
+    def enter(self) -> bool:
+        """Take a place, if there is one."""
+        if not self.has_place:
+            return False
+        self._take()
+        return True
+
+    def configure(self, entry: TargetConfig | None) -> None:
+        """Use the ceilings and the timeout of an entry; None: there is none."""
+        self.timeout = None if entry is None else entry.timeout
+        concurrency = None if entry is None else entry.concurrency
+        self._ceiling = math.inf if concurrency is None else float(concurrency)
+        if entry is None or entry.rate_per_minute is None:
+            self._rate = None
+        elif self._rate is None:
+            self._rate = RateLimiter(entry)
+        else:
+            self._rate.change(entry)  # what was used stays used
+        self._apply(self._loop.time())
+        self.wake()
+
+    def _take(self) -> None:
+        self.open += 1
+        if self._pace is not None:
+            self._pace.spend()
 
     def blame(self, fault: Fault | None) -> None:
         """Note whose fault it is that there was no good answer, if it is anyone's (MED-4)."""
@@ -141,6 +194,7 @@ class TargetOrigin:
         """Call the first lane of a line when there is a place for it."""
         self.waiting[line] = None
         self.is_gated = True
+        self._wake_by_rate()
 
     def leave(self) -> None:
         """Give a place back."""
@@ -152,11 +206,12 @@ class TargetOrigin:
         turn: asyncio.Future[None] = self._loop.create_future()
         self.returning.append(turn)
         self.is_gated = True
+        self._wake_by_rate()
         return turn
 
     def admit(self, turn: "asyncio.Future[None]") -> None:
         if not turn.done():  # else it was admitted, or cancelled
-            self.open += 1
+            self._take()
             turn.set_result(None)
 
     def wake(self) -> None:
@@ -165,14 +220,28 @@ class TargetOrigin:
             return
         self._is_waking = True
         try:
-            while self.returning and self.open < self.limit:
+            while self.returning and self.has_place:
                 self.admit(self.returning.popleft())
-            while self.waiting and self.open < self.limit:
+            while self.waiting and self.has_place:
                 line, _ = self.waiting.popitem(last=False)
                 if line.parked:  # else its last lane has left it for another target
                     line.on_room(line)
         finally:
             self._is_waking = False
+        self._wake_by_rate()
+
+    def _wake_by_rate(self) -> None:
+        """Wake again when the rate allows one more, if anything waits for that."""
+        if self._pace is None or self._at_rate is not None or not (self.waiting or self.returning):
+            return
+        seconds = self._pace.seconds_to_wait
+        if seconds > 0:  # else it waits for a place, and is woken when one is free
+            delay = max(seconds, SHORTEST_WAIT_SECONDS)
+            self._at_rate = self._loop.call_later(delay, self._rate_allows)
+
+    def _rate_allows(self) -> None:
+        self._at_rate = None
+        self.wake()
 
     def learn(
         self, answer: Answer, began: float, wall: Callable[[], float], jitter: Jitter
@@ -221,17 +290,23 @@ class TargetOrigin:
         gate = self.gate
         left = gate.closed_until - now
         self.is_silent = left > 0
+        self._pace = self._rate
         if left > MAX_WAIT_SECONDS:
-            self.limit, change = math.inf, gate.closed_until - MAX_WAIT_SECONDS  # to be sent back
+            room, change = math.inf, gate.closed_until - MAX_WAIT_SECONDS  # to be sent back
+            self._pace = None
         elif left > 0:
-            self.limit, change = 0.0, gate.closed_until
+            room, change = 0.0, gate.closed_until
         elif self.breaker.open_since is not None:
-            self.limit, change = math.inf, math.inf  # to be sent back, but for the probes
+            room, change = math.inf, math.inf  # to be sent back, but for the probes
+            self._pace = None
         elif now < self._next_at:
-            self.limit, change = 0.0, self._next_at
+            room, change = 0.0, self._next_at
         else:
             is_paced = self._next_at > -math.inf
-            self.limit, change = MIN_LIMIT if is_paced else gate.limit, math.inf
+            room = min(MIN_LIMIT if is_paced else gate.limit, self._ceiling)
+            change = math.inf
+        self._room = room
+        self.limit = room if self._pace is None else 0.0
         if change < math.inf:
             self._at_change = self._loop.call_at(change, self._look_again)
         waits = bool(self.waiting or self.returning)
@@ -250,7 +325,22 @@ class Targets:
         self.breakers = breakers
         self.counts = TargetCounts()
         self._by_origin: OrderedDict[str, TargetOrigin] = OrderedDict()
+        self._of_breaker: dict[str, dict[TargetOrigin, None]] = {}  # by its name
+        self._table = TargetTable()
+        # The place of a URL: its origin, or the entry of `targets` that it belongs to.
+        self.place_of = lru_cache(maxsize=10_000)(self._find_place)
         breakers.watch(self._circuit_changed)
+
+    def configure(self, entries: Iterable[TargetConfig]) -> None:
+        """Use these entries from now on. What waits already keeps its place."""
+        self._table = TargetTable(entries)
+        self.place_of.cache_clear()
+        for target in self:
+            target.configure(self._table.at(target.origin))
+
+    def _find_place(self, url: str) -> str:
+        entry = self._table.find(url) if self._table else None
+        return origin_of(url) if entry is None else entry.match
 
     def of(self, origin: str) -> TargetOrigin:
         target = self._by_origin.get(origin)
@@ -259,12 +349,15 @@ class Targets:
             return target
         if len(self._by_origin) >= MAX_TARGETS:
             self._drop_one()
-        is_local = read_target(origin).is_local
+        where = read_target(origin)
         # A local target that is refused has a breaker, too, which nobody needs to see.
-        breaker = Breaker(origin, _ignore) if is_local else self.breakers.of(origin)
+        breaker = Breaker(origin, _ignore) if where.is_local else self.breakers.of(where.origin)
         target = self._by_origin[origin] = TargetOrigin(
-            origin, breaker, self.counts, is_local=is_local
+            origin, breaker, self.counts, is_local=where.is_local
         )
+        if self._table:
+            target.configure(self._table.at(origin))
+        self._of_breaker.setdefault(breaker.name, {})[target] = None
         return target
 
     def find(self, origin: str) -> TargetOrigin | None:
@@ -280,7 +373,7 @@ class Targets:
 
     def reset(self, origin: str | None = None) -> None:
         """Forget what was learned of one origin, or of all."""
-        for target in self if origin is None else filter(None, [self.find(origin)]):
+        for target in self if origin is None else tuple(self._of_breaker.get(origin, ())):
             target.reset()
 
     def __iter__(self) -> Iterator[TargetOrigin]:
@@ -300,11 +393,14 @@ class Targets:
 
     def _drop(self, target: TargetOrigin) -> None:
         del self._by_origin[target.origin]
-        self.breakers.drop(target.origin)
+        name = target.breaker.name
+        del self._of_breaker[name][target]
+        if not self._of_breaker[name]:
+            del self._of_breaker[name]
+            self.breakers.drop(read_target(target.origin).origin)
 
     def _circuit_changed(self, breaker: Breaker) -> None:
-        is_shared = self.breakers.are_one
-        for target in self if is_shared else filter(None, [self.find(breaker.name)]):
+        for target in self._of_breaker.get(breaker.name, ()):
             target.circuit_changed(breaker.state)
 
 

@@ -1,4 +1,4 @@
-"""How a message becomes a signed POST to its target (MED-1)."""
+"""How a message becomes a signed request to its target (MED-1, TGT-1)."""
 
 import base64
 import binascii
@@ -6,26 +6,32 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from http import HTTPStatus
 from typing import Final, Self
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Struct
 
+from router.core.config import TargetConfig
 from router.core.leadership import Leadership
 from router.core.message import Message
 from router.core.outcome import Answer, Cause, NoReply
 from router.core.target import TargetPolicy, read_target
+from router.core.target_table import TargetTable
 from router.core.timestamps import iso
 from router.core.trace import Span
 from router.curl import PRINTABLE_ASCII, ascii_url
-from router.curl.loop import CurlLoop, CurlOptions
+from router.curl.loop import Channel, CurlLoop, CurlOptions, Headers, Tls
+from router.outbound.credentials import Auth, CredentialStore, LiveCredential, Unusable
 
 log = logging.getLogger(__name__)
 
 _DEFAULTS: Final = CurlOptions()
 _BASE64_PREFIX: Final = "whsec_"
+MIN_TIMEOUT_SECONDS: Final = 1.0  # of a request that is repeated with a new token
 _encode: Final = msgspec.json.Encoder().encode
 # Printable ASCII without % and without blanks at its ends: a header shows it as it is.
 _PLAIN: Final = re.compile(r"[!-$&-~](?:[ -$&-~]*[!-$&-~])?")
@@ -33,6 +39,27 @@ _PLAIN: Final = re.compile(r"[!-$&-~](?:[ -$&-~]*[!-$&-~])?")
 
 class BadSecret(ValueError):
     """The signing secret cannot be a key. The text never shows the secret."""
+
+
+class Destination(Struct, eq=False):
+    """What is known of one URL. It is found once, as long as nothing changes (TGT-1)."""
+
+    url: str = ""  # as libcurl takes it
+    refusal: NoReply | None = None  # why nothing is sent there
+    entry: TargetConfig | None = None
+    lines: tuple[bytes, ...] = ()  # constant headers
+    credential: LiveCredential | None = None
+    takes_token: bool = True  # of the message
+    takes_secret: bool = True  # likewise
+    channel: Channel | None = None  # None: as most requests
+
+
+class _Request(Struct, eq=False):
+    """What is sent with credentials, perhaps twice."""
+
+    headers: list[str | bytes]
+    body: bytes
+    timeout: float
 
 
 class HttpSender:
@@ -44,21 +71,43 @@ class HttpSender:
         options: CurlOptions = _DEFAULTS,
         wall: Callable[[], float] = time.time,
         leadership: Leadership | None = None,
+        credentials: CredentialStore | None = None,
     ) -> None:
         self._policy = policy
         self._wall = wall
-        self._address = lru_cache(maxsize=10_000)(self._check_target)  # targets repeat
+        self._destination = lru_cache(maxsize=10_000)(self._find_destination)  # targets repeat
         self._curl = CurlLoop(options, policy.refuse_address, leadership)
+        self._table = TargetTable()
+        self._credentials = credentials
+        self._channels: dict[tuple[str | None, Tls | None], Channel] = {}
+        self._retired: list[Channel] = []  # their last requests may be open
+        self._noted: set[str] = set()  # credentials that replace the `authToken` of messages
 
     def __repr__(self) -> str:
         return f"HttpSender({self._curl!r})"
 
     async def __aenter__(self) -> Self:
         await self._curl.__aenter__()
+        if self._credentials is not None:
+            self._credentials.on_change = self._forget
+            await self._credentials.open(self._post)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        if self._credentials is not None:
+            await self._credentials.close()
         await self._curl.__aexit__(*exc_info)
+
+    def use(self, entries: Iterable[TargetConfig]) -> Sequence[str]:
+        """Send by these entries from now on. Return which of them send nothing, and why."""
+        self._table = TargetTable(entries)
+        self._forget()
+        flaws = []
+        for entry in self._table.entries:
+            flaw = self._flaw_of(entry, entry.match)
+            if flaw is not None:
+                flaws.append(f"target {entry.name}: {flaw}")
+        return flaws
 
     async def send(
         self,
@@ -70,19 +119,24 @@ class HttpSender:
     ) -> Answer:
         """POST it, as request number `request` of the message, within `timeout` seconds."""
         try:
-            address = self._address(message.target)
-            if not isinstance(address, str):
-                return address
+            place = self._destination(message.target)
+            if place.refusal is not None:
+                return place.refusal
             if message.payload and message.has_payload:
                 body = b'{"messageId":%b,"payload":%b}' % (_encode(message.id), message.payload)
             else:
                 body = b'{"messageId":%b}' % _encode(message.id)
-            headers = self._headers(message, request, body, span)
+            headers = self._headers(message, request, body, span, place)
             if message.correlation_id:
                 headers.append(f"X-Correlation-Id: {_header_value(message.correlation_id)}")
             if max_attempts is not None:
                 headers.append(f"X-Message-Max-Attempts: {max_attempts}")
-            return await self._curl.post(address, headers, body, timeout)
+            if place.entry is None:
+                return await self._curl.post(place.url, headers, body, timeout)
+            headers += place.lines
+            if place.credential is None:
+                return await self._curl.post(place.url, headers, body, timeout, place.channel)
+            return await self._send_with(place.credential, place, _Request(headers, body, timeout))
         except ValueError as error:
             return NoReply(Cause.BAD_REQUEST, str(error))
         except Exception as error:
@@ -90,15 +144,99 @@ class HttpSender:
             log.exception("sending %s failed unexpectedly", message.id)
             return NoReply(Cause.UNFORESEEN, repr(error))
 
-    def _check_target(self, url: str) -> str | NoReply:
-        """Return the URL as libcurl takes it. The policy lets only ASCII hosts through."""
+    async def _send_with(
+        self, credential: LiveCredential, place: Destination, request: "_Request"
+    ) -> Answer:
+        """Send with credentials of our own. A 401 is then our fault, not the message's (TGT-5)."""
+        store, began = self._credentials, self._wall()
+        assert store is not None  # noqa: S101  for the type checker: the credential is from there
+        try:
+            auth = credential.auth or await credential.prepare()
+        except Unusable as error:
+            return NoReply(Cause.NO_CREDENTIALS, str(error))
+        answer = await self._send_once(credential, auth, place, request)
+        if _is_unauthorized(answer):
+            newer = await store.renew(credential, auth)
+            if newer is not None:
+                request.timeout = max(request.timeout - (self._wall() - began), MIN_TIMEOUT_SECONDS)
+                answer = await self._send_once(credential, newer, place, request)
+        credential.is_refused = _is_unauthorized(answer)
+        if not credential.is_refused:
+            return answer
+        origin = read_target(place.url).origin
+        text = f"credentials {credential.name}: {origin} answers HTTP 401 to them"
+        return NoReply(Cause.NO_CREDENTIALS, text)
+
+    async def _send_once(
+        self, credential: LiveCredential, auth: Auth, place: Destination, request: "_Request"
+    ) -> Answer:
+        credential.uses += 1
+        channel = place.channel
+        if auth.tls is not (None if channel is None else channel.tls):
+            entry = place.entry
+            channel = self._channel(None if entry is None else entry.http_version, auth.tls)
+            place.channel = channel
+        headers = [*request.headers, *auth.lines]
+        return await self._curl.post(place.url, headers, request.body, request.timeout, channel)
+
+    async def _post(
+        self, url: str, headers: Headers, body: bytes, timeout: float, tls: Tls | None
+    ) -> Answer:
+        """Send a request to a token endpoint."""
+        return await self._curl.post(url, headers, body, timeout, self._channel(None, tls))
+
+    def _channel(self, http_version: str | None, tls: Tls | None) -> Channel | None:
+        if http_version is None and tls is None:
+            return None
+        key = (http_version, tls)
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = Channel(http_version=http_version, tls=tls)
+        return channel
+
+    def _forget(self) -> None:
+        """Find each destination anew, and let go of certificates that were replaced."""
+        self._destination.cache_clear()
+        used = set() if self._credentials is None else self._credentials.certificates
+        for key, channel in list(self._channels.items()):
+            if channel.tls is not None and channel.tls not in used:
+                self._retired.append(self._channels.pop(key))
+        self._retired = [each for each in self._retired if not self._curl.retire(each)]
+
+    def _flaw_of(self, entry: TargetConfig, url: str) -> str | None:
+        """Return why requests to this URL cannot have the credentials of their entry, or None."""
+        if entry.credentials is None:
+            return None
+        if self._credentials is None:
+            return "needs credentials, and MESSAGE_ROUTER_CREDENTIALS_FILE is not set"
+        return self._credentials.refuse(entry.credentials, read_target(url))
+
+    def _find_destination(self, url: str) -> Destination:
+        """Find out how requests to a URL are made. The policy lets only ASCII hosts through."""
         refusal = self._policy.refuse_url(read_target(url))
         if refusal is not None:
-            return NoReply(Cause.TARGET_REFUSED, refusal)
-        return ascii_url(url)
+            return Destination(refusal=NoReply(Cause.TARGET_REFUSED, refusal))
+        entry = self._table.find(url) if self._table else None
+        if entry is None:
+            return Destination(ascii_url(url))
+        flaw = self._flaw_of(entry, url)
+        credential = None
+        if self._credentials is not None and entry.credentials is not None and flaw is None:
+            credential = self._credentials.find(entry.credentials)
+        if entry.credentials is not None and credential is None:
+            text = f"target {entry.name}: {flaw}"
+            return Destination(refusal=NoReply(Cause.NO_CREDENTIALS, text))
+        return Destination(
+            ascii_url(url),
+            entry=entry,
+            lines=tuple(f"{name}: {value}".encode() for name, value in entry.headers),
+            credential=credential,
+            takes_token=credential is None or not credential.sets_authorization,
+            channel=self._channel(entry.http_version, None),
+        )
 
     def _headers(
-        self, message: Message, request: int, body: bytes, span: Span | None
+        self, message: Message, request: int, body: bytes, span: Span | None, place: Destination
     ) -> list[str | bytes]:
         """Return the headers of a request. Raises BadSecret."""
         message_id = message.id if _PLAIN.fullmatch(message.id) else _header_value(message.id)
@@ -109,14 +247,28 @@ class HttpSender:
             f"X-Message-Attempt: {request}",
         ]
         if message.token:
-            lines.append(f"Authorization: Bearer {message.token}")
+            if place.takes_token:
+                lines.append(f"Authorization: Bearer {message.token}")
+            else:
+                self._note_token(place)
         if span is not None:
             lines.append(f"traceparent: {span.traceparent}")
             if span.state:
                 lines.append(f"tracestate: {span.state}")
-        if message.secret:
+        if message.secret and place.takes_secret:
             lines += signature_headers(message.secret, message_id, body, self._wall())
         return lines
+
+    def _note_token(self, place: Destination) -> None:
+        """Say once that the token of a message is left out: the entry's credentials count."""
+        name = "" if place.credential is None else place.credential.name
+        if name not in self._noted:
+            self._noted.add(name)
+            log.warning("`authToken` of messages is ignored: the target has credentials %s", name)
+
+
+def _is_unauthorized(answer: Answer) -> bool:
+    return not isinstance(answer, NoReply) and answer.status == HTTPStatus.UNAUTHORIZED
 
 
 def _header_value(text: str) -> str:

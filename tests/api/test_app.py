@@ -73,6 +73,7 @@ async def test_the_description_names_every_call_and_its_errors(api: httpx.AsyncC
         "GET /monitoring/pool-stats",
         "PUT /monitoring/pools/{code}",
         "GET /monitoring/circuit-breakers",
+        "GET /monitoring/credentials",
         "POST /monitoring/circuit-breakers/{name}/reset",
         "POST /monitoring/circuit-breakers/reset-all",
         "GET /monitoring/targets",

@@ -32,6 +32,8 @@ NAMES = {  # section 8 of the specification
     "target_limit": {"origin"},
     "target_silent_seconds": {"origin"},
     "target_refusals_total": {"origin"},
+    "credentials_ok": {"name"},
+    "certificate_expiry_timestamp_seconds": {"name"},
     "broker_calls_total": {"queue", "call", "result"},
     "queue_depth": {"queue"},
     "seconds_since_poll": {"queue"},
@@ -63,6 +65,9 @@ message_router_pool_concurrency{pool="POOL-A"} 10.0
 message_router_pool_capacity{pool="POOL-A"} 200.0
 message_router_pool_queued{pool="POOL-A"} 5.0
 message_router_breaker_state{origin="https://svc.test:8443"} 1.0
+message_router_credentials_ok{name="partner"} 1.0
+message_router_credentials_ok{name="bank"} 0.0
+message_router_certificate_expiry_timestamp_seconds{name="bank"} 1800000000.0
 message_router_failures_total{origin="https://svc.test:8443",fault="network"} 5.0
 message_router_target_limit{origin="https://svc.test:8443"} 3.0
 message_router_target_silent_seconds{origin="https://svc.test:8443"} 30.0

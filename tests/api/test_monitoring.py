@@ -423,3 +423,31 @@ async def test_the_change_of_a_pool_is_described_with_an_example(api: httpx.Asyn
 
     body = paths["/monitoring/pools/{code}"]["put"]["requestBody"]["content"]["application/json"]
     assert set(body["example"]) == set(body["schema"]["properties"])
+
+
+@pytest.mark.rule("TGT-6")
+async def test_credentials_are_shown_without_their_secrets(api: httpx.AsyncClient) -> None:
+    answer = await api.get("/monitoring/credentials")
+
+    assert answer.json() == [
+        {
+            "name": "partner",
+            "type": "oauth2",
+            "hosts": ["api.partner.test"],
+            "ok": True,
+            "error": "",
+            "uses": 12,
+            "expiresAt": "2027-01-15T08:01:00.250Z",
+            "certificateExpiresAt": None,
+        },
+        {
+            "name": "bank",
+            "type": "mtls",
+            "hosts": ["api.bank.test:8443"],
+            "ok": False,
+            "error": "certFile and keyFile do not fit, or are not PEM",
+            "uses": 0,
+            "expiresAt": None,
+            "certificateExpiresAt": "2027-01-15T08:00:00.000Z",
+        },
+    ]

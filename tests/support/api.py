@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from router.api.access import Access
 from router.api.app import create_app
 from router.core.config_plan import Plan
-from router.core.state import RouterState, StandbyStatus, SyncCounts
+from router.core.state import CredentialState, RouterState, StandbyStatus, SyncCounts
 from router.core.warnings import WarningBook
 from router.engine.beat import ScheduleState
 from router.engine.config_sync import SourceStatus, SyncFailed, SyncStatus
@@ -33,6 +33,24 @@ from tests.support.stores import FakeStores
 
 NOW = 1_800_000_000.25
 LOCAL = Access()
+CREDENTIALS = (
+    CredentialState(
+        name="partner",
+        type="oauth2",
+        hosts=("api.partner.test",),
+        ok=True,
+        uses=12,
+        expires_at=NOW + 60,
+    ),
+    CredentialState(
+        name="bank",
+        type="mtls",
+        hosts=("api.bank.test:8443",),
+        ok=False,
+        error="certFile and keyFile do not fit, or are not PEM",
+        certificate_expires_at=1_800_000_000.0,
+    ),
+)
 
 
 class HandMadeRouter:
@@ -87,6 +105,7 @@ class HandMadeRouter:
             queues=made.queues or [queue_state(name, self.depth) for name in self.queue_names],
             pools=map(pool_state, self.pool_codes),
             breakers=[circuit(ORIGIN)],
+            credentials=CREDENTIALS,
             failures={(ORIGIN, "network"): 5},
             refusals={(ORIGIN,): 4},
             target_count=1,

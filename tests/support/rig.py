@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.brokers import BrokerRegistry
-from router.core.config import PoolConfig, QueueConfig, RoutingConfig
+from router.core.config import PoolConfig, QueueConfig, RoutingConfig, TargetConfig
 from router.core.history import Fate
 from router.core.leadership import Leadership
 from router.core.message import parse
@@ -79,8 +79,11 @@ class Rig:
         *pools: PoolConfig,
         queues: Sequence[QueueConfig] = (QUEUE,),
         reply_queues: Sequence[QueueConfig] = (),
+        targets: Sequence[TargetConfig] = (),
     ) -> None:
-        self.config = RoutingConfig(tuple(queues), pools, tuple(reply_queues))
+        self.config = RoutingConfig(
+            tuple(queues), pools, tuple(reply_queues), targets=tuple(targets)
+        )
         await self.manager.apply(self.config)
 
     async def publish(self, *bodies: bytes, queue: QueueConfig = QUEUE) -> None:
@@ -123,6 +126,7 @@ async def running(
     handles: TaskRunner | None = None,  # everything, as in a worker
     one_breaker: bool = False,
     reply_queues: Sequence[QueueConfig] = (),
+    targets: Sequence[TargetConfig] = (),
     wall: Callable[[], float] | None = None,
     leadership: Leadership | None = None,
     longest_delivery: float = 0.0,
@@ -160,7 +164,7 @@ async def running(
         ) as manager:
             group = manager.deps.tasks
             rig = Rig(manager, sender, letters, book, breakers, witness, group, alerts, witness)
-            await rig.apply(*pools, queues=queues, reply_queues=reply_queues)
+            await rig.apply(*pools, queues=queues, reply_queues=reply_queues, targets=targets)
             yield rig
             manager.stop()
             for pool_ in manager.draining_pools.values():

@@ -50,6 +50,7 @@ ERROR = (Code.CONFIGURATION, Severity.ERROR)
 CRITICAL = (Code.CONFIGURATION, Severity.CRITICAL)
 OVERLOADED = (Code.CONFIGURATION, Severity.WARN)
 REJECTED = (Code.TARGET_REJECTED, Severity.WARN)
+LOCKED_OUT = (Code.CREDENTIALS, Severity.CRITICAL)
 GONE = (Code.TARGET_GONE, Severity.ERROR)
 UNFORESEEN = (Code.PROCESSING, Severity.WARN)
 
@@ -132,7 +133,7 @@ FAULTS = {
     Cause.OVERLOADED: (PROCESS, "RouterOverloaded", OVERLOADED, True),
     Cause.NO_NAMES: (PROCESS, "NoNames", ERROR, True),
     Cause.NO_PROXY: (PROCESS, "NoProxy", ERROR, True),
-    Cause.NO_CREDENTIALS: (PROCESS, "NoCredentials", ERROR, False),
+    Cause.NO_CREDENTIALS: (PROCESS, "NoCredentials", LOCKED_OUT, False),
     Cause.UNFORESEEN: (PROCESS, "Unforeseen", UNFORESEEN, True),
     # … on this machine (CMD-8, CMD-9).
     Cause.TASK_FAILED: (PROCESS, "TaskFailed", None, False),

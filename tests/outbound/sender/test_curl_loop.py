@@ -77,7 +77,9 @@ async def test_a_request_that_libcurl_does_not_take_raises_and_leaves_nothing_be
     ],
 )
 async def test_the_result_code_names_the_fault(code: int, fault: Cause) -> None:
-    transfer = curl_loop._Transfer(CurlOptions(), refuse_nothing, on_open=lambda: None)
+    transfer = curl_loop._Transfer(
+        CurlOptions(), refuse_nothing, on_open=lambda: None, channel=curl_loop.Channel()
+    )
     transfer.prepare("http://localhost/", [], b"", 1)
 
     assert transfer.answer(code, "text") == NoReply(fault, "text")
@@ -86,7 +88,9 @@ async def test_the_result_code_names_the_fault(code: int, fault: Cause) -> None:
 @pytest.mark.rule("MED-3", "MED-4")
 @pytest.mark.parametrize("code", [pycurl.E_SSL_CERTPROBLEM, pycurl.E_SSL_CACERT_BADFILE])
 async def test_certificates_of_ours_that_cannot_be_used_are_our_fault(code: int) -> None:
-    transfer = curl_loop._Transfer(CurlOptions(), refuse_nothing, on_open=lambda: None)
+    transfer = curl_loop._Transfer(
+        CurlOptions(), refuse_nothing, on_open=lambda: None, channel=curl_loop.Channel()
+    )
     transfer.prepare("http://localhost/", [], b"", 1)
 
     answer = transfer.answer(code, "no such file")
@@ -97,7 +101,9 @@ async def test_certificates_of_ours_that_cannot_be_used_are_our_fault(code: int)
 @pytest.mark.rule("MED-3")
 async def test_a_407_of_a_proxy_that_never_ends_is_one_as_well() -> None:
     options = CurlOptions(proxy="http://127.0.0.1:9", reply_cap=0)
-    transfer = curl_loop._Transfer(options, refuse_nothing, on_open=lambda: None)
+    transfer = curl_loop._Transfer(
+        options, refuse_nothing, on_open=lambda: None, channel=curl_loop.Channel()
+    )
     transfer.prepare("http://localhost/", [], b"", 1)
     transfer._getinfo = lambda _: 407
     transfer._on_body(b"x")

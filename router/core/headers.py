@@ -1,0 +1,86 @@
+"""Constant headers of requests: which ones may be set, and which stay the router's own."""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+MAX_HEADERS: Final = 32
+MAX_HEADER_BYTES: Final = 8 * 1024  # of all names and values together
+
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
+_VALUE: Final = re.compile(r"[!-~](?:[\t -~]*[!-~])?")
+# Those that say who we are, how the body is read, or belong to one connection.
+_RESERVED: Final = frozenset(
+    {
+        "accept",
+        "authorization",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "cookie",
+        "expect",
+        "forwarded",
+        "host",
+        "keep-alive",
+        "te",
+        "traceparent",
+        "tracestate",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "x-correlation-id",
+    }
+)
+_RESERVED_PREFIXES: Final = (
+    "ce-",
+    "proxy-",
+    "webhook-",
+    "x-amz-",
+    "x-flowcatalyst-",
+    "x-forwarded-",
+    "x-message-",
+)
+
+
+class BadHeader(ValueError):
+    """A header that may not be set. The text names it, and never shows its value."""
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether only the router may set this header."""
+    lower = name.lower()
+    return lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES)
+
+
+def check_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return constant headers as pairs, or raise BadHeader."""
+    if len(headers) > MAX_HEADERS:
+        raise BadHeader(f"more than {MAX_HEADERS} headers")
+    if sum(len(name) + len(value) for name, value in headers.items()) > MAX_HEADER_BYTES:
+        raise BadHeader(f"larger than {MAX_HEADER_BYTES} bytes together")
+    seen: set[str] = set()
+    for name, value in headers.items():
+        check_header(name, value)
+        if name.lower() in seen:
+            raise BadHeader(f"{name} is there twice")
+        seen.add(name.lower())
+    return tuple(headers.items())
+
+
+def check_header(name: str, value: str) -> None:
+    if not is_header_name(name):
+        raise BadHeader("a name is no header name")
+    if is_reserved(name):
+        raise BadHeader(f"{name} is set by the router")
+    if not is_header_value(value):
+        raise BadHeader(f"the value of {name} is empty, or not printable ASCII")
+
+
+def is_header_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def is_header_value(value: str) -> bool:
+    """Return whether a header shows it as it is: printable ASCII without blanks at its ends."""
+    return _VALUE.fullmatch(value) is not None

@@ -111,8 +111,10 @@ def _close(loop: SimLoop) -> None:
     loop.close()
     for task in loop.tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
+        coroutine = task.get_coro()
         with suppress(BaseException):
-            task.get_coro().close()
+            if coroutine is not None:  # some Pythons say that a task may have none
+                coroutine.close()
     loop.tasks.clear()
 
 

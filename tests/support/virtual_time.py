@@ -25,11 +25,12 @@ class _JumpingSelector(selectors.DefaultSelector):
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[Any, int]]:
+        threads = threading.active_count()  # first: one may call back and end while we look
         ready = super().select(0)
         if ready or timeout == 0:
             return ready
         if timeout is None:
-            if threading.active_count() > 1:  # a worker thread may still call back
+            if threads > 1:  # a worker thread may still call back
                 return super().select(0.05)
             raise Deadlock
         self.now += max(timeout, 0.0)
@@ -43,6 +44,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jumping.now
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
+        """Wait for its threads, which take real time: a limit would be over at once."""
+        await super().shutdown_default_executor()
 
     def stand_still(self, seconds: float) -> None:
         """Stop the process for so long: all that comes due meanwhile runs together afterwards."""

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.core.config import QueueConfig
-from router.core.message import NOT_JSON, is_given
+from router.core.message import NOT_JSON, is_given, is_too_deep
 
 _NOTHING: Final = Raw(b"")
 
@@ -70,7 +70,10 @@ class Envelope:
         this queue, such as dead letters that are replayed.
         """
         try:
-            if not is_given(msgspec.json.decode(body, type=_Kind).command_type):
+            # Newer Pythons read any depth. The parser reports what is too deep.
+            if is_too_deep(body) or not is_given(
+                msgspec.json.decode(body, type=_Kind).command_type
+            ):
                 return body, None
             command = msgspec.json.decode(body, type=_Command)
         except msgspec.ValidationError as error:

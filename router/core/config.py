@@ -62,6 +62,21 @@ class Route(Struct, frozen=True, kw_only=True):
         return replace(self, target=mask_urls(self.target), token=token)
 
 
+class Ordering(Enum):
+    """How far the order of a group goes (section 14)."""
+
+    BATCH = "batch"  # FIFO-1
+    STRICT = "strict"  # ORD-1
+
+
+class OnFailure(Enum):
+    """Where a failed message waits for its next try (ORD-1)."""
+
+    BLOCK = "block"  # in front of its group, in the router
+    PARK = "park"  # in the order store, with its group
+    SKIP = "skip"  # in its queue, and its group goes on
+
+
 class QueueConfig(Struct, frozen=True, kw_only=True):
     name: str  # the identity shown everywhere
     uri: str  # always with a scheme; may hold credentials
@@ -70,11 +85,24 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     max_messages: int | None = None
     look_ahead: int | None = None  # messages for full pools; None: it depends on the broker
     retry: RetryPolicy | None = None
+    ordering: Ordering | None = None  # None: not given, so that of the pools (ORD-1)
+    on_failure: OnFailure | None = None  # None: not given, see `failing`
+    holds_behind_letters: bool = False  # a dead letter holds its group (ORD-11)
+    share: bool = False  # every message goes through the order store (ORD-13)
     envelope: str | None = None  # PGMQ: how bodies are wrapped; None: they are messages (CMD-7)
     routes: tuple[tuple[str, Route], ...] = ()  # PGMQ: where commands go, by their type
     # PGMQ: reply queues of the same database, by their PGMQ name in lower case: how commands name
     # them, and what they are called here.
     reply_names: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_strict(self) -> bool:
+        return self.ordering is Ordering.STRICT
+
+    @property
+    def failing(self) -> OnFailure | None:
+        """Where a failed message waits; None: as the broker can (FIFO-1)."""
+        return OnFailure.PARK if self.is_strict and self.on_failure is None else self.on_failure
 
     def __repr__(self) -> str:
         """Return it without credentials: it may end up in a log or a traceback."""
@@ -99,6 +127,7 @@ class PoolConfig(Struct, frozen=True, kw_only=True):
     timeout: float | None = None  # seconds; None: the mediator's own
     take_ahead: int | None = None  # waiting messages for each worker; None: as many as fit 10 s
     fair_share: FairShare = FairShare.TARGET
+    is_strict: bool = False  # and so are the queues that do not say how they are ordered (ORD-1)
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
@@ -255,6 +284,24 @@ def with_reply_names(
             known = replace(queue, reply_names=names)
         named.append(known)
     return tuple(named)
+
+
+def with_ordering(
+    queues: Sequence[QueueConfig], pools: Sequence[PoolConfig]
+) -> tuple[QueueConfig, ...]:
+    """Return the queues, strict if a pool says so and they do not say otherwise (ORD-1).
+
+    Which pools a queue feeds is not known: its messages name them. A queue with several connections
+    cannot be strict.
+    """
+    if not any(pool.is_strict for pool in pools):
+        return tuple(queues)
+    return tuple(
+        replace(queue, ordering=Ordering.STRICT)
+        if queue.ordering is None and queue.connections == 1
+        else queue
+        for queue in queues
+    )
 
 
 def _pgmq_place(queue: QueueConfig) -> tuple[str, str]:

@@ -19,6 +19,8 @@ from msgspec import Meta, Raw, Struct
 from router.core.config import (
     MAX_CONCURRENCY,
     FairShare,
+    OnFailure,
+    Ordering,
     PoolConfig,
     QueueConfig,
     QueueNames,
@@ -156,6 +158,10 @@ class _QueueEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     max_messages: Number | None = None
     look_ahead: Number | None = None
     retry: _RetryEntry | None = None
+    ordering: Literal["batch", "strict"] | None = None
+    on_failure: Literal["block", "park", "skip"] | None = None
+    on_dead_letter: Literal["continue", "hold"] | None = None
+    share: bool | None = None
     envelope: Literal["command-bus"] | None = None
     routes: dict[str, object] | None = None
 
@@ -201,17 +207,48 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
     if name is None or given is None:
         raise BadEntry("", "needs `queueUri` or `queueName`")
     uri = _resolve(given, naming)
+    own_connections = notes.whole("connections", entry.connections, MAX_CONNECTIONS)
+    _check_order(entry, own_connections)
+    if entry.ordering == "strict":
+        connections = 1
     return QueueConfig(
         name=name,
         uri=uri,
-        connections=notes.whole("connections", entry.connections, MAX_CONNECTIONS) or connections,
+        connections=own_connections or connections,
         visibility_timeout=notes.seconds("visibilityTimeout", entry.visibility_timeout),
         max_messages=notes.whole("maxMessages", entry.max_messages, MAX_COUNT),
         look_ahead=notes.whole("lookAhead", entry.look_ahead, MAX_LOOK_AHEAD),
         retry=None if entry.retry is None else _read_policy(entry.retry, notes),
+        ordering=None if entry.ordering is None else Ordering(entry.ordering),
+        on_failure=None if entry.on_failure is None else OnFailure(entry.on_failure),
+        holds_behind_letters=entry.on_dead_letter == "hold",
+        share=entry.share is True,
         envelope=entry.envelope,
         routes=_read_routes(entry, uri),
     )
+
+
+def _check_order(entry: _QueueEntry, connections: int | None) -> None:
+    """Raise BadEntry if an entry cannot keep the order that it asks for (ORD-1, ORD-2)."""
+    if entry.ordering == "strict":
+        if connections is not None and connections > 1:
+            text = "must be 1 with `ordering` `strict`: one connection keeps the order"
+            raise BadEntry("connections", text)
+        if entry.on_failure == "skip" and (entry.share or entry.on_dead_letter == "hold"):
+            text = "`skip` lets the group go on: it does not go with `share` or `onDeadLetter`"
+            raise BadEntry("onFailure", text)
+        if entry.on_failure == "block" and (entry.share or entry.on_dead_letter == "hold"):
+            text = "`block` uses no order store: it does not go with `share` or `onDeadLetter`"
+            raise BadEntry("onFailure", text)
+        return
+    needs_strict = {
+        "onFailure": entry.on_failure in ("block", "park"),
+        "onDeadLetter": entry.on_dead_letter == "hold",
+        "share": entry.share,
+    }
+    for where, is_given in needs_strict.items():
+        if is_given:
+            raise BadEntry(where, "needs `ordering` `strict`")
 
 
 def _read_routes(entry: _QueueEntry, uri: str) -> tuple[tuple[str, Route], ...]:
@@ -317,7 +354,7 @@ def read_pool(raw: object, notes: Notes) -> PoolConfig:
     if code is None:
         raise BadEntry("code", "must not be blank")
     if entry.ordering == "strict":
-        text = "`strict` is planned (FIFO-2): until then the pool works as `batch`"
+        text = "`ordering` is a field of queues: here it makes all those strict that have none"
         notes.add("ordering", text, skipped=False)
     concurrency = notes.whole_or_none("concurrency", entry.concurrency, MAX_CONCURRENCY)
     rate = notes.whole_or_none(
@@ -334,6 +371,7 @@ def read_pool(raw: object, notes: Notes) -> PoolConfig:
         timeout=None if timeout_ms is None else timeout_ms / 1000,
         take_ahead=_read_take_ahead(entry.take_ahead, notes),
         fair_share=FairShare(entry.fair_share or FairShare.TARGET.value),
+        is_strict=entry.ordering == "strict",
     )
 
 
@@ -384,6 +422,10 @@ def queue_entry(queue: QueueConfig) -> _QueueEntry:
         max_messages=queue.max_messages,
         look_ahead=queue.look_ahead,
         retry=_retry_entry(queue.retry),
+        ordering=None if queue.ordering is None else queue.ordering.value,
+        on_failure=None if queue.on_failure is None else queue.on_failure.value,
+        on_dead_letter="hold" if queue.holds_behind_letters else None,
+        share=queue.share or None,
         envelope="command-bus" if queue.envelope else None,
         routes=routes or None,
     )
@@ -400,6 +442,7 @@ def pool_entry(pool: PoolConfig) -> _PoolEntry:
         timeout_ms=None if pool.timeout is None else round(pool.timeout * 1000),
         take_ahead=pool.take_ahead,
         fair_share=_share_entry(pool.fair_share),
+        ordering="strict" if pool.is_strict else None,
     )
 
 

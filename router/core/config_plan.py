@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from router.core.config import (
     RoutingConfig,
     Schedule,
     TargetConfig,
+    with_ordering,
     with_reply_names,
 )
 from router.core.config_document import MAX_PROBLEMS, BadDocument, Document, read_document
@@ -110,7 +112,7 @@ def unite(
     apart, same = _one_consumer_each(queues.entries())
     matched, twice = _one_entry_each(targets.entries())
     config = RoutingConfig(
-        with_reply_names(apart, replies.entries()),
+        with_ordering(with_reply_names(apart, replies.entries()), pools.entries()),
         tuple(pools.entries()),
         tuple(replies.entries()),
         tuple(schedules.entries()),
@@ -343,7 +345,7 @@ def _shown(value: object) -> str:
             places = [(name, to.target if isinstance(to, Route) else to) for name, to in value]
             return ", ".join(f"{name} to {mask_urls(place)}" for name, place in places) or "none"
         case _:
-            return str(value).lower()
+            return str(value.value if isinstance(value, Enum) else value).lower()
 
 
 def _shown_policy(policy: RetryPolicy) -> str:

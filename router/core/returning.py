@@ -74,7 +74,7 @@ RETURNS: Final[Mapping[ReturnReason, ReturnRule]] = {
     ReturnReason.BEHIND: ReturnRule(NO_ROOM_DELAY_SECONDS),
     ReturnReason.CRASHED: ReturnRule(DEFAULT_DELAY_SECONDS, takes_group=True),
     ReturnReason.NOT_STORED: ReturnRule(DEFAULT_DELAY_SECONDS, takes_group=True),
-    ReturnReason.EARLY: ReturnRule(MAX_DELAY_SECONDS),
+    ReturnReason.EARLY: ReturnRule(MAX_DELAY_SECONDS, takes_group=True),
     ReturnReason.NO_ROOM: ReturnRule(NO_ROOM_DELAY_SECONDS),
     ReturnReason.COPY: ReturnRule(NO_ROOM_DELAY_SECONDS),
     ReturnReason.STOPPED: ReturnRule(0.0),

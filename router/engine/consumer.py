@@ -12,7 +12,7 @@ from router.core.stats import Counts
 from router.core.warnings import Code
 from router.engine.broker_guard import LOOKS_PER_LEASE, GuardedBroker
 from router.engine.deps import EngineDeps
-from router.engine.dispatch import Dispatcher, read_ahead
+from router.engine.dispatch import KEEPS_FRONT, Dispatcher, read_ahead
 from router.engine.flow import Ask, FlowControl
 from router.engine.periodic import every
 from router.engine.pool import Pools
@@ -161,7 +161,7 @@ class Receiver:
         deps, settler = self._deps, self.settler
         self._guarded = guarded = GuardedBroker(broker, self._wake, self._counts, deps.leadership)
         settler.connected(guarded)
-        self._flow.connected(guarded.traits)
+        self._flow.connected(guarded.traits, only_holds=settler.failing in KEEPS_FRONT)
         name, answer_within = self.queue.name, guarded.traits.answer_within
         if self.queue.connections > 1 and not guarded.holds_groups:
             text = f"{name} does not hold groups back: several connections break order"

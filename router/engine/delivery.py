@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from router.core.config import PoolConfig
+from router.core.config import OnFailure, PoolConfig
 from router.core.history import State, Try
 from router.core.leadership import Leadership
 from router.core.message import Message
@@ -257,6 +257,8 @@ class DeliveryRunner:
 
     async def serve(self, lane: Lane, job: Job, task: asyncio.Task[None]) -> None:
         """Deliver a message and settle it."""
+        if job.not_before and await self._is_early(lane, job):
+            return
         outcome = await self._deliver(job, task)
         if outcome is None and job.lease_until > self._loop.time():
             await job.settler.nack([Return(job, ReturnReason.STOPPED)])
@@ -277,6 +279,16 @@ class DeliveryRunner:
         job.settler.ack(job)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("delivered", extra=_facts(job))
+
+    async def _is_early(self, lane: Lane, job: Job) -> bool:
+        """Let a message that came before its time wait, and its group behind it (ORD-1)."""
+        wait = job.not_before - self._loop.time()
+        job.not_before = 0.0
+        if wait <= 0 or self._stopped:
+            return False
+        job.line.target.leave()
+        await self._return_scope(lane, Return(job, ReturnReason.EARLY, wait))
+        return True
 
     async def handle_crash(self, lane: Lane, job: Job, error: Exception) -> None:
         """Return a message that met a bug; its group goes on (POOL-5)."""
@@ -421,13 +433,39 @@ class DeliveryRunner:
         )
 
     async def _return_scope(self, lane: Lane, head: Return) -> None:
-        """NACK a message, then those of its group that go back with it (FIFO-1)."""
+        """NACK a message, then those of its group that go back with it (FIFO-1).
+
+        Or let it wait here, in front of its group (ORD-1).
+        """
         takes_group = RETURNS[head.reason].takes_group and head.job.blocks_on_error
+        if takes_group and self._is_blocked_by(lane, head.job):
+            self._block(lane, head)
+            return
         mates: list[Job] = []
         if takes_group:
             mates += lane.take_scope(head.job.failure_scope)
             mates += head.job.settler.flow.take_waiting(head.job)
         await nack_all([head, *(behind(each, head.delay) for each in mates)])
+
+    def _is_blocked_by(self, lane: Lane, job: Job) -> bool:
+        """Return whether a failed message waits in front of its group, in this pool."""
+        is_ordered = lane.group is not None and job.settler.failing is OnFailure.BLOCK
+        return is_ordered and not self._stopped and job.lease_until > self._loop.time()
+
+    def _block(self, lane: Lane, head: Return) -> None:
+        """Put a message back in front of its group, to be tried again after its delay."""
+        job = head.job
+        job.settler.keep(job)
+        job.state, job.resume_at = State.WAITING, self._loop.time() + head.delay
+        lane.put_failed(job)
+        self.pausing += 1
+
+    def unblock(self, lane: Lane) -> None:
+        """End the wait of the message that stands in front of its group."""
+        job, lane.failed = lane.failed, None
+        if job is not None:
+            job.state, job.resume_at = State.QUEUED, NEVER
+            self.pausing -= 1
 
 
 def _log_failure(job: Job, outcome: Outcome, follows: str) -> None:

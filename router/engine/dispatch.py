@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from router.core.config import OnFailure
 from router.core.history import State
 from router.core.identity import key_of
 from router.core.message import DEFAULT_GROUP, Malformed, Message, ReceivedMessage, parse
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 SOURCE: Final = "QueueManager"
 MAX_FOLLOWERS: Final = 100  # of one message; further copies wait in their queue (P4)
+
+KEEPS_FRONT: Final = {OnFailure.BLOCK, OnFailure.PARK}  # nothing overtakes it
 
 Reader = Callable[[bytes], Message]  # raises Malformed
 
@@ -106,7 +109,7 @@ class Dispatcher:
             if error is not None:
                 self._discard(batch, received, error)
                 return None
-        message = self._read(received, read, unroutable)
+        message = self._read(received, read, settler.failing, unroutable)
         if message is None:
             return None
         lease_until, tally = received.lease_until, received.tally
@@ -124,7 +127,12 @@ class Dispatcher:
             failures=tally.failures,
             requests=tally.requests,
         )
-        if message.dispatch is not None or message.reply_to is not None or message.then:
+        if (
+            message.dispatch is not None
+            or message.reply_to is not None
+            or message.then
+            or message.not_before is not None
+        ):
             self._note_wishes(job)
         arrival, held = registry.track(job)
         if held is job:
@@ -142,9 +150,16 @@ class Dispatcher:
         return None
 
     def _read(
-        self, received: ReceivedMessage, read: Reader, unroutable: Unroutable
+        self,
+        received: ReceivedMessage,
+        read: Reader,
+        failing: OnFailure | None,
+        unroutable: Unroutable,
     ) -> Message | None:
-        """Return its message, or refuse it: it is malformed (BRK-2), or comes early (CMD-5)."""
+        """Return its message, or refuse it: it is malformed (BRK-2), or comes early (CMD-5).
+
+        One that comes early to a strict queue waits in its group (ORD-1).
+        """
         flaw = received.flaw  # that the adapter has found, if any
         if flaw is None:
             try:
@@ -155,13 +170,17 @@ class Dispatcher:
             self._registry.hold_untracked(received)
             unroutable.malformed.append((received, flaw))
             return None
-        if message.not_before is not None:
-            wait = message.not_before.timestamp() - self._wall()
+        if message.not_before is not None and failing not in KEEPS_FRONT:
+            wait = self._seconds_early(message)
             if wait > 0:
                 self._registry.hold_untracked(received)
-                unroutable.early.append((received, min(wait, MAX_DELAY_SECONDS), message))
+                unroutable.early.append((received, wait, message))
                 return None
         return message
+
+    def _seconds_early(self, message: Message) -> float:
+        due = 0.0 if message.not_before is None else message.not_before.timestamp()
+        return min(due - self._wall(), MAX_DELAY_SECONDS)
 
     def _redelivered(
         self,
@@ -239,6 +258,8 @@ class Dispatcher:
 
     def _note_wishes(self, job: Job) -> None:
         message = job.message
+        if message.not_before is not None:
+            job.not_before = job.tracked_at + self._seconds_early(message)
         if message.has_unknown_mode:
             self._warn(Code.CONFIGURATION, f"unknown dispatchMode {message.dispatch!r} ignored")
         if message.reply_to is not None or message.then:

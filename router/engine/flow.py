@@ -198,6 +198,7 @@ class FlowControl:
         self._may_be_behind = False  # whether anything is held, deferred or refused
         self._refused: set[object] = set()  # groups that the latest batch brought, and had no room
         self._selectors: list[PoolSelector] = []  # of the open connections
+        self._only_holds = False  # a strict queue returns nothing for lack of room (ORD-6)
 
     # What may be asked for.
 
@@ -288,7 +289,7 @@ class FlowControl:
         return PoolFilter(frozenset(full), excludes=True)
 
     def _look_ahead(self, traits: Traits) -> int:
-        if not traits.defers:
+        if not traits.defers or self._only_holds:
             return self._queue.look_ahead or HELD_LOOK_AHEAD_MESSAGES
         most = self._queue.look_ahead or DEFERRED_LOOK_AHEAD_MESSAGES
         return most if traits.defer_limit is None else min(most, traits.defer_limit)
@@ -307,7 +308,8 @@ class FlowControl:
 
     # Connections.
 
-    def connected(self, traits: Traits) -> None:
+    def connected(self, traits: Traits, *, only_holds: bool = False) -> None:
+        self._only_holds = only_holds
         if traits.selector is not None:
             self._selectors.append(traits.selector)
 
@@ -379,7 +381,9 @@ class FlowControl:
         now = self._loop.time()
         back: list[Return] = []
         for job in jobs:
-            if traits.selector is not None:
+            if self._only_holds:
+                self._hold(job)
+            elif traits.selector is not None:
                 # A full pool is not asked for until it has room, so its messages need not stay
                 # away. If it has room for others, this one comes back when it is its turn.
                 is_full = not self._is_open(_code(job)) and not self._is_choosy(_code(job))

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from router.core.config import OnFailure
 from router.core.history import State, Try
 from router.core.identity import MessageKey
 from router.core.message import DEFAULT_POOL, Handle, Message, Mode, ReceivedMessage, Tally
@@ -70,6 +71,7 @@ class Job(Struct, eq=False):
     state: State = State.QUEUED
     hold_until: float = NEVER  # how long it may wait here; its broker gives up on it later
     resume_at: float = NEVER  # while it waits between two tries
+    not_before: float = 0.0  # of a strict queue: it takes its place in its group, and waits there
     tries: tuple[Try, ...] = ()  # those that have ended
     returned_for: float | None = None  # seconds, once it is returned
     return_reason: ReturnReason | None = None  # likewise
@@ -103,6 +105,8 @@ class Job(Struct, eq=False):
 
     @property
     def blocks_on_error(self) -> bool:
+        if self.message.dispatch is None:
+            return self.settler.failing is not OnFailure.SKIP
         return self.message.mode is Mode.BLOCK_ON_ERROR
 
     def __repr__(self) -> str:

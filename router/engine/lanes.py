@@ -48,6 +48,7 @@ class Lane(Struct, eq=False):
     is_returning: bool = False  # its messages are being returned to their broker
     blocked: deque[Job] = _UNUSED  # arrived meanwhile; they wait until the group is free
     line: "Line | None" = None  # at which it is parked, or which has called it (GATE-5)
+    failed: Job | None = None  # it waits in front for its next try, at its `resume_at` (ORD-1)
 
     def put(self, job: Job) -> None:
         message = job.message
@@ -86,6 +87,15 @@ class Lane(Struct, eq=False):
         else:
             self.regular.appendleft(job)
             self.tried += job.requests > 0
+
+    def put_failed(self, job: Job) -> None:
+        """Put the current one back in front: it is tried again, here (ORD-1)."""
+        if self.regular is _UNUSED:
+            self.regular = deque()
+        if self.high is _UNUSED:
+            self.high = deque()
+        self.put_back(job)
+        self.failed = job
 
     @property
     def has_head(self) -> bool:

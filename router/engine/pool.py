@@ -80,6 +80,8 @@ class ProcessPool:
         self._on_group_free = on_group_free
         self._loop = asyncio.get_running_loop()
         self.waits_for_rate: asyncio.Task[None] | None = None  # until the lane in front may go on
+        # Lanes whose first message has failed and waits there for its next try (ORD-1).
+        self.blocked: dict[Lane, asyncio.TimerHandle] = {}
 
     @property
     def queued(self) -> int:
@@ -209,7 +211,7 @@ class ProcessPool:
             self.waits_for_rate.cancel()
             self.waits_for_rate = None
         self.runner.stop()
-        for lane in self._take_waiting():
+        for lane in (*self._take_waiting(), *self._take_blocked()):
             lane.is_returning = True
             self._workers.tasks.create_task(self.nack_lane(lane), name=f"{self.code} return")
 
@@ -223,6 +225,10 @@ class ProcessPool:
                 self._count_parked(lane.line, -len(jobs))
                 if not lane:
                     self._unpark(lane, lane.line)
+                    self._close(lane)
+            elif lane in self.blocked:
+                if lane.failed in jobs:  # then nothing is left of it
+                    self._stop_waiting(lane)
                     self._close(lane)
             elif not lane and lane.current is None:
                 self.lanes.remove(lane)
@@ -248,7 +254,10 @@ class ProcessPool:
         ready, permits = self.lanes.ready, self.permits
         if lane.regular or lane.high:
             lane.current = None
-            ready.append(lane)
+            if lane.failed is None:
+                ready.append(lane)
+            else:
+                self._block(lane, lane.failed)
         else:
             self._close(lane)
         while ready and permits.may_be_kept() and not self.rate.is_limited:
@@ -274,7 +283,9 @@ class ProcessPool:
         now, flow = self._loop.time(), job.line.flow
         flow.end(now - job.started_at, now)
         self._note_half(flow)
-        if lane:
+        if lane.failed is not None:
+            self._block(lane, lane.failed)
+        elif lane:
             lane.current = None
             self._put(lane, lane.head.line.flow)
         else:
@@ -287,6 +298,27 @@ class ProcessPool:
         permits.release()
         self._pump()
         return None
+
+    def _block(self, lane: Lane, failed: Job) -> None:
+        """Let a lane wait until its first message is tried again."""
+        self.blocked[lane] = self._loop.call_at(failed.resume_at, self._unblock, lane)
+
+    def _unblock(self, lane: Lane) -> None:
+        del self.blocked[lane]
+        self.runner.unblock(lane)
+        self._put(lane, lane.head.line.flow)
+        self._pump()
+
+    def _take_blocked(self) -> list[Lane]:
+        """Take out all lanes whose first message waits for its next try."""
+        taken = list(self.blocked)
+        for lane in taken:
+            self._stop_waiting(lane)
+        return taken
+
+    def _stop_waiting(self, lane: Lane) -> None:
+        self.blocked.pop(lane).cancel()
+        self.runner.unblock(lane)
 
     def _put(self, lane: Lane, flow: Flow, *, first: bool = False) -> None:
         """Let a lane wait for a worker."""

@@ -84,6 +84,12 @@ class InFlightRegistry:
                 followed.append(job)
         return followed
 
+    def count_try(self, job: Job, counts: Counts, now: float) -> None:
+        """Count a failed delivery of a message that stays (ORD-1)."""
+        counts.record(job.metric, now)
+        if job.pool is not None:
+            job.pool.deliveries.record(job.metric, now)
+
     def hold_untracked(self, received: ReceivedMessage) -> None:
         """Hold a hand-over that is no job: a copy, a follower, or what no pool can take."""
         self._untracked[id(received)] = received

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Final
 
 from router.core.commands import failure_of
-from router.core.config import QueueConfig
+from router.core.config import OnFailure, QueueConfig
 from router.core.dead_letter import Reason
 from router.core.history import Fate, State
 from router.core.message import Handle, ReceivedMessage, id_of_malformed, parse
@@ -63,6 +63,7 @@ class Settler:
         self.renewed = Signal()  # rung when the connection was opened or lost
         self.traits = Traits()  # of its broker, once it was connected
         self.holds_groups = False  # its broker holds a group back while one of its messages is out
+        self.failing = _failing(queue)  # where a failed message waits; None: as its broker can
         self.warn = deps.alerts.of(f"Consumer:{queue.name}")
         self.now = asyncio.get_running_loop().time
         self._unwanted: list[ReceivedMessage] = []  # to be returned: it came too late
@@ -90,6 +91,8 @@ class Settler:
     def connected(self, guarded: GuardedBroker) -> None:
         self._guarded, self.traits = guarded, guarded.traits
         self.holds_groups = guarded.holds_groups
+        if self.holds_groups and self.queue.failing is not OnFailure.SKIP:
+            self.failing = None  # its broker keeps a failed message in front of its group
         self.renewed.ring()
 
     def disconnected(self) -> None:
@@ -152,6 +155,9 @@ class Settler:
         if self._guarded is not None:
             await self._guarded.extend_leases([job], self.deps.extended, used=0.0)
         return job.lease_until > self.now()
+
+    def keep(self, job: Job) -> None:
+        self.deps.registry.count_try(job, self.counts, self.now())
 
     def forfeit(self, job: Job) -> None:
         """Let it go: its lease was lost, so the broker hands it out again."""
@@ -511,6 +517,11 @@ class Settler:
         unroutable = self.dispatch(messages)
         if unroutable:
             self.spawn(self.clear(unroutable), "refuse")
+
+
+def _failing(queue: QueueConfig) -> OnFailure | None:
+    """Return where a failed message waits. There is no order store yet: what would park blocks."""
+    return OnFailure.BLOCK if queue.failing is OnFailure.PARK else queue.failing
 
 
 def _id(job: Job) -> dict[str, object]:

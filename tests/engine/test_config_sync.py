@@ -21,7 +21,7 @@ from tests.support.virtual_time import now
 pytestmark = pytest.mark.anyio
 
 NAMING = QueueNames(QueueType.EMBEDDED, "/state")
-STRICT = "`strict` is planned (FIFO-2): until then the pool works as `batch`"
+STRICT = "`ordering` is a field of queues: here it makes all those strict that have none"
 DOWN = ConfigUnavailable("cannot connect")
 
 

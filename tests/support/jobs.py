@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import cast
 
-from router.core.config import QueueConfig, RetryPolicy
+from router.core.config import OnFailure, QueueConfig, RetryPolicy
 from router.core.identity import MessageKey
 from router.core.message import DEFAULT_GROUP, Message, ReceivedMessage, Tally
 from router.engine.job import NEVER, Batch, Job
@@ -20,6 +20,7 @@ class FakeSettler:
     queue_name: str = "q"
     holds_groups: bool = True
     retry: RetryPolicy | None = None
+    failing: OnFailure | None = None
 
 
 def make_job(

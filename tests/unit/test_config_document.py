@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from router.core.config import (
     FairShare,
+    OnFailure,
     PoolConfig,
     QueueConfig,
     QueueNames,
@@ -27,6 +28,7 @@ from router.core.config_document import (
     embedded_document,
     read_document,
 )
+from router.core.config_plan import unite
 from router.core.redact import public_uri
 
 EMBEDDED = QueueNames(QueueType.EMBEDDED, "/state dir")
@@ -397,14 +399,110 @@ def test_too_large_a_queue_is_cut_and_noted() -> None:
     ]
 
 
-@pytest.mark.rule("FIFO-2")
-def test_strict_ordering_is_applied_as_batch_with_a_note() -> None:
-    document = read_pool({"code": "A", "ordering": "strict", "concurrency": 3})
+@pytest.mark.rule("ORD-1")
+def test_the_order_of_a_queue_is_read_and_written() -> None:
+    entry = {
+        "queueName": "q",
+        "queueUri": "nats://host/?subject=q",
+        "ordering": "strict",
+        "onFailure": "park",
+        "onDeadLetter": "hold",
+        "share": True,
+    }
+    document = read({"queues": [entry], "connections": 4, "processingPools": []})
 
-    assert document.config.pools == (PoolConfig(code="A", concurrency=3),)
+    assert document.problems == ()
+    (queue,) = document.config.queues
+    assert queue.is_strict
+    assert queue.failing is OnFailure.PARK
+    assert queue.holds_behind_letters
+    assert queue.share
+    assert queue.connections == 1  # whatever the default is (ORD-2)
+    assert as_document(document.config)["queues"] == [entry | {"connections": 1}]
+
+
+@pytest.mark.rule("ORD-1")
+@pytest.mark.parametrize(
+    ("fields", "failing"),
+    [
+        ({}, None),
+        ({"ordering": "batch"}, None),
+        ({"onFailure": "skip"}, OnFailure.SKIP),
+        ({"ordering": "strict"}, OnFailure.PARK),
+        ({"ordering": "strict", "onFailure": "block"}, OnFailure.BLOCK),
+        ({"ordering": "strict", "onFailure": "skip"}, OnFailure.SKIP),
+    ],
+)
+def test_a_failed_message_of_a_strict_queue_is_parked_unless_told_otherwise(
+    fields: dict[str, object], failing: OnFailure | None
+) -> None:
+    (queue,) = read_queue({"queueName": "q", **fields}).config.queues
+
+    assert queue.failing is failing
+
+
+@pytest.mark.rule("ORD-1", "ORD-2")
+@pytest.mark.parametrize(
+    ("fields", "where", "text"),
+    [
+        ({"ordering": "strict", "connections": 2}, "connections", "must be 1 with"),
+        ({"ordering": "random"}, "ordering", "not one of"),
+        ({"onFailure": "park"}, "onFailure", "needs `ordering` `strict`"),
+        ({"ordering": "batch", "onFailure": "block"}, "onFailure", "needs `ordering` `strict`"),
+        ({"onDeadLetter": "hold"}, "onDeadLetter", "needs `ordering` `strict`"),
+        ({"share": True}, "share", "needs `ordering` `strict`"),
+        ({"share": "yes"}, "share", "Expected"),
+        (
+            {"ordering": "strict", "onFailure": "block", "share": True},
+            "onFailure",
+            "uses no order store",
+        ),
+        (
+            {"ordering": "strict", "onFailure": "skip", "onDeadLetter": "hold"},
+            "onFailure",
+            "lets the group go on",
+        ),
+    ],
+)
+def test_an_order_that_cannot_be_kept_is_refused(
+    fields: dict[str, object], where: str, text: str
+) -> None:
+    document = read_queue({"queueName": "q", **fields})
+
+    assert document.config.queues == ()
+    assert told(document) == [(f"$.queues[0].{where}", "QUEUE_VALIDATION")]
+    assert text in document.problems[0].text
+
+
+@pytest.mark.rule("ORD-1")
+def test_what_says_that_nothing_is_special_needs_no_strict_order() -> None:
+    document = read_queue({"queueName": "q", "onDeadLetter": "continue", "share": False})
+
+    assert document.problems == ()
+
+
+@pytest.mark.rule("ORD-1")
+def test_the_order_of_a_pool_is_the_default_of_queues_with_a_note() -> None:
+    document = read(
+        {
+            "queues": [
+                {"queueName": "a"},
+                {"queueName": "b", "ordering": "batch"},
+                {"queueName": "c", "connections": 2},
+            ],
+            "processingPools": [{"code": "A", "ordering": "strict", "concurrency": 3}],
+        }
+    )
+
+    assert document.config.pools == (PoolConfig(code="A", concurrency=3, is_strict=True),)
     assert told(document) == [("$.processingPools[0].ordering", "CONFIGURATION")]
-    assert "planned (FIFO-2)" in document.problems[0].text
+    assert "`ordering` is a field of queues" in document.problems[0].text
     assert not document.problems[0].skipped
+    config, _ = unite([("one", document)])
+    assert [queue.is_strict for queue in config.queues] == [True, False, False]
+    assert as_document(config)["processingPools"] == [
+        {"code": "A", "concurrency": 3, "ordering": "strict"}
+    ]
 
 
 @pytest.mark.rule("CFG-5")

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.chaos.brokers import BROKERS, VARIANTS
+from tests.chaos.history import MAX_WAIT_SECONDS
 from tests.chaos.nemesis import REDELIVERY_BOUND, Kill
 from tests.chaos.run import ChaosOrder, ChaosResult, run, spread
 from tests.chaos.storm import Fault
@@ -28,6 +29,7 @@ Bring faults to real routers on a real broker under load, and check from outside
 lost, that every group stays in order and that each group has one open request at a time.
 
 --kills: one router is killed by SIGKILL, again and again.
+--slow-pool: besides, hundreds of messages of a slow pool wait in front of all others.
 --minutes: routers (two where the broker keeps order across them, else one) are killed, stopped,
 paused, cut off and frozen out, their broker restarts, their clocks jump and names resolve slowly,
 several at a time.
@@ -43,6 +45,8 @@ checks, by the bodies that were published, received and kept:
   left        a message that is in the queue when everything should be done
   redelivery  the first request, after a restart, for a message that was in flight at the kill:
               at most {REDELIVERY_BOUND:g} s after the new process logs "ready" (sqlite, postgres)
+  held up     a message that waited for longer than {MAX_WAIT_SECONDS:g} s for its first request
+              while a router was up, behind those of a slow pool (--slow-pool only)
 NATS keeps no order after a crash: what was overtaken is counted there, and is no failure. RabbitMQ,
 ActiveMQ and NATS keep no order after a failed delivery: there, no grouped message is made to fail.
 rabbitmq-quorum is a quorum queue that the router makes; those of rabbitmq-default and -limit
@@ -55,6 +59,7 @@ Duplicates are allowed and counted: requests for messages that had a final reply
 exit code: 0 all checks passed, 1 a check failed, 2 wrong usage
 
 examples: ./dev chaos sqlite --kills 200 --json build/chaos.json
+          ./dev chaos rabbitmq --kills 50 --slow-pool
           ./dev chaos postgres --minutes 5
 """
 
@@ -64,7 +69,12 @@ def main(words: Sequence[str] | None = None) -> int:
     console = Console(soft_wrap=True)
     seconds = (given.minutes or 0) * 60
     wanted = ChaosOrder(
-        given.broker, 0 if seconds else given.kills, given.seed, given.lease, seconds
+        given.broker,
+        0 if seconds else given.kills,
+        given.seed,
+        given.lease,
+        seconds,
+        given.slow_pool,
     )
     with ExitStack() as stack:
         if given.keep_files:
@@ -137,6 +147,9 @@ def _sum_up(console: Console, result: ChaosResult) -> None:
         "other faults": str(broken["strange"]),
         "time": f"{result.seconds:.0f} s",
     }
+    if result.wanted.has_slow_pool:
+        rows["wait behind the slow pool"] = _spread(result.waits)
+        rows[f"longer than {MAX_WAIT_SECONDS:g} s"] = str(broken["held up"])
     table = Table(title=f"chaos {result.wanted.broker}, seed {result.wanted.seed}")
     table.add_column("")
     table.add_column("result", justify="right")
@@ -177,6 +190,11 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
     how.add_argument("--kills", type=_positive, default=20, help="how many (20)")
     how.add_argument("--minutes", type=_minutes, help="of a storm of all kinds of faults")
     parser.add_argument(
+        "--slow-pool",
+        action="store_true",
+        help="a pool of one worker and tasks of a second shares the queue (with --kills)",
+    )
+    parser.add_argument(
         "--seed",
         type=int,
         default=random.SystemRandom().randrange(1_000_000),
@@ -191,7 +209,10 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--keep-files", action="store_true", help="keep the queue, the dead letters and the logs"
     )
-    return parser.parse_args(words)
+    given = parser.parse_args(words)
+    if given.slow_pool and given.minutes:
+        parser.error("--slow-pool goes with --kills only")
+    return given
 
 
 def _positive(text: str) -> int:

@@ -28,7 +28,7 @@ from router.core.config import QueueConfig
 from router.core.message import parse
 from router.ports import BrokerError, Publication, Publisher
 from tests.acceptance.site import Site
-from tests.chaos.history import Body
+from tests.chaos.history import SLOW_POOL, Body
 from tests.support.servers import nats, sqs
 from tests.support.servers.activemq import ActiveMqServer
 from tests.support.servers.base import ServerProcess
@@ -46,6 +46,7 @@ NARROW_POOLS: Final[Sequence[dict[str, object]]] = (
     {"code": "GROUPED", "concurrency": 1},
     {"code": "LOOSE", "concurrency": 1, "ungrouped": "parallel"},
 )
+SLOW_POOLS: Final = (*POOLS, {"code": SLOW_POOL, "concurrency": 1})
 DELIVERY_LIMIT: Final = 20  # the default of RabbitMQ 4
 
 

@@ -9,8 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import takewhile
+from typing import Final
 
 Body = Mapping[str, object]
+
+SLOW_POOL: Final = "SLOW"
+MAX_WAIT_SECONDS: Final = 20.0  # of a fast pool behind a slow one, while a router is up
+
+
+def producer_of(marker: str) -> str:
+    return marker.rpartition("-")[0]
 
 
 def marker_of(body: Body) -> str:
@@ -92,6 +100,9 @@ class History:
     done: set[str] = field(default_factory=set)  # markers with a final reply
     duplicates: Counter[int] = field(default_factory=Counter)  # by incarnation
     open: Counter[int] = field(default_factory=Counter)  # POSTs without a reply, by incarnation
+    ended: Counter[str] = field(default_factory=Counter)  # messages with a final reply, by producer
+    taken_at: dict[str, float] = field(default_factory=dict)  # when `answered` got each marker
+    alive: list[tuple[float, float]] = field(default_factory=list)  # from when to when a router was
 
     @property
     def waiting(self) -> set[str]:
@@ -118,8 +129,27 @@ class History:
         """Record its reply, just before it is written."""
         post.outcome, post.ended = outcome, at
         self.open[post.incarnation] -= 1
-        if outcome in FINAL:
+        if outcome in FINAL and post.marker not in self.done:
             self.done.add(post.marker)
+            self.ended[producer_of(post.marker)] += 1
+
+    def note_start(self, at: float) -> None:
+        self.alive.append((at, float("inf")))
+
+    def note_end(self, at: float) -> None:
+        if self.alive and self.alive[-1][1] > at:
+            self.alive[-1] = (self.alive[-1][0], at)
+
+    def waits(self) -> Iterator[tuple[str, float]]:
+        """Yield how long each message waited for its first POST while a router was up.
+
+        Not those of the slow pool, which wait for each other.
+        """
+        first = {post.marker: post.began for post in reversed(self.posts)}
+        for marker, taken in self.taken_at.items():
+            if marker in first and self.published[marker].body.get("poolCode") != SLOW_POOL:
+                ends = ((max(up, taken), min(down, first[marker])) for up, down in self.alive)
+                yield marker, sum(max(end - begin, 0.0) for begin, end in ends)
 
 
 class Duplicates(Enum):
@@ -140,6 +170,7 @@ def check(
         *(_repeated(history) if duplicates is Duplicates.AFTER_A_CRASH else ()),
         *(ChaosViolation("left", f"{body} is still in the queue") for body in history.left),
         *(ChaosViolation("strange", text) for text in history.strange),
+        *_held_up(history),
     ]
 
 
@@ -198,6 +229,15 @@ def _repeated(history: History) -> Iterator[ChaosViolation]:
         elif not has_ended and post.incarnation in accepted[post.marker]:
             text = f"{post.marker} was accepted, and sent again by the same process"
             yield ChaosViolation("repeated", text)
+
+
+def _held_up(history: History) -> Iterator[ChaosViolation]:
+    """P5: a slow pool holds up no other pool of its queue. Judged only if there is one."""
+    if all(item.body.get("poolCode") != SLOW_POOL for item in history.published.values()):
+        return
+    for marker, seconds in history.waits():
+        if seconds > MAX_WAIT_SECONDS:
+            yield ChaosViolation("held up", f"{marker} waited for {seconds:.1f} s")
 
 
 def _events(posts: Iterable[ChaosPost]) -> Iterator[tuple[ChaosPost, bool]]:

@@ -14,17 +14,27 @@ import httpx
 
 from tests.acceptance.process import RouterProcess
 from tests.chaos.brokers import QUEUE, NotAnswered
-from tests.chaos.history import Body, ChaosReply, History, Item, PostOutcome
+from tests.chaos.history import (
+    SLOW_POOL,
+    Body,
+    ChaosReply,
+    History,
+    Item,
+    PostOutcome,
+)
 from tests.outbound.servers import Connection, TargetRequest
 
 BATCH: Final = 10  # messages
 PAUSE: Final = 0.1  # seconds between two batches of one producer
-MAX_BACKLOG: Final = 400  # messages; producers wait while there are more
+MAX_BACKLOG: Final = 200  # messages of a producer, which waits while there are more
+SLOW_BACKLOG: Final = 300  # that of the slow pool
+FAST_BACKLOG: Final = 50  # those of others, if there is a slow pool
 GROUPS: Final = 20  # of each producer
 RECENT_IDS: Final = 100
 CALL_SECONDS: Final = 10.0
 QUICK_SECONDS: Final = (0.002, 0.02)
 SLOW_SECONDS: Final = (0.1, 0.4)
+CRAWL_SECONDS: Final = (1.0, 1.5)  # of the slow pool
 REPLIES: Final = {
     ChaosReply.OK: 80,
     ChaosReply.SLOW: 14,
@@ -56,14 +66,25 @@ class Producer:
     reuse_ids: bool = False
     groups_may_fail: bool = True
     replies: Mapping[ChaosReply, int] = field(default_factory=lambda: REPLIES)
+    max_backlog: int = MAX_BACKLOG
+    pool: str | None = None  # None: one for groups, and one for messages without
     _count: int = 0
     _ids: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT_IDS))
 
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             await asyncio.sleep(PAUSE)
-            if self.history.backlog < MAX_BACKLOG:
+            if not self._has_enough:
                 await self._publish([self._make() for _ in range(BATCH)])
+
+    async def fill(self) -> None:
+        """Publish at once what may wait."""
+        while not self._has_enough:
+            await self._publish([self._make() for _ in range(BATCH)])
+
+    @property
+    def _has_enough(self) -> bool:
+        return self._count - self.history.ended[self.name] >= self.max_backlog
 
     async def _publish(self, items: Sequence[Item]) -> None:
         self.history.published |= {item.marker: item for item in items}
@@ -75,7 +96,9 @@ class Producer:
                 await asyncio.sleep(PAUSE / 2)
             else:
                 break
-        self.history.answered |= {item.marker for item in items}
+        markers = {item.marker for item in items}
+        self.history.answered |= markers
+        self.history.taken_at |= dict.fromkeys(markers, time.monotonic())
 
     def _make(self) -> Item:
         self._count += 1
@@ -86,7 +109,7 @@ class Producer:
             reply = ChaosReply.OK
         body = {
             "id": self._id(marker),
-            "poolCode": "LOOSE" if group is None else "GROUPED",
+            "poolCode": self.pool or ("LOOSE" if group is None else "GROUPED"),
             "authToken": f"token-{marker}",
             "mediationTarget": f"{self.target_url}/{marker}",
             "messageGroupId": None if group is None else f"{self.name}-{group}",
@@ -130,6 +153,7 @@ class ChaosRecorder:
     incarnations: dict[int, int] = field(default_factory=dict)  # of routers that run, by process
     started: int = 0
     is_down: bool = False  # it takes requests and hangs up
+    crawls: bool = True  # with those of the slow pool
     _strangers: int = 0
     _failed: set[str] = field(default_factory=set)
 
@@ -152,8 +176,7 @@ class ChaosRecorder:
                 await connection.reply(500)
                 continue
             post = self.history.begin(item.marker, incarnation, time.monotonic())
-            slow = item.reply is ChaosReply.SLOW
-            await asyncio.sleep(self.dice.uniform(*(SLOW_SECONDS if slow else QUICK_SECONDS)))
+            await asyncio.sleep(self.dice.uniform(*self._time_of(item)))
             is_gone = incarnation not in self.incarnations.values()
             if connection.reader.at_eof() or is_gone or self.is_down:
                 self.history.end(post, PostOutcome.CUT, time.monotonic())
@@ -180,6 +203,11 @@ class ChaosRecorder:
             return item
         self.history.strange.append(f"a request that nobody published: {request}")
         return None
+
+    def _time_of(self, item: Item) -> tuple[float, float]:
+        if item.body["poolCode"] == SLOW_POOL and self.crawls:
+            return CRAWL_SECONDS
+        return SLOW_SECONDS if item.reply is ChaosReply.SLOW else QUICK_SECONDS
 
     def _answer(self, item: Item) -> tuple[int, PostOutcome]:
         if item.reply is ChaosReply.DEAD:

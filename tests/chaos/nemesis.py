@@ -16,6 +16,7 @@ from tests.chaos.history import History, marker_of
 from tests.chaos.slot import CIRCUIT_IS_OPEN, Slot
 
 AFTER_CONSUMING: Final = (0.05, 1.0)  # seconds until the kill
+AFTER_LOOKING_AHEAD: Final = (0.5, 4.0)  # likewise, if there is a slow pool
 AFTER_SPAWN: Final = (0.0, 1.2)  # likewise, of a kill during start-up or recovery
 STARTUP_KILL_EVERY: Final = 10  # kills
 DRAIN_EVERY: Final = 5  # kills, where messages shall be returned often
@@ -57,6 +58,7 @@ class Killer:
     queue: ChaosQueue
     history: History
     dice: random.Random
+    pause: tuple[float, float] = AFTER_CONSUMING
     startup_kills: int = 0
 
     async def run(self, kills: int, tell: Callable[[Kill], None]) -> None:
@@ -129,7 +131,7 @@ class Killer:
             await eventually(
                 lambda: bool(posts) and posts[-1].incarnation == number, within=self._patience
             )
-        await asyncio.sleep(self.dice.uniform(*AFTER_CONSUMING))
+        await asyncio.sleep(self.dice.uniform(*self.pause))
         with suppress(TimeoutError):
             await eventually(lambda: is_open[number] > 0, within=self._patience)
 

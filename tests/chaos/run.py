@@ -18,15 +18,31 @@ from tests.acceptance.site import Site
 from tests.chaos.brokers import (
     NARROW_POOLS,
     POOLS,
+    SLOW_POOLS,
     ChaosQueue,
     dead_letters,
     prepare,
     publishing_to,
     running,
 )
-from tests.chaos.history import FINAL, ChaosViolation, Duplicates, History, check
-from tests.chaos.load import FAILING_REPLIES, ApiProducer, ChaosRecorder, Producer
-from tests.chaos.nemesis import Kill, Killer
+from tests.chaos.history import (
+    FINAL,
+    SLOW_POOL,
+    ChaosReply,
+    ChaosViolation,
+    Duplicates,
+    History,
+    check,
+)
+from tests.chaos.load import (
+    FAILING_REPLIES,
+    FAST_BACKLOG,
+    SLOW_BACKLOG,
+    ApiProducer,
+    ChaosRecorder,
+    Producer,
+)
+from tests.chaos.nemesis import AFTER_CONSUMING, AFTER_LOOKING_AHEAD, Kill, Killer
 from tests.chaos.slot import Slot
 from tests.chaos.storm import Fault, Storm, preloading, shims
 from tests.outbound.servers import listening
@@ -49,6 +65,7 @@ class ChaosOrder:
     seed: int
     lease: int | None = None  # seconds; None: as suits the broker
     seconds: float = 0.0
+    has_slow_pool: bool = False  # whose messages wait in front of all others
 
     def dice(self, use: str) -> random.Random:
         return random.Random(f"{self.seed} {use}")  # noqa: S311  repeatable
@@ -69,6 +86,7 @@ class ChaosResult:
     published: int = 0
     posts: int = 0
     dead_letters: int = 0
+    waits: Sequence[float] = ()  # for the first POST, beside a slow pool
     seconds: float = 0.0
     violations: Sequence[ChaosViolation] = ()
 
@@ -98,6 +116,7 @@ class ChaosResult:
             **asdict(self),
             "late": len(self.late),
             "broken": self.broken(),
+            "waits": spread(self.waits),
             "firstRedelivery": {
                 "sinceReady": spread(self.since_ready),
                 "sinceSpawn": spread(self.since_spawn),
@@ -134,6 +153,8 @@ async def run(wanted: ChaosOrder, folder: Path, tell: Tell) -> ChaosResult:
     result.dead_letters = len(history.kept)
     result.duplicates = history.duplicates.total()
     result.explained = explain(history, result.faults)
+    if wanted.has_slow_pool:
+        result.waits = [seconds for _, seconds in history.waits()]
     if promises.knows_publications:
         history.in_doubt.clear()
     may_repeat = wanted.seconds or promises.is_returned_often
@@ -155,16 +176,8 @@ async def _bring_chaos(
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False))
         target = await stack.enter_async_context(listening(recorder.script))
-        direct = await stack.enter_async_context(publishing_to(queue))
         api = ApiProducer(client, dice("routers"))
-        can_fail = queue.promises.order_after_a_failure
-        producers = (
-            Producer("direct", history, target.url, dice("direct"), direct.put, False, can_fail),
-            Producer("api", history, target.url, dice("api"), api.put, True, can_fail),
-        )
-        if queue.promises.is_returned_often:
-            for producer in producers:
-                producer.replies = FAILING_REPLIES
+        producers = await _producers(result.wanted, queue, recorder, stack, url=target.url, api=api)
         slots = []
         for number in range(1, (queue.promises.routers if result.wanted.seconds else 1) + 1):
             site = Site(folder / f"router-{number}")
@@ -178,6 +191,7 @@ async def _bring_chaos(
                     tasks.create_task(producer.run(stop), name=producer.name)
                 await _do_harm(result, slots, queue, history, tell)
                 stop.set()
+            recorder.crawls = False
             with suppress(TimeoutError):
                 await eventually(lambda: not history.waiting, within=DRAIN_SECONDS)
             await asyncio.sleep(QUIET_SECONDS)
@@ -193,6 +207,48 @@ async def _bring_chaos(
     return slots
 
 
+async def _producers(
+    wanted: ChaosOrder,
+    queue: ChaosQueue,
+    recorder: ChaosRecorder,
+    stack: AsyncExitStack,
+    *,
+    url: str,
+    api: ApiProducer,
+) -> Sequence[Producer]:
+    history, dice = recorder.history, wanted.dice
+    direct = await stack.enter_async_context(publishing_to(queue))
+    can_fail = queue.promises.order_after_a_failure
+    producers = [
+        Producer("direct", history, url, dice("direct"), direct.put, False, can_fail),
+        Producer("api", history, url, dice("api"), api.put, True, can_fail),
+    ]
+    for producer in producers:
+        if queue.promises.is_returned_often:
+            producer.replies = FAILING_REPLIES
+        if wanted.has_slow_pool:
+            producer.max_backlog = FAST_BACKLOG
+    if wanted.has_slow_pool:
+        producers.append(await _slow_producer(wanted, queue, recorder, stack))
+    return producers
+
+
+async def _slow_producer(
+    wanted: ChaosOrder,
+    queue: ChaosQueue,
+    recorder: ChaosRecorder,
+    stack: AsyncExitStack,
+) -> Producer:
+    """Return one that has filled the slow pool, whose target is slow. It has that for itself."""
+    target = await stack.enter_async_context(listening(recorder.script))
+    line = await stack.enter_async_context(publishing_to(queue))
+    producer = Producer("slow", recorder.history, target.url, wanted.dice("slow"), line.put)
+    producer.pool, producer.max_backlog = SLOW_POOL, SLOW_BACKLOG
+    producer.replies = {ChaosReply.OK: 100}
+    await producer.fill()
+    return producer
+
+
 async def _lay_out(
     slot: Slot, wanted: ChaosOrder, queue: ChaosQueue, stack: AsyncExitStack
 ) -> None:
@@ -204,6 +260,8 @@ async def _lay_out(
             slot.cable = await stack.enter_async_context(cable_to(queue.server.port))
             port = slot.cable.port
     pools = NARROW_POOLS if queue.promises.is_returned_often else POOLS
+    if wanted.has_slow_pool:
+        pools = SLOW_POOLS
     lease = wanted.lease or queue.promises.lease
     slot.site.configure_queue(
         queue.uri(port), *pools, visibilityTimeout=lease, retry={"backoff": [1]}
@@ -227,7 +285,8 @@ async def _do_harm(
             await slot.ready()
         await Storm(slots, queue, wanted.dice("storm"), tell, result.faults).run(wanted.seconds)
     else:
-        killer = Killer(slots[0], queue, history, wanted.dice("kills"))
+        pause = AFTER_LOOKING_AHEAD if wanted.has_slow_pool else AFTER_CONSUMING
+        killer = Killer(slots[0], queue, history, wanted.dice("kills"), pause)
         await killer.run(wanted.kills, note)
         result.startup_kills = killer.startup_kills
 

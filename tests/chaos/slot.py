@@ -1,6 +1,7 @@
 """A place for one router at a time: its folder, its wire to the broker, its clock and its names."""
 
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,7 @@ class Slot:
         assert router.process.poll() is None, f"it ended while it was starting: {router.output()}"
         router.port = next(each["port"] for each in router.log() if each["message"] == "ready")
         self.api.routers.append(router)
+        self.history.note_start(time.monotonic())
 
     @property
     def running(self) -> RouterProcess:
@@ -103,6 +105,7 @@ class Slot:
             return False
         if self.router in self.api.routers:
             self.api.routers.remove(self.router)
+            self.history.note_end(time.monotonic())
         if (code := self.router.process.poll()) not in (None, -signal.SIGKILL, 0):
             self.history.strange.append(f"the router ended by itself with exit code {code}")
         return True

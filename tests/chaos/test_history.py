@@ -2,7 +2,16 @@
 
 import pytest
 
-from tests.chaos.history import ChaosPost, ChaosReply, History, Item, PostOutcome, check
+from tests.chaos.history import (
+    MAX_WAIT_SECONDS,
+    SLOW_POOL,
+    ChaosPost,
+    ChaosReply,
+    History,
+    Item,
+    PostOutcome,
+    check,
+)
 
 
 def item(marker: str, group: str | None = None, reply: ChaosReply = ChaosReply.OK) -> Item:
@@ -196,3 +205,39 @@ def test_what_is_left_in_the_queue_is_reported() -> None:
     history.strange = ["a request that nobody has published"]
 
     assert broken(history) == ["left", "strange"]
+
+
+class TestSlowPools:
+    """Judged only where there is a slow pool (P5)."""
+
+    @staticmethod
+    def history(*alive: tuple[float, float], began: float, other: str = SLOW_POOL) -> History:
+        """A message that was taken at 10, beside one of another pool."""
+        items = [Item("a-1", {"poolCode": "FAST", "mediationTarget": "http://localhost/a-1"})]
+        items += [Item("b-1", {"poolCode": other, "mediationTarget": "http://localhost/b-1"})]
+        history = history_of(*items)
+        history.taken_at = {"a-1": 10.0, "b-1": 10.0}
+        for start, end in alive:
+            history.note_start(start)
+            history.note_end(end)
+        post(history, "a-1", began, began + 1)
+        post(history, "b-1", began + 1000, began + 1001)
+        return history
+
+    @pytest.mark.rule("P5", "ROUTE-5")
+    def test_a_message_may_wait_for_twenty_seconds_while_a_router_is_up(self) -> None:
+        at_most = self.history((0, 2000), began=10 + MAX_WAIT_SECONDS)
+        too_long = self.history((0, 2000), began=10.1 + MAX_WAIT_SECONDS)
+
+        assert (broken(at_most), broken(too_long)) == ([], ["held up"])
+
+    @pytest.mark.rule("P5", "ROUTE-5")
+    def test_the_time_without_a_router_does_not_count(self) -> None:
+        history = self.history((0, 15), (500, 2000), began=500 + MAX_WAIT_SECONDS - 5)
+
+        assert broken(history) == []
+        assert dict(history.waits()) == {"a-1": MAX_WAIT_SECONDS}
+
+    @pytest.mark.rule("P5", "ROUTE-5")
+    def test_without_a_slow_pool_nothing_is_held_up(self) -> None:
+        assert broken(self.history((0, 2000), began=1000, other="GROUPED")) == []

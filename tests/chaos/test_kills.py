@@ -39,6 +39,18 @@ async def test_killed_on_a_broker_it_loses_nothing_and_keeps_what_order_there_is
     assert [kill.in_flight > 0 for kill in result.kills] == [True]
 
 
+@pytest.mark.anyio
+@pytest.mark.rule("P1", "P3", "P5", "ROUTE-5")
+async def test_killed_beside_a_slow_pool_the_others_of_its_queue_go_on(tmp_path: Path) -> None:
+    wanted = ChaosOrder("sqlite", kills=2, seed=12, has_slow_pool=True)
+
+    result = await run(wanted, tmp_path, lambda _: None)
+
+    assert list(result.violations) == []
+    assert len(result.waits) > 100
+    assert result.events["full pools"] > 0
+
+
 def test_the_command_writes_its_result_and_its_exit_code_tells_whether_it_is_good(
     tmp_path: Path,
 ) -> None:
@@ -53,7 +65,14 @@ def test_the_command_writes_its_result_and_its_exit_code_tells_whether_it_is_goo
 
 
 @pytest.mark.parametrize(
-    "words", [["--kills", "0"], ["--kills", "many"], ["--minutes", "-1"], ["no-broker"]]
+    "words",
+    [
+        ["--kills", "0"],
+        ["--kills", "many"],
+        ["--minutes", "-1"],
+        ["no-broker"],
+        ["--minutes", "1", "--slow-pool"],
+    ],
 )
 def test_wrong_usage_is_told_with_exit_code_2(words: list[str]) -> None:
     broker = [] if words == ["no-broker"] else ["sqlite"]

@@ -67,10 +67,12 @@ class FixedReply:
     async def send(
         self,
         message: Message,
-        request: int,
+        attempt: int,
         timeout: float,
         span: Span,
+        *,
         max_attempts: int | None = None,
+        request: int = 1,
     ) -> Answer:
         await asyncio.sleep(0)
         return self._reply

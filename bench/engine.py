@@ -115,10 +115,12 @@ class AcceptingSender:
     async def send(
         self,
         message: Message,
-        request: int,
+        attempt: int,
         timeout: float,
         span: Span,
+        *,
         max_attempts: int | None = None,
+        request: int = 1,
     ) -> Answer:
         await _a_turn()
         return self.reply_to(message, request)

@@ -351,14 +351,17 @@ class Sender(Protocol):
     async def send(
         self,
         message: Message,
-        request: int,
+        attempt: int,
         timeout: float,
         span: Span,
+        *,
         max_attempts: int | None = None,
+        request: int = 1,
     ) -> Answer:
-        """Send request number `request` of a message, as this span, and return the answer.
+        """Send a request for a message, as this span, and return the answer.
 
-        `max_attempts`: the message is given up after so many failures. None: there is no limit.
+        `attempt`: the number of the delivery, at most `max_attempts`, after which the message is
+        given up; None: there is no limit. `request`: its number within the delivery, from 1.
 
         Every HTTP status is a Reply, everything else a NoReply; it raises only when cancelled, and
         then leaves nothing behind.

@@ -62,7 +62,7 @@ class LetterView(ResponseModel):
         "letter.failures", 1, "Failed deliveries that count towards the retry limit"
     )
     requests: int = shown("letter.requests", 1, "Requests to the target")
-    attempts: int = shown("letter.requests", 1, "The same as `requests`, for old clients")
+    attempts: int = shown("letter.failures", 1, "The same as `failures`")
     first_seen: Time = shown("letter.first_seen", AT)
     dead_at: Time = shown("letter.dead_at", AT)
     replayed_at: Time | None = as_is(None)

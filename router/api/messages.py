@@ -150,7 +150,7 @@ class InFlightView(ResponseModel):
     pool_code: str = shown("pool", "POOL-A")
     message_group: str = shown("group", "order-12345")
     state: EnumName = as_is("DELIVERING")
-    attempt: int = shown("requests", 1, "Requests sent so far, the open one included")
+    attempt: int = as_is(1, "Of the delivery under way, or of the next: failures so far plus one")
     added_to_in_pipeline_at: Time = shown("since", AT)
     elapsed_time_ms: WholeMilliseconds = shown("seconds", 2310)
 
@@ -169,7 +169,7 @@ class WaitView(ResponseModel):
     until: Time | None = as_is(AT, "null while it still waits")
 
 
-class AttemptView(ResponseModel):
+class TryView(ResponseModel):
     started_at: Time = as_is(AT)
     duration_ms: WholeMilliseconds | None = shown("seconds", 48, "null while the request is open")
     status: int | None = as_is(200)
@@ -186,9 +186,11 @@ class HandOverView(ResponseModel):
     state: EnumName = as_is("ENDED", "ENDED, or the current step", default="ENDED")
     received_at: Time = as_is(AT)
     waits: Sequence[WaitView] = as_is([{"reason": "QUEUED", "since": AT, "until": AT}])
-    attempts: Sequence[AttemptView] = shown(
+    attempt: int = as_is(1, "The number of this delivery: failures before it plus one")
+    requests: Sequence[TryView] = shown(
         "tries", [{"startedAt": AT, "durationMs": 48, "status": 200, "error": None}]
     )
+    attempts: Sequence[TryView] = shown("tries", [], "The same as `requests`, for old clients")
     outcome: EnumName | None = shown(
         "fate", "DELIVERED", "null while the router holds it", default=None
     )
@@ -218,7 +220,7 @@ class ExplanationView(ResponseModel):
     mediation_target: Masked | None = shown("target", "https://svc/api/process")
     since: Time | None = as_is(AT)
     until: Time | None = as_is(None)
-    attempt: int | None = shown("requests", None, "Requests sent so far")
+    attempt: int | None = as_is(None, "Of its latest delivery, or of the next one")
     behind: str | None = as_is(_ID, "The message that must be delivered first")
     dead_letter_id: int | None = shown("dead_letter", None)
     reason: str | None = as_is(None, "Why it became a dead letter")
@@ -281,7 +283,7 @@ async def check(router: CurrentRouter, request: Request) -> Mapping[str, bool]:
 
 @monitoring_routes.get("/messages/{message_id:path}", response_model=HistoryView)
 async def show_history(router: CurrentRouter, message_id: str) -> MessageHistory:
-    """Show each hand-over of a message with its waits and attempts, and its dead letter.
+    """Show each hand-over of a message with its waits and requests, and its dead letter.
 
     The router remembers the last 10,000 hand-overs.
     """

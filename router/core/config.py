@@ -37,6 +37,9 @@ MAX_TICK_YEARS: Final = 100
 MAX_SKIPPED_TIMES: Final = 3_000  # local times that do not exist: to look at them takes 40 ms
 
 
+COMMAND_BUS: Final = "command-bus"  # an envelope (CMD-7)
+
+
 class RetryPolicy(Struct, frozen=True):
     """WQ-5."""
 

@@ -80,7 +80,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     target: str | None = None
     since: float | None = None
     until: float | None = None
-    requests: int | None = None  # sent so far
+    attempt: int | None = None  # of its latest delivery, or of the next one
     behind: str | None = None  # the message that must go first
     dead_letter: int | None = None  # its id
     reason: str | None = None  # of the dead letter
@@ -248,7 +248,7 @@ def _explain_held(held: Held, now: float) -> Explanation:
         target=held.target,
         since=held.started_at if started else held.received_at,
         until=until,
-        requests=held.requests if started else held.requests or None,
+        attempt=held.attempt,
         behind=held.position.in_front.message_id if held.position.in_front else None,
     )
 
@@ -258,10 +258,10 @@ def _held_in_words(held: Held, reason: WaitReason | None, now: float) -> tuple[s
     position, until = held.position, None
     match reason:
         case None:
-            text = f"in delivery since {_at(held.started_at)} (attempt {held.requests})"
+            text = f"in delivery since {_at(held.started_at)} (attempt {held.attempt})"
         case WaitReason.RETRY:
             until = held.resume_at
-            text = f"between two tries until {_at(until or now)} ({held.requests} so far)"
+            text = f"between two requests of attempt {held.attempt} until {_at(until or now)}"
         case WaitReason.SETTLE:
             text = "done here: its ACK or NACK is on its way to the broker"
         case WaitReason.ROOM:
@@ -349,7 +349,7 @@ def _explain_ended(
         pool=ended.pool,
         group=ended.group,
         target=ended.target,
-        requests=ended.requests or None,
+        attempt=ended.attempt,
     )
     return _with_notes(found, *_circuit_notes(circuit, now))
 
@@ -365,7 +365,7 @@ def _explain_letter(kept: KeptLetter) -> Explanation:
         pool=letter.pool,
         target=letter.target,
         since=letter.dead_at,
-        requests=letter.requests or None,
+        attempt=letter.failures or None,
         dead_letter=kept.id,
         reason=letter.reason.value,
         error=letter.error or None,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from router.core.dead_letter import KeptLetter
 from router.core.identity import MessageKey, shown_id
 from router.core.outcome import Ending
-from router.core.returning import ReturnReason
+from router.core.returning import RETURNS, ReturnReason
 from router.core.trace import Span
 
 TEXT_KEPT_CHARACTERS: Final = 256  # of a target or an error: thousands of hand-overs are kept
@@ -119,6 +119,7 @@ class Held(Struct, frozen=True, kw_only=True):
     tries: tuple[Try, ...] = ()  # with the open one
     position: PoolPosition = PoolPosition()
     failures: int = 0  # deliveries that ended in a real failure
+    attempt: int = 1  # the number of the delivery under way, or of the next one (WQ-14)
     correlation_id: str | None = None
     payload_bytes: int = 0
 
@@ -180,6 +181,13 @@ class HandOver(Struct, frozen=True, gc=False):
     correlation_id: str | None = None
     payload_bytes: int = 0
     return_reason: ReturnReason | None = None  # if it was returned to the broker
+
+    @property
+    def attempt(self) -> int:
+        """The number of its delivery (WQ-14)."""
+        rule = None if self.return_reason is None else RETURNS[self.return_reason]
+        has_failed = self.fate is Fate.DEAD_LETTERED or (rule is not None and rule.counts)
+        return max(self.failures, 1) if has_failed else self.failures + 1
 
     @property
     def broker_id(self) -> str | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from router.core.target import PROCESS, BadTarget, Target, read_target
+from router.core.target import HANDLER, PROCESS, BadTarget, Target, read_target
 from router.core.trace import Span
 
 DEFAULT_POOL: Final = "DEFAULT-POOL"
@@ -55,7 +55,7 @@ class Tally(Struct, frozen=True, gc=False):
     """What has been tried so far, as far as anyone remembers."""
 
     failures: int = 0  # deliveries that ended in a real failure (WQ-5)
-    requests: int = 0  # requests sent, of whatever outcome (X-Message-Attempt)
+    requests: int = 0  # sent, of whatever outcome
 
 
 UNTRIED: Final = Tally()
@@ -83,6 +83,7 @@ class ReceivedMessage(Struct, frozen=True):
 HIGHEST_PRIORITY: Final = 9  # of a message; it passes the rest of its group (CMD-6)
 _NOTHING: Final = Raw(b"")
 _NULL: Final = b"null"
+_LOCAL_TARGETS: Final = (f"{PROCESS}:", f"{HANDLER}:")
 
 
 class Message(
@@ -151,6 +152,13 @@ class Message(
     def is_process(self) -> bool:
         """Whether a process on this machine does it, not an HTTP target (CMD-8)."""
         return self.type is not None and self.type.upper() == "PROCESS"
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it asks for an answer, or for something that runs on this machine (CMD-12)."""
+        if self.reply_to is not None and self.has_payload:
+            return True
+        return self.target.startswith(_LOCAL_TARGETS)
 
     @property
     def has_payload(self) -> bool:

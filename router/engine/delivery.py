@@ -103,13 +103,14 @@ class Mediator:
         error_of: str | None = None
         try:
             span = request_span(message.id, job.started_at, job.received.parent, self._sampling)
-            policy = pool.retry or job.settler.retry
+            policy = job.policy
             answer = await self._sender.send(
                 message,
-                job.requests,
+                job.attempt,
                 target.timeout or pool.timeout or self._timeout,
                 span,
-                None if policy is None else policy.max_attempts,
+                max_attempts=None if policy is None else policy.max_attempts,
+                request=len(job.tries) + 1,
             )
             outcome = judge(answer, self._wall, policy)
             is_good = outcome.rule.breaker
@@ -170,14 +171,15 @@ class TaskMediator:
         self._wall = wall
 
     async def attempt(self, job: Job, pool: PoolConfig) -> Outcome:
-        settler, policy = job.settler, pool.retry or job.settler.retry
+        del pool  # tasks have time limits of their own
+        settler, policy = job.settler, job.policy
         most = None if policy is None else policy.max_attempts
         job.requests += 1
         answer = await self._runner.run(
             Task(
                 job.message,
                 settler.queue_name,
-                job.failures + 1,
+                job.attempt,
                 most,
                 partial(settler.extend, job),
             )
@@ -347,7 +349,7 @@ class DeliveryRunner:
                 self.deliveries.time(seconds, now)
                 mean = self.mean_seconds
                 self.mean_seconds = seconds if mean is None else mean + (seconds - mean) / MEAN_OF
-            if not outcome.may_try_again:
+            if not outcome.may_try_again or (outcome.rule.was_sent and job.is_command):
                 return failed if failed and outcome.cause in _NOT_TRIED else outcome
             failed = outcome
         return failed
@@ -362,7 +364,7 @@ class DeliveryRunner:
         if self._stopped or not is_paid:
             return False
         job.needs_finish = True  # a plain ACK stands for one request
-        _log_failure(job, failed, f"next try in {seconds:g} s")
+        _log_failure(job, failed, f"next request in {seconds:g} s")
         job.state, job.resume_at = State.WAITING, self._loop.time() + seconds
         self.pausing += 1
         job.line.flow.end()
@@ -396,12 +398,13 @@ class DeliveryRunner:
 
     async def _settle_failure(self, lane: Lane, job: Job, outcome: Outcome) -> None:
         """Settle what was not accepted, and what must not go before it."""
-        policy = self.config.retry or job.settler.retry
-        decision = decide(outcome, job.failures, policy, self._jitter)
-        job.failures, action = decision.failures, decision.action
+        decision = decide(outcome, job.failures, job.policy, self._jitter)
+        failures_before, action = job.failures, decision.action
         if isinstance(action, GiveUp):
             _log_failure(job, outcome, f"dead letter {action.reason.value}")
+            job.failures = decision.failures
             if not await job.settler.dead_letter(job, action):
+                job.failures = failures_before  # its last attempt is made again
                 await self._return_scope(
                     lane, Return(job, ReturnReason.NOT_STORED, error=action.error)
                 )
@@ -410,6 +413,7 @@ class DeliveryRunner:
             return
         job.error = outcome.detail
         _log_failure(job, outcome, f"returned for {action.delay:g} s")
+        job.failures = decision.failures
         if lane.group is not None and job.blocks_on_error:
             self._note_failure(job, outcome, action.delay)
         await self._return_scope(lane, Return(job, action.reason, action.delay, action.error))
@@ -489,7 +493,8 @@ def _facts(job: Job) -> dict[str, object]:
         "pool": None if job.pool is None else job.pool.code,
         "group": job.group,
         "target": mask_urls(job.message.target),
-        "attempt": job.requests,
+        "attempt": job.attempt,
+        "request": len(job.tries),
     }
 
 

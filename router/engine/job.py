@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from router.core.config import OnFailure
+from router.core.config import COMMAND_BUS, OnFailure, RetryPolicy
 from router.core.history import State, Try
 from router.core.identity import MessageKey
 from router.core.message import DEFAULT_POOL, Handle, Message, Mode, ReceivedMessage, Tally
@@ -92,6 +92,27 @@ class Job(Struct, eq=False):
     @property
     def tally(self) -> Tally:
         return Tally(self.failures, self.requests)
+
+    @property
+    def policy(self) -> RetryPolicy | None:
+        """Its retry policy: that of its pool, else of its queue (WQ-5)."""
+        return (None if self.pool is None else self.pool.config.retry) or self.settler.retry
+
+    @property
+    def attempt(self) -> int:
+        """The number of its delivery, the next one if none is under way (WQ-14).
+
+        A policy with a lower limit may have come since it failed.
+        """
+        policy, attempt = self.policy, self.failures + 1
+        if policy is None or policy.max_attempts is None:
+            return attempt
+        return min(attempt, policy.max_attempts)
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is a command or a task (CMD-12)."""
+        return self.message.is_command or self.settler.queue.envelope == COMMAND_BUS
 
     @property
     def pool_code(self) -> str:

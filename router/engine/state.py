@@ -288,6 +288,7 @@ def held_state(job: Job, loop_to_wall: float) -> Held:
         target=mask_urls(job.message.target),
         state=job.state,
         requests=job.requests,
+        attempt=job.attempt,
         received_at=job.tracked_at + loop_to_wall,
         started_at=job.started_at + loop_to_wall,
         resume_at=None if job.resume_at == NEVER else job.resume_at + loop_to_wall,
@@ -367,7 +368,7 @@ class InFlightMessage(Struct, frozen=True, kw_only=True):
     pool: str
     group: str
     state: State
-    requests: int  # sent so far
+    attempt: int
     since: float  # Unix seconds
     seconds: float
 
@@ -415,7 +416,7 @@ class MessageLookup:
                 pool=job.pool_code,
                 group=job.group,
                 state=job.state,
-                requests=job.requests,
+                attempt=job.attempt,
                 since=wall - (now - job.tracked_at),
                 seconds=now - job.tracked_at,
             )

@@ -112,12 +112,14 @@ class HttpSender:
     async def send(
         self,
         message: Message,
-        request: int,
+        attempt: int,
         timeout: float,
         span: Span | None = None,
+        *,
         max_attempts: int | None = None,
+        request: int = 1,
     ) -> Answer:
-        """POST it, as request number `request` of the message, within `timeout` seconds."""
+        """POST it, as this request of this attempt, within `timeout` seconds."""
         try:
             place = self._destination(message.target)
             if place.refusal is not None:
@@ -126,7 +128,8 @@ class HttpSender:
                 body = b'{"messageId":%b,"payload":%b}' % (_encode(message.id), message.payload)
             else:
                 body = b'{"messageId":%b}' % _encode(message.id)
-            headers = self._headers(message, request, body, span, place)
+            headers = self._headers(message, attempt, body, span, place)
+            headers.append(f"X-Message-Request: {request}")
             if message.correlation_id:
                 headers.append(f"X-Correlation-Id: {_header_value(message.correlation_id)}")
             if max_attempts is not None:
@@ -236,7 +239,7 @@ class HttpSender:
         )
 
     def _headers(
-        self, message: Message, request: int, body: bytes, span: Span | None, place: Destination
+        self, message: Message, attempt: int, body: bytes, span: Span | None, place: Destination
     ) -> list[str | bytes]:
         """Return the headers of a request. Raises BadSecret."""
         message_id = message.id if _PLAIN.fullmatch(message.id) else _header_value(message.id)
@@ -244,7 +247,7 @@ class HttpSender:
             b"Content-Type: application/json",
             b"Accept: application/json",
             f"X-Message-Id: {message_id}",
-            f"X-Message-Attempt: {request}",
+            f"X-Message-Attempt: {attempt}",
         ]
         if message.token:
             if place.takes_token:

@@ -130,9 +130,9 @@ class _HandOverSpans:
 
     def spans(self) -> Iterator[ReadableSpan]:
         hand_over = self._hand_over
-        sent = [each for each in hand_over.tries if each.error not in _UNSENT]
-        for number, each in enumerate(sent, hand_over.requests - len(sent) + 1):
-            yield self._request(each, number)
+        for number, each in enumerate(hand_over.tries, 1):
+            if each.error not in _UNSENT:
+                yield self._request(each, number)
         error = hand_over.tries[-1].error if hand_over.tries else None
         if hand_over.error and not _is_local(hand_over.target):  # a task's own words stay here
             error = hand_over.error
@@ -164,7 +164,7 @@ class _HandOverSpans:
             kind=SpanKind.INTERNAL if _is_local(hand_over.target) else SpanKind.CLIENT,
             start_time=self._nanoseconds(each.started_at),
             end_time=self._nanoseconds(each.ended_at),
-            attributes=_facts_of_request(hand_over.target, each, number),
+            attributes=_facts_of_request(hand_over, each, number),
             status=_status(each.error),
             resource=self._resource,
             instrumentation_scope=_SCOPE,
@@ -190,9 +190,13 @@ def _facts_of_hand_over(hand_over: HandOver) -> Attributes:
     return facts
 
 
-def _facts_of_request(target: str, each: Try, number: int) -> Attributes:
+def _facts_of_request(hand_over: HandOver, each: Try, number: int) -> Attributes:
+    target = hand_over.target
     public = target.partition("?")[0]  # a query may hold anything
-    facts: Attributes = {"message_router.attempt": number}
+    facts: Attributes = {
+        "message_router.attempt": hand_over.attempt,
+        "message_router.request": number,
+    }
     if _is_local(target):
         facts["message_router.target"] = target
     else:

@@ -42,7 +42,7 @@ async def test_a_target_that_does_not_answer_is_tried_again(
         await router.publish([message(f"m{n}", target, pool="GOOD", group="g") for n in range(20)])
         await eventually(lambda: not site.unsettled())
 
-    assert [each.headers["x-message-attempt"] for each in broken.requests] == ["1", "2"]
+    assert [each.headers["x-message-request"] for each in broken.requests] == ["1", "2"]
     assert ids(target) == [f"m{n}" for n in range(20)]
 
 

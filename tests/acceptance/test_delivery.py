@@ -54,6 +54,7 @@ async def test_the_request_on_the_wire_is_the_one_that_was_promised(
         "authorization": "Bearer tok-123",
         "x-message-id": 'order "%C3%BC" 1',
         "x-message-attempt": "1",
+        "x-message-request": "1",
         "webhook-id": 'order "%C3%BC" 1',
         "content-length": str(len(request.body)),
     }

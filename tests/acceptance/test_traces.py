@@ -46,7 +46,7 @@ async def test_a_trace_tells_what_a_target_was_told(site: Site) -> None:
     assert [(each.trace_id, each.span_id) for each in posts] == [(t[1], t[2]) for t in told]
     assert [parts[3] for parts in told] == ["01", "01"]
     assert [each.facts["http.response.status_code"] for each in posts] == [503, 200]
-    assert [each.facts["message_router.attempt"] for each in posts] == [1, 2]
+    assert [each.facts["message_router.request"] for each in posts] == [1, 2]
     assert {each.parent_id for each in posts} == {hand_over.span_id}
     assert hand_over.facts["messaging.destination.name"] == "orders"
     assert hand_over.facts["message_router.pool"] == "POOL-A"

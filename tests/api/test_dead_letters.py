@@ -21,7 +21,7 @@ SHOWN = {
     "error": "HTTP 404",
     "failures": 1,
     "requests": 3,
-    "attempts": 3,
+    "attempts": 1,
     "firstSeen": "2027-01-15T08:00:00.000Z",
     "deadAt": "2027-01-15T08:00:01.500Z",
     "replayedAt": None,

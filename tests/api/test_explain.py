@@ -49,6 +49,12 @@ async def test_the_history_of_a_message_is_shown_by_hand_over(
 
     history = (await api.get("/monitoring/messages/a%2Fb")).json()
 
+    tried = {
+        "startedAt": "2027-01-15T08:00:01.250Z",
+        "durationMs": 500,
+        "status": 503,
+        "error": "HttpError",
+    }
     assert history["messageId"] == "a/b"
     assert history["deadLetter"]["id"] == 3
     assert history["visits"][0] == {
@@ -70,14 +76,9 @@ async def test_the_history_of_a_message_is_shown_by_hand_over(
                 "until": "2027-01-15T08:00:02.250Z",
             },
         ],
-        "attempts": [
-            {
-                "startedAt": "2027-01-15T08:00:01.250Z",
-                "durationMs": 500,
-                "status": 503,
-                "error": "HttpError",
-            }
-        ],
+        "attempt": 1,
+        "requests": [tried],
+        "attempts": [tried],
         "outcome": "RETURNED",
         "endedAt": "2027-01-15T08:00:02.250Z",
         "returnedUntil": "2027-01-15T08:00:32.250Z",
@@ -85,7 +86,7 @@ async def test_the_history_of_a_message_is_shown_by_hand_over(
     }
     held = history["visits"][1]
     assert (held["state"], held["outcome"], held["endedAt"]) == ("DELIVERING", None, None)
-    assert held["attempts"][0]["durationMs"] is None
+    assert held["requests"][0]["durationMs"] is None
 
 
 @pytest.mark.rule("OPS-3")

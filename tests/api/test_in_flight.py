@@ -26,7 +26,7 @@ async def test_held_messages_are_listed_with_everything_known_of_them(
         "poolCode": "P",
         "messageGroup": "g",
         "state": "QUEUED",
-        "attempt": 0,
+        "attempt": 1,
     }
 
 

@@ -135,7 +135,7 @@ async def test_what_is_held_is_listed_longest_first_and_cut_after_sorting() -> N
         found = lookup.in_flight(limit=2)
 
         assert [each.message_id for each in found] == ["a", "b"]
-        assert (found[0].state, found[0].requests, found[0].seconds) == (State.DELIVERING, 1, 6.0)
+        assert (found[0].state, found[0].attempt, found[0].seconds) == (State.DELIVERING, 1, 6.0)
         assert found[0].since == 994.0
 
 

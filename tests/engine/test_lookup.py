@@ -91,7 +91,7 @@ async def test_a_message_in_delivery_tells_since_when_and_which_attempt() -> Non
 
         assert found.situation is Situation.DELIVERING
         assert found.text == "in delivery since 1970-01-01T00:00:00Z (attempt 1)"
-        assert (found.since, found.requests, found.pool, found.queue) == (0, 1, "P", "q")
+        assert (found.since, found.attempt, found.pool, found.queue) == (0, 1, "P", "q")
 
 
 @pytest.mark.rule("OPS-3")
@@ -155,7 +155,8 @@ async def test_a_message_between_two_tries_tells_when_the_next_one_is() -> None:
         found, behind = await why(rig, "a"), await why(rig, "b")
 
         assert found.situation is Situation.BETWEEN_TRIES
-        assert (found.until, found.requests) == (1.0, 1)
+        assert (found.until, found.attempt) == (1.0, 1)
+        assert found.text == "between two requests of attempt 1 until 1970-01-01T00:00:01Z"
         assert behind.until == 1.0
 
 

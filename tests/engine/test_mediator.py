@@ -147,7 +147,7 @@ async def test_what_the_router_lacks_itself_is_blamed_on_no_target_and_is_no_att
         assert rig.manager.deps.targets.counts.faults.read() == {
             (f"http://svc{n}.test:80", "router"): 18 for n in range(2)
         }
-        assert Counter(rig.sender.requests) == {(str(n), 1): 4 for n in range(12)}
+        assert Counter(rig.sender.attempts) == {(str(n), 1): 4 for n in range(12)}
         assert rig.manager.registry.ledger.ended[Fate.DELIVERED] == 12
 
 
@@ -246,13 +246,14 @@ class TestOutcomes:
                 0,
             )
 
-    @pytest.mark.rule("MED-2")
-    async def test_posts_are_counted_over_redeliveries(self) -> None:
+    @pytest.mark.rule("MED-2", "WQ-14")
+    async def test_requests_are_numbered_within_their_delivery(self) -> None:
         async with running(pool(), sender=answering(*[UNAVAILABLE] * 3)) as rig:
             await rig.publish(*grouped("a"))
             await asyncio.sleep(60)
 
-            assert rig.sender.requests == [("a", n) for n in (1, 2, 3, 4)]
+            assert rig.sender.requests == [("a", n) for n in (1, 2, 3, 1)]
+            assert rig.sender.attempts == [("a", n) for n in (1, 1, 1, 2)]
 
 
 class Speechless:
@@ -301,11 +302,11 @@ class TestLogs:
         assert {tuple(line[fact] for fact in facts) for line in lines} == {
             ("a", "P", "g", "http://target.test/hook")
         }
-        seen = ("attempt", "status", "error", "seconds", "follows")
+        seen = ("attempt", "request", "status", "error", "seconds", "follows")
         assert [tuple(line[fact] for fact in seen) for line in lines] == [
-            (1, 503, "HttpError", 1.0, "next try in 1 s"),
-            (2, None, "NetworkError", 1.0, "next try in 2 s"),
-            (3, 503, "HttpError", 1.0, "returned for 30 s"),
+            (1, 1, 503, "HttpError", 1.0, "next request in 1 s"),
+            (1, 2, None, "NetworkError", 1.0, "next request in 2 s"),
+            (1, 3, 503, "HttpError", 1.0, "returned for 30 s"),
         ]
 
     async def test_a_dead_letter_says_so(self, caplog: pytest.LogCaptureFixture) -> None:

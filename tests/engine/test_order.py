@@ -221,7 +221,8 @@ class TestRetryPolicy:
             await rig.publish(*grouped("a"))
             await asyncio.sleep(100)
 
-            assert sender.requests == [("a", n) for n in range(1, 7)]
+            assert sender.attempts == [("a", n) for n in (1, 1, 1, 2, 2, 2)]
+            assert sender.requests == [("a", n) for n in (1, 2, 3, 1, 2, 3)]
             assert [(each.failures, each.requests) for each in rig.letters.letters] == [(2, 6)]
             assert rig.witness.tallies["a"].failures == 1
 

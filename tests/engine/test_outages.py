@@ -31,12 +31,16 @@ class DownSender(FakeSender):
     async def send(
         self,
         message: Message,
-        request: int,
+        attempt: int,
         timeout: float,
         span: Span,
+        *,
         max_attempts: int | None = None,
+        request: int = 1,
     ) -> Answer:
-        await super().send(message, request, timeout, span, max_attempts)
+        await super().send(
+            message, attempt, timeout, span, max_attempts=max_attempts, request=request
+        )
         return self.answer if asyncio.get_running_loop().time() < self.until else OK
 
     def count_since(self, at: float) -> int:

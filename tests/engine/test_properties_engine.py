@@ -50,12 +50,14 @@ class WatchfulSender(FakeSender):
     async def send(
         self,
         message: Message,
-        request: int,
+        attempt: int,
         timeout: float,
         span: Span,
+        *,
         max_attempts: int | None = None,
+        request: int = 1,
     ) -> Answer:
-        _ = request, timeout, span, max_attempts
+        _ = attempt, timeout, span, max_attempts, request
         script = self.drawn.get(message.id)
         what, takes = script.pop(0) if script else ("ok", 0.5)
         marks: list[tuple[str, ...]] = [("message", message.id)]

@@ -85,14 +85,18 @@ class Observer(FakeSender):
     async def send(
         self,
         message: Message,
-        request: int,
+        attempt: int,
         timeout: float,
         span: Span,
+        *,
         max_attempts: int | None = None,
+        request: int = 1,
     ) -> Answer:
         if self.rig is not None and "P" in self.rig.manager.pools:
             self.overfull = max(self.overfull, self.rig.pool().queued - self.rig.pool().capacity)
-        answer = await super().send(message, request, timeout, span, max_attempts)
+        answer = await super().send(
+            message, attempt, timeout, span, max_attempts=max_attempts, request=request
+        )
         if answer in (OK, Reply(404)):
             self.finished.append(message.id)
         return answer

@@ -91,12 +91,14 @@ class SimSender:
     async def send(
         self,
         message: Message,
-        request: int,
+        attempt: int,
         timeout: float,
         span: Span,
+        *,
         max_attempts: int | None = None,
+        request: int = 1,
     ) -> Answer:
-        del request, span, max_attempts
+        del attempt, span, max_attempts, request
         loop = asyncio.get_running_loop()
         script = self._targets.script(_host_of(message.target), loop.time())
         current = SimPost(self._process, message, loop.time())

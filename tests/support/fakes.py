@@ -35,7 +35,8 @@ class FakeSender:
         default_factory=lambda: defaultdict(deque)
     )
     sent: list[tuple[float, str]] = field(default_factory=list)
-    requests: list[tuple[str, int]] = field(default_factory=list)
+    attempts: list[tuple[str, int]] = field(default_factory=list)  # of each request
+    requests: list[tuple[str, int]] = field(default_factory=list)  # their numbers in a delivery
     spans: list[Span] = field(default_factory=list)
     limits: list[int | None] = field(default_factory=list)  # of attempts
     open: int = 0
@@ -50,12 +51,15 @@ class FakeSender:
     async def send(
         self,
         message: Message,
-        request: int,
+        attempt: int,
         timeout: float,
         span: Span,
+        *,
         max_attempts: int | None = None,
+        request: int = 1,
     ) -> Answer:
         self.sent.append((asyncio.get_running_loop().time(), message.id))
+        self.attempts.append((message.id, attempt))
         self.requests.append((message.id, request))
         self.spans.append(span)
         self.limits.append(max_attempts)
@@ -162,10 +166,12 @@ class BusySender(FakeSender):
     async def send(
         self,
         message: Message,
-        request: int,
+        attempt: int,
         timeout: float,
         span: Span,
+        *,
         max_attempts: int | None = None,
+        request: int = 1,
     ) -> Answer:
         host = read_target(message.target).host
         if self.inside[host] >= self.most.get(host, sys.maxsize):
@@ -177,6 +183,8 @@ class BusySender(FakeSender):
         self.most_inside[host] = max(self.most_inside[host], self.inside[host])
         self.takes_for[message.id] = self.host_takes.get(host, self.takes)
         try:
-            return await super().send(message, request, timeout, span, max_attempts)
+            return await super().send(
+                message, attempt, timeout, span, max_attempts=max_attempts, request=request
+            )
         finally:
             self.inside[host] -= 1

@@ -103,6 +103,8 @@ OPTIONAL: Final[Mapping[str, str]] = {
     "CMD-7": "PGMQ queues",
     "CMD-10": "recurring schedules",
     "CMD-11": "chains",
+    "CMD-12": "what a command is",
+    "FIFO-2": "strict order",
     "ORD-3": "what the last owner had in hand comes first",
     "ORD-4": "groups are direct or stored",
     "ORD-5": "messages of a stored group are appended to the store",
@@ -121,6 +123,7 @@ OPTIONAL: Final[Mapping[str, str]] = {
     "WQ-10": "what a dead worker held comes back at once",
     "WQ-11": "clocks that are set strand nothing and hand out nothing twice",
     "WQ-12": "queues of the version before are upgraded in place, and nothing is lost",
+    "WQ-14": "attempts are deliveries, numbered by failures",
     "WQ-13": "a storage that refuses writes is reported until it takes them again",
 }
 RULES: Final = {**REQUIRED, **OPTIONAL}

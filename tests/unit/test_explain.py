@@ -211,7 +211,7 @@ def test_a_message_in_its_queue_waits_behind_what_is_held_of_its_group() -> None
     assert (found.situation, found.behind) == (Situation.WAITING_FOR_GROUP, "a")
     assert found.text == (
         f"{IN_QUEUE}waiting for its group: 0 messages of the group behind a: "
-        "between two tries until 2027-01-15T08:00:05Z (2 so far)"
+        "between two requests of attempt 1 until 2027-01-15T08:00:05Z"
     )
     assert (found.message_id, found.queue, found.pool, found.group) == ("b", "q", "P", "g")
 

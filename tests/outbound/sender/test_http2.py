@@ -137,6 +137,7 @@ async def test_every_header_is_one_of_its_own(certificate: Certificate) -> None:
         "authorization": "Bearer tok",
         "x-message-id": "m-1",
         "x-message-attempt": "3",
+        "x-message-request": "1",
         "content-length": "19",
     }
 

@@ -87,6 +87,7 @@ async def test_the_request_is_what_the_contract_says_byte_for_byte() -> None:
         "authorization": "Bearer tok",
         "x-message-id": "m-1",
         "x-message-attempt": "3",
+        "x-message-request": "1",
         "content-length": "19",
     }
 
@@ -875,8 +876,9 @@ async def test_the_correlation_id_and_the_limit_of_attempts_are_headers(
 ) -> None:
     async with listening() as target, sending() as sender:
         command = Message(id="m-1", target=target.url, correlation_id=correlation_id)
-        await sender.send(command, 1, 5, max_attempts=4)
+        await sender.send(command, 1, 5, max_attempts=4, request=2)
 
     headers = target.requests[0].headers
     assert headers["x-correlation-id"] == sent
     assert headers["x-message-max-attempts"] == "4"
+    assert headers["x-message-request"] == "2"

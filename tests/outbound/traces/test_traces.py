@@ -41,6 +41,7 @@ HAND_OVER = HandOver(
     12.5,
     Fate.DELIVERED,
     requests=5,
+    failures=1,
 )
 
 
@@ -116,12 +117,13 @@ async def test_a_request_tells_its_target_without_the_query_and_how_it_ended() -
         "http.request.method": "POST",
         "url.full": "https://svc.test:8443/hook",
         "server.address": "svc.test",
-        "message_router.attempt": 4,
+        "message_router.attempt": 2,
+        "message_router.request": 1,
         "http.response.status_code": 503,
         "error.type": "HttpError",
     }
     assert first.error == "HttpError"
-    assert (second.facts["message_router.attempt"], second.error) == (5, "")
+    assert (second.facts["message_router.request"], second.error) == (2, "")
 
 
 @pytest.mark.rule("MED-1")

@@ -25,7 +25,7 @@ NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 LOOK_SECONDS: Final = 1.0
 SQS_MOST: Final = 4_000  # each receive of the stand-in looks through all that waits
 _SHORT_POLLS: Final = {"MESSAGE_ROUTER_SQS_WAIT_TIME_SECONDS": "1"}  # a stop waits for the last
-SETTINGS: Final = BrokerSettings(sqs=SqsSettings(wait=1.0))
+SETTINGS: Final = BrokerSettings(SqsSettings(wait=1.0))
 
 
 class Unavailable(Exception):

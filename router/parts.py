@@ -17,6 +17,7 @@ from router import runtime
 from router.api.access import Access, TokenJudge, is_loopback
 from router.api.server import listen
 from router.brokers import BrokerRegistry
+from router.brokers.nats import NatsSettings
 from router.brokers.workers import THIS_MACHINE
 from router.core.config import QueueConfig
 from router.core.credentials import BadCredentials
@@ -34,8 +35,8 @@ from router.outbound.notifications import open_channels
 from router.outbound.process import BadExecutors, Executor, read_executors
 from router.outbound.process.tasks import ProcessTasks, open_tasks, refusal
 from router.ports import DeadLetterStore, Lock, QueueRefused, Tracer
-from router.setting_values import AuthMode
-from router.settings import BadSetting, Settings
+from router.setting_values import AuthMode, BadSetting
+from router.settings import Settings
 from router.wiring import open_brokers, open_letters
 
 log = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ async def open_leader_lock(stack: AsyncExitStack, settings: Settings, instance: 
         process=secrets.token_hex(8),
         ttl=settings.standby_lock_ttl,
     )
-    nats = settings.brokers.nats
+    nats = settings.brokers.of(NatsSettings)
     try:
         opening = open_lock(settings.standby_lock_url or "", request, nats)
         return await stack.enter_async_context(opening)

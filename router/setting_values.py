@@ -4,18 +4,19 @@ A parser takes the text, stripped and not empty, and returns the value or raises
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field, fields
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar, cast
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 from msgspec import Struct
 
-from router.core.config import RetryPolicy, sqlite_path
+from router.core.config import RetryPolicy
 from router.core.config_entry import BadEntry, read_retry
+from router.core.redact import MASK, mask_malformed
 from router.core.trace import SamplingRule
 
 T = TypeVar("T")
@@ -31,6 +32,11 @@ _SIZE_UNITS: Final = {"": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
 _WHOLE: Final = re.compile(r"[0-9]{1,18}")
 _SIZE: Final = re.compile(r"(\d{1,15}) ?(kib|mib|gib|)", re.ASCII)
 _HOST_PATTERN: Final = re.compile(r"[A-Za-z0-9*._:\[\]-]+")
+_SHOWN_CHARACTERS: Final = 100
+
+
+class BadSetting(ValueError):
+    """The environment does not make sense. Raised before anything is opened: exit code 2."""
 
 
 class NotAllowed(ValueError):
@@ -60,6 +66,33 @@ def optional(name: str, parse: Parser[T], meaning: str, *, secret: bool = False)
 def _field(variable: Variable, default: object) -> Any:
     shown = not variable.secret and not variable.name.endswith("_URL")  # it may hold credentials
     return field(default=default, repr=shown, metadata={"variable": variable})
+
+
+def variables_of(kind: type[Any]) -> Iterator[Variable]:
+    """Iterate over the variables that a settings dataclass declares."""
+    for spec in fields(kind):
+        if "variable" in spec.metadata:
+            yield spec.metadata["variable"]
+
+
+def read_settings(kind: type[T], given: Mapping[str, str]) -> T:
+    """Read a settings dataclass, or raise BadSetting. A blank variable counts as not set."""
+    values: dict[str, object] = {}
+    for spec in fields(cast("Any", kind)):
+        if "variable" in spec.metadata:
+            variable = spec.metadata["variable"]
+            raw = given.get(variable.name, "").strip()
+            try:
+                values[spec.name] = variable.parse(raw) if raw else spec.default
+            except NotAllowed as error:
+                shown = MASK if variable.secret else shown_value(raw)
+                raise BadSetting(f"{variable.name} {error}, not {shown}") from None
+    return kind(**values)
+
+
+def shown_value(raw: str) -> str:
+    """Shorten a value to one line."""
+    return repr(mask_malformed(raw)[:_SHOWN_CHARACTERS])
 
 
 class AuthMode(Enum):
@@ -197,6 +230,15 @@ def choice(options: type[E]) -> Parser[E]:
     return parse
 
 
+def name_among(names: tuple[str, ...]) -> Parser[str]:
+    def parse(raw: str) -> str:
+        if raw.upper() not in names:
+            raise NotAllowed(f"must be one of {', '.join(names)}")
+        return raw.upper()
+
+    return parse
+
+
 def listed(parse_one: Parser[T]) -> Parser[tuple[T, ...]]:
     """Read a comma-separated list."""
     return lambda raw: tuple(parse_one(item.strip()) for item in raw.split(",") if item.strip())
@@ -247,6 +289,11 @@ def servers(*schemes: str) -> Parser[str]:
         return raw
 
     return parse
+
+
+def sqlite_path(uri: str) -> str:
+    """Return the file of a `sqlite:` URI: absolute, after three slashes as after four."""
+    return "/" + unquote(urlsplit(uri).path).lstrip("/")
 
 
 def dead_letter_url(raw: str) -> str:

@@ -5,24 +5,25 @@ the documentation is made from the same words. Each broker's settings are declar
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Final, Self
 
+from router.brokers.catalog import QUEUE_TYPES, broker_variables, installed, read_broker_settings
 from router.brokers.workers import BrokerSettings
-from router.core.config import QueueNames, QueueType, RetryPolicy, sqlite_path
-from router.core.redact import MASK, mask_malformed
+from router.core.broker import QueueNames
+from router.core.config import RetryPolicy
 from router.core.trace import SamplingRule
 from router.core.warnings import Severity
 from router.setting_values import (
     AuthMode,
+    BadSetting,
     BreakerScope,
     Claim,
     HttpVersion,
     LogFormat,
     LogLevel,
-    NotAllowed,
     Sampler,
     TracesExporter,
     Variable,
@@ -35,12 +36,16 @@ from router.setting_values import (
     host_pattern,
     listed,
     milliseconds,
+    name_among,
     optional,
+    read_settings,
     retry_policy,
     seconds,
     servers,
     share,
+    shown_value,
     size,
+    sqlite_path,
     switch,
     text,
     url,
@@ -54,15 +59,8 @@ _DAY_SECONDS: Final = 24 * _HOUR
 _YEAR_SECONDS: Final = 365 * _DAY_SECONDS
 _LEAST_STORE_BYTES: Final = 2 * 1024**2  # one dead letter of the largest size fits
 _TIB: Final = 1024**4
-_SHOWN_CHARACTERS: Final = 100
 OTLP_HTTP: Final = "http/protobuf"
 OTLP_COLLECTOR: Final = "http://localhost:4318"  # where OpenTelemetry expects it
-
-T = TypeVar("T")
-
-
-class BadSetting(ValueError):
-    """The environment does not make sense. Raised before anything is opened: exit code 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +76,7 @@ class Settings:
         "bearer token for the origin of the first configuration URL", secret=True)
     enabled: bool = env("MESSAGE_ROUTER_ENABLED", switch, "true",
         "`false`: the router is healthy but consumes nothing")
-    queue_type: QueueType | None = optional("MESSAGE_ROUTER_QUEUE_TYPE", choice(QueueType),
+    queue_type: str | None = optional("MESSAGE_ROUTER_QUEUE_TYPE", name_among((*QUEUE_TYPES,)),
         "broker of a `queueUri` without a scheme; if not set: `SQS` with a config URL, otherwise "
         "`EMBEDDED`")
     sync_interval: float = env("MESSAGE_ROUTER_SYNC_INTERVAL", seconds(1, _DAY_SECONDS), "5m",
@@ -131,7 +129,8 @@ class Settings:
         "`json`, `text` or `auto`: text on a terminal, else JSON")
     shutdown_timeout: float = env("MESSAGE_ROUTER_SHUTDOWN_TIMEOUT", seconds(0, _HOUR), "30s",
         "how long a shutdown waits for open deliveries")
-    brokers: BrokerSettings = BrokerSettings()
+    # Each package declares its own.
+    brokers: BrokerSettings = field(default=BrokerSettings(), repr=False, compare=False)
     mediator_timeout: float = env("MEDIATOR_HTTP_TIMEOUT_MS", milliseconds(1, 86_400_000), "900000",
         "timeout of one request, in milliseconds")
     mediator_http_version: HttpVersion = env("MEDIATOR_HTTP_VERSION", choice(HttpVersion), "HTTP_2",
@@ -219,8 +218,9 @@ class Settings:
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Self:
         """Read all settings, or raise BadSetting. A blank variable counts as not set."""
+        installed()  # raises if two packages claim the same kind of queue
         given = {name: raw.strip() for name, raw in env.items() if not _is_service_link(name, raw)}
-        return _read(cls, given)
+        return replace(read_settings(cls, given), brokers=read_broker_settings(given))
 
     def __post_init__(self) -> None:
         """Check the settings that depend on each other."""
@@ -240,14 +240,14 @@ class Settings:
         protocol = self.otlp_traces_protocol or self.otlp_protocol
         if self.traces_endpoint is not None and protocol != OTLP_HTTP:
             raise BadSetting(
-                f"OTEL_EXPORTER_OTLP_PROTOCOL must be {OTLP_HTTP}, not {_shown(protocol)}; "
+                f"OTEL_EXPORTER_OTLP_PROTOCOL must be {OTLP_HTTP}, not {shown_value(protocol)}; "
                 "OTEL_TRACES_EXPORTER=none turns traces off"
             )
 
     @property
     def naming(self) -> QueueNames:
-        by_default = QueueType.SQS if self.config_urls else QueueType.EMBEDDED
-        return QueueNames(self.queue_type or by_default, str(self.state_dir.absolute()))
+        by_default = "SQS" if self.config_urls else "EMBEDDED"
+        return installed().naming(self.queue_type or by_default, str(self.state_dir.absolute()))
 
     @property
     def dead_letter_path(self) -> Path | None:
@@ -297,34 +297,13 @@ def settings_table() -> str:
     return "\n".join([*rows, ""])
 
 
-def variables(kind: type[Any] = Settings) -> Iterator[Variable]:
-    """Iterate over all variables, those of brokers included."""
-    for spec in fields(kind):
-        if "variable" in spec.metadata:
+def variables() -> Iterator[Variable]:
+    """Iterate over all variables; those of brokers come where `brokers` is."""
+    for spec in fields(Settings):
+        if spec.name == "brokers":
+            yield from broker_variables()
+        else:
             yield spec.metadata["variable"]
-        elif is_dataclass(spec.default):
-            yield from variables(type(spec.default))
-
-
-def _read(kind: type[T], given: Mapping[str, str]) -> T:
-    values: dict[str, object] = {}
-    for spec in fields(cast("Any", kind)):
-        if "variable" in spec.metadata:
-            variable = spec.metadata["variable"]
-            raw = given.get(variable.name, "")
-            try:
-                values[spec.name] = variable.parse(raw) if raw else spec.default
-            except NotAllowed as error:
-                shown = MASK if variable.secret else _shown(raw)
-                raise BadSetting(f"{variable.name} {error}, not {shown}") from None
-        elif is_dataclass(spec.default):
-            values[spec.name] = _read(type(spec.default), given)
-    return kind(**values)
-
-
-def _shown(raw: str) -> str:
-    """Shorten a value to one line."""
-    return repr(mask_malformed(raw)[:_SHOWN_CHARACTERS])
 
 
 def _is_service_link(name: str, raw: str) -> bool:

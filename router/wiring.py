@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from router.brokers import BrokerRegistry
-from router.core.config import QueueConfig, QueueType
+from router.core.config import QueueConfig
 from router.core.leadership import Leadership, unlimited
 from router.core.returning import Jitter
 from router.core.target import Target
@@ -73,7 +73,7 @@ def open_brokers(settings: Settings, alerts: Alerts) -> BrokerRegistry:
 
 def open_letters(settings: Settings) -> AbstractAsyncContextManager[DeadLetterStore]:
     """Open the dead-letter store, and make the folders of what is stored in files."""
-    if settings.naming.queue_type is QueueType.EMBEDDED:
+    if settings.naming.broker is settings.naming.embedded:
         _make_folder("MESSAGE_ROUTER_STATE_DIR", settings.state_dir)
     url, path = settings.dead_letter_url, settings.dead_letter_path
     if url == NO_STORE:

@@ -56,7 +56,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from router.brokers.workers import BrokerSettings
+from router.brokers.catalog import broker_variables
 from router.core.config import RetryPolicy, RoutingConfig
 from router.core.config_document import read_document
 from router.core.message import DEFAULT_POOL
@@ -71,7 +71,7 @@ from router.engine.delivery import TaskMediator
 from router.engine.queue_manager import QueueManager, shut_down
 from router.ports import Task
 from router.setting_values import dead_letter_url
-from router.settings import Settings, variables
+from router.settings import Settings
 from router.wiring import open_brokers, open_engine, open_letters
 
 __all__ = ["Command", "Context", "Next", "Permanent", "RetryPolicy", "Transient", "Worker"]
@@ -342,7 +342,7 @@ def _failure(command_type: str, error: BaseException) -> NoReply:
 
 def _settings(env: Mapping[str, str]) -> Settings:
     """Read the settings that a worker uses. Others must not keep it from starting."""
-    names = {variable.name for variable in variables(BrokerSettings)} | set(_SETTINGS)
+    names = {variable.name for variable in broker_variables()} | set(_SETTINGS)
     return Settings.from_env({name: value for name, value in env.items() if name in names})
 
 

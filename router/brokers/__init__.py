@@ -5,8 +5,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
+from router.brokers.catalog import BROKERS, Catalog, installed
+from router.brokers.package import Adapter, BrokerPackage
 from router.brokers.workers import (
     THIS_MACHINE,
     BrokerSettings,
@@ -15,20 +17,16 @@ from router.brokers.workers import (
     Machine,
     WorkerLocks,
 )
+from router.core.broker import BrokerUnusable
 from router.core.config import QueueConfig
-from router.ports import Broker, Brokers, MessageStore, MessageStores, Publisher, QueueRefused
+from router.ports import Broker, MessageStore, MessageStores, Publisher, QueueRefused
+from router.setting_values import BadSetting
 
 log = logging.getLogger(__name__)
 
 DEFAULT_SETTINGS: Final = BrokerSettings()
 DEFAULT_RESULT_RETENTION_SECONDS: Final = 86_400.0
 DEFAULT_RESULT_MAX_BYTES: Final = 1024**3
-
-
-class Adapter(Brokers, Protocol):
-    """All queues of one kind of broker, and what outlives their connections."""
-
-    async def close(self) -> None: ...
 
 
 def _log_warning(queue: str, text: str) -> None:
@@ -52,7 +50,9 @@ class BrokerRegistry:
         result_max_bytes: int = DEFAULT_RESULT_MAX_BYTES,
         on_results: Callable[[str, bool], None] = lambda *_: None,
         on_storage: Callable[[str, str | None], None] = lambda *_: None,
+        catalog: Catalog | None = None,
     ) -> None:
+        self._catalog = catalog or installed()
         self._identity = ConsumerIdentity(
             worker_id,
             dedup_window,
@@ -95,48 +95,23 @@ class BrokerRegistry:
 
     def _adapter(self, queue: QueueConfig) -> Adapter:
         scheme = queue.uri.partition(":")[0].lower()
-        if scheme not in self._adapters:
-            try:
-                self._adapters[scheme] = _make_adapter(scheme, self._identity)
-            except ModuleNotFoundError as error:
-                text = f"a queue of type {scheme} needs the package {error.name}"
-                raise QueueRefused(f"{text}: pip install 'message-router[all]'") from error
-        return self._adapters[scheme]
+        try:
+            package = self._catalog.find(scheme)
+        except BrokerUnusable as error:
+            raise QueueRefused(str(error)) from error
+        if package is None:
+            raise QueueRefused(f"unknown scheme {scheme!r}")
+        if package.name not in self._adapters:
+            self._adapters[package.name] = self._make(scheme, package)
+        return self._adapters[package.name]
 
-
-def _make_adapter(scheme: str, identity: ConsumerIdentity) -> Adapter:  # noqa: PLR0911  one each
-    """Import the adapter on use: nobody needs the clients of all brokers."""
-    match scheme:
-        case "sqlite":
-            from router.brokers.sqlite import SqliteQueues  # noqa: PLC0415 on use
-
-            return SqliteQueues(identity)
-        case "memory":
-            from router.brokers.memory import MemoryQueues  # noqa: PLC0415 on use
-
-            return MemoryQueues(identity)
-        case "sqs" | "http" | "https":
-            from router.brokers.sqs.broker import SqsQueues  # noqa: PLC0415 on use
-
-            return SqsQueues(identity)
-        case "nats":
-            from router.brokers.nats.broker import NatsQueues  # noqa: PLC0415 on use
-
-            return NatsQueues(identity)
-        case "amqp" | "amqps":
-            from router.brokers.rabbitmq.broker import RabbitQueues  # noqa: PLC0415 on use
-
-            return RabbitQueues(identity)
-        case "postgresql":
-            from router.brokers.postgres import PostgresQueues  # noqa: PLC0415 on use
-
-            return PostgresQueues(identity)
-        case "pgmq":
-            from router.brokers.pgmq.broker import PgmqQueues  # noqa: PLC0415 on use
-
-            return PgmqQueues(identity)
-        case "activemq" | "stomp":
-            from router.brokers.activemq.broker import ActiveMqQueues  # noqa: PLC0415 on use
-
-            return ActiveMqQueues(identity)
-    raise QueueRefused(f"unknown scheme {scheme!r}")
+    def _make(self, scheme: str, package: BrokerPackage) -> Adapter:
+        """Make the adapter on use: nobody needs the clients of all brokers."""
+        try:
+            return package.make(self._identity)
+        except ModuleNotFoundError as error:
+            text = f"a queue of type {scheme} needs the package {error.name}"
+            hint = ": pip install 'message-router[all]'" if package in BROKERS else ""
+            raise QueueRefused(f"{text}{hint}") from error
+        except BadSetting as error:  # of a package outside of this project
+            raise QueueRefused(str(error)) from error

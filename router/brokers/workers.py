@@ -6,24 +6,22 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar, cast
 from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
-from router.brokers.activemq import ActiveMqSettings
-from router.brokers.nats import NatsSettings
-from router.brokers.rabbitmq import RabbitSettings
-from router.brokers.sqs import SqsSettings
 from router.ports import Disconnected
+from router.setting_values import read_settings
 
 log = logging.getLogger(__name__)
+
+S = TypeVar("S")
 
 LOOK_EVERY_SECONDS: Final = 0.5  # between two looks for dead workers
 
@@ -228,14 +226,19 @@ def _is_remote(folder: Path) -> bool:
     return kind.startswith(_REMOTE)
 
 
-@dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The settings that each adapter declares."""
+    """The settings of all adapters, by the dataclass in which each declares its own."""
 
-    sqs: SqsSettings = SqsSettings()
-    activemq: ActiveMqSettings = ActiveMqSettings()
-    nats: NatsSettings = NatsSettings()
-    rabbitmq: RabbitSettings = RabbitSettings()
+    def __init__(self, *known: object, env: Mapping[str, str] | None = None) -> None:
+        """`env`: for the settings of packages that are imported only when a queue needs them."""
+        self._known = {type(each): each for each in known}
+        self._env = env or {}
+
+    def of(self, kind: type[S]) -> S:
+        """Return the settings that are declared like this. Raises BadSetting."""
+        if kind not in self._known:
+            self._known[kind] = read_settings(kind, self._env)
+        return cast("S", self._known[kind])
 
 
 class ConsumerIdentity(Struct, frozen=True):

@@ -91,7 +91,7 @@ def run() -> None:
 
     tune_for_start()
     from router.main import run as run_router  # noqa: PLC0415  slow to import
-    from router.settings import BadSetting  # noqa: PLC0415  slow to import
+    from router.setting_values import BadSetting  # noqa: PLC0415  slow to import
 
     try:
         sys.exit(run_router(os.environ))

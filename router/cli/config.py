@@ -25,7 +25,8 @@ from router.cli.kit import (
     show_fields,
     show_json,
 )
-from router.core.config import QueueNames, RoutingConfig
+from router.core.broker import QueueNames
+from router.core.config import RoutingConfig
 from router.core.config_document import read_document
 from router.core.config_entry import KEYS
 from router.core.config_plan import check_document

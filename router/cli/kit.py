@@ -20,7 +20,8 @@ import msgspec
 
 from router.core.message import CONTROL
 from router.core.redact import public_uri
-from router.settings import BadSetting, Settings
+from router.setting_values import BadSetting
+from router.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Query = Mapping[str, object] | None  # what is None is left out

@@ -17,6 +17,7 @@ import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from router.brokers import BrokerRegistry
+from router.brokers.catalog import installed
 from router.cli.kit import (
     RouterClient,
     RouterRefused,
@@ -142,7 +143,8 @@ def open_sink(queue: str | None, uri: str | None) -> Iterator[Sink]:
         with connect() as router:
             yield partial(_send_to_router, router, queue)
         return
-    settings, chosen = settings_here(), QueueConfig(name=EMBEDDED_QUEUE, uri=uri)
+    settings = settings_here()
+    chosen = QueueConfig(name=EMBEDDED_QUEUE, uri=uri, broker=installed().broker_of(uri))
     try:
         # The queue lives on an event loop in a thread: reading input may block for long.
         with (

@@ -10,14 +10,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.core.history import Try
-from router.core.message import YEAR_SECONDS, Malformed, Message, parse, step_bodies, with_id
+from router.core.message import Malformed, Message, parse, step_bodies, with_id
 from router.core.outcome import MAX_ERROR_BYTES, Ending, Failure
 from router.core.redact import masked_start
 from router.core.returning import GiveUp
-
-HALF_A_DAY_SECONDS: Final = 12 * 3600.0
-# Queues that cannot wait for longer: SQS hides no message for more than 12 h (CMD-5).
-_HALF_A_DAY_SCHEMES: Final = frozenset({"sqs", "http", "https", "nats"})
 
 _encode: Final = msgspec.json.Encoder().encode
 _fields: Final = msgspec.json.Decoder(dict[str, Raw])
@@ -120,12 +116,6 @@ def not_before_of(message: Message, now: float) -> float | None:
     if message.delay_seconds is not None:
         times.append(now + message.delay_seconds)
     return max(times, default=None)
-
-
-def longest_wait(queue_uri: str) -> float:
-    """Return how many seconds ahead a message for that queue may be scheduled (CMD-5)."""
-    scheme = queue_uri.partition(":")[0].lower()
-    return HALF_A_DAY_SECONDS if scheme in _HALF_A_DAY_SCHEMES else YEAR_SECONDS
 
 
 def dated_body(message: Message, body: bytes, not_before: float | None) -> bytes:

@@ -1,14 +1,13 @@
-"""The routing configuration: queues, their names, pools, schedules (CMD-10), targets (TGT-1).
+"""The routing configuration: queues, pools, schedules (CMD-10), targets (TGT-1).
 
 Documents are read in `config_document`; what a new configuration changes is in `config_plan`.
 """
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from enum import Enum, auto
+from enum import Enum
 from itertools import islice, takewhile
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -16,13 +15,13 @@ from cronsim import CronSim
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from router.core.broker import UNKNOWN_BROKER, BrokerFacts
 from router.core.message import DEFAULT_POOL
 from router.core.redact import MASK, mask_urls, public_uri
 
 MAX_BATCH_MESSAGES: Final = 50  # a batch always fits the smallest pool (BRK-1)
 MAX_CONCURRENCY: Final = 10_000  # workers; a pool's memory grows with it (POOL-1)
 EMBEDDED_QUEUE: Final = "default"
-EMBEDDED_FILE: Final = "queue.db"
 MAX_SCHEDULES: Final = 1_000
 MAX_TARGETS: Final = 1_000
 # How far a last tick may be ahead of the clock: an interval, within these bounds. The clocks of
@@ -92,11 +91,17 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     on_failure: OnFailure | None = None  # None: not given, see `failing`
     holds_behind_letters: bool = False  # a dead letter holds its group (ORD-11)
     share: bool = False  # every message goes through the order store (ORD-13)
-    envelope: str | None = None  # PGMQ: how bodies are wrapped; None: they are messages (CMD-7)
-    routes: tuple[tuple[str, Route], ...] = ()  # PGMQ: where commands go, by their type
-    # PGMQ: reply queues of the same database, by their PGMQ name in lower case: how commands name
-    # them, and what they are called here.
+    envelope: str | None = None  # how bodies are wrapped; None: they are messages (CMD-7)
+    routes: tuple[tuple[str, Route], ...] = ()  # where wrapped commands go, by their type
+    # Reply queues of the same database, by their name there in lower case: how wrapped commands
+    # name them, and what they are called here.
     reply_names: tuple[tuple[str, str], ...] = ()
+    broker: BrokerFacts = UNKNOWN_BROKER
+
+    @property
+    def public_uri(self) -> str:
+        """The URI without credentials."""
+        return public_uri(self.uri, self.broker.shown_options)
 
     @property
     def is_strict(self) -> bool:
@@ -109,7 +114,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Return it without credentials: it may end up in a log or a traceback."""
-        return f"QueueConfig(name={self.name!r}, uri={public_uri(self.uri)!r})"
+        return f"QueueConfig(name={self.name!r}, uri={self.public_uri!r})"
 
 
 class FairShare(Enum):
@@ -221,45 +226,6 @@ DEFAULT_POOL_CONFIG: Final = PoolConfig(code=DEFAULT_POOL, concurrency=20)  # un
 NOTHING: Final = RoutingConfig()  # what runs before the first sync
 
 
-class QueueType(Enum):
-    """The broker of a `queueUri` without a scheme."""
-
-    SQS = auto()
-    ACTIVEMQ = auto()
-    NATS = auto()
-    RABBITMQ = auto()
-    POSTGRES = auto()
-    EMBEDDED = auto()
-
-
-_SCHEMES: Final = {
-    QueueType.SQS: "sqs",
-    QueueType.ACTIVEMQ: "activemq",
-    QueueType.NATS: "nats",
-    QueueType.RABBITMQ: "amqp",
-}
-
-
-class QueueNames(Struct, frozen=True):
-    """What a bare queue name stands for."""
-
-    queue_type: QueueType
-    state_dir: str  # absolute
-
-    def uri(self, name: str) -> str:
-        if self.queue_type is QueueType.EMBEDDED:
-            return self.embedded_uri(name)
-        if self.queue_type is QueueType.NATS:  # what follows two slashes would be a host
-            return f"nats:///?subject={quote(name, safe='')}"
-        if self.queue_type is QueueType.POSTGRES:  # likewise
-            return f"postgresql:///?queue={quote(name, safe='')}"
-        return f"{_SCHEMES[self.queue_type]}://{quote(name, safe='')}"
-
-    def embedded_uri(self, name: str) -> str:
-        """Return the URI of an embedded queue. All share one file; its path is absolute."""
-        return f"sqlite:///{quote(self.state_dir)}/{EMBEDDED_FILE}?queue={quote(name, safe='')}"
-
-
 def effective_concurrency(concurrency: int | None, rate_per_minute: int | None) -> int:
     """Return the workers of a pool (POOL-6). Zero and less mean: not given."""
     if concurrency is not None and concurrency > 0:
@@ -267,23 +233,20 @@ def effective_concurrency(concurrency: int | None, rate_per_minute: int | None) 
     return min(max((rate_per_minute or 0) // 60, 1), MAX_CONCURRENCY)
 
 
-def sqlite_path(uri: str) -> str:
-    """Return the file of a `sqlite:` URI: absolute, after three slashes as after four."""
-    return "/" + unquote(urlsplit(uri).path).lstrip("/")
-
-
 def with_reply_names(
     queues: Sequence[QueueConfig], reply_queues: Sequence[QueueConfig]
 ) -> tuple[QueueConfig, ...]:
     """Return the queues, each with the reply queues that its database has (CMD-7)."""
-    pgmq = [each for each in reply_queues if each.uri.lower().startswith("pgmq:")]
-    places = [(_pgmq_place(each), each.name) for each in pgmq]
+    places = {}
+    for each in reply_queues:
+        if each.broker.place_of is not None:
+            places[each.name] = each.broker.place_of(each.uri, each.name)
     named = []
     for queue in queues:
         known = queue
-        if queue.envelope is not None:
-            database, _ = _pgmq_place(queue)
-            names = tuple((name, to) for (place, name), to in places if place == database)
+        if queue.envelope is not None and queue.broker.place_of is not None:
+            database, _ = queue.broker.place_of(queue.uri, queue.name)
+            names = tuple((name, to) for to, (place, name) in places.items() if place == database)
             known = replace(queue, reply_names=names)
         named.append(known)
     return tuple(named)
@@ -305,10 +268,3 @@ def with_ordering(
         else queue
         for queue in queues
     )
-
-
-def _pgmq_place(queue: QueueConfig) -> tuple[str, str]:
-    """Return the database of a PGMQ queue, without credentials, and the queue's name there."""
-    parts = urlsplit(queue.uri)
-    database = parts.netloc.rpartition("@")[2] + parts.path
-    return database, (dict(parse_qsl(parts.query)).get("queue") or queue.name).lower()

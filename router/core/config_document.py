@@ -13,13 +13,13 @@ from typing import Final, Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from router.core.broker import QueueNames
 from router.core.config import (
     DEFAULT_POOL_CONFIG,
     EMBEDDED_QUEUE,
     MAX_SCHEDULES,
     MAX_TARGETS,
     QueueConfig,
-    QueueNames,
     RoutingConfig,
 )
 from router.core.config_entry import (
@@ -84,11 +84,12 @@ def read_document(body: bytes, naming: QueueNames) -> Document:
     except (msgspec.ValidationError, BadEntry):
         raise BadDocument("$.connections", "not a whole number above 0") from None
     read_entry = partial(read_queue, naming=naming, connections=connections)
-    queues = _Section("queues", Code.QUEUE_VALIDATION, queue_identity, read_entry)
+    identity = partial(queue_identity, catalog=naming.catalog)
+    queues = _Section("queues", Code.QUEUE_VALIDATION, identity, read_entry)
     by_code, by_name = partial(identity_in, "code"), partial(identity_in, "name")
     pools = _Section("processingPools", Code.CONFIGURATION, by_code, read_pool)
     read_reply = partial(read_reply_queue, naming=naming)
-    replies = _Section("replyQueues", Code.QUEUE_VALIDATION, queue_identity, read_reply)
+    replies = _Section("replyQueues", Code.QUEUE_VALIDATION, identity, read_reply)
     schedules = _Section("schedules", Code.CONFIGURATION, by_name, read_schedule, MAX_SCHEDULES)
     targets = _Section("targets", Code.CONFIGURATION, by_name, read_target_entry, MAX_TARGETS)
     config = RoutingConfig(
@@ -120,7 +121,7 @@ def as_document(config: RoutingConfig) -> Mapping[str, object]:
 def embedded_document(naming: QueueNames) -> bytes:
     """Return the document of a router that was given none."""
     uri = naming.embedded_uri(EMBEDDED_QUEUE)
-    queue = QueueConfig(name=EMBEDDED_QUEUE, uri=uri)
+    queue = QueueConfig(name=EMBEDDED_QUEUE, uri=uri, broker=naming.embedded)
     config = RoutingConfig((queue,), (DEFAULT_POOL_CONFIG,))
     return msgspec.json.encode(as_document(config))
 

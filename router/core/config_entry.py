@@ -16,6 +16,13 @@ import msgspec
 from cronsim import CronSim, CronSimError
 from msgspec import Meta, Raw, Struct
 
+from router.core.broker import (
+    UNKNOWN_BROKER,
+    BrokerCatalog,
+    BrokerFacts,
+    BrokerUnusable,
+    QueueNames,
+)
 from router.core.config import (
     MAX_CONCURRENCY,
     FairShare,
@@ -23,7 +30,6 @@ from router.core.config import (
     Ordering,
     PoolConfig,
     QueueConfig,
-    QueueNames,
     RetryPolicy,
     Route,
     Schedule,
@@ -48,23 +54,6 @@ MAX_LOOK_AHEAD: Final = 100_000  # messages
 MAX_TAKE_AHEAD: Final = 1_000  # messages for each worker
 MAX_SCHEDULE_DELAYS: Final = 1000
 MAX_ROUTES: Final = 1000  # of one queue
-
-SUPPORTED_SCHEMES: Final = frozenset(
-    {
-        "activemq",
-        "stomp",
-        "amqp",
-        "amqps",
-        "nats",
-        "pgmq",
-        "postgresql",
-        "sqlite",
-        "memory",
-        "sqs",
-        "http",
-        "https",
-    }
-)
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -190,23 +179,29 @@ def convert_entry(raw: object, entry_type: type[T]) -> T:
         raise BadEntry(where.strip(".`"), text) from None
 
 
-def queue_identity(raw: object) -> str | None:
+def queue_identity(raw: object, catalog: BrokerCatalog) -> str | None:
     """Return the queue's name without credentials, if the entry has one: even a bad one may."""
     if not isinstance(raw, dict):
         return None
     given = (raw.get("queueName"), raw.get("queueUri"))
-    names = (public_uri(text) for text in given if isinstance(text, str) and text.strip())
-    return next(names, None)
+    name = next((text for text in given if isinstance(text, str) and text.strip()), None)
+    if name is None:
+        return None
+    try:
+        broker = catalog.find(name.partition("://")[0].lower()) or UNKNOWN_BROKER
+    except BrokerUnusable:
+        broker = UNKNOWN_BROKER
+    return public_uri(name, broker.shown_options)
 
 
 def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: int) -> QueueConfig:
     entry = convert_entry(raw, _QueueEntry)
-    name = _text("queueName", queue_identity(raw), MAX_NAME_CHARACTERS)
+    name = _text("queueName", queue_identity(raw, naming.catalog), MAX_NAME_CHARACTERS)
     given = _text("queueUri", entry.queue_uri, MAX_URI_CHARACTERS)
     given = given or _text("queueName", entry.queue_name, MAX_URI_CHARACTERS)
     if name is None or given is None:
         raise BadEntry("", "needs `queueUri` or `queueName`")
-    uri = _resolve(given, naming)
+    uri, broker = _resolve(given, naming)
     own_connections = notes.whole("connections", entry.connections, MAX_CONNECTIONS)
     _check_order(entry, own_connections)
     if entry.ordering == "strict":
@@ -224,7 +219,8 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
         holds_behind_letters=entry.on_dead_letter == "hold",
         share=entry.share is True,
         envelope=entry.envelope,
-        routes=_read_routes(entry, uri),
+        routes=_read_routes(entry, broker),
+        broker=broker,
     )
 
 
@@ -251,14 +247,14 @@ def _check_order(entry: _QueueEntry, connections: int | None) -> None:
             raise BadEntry(where, "needs `ordering` `strict`")
 
 
-def _read_routes(entry: _QueueEntry, uri: str) -> tuple[tuple[str, Route], ...]:
+def _read_routes(entry: _QueueEntry, broker: BrokerFacts) -> tuple[tuple[str, Route], ...]:
     """Return where the commands of a queue go (CMD-7)."""
     if entry.envelope is None:
         if entry.routes is not None:
             raise BadEntry("routes", "needs `envelope`")
         return ()
-    if not uri.lower().startswith("pgmq:"):
-        raise BadEntry("envelope", "is for pgmq queues")
+    if entry.envelope not in broker.envelopes:
+        raise BadEntry("envelope", f"is not for queues of {broker.name}")
     if not entry.routes:
         raise BadEntry("routes", "must say where commands go")
     if len(entry.routes) > MAX_ROUTES:
@@ -300,7 +296,7 @@ def read_reply_queue(raw: object, notes: Notes, *, naming: QueueNames) -> QueueC
 
 
 def reply_entry(queue: QueueConfig) -> Mapping[str, object]:
-    return {"queueName": queue.name, "queueUri": public_uri(queue.uri)}
+    return {"queueName": queue.name, "queueUri": queue.public_uri}
 
 
 def _text(where: str, value: str | None, longest: int) -> str | None:
@@ -314,32 +310,33 @@ def _text(where: str, value: str | None, longest: int) -> str | None:
     return value
 
 
-def _resolve(given: str, naming: QueueNames) -> str:
-    """Return the URI of a queue that can be consumed. Error texts show only its scheme.
+def _resolve(given: str, naming: QueueNames) -> tuple[str, BrokerFacts]:
+    """Return the URI of a queue, and its broker. Error texts show only the scheme.
 
     The scheme is in lower case, so that two spellings of one database are one database.
     """
     uri = given if _SCHEME.match(given) else naming.uri(given)
     before, colon, _ = given.partition(":")
-    if uri is not given and colon and before.lower() in SUPPORTED_SCHEMES:
+    if uri is not given and colon and _find_broker(before.lower(), naming) is not None:
         raise BadEntry("queueUri", f"needs {before.lower()}:// in front")
     scheme = uri.partition("://")[0].lower()
-    if scheme not in SUPPORTED_SCHEMES:
+    broker = _find_broker(scheme, naming)
+    if broker is None:
         raise BadEntry("queueUri", f"unknown scheme {scheme[:20]!r}")
     try:
-        parts = urlsplit(uri)
+        wrong = broker.why_malformed(urlsplit(uri))
     except ValueError:
         raise BadEntry("queueUri", "not a URL") from None
-    host = parts.netloc.rpartition("@")[2]  # credentials alone name no queue
-    if scheme == "sqlite" and (parts.netloc or parts.path.endswith("/")):
-        raise BadEntry("queueUri", "must look like sqlite:///path/to/file.db?queue=name")
-    if scheme == "memory" and not host:
-        raise BadEntry("queueUri", "must look like memory://name")
-    if scheme == "sqs" and not host:
-        raise BadEntry("queueUri", "must look like sqs://name")
-    if scheme in {"http", "https"} and not (host and parts.path.strip("/")):
-        raise BadEntry("queueUri", "must look like https://host/account/name")
-    return scheme + uri[len(scheme) :]
+    if wrong is not None:
+        raise BadEntry("queueUri", wrong)
+    return scheme + uri[len(scheme) :], broker
+
+
+def _find_broker(scheme: str, naming: QueueNames) -> BrokerFacts | None:
+    try:
+        return naming.catalog.find(scheme)
+    except BrokerUnusable as error:
+        raise BadEntry("queueUri", str(error)) from None
 
 
 def identity_in(field: str, raw: object) -> str | None:
@@ -416,7 +413,7 @@ def queue_entry(queue: QueueConfig) -> _QueueEntry:
     }
     return _QueueEntry(
         queue_name=queue.name,
-        queue_uri=public_uri(queue.uri),
+        queue_uri=queue.public_uri,
         connections=queue.connections,
         visibility_timeout=queue.visibility_timeout,
         max_messages=queue.max_messages,

@@ -9,12 +9,12 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from router.core.broker import QueueNames
 from router.core.config import (
     DEFAULT_POOL_CONFIG,
     NOTHING,
     PoolConfig,
     QueueConfig,
-    QueueNames,
     RetryPolicy,
     Route,
     RoutingConfig,
@@ -26,7 +26,7 @@ from router.core.config import (
 from router.core.config_document import MAX_PROBLEMS, BadDocument, Document, read_document
 from router.core.config_entry import Problem
 from router.core.message import DEFAULT_POOL
-from router.core.redact import mask_urls, public_uri
+from router.core.redact import mask_urls
 from router.core.warnings import Code
 
 EMPTYING: Final = "it would remove every queue of a running router"
@@ -252,7 +252,7 @@ def _one_consumer_each(queues: Iterable[QueueConfig]) -> tuple[list[QueueConfig]
     apart: list[QueueConfig] = []
     conflicts: list[str] = []
     for queue in queues:
-        first = first_names.setdefault(public_uri(queue.uri), queue.name)
+        first = first_names.setdefault(queue.public_uri, queue.name)
         if first == queue.name:
             apart.append(queue)
         else:
@@ -293,7 +293,7 @@ def _without_credentials(config: RoutingConfig) -> RoutingConfig:
         tuple(
             replace(
                 queue,
-                uri=public_uri(queue.uri),
+                uri=queue.public_uri,
                 routes=tuple((kind, route.without_secrets()) for kind, route in queue.routes),
             )
             for queue in some
@@ -316,7 +316,7 @@ def _differences(old: Entry, new: Entry) -> str:
 
 
 def _started(queue: QueueConfig) -> str:
-    uri = public_uri(queue.uri)
+    uri = queue.public_uri
     return uri if queue.retry is None else f"{uri}, retry {_shown_policy(queue.retry)}"
 
 
@@ -327,8 +327,11 @@ def _described(pool: PoolConfig) -> str:
 
 
 def _facts(entry: Entry) -> dict[str, str]:
-    fields = msgspec.structs.asdict(entry).items()
-    return {name.replace("_", " "): _shown(value) for name, value in fields}
+    fields = msgspec.structs.asdict(entry)
+    if isinstance(entry, QueueConfig):
+        del fields["broker"]  # the URI tells
+        fields["uri"] = entry.public_uri
+    return {name.replace("_", " "): _shown(value) for name, value in fields.items()}
 
 
 def _shown(value: object) -> str:
@@ -336,7 +339,7 @@ def _shown(value: object) -> str:
         case None:
             return "none"
         case str():
-            return public_uri(value)
+            return value
         case float():
             return f"{value:g} s"
         case RetryPolicy():

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import msgspec
@@ -21,34 +22,6 @@ _FRAGMENT: Final = re.compile(rf"#(?<=[^{_END}]#)[^{_END}]+")
 _URI: Final = re.compile(
     r"(?P<scheme>[^:/?#]+)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?P<query>(?:\?[^#]*)?)(?:#.*)?",
     re.DOTALL,
-)
-# The options of queue URIs, of all brokers. They name queues, files and numbers, never a secret.
-_PUBLIC_PARAMETERS: Final = frozenset(
-    {
-        "audit",
-        "cafile",
-        "certfile",
-        "consumer",
-        "fifo",
-        "groups",
-        "heartbeat",
-        "keep",
-        "keyfile",
-        "lease",
-        "notify",
-        "passfile",
-        "prefetch",
-        "queue",
-        "sslcert",
-        "sslkey",
-        "sslmode",
-        "sslrootcert",
-        "stream",
-        "subject",
-        "target_session_attrs",
-        "tls",
-        "type",
-    }
 )
 _MOST_PARAMETERS: Final = 64  # no queue has more options; the rest is not shown
 # What may be the begin of a URL with a password, of which the rest was cut off.
@@ -73,15 +46,15 @@ def mask_urls(text: str) -> str:
     return _USER_INFO.sub(f"://{MASK}@", text) if "@" in text else text
 
 
-def public_uri(uri: str) -> str:
-    """Return the URI without user info and fragment, and with harmless query parameters only."""
+def public_uri(uri: str, shown: AbstractSet[str] = frozenset()) -> str:
+    """Return the URI without user info and fragment, and of its options only those to be shown."""
     parts = _URI.fullmatch(uri)
     if parts is None:
         return uri
     # By the last @, whatever comes before it: rather a host too few than a password too many.
     host = parts["authority"].rpartition("@")[2]
     given = parts["query"].removeprefix("?").split("&", _MOST_PARAMETERS)[:_MOST_PARAMETERS]
-    public = [text for text in given if text.partition("=")[0] in _PUBLIC_PARAMETERS]
+    public = [text for text in given if text.partition("=")[0] in shown]
     query = f"?{'&'.join(public)}" if public else ""
     return f"{parts['scheme']}://{host}{parts['path']}{query}"
 

@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 SOURCE: Final = "Beat"
 # Wall clocks can be set, and configurations change: look again at least this often.
 LONGEST_SLEEP_SECONDS: Final = 5.0
-# Where the broker makes one message of two with the same dedup key.
-_DEDUPLICATING: Final = ("sqlite", "postgresql", "nats", "memory")
 
 _EXPECTED: Final = (BrokerError, Unknown)
 
@@ -196,9 +194,7 @@ class Beat:
                     self._warn_of_clock(schedule)
                     await opened.forget_tick(schedule.name, last)
         else:
-            scheme = queue.uri.partition(":")[0].lower()
-            is_fifo = queue.uri.partition("?")[0].endswith(".fifo")
-            if self._is_alone and not is_fifo and scheme not in _DEDUPLICATING:
+            if self._is_alone and not queue.broker.recognizes_keys(queue.uri):
                 text = (
                     f"schedule {schedule.name}: {schedule.queue} does not recognize copies, so "
                     "each replica of the router publishes its own; use a standby or another queue"

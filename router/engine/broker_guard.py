@@ -56,7 +56,7 @@ class GuardedBroker:
         self, limit: int, pools: PoolFilter | None = None
     ) -> Sequence[ReceivedMessage]:
         """Wait for messages. Not bounded: a long poll ends by itself, and one that is cancelled
-        may take messages all the same (SQS)."""
+        may take messages all the same."""
         with self._watched("receive"):
             if self.traits.selector is not None:
                 self.traits.selector.select(pools)

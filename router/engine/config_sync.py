@@ -12,7 +12,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from router.core.config import NOTHING, QueueNames, RoutingConfig
+from router.core.broker import QueueNames
+from router.core.config import NOTHING, RoutingConfig
 from router.core.config_document import (
     BadDocument,
     Document,

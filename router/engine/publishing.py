@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from router.core.commands import (
     content_key,
-    longest_wait,
     not_before_of,
     outcome_of,
     reply_body,
@@ -103,7 +102,7 @@ class PublishingRules(Struct, frozen=True):
             raise Malformed(f"`{place}mediationTarget`: {reason}")
         if message.reply_to is not None and not self.has_reply_queue(message.reply_to):
             raise Malformed(f"`{place}replyTo`: there is no reply queue of this name")
-        not_before, longest = not_before_of(message, now), longest_wait(queue.uri)
+        not_before, longest = not_before_of(message, now), queue.broker.longest_delay
         if not_before is not None and not_before - now > longest:
             field = "notBefore" if message.delay_seconds is None else "delaySeconds"
             raise Malformed(f"`{place}{field}` is more than {longest / 3600:g} h ahead")
@@ -224,7 +223,7 @@ class QueuePublisher:
             return []
         key = f"reply-{fingerprint}-{outcome_of(ending)}"
         # It has no target: nobody delivers it. Its id is near that of the message, because most are
-        # published in the order of their ids: SQLite then writes fewer pages (10 µs less).
+        # published in the order of their ids: a file then has fewer pages to write (10 µs less).
         reply = Message(id=f"{message.id}-reply", target="")
         return [OutgoingMessage(queue, Publication(reply, reply_body(message, ending), key))]
 

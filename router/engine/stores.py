@@ -52,7 +52,7 @@ class QueueStores:
         found = [each for each in queues if self._is_work_queue(each)]
         if not found:
             which = "no queue of the configuration is" if name is None else f"queue {name!r} is not"
-            raise WrongQueue(f"{which} a work queue (SQLite or PostgreSQL)")
+            raise WrongQueue(f"{which} a work queue")
         return found
 
     def only_work_queue(self, name: str | None) -> QueueConfig:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from router.core.config import QueueNames
+from router.core.broker import QueueNames
 from router.core.config_document import MAX_DOCUMENT_BYTES, embedded_document
 from router.core.redact import public_uri
 from router.ports import ConfigSource, ConfigUnavailable

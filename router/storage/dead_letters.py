@@ -24,10 +24,10 @@ from msgspec.structs import asdict
 
 from router.brokers.kit import statements
 from router.brokers.sqlite.connection import transaction
-from router.core.config import sqlite_path
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.redact import mask_urls, without_secrets
 from router.ports import DeadLetterStore, StoreError
+from router.setting_values import sqlite_path
 
 log = logging.getLogger(__name__)
 

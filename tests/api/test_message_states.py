@@ -436,7 +436,7 @@ async def test_other_brokers_cancel_nothing(api: httpx.AsyncClient, router: Hand
     router.config = RoutingConfig((ORDERS,))
     unnamed = await api.delete("/messages/a")
 
-    assert_problem(named, 422, "queue 'orders' is not a work queue (SQLite or PostgreSQL)")
+    assert_problem(named, 422, "queue 'orders' is not a work queue")
     assert_problem(unnamed, 422, "no queue of the configuration is a work queue")
 
 

@@ -22,8 +22,8 @@ from router.api.oidc import (
     Provider,
 )
 from router.parts import access_of
-from router.setting_values import AuthMode
-from router.settings import BadSetting, Settings
+from router.setting_values import AuthMode, BadSetting
+from router.settings import Settings
 from tests.api.issuer import AUDIENCE, Issuer, Key, ec_key, ed_key, issuing, rsa_key
 from tests.support.api import HandMadeRouter, assert_problem, calling
 

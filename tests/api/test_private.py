@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.api.access import Access, Role
-from router.core.config import QueueConfig, QueueNames, QueueType, RoutingConfig, Schedule
+from router.core.config import QueueConfig, RoutingConfig, Schedule
 from router.core.config_document import as_document, read_document
 from router.core.dead_letter import KeptLetter
 from router.core.explain import explain_message
@@ -24,7 +24,7 @@ from router.ports import MessageRecord, MessageStatus, Publication
 from router.setting_values import AuthMode
 from tests.support.api import LOCAL, NOW, HandMadeRouter, calling
 from tests.support.letters import LETTER
-from tests.support.queues import ORDERS
+from tests.support.queues import ORDERS, names
 from tests.support.states import ORIGIN
 
 pytestmark = pytest.mark.anyio
@@ -104,7 +104,7 @@ async def fill(router: HandMadeRouter, *, has_letter: bool) -> None:
     router.lookup.answer = explain_message(history, now=NOW + 9)
     router.config = RoutingConfig((ORDERS, JOBS))
     router.made = replace(router.made, shutting_down=True, groups=[HeldGroup(HELD, 1)])
-    read = read_document(json.dumps(DOCUMENT).encode(), QueueNames(QueueType.SQS, ""))
+    read = read_document(json.dumps(DOCUMENT).encode(), names("SQS", ""))
     router.document = as_document(read.config)
     schedule = Schedule(
         name="nightly", queue="jobs", cron="0 2 * * *", every_seconds=None, timezone="UTC",

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from router.core.config import NOTHING, QueueNames, QueueType, RoutingConfig
+from router.core.config import NOTHING, RoutingConfig
 from router.core.config_document import as_document, read_document
 from router.core.config_plan import plan
 from router.core.explain import Explanation, Situation
@@ -15,6 +15,7 @@ from router.core.warnings import Severity
 from router.logs import JsonLines, PlainLines
 from tests.support.api import NOW, HandMadeRouter
 from tests.support.letters import BODY, LETTER
+from tests.support.queues import names
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +47,7 @@ async def test_config_does_not_show_it(
 ) -> None:
     uri = url.replace("https://", "amqp://")
     raw = json.dumps({"queues": [{field: uri}]}).encode()
-    queues = read_document(raw, QueueNames(QueueType.SQS, "")).config.queues
+    queues = read_document(raw, names("SQS", "")).config.queues
     config = RoutingConfig(queues)
     router.document = as_document(config)
     router.plan = plan(NOTHING, config)

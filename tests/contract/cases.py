@@ -107,7 +107,7 @@ class BrokerPlace(Protocol):
         """The case, with a queue of its own there."""
 
 
-SQS_IN_A_HURRY = BrokerSettings(sqs=SqsSettings(wait=2.0, shortest_lease=1.0))
+SQS_IN_A_HURRY = BrokerSettings(SqsSettings(wait=2.0, shortest_lease=1.0))
 
 CASES = [
     Case(name="memory", uri="memory://orders", virtual_time=True, short=10.0),

@@ -78,7 +78,7 @@ async def wire(anyio_backend: object, server: ActiveMqServer) -> AsyncIterator[P
 
 def brokers_with(settings: ActiveMqSettings) -> BrokerRegistry:
     return BrokerRegistry(
-        worker_id="worker-1", dedup_window=300.0, settings=BrokerSettings(activemq=settings)
+        worker_id="worker-1", dedup_window=300.0, settings=BrokerSettings(settings)
     )
 
 

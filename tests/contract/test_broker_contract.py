@@ -10,7 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
+from router.brokers.catalog import installed
 from router.brokers.kit import consuming
+from router.core.broker import WhenFull
 from router.core.message import UNTRIED, ReceivedMessage, Tally
 from router.ports import Broker, Disconnected, Nack
 from tests.contract.cases import (
@@ -60,6 +62,15 @@ def test_every_model_of_the_simulation_runs_these_tests_beside_a_real_broker() -
         Kind.NATS: real["nats"],
         Kind.RABBITMQ: real["rabbitmq-classic"],
     }
+
+
+@pytest.mark.rule("BRK-8")
+async def test_the_description_says_what_the_broker_does(ends: Ends) -> None:
+    broker, described = ends.broker, installed().broker_of(ends.queue.uri)
+
+    assert described.holds_groups(ends.queue.uri) == broker.holds_groups
+    assert (described.when_full is WhenFull.FILTER) == (broker.traits.selector is not None)
+    assert described.when_full is WhenFull.DEFER or not broker.traits.defers
 
 
 @pytest.mark.rule("BRK-1")

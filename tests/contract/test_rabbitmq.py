@@ -56,7 +56,7 @@ def name(rabbitmq: RabbitPlace) -> str:
 @pytest.fixture
 async def brokers(anyio_backend: object, server: RabbitServer) -> AsyncIterator[BrokerRegistry]:
     del anyio_backend  # asked for only to run on its loop
-    settings = BrokerSettings(rabbitmq=RabbitSettings(server.url))
+    settings = BrokerSettings(RabbitSettings(server.url))
     async with BrokerRegistry(
         worker_id="worker-1", dedup_window=300.0, settings=settings
     ) as brokers:

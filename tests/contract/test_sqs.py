@@ -32,7 +32,7 @@ from tests.support.virtual_time import now
 
 pytestmark = pytest.mark.anyio
 
-PATIENT = BrokerSettings(sqs=SqsSettings(wait=5.0))
+PATIENT = BrokerSettings(SqsSettings(wait=5.0))
 EITHER = pytest.mark.parametrize("stand_in", ["ministack", "moto"])
 
 
@@ -256,7 +256,7 @@ async def test_a_lease_is_what_is_asked_for_or_the_queues_own_and_never_too_shor
 async def test_a_lease_counts_from_the_hand_over_even_when_its_answer_is_late(
     ministack: SqsPlace,
 ) -> None:
-    quick = BrokerSettings(sqs=SqsSettings(wait=1.0))
+    quick = BrokerSettings(SqsSettings(wait=1.0))
     async with CuttingProxy(ministack.server.port) as proxy, open_brokers(quick) as brokers:
         queue = queue_at(proxy.url(ministack.server.new_queue(fifo=False)))
         async with brokers.open_queue(queue) as broker:
@@ -284,7 +284,7 @@ async def test_no_lease_is_extended_beyond_twelve_hours(ministack: SqsPlace) -> 
 async def test_what_is_held_is_hidden_for_five_minutes_by_calls_of_ten(
     ministack: SqsPlace,
 ) -> None:
-    brief = BrokerSettings(sqs=SqsSettings(shortest_lease=3.0))
+    brief = BrokerSettings(SqsSettings(shortest_lease=3.0))
     async with CuttingProxy(ministack.server.port) as proxy, open_brokers(brief) as brokers:
         queue = queue_at(proxy.url(ministack.server.new_queue(fifo=False)), 3.0)
         async with brokers.open_queue(queue) as broker:
@@ -346,7 +346,7 @@ async def test_an_ack_whose_answer_was_cut_off_is_tried_again(ministack: SqsPlac
 
 @pytest.mark.rule("BRK-6")
 async def test_a_silent_server_is_noticed(ministack: SqsPlace) -> None:
-    quick = BrokerSettings(sqs=SqsSettings(wait=1.0))
+    quick = BrokerSettings(SqsSettings(wait=1.0))
     queue = standard(ministack)
     async with (
         open_brokers(quick) as brokers,
@@ -405,7 +405,7 @@ async def test_the_client_librarys_lines_that_hold_credentials_are_never_logged(
 @pytest.mark.rule("CFG-7")
 async def test_a_queue_can_be_named_and_found_at_another_endpoint(ministack: SqsPlace) -> None:
     name = ministack.server.new_queue(fifo=True).rpartition("/")[2]
-    settings = BrokerSettings(sqs=SqsSettings(wait=2.0, endpoint=f"{ministack.server.url}/"))
+    settings = BrokerSettings(SqsSettings(wait=2.0, endpoint=f"{ministack.server.url}/"))
     async with (
         open_brokers(settings) as brokers,
         both_ends(brokers, queue_at(f"sqs://{name}")) as ends,

@@ -16,6 +16,7 @@ from router.engine.alerts import Alerts
 from router.engine.beat import LONGEST_SLEEP_SECONDS, Beat, ScheduleState, TickStore
 from router.ports import Disconnected, Publication, Unknown
 from tests.support.pace import longest_turn, slowdown
+from tests.support.queues import queue_of
 from tests.support.stores import FakeStores
 
 pytestmark = pytest.mark.anyio
@@ -23,9 +24,9 @@ pytestmark = pytest.mark.anyio
 JOBS = QueueConfig(name="jobs", uri="work://jobs")
 QUEUES = {
     "jobs": JOBS,
-    "memory": QueueConfig(name="memory", uri="memory://memory"),
-    "fifo": QueueConfig(name="fifo", uri="https://sqs.test/1/fifo.fifo"),
-    "standard": QueueConfig(name="standard", uri="https://sqs.test/1/standard"),
+    "memory": queue_of("memory://memory", "memory"),
+    "fifo": queue_of("https://sqs.test/1/fifo.fifo", "fifo"),
+    "standard": queue_of("https://sqs.test/1/standard", "standard"),
 }
 MESSAGE = b'{"mediationTarget":"https://svc/","authToken":"t","payload":{"n":1.0}}'
 

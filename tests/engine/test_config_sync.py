@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from router.core.config import PoolConfig, QueueConfig, QueueNames, QueueType, RoutingConfig
+from router.core.config import PoolConfig, RoutingConfig
 from router.core.config_plan import Plan, plan
 from router.core.state import SyncCounts
 from router.core.warnings import Notice, Severity, WarningBook
@@ -16,11 +16,12 @@ from router.engine.alerts import Alerts
 from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules
 from router.ports import ConfigUnavailable
 from router.runtime import SWITCH_SECONDS
+from tests.support.queues import names, queue_of
 from tests.support.virtual_time import now
 
 pytestmark = pytest.mark.anyio
 
-NAMING = QueueNames(QueueType.EMBEDDED, "/state")
+NAMING = names("EMBEDDED", "/state")
 STRICT = "`ordering` is a field of queues: here it makes all those strict that have none"
 DOWN = ConfigUnavailable("cannot connect")
 
@@ -93,7 +94,7 @@ async def test_the_first_sync_applies_at_once() -> None:
     assert result.ok
     assert source.asked == [0]
     assert router.applied == [
-        (0, RoutingConfig((QueueConfig(name="a", uri="memory://a"),), ())),
+        (0, RoutingConfig((queue_of("memory://a", "a"),), ())),
     ]
     assert router.warnings == []
 

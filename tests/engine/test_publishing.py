@@ -21,7 +21,7 @@ from router.engine.publishing import (
 )
 from router.engine.slices import SLICE_BYTES
 from router.ports import Disconnected, Unknown
-from tests.support.queues import BROKEN, ONE_QUEUE, ORDERS, OTHER, FakeQueues
+from tests.support.queues import BROKEN, ONE_QUEUE, ORDERS, OTHER, FakeQueues, queue_of
 
 pytestmark = pytest.mark.anyio
 
@@ -446,7 +446,7 @@ def command(**fields: object) -> bytes:
 
 REPLIES = QueueConfig(name="replies", uri="memory://replies")
 WITH_REPLIES = RoutingConfig((ORDERS,), (), (REPLIES,))
-ON_NATS = RoutingConfig((QueueConfig(name="orders", uri="nats://h/?subject=s"),))
+ON_NATS = RoutingConfig((queue_of("nats://h/?subject=s"),))
 
 
 STEP = {"mediationTarget": "https://svc/api"}

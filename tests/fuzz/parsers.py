@@ -24,14 +24,15 @@ from router.brokers.nats import NatsSettings
 from router.brokers.nats import read_address as read_nats
 from router.brokers.pgmq.envelope import Envelope, command_reply
 from router.brokers.pgmq.table import read_address as read_pgmq
-from router.brokers.postgres import CONNECTING, OURS, dsn_of
+from router.brokers.postgres import OPTIONS as POSTGRES_OPTIONS
+from router.brokers.postgres import dsn_of
 from router.brokers.rabbitmq import read_address as read_rabbitmq
 from router.brokers.sqs import SqsSettings
 from router.brokers.sqs import client as sqs_client
 from router.brokers.sqs import read_address as read_sqs
 from router.brokers.sqs.broker import received_message
 from router.brokers.sqs.client import answer_of as sqs_answer
-from router.core.config import QueueConfig, QueueNames, QueueType, Route
+from router.core.config import QueueConfig, Route
 from router.core.config_document import BadDocument, as_document, read_document
 from router.core.config_plan import unite
 from router.core.message import Malformed, Message, parse, steps_of
@@ -41,10 +42,12 @@ from router.core.returning import MAX_DELAY_SECONDS, MIN_DELAY_SECONDS
 from router.outbound.process.runner import TaskResult, problem_of_answer
 from router.outbound.process.tasks import answer_of, input_line
 from router.ports import Disconnected, QueueRefused
-from router.settings import BadSetting, Settings
+from router.setting_values import BadSetting
+from router.settings import Settings
+from tests.support.queues import names
 
 NOW: Final = 1_800_000_000.0
-NAMING: Final = QueueNames(QueueType.EMBEDDED, "/state")
+NAMING: Final = names("EMBEDDED", "/state")
 PASSWORD: Final = "pw-that-nobody-may-see"  # corpora have it where a password may be
 SECRETS: Final = ("AUTH_BASIC_PASSWORD=", "NOTIFY_SMTP_URL=", "STANDBY_LOCK_URL=")
 DEBIT: Final = Route(target="https://svc.example/debit", group_field="account")
@@ -248,7 +251,7 @@ _READERS: Final[Mapping[str, Callable[[QueueConfig], object]]] = {
     "sqs": lambda queue: read_sqs(queue, SqsSettings()),
     "http": lambda queue: read_sqs(queue, SqsSettings()),
     "https": lambda queue: read_sqs(queue, SqsSettings()),
-    "postgresql": lambda queue: dsn_of(read_uri(queue, OURS | CONNECTING)),
+    "postgresql": lambda queue: dsn_of(read_uri(queue, POSTGRES_OPTIONS)),
     "memory": lambda queue: read_uri(queue, frozenset({"groups", "lease"})),
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from router.brokers import BrokerRegistry
-from router.brokers.sqlite import SqliteQueues
+from router.brokers.sqlite.broker import SqliteQueues
 from router.brokers.workers import Liveness, Machine
 from router.core.config import RoutingConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter

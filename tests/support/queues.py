@@ -5,7 +5,10 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+from router.brokers.catalog import Catalog
+from router.core.broker import QueueNames
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.identity import dedup_key_of
 from router.ports import (
@@ -97,3 +100,13 @@ class FakePublisher:
 
 def _key(item: Publication) -> str:
     return dedup_key_of(item.dedup_key, item.message.id, item.body)
+
+
+def names(queue_type: str, state_dir: str) -> QueueNames:
+    """What queue names stand for, with the brokers of this project."""
+    return Catalog().naming(queue_type, state_dir)
+
+
+def queue_of(uri: str, name: str = "orders", **terms: Any) -> QueueConfig:
+    """A queue that knows its broker, as one from a document does."""
+    return QueueConfig(name=name, uri=uri, broker=Catalog().broker_of(uri), **terms)

@@ -35,6 +35,7 @@ REQUIRED: Final[Mapping[str, str]] = {
     "BRK-5": "leases are kept alive",
     "BRK-6": "lost connections are opened again",
     "BRK-7": "delivery limits lose no message",
+    "BRK-8": "brokers describe themselves, and packages outside add some",
     "ID-1": "the key of a message, by its broker's id or by its body",
     "ID-2": "equal keys with different bodies are two messages",
     "ID-3": "nothing is dropped because it looks like something else",

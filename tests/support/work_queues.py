@@ -9,7 +9,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from router.brokers.kit.consuming import ClaimedBatch
-from router.brokers.memory import MemoryDatabase
+from router.brokers.memory.broker import MemoryDatabase
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue

@@ -9,8 +9,9 @@ from router.brokers.activemq import (
     Server,
     read_address,
 )
-from router.core.config import QueueConfig, QueueNames, QueueType
+from router.core.config import QueueConfig
 from router.ports import QueueRefused
+from tests.support.queues import names
 
 OWN = ActiveMqSettings("stomp://mq.example:61613", "us", "hunter2")
 
@@ -46,7 +47,7 @@ def test_a_name_alone_is_a_queue_at_the_broker_of_the_settings(uri: str) -> None
 
 @pytest.mark.rule("CFG-7")
 def test_a_bare_name_may_hold_any_character_that_a_queue_may() -> None:
-    uri = QueueNames(QueueType.ACTIVEMQ, "/state").uri("Orders/new:1@home")
+    uri = names("ACTIVEMQ", "/state").uri("Orders/new:1@home")
 
     assert place(uri).queue == "Orders/new:1@home"
 

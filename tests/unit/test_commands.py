@@ -11,7 +11,6 @@ from router.core.commands import (
     content_key,
     dated_body,
     failure_of,
-    longest_wait,
     next_steps,
     not_before_of,
     reply_body,
@@ -345,11 +344,6 @@ class TestTimes:
         with pytest.raises(Malformed, match="delaySeconds"):
             parse(body(delaySeconds=YEAR_SECONDS + 1))
         assert parse(body(delaySeconds=YEAR_SECONDS)).delay_seconds == YEAR_SECONDS
-
-    def test_sqs_and_nats_wait_half_a_day_others_a_year(self) -> None:
-        half_a_day = ("sqs://q", "https://sqs.test/1/q", "http://h/1/q", "nats://h/?subject=s")
-        assert {longest_wait(uri) for uri in half_a_day} == {12 * 3600}
-        assert {longest_wait(uri) for uri in ("memory://q", "AMQP://h/q")} == {366 * 24 * 3600}
 
     def test_a_body_says_when_it_is_due_unless_it_does_already(self) -> None:
         delayed = body(delaySeconds=5, n=1.50)

@@ -5,13 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.broker import QueueNames
 from router.core.config import (
     FairShare,
     OnFailure,
     PoolConfig,
     QueueConfig,
-    QueueNames,
-    QueueType,
     RetryPolicy,
     Route,
     RoutingConfig,
@@ -29,9 +28,9 @@ from router.core.config_document import (
     read_document,
 )
 from router.core.config_plan import unite
-from router.core.redact import public_uri
+from tests.support.queues import names, queue_of
 
-EMBEDDED = QueueNames(QueueType.EMBEDDED, "/state dir")
+EMBEDDED = names("EMBEDDED", "/state dir")
 
 
 def read(document: object, naming: QueueNames = EMBEDDED) -> Document:
@@ -89,7 +88,7 @@ def test_a_whole_document_is_read() -> None:
 
     assert document.problems == ()
     assert document.config.queues == (
-        QueueConfig(
+        queue_of(
             name="orders",
             uri="sqlite:///var/q.db?queue=orders",
             connections=2,
@@ -98,7 +97,7 @@ def test_a_whole_document_is_read() -> None:
             look_ahead=500,
             retry=RetryPolicy(5, (10, 60.5), frozenset({404, 423})),
         ),
-        QueueConfig(name="memory://plain", uri="memory://plain", connections=3),
+        queue_of(name="memory://plain", uri="memory://plain", connections=3),
     )
     assert document.config.pools == (
         PoolConfig(
@@ -288,7 +287,7 @@ def test_what_was_skipped_is_remembered_by_name() -> None:
         }
     )
 
-    assert document.skipped["queues"] == ["a", "kafka://host/v?queue=b"]
+    assert document.skipped["queues"] == ["a", "kafka://host/v"]
     assert document.skipped["processingPools"] == ["A"]
 
 
@@ -610,10 +609,10 @@ def test_a_queue_with_commands_knows_the_reply_queues_of_its_database() -> None:
     route = {"Debit": {"mediationTarget": "https://svc.example/debit"}}
     document = read({"queues": [{**COMMANDS, "routes": route}, {"queueName": "plain"}]})
     replies = [
-        QueueConfig(name="replies", uri="pgmq://u:pw@host/db?queue=Payments__Replies"),
-        QueueConfig(name="Bare", uri="pgmq://host/db"),
-        QueueConfig(name="other", uri="pgmq://host/other?queue=replies"),
-        QueueConfig(name="rows", uri="postgresql://host/db?queue=rows"),
+        queue_of(name="replies", uri="pgmq://u:pw@host/db?queue=Payments__Replies"),
+        queue_of(name="Bare", uri="pgmq://host/db"),
+        queue_of(name="other", uri="pgmq://host/other?queue=replies"),
+        queue_of(name="rows", uri="postgresql://host/db?queue=rows"),
     ]
 
     commands, plain = with_reply_names(document.config.queues, replies)
@@ -657,7 +656,7 @@ def test_a_queue_with_commands_knows_the_reply_queues_of_its_database() -> None:
             "routes",
             "needs `envelope`",
         ),
-        ({"queueUri": "sqs://orders"}, "envelope", "is for pgmq queues"),
+        ({"queueUri": "sqs://orders"}, "envelope", "is not for queues of SQS"),
     ],
 )
 def test_wrong_routes_are_told_with_their_place(
@@ -676,7 +675,7 @@ def test_a_bare_name_is_a_queue_in_the_embedded_file() -> None:
     by_uri = read_queue({"queueUri": "orders & co"})
     by_name = read_queue({"queueName": "orders & co"})
 
-    expected = QueueConfig(
+    expected = queue_of(
         name="orders & co",
         uri="sqlite:////state%20dir/queue.db?queue=orders%20%26%20co",
     )
@@ -685,20 +684,20 @@ def test_a_bare_name_is_a_queue_in_the_embedded_file() -> None:
 
 @pytest.mark.rule("CFG-5")
 def test_a_bare_name_for_nats_is_a_subject_on_the_servers_of_the_environment() -> None:
-    document = read_queue({"queueName": "orders.new"}, QueueNames(QueueType.NATS, "/state"))
+    document = read_queue({"queueName": "orders.new"}, names("NATS", "/state"))
 
     assert document.config.queues == (
-        QueueConfig(name="orders.new", uri="nats:///?subject=orders.new"),
+        queue_of(name="orders.new", uri="nats:///?subject=orders.new"),
     )
 
 
 @pytest.mark.rule("CFG-5")
 def test_a_bare_name_is_a_queue_in_the_database_of_the_environment() -> None:
-    naming = QueueNames(QueueType.POSTGRES, "/state")
+    naming = names("POSTGRES", "/state")
 
     document = read_queue({"queueName": "orders & co"}, naming)
 
-    expected = QueueConfig(name="orders & co", uri="postgresql:///?queue=orders%20%26%20co")
+    expected = queue_of(name="orders & co", uri="postgresql:///?queue=orders%20%26%20co")
     assert document.config.queues == (expected,)
 
 
@@ -708,7 +707,7 @@ def test_a_bare_name_is_a_queue_in_the_database_of_the_environment() -> None:
     [
         ("sqlite:///var/q.db?queue=a", "sqlite:///var/q.db?queue=a"),
         ("amqp://user:p@ss@host/v?queue=q", "amqp://host/v?queue=q"),
-        ("pg://h/d?user=me&password=hunter2&queue=q", "pg://h/d?queue=q"),
+        ("postgresql://h/d?user=me&password=hunter2&queue=q", "postgresql://h/d?queue=q"),
         ("https://h/c?access_token=hunter2", "https://h/c"),
         ("https://h/c?API-Key=hunter2#top", "https://h/c"),
         ("nats://h:4222/?stream=S&subject=x.>", "nats://h:4222/?stream=S&subject=x.>"),
@@ -718,7 +717,7 @@ def test_a_bare_name_is_a_queue_in_the_database_of_the_environment() -> None:
     ],
 )
 def test_the_public_form_of_a_uri_has_no_credentials(uri: str, public: str) -> None:
-    assert public_uri(uri) == public
+    assert queue_of(uri).public_uri == public
 
 
 @pytest.mark.rule("CFG-5")
@@ -727,7 +726,8 @@ def test_no_password_outlives_the_public_form(user: str, password: str) -> None:
     secret = f"«{password}»"
     user = "".join(letter for letter in user if letter not in "/?#")
 
-    assert public_uri(f"amqp://{user}:{secret}@host/v?queue=q") == "amqp://host/v?queue=q"
+    queue = queue_of(f"amqp://{user}:{secret}@host/v?queue=q")
+    assert queue.public_uri == "amqp://host/v?queue=q"
 
 
 @pytest.mark.rule("CFG-5")
@@ -745,7 +745,7 @@ def test_a_queue_name_that_is_a_uri_is_read_whole_and_shown_without_credentials(
     good = read_queue({"queueName": "memory://user:hunter2@q"})
     bad = read_queue({"queueName": "memory://user:\x01hunter2@q"})
 
-    assert good.config.queues == (QueueConfig(name="memory://q", uri="memory://user:hunter2@q"),)
+    assert good.config.queues == (queue_of(name="memory://q", uri="memory://user:hunter2@q"),)
     assert told(bad) == [("$.queues[0].queueName", "QUEUE_VALIDATION")]
     assert "hunter2" not in repr(bad)
 
@@ -760,13 +760,13 @@ def test_of_very_many_problems_only_the_first_are_told() -> None:
 
 @pytest.mark.rule("CFG-5")
 def test_a_router_without_a_configuration_has_one_queue_and_one_pool() -> None:
-    naming = QueueNames(QueueType.SQS, "/state")
+    naming = names("SQS", "/state")
 
     document = read_document(embedded_document(naming), naming)
 
     assert document == Document(
         config=RoutingConfig(
-            (QueueConfig(name="default", uri="sqlite:////state/queue.db?queue=default"),),
+            (queue_of(name="default", uri="sqlite:////state/queue.db?queue=default"),),
             (PoolConfig(code="DEFAULT-POOL", concurrency=20),),
         )
     )
@@ -817,7 +817,7 @@ def test_whatever_bytes_come_they_are_read_or_refused(body: bytes) -> None:
         read_document(body, EMBEDDED)
 
 
-names = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20)
+labels = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20)
 policies = st.builds(
     RetryPolicy,
     st.none() | st.integers(1, 10),
@@ -826,8 +826,9 @@ policies = st.builds(
 )
 queues = st.builds(
     QueueConfig,
-    name=names,
+    name=labels,
     uri=st.just("memory://q"),
+    broker=st.just(EMBEDDED.catalog.find("memory")),
     connections=st.integers(1, 100),
     visibility_timeout=st.none() | st.floats(1, 43_200),
     max_messages=st.none() | st.integers(1, 100),
@@ -836,7 +837,7 @@ queues = st.builds(
 )
 pools = st.builds(
     PoolConfig,
-    code=names,
+    code=labels,
     concurrency=st.integers(1, 10_000),
     rate_per_minute=st.none() | st.integers(1, 60_000_000),
     burst=st.none() | st.integers(1, 100),

@@ -10,8 +10,6 @@ from router.core.config import (
     NOTHING,
     PoolConfig,
     QueueConfig,
-    QueueNames,
-    QueueType,
     RetryPolicy,
     Route,
     RoutingConfig,
@@ -25,12 +23,13 @@ from router.core.config_plan import (
     plan,
     unite,
 )
+from tests.support.queues import names, queue_of
 
-EMBEDDED = QueueNames(QueueType.EMBEDDED, "/state")
+EMBEDDED = names("EMBEDDED", "/state")
 
 
 def queue(name: str, *, uri: str = "", connections: int = 1) -> QueueConfig:
-    return QueueConfig(name=name, uri=uri or f"memory://{name}", connections=connections)
+    return queue_of(name=name, uri=uri or f"memory://{name}", connections=connections)
 
 
 def pool(code: str, concurrency: int = 1) -> PoolConfig:
@@ -168,7 +167,7 @@ def test_another_source_may_fill_in_for_an_entry_that_was_skipped_and_does_not_r
 def test_a_plan_tells_the_retry_policy_of_what_is_new() -> None:
     policy = RetryPolicy(5, (10.0,), frozenset({423, 408}))
     new = config(
-        QueueConfig(name="new", uri="memory://new", retry=policy),
+        queue_of(name="new", uri="memory://new", retry=policy),
         PoolConfig(code="NEW", concurrency=1, retry=policy),
     )
 

@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from router.core.config import MAX_SCHEDULES, QueueNames, QueueType, RoutingConfig, Schedule
+from router.core.config import MAX_SCHEDULES, RoutingConfig, Schedule
 from router.core.config_document import BadDocument, Document, as_document, read_document
 from router.core.config_entry import MAX_EVERY_SECONDS
 from router.core.config_plan import unite
+from tests.support.queues import names
 
-NAMING = QueueNames(QueueType.EMBEDDED, "/state")
+NAMING = names("EMBEDDED", "/state")
 MESSAGE = {"mediationTarget": "https://svc/hook"}
 NIGHTLY = {"name": "nightly", "queue": "jobs", "cron": "30 2 * * *", "message": MESSAGE}
 MINUTELY = {"name": "minutely", "queue": "jobs", "everySeconds": 60, "message": MESSAGE}

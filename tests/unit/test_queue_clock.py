@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from router.brokers.memory import MemoryDatabase
+from router.brokers.memory.broker import MemoryDatabase
 from router.brokers.sqlite.connection import set_clock
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.workers import Machine

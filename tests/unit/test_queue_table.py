@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from router.brokers.memory import MemoryDatabase
+from router.brokers.memory.broker import MemoryDatabase
 from router.brokers.sqlite import queue_table
 from router.brokers.sqlite.connection import (
     OLDEST_VERSION,

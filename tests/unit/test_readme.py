@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from router.core.config import QueueNames, QueueType
+from router.brokers.catalog import BROKERS, QUEUE_TYPES
 from router.core.config_document import read_document
-from router.core.config_entry import SUPPORTED_SCHEMES
 from router.core.message import Message
 from router.outbound.process import Executor, Limits
+from tests.support.queues import names
 from tests.support.readme import README, ROOT, SETTINGS, with_settings
 
 CONFIGURATION = ROOT / "docs/configuration.md"
@@ -25,7 +25,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "deploy").rglob("*.md")),
 ]
-NAMING = QueueNames(QueueType.EMBEDDED, "/var/lib/router")
+NAMING = names("EMBEDDED", "/var/lib/router")
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -76,8 +76,9 @@ def test_every_routing_document_that_is_shown_is_valid(block: str) -> None:
 def test_every_scheme_and_queue_type_is_documented() -> None:
     text = CONFIGURATION.read_text()
 
-    assert {scheme for scheme in SUPPORTED_SCHEMES if f"`{scheme}://" not in text} == set()
-    assert {kind.name for kind in QueueType if f"`{kind.name}`" not in text} == set()
+    schemes = {scheme for each in BROKERS for scheme in each.schemes}
+    assert {scheme for scheme in schemes if f"`{scheme}://" not in text} == set()
+    assert {name for name in QUEUE_TYPES if f"`{name}`" not in text} == set()
 
 
 @pytest.mark.parametrize("kind", [Message, Executor, Limits])

@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from router.core.config import QueueConfig, QueueNames, QueueType, RoutingConfig
+from router.core.config import RoutingConfig
 from router.core.config_document import Document, as_document, read_document
 from router.core.config_plan import check_document, plan, unite
+from tests.support.queues import names, queue_of
 
-NAMING = QueueNames(QueueType.SQS, "/state")
+NAMING = names("SQS", "/state")
 ENTRIES = [
     {"queueName": "replies", "queueUri": "amqp://u:secret@host/?queue=r", "connections": 7},
     {"queueUri": "sqs://other"},
@@ -28,8 +29,8 @@ def test_they_are_read_with_name_and_place_alone() -> None:
     document = read(*ENTRIES)
 
     assert document.config.reply_queues == (
-        QueueConfig(name="replies", uri="amqp://u:secret@host/?queue=r"),
-        QueueConfig(name="sqs://other", uri="sqs://other"),
+        queue_of(name="replies", uri="amqp://u:secret@host/?queue=r"),
+        queue_of(name="sqs://other", uri="sqs://other"),
     )
     assert not document.config.queues
     assert not document.problems

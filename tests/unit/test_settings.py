@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.config import QueueType, RetryPolicy
+from router.brokers.sqs import SqsSettings
+from router.core.config import RetryPolicy
 from router.core.trace import SamplingRule
 from router.core.warnings import Severity
 from router.setting_values import (
     AuthMode,
+    BadSetting,
     BreakerScope,
     HttpVersion,
     LogFormat,
@@ -17,7 +19,7 @@ from router.setting_values import (
     seconds,
     size,
 )
-from router.settings import BadSetting, Settings, setting_notes, settings_table, variables
+from router.settings import Settings, setting_notes, settings_table, variables
 
 
 def refusal(name: str, value: str) -> str:
@@ -44,7 +46,7 @@ def test_an_empty_environment_gives_the_documented_defaults() -> None:
     assert settings.mediator_http_version is HttpVersion.HTTP_2
     assert settings.breaker_scope is BreakerScope.ORIGIN
     assert settings.notify_min_severity is Severity.WARN
-    assert settings.naming.queue_type is QueueType.EMBEDDED
+    assert settings.naming.broker is settings.naming.embedded
 
 
 @pytest.mark.rule("CFG-1")
@@ -71,7 +73,7 @@ def test_every_kind_of_value_is_read() -> None:
     assert settings.log_level is LogLevel.WARNING
     assert settings.mediator_timeout == 1.5
     assert settings.allowed_hosts == ("*.example.com", "10.0.0.1")
-    assert settings.brokers.sqs.region == "us-east-1"
+    assert settings.brokers.of(SqsSettings).region == "us-east-1"
 
 
 @pytest.mark.rule("CFG-1")
@@ -303,10 +305,10 @@ def test_an_auth_mode_with_its_credentials_is_taken() -> None:
 @pytest.mark.rule("CFG-1")
 def test_bare_queue_names_are_sqs_queues_once_there_is_a_config_url() -> None:
     with_url = Settings.from_env({"MESSAGE_ROUTER_CONFIG_URL": "http://host/"})
-    told = Settings(config_urls=("http://host/",), queue_type=QueueType.NATS)
+    told = Settings(config_urls=("http://host/",), queue_type="NATS")
 
-    assert with_url.naming.queue_type is QueueType.SQS
-    assert told.naming.queue_type is QueueType.NATS
+    assert with_url.naming.broker.queue_type == "SQS"
+    assert told.naming.broker.queue_type == "NATS"
 
 
 @pytest.mark.rule("CFG-1")

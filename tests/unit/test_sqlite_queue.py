@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from router.brokers import BrokerRegistry
-from router.brokers.memory import MemoryDatabase
+from router.brokers.memory.broker import MemoryDatabase
 from router.brokers.sqlite.connection import Work
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.work_queue import WorkQueue

@@ -6,8 +6,6 @@ import pytest
 
 from router.core.config import (
     MAX_TARGETS,
-    QueueNames,
-    QueueType,
     RoutingConfig,
     TargetConfig,
 )
@@ -15,8 +13,9 @@ from router.core.config_document import BadDocument, Document, as_document, read
 from router.core.config_plan import plan, unite
 from router.core.headers import MAX_HEADER_BYTES, MAX_HEADERS
 from router.core.target_table import TargetTable
+from tests.support.queues import names
 
-NAMING = QueueNames(QueueType.EMBEDDED, "/state")
+NAMING = names("EMBEDDED", "/state")
 
 
 def read(*targets: object) -> Document:

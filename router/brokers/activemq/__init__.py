@@ -10,6 +10,8 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 
 from router.brokers.kit import QueueUri, number_option, read_uri, refusal, switch_option
+from router.brokers.package import Adapter, BrokerPackage
+from router.brokers.workers import ConsumerIdentity
 from router.core.config import QueueConfig
 from router.setting_values import env, text, url
 
@@ -113,3 +115,20 @@ def _servers(queue: QueueConfig, hosts: str, uri: QueueUri) -> tuple[Server, ...
             raise refusal(queue, "names no host, or a wrong port")
         servers.append(Server(host, port or DEFAULT_PORT, tls, uri.options.get("cafile")))
     return tuple(servers)
+
+
+def _make(identity: ConsumerIdentity) -> Adapter:
+    from router.brokers.activemq.broker import ActiveMqQueues  # noqa: PLC0415  on use
+
+    return ActiveMqQueues(identity)
+
+
+BROKER: Final = BrokerPackage(
+    name="ActiveMQ",
+    schemes=("activemq", "stomp"),
+    options=OPTIONS,
+    queue_type="ACTIVEMQ",
+    settles_first=True,
+    settings=ActiveMqSettings,
+    make=_make,
+)

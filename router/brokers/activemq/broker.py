@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.brokers.activemq import ActiveMqAddress, read_address
+from router.brokers.activemq import ActiveMqAddress, ActiveMqSettings, read_address
 from router.brokers.activemq.connection import Frame, StompConnection, StompRefused, open_connection
 from router.brokers.activemq.retry import (
     DELAY,
@@ -66,7 +66,7 @@ class ActiveMqQueues:
 
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator["ActiveMqBroker"]:
-        address = read_address(queue, self._identity.settings.activemq)
+        address = read_address(queue, self._identity.settings.of(ActiveMqSettings))
         alarm = partial(self._alarm, queue.name)
         async with (
             open_connection(address.servers, address.login, address.heartbeat) as connection,
@@ -89,7 +89,7 @@ class ActiveMqQueues:
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["ActiveMqPublisher"]:
-        address = read_address(queue, self._identity.settings.activemq)
+        address = read_address(queue, self._identity.settings.of(ActiveMqSettings))
         opening = open_connection(address.servers, address.login, address.heartbeat)
         async with opening as connection:
             yield ActiveMqPublisher(connection, address, self._identity.clock)

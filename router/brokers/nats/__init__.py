@@ -8,11 +8,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from msgspec import Struct
 
 from router.brokers.kit import read_uri, refusal
+from router.brokers.package import Adapter, BrokerPackage
+from router.brokers.workers import ConsumerIdentity
+from router.core.broker import HALF_A_DAY_SECONDS, WhenFull, always
 from router.core.config import QueueConfig
 from router.setting_values import env, listed, optional, text, url
 
@@ -137,3 +140,28 @@ def _servers(
                 else NatsCredentials(user, unquote(password))
             )
     return tuple(servers), credentials
+
+
+def _make(identity: ConsumerIdentity) -> Adapter:
+    from router.brokers.nats.broker import NatsQueues  # noqa: PLC0415  on use
+
+    return NatsQueues(identity)
+
+
+def _uri_of_name(name: str, _state_dir: str) -> str:
+    """Return a URI without a host: what follows two slashes would be one."""
+    return f"nats:///?subject={quote(name, safe='')}"
+
+
+BROKER: Final = BrokerPackage(
+    name="NATS",
+    schemes=("nats",),
+    options=OPTIONS,
+    queue_type="NATS",
+    uri_of_name=_uri_of_name,
+    when_full=WhenFull.DEFER,
+    longest_delay=HALF_A_DAY_SECONDS,
+    recognizes_keys=always,
+    settings=NatsSettings,
+    make=_make,
+)

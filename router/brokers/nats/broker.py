@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import LONG_POLL_SECONDS
-from router.brokers.nats import read_address
+from router.brokers.nats import NatsSettings, read_address
 from router.brokers.nats.connection import (
     JetStreamRefused,
     NatsConnection,
@@ -63,7 +63,7 @@ class NatsQueues:
     """All queues in NATS, and the leases, which outlive their connections."""
 
     def __init__(self, identity: ConsumerIdentity) -> None:
-        self._settings = identity.settings.nats
+        self._settings = identity.settings.of(NatsSettings)
         self._lease_tables: dict[tuple[tuple[str, ...], str, str], LeaseTable] = {}
 
     async def close(self) -> None:

@@ -1,1 +1,39 @@
 """Queues of PGMQ, the message queue extension of PostgreSQL (CMD-7)."""
+
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
+
+from router.brokers.package import Adapter, BrokerPackage
+from router.brokers.postgres import CONNECTING
+from router.brokers.workers import ConsumerIdentity
+from router.core.broker import WhenFull
+
+OPTIONS: Final = frozenset({"queue", "fifo", "notify"}) | CONNECTING
+
+
+def _make(identity: ConsumerIdentity) -> Adapter:
+    from router.brokers.pgmq.broker import PgmqQueues  # noqa: PLC0415  on use
+
+    return PgmqQueues(identity)
+
+
+def _holds_groups(uri: str) -> bool:
+    return dict(parse_qsl(urlsplit(uri).query)).get("fifo") == "true"
+
+
+def _place_of(uri: str, name: str) -> tuple[str, str]:
+    parts = urlsplit(uri)
+    database = parts.netloc.rpartition("@")[2] + parts.path
+    return database, (dict(parse_qsl(parts.query)).get("queue") or name).lower()
+
+
+BROKER: Final = BrokerPackage(
+    name="PGMQ",
+    schemes=("pgmq",),
+    options=OPTIONS,
+    holds_groups=_holds_groups,
+    when_full=WhenFull.DEFER,
+    envelopes=frozenset({"command-bus"}),
+    place_of=_place_of,
+    make=_make,
+)

@@ -11,14 +11,14 @@ from typing import Final
 from msgspec import Struct
 
 from router.brokers.kit import read_uri, refusal, switch_option
-from router.brokers.postgres import CONNECTING, dsn_of
+from router.brokers.pgmq import OPTIONS
+from router.brokers.postgres import dsn_of
 from router.brokers.postgres.database import PostgresDatabase
 from router.core.config import QueueConfig
 from router.ports import BrokerError, QueueRefused
 
 log = logging.getLogger(__name__)
 
-OURS: Final = frozenset({"queue", "fifo", "notify"})
 MAX_NAME_CHARACTERS: Final = 47  # PGMQ's own limit
 TALLY_HEADER: Final = "x-message-router"
 GROUP_HEADER: Final = "x-pgmq-group"  # by which PGMQ's grouped reads know a group
@@ -194,7 +194,7 @@ class PgmqAddress(Struct, frozen=True):
 
 def read_address(queue: QueueConfig) -> PgmqAddress:
     """Read `pgmq://user:password@host:5432/database?queue=name&fifo=true&notify=false`."""
-    uri = read_uri(queue, OURS | CONNECTING)
+    uri = read_uri(queue, OPTIONS)
     name = uri.options.get("queue") or queue.name
     if len(name) > MAX_NAME_CHARACTERS:
         raise refusal(queue, f"names a queue with more than {MAX_NAME_CHARACTERS} characters")

@@ -10,6 +10,8 @@ from urllib.parse import quote, unquote, urlsplit
 from msgspec import Struct
 
 from router.brokers.kit import QueueUri, number_option, read_uri, refusal
+from router.brokers.package import Adapter, BrokerPackage
+from router.brokers.workers import ConsumerIdentity
 from router.core.config import QueueConfig
 from router.setting_values import env, url
 
@@ -75,3 +77,20 @@ def _name_and_broker(queue: QueueConfig, uri: QueueUri, default_url: str) -> tup
     if not has_host:
         raise refusal(queue, "names no host, or a wrong port")
     return name, broker
+
+
+def _make(identity: ConsumerIdentity) -> Adapter:
+    from router.brokers.rabbitmq.broker import RabbitQueues  # noqa: PLC0415  on use
+
+    return RabbitQueues(identity)
+
+
+BROKER: Final = BrokerPackage(
+    name="RabbitMQ",
+    schemes=("amqp", "amqps"),
+    options=OPTIONS,
+    queue_type="RABBITMQ",
+    settles_first=True,
+    settings=RabbitSettings,
+    make=_make,
+)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import STALE, ClaimedBatch, LongPoll, OpenTickets, PrefetchLimit
 from router.brokers.kit.retries import PendingRetries, RetryHistory
-from router.brokers.rabbitmq import RabbitAddress, read_address
+from router.brokers.rabbitmq import RabbitAddress, RabbitSettings, read_address
 from router.brokers.rabbitmq.connection import (
     NewQueues,
     NoSuchQueue,
@@ -72,7 +72,7 @@ class RabbitQueues:
 
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator["RabbitBroker"]:
-        address = read_address(queue, self._identity.settings.rabbitmq.url)
+        address = read_address(queue, self._identity.settings.of(RabbitSettings).url)
         name = f"message-router {self._identity.id}"
         # Copies have a connection of their own: a broker short of memory stops reading from
         # connections that publish, and acknowledgements must still get through.
@@ -105,7 +105,7 @@ class RabbitQueues:
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["RabbitPublisher"]:
-        address = read_address(queue, self._identity.settings.rabbitmq.url)
+        address = read_address(queue, self._identity.settings.of(RabbitSettings).url)
         name = f"message-router {self._identity.id} publisher"
         async with open_connection(address.url, name) as connection:
             new_queues = self._new_queues[address.url]

@@ -12,6 +12,9 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from msgspec import Struct
 
 from router.brokers.kit import refusal
+from router.brokers.package import Adapter, BrokerPackage
+from router.brokers.workers import ConsumerIdentity
+from router.core.broker import HALF_A_DAY_SECONDS, WhenFull
 from router.core.config import QueueConfig
 from router.setting_values import env, optional, seconds, text, url, whole
 
@@ -122,3 +125,34 @@ def _may_have_credentials(parts: SplitResult) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return parts.scheme == "https" and _OF_AWS.fullmatch(host) is not None
+
+
+def _make(identity: ConsumerIdentity) -> Adapter:
+    from router.brokers.sqs.broker import SqsQueues  # noqa: PLC0415  on use
+
+    return SqsQueues(identity)
+
+
+def _why_malformed(parts: SplitResult) -> str | None:
+    host = parts.netloc.rpartition("@")[2]  # credentials alone name no queue
+    if parts.scheme == "sqs":
+        return None if host else "must look like sqs://name"
+    return None if host and parts.path.strip("/") else "must look like https://host/account/name"
+
+
+def _is_fifo(uri: str) -> bool:
+    return uri.partition("?")[0].endswith(FIFO_SUFFIX)
+
+
+BROKER: Final = BrokerPackage(
+    name="SQS",
+    schemes=("sqs", "http", "https"),
+    why_malformed=_why_malformed,
+    queue_type="SQS",
+    holds_groups=_is_fifo,
+    when_full=WhenFull.DEFER,
+    longest_delay=HALF_A_DAY_SECONDS,  # it hides no message for longer
+    recognizes_keys=_is_fifo,
+    settings=SqsSettings,
+    make=_make,
+)

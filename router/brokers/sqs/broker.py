@@ -14,7 +14,7 @@ from typing import Final, cast
 from msgspec import Struct
 
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, loop_time, whole_number
-from router.brokers.sqs import SqsAddress, read_address
+from router.brokers.sqs import SqsAddress, SqsSettings, read_address
 from router.brokers.sqs.client import (
     CHANGE_VISIBILITY,
     DELETE_MESSAGES,
@@ -64,7 +64,7 @@ class SqsQueues:
     """All queues of SQS, and the account that their connections share."""
 
     def __init__(self, identity: ConsumerIdentity) -> None:
-        self._settings = identity.settings.sqs
+        self._settings = identity.settings.of(SqsSettings)
         self._clock = identity.clock
         self._account: Account | None = None
         self._closing: set[asyncio.Task[None]] = set()  # they wait for their last poll

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from router.core.config import QueueNames, QueueType
 from router.core.config_document import MAX_DOCUMENT_BYTES, embedded_document, read_document
 from router.outbound.config_source import EmbeddedSource, FileSource, HttpSource, config_sources
 from router.ports import ConfigSource, ConfigUnavailable
 from tests.outbound.config.service import ConfigService, answer
+from tests.support.queues import names
 
 pytestmark = pytest.mark.anyio
 
-NAMING = QueueNames(QueueType.EMBEDDED, "/state")
+NAMING = names("EMBEDDED", "/state")
 DOCUMENT = b'{"queues": []}'
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from router.core.config import QueueNames, QueueType, TargetConfig
+from router.core.config import TargetConfig
 from router.core.config_document import read_document
 from router.core.message import Message
 from router.core.outcome import Answer
@@ -17,8 +17,9 @@ from router.core.warnings import Severity
 from router.curl.loop import CurlOptions
 from router.outbound.credentials import CredentialStore, Warnings
 from router.outbound.http_sender import HttpSender
+from tests.support.queues import names
 
-NAMING = QueueNames(QueueType.EMBEDDED, "/state")
+NAMING = names("EMBEDDED", "/state")
 SECRET = "s3cret-that-nobody-may-see"
 
 

@@ -15,6 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, QueueUri, read_uri, refusal
+from router.brokers.memory import OPTIONS
 from router.brokers.sqlite.connection import QUERIES, T, Work, prepare_schema, transaction
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore
@@ -25,7 +26,6 @@ from router.core.config import QueueConfig
 from router.ports import Disconnected
 from router.signal import Signal, wait_for_signal
 
-OPTIONS: Final = frozenset({"groups", "lease"})
 GROUPS: Final = {"hold": True, "free": False}
 
 

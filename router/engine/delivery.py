@@ -97,7 +97,6 @@ class Mediator:
         if ticket is None:
             return self._turn_away(job, breaker)
         job.requests += 1
-        job.batch.requests += 1
         target.sent += 1
         is_good: bool | None = None  # a cancelled call says nothing about the target
         error_of: str | None = None
@@ -119,12 +118,12 @@ class Mediator:
                 error_of = None if outcome.status is None else message.id
         finally:
             breaker.report(ticket, self._loop.time(), is_good, error_of)
-        if breaker.open_since is not None:
-            job.batch.requests -= 1
+        if breaker.open_since is None:
+            job.batch.was_sent = True
+        else:
             job.batch.probe(breaker.retry_at)
-        if target.is_gated or outcome.cause is not Cause.ACCEPTED:
+        if outcome.rule.word is not None or target.is_gated:
             target.learn(answer, job.started_at, self._wall, self._jitter)
-        if outcome.rule.word is not None:
             self._note_error(job, outcome, target)
         if answer.too_long:
             flaw = "a reply of more than 1 MiB, or in more than 65,536 pieces"
@@ -186,7 +185,7 @@ class TaskMediator:
         )
         outcome = replace(judge(answer, self._wall, policy), status=None)  # it has none
         if outcome.rule.was_sent:
-            job.batch.requests += 1
+            job.batch.was_sent = True
         else:
             job.requests -= 1
         if outcome.rule.warning is not None:
@@ -262,10 +261,10 @@ class DeliveryRunner:
         if job.not_before and await self._is_early(lane, job):
             return
         outcome = await self._deliver(job, task)
-        if outcome is None and job.lease_until > self._loop.time():
-            await job.settler.nack([Return(job, ReturnReason.STOPPED)])
-            return
         if outcome is None:
+            if job.lease_until > self._loop.time():
+                await job.settler.nack([Return(job, ReturnReason.STOPPED)])
+                return
             # Its lease has ended: it may be someone else's by now, so its group goes, too (BRK-5).
             for each in (job, *lane.take_all()):
                 each.settler.forfeit(each)
@@ -279,8 +278,6 @@ class DeliveryRunner:
         if outcome.ending is not None:
             job.ending, job.needs_finish = outcome.ending, True
         job.settler.ack(job)
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("delivered", extra=_facts(job))
 
     async def _is_early(self, lane: Lane, job: Job) -> bool:
         """Let a message that came before its time wait, and its group behind it (ORD-1)."""
@@ -294,7 +291,7 @@ class DeliveryRunner:
 
     async def handle_crash(self, lane: Lane, job: Job, error: Exception) -> None:
         """Return a message that met a bug; its group goes on (POOL-5)."""
-        log.error("delivery crashed", exc_info=error, extra=_facts(job))
+        log.error("delivery crashed", exc_info=error, extra=facts_of(job))
         self._warn(Code.PROCESSING, f"unexpected {type(error).__name__} while serving a message")
         job.line.target.wake()
         await self._return_scope(
@@ -478,7 +475,7 @@ def _log_failure(job: Job, outcome: Outcome, follows: str) -> None:
         "delivery failed: %s",
         outcome.detail,
         extra={
-            **_facts(job),
+            **facts_of(job),
             "error": outcome.rule.word,
             "status": outcome.status,
             "seconds": round(seconds, 3),
@@ -487,7 +484,8 @@ def _log_failure(job: Job, outcome: Outcome, follows: str) -> None:
     )
 
 
-def _facts(job: Job) -> dict[str, object]:
+def facts_of(job: Job) -> dict[str, object]:
+    """Return what the log says of a message."""
     return {
         "message_id": job.message.id,
         "pool": None if job.pool is None else job.pool.code,

@@ -81,13 +81,13 @@ class Dispatcher:
             else:
                 if job is not None:
                     jobs.append(job)
+        batch.left += len(jobs)
         settler.hold(jobs)
         settler.flow.note_batch(batch)
         if unroutable.early and settler.holds_groups:
             jobs = self._hold_back(jobs, messages, unroutable)
         place = settler.flow.place
         for job in jobs:
-            job.batch.left += 1
             # In order: later ones of a group that was refused are refused as well (ROUTE-6).
             if not place(job):
                 job.batch.was_refused = True
@@ -138,6 +138,8 @@ class Dispatcher:
         if held is job:
             if again:  # behind one of its group: it goes back with that (FIFO-1)
                 job.batch = again.get(job.group, batch)
+                batch.left -= 1
+                job.batch.left += 1
             return job
         if held.followers and received.broker_id is not None:
             self._forget_older(held, received.broker_id)
@@ -251,7 +253,6 @@ class Dispatcher:
             if place is None or messages.index(job.received) < place:
                 ready.append(job)
             else:
-                job.batch.left += 1
                 job.state = State.WAITING
                 unroutable.behind.append(job)
         return ready

@@ -194,6 +194,7 @@ class FlowControl:
         self._groups: Counter[tuple[str, str]] = Counter()  # of what is held, by pool and group
         self.deferred = DeferredMessages()
         self._search = Search()
+        self._received_at = 0.0  # when the latest receive has brought something
         self._batches: deque[Batch] = deque(maxlen=DARK_RECEIVES)  # the latest
         self._may_be_behind = False  # whether anything is held, deferred or refused
         self._refused: set[object] = set()  # groups that the latest batch brought, and had no room
@@ -330,6 +331,7 @@ class FlowControl:
     def note_batch(self, batch: Batch) -> None:
         """Note what a receive has brought, before it is placed."""
         self._batches.append(batch)
+        self._received_at = batch.at
         self._refused.clear()
         self._noted.clear()
         self._may_be_behind = bool(self._groups or self.deferred)
@@ -338,11 +340,12 @@ class FlowControl:
 
     def place(self, job: Job) -> bool:
         """Submit a job to its pool. Return False if it has to wait."""
-        pool, code = self._pools.choose(job), job.message.pool or DEFAULT_POOL
+        code = job.message.pool or DEFAULT_POOL
         if code not in self._noted:
             self._note_brought(code)
-        # Nearly always nothing waits. To ask once saves 15 instructions for each message.
-        if self._may_be_behind and self._is_behind(job, pool):
+        pool = self._pools.choose(job, code)
+        may_be_behind = self._may_be_behind  # nearly always nothing waits
+        if may_be_behind and self._is_behind(job, pool):
             return False
         if not pool.submit(job):
             self._refused.add(_order_of(job, pool))
@@ -350,7 +353,7 @@ class FlowControl:
             # Not the code that the message names: producers can make up any number of them.
             self._warn(Code.QUEUE_FULL, f"pool {pool.code} is full: what does not fit waits")
             return False
-        if self.deferred:
+        if may_be_behind:
             self.deferred.forget(job)
         return True
 
@@ -416,7 +419,7 @@ class FlowControl:
         return self._take([job for line in lines for job in line if job in held])
 
     def _place_held(self, job: Job) -> bool:
-        pool = self._pools.choose(job)
+        pool = self._pools.choose(job, _code(job))
         job.state = State.QUEUED
         if pool.submit(job):
             return True
@@ -424,12 +427,11 @@ class FlowControl:
         return False
 
     def _note_brought(self, code: str) -> None:
-        now = self._batches[-1].at
         self._noted.add(code)
         if code in self._brought:
-            self._brought[code] = now
+            self._brought[code] = self._received_at
         elif len(self._brought) < MAX_POOLS_REMEMBERED:
-            self._brought[code] = self._since[code] = now
+            self._brought[code] = self._since[code] = self._received_at
             self._search = Search()  # there may be more of them
 
     def _is_open(self, code: str) -> bool:
@@ -459,7 +461,8 @@ class FlowControl:
 
         What it has delivered says too little if most of its messages were deferred.
         """
-        pool, since = self._pools.choose(job), self._since.get(_code(job), now)
+        code = _code(job)
+        pool, since = self._pools.choose(job, code), self._since.get(code, now)
         rate, mean = pool.deliveries.per_second(RATE_MINUTES, now, since), pool.runner.mean_seconds
         return rate if not rate or mean is None else max(rate, possible_rate(pool.config, mean))
 
@@ -472,7 +475,7 @@ class FlowControl:
         least: float = MIN_DEFERRAL_SECONDS,
     ) -> Return:
         code = _code(job)
-        if self._pools.choose(job).has_room and self.deferred.is_behind(job, now):
+        if self._pools.choose(job, code).has_room and self.deferred.is_behind(job, now):
             wait = BEHIND_SECONDS
         else:
             rate = self._rate(job, now)

@@ -37,7 +37,7 @@ class Batch(Struct, eq=False):
     # Which messages of a group go back when one fails; None: those of this batch (FIFO-1).
     failure_scope: str | None = None
     left: int = 0  # that have not ended; what was delivered still counts
-    requests: int = 0  # to targets whose circuit is closed
+    was_sent: bool = False  # some of it, to a target whose circuit is closed
     was_refused: bool = False  # some of it did not fit into its pool
     probe_at: float = NEVER  # when one of the circuits that stopped it lets a request through
 
@@ -48,7 +48,7 @@ class Batch(Struct, eq=False):
     @property
     def is_dark(self) -> bool:
         """Whether all of it was returned while the circuits of its targets were open (MED-4)."""
-        no_request = not self.left and not self.requests and not self.was_refused
+        no_request = not self.left and not self.was_sent and not self.was_refused
         return no_request and self.probe_at < NEVER
 
 

@@ -122,24 +122,21 @@ class ProcessPool:
             return False
         group = ordering_group(job, self.config)
         permits, lanes = self.permits, self.lanes
-        lane = lanes.get(group)
-        waiting = lanes.waiting if lanes.rivals else len(lanes.ready)
-        if lane is None and (
-            self.draining
-            or (
+        lane, waiting = lanes.get(group), 0
+        if lane is None:
+            waiting = lanes.waiting if lanes.rivals else len(lanes.ready)
+            if self.draining or (
                 waiting >= self.take_ahead
                 and waiting >= self.take_ahead + permits.limit - permits.out
-            )
-        ):
-            return False
+            ):
+                return False
         line = self.lines.get(self._place_of(job.message.target)) or self._find_line(job)
         target = line.target
-        if line.is_crowded:  # GATE-5
-            return self._turn_away()
-        if self.is_shared and self._is_beyond_its_half(line.flow, lane):  # SHARE-1
+        if (line.is_crowded or self.is_shared) and not self._has_place(line, lane):
             return False
         line.unused = 0
-        job.pool, job.line = self, line
+        job.pool = self
+        job.line = line
         self.held += 1
         if lane is not None:
             self._join(lane, job)
@@ -399,12 +396,23 @@ class ProcessPool:
             self._crowded -= 1
             self._tell_room()
 
-    def _turn_away(self) -> bool:
-        """Refuse a message whose target fills the pool. A search ends after some of them."""
-        self._searched += 1
-        if self._searched >= SEARCH_MESSAGES:
-            self._note_crowd()
-        return False
+    def _has_place(self, line: Line, lane: Lane | None) -> bool:
+        """Return whether a message may be taken: neither its target nor its flow has too many.
+
+        A search for messages of other targets ends after some of a crowded one (GATE-5). A flow may
+        have half of the places, the others are for its rivals (SHARE-1).
+        """
+        flow = line.flow
+        if line.is_crowded:
+            self._searched += 1
+            if self._searched >= SEARCH_MESSAGES:
+                self._note_crowd()
+            return False
+        if lane is not None:
+            return True
+        if len(flow.ready) >= max(self.take_ahead // 2, 1):
+            flow.is_crowded = True
+        return not flow.is_crowded
 
     def _note_crowd(self) -> None:
         """Let the pool be full if all that it holds is for one target, but for a look now and then.
@@ -523,12 +531,6 @@ class ProcessPool:
             for flow in self.flows.values():
                 self.lanes.adopt(flow)
                 self._note_half(flow)
-
-    def _is_beyond_its_half(self, flow: Flow, lane: Lane | None) -> bool:
-        """Return whether a flow has half of the places already: the others are for its rivals."""
-        if lane is None and len(flow.ready) >= max(self.take_ahead // 2, 1):
-            flow.is_crowded = True
-        return lane is None and flow.is_crowded
 
     def _note_half(self, flow: Flow) -> None:
         """Report when a flow that had its half of the places has room again."""
@@ -681,13 +683,12 @@ class Pools(dict[str, ProcessPool]):
         if pool is not None:
             self._watchers.setdefault(pool, {})[watcher] = None
 
-    def choose(self, job: Job) -> ProcessPool:
+    def choose(self, job: Job, code: str) -> ProcessPool:
         """Return the pool of its code; a draining one of that code if it holds its group (CFG-6).
 
         A message for a pool that is missing goes to the default pool (ROUTE-4). These are counted
         by queue, because producers can make up any number of pool codes.
         """
-        code = job.message.pool or DEFAULT_POOL
         if self.draining:
             drained = self.draining.get(code)
             if drained is not None and drained.lane_of(job) is not None:

@@ -53,11 +53,10 @@ class InFlightRegistry:
 
     def track(self, job: Job) -> tuple[ArrivalKind, Job]:
         """Take a job in, unless the router holds its message already. Return the one it holds."""
-        arrival, held = self.tracker.track(job)
         if self.tallies and not job.failures:
             tally = self.tallies.of(job.key)  # its broker could not keep what was tried so far
             job.failures, job.requests = tally.failures, tally.requests
-        return arrival, held
+        return self.tracker.track(job)
 
     def finish(self, jobs: Sequence[Job], fate: Fate, counts: Counts, now: float) -> Sequence[Job]:
         """Let jobs of one queue go: their ACK or NACK went through, or never will (ROUTE-7).

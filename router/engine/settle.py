@@ -20,7 +20,7 @@ from router.core.returning import RETURNS, GiveUp, ReturnReason, reconnect_delay
 from router.core.stats import Counts
 from router.core.warnings import Code
 from router.engine.broker_guard import GuardedBroker
-from router.engine.delivery import nack_all
+from router.engine.delivery import facts_of, nack_all
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import Dispatcher, Reader, Unroutable
 from router.engine.flow import FlowControl
@@ -179,6 +179,9 @@ class Settler:
         if fate is not Fate.DELIVERED:
             for job in ended:
                 job.batch.left -= 1
+        elif log.isEnabledFor(logging.DEBUG):
+            for job in ended:
+                log.debug("delivered", extra=facts_of(job))
         if followed:
             _end_followers(followed, fate)
         self.ended.ring()

@@ -1,7 +1,6 @@
 """The jobs that the router holds, by their key and by their body (ROUTE-2, ROUTE-3)."""
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 
@@ -22,9 +21,9 @@ class Tracker:
 
     def __init__(self) -> None:
         self._by_key: dict[MessageKey, Job] = {}
-        # By queue, then body, which holds the application id: another queue may let its messages
-        # do other things, and has an end of its own to record (ROUTE-3).
-        self._by_body: defaultdict[str, dict[bytes, Job]] = defaultdict(dict)
+        # By queue and body, which holds the application id: another queue may let its messages do
+        # other things, and has an end of its own to record (ROUTE-3).
+        self._by_body: dict[tuple[str, bytes], Job] = {}
         self._forfeited = itertools.count(1)
 
     def track(self, job: Job) -> tuple[ArrivalKind, Job]:
@@ -36,17 +35,17 @@ class Tracker:
                 return ArrivalKind.REDELIVERED, held
             self._forfeit(held)
             self._by_key[job.key] = job
-        twin = self._by_body[job.key.queue].setdefault(body, job)
+        twin = self._by_body.setdefault((job.key.queue, body), job)
         if twin is job:
             return ArrivalKind.NEW, job
         del self._by_key[job.key]
         return ArrivalKind.REQUEUED, twin
 
     def untrack(self, jobs: Iterable[Job]) -> None:
-        by_key = self._by_key
+        by_key, by_body = self._by_key, self._by_body
         for job in jobs:
             del by_key[job.key]
-            body, by_body = job.received.body, self._by_body[job.key.queue]
+            body = job.key.queue, job.received.body
             if by_body.get(body) is job:  # else it was forfeited
                 del by_body[body]
 
@@ -60,7 +59,7 @@ class Tracker:
         held.key = MessageKey(held.key.queue, held.key.id, f"forfeited-{next(self._forfeited)}")
         held.lease_until = EXPIRED
         self._by_key[held.key] = held
-        del self._by_body[held.key.queue][held.received.body]
+        del self._by_body[held.key.queue, held.received.body]
 
     def __len__(self) -> int:
         return len(self._by_key)

@@ -13,20 +13,20 @@ def test_a_job_shows_how_far_it_got_and_no_secret() -> None:
 
 @pytest.mark.rule("MED-4")
 @pytest.mark.parametrize(
-    ("left", "requests", "probe_at", "was_refused", "is_dark"),
+    ("left", "was_sent", "probe_at", "was_refused", "is_dark"),
     [
-        (0, 0, 5.0, False, True),
-        (1, 0, 5.0, False, False),
-        (0, 1, 5.0, False, False),
-        (0, 0, NEVER, False, False),
-        (0, 0, 5.0, True, False),
+        (0, False, 5.0, False, True),
+        (1, False, 5.0, False, False),
+        (0, True, 5.0, False, False),
+        (0, False, NEVER, False, False),
+        (0, False, 5.0, True, False),
     ],
 )
 def test_a_batch_is_dark_if_open_circuits_sent_all_of_it_back(
-    left: int, requests: int, probe_at: float, *, was_refused: bool, is_dark: bool
+    left: int, probe_at: float, *, was_sent: bool, was_refused: bool, is_dark: bool
 ) -> None:
     batch = make_batch()
-    batch.left, batch.requests = left, requests
+    batch.left, batch.was_sent = left, was_sent
     batch.was_refused = was_refused
     batch.probe(probe_at)
     batch.probe(NEVER)

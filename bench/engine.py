@@ -39,7 +39,7 @@ POOLS = (1, 100, 1_000, 10_000)
 LOOK_SECONDS = 0.001
 
 
-def body(number: int, groups: int, pools: int) -> bytes:
+def body(number: int, groups: int, pools: int, targets: int = 1) -> bytes:
     """The `number`-th message."""
     return json.dumps(
         {
@@ -47,7 +47,7 @@ def body(number: int, groups: int, pools: int) -> bytes:
             "poolCode": f"POOL-{number % pools}",
             "authToken": "token",
             "mediationType": "HTTP",
-            "mediationTarget": "http://127.0.0.1:8081/hook",
+            "mediationTarget": f"http://127.0.0.1:{8081 + number % targets}/hook",
             "messageGroupId": f"group-{number % groups}",
             "highPriority": False,
         }
@@ -61,12 +61,12 @@ class MadeUpQueue:
     lease_seconds = 30.0
     traits = Traits()
 
-    def __init__(self, total: int, groups: int, pools: int) -> None:
+    def __init__(self, total: int, groups: int, pools: int, targets: int = 1) -> None:
         self.acked = 0
         self.done = asyncio.Event()
         self._total = total
         self._left = iter(
-            [ReceivedMessage(body(n, groups, pools), n, str(n), 1) for n in range(total)]
+            [ReceivedMessage(body(n, groups, pools, targets), n, str(n), 1) for n in range(total)]
         )
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:

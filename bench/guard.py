@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from bench.engine import ACCEPTED, QUEUE, AcceptingSender, MadeUpQueue, OneQueue, body, engine
 from router.brokers import BrokerRegistry
-from router.core.message import Message, parse
+from router.core.message import Message, ReceivedMessage, parse
 from router.core.outcome import Answer, Reply
 from router.ports import Publication
 from tests.support.virtual_time import VirtualTimeLoop
@@ -78,11 +78,33 @@ class Count:
         return self._on_instruction
 
 
-async def _made_up(groups: int, pools: int) -> Effort:
+class WarmedUpQueue(MadeUpQueue):
+    """Hands out messages that are not counted first, and waits before the others."""
+
+    def __init__(self, run: "Run") -> None:
+        super().__init__(run.before + MESSAGES, run.groups, run.pools, run.targets)
+        self.warm = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        self._before = run.before
+
+    async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
+        if not self._before:
+            self.warm.set()
+            await self.goes_on.wait()
+            return await super().receive(limit)
+        messages = await super().receive(min(limit, self._before))
+        self._before -= len(messages)
+        return messages
+
+
+async def _made_up(run: "Run") -> Effort:
     """Everything goes well, at both ends."""
-    queue, count = MadeUpQueue(MESSAGES, groups, pools), Count()
-    async with engine(OneQueue(queue), AcceptingSender(), pools):
+    queue, count = WarmedUpQueue(run), Count()
+    async with engine(OneQueue(queue), AcceptingSender(), run.pools):
+        await queue.warm.wait()
+        await asyncio.sleep(1)  # what came before is settled
         with count:
+            queue.goes_on.set()
             await queue.done.wait()
     return count.effort(MESSAGES)
 
@@ -103,29 +125,31 @@ class RefusingSome(AcceptingSender):
         return ACCEPTED
 
 
-async def _work_queue(groups: int, pools: int) -> Effort:
+async def _work_queue(run: "Run") -> Effort:
     """The work queue's own code, and what is refused and comes back."""
     done, count = asyncio.Event(), Count()
     async with BrokerRegistry(worker_id="guard", dedup_window=0.0) as brokers:
-        await _publish(brokers, groups, pools)
-        async with engine(brokers, RefusingSome(done), pools):
+        await _publish(brokers, run)
+        async with engine(brokers, RefusingSome(done), run.pools):
             with count:
                 await done.wait()
                 await asyncio.sleep(1)  # the last ones are settled, too
     return count.effort(MESSAGES)
 
 
-async def _publish(brokers: BrokerRegistry, groups: int, pools: int) -> None:
-    bodies = [body(n, groups, pools) for n in range(MESSAGES)]
+async def _publish(brokers: BrokerRegistry, run: "Run") -> None:
+    bodies = [body(n, run.groups, run.pools) for n in range(MESSAGES)]
     async with brokers.open_publisher(QUEUE) as publisher:
         await publisher.publish([Publication(m := parse(each), each, m.id) for each in bodies])
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    work: Callable[[int, int], Awaitable[Effort]]
+    work: Callable[["Run"], Awaitable[Effort]]
     groups: int
     pools: int
+    targets: int = 1
+    before: int = 0  # messages that are not counted
 
 
 RUNS: Final[Mapping[str, Run]] = {
@@ -133,12 +157,15 @@ RUNS: Final[Mapping[str, Run]] = {
     "many groups": Run(_made_up, 100, 1),
     "many pools": Run(_made_up, 100, 50),
     "work queue, one in five refused": Run(_work_queue, 100, 1),
+    "100,000 groups": Run(_made_up, 100_000, 1, before=100_000),
+    "10,000 pools": Run(_made_up, 100, 10_000, before=10_000),
+    "10,000 targets": Run(_made_up, 100, 1, targets=10_000, before=10_000),
 }
 
 
 def measure(run: Run) -> Effort:
     async def work() -> Effort:
-        return await run.work(run.groups, run.pools)
+        return await run.work(run)
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(work())

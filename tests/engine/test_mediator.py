@@ -321,11 +321,11 @@ class TestLogs:
     async def test_a_success_is_told_at_debug_only(self, caplog: pytest.LogCaptureFixture) -> None:
         lines: Counter[int] = Counter()
         for level in (logging.INFO, logging.DEBUG):
-            caplog.set_level(level, COURIER)
+            caplog.set_level(level, "router.engine")
             async with running(pool(), sender=answering()) as rig:
                 await rig.publish(*grouped("a"))
                 await asyncio.sleep(20)
-            lines[level] = sum(r.name == COURIER for r in caplog.records)
+            lines[level] = sum(r.getMessage() == "delivered" for r in caplog.records)
 
         assert lines == {logging.INFO: 0, logging.DEBUG: 1}
 

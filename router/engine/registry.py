@@ -6,8 +6,9 @@ the latest hand-overs that have ended.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final
 
 from msgspec.structs import replace
@@ -26,6 +27,7 @@ from router.ports import Tracer
 _OMITTED: Final = Ending(result_omitted=True)
 _REMOVED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED}  # the ACK went through
 RESULT_BYTES: Final = 16 * 1024 * 1024  # of all results together
+_ending_of: Final = attrgetter("ending")
 REMEMBERED_HAND_OVERS: Final = 10_000  # about 6 MB; 30 MB if every text in them has its full length
 
 
@@ -147,7 +149,7 @@ class Journal:
         self._results: deque[tuple[int, int]] = deque()  # number and bytes, oldest first
         self._result_bytes = 0
 
-    def note(self, jobs: Iterable[Job], fate: Fate, now: float) -> None:
+    def note(self, jobs: Sequence[Job], fate: Fate, now: float) -> None:
         """Record that these jobs have just ended."""
         ended = [
             HandOver(
@@ -174,25 +176,25 @@ class Journal:
             for job in jobs
         ]
         self._ended += ended
-        for number, hand_over in enumerate(ended, self._noted):
-            if hand_over.ending is not None and hand_over.ending.result is not None:
-                self._results.append((number, len(hand_over.ending.result)))
-                self._result_bytes += len(hand_over.ending.result)
         self._noted += len(ended)
-        if self._result_bytes > RESULT_BYTES:
-            self._forget_results()
+        if any(map(_ending_of, jobs)):
+            self._count_results(ended)
         if self._tracer is not None:
             for hand_over in ended:
                 self._tracer.ended(hand_over)
 
-    def _forget_results(self) -> None:
-        """Forget the oldest results until the others fit (P4). Readers may hold hand-overs."""
+    def _count_results(self, ended: Sequence[HandOver]) -> None:
+        """Count new results, and forget the oldest until the others fit (P4)."""
+        for number, hand_over in enumerate(ended, self._noted - len(ended)):
+            if hand_over.ending is not None and hand_over.ending.result is not None:
+                self._results.append((number, len(hand_over.ending.result)))
+                self._result_bytes += len(hand_over.ending.result)
         first = self._noted - len(self._ended)
         while self._result_bytes > RESULT_BYTES:
             number, size = self._results.popleft()
             self._result_bytes -= size
             if number >= first:  # else its hand-over is forgotten already
-                kept = self._ended[number - first]
+                kept = self._ended[number - first]  # which readers may hold
                 self._ended[number - first] = replace(kept, ending=_OMITTED)
 
     def of_message(self, message_id: str) -> Sequence[HandOver]:

@@ -25,9 +25,11 @@ class _JumpingSelector(selectors.DefaultSelector):
         self.now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[Any, int]]:
+        if timeout == 0:
+            return super().select(0)
         threads = threading.active_count()  # first: one may call back and end while we look
         ready = super().select(0)
-        if ready or timeout == 0:
+        if ready:
             return ready
         if timeout is None:
             if threads > 1:  # a worker thread may still call back

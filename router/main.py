@@ -163,6 +163,10 @@ class Router:
         """Send the notifications that have been collected."""
         await self._notifier.tell(self.manager.consumers)
 
+    def count_beats(self) -> int:
+        """Return a number that grows as long as the event loop goes on."""
+        return self._lag.beats
+
     def start_tasks(self) -> Sequence[asyncio.Task[None]]:
         """Start what runs by the clock. The caller cancels it."""
         settings, tasks = self._settings, self.manager.deps.tasks
@@ -287,7 +291,8 @@ async def serve(
         log.info("ready", extra={"port": router.port, "version": __version__})
         on_ready()
         started = router.start_tasks()
-        await stop.wait()
+        with runtime.stalls_reported(router.count_beats):
+            await stop.wait()
         for task in started:
             task.cancel()
     log.info("shutting down")

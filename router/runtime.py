@@ -1,12 +1,19 @@
 """The process that the router runs in: garbage collection, threads and file descriptors."""
 
 import gc
+import logging
 import resource
 import sys
-from contextlib import suppress
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from msgspec import Struct
+
+log = logging.getLogger(__name__)
 
 MAX_IDLE_CONNECTIONS: Final = 1000  # to targets, kept open for the next delivery
 MIN_API_CONNECTIONS: Final = 8  # however few descriptors there are
@@ -14,6 +21,9 @@ MIN_API_CONNECTIONS: Final = 8  # however few descriptors there are
 # loop: with Python's own 5 ms, each of the loop's many system calls waits so long for the lock.
 SWITCH_SECONDS: Final = 0.0001
 COLLECT_AFTER_OBJECTS: Final = 10_000  # new ones that could be in a cycle
+REPORTED_STALL_SECONDS: Final = 1.0  # of the event loop
+LOOK_SECONDS: Final = 0.25  # between two looks at it
+SHOWN_FRAMES: Final = 20  # of a stack, the innermost
 
 
 def tune_for_start() -> None:
@@ -64,3 +74,40 @@ def shares(limit: int, api: int) -> Shares:
         return Shares(limit, api, MAX_IDLE_CONNECTIONS)
     least = max(limit // 4, MIN_API_CONNECTIONS)
     return Shares(limit, min(api, least), min(MAX_IDLE_CONNECTIONS, limit // 2))
+
+
+@contextmanager
+def stalls_reported(beats: Callable[[], int]) -> Iterator[None]:
+    """Log where the calling thread is whenever its event loop makes no progress (OPS-7).
+
+    `beats` grows as long as the loop goes on. A thread of its own looks at it.
+    """
+    stopped = threading.Event()
+    watcher = threading.Thread(
+        target=_report_stalls,
+        args=(beats, threading.get_ident(), stopped),
+        name="loop watcher",
+        daemon=True,
+    )
+    watcher.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        watcher.join()
+
+
+def _report_stalls(beats: Callable[[], int], thread: int, stopped: threading.Event) -> None:
+    seen, stood, is_reported = -1, 0.0, False
+    looked, used = time.monotonic(), time.process_time()
+    while not stopped.wait(LOOK_SECONDS):
+        passed, worked = time.monotonic() - looked, time.process_time() - used
+        looked, used = looked + passed, used + worked
+        if (count := beats()) != seen:
+            seen, stood, is_reported = count, 0.0, False
+        elif passed < 2 * LOOK_SECONDS or worked > passed / 2:  # else the process was stopped
+            stood += passed
+        if stood >= REPORTED_STALL_SECONDS and not is_reported:
+            is_reported = True
+            frames = traceback.format_stack(sys._current_frames()[thread])[-SHOWN_FRAMES:]  # noqa: SLF001  there is no other way
+            log.error("the event loop has stood still for %.1f s in:\n%s", stood, "".join(frames))

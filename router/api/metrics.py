@@ -176,6 +176,16 @@ ROUTER_METRICS: Final[Sequence[Family[RouterState]]] = (
         lambda router: [((), router.loop_lag)],
     ),
     Family(
+        "counter loop_stalls_total",
+        "Turns of the event loop that took longer than 250 ms",
+        lambda router: [((), router.loop_stalls)],
+    ),
+    Family(
+        "counter loop_stall_seconds_total",
+        "Seconds that the event loop was held up in such turns",
+        lambda router: [((), router.loop_stalled_seconds)],
+    ),
+    Family(
         "counter log_lines_dropped_total",
         "Log lines that were dropped because nobody read standard output",
         lambda router: [((), router.dropped_logs)],

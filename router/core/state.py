@@ -275,6 +275,8 @@ class RouterState(Struct, frozen=True, kw_only=True):
     unaccounted: int = 0  # received, but neither ended nor held
     dead_letters: Mapping[str, int] = {}  # by reason
     loop_lag: float = 0.0  # seconds
+    loop_stalls: int = 0
+    loop_stalled_seconds: float = 0.0
     dropped_logs: int = 0  # lines
     spans: Mapping[str, int] = {}  # by what became of them; empty: traces are off
     warnings: WarningSummary = WarningSummary({}, 0)

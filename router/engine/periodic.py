@@ -14,8 +14,9 @@ log = logging.getLogger(__name__)
 Chore = Callable[[], Awaitable[object]]
 SPREAD_SHARE: Final = 0.1  # of a pause, either way (CFG-2)
 RESTART_SECONDS: Final = 1.0  # after a bug
-PAUSE_SECONDS: Final = 0.25
-PROBES: Final = 120  # in a period of half a minute
+PAUSE_SECONDS: Final = 0.05
+PROBES: Final = 600  # in a period of half a minute
+STALL_SECONDS: Final = 0.25  # nothing may hold up the event loop for so long (OPS-7)
 
 
 async def every(seconds: float, chore: Chore, *, jitter: Jitter | None = None) -> None:
@@ -63,10 +64,14 @@ def end_if_cancelled() -> None:
 class LoopLag:
     """Keeps the worst of the period under way and of the one before.
 
-    So a scrape every half minute misses nothing, and reading resets nothing.
+    So a scrape every half minute misses nothing, and reading resets nothing. Turns of the loop that
+    took too long are counted since the start.
     """
 
     def __init__(self) -> None:
+        self.beats = 0  # measurements so far: a thread sees by them whether the loop goes on
+        self.stalls = 0
+        self.stalled_seconds = 0.0
         self._worst = 0.0
         self._worst_before = 0.0
         self._probes = 0
@@ -84,6 +89,10 @@ class LoopLag:
             self.note(loop.time() - due)
 
     def note(self, late: float) -> None:
+        self.beats += 1
+        if late >= STALL_SECONDS - PAUSE_SECONDS:  # it may have begun right after the last look
+            self.stalls += 1
+            self.stalled_seconds += late
         self._worst = max(self._worst, late)
         self._probes += 1
         if self._probes == PROBES:

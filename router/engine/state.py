@@ -133,6 +133,8 @@ class StateReader:
             unaccounted=registry.unaccounted,
             dead_letters={reason.value: count for reason, count in self._letters.kept.items()},
             loop_lag=self._lag.seconds,
+            loop_stalls=self._lag.stalls,
+            loop_stalled_seconds=self._lag.stalled_seconds,
             dropped_logs=self._dropped_logs(),
             spans={} if self._tracer is None else self._tracer.counts,
             warnings=self._warnings.summary(self._wall()),

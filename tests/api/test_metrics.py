@@ -44,6 +44,8 @@ NAMES = {  # section 8 of the specification
     "config_sync_total": {"result"},
     "config_last_sync_timestamp_seconds": set[str](),
     "event_loop_lag_seconds": set[str](),
+    "loop_stalls_total": set[str](),
+    "loop_stall_seconds_total": set[str](),
     "log_lines_dropped_total": set[str](),
     "ledger_total": {"state"},
     "unaccounted_messages": set[str](),
@@ -86,6 +88,8 @@ message_router_config_sync_total{result="ok"} 3.0
 message_router_config_sync_total{result="failed"} 1.0
 message_router_config_last_sync_timestamp_seconds 1800000000.25
 message_router_event_loop_lag_seconds 0.002
+message_router_loop_stalls_total 2.0
+message_router_loop_stall_seconds_total 0.75
 message_router_ledger_total{state="received"} 10.0
 message_router_unaccounted_messages 0.0
 message_router_spans_total{result="exported"} 4.0

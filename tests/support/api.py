@@ -70,6 +70,8 @@ class HandMadeRouter:
             ledger={"received": 10, "delivered": 6, "dead_lettered": 2},
             dead_letters={"CONFIG_ERROR": 2, "MALFORMED": 0},
             loop_lag=0.002,
+            loop_stalls=2,
+            loop_stalled_seconds=0.75,
             spans={"exported": 4, "failed": 0, "dropped": 1},
             syncs=SyncCounts(succeeded=3, failed=1, last_success=NOW - 60),
             standby=StandbyStatus(enabled=False, instance="router-1", primary=True),

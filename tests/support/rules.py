@@ -90,6 +90,7 @@ REQUIRED: Final[Mapping[str, str]] = {
     "OPS-4": "shutdown",
     "OPS-5": "logs",
     "OPS-6": "the ledger balances",
+    "OPS-7": "the event loop is watched",
     "SIM-1": "a seed decides a whole world",
     "SIM-2": "what is checked in every world, from outside and by body",
     "SIM-3": "the models behave as the real brokers",

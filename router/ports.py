@@ -145,6 +145,8 @@ class Traits(Struct, frozen=True, kw_only=True):
     # What does not fit into its pool (ROUTE-5) is not asked for if there is a selector. It is
     # returned for a while if that costs it nothing, else it waits here.
     selector: PoolSelector | None = None
+    # Only routers publish to it: what it hands over is due (CMD-5).
+    published_here: bool = False
     defers: bool = False  # False: the broker has no delays, or counts returns against a limit
     defer_limit: int | None = None  # of the messages that may be deferred at once
     window: PrefetchWindow | None = None  # None: it pushes nothing

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from msgspec import Meta, Raw, Struct
 
 from router.api.kit import (
+    AllowUnknown,
     CurrentRouter,
     EnumName,
     Name,
@@ -129,7 +130,11 @@ routes = APIRouter(tags=["batches"])
     response_model=AcceptedMembersView,
 )
 async def open_batch(
-    router: CurrentRouter, request: Request, queue: Name = None
+    router: CurrentRouter,
+    request: Request,
+    queue: Name = None,
+    *,
+    allow_unknown: AllowUnknown = False,
 ) -> AcceptedMembers:
     """Publish messages as a batch. When all of them have ended, the callback is published.
 
@@ -145,6 +150,7 @@ async def open_batch(
             size=given.size,
             messages=_listed(given.messages),
             callback=bytes(given.callback),
+            allow_unknown=allow_unknown,
         ),
     )
 
@@ -156,7 +162,12 @@ async def open_batch(
     response_model=AcceptedMembersView,
 )
 async def add(
-    router: CurrentRouter, request: Request, batch_id: str, queue: Name = None
+    router: CurrentRouter,
+    request: Request,
+    batch_id: str,
+    queue: Name = None,
+    *,
+    allow_unknown: AllowUnknown = False,
 ) -> AcceptedMembers:
     """Add messages to an open batch: one message, a list, or an object with a list `messages`."""
     body = await read_body(request)
@@ -164,7 +175,7 @@ async def add(
     if not body.lstrip().startswith(b"["):
         listed = decode(body, _MessagesBody).messages
         messages = _listed(listed) if listed else messages
-    return await router.batches.add(batch_id, queue, messages)
+    return await router.batches.add(batch_id, queue, messages, allow_unknown=allow_unknown)
 
 
 @routes.get("/batches/{batch_id:path}", response_model=BatchView)

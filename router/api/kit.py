@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Annotated, Any, Final, Protocol, TypeVar
 
 import msgspec
-from fastapi import Depends, HTTPException, Request
+from fastapi import Depends, HTTPException, Query, Request
 from msgspec import Raw, Struct
 from pydantic import (
     AfterValidator,
@@ -53,6 +53,12 @@ _MINUTES: Final = re.compile(r"(\d)Min$")
 
 BLANK_IS_NONE: Final = BeforeValidator(lambda given: given or None)  # as in `?queue=&pool=a`
 Name = Annotated[str | None, BLANK_IS_NONE]
+AllowUnknown = Annotated[
+    bool,
+    Query(
+        alias="allowUnknown", description="Ignore fields that no message has: do not refuse them"
+    ),
+]
 Time = Annotated[str, BeforeValidator(iso)]
 EnumName = Annotated[str, BeforeValidator(lambda member: member.name)]
 Masked = Annotated[str, AfterValidator(mask_urls)]  # without the secrets that URLs may contain

@@ -225,6 +225,11 @@ QUEUE_METRICS: Final[Sequence[Family[QueueState]]] = (
         lambda queue: [((queue.name,), queue.unknown_pools)],
     ),
     Family(
+        "counter unknown_fields_total{queue}",
+        "Messages of a queue with fields that no message has, which were ignored",
+        lambda queue: [((queue.name,), queue.unknown_fields)],
+    ),
+    Family(
         "counter broker_calls_total{call,queue,result}",
         "Calls to a queue's broker",
         lambda queue: (

@@ -25,7 +25,14 @@ from router.cli.kit import (
     show_fields,
     show_json,
 )
-from router.cli.send import MessageLine, as_list, batches, read_items
+from router.cli.send import (
+    MessageLine,
+    allow_unknown_option,
+    as_list,
+    batches,
+    publishing_query,
+    read_items,
+)
 from router.core.message import NOT_JSON
 from router.core.timestamps import Tsids
 from router.engine.publishing import MAX_MESSAGES
@@ -45,6 +52,7 @@ from router.engine.publishing import MAX_MESSAGES
 )
 @click.option("--id", "batch_id", metavar="ID", help="The id of the new batch. Default: a new one.")
 @click.option("--queue", metavar="NAME", help="A work queue of the router. Default: its only one.")
+@allow_unknown_option
 @click.option("--watch", is_flag=True, help="Wait until all messages have ended.")
 @interval_option(1.0)
 @router_options
@@ -55,6 +63,7 @@ def batch(
     callback: str | None,
     batch_id: str | None,
     queue: str | None,
+    allow_unknown: bool,
     watch: bool,
     interval: float,
     as_json: bool,
@@ -75,7 +84,8 @@ def batch(
         batch_id = file_or_id
     else:
         batch_id = batch_id or Tsids(time.time, secrets.randbits).new()
-        _publish(file_or_id, _read_callback(callback), batch_id, queue, as_json=as_json)
+        query = publishing_query(queue, allow_unknown)
+        _publish(file_or_id, _read_callback(callback), batch_id, query, as_json=as_json)
         if not watch:
             return
     path = f"/batches/{in_path(batch_id)}"
@@ -104,7 +114,12 @@ def _read_callback(given: str) -> msgspec.Raw:
 
 
 def _publish(
-    file: str, callback: msgspec.Raw, batch_id: str, queue: str | None, *, as_json: bool
+    file: str,
+    callback: msgspec.Raw,
+    batch_id: str,
+    query: Mapping[str, str | None],
+    *,
+    as_json: bool,
 ) -> None:
     items = _read_members(file, batch_id)
     opening = {"id": batch_id, "size": len(items), "callback": callback}
@@ -112,9 +127,9 @@ def _publish(
     accepted = duplicates = 0
     try:
         with connect() as router, progress_bar("published", len(items)) as show:
-            router.call("POST", "/batches", {"queue": queue}, msgspec.json.encode(opening))
+            router.call("POST", "/batches", query, msgspec.json.encode(opening))
             for some in batches(items, MAX_MESSAGES):
-                answer = _add(router, path, queue, some)
+                answer = _add(router, path, query, some)
                 duplicates += answer.get("duplicates", 0)
                 accepted += answer["accepted"] + answer.get("duplicates", 0)
                 show(accepted)
@@ -131,9 +146,14 @@ def _publish(
         click.echo(f"published {new} messages as batch {plain(batch_id)}{already}")
 
 
-def _add(router: RouterClient, path: str, queue: str | None, some: Sequence[MessageLine]) -> Any:
+def _add(
+    router: RouterClient,
+    path: str,
+    query: Mapping[str, str | None],
+    some: Sequence[MessageLine],
+) -> Any:
     try:
-        return router.call("POST", path, {"queue": queue}, as_list(some))
+        return router.call("POST", path, query, as_list(some))
     except RouterRefused as error:
         index = error.problem.get("index")
         if isinstance(index, int) and 0 <= index < len(some):

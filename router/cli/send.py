@@ -5,7 +5,7 @@ import secrets
 import sys
 import time
 from codecs import BOM_UTF8
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -90,13 +90,16 @@ Sink = Callable[[Sequence[MessageLine], SendSummary], None]  # raises what ends 
 
 
 def _send_to_router(
-    router: RouterClient, queue: str | None, batch: Sequence[MessageLine], summary: SendSummary
+    router: RouterClient,
+    query: Mapping[str, str | None],
+    batch: Sequence[MessageLine],
+    summary: SendSummary,
 ) -> None:
     """Send all but the messages that the router names as bad: it takes a batch or nothing."""
     wanted = list(batch)
     while wanted:
         try:
-            answer = router.call("POST", "/messages", {"queue": queue}, as_list(wanted))
+            answer = router.call("POST", "/messages", query, as_list(wanted))
         except RouterRefused as error:
             if error.status == httpx.codes.BAD_GATEWAY:
                 accepted = error.problem.get("accepted")
@@ -117,14 +120,14 @@ def _send_to_router(
 def _send_to_queue(
     portal: BlockingPortal,
     publisher: Publisher,
-    queue: QueueConfig,
+    check: Callable[[Message, bytes, float], Publication],
     batch: Sequence[MessageLine],
     summary: SendSummary,
 ) -> None:
     now, publications = time.time(), list[Publication]()
     for item in batch:
         try:
-            checked = _RULES.check(item.message, item.body, queue, now)
+            checked = check(item.message, item.body, now)
             publications.append(with_content_key(checked))
         except Malformed as error:
             summary.refuse(BadLine(item.line, str(error)))
@@ -136,12 +139,27 @@ def _send_to_queue(
     summary.duplicates += len(receipts) - new
 
 
+def _check(
+    queue: QueueConfig, allow_unknown: bool, message: Message, body: bytes, now: float
+) -> Publication:
+    return _RULES.check(message, body, queue, now, allow_unknown=allow_unknown)
+
+
+def publishing_query(queue: str | None, allow_unknown: bool) -> dict[str, str | None]:
+    return {"queue": queue, "allowUnknown": "true" if allow_unknown else None}
+
+
+allow_unknown_option: Final = click.option(
+    "--allow-unknown", is_flag=True, help="Ignore fields that no message has: do not refuse them."
+)
+
+
 @contextmanager
-def open_sink(queue: str | None, uri: str | None) -> Iterator[Sink]:
+def open_sink(queue: str | None, uri: str | None, *, allow_unknown: bool = False) -> Iterator[Sink]:
     """Open a queue of the running router, or, given its URI, a queue without a router."""
     if uri is None:
         with connect() as router:
-            yield partial(_send_to_router, router, queue)
+            yield partial(_send_to_router, router, publishing_query(queue, allow_unknown))
         return
     settings = settings_here()
     chosen = QueueConfig(name=EMBEDDED_QUEUE, uri=uri, broker=installed().broker_of(uri))
@@ -151,7 +169,8 @@ def open_sink(queue: str | None, uri: str | None) -> Iterator[Sink]:
             start_blocking_portal() as portal,
             portal.wrap_async_context_manager(_publisher(chosen, settings)) as publisher,
         ):
-            yield partial(_send_to_queue, portal, publisher, chosen)
+            check = partial(_check, chosen, allow_unknown)
+            yield partial(_send_to_queue, portal, publisher, check)
     except BrokerError as error:
         raise click.ClickException(str(error)) from None
 
@@ -184,6 +203,7 @@ async def _publisher(queue: QueueConfig, settings: Settings) -> AsyncIterator[Pu
 @click.option("--pool", metavar="CODE", help="Pool of generated messages.")
 @click.option("--group", metavar="ID", help="Group of generated messages.")
 @click.option("--strict", is_flag=True, help="Stop at the first bad line.")
+@allow_unknown_option
 @router_options
 @json_option
 def send(
@@ -196,6 +216,7 @@ def send(
     pool: str | None,
     group: str | None,
     strict: bool,
+    allow_unknown: bool,
     as_json: bool,
 ) -> None:
     """Publish messages to a queue.
@@ -225,7 +246,10 @@ def send(
     summary = SendSummary()
     started = time.monotonic()
     try:
-        with open_sink(queue, uri) as send_batch, progress_bar("sent") as show:
+        with (
+            open_sink(queue, uri, allow_unknown=allow_unknown) as send_batch,
+            progress_bar("sent") as show,
+        ):
             for batch in batches(_good(source, summary, strict=strict)):
                 send_batch(batch, summary)
                 show(summary.sent)

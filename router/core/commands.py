@@ -119,10 +119,15 @@ def not_before_of(message: Message, now: float) -> float | None:
 
 
 def dated_body(message: Message, body: bytes, not_before: float | None) -> bytes:
-    """Return a body that says when it is due, for queues that have no other place for it."""
+    """Return a body that says when it is due, for queues that have no other place for it.
+
+    Its delay is counted then, and must not be counted again when it arrives.
+    """
     if not_before is None or message.delay_seconds is None:
         return body
     if message.not_before is not None and message.not_before.timestamp() >= not_before:
         return body  # it says so itself
     time = datetime.fromtimestamp(not_before, UTC).isoformat()
-    return _encode({**_fields.decode(body), "notBefore": time})
+    fields = {**_fields.decode(body), "notBefore": time}
+    del fields["delaySeconds"]
+    return _encode(fields)

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Callable, Hashable, Iterator
 from datetime import datetime
+from difflib import get_close_matches
 from enum import Enum
 from itertools import accumulate
 from operator import add
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw, Struct, field
 
 from router.core.target import HANDLER, PROCESS, BadTarget, Target, read_target
 from router.core.trace import Span
@@ -74,6 +75,9 @@ class ReceivedMessage(Struct, frozen=True):
     parent: Span | None = None  # what published it, if it says so
     claimed_id: str | None = None  # what its publisher calls it: no proof of sameness (ID-1)
     flaw: str | None = None  # why the adapter could make no message of it; None: not known yet
+    # Unix seconds: its first publication, whatever copies were made of it. None: nobody says when.
+    # Work queues look it up only for a queue with `maxAgeSeconds`: it costs a read of its own.
+    published_at: float | None = None
 
     def has_ended(self, now: float) -> bool:
         """Return whether its lease is over. Without a lease, it ends with its connection."""
@@ -90,6 +94,7 @@ class Message(
     Struct,
     kw_only=True,
     gc=False,
+    forbid_unknown_fields=True,
     rename={
         "target": "mediationTarget",
         "pool": "poolCode",
@@ -108,6 +113,8 @@ class Message(
     },
 ):
     """The content of a queue message, as `parse` has checked it. Nothing changes it then."""
+
+    has_unknown_fields: ClassVar[bool] = False  # that were ignored
 
     id: Annotated[str, Meta(min_length=1, max_length=512)]
     target: str
@@ -175,18 +182,47 @@ def is_given(value: Raw) -> bool:
     return len(value) > len(_NULL) or (len(value) > 0 and bytes(value) != _NULL)
 
 
-class _Step(Message, kw_only=True, gc=False):
+class _LooseMessage(Message, kw_only=True, gc=False, forbid_unknown_fields=False):
+    """A message with fields that we do not know, and so ignore."""
+
+    has_unknown_fields: ClassVar[bool] = True
+
+
+class _Step(Message, kw_only=True, gc=False, forbid_unknown_fields=False):
     """A message within a chain: it may lack an id, and its own steps are read with it."""
 
     id: Annotated[str, Meta(min_length=1, max_length=512)] | None = None  # type: ignore[assignment]
     then: "_Step | list[_Step] | None" = None  # type: ignore[assignment]
 
 
+class _KnownStep(_Step, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """The same without unknown fields, and so its own steps."""
+
+    then: "_KnownStep | list[_KnownStep] | None" = None  # type: ignore[assignment]
+
+
+class _KnownMessage(_KnownStep, kw_only=True, gc=False):
+    """What a publisher may write: `batchId`, too, if it is null."""
+
+    batch_id: None = field(default=None, name="batchId")
+
+
 _decoder: Final = msgspec.json.Decoder(Message)
+_loose: Final = msgspec.json.Decoder(_LooseMessage)
+_known: Final = msgspec.json.Decoder(_KnownMessage)
 _chain: Final = msgspec.json.Decoder(_Step | list[_Step] | None)
 _steps: Final = msgspec.json.Decoder(list[Raw])
 _fields: Final = msgspec.json.Decoder(dict[str, Raw])
 _NO_ID: Final = "then"
+_UNKNOWN: Final = "Object contains unknown field `"
+_UNKNOWN_FIELD: Final = re.compile(
+    rf"{_UNKNOWN}(.*?)`(?: - at `\$((?:\.then|\[\d+\])+)`)?\Z", re.DOTALL
+)
+_KNOWN_FIELDS: Final = {
+    each.encode_name.lower(): each.encode_name for each in msgspec.structs.fields(Message)
+}
+_SIMILARITY: Final = 0.5  # `pool` and `poolCode` are 0.67, `target` and `mediationTarget` 0.57
+_FIELD_KEPT_CHARACTERS: Final = 64
 _PLACE: Final = re.compile(r" - at `\$((?:\[\d+\])?(?:\.then(?:\[\d+\])?)*)(.*)`\Z")
 
 
@@ -203,11 +239,38 @@ def parse(body: bytes) -> Message:
     except UnicodeDecodeError:
         raise Malformed("the body is not UTF-8") from None
     except msgspec.MsgspecError as error:
-        raise Malformed(str(error)) from None
+        message = _parse_loosely(body, str(error))
     _check(message)
     if message.then:
         _check_chain(message)
     return message
+
+
+def _parse_loosely(body: bytes, problem: str) -> Message:
+    """Read a message that has unknown fields, if that is the problem with it."""
+    if not problem.startswith(_UNKNOWN):
+        raise Malformed(problem)
+    try:
+        return _loose.decode(body)
+    except msgspec.MsgspecError as error:
+        raise Malformed(str(error)) from None
+
+
+def refuse_unknown_fields(message: Message, body: bytes) -> None:
+    """Raise Malformed if a message, or a step behind it, has a field that there is not."""
+    if not message.has_unknown_fields and not message.then:
+        return
+    try:
+        _known.decode(body)
+    except msgspec.MsgspecError as error:
+        found = _UNKNOWN_FIELD.match(str(error))
+        if found is None:
+            raise Malformed(str(error)) from None
+        name = found[1][:_FIELD_KEPT_CHARACTERS]
+        place = "" if found[2] is None else f"{found[2].removeprefix('.')}."
+        close = get_close_matches(name.lower(), _KNOWN_FIELDS, n=1, cutoff=_SIMILARITY)
+        advice = f": did you mean `{_KNOWN_FIELDS[close[0]]}`?" if close else ""
+        raise Malformed(f"`{place}{name}` is not a field of a message{advice}") from None
 
 
 def _check_chain(message: Message) -> None:
@@ -261,8 +324,8 @@ def _with_place(error: str) -> str:
     found = _PLACE.search(error)
     if found is None:
         return f"`then`: {error}"
-    steps, field = found.groups()
-    where = f" - at `${field}`" if field else ""
+    steps, name = found.groups()
+    where = f" - at `${name}`" if name else ""
     return f"`then{steps}`: {error[: found.start()]}{where}"
 
 

@@ -61,6 +61,7 @@ class QueueState(Struct, frozen=True, kw_only=True, dict=True):
     waiting: int | None = None  # in the broker; None: it does not say
     handed_out: int | None = None  # by the broker and not settled; likewise
     unknown_pools: int = 0  # messages that named a pool that does not exist
+    unknown_fields: int = 0  # messages with fields that were ignored
     since_poll: float = 0.0  # seconds, of the connection that is silent for longest
     connected: bool = True  # at least one of its connections
     connections: int = 1

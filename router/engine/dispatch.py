@@ -5,6 +5,7 @@ letters for malformed bodies, NACKs of refused messages) is returned, for the ca
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 SOURCE: Final = "QueueManager"
 MAX_FOLLOWERS: Final = 100  # of one message; further copies wait in their queue (P4)
+CLOCK_STEP_SECONDS: Final = 3600.0  # a publication that is further ahead is a wrong clock's
 
 KEEPS_FRONT: Final = {OnFailure.BLOCK, OnFailure.PARK}  # nothing overtakes it
 
@@ -60,6 +62,7 @@ class Dispatcher:
         self._wall = wall
         self._registry = registry
         self._warn = alerts.of(SOURCE)
+        self.unknown_fields = Counter[str]()  # messages that have some, by queue
 
     def dispatch(
         self,
@@ -109,7 +112,7 @@ class Dispatcher:
             if error is not None:
                 self._discard(batch, received, error)
                 return None
-        message = self._read(received, read, settler.failing, unroutable)
+        message = self._read(received, batch, read, unroutable)
         if message is None:
             return None
         lease_until, tally = received.lease_until, received.tally
@@ -132,6 +135,7 @@ class Dispatcher:
             or message.reply_to is not None
             or message.then
             or message.not_before is not None
+            or message.delay_seconds is not None
         ):
             self._note_wishes(job)
         arrival, held = registry.track(job)
@@ -152,11 +156,7 @@ class Dispatcher:
         return None
 
     def _read(
-        self,
-        received: ReceivedMessage,
-        read: Reader,
-        failing: OnFailure | None,
-        unroutable: Unroutable,
+        self, received: ReceivedMessage, batch: Batch, read: Reader, unroutable: Unroutable
     ) -> Message | None:
         """Return its message, or refuse it: it is malformed (BRK-2), or comes early (CMD-5).
 
@@ -172,17 +172,38 @@ class Dispatcher:
             self._registry.hold_untracked(received)
             unroutable.malformed.append((received, flaw))
             return None
-        if message.not_before is not None and failing not in KEEPS_FRONT:
-            wait = self._seconds_early(message)
+        if message.has_unknown_fields:
+            self.unknown_fields[batch.settler.queue.name] += 1
+        is_timed = message.not_before is not None or message.delay_seconds is not None
+        if is_timed and batch.settler.failing not in KEEPS_FRONT:
+            wait = self._seconds_early(message, received, batch)
             if wait > 0:
                 self._registry.hold_untracked(received)
                 unroutable.early.append((received, wait, message))
                 return None
         return message
 
-    def _seconds_early(self, message: Message) -> float:
-        due = 0.0 if message.not_before is None else message.not_before.timestamp()
-        return min(due - self._wall(), MAX_DELAY_SECONDS)
+    def _seconds_early(self, message: Message, received: ReceivedMessage, batch: Batch) -> float:
+        due_at = self._due_at(message, received, batch)
+        return min(due_at - self._wall(), MAX_DELAY_SECONDS)
+
+    def _due_at(self, message: Message, received: ReceivedMessage, batch: Batch) -> float:
+        """Return the Unix time before which it is not delivered (CMD-5).
+
+        `delaySeconds` counts from the publication. What we publish says `notBefore` as well, or is
+        handed over when it is due.
+        """
+        given = message.not_before
+        due_at = 0.0 if given is None else given.timestamp()
+        if message.delay_seconds is None or batch.settler.traits.published_here:
+            return due_at
+        published_at = received.published_at
+        if published_at is not None and published_at <= self._wall() + CLOCK_STEP_SECONDS:
+            return max(due_at, published_at + message.delay_seconds)
+        if given is None:
+            text = "delaySeconds ignored: its broker does not say when a message was published"
+            self._warn(Code.CONFIGURATION, f"{batch.settler.queue.name}: {text}")
+        return due_at
 
     def _redelivered(
         self,
@@ -259,8 +280,9 @@ class Dispatcher:
 
     def _note_wishes(self, job: Job) -> None:
         message = job.message
-        if message.not_before is not None:
-            job.not_before = job.tracked_at + self._seconds_early(message)
+        if message.not_before is not None or message.delay_seconds is not None:
+            early = self._seconds_early(message, job.received, job.batch)
+            job.not_before = job.tracked_at + early
         if message.has_unknown_mode:
             self._warn(Code.CONFIGURATION, f"unknown dispatchMode {message.dispatch!r} ignored")
         if message.reply_to is not None or message.then:

@@ -20,7 +20,16 @@ from router.core.commands import (
 )
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.identity import MessageKey
-from router.core.message import YEAR_SECONDS, Malformed, Message, is_given, parse, steps_of, with_id
+from router.core.message import (
+    YEAR_SECONDS,
+    Malformed,
+    Message,
+    is_given,
+    parse,
+    refuse_unknown_fields,
+    steps_of,
+    with_id,
+)
 from router.core.outcome import Ending, Failure
 from router.core.target import Target, read_target
 from router.engine.slices import Slices
@@ -87,13 +96,26 @@ class PublishingRules(Struct, frozen=True):
     refuse_url: RefuseUrl
     has_reply_queue: Callable[[str], bool]
 
-    def check(self, message: Message, body: bytes, queue: QueueConfig, now: float) -> Publication:
-        """Return it, to be published `with_content_key`. Raises Malformed."""
+    def check(
+        self,
+        message: Message,
+        body: bytes,
+        queue: QueueConfig,
+        now: float,
+        *,
+        allow_unknown: bool = False,
+    ) -> Publication:
+        """Return it, to be published `with_content_key`. Raises Malformed.
+
+        `allow_unknown`: fields that no message has are ignored, not refused.
+        """
         self._check("", message, queue, now)
         for place, step in steps_of(message):
             self._check(f"{place}.", step, queue, now)
         if b'"batchId"' in body and is_given(_batch_field.decode(body).batch_id):
             raise Malformed("`batchId` must be absent: use POST /batches")
+        if not allow_unknown:
+            refuse_unknown_fields(message, body)
         return Publication(message, body, message.explicit_dedup_key, not_before_of(message, now))
 
     def _check(self, place: str, message: Message, queue: QueueConfig, now: float) -> None:
@@ -157,14 +179,16 @@ class QueuePublisher:
         self._indexed: RoutingConfig | None = None
         self._reply_queues: dict[str, QueueConfig] = {}
 
-    async def publish(self, queue: str | None, bodies: Sequence[bytes]) -> Published:
+    async def publish(
+        self, queue: str | None, bodies: Sequence[bytes], *, allow_unknown: bool = False
+    ) -> Published:
         """Check all of them, then put all into the queue.
 
         No queue named: the only one of the configuration. Raises Rejected, Unknown, WrongQueue or
         BrokeOff.
         """
         chosen = self._only_queue() if queue is None else self.queue_named(queue)
-        items = await self.check_all(chosen, bodies)
+        items = await self.check_all(chosen, bodies, allow_unknown=allow_unknown)
         ids = [item.message.id for item in items]
         duplicates = 0
         for start in range(0, len(items), CHUNK_MESSAGES):
@@ -178,7 +202,9 @@ class QueuePublisher:
                     ids[index] = receipt
         return Published(ids, duplicates)
 
-    async def check_all(self, queue: QueueConfig, bodies: Sequence[bytes]) -> Sequence[Publication]:
+    async def check_all(
+        self, queue: QueueConfig, bodies: Sequence[bytes], *, allow_unknown: bool = False
+    ) -> Sequence[Publication]:
         """Return them ready to be published to a queue, with ids. Raises Rejected."""
         if len(bodies) > MAX_MESSAGES:
             raise Rejected(f"at most {MAX_MESSAGES} messages at once, not {len(bodies)}")
@@ -190,7 +216,10 @@ class QueuePublisher:
             slices.add(given)
             body = with_id(given, self._new_id)
             try:
-                checked.append(self._rules.check(parse(body), body, queue, now))
+                message = parse(body)
+                checked.append(
+                    self._rules.check(message, body, queue, now, allow_unknown=allow_unknown)
+                )
             except Malformed as error:
                 raise Rejected(str(error), index) from None
         read_again = sum(len(item.message.payload) for item in checked if _wants_key(item))

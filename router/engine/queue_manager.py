@@ -67,7 +67,7 @@ class QueueManager:
         self.pools = Pools(partial(self._create, DEFAULT_POOL_CONFIG), deps.room, self._warn)
         self.draining_pools = self.pools.draining
         publishing = deps.publishing
-        self._dispatcher = Dispatcher(
+        self.dispatcher = Dispatcher(
             deps.registry, deps.alerts, publishing.reply_queue, wall=publishing.wall
         )
         self._workers = Workers(deps.tasks)
@@ -218,7 +218,7 @@ class QueueManager:
 
     def _start(self, queue: QueueConfig, counts: Counts, restarts: int = 0) -> None:
         consumer = QueueConsumer(
-            queue, self.deps, self._dispatcher, self.pools, counts, restarts=restarts
+            queue, self.deps, self.dispatcher, self.pools, counts, restarts=restarts
         )
         self.consumers[queue.name] = consumer
         consumer.start()

@@ -173,6 +173,7 @@ class StateReader:
                 waiting=None if depth is None else depth.waiting,
                 handed_out=None if depth is None else depth.in_flight,
                 unknown_pools=manager.pools.unknown[name],
+                unknown_fields=manager.dispatcher.unknown_fields[name],
                 since_poll=max(now - each.health.last_poll for each in consumer.connections),
                 connected=any(each.is_connected for each in consumer.connections),
                 connections=len(consumer.connections),

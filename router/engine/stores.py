@@ -318,6 +318,7 @@ class NewBatch(Struct, frozen=True, kw_only=True):
     size: int | None = None  # None: no messages but these
     messages: Sequence[bytes] = ()
     callback: bytes
+    allow_unknown: bool = False  # fields that no message has are ignored
 
 
 class AcceptedMembers(Struct, frozen=True):
@@ -370,21 +371,30 @@ class Batches:
             )
         body = _callback_body(batch.callback, batch_id)
         try:
-            (callback,) = await self._publishing.check_all(chosen, [body])
+            (callback,) = await self._publishing.check_all(
+                chosen, [body], allow_unknown=batch.allow_unknown
+            )
         except Rejected as error:
             raise Rejected(f"`callback`: {error.reason}") from None
-        items = await self._publishing.check_all(chosen, batch.messages)
+        items = await self._publishing.check_all(
+            chosen, batch.messages, allow_unknown=batch.allow_unknown
+        )
         async with self._stores.open(chosen) as store:
             added = await store.open_batch(batch_id, batch.size, callback, items)
         return AcceptedMembers(batch_id, added, len(items) - added)
 
     async def add(
-        self, batch_id: str, queue: str | None, messages: Sequence[bytes]
+        self,
+        batch_id: str,
+        queue: str | None,
+        messages: Sequence[bytes],
+        *,
+        allow_unknown: bool = False,
     ) -> AcceptedMembers:
         """Publish more members of an open batch. Raises as `open` does."""
         state = await self.find(batch_id, queue)
         chosen = self._stores.only_work_queue(state.queue)
-        items = await self._publishing.check_all(chosen, messages)
+        items = await self._publishing.check_all(chosen, messages, allow_unknown=allow_unknown)
         async with self._stores.open(chosen) as store:
             added = await store.add_to_batch(batch_id, items)
         return AcceptedMembers(batch_id, added, len(items) - added)

@@ -48,7 +48,7 @@ async def test_an_empty_list_is_accepted(api: httpx.AsyncClient) -> None:
 async def test_each_body_arrives_byte_for_byte(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    one = '{ "mediationTarget":"https://svc/ü",\t"id":"\\u00fc", "n": 1.0e2 }'
+    one = '{ "mediationTarget":"https://svc/ü",\t"id":"\\u00fc", "payload": 1.0e2 }'
 
     await api.post("/messages", content=f"[ {one} ,{one}]".encode())
 

@@ -51,6 +51,7 @@ NAMES = {  # section 8 of the specification
     "unaccounted_messages": set[str](),
     "spans_total": {"result"},
     "unknown_pool_total": {"queue"},
+    "unknown_fields_total": {"queue"},
 }
 SHOWN = """\
 message_router_messages_total{outcome="success",queue="orders"} 6.0
@@ -77,6 +78,7 @@ message_router_target_refusals_total{origin="https://svc.test:8443"} 4.0
 message_router_broker_calls_total{call="receive",queue="orders",result="ok"} 9.0
 message_router_broker_calls_total{call="ack",queue="orders",result="error"} 1.0
 message_router_unknown_pool_total{queue="orders"} 7.0
+message_router_unknown_fields_total{queue="orders"} 3.0
 message_router_queue_depth{queue="orders"} 25.0
 message_router_seconds_since_poll{queue="orders"} 1.5
 message_router_look_ahead{queue="orders",state="held"} 0.0

@@ -541,6 +541,54 @@ class TestEarlyArrivals:
 
             assert rig.sender.sent == [(0, "a"), (1, "b")]
 
+    async def test_the_delay_of_a_foreign_message_counts_from_its_publication(self) -> None:
+        async with stage() as on:
+            message = body("a", poolCode="P", delaySeconds=60)
+            first = handed(message, "h", "b", lease=30, published_at=WALL_AT_START - 20)
+            on.queue.hand_over(first)
+            await asyncio.sleep(1)
+            on.queue.hand_over(replace(first, handle="later", lease_until=None))
+            await asyncio.sleep(1)
+            assert [(handle, round(delay, 3)) for _, handle, delay in on.queue.nacked] == [
+                ("h", 40),
+                ("later", 39),
+            ]
+            assert on.rig.sender.ids == []
+
+            await asyncio.sleep(40)
+            # Its time is over: retries are not delayed again.
+            on.queue.hand_over(replace(first, handle="now", lease_until=None))
+            await asyncio.sleep(1)
+
+            assert on.rig.sender.ids == ["a"]
+            assert on.rig.warnings == []
+
+    @pytest.mark.parametrize("ahead", [None, 3601.0])
+    async def test_a_delay_is_ignored_if_nobody_knows_the_publication(
+        self, ahead: float | None
+    ) -> None:
+        async with stage() as on:
+            published_at = None if ahead is None else WALL_AT_START + ahead
+            for n in range(3):
+                message = body(f"m{n}", poolCode="P", delaySeconds=60)
+                on.queue.hand_over(handed(message, f"h{n}", f"b{n}", published_at=published_at))
+            dated = body("d", poolCode="P", delaySeconds=60, notBefore=at(0))
+            on.queue.hand_over(handed(dated, "h", "b"))
+            await asyncio.sleep(5)
+
+            assert sorted(on.rig.sender.ids) == ["d", "m0", "m1", "m2"]
+            (warning,) = on.rig.warnings
+            assert (warning.code, warning.severity.name) == ("CONFIGURATION", "WARN")
+            assert warning.message.startswith("q: delaySeconds ignored")
+
+    async def test_of_two_times_of_a_foreign_message_the_later_one_counts(self) -> None:
+        async with stage() as on:
+            message = body("a", poolCode="P", delaySeconds=10, notBefore=at(30))
+            on.queue.hand_over(handed(message, "h", "b", published_at=WALL_AT_START))
+            await asyncio.sleep(1)
+
+            assert [delay for _, _, delay in on.queue.nacked] == [30]
+
     async def test_a_long_wait_is_made_of_several(self) -> None:
         async with stage() as on:
             on.hand_over("a", notBefore=at(100_000))

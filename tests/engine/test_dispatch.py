@@ -469,6 +469,19 @@ async def test_messages_for_unknown_pools_are_counted_by_queue() -> None:
         assert rig.manager.pools.unknown == {"q": 3}
 
 
+@pytest.mark.rule("BRK-2")
+async def test_messages_with_unknown_fields_are_delivered_and_counted_by_queue() -> None:
+    async with running(pool("P")) as rig:
+        await rig.publish(
+            body("a", colour="red", size=1), body("b", then=None), body("c", poolcode="X")
+        )
+        await asyncio.sleep(5)
+
+        assert rig.sender.ids == ["a", "b", "c"]
+        assert rig.manager.dispatcher.unknown_fields == {"q": 2}
+        assert rig.warnings == []
+
+
 @pytest.mark.rule("ROUTE-4", "ROUTE-5")
 async def test_a_message_for_an_unknown_pool_that_has_to_wait_for_room_is_counted_once() -> None:
     traits = Traits(ordered_here=True)

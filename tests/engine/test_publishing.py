@@ -56,7 +56,7 @@ async def publishing_to(
 @pytest.mark.rule("WQ-1")
 async def test_messages_are_published_in_order_and_as_they_came() -> None:
     queues = FakeQueues()
-    odd = b' {"mediationTarget" : "https://svc/api", "id":"a", "more": [1.50]}\n'
+    odd = b' {"mediationTarget" : "https://svc/api", "id":"a", "payload": [1.50]}\n'
 
     async with publishing_to(queues) as publishing:
         done = await publishing.publish("orders", [odd, body("b")])
@@ -84,8 +84,8 @@ async def test_large_messages_of_one_call_are_checked_in_turn_with_other_work() 
 @pytest.mark.parametrize(
     "given",
     [
-        b'{"mediationTarget":"https://svc/api","n":1.50}',
-        b'{"id":null,"mediationTarget":"https://svc/api","n":1.50}',
+        b'{"mediationTarget":"https://svc/api","payload":1.50}',
+        b'{"id":null,"mediationTarget":"https://svc/api","payload":1.50}',
     ],
     ids=["missing", "null"],
 )
@@ -99,7 +99,7 @@ async def test_an_id_is_made_up_where_there_is_none(given: bytes) -> None:
     assert done.ids == ["NEW1"]
     assert item.message.id == "NEW1"
     assert msgspec.json.decode(item.body)["id"] == "NEW1"
-    assert b'"n":1.50' in item.body
+    assert b'"payload":1.50' in item.body
 
 
 @pytest.mark.parametrize(
@@ -450,6 +450,29 @@ ON_NATS = RoutingConfig((queue_of("nats://h/?subject=s"),))
 
 
 STEP = {"mediationTarget": "https://svc/api"}
+
+
+@pytest.mark.rule("BRK-2")
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (command(delaySecond=1), "`delaySecond` is not a field of a message: did you mean"),
+        (command(POOLCODE="P"), "did you mean `poolCode`?"),
+        (command(target="x"), "did you mean `mediationTarget`?"),
+        (command(zzz=None), "`zzz` is not a field of a message$"),
+        (command(then={**STEP, "pool": "P"}), r"`then.pool` is not .* did you mean `poolCode`?"),
+        (command(then=[STEP, {**STEP, "then": {**STEP, "x y`": 1}}]), r"`then\[1\].then.x y``"),
+        (command(**{"n" * 10_000: 1}), f"`{'n' * 64}` is not"),
+    ],
+)
+async def test_an_unknown_field_is_refused_with_the_closest_one(given: bytes, why: str) -> None:
+    async with publishing_to(FakeQueues()) as publishing:
+        with pytest.raises(Rejected, match=why) as refused:
+            await publishing.publish("orders", [command(), given])
+        done = await publishing.publish("orders", [given], allow_unknown=True)
+
+    assert refused.value.index == 1
+    assert done.accepted == 1
 
 
 @pytest.mark.rule("CMD-3", "CMD-5", "CMD-11")

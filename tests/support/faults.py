@@ -212,11 +212,18 @@ class _Connection:
 
 
 def handed(
-    body: bytes, handle: Handle, broker_id: str | None = None, *, lease: float | None = None
+    body: bytes,
+    handle: Handle,
+    broker_id: str | None = None,
+    *,
+    lease: float | None = None,
+    published_at: float | None = None,
 ) -> ReceivedMessage:
     """One hand-over, its lease counted from now."""
     lease_until = None if lease is None else now() + lease
-    return ReceivedMessage(body, handle, broker_id, lease_until=lease_until)
+    return ReceivedMessage(
+        body, handle, broker_id, lease_until=lease_until, published_at=published_at
+    )
 
 
 def lost(handle: Handle) -> Unsettled:

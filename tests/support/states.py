@@ -105,6 +105,7 @@ def queue_state(name: str = "orders", waiting: int | None = 25) -> QueueState:
         waiting=waiting,
         handed_out=None if waiting is None else 12,
         unknown_pools=7,
+        unknown_fields=3,
         since_poll=1.5,
         deferred=11,
     )

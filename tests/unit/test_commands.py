@@ -350,6 +350,7 @@ class TestTimes:
         dated = dated_body(parse(delayed), delayed, 1_700_000_000.25)
 
         assert json.loads(dated)["notBefore"] == "2023-11-14T22:13:20.250000+00:00"
+        assert "delaySeconds" not in json.loads(dated)
         assert not_before_of(parse(dated), 0.0) == 1_700_000_000.25
         for plain in (body(), body(notBefore="2026-01-01T00:00:00Z")):
             assert dated_body(parse(plain), plain, 1.0) == plain

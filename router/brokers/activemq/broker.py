@@ -349,6 +349,7 @@ class ActiveMqBroker:
             tally=message.history.tally,
             parent=carried_in(message.frame.headers),
             claimed_id=message.history.first_id,
+            published_at=message.history.published_at,
         )
 
     async def _remove_original(self, message: StompMessage, asked_at: float, delay: float) -> None:

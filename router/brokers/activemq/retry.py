@@ -21,6 +21,7 @@ from router.brokers.activemq.connection import (
     StompRefused,
     open_connection,
 )
+from router.brokers.kit import whole_number
 from router.brokers.kit.retries import (
     RetryHistory,
     group_of,
@@ -52,8 +53,10 @@ _NOT_COPIED_PREFIXES: Final = ("AMQ_SCHEDULED_",)
 def history_of(frame: Frame) -> RetryHistory:
     headers = frame.headers
     history = read_history(headers) or RetryHistory()
+    sent = whole_number(headers.get("timestamp", ""))
     return replace(
         history,
+        published_at=history.published_at or (sent / 1000 if sent else None),
         first_id=history.first_id or headers["message-id"],
         receive_count=history.receive_count + int(headers.get("redelivered") == "true"),
     )

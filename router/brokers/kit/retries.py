@@ -38,6 +38,7 @@ _FAILURES: Final = f"{PREFIX}attempts"
 _REQUESTS: Final = f"{PREFIX}posts"
 _RECEIVE_COUNT: Final = f"{PREFIX}deliveries"
 _DUE_AT: Final = f"{PREFIX}not-before"  # Unix time in milliseconds
+_PUBLISHED_AT: Final = f"{PREFIX}published"  # likewise
 
 
 class RetryHistory(Struct, frozen=True):
@@ -47,6 +48,7 @@ class RetryHistory(Struct, frozen=True):
     tally: Tally = Tally()
     receive_count: int = 0
     due_at: float = 0.0  # Unix time
+    published_at: float | None = None  # Unix time of the first one, if copies lose it otherwise
 
     def wait(self, now: float, *, tolerance: float = 0.0) -> float:
         """Return the seconds until it may be delivered. Ignore a time that we never set."""
@@ -64,11 +66,14 @@ def read_history(headers: Mapping[str, object]) -> RetryHistory | None:
         Tally(_count(headers.get(_FAILURES)), _count(headers.get(_REQUESTS))),
         _count(headers.get(_RECEIVE_COUNT)),
         _count(headers.get(_DUE_AT)) / 1000,
+        _count(headers.get(_PUBLISHED_AT)) / 1000 or None,
     )
 
 
 def history_headers(history: RetryHistory) -> dict[str, str | int]:
     headers: dict[str, str | int] = {} if history.first_id is None else {_ID: history.first_id}
+    if history.published_at is not None:
+        headers[_PUBLISHED_AT] = round(history.published_at * 1000)
     return headers | {
         _FAILURES: history.tally.failures,
         _REQUESTS: history.tally.requests,

@@ -198,7 +198,7 @@ class NatsBroker:
 
     def _received(self, message: PulledMessage) -> ReceivedMessage:
         consumer = self._consumer
-        # `$JS.ACK.[domain.account.]stream.consumer.count.sequence.…`
+        # `$JS.ACK.[domain.account.]stream.consumer.count.sequence.delivery.nanoseconds.…`
         tokens = message.reply.split(".")
         at = 6 if len(tokens) >= _LONG_REPLY_TOKENS else 4
         count, sequence = int(tokens[at]), int(tokens[at + 1])
@@ -212,6 +212,7 @@ class NatsBroker:
             lease_until=lease.until,
             is_last=count == consumer.max_deliveries,
             parent=message.parent,
+            published_at=int(tokens[at + 3]) / NANOSECONDS,
         )
 
     def _split(self, handles: Sequence[Handle]) -> tuple[list[NatsLease], list[Unsettled]]:

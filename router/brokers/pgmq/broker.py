@@ -245,6 +245,7 @@ class PgmqBroker:
             tally=tally,
             parent=parent,
             flaw=flaw,
+            published_at=enqueued / 1_000_000,
         )
 
 

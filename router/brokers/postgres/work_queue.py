@@ -128,7 +128,7 @@ class PostgresQueue:
         self._sinks = sinks
         self._results = results
         self._pools: PoolFilter | None = None  # that claims ask for; None: all
-        self.traits = Traits(ordered_here=False, finisher=self, selector=self)
+        self.traits = Traits(ordered_here=False, finisher=self, selector=self, published_here=True)
         self._signal = database.signal(name)
         self._pause = FIRST_POLL_SECONDS
         self._poll = LongPoll(self._signal)

@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
@@ -437,6 +438,7 @@ class RabbitBroker:
             tally=message.history.tally,
             parent=carried_in(message.headers),
             claimed_id=message.history.first_id,
+            published_at=message.published_at,
         )
 
     async def _keep_copy(self, message: RabbitMessage, history: RetryHistory) -> float:
@@ -474,12 +476,13 @@ class RabbitPublisher:
         return [True] * len(items)
 
     async def _publish_one(self, item: Publication, body: bytes) -> None:
+        now = self._clock()
         properties = Properties(
             content_type="application/json",
             delivery_mode=PERSISTENT,
             message_id=item.dedup_key or item.message.id,
+            timestamp=datetime.fromtimestamp(now, UTC),
         )
-        now = self._clock()
         if item.not_before is not None and item.not_before > now:
             # A longer wait is not over then, and the message is returned for the rest.
             due_at = min(item.not_before + TOLERANCE_SECONDS, now + MAX_DELAY_SECONDS)

@@ -119,6 +119,12 @@ class RabbitMessage(Struct, frozen=True, dict=True):
         return self.history.receive_count + self.returned + 1
 
     @property
+    def published_at(self) -> float | None:
+        """When it was published, in Unix seconds, if its publisher or the broker says so."""
+        moment = self.properties.timestamp
+        return moment.timestamp() or None if moment is not None else None
+
+    @property
     def key(self) -> Hashable:
         """What a message and its copies have in common."""
         return self.history.first_id, self.body

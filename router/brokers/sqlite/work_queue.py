@@ -114,7 +114,12 @@ class WorkQueue:
         self.stop = self._poll.stop
         self.lease_seconds = lease
         self.holds_groups = table.holds_groups
-        self.traits = Traits(ordered_here=not table.holds_groups, finisher=self, selector=self)
+        self.traits = Traits(
+            ordered_here=not table.holds_groups,
+            finisher=self,
+            selector=self,
+            published_here=True,
+        )
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[Receipt]:
         """Answer when the disk has them. The first may be delivered by then."""

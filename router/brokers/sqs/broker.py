@@ -351,6 +351,7 @@ def received_message(message: SqsMessage, received: float, lease: float) -> Rece
     # As its publisher says, else as AWS itself does where X-Ray is on.
     given, xray = message.message_attributes, message.attributes.xray
     parent = given and carried_in({name: value.string_value for name, value in given.items()})
+    sent = whole_number(message.attributes.sent)
     return ReceivedMessage(
         message.body.encode(),
         Receipt(message.receipt_handle, received, lease_until),
@@ -358,4 +359,5 @@ def received_message(message: SqsMessage, received: float, lease: float) -> Rece
         receive_count=whole_number(message.attributes.receive_count),
         lease_until=lease_until,
         parent=parent or (read_xray(xray) if xray else None),
+        published_at=None if sent is None else sent / 1000,
     )

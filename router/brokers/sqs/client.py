@@ -91,7 +91,11 @@ class ReceiveMessage(Struct, rename="pascal"):
     max_number_of_messages: int
     wait_time_seconds: int
     visibility_timeout: int
-    message_system_attribute_names: Sequence[str] = ("ApproximateReceiveCount", "AWSTraceHeader")
+    message_system_attribute_names: Sequence[str] = (
+        "ApproximateReceiveCount",
+        "SentTimestamp",
+        "AWSTraceHeader",
+    )
     message_attribute_names: Sequence[str] = ("traceparent", "tracestate")
 
 
@@ -102,9 +106,14 @@ class MessageAttribute(Struct, rename="pascal"):
 class SystemAttributes(
     Struct,
     frozen=True,
-    rename={"receive_count": "ApproximateReceiveCount", "xray": "AWSTraceHeader"},
+    rename={
+        "receive_count": "ApproximateReceiveCount",
+        "sent": "SentTimestamp",
+        "xray": "AWSTraceHeader",
+    },
 ):
     receive_count: str = ""
+    sent: str = ""  # Unix time in milliseconds
     xray: str | None = None
 
 

@@ -78,6 +78,15 @@ MESSAGE_SCHEMA: Final[dict[str, Any]] = {
             "nullable": True,
         },
         "passResult": {"type": "boolean", "nullable": True},
+        "headers": {
+            "type": "object",
+            "additionalProperties": {"type": "string"},
+            "maxProperties": 32,
+            "nullable": True,
+        },
+        "maxAttempts": {"type": "integer", "minimum": 1, "nullable": True},
+        "timeoutMs": {"type": "integer", "minimum": 1, "nullable": True},
+        "expiresAt": {"type": "string", "format": "date-time", "nullable": True},
     },
 }
 # The parser of the queues reads the body, so that both accept the same. This only describes it.

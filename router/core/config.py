@@ -91,6 +91,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     on_failure: OnFailure | None = None  # None: not given, see `failing`
     holds_behind_letters: bool = False  # a dead letter holds its group (ORD-11)
     share: bool = False  # every message goes through the order store (ORD-13)
+    max_age: float | None = None  # seconds after its publication: a message is not sent later
     envelope: str | None = None  # how bodies are wrapped; None: they are messages (CMD-7)
     routes: tuple[tuple[str, Route], ...] = ()  # where wrapped commands go, by their type
     # Reply queues of the same database, by their name there in lower case: how wrapped commands

@@ -49,6 +49,7 @@ MAX_URI_CHARACTERS: Final = 4096
 MAX_CONNECTIONS: Final = 100
 MAX_RATE_PER_MINUTE: Final = 60_000_000
 MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
+MAX_AGE_SECONDS: Final = 366 * 24 * 3600.0
 MAX_COUNT: Final = 1_000_000
 MAX_LOOK_AHEAD: Final = 100_000  # messages
 MAX_TAKE_AHEAD: Final = 1_000  # messages for each worker
@@ -112,12 +113,14 @@ class Notes:
         """Read a number as `whole` does; zero and less mean that none is given (POOL-6)."""
         return None if value is None or value <= 0 else self.whole(where, value, most)
 
-    def seconds(self, where: str, value: Number | None) -> float | None:
+    def seconds(
+        self, where: str, value: Number | None, most: float = MAX_DELAY_SECONDS
+    ) -> float | None:
         if value is None:
             return None
         if value <= 0:
             raise BadEntry(where, "must be above 0")
-        return float(self.cut(where, value, MAX_DELAY_SECONDS))
+        return float(self.cut(where, value, most))
 
     def cut(self, where: str, value: Number, most: Number) -> Number:
         if value <= most:
@@ -146,6 +149,7 @@ class _QueueEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     visibility_timeout: Number | None = None
     max_messages: Number | None = None
     look_ahead: Number | None = None
+    max_age_seconds: Number | None = None
     retry: _RetryEntry | None = None
     ordering: Literal["batch", "strict"] | None = None
     on_failure: Literal["block", "park", "skip"] | None = None
@@ -218,6 +222,7 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
         on_failure=None if entry.on_failure is None else OnFailure(entry.on_failure),
         holds_behind_letters=entry.on_dead_letter == "hold",
         share=entry.share is True,
+        max_age=notes.seconds("maxAgeSeconds", entry.max_age_seconds, MAX_AGE_SECONDS),
         envelope=entry.envelope,
         routes=_read_routes(entry, broker),
         broker=broker,
@@ -418,6 +423,7 @@ def queue_entry(queue: QueueConfig) -> _QueueEntry:
         visibility_timeout=queue.visibility_timeout,
         max_messages=queue.max_messages,
         look_ahead=queue.look_ahead,
+        max_age_seconds=queue.max_age,
         retry=_retry_entry(queue.retry),
         ordering=None if queue.ordering is None else queue.ordering.value,
         on_failure=None if queue.on_failure is None else queue.on_failure.value,

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 class Reason(Enum):
     CONFIG_ERROR = "CONFIG_ERROR"
+    EXPIRED = "EXPIRED"  # before it was sent (MSG-2)
     MALFORMED = "MALFORMED"
     PERMANENT = "PERMANENT"  # the target said that no retry can help
     RETRIES_EXHAUSTED = "RETRIES_EXHAUSTED"

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Final, Literal
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
+from router.core.headers import BadHeader, check_headers
 from router.core.target import HANDLER, PROCESS, BadTarget, Target, read_target
 from router.core.trace import Span
 
@@ -23,6 +24,8 @@ LEVELS_AROUND: Final = 3  # a message, in a document or an API call
 MAX_STEPS: Final = 16  # in one list, and one after the other (CMD-11)
 MAX_CHAIN_STEPS: Final = 1000  # behind one message, altogether
 YEAR_SECONDS: Final = 366 * 24 * 3600.0  # the longest that a message may be put off (CMD-5)
+MAX_ATTEMPTS: Final = 1_000_000
+MAX_TIMEOUT_MS: Final = 24 * 3600 * 1000
 MODE_KEPT_CHARACTERS: Final = 64  # of a dispatch mode that we do not know
 
 _NO_CONTROL: Final = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
@@ -110,6 +113,9 @@ class Message(
         "delay_seconds": "delaySeconds",
         "dedup_key": "dedupKey",
         "pass_result": "passResult",
+        "max_attempts": "maxAttempts",
+        "timeout_ms": "timeoutMs",
+        "expires_at": "expiresAt",
     },
 ):
     """The content of a queue message, as `parse` has checked it. Nothing changes it then."""
@@ -136,6 +142,11 @@ class Message(
     dedup: Literal["id", "content"] | None = None  # likewise
     then: Raw = _NOTHING  # what follows a success: a message or a list of them (CMD-11)
     pass_result: bool | None = None  # of a step: its payload gets the result as `previous`
+    headers: dict[str, str] | None = None  # of its requests (MSG-1)
+    # Within what its pool allows.
+    max_attempts: Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)] | None = None
+    timeout_ms: Annotated[int, Meta(ge=1, le=MAX_TIMEOUT_MS)] | None = None
+    expires_at: Annotated[datetime, Meta(tz=True)] | None = None  # not sent after it (MSG-2)
 
     def __repr__(self) -> str:
         """Return it without token and secret: it may end up in a log or a traceback."""
@@ -386,9 +397,18 @@ def _check(message: Message) -> None:
         target = read_target(message.target)
     except BadTarget as error:
         raise Malformed(f"`mediationTarget` {error}") from None
+    if message.headers is not None:
+        _check_headers(message)
     kind = message.type
     if (kind is not None and kind.upper() != "HTTP") or target.scheme == PROCESS:
         _check_type(message, target)
+
+
+def _check_headers(message: Message) -> None:
+    try:
+        message.headers = dict(check_headers(message.headers or {})) or None
+    except BadHeader as error:
+        raise Malformed(f"`headers`: {error}") from None
 
 
 def _check_type(message: Message, target: Target) -> None:

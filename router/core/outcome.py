@@ -82,6 +82,7 @@ class Cause(Enum):
     NO_CREDENTIALS = auto()  # its own credentials or certificates do not
     CIRCUIT_OPEN = auto()  # MED-4
     TARGET_PAUSED = auto()  # it asked for silence (GATE-1)
+    EXPIRED = auto()  # its time was over before the request (MSG-2)
     UNFORESEEN = auto()
     NO_OUTCOME = auto()  # a bug: the mediator returned nothing
     TASK_FAILED = auto()  # a process or a handler on this machine (CMD-8, CMD-9)
@@ -204,6 +205,7 @@ RULES: Final[Mapping[Cause, Rule]] = {
         "CircuitOpen", returns=ReturnReason.PUT_OFF, was_sent=False, breaker=None),
     Cause.TARGET_PAUSED: Rule(
         "TargetPaused", returns=ReturnReason.PUT_OFF, was_sent=False, breaker=None),
+    Cause.EXPIRED: Rule("Expired", _DEAD, _FAILED, Reason.EXPIRED, was_sent=False, breaker=None),
     Cause.UNFORESEEN: Rule(
         "Unforeseen", returns=ReturnReason.FAILED, try_again=True, breaker=None, warning=_STRANGE),
     Cause.NO_OUTCOME: Rule(
@@ -271,6 +273,9 @@ _ACCEPTED: Final = {
     for status in range(200, 300)
 }
 DELIVERED: Final = _ACCEPTED[200]
+TOO_LATE: Final = Outcome(
+    Cause.EXPIRED, RULES[Cause.EXPIRED], "it was not delivered before it expired"
+)
 NO_OUTCOME: Final = Outcome(
     Cause.NO_OUTCOME, RULES[Cause.NO_OUTCOME], "the mediator gave no outcome"
 )

@@ -91,10 +91,11 @@ def masked_start(text: str, message: Message, most: int) -> str:
 def mask_sent_secrets(content: bytes, message: Message) -> bytes:
     """Mask what was sent to a target and nobody else may see, in what it answered."""
     query = message.target.partition("#")[0].partition("?")[2]
+    headers = () if message.headers is None else message.headers.values()
     for secret in (
         message.token,
         message.secret,
-        query if len(query) >= _TELLING_CHARACTERS else None,
+        *(text for text in (query, *headers) if len(text) >= _TELLING_CHARACTERS),
     ):
         if secret:
             content = _mask(content, secret.encode())

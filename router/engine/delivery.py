@@ -16,6 +16,7 @@ from router.core.message import Message
 from router.core.outcome import (
     NO_OUTCOME,
     RULES,
+    TOO_LATE,
     About,
     Cause,
     Disposition,
@@ -27,7 +28,14 @@ from router.core.outcome import (
     target_paused,
 )
 from router.core.redact import mask_urls
-from router.core.returning import RETURNS, GiveUp, Jitter, ReturnReason, decide, delay_behind
+from router.core.returning import (
+    RETURNS,
+    GiveUp,
+    Jitter,
+    ReturnReason,
+    decide,
+    delay_behind,
+)
 from router.core.stats import Deliveries
 from router.core.target import origin_of
 from router.core.trace import UNRECORDED, SamplingRule, request_span
@@ -106,7 +114,7 @@ class Mediator:
             answer = await self._sender.send(
                 message,
                 job.attempt,
-                target.timeout or pool.timeout or self._timeout,
+                _timeout_for(message, target.timeout or pool.timeout or self._timeout),
                 span,
                 max_attempts=None if policy is None else policy.max_attempts,
                 request=len(job.tries) + 1,
@@ -147,6 +155,11 @@ class Mediator:
         if outcome.rule.warning is not None:
             code, severity = outcome.rule.warning
             self._warn(code, f"{_about(outcome, job.message)}{outcome.detail}", severity)
+
+
+def _timeout_for(message: Message, most: float) -> float:
+    """Return the seconds that a request of a message may take: it may ask for fewer (MSG-1)."""
+    return most if message.timeout_ms is None else min(message.timeout_ms / 1000, most)
 
 
 def _about(outcome: Outcome, message: Message) -> str:
@@ -313,9 +326,10 @@ class DeliveryRunner:
             if failed is not None and not await self._wait_to_try(job, failed, pause):
                 break
             now = self._loop.time()
-            if self._stopped or job.lease_until <= now or self._leadership.is_over:
+            may_send = not (self._stopped or job.lease_until <= now or self._leadership.is_over)
+            if not may_send or job.expires_at <= now:
                 target.leave()
-                return None
+                return TOO_LATE if may_send else None
             job.state = State.DELIVERING
             self.requests[job] = task
             self.last_start = job.started_at = now

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from router.core.config import OnFailure
+from router.core.config import OnFailure, QueueConfig
 from router.core.history import State
 from router.core.identity import key_of
 from router.core.message import DEFAULT_GROUP, Malformed, Message, ReceivedMessage, parse
@@ -138,6 +138,7 @@ class Dispatcher:
             or message.delay_seconds is not None
         ):
             self._note_wishes(job)
+        job.expires_at = self._expiry(message, received, settler.queue, batch.at)
         arrival, held = registry.track(job)
         if held is job:
             if again:  # behind one of its group: it goes back with that (FIFO-1)
@@ -204,6 +205,21 @@ class Dispatcher:
             text = "delaySeconds ignored: its broker does not say when a message was published"
             self._warn(Code.CONFIGURATION, f"{batch.settler.queue.name}: {text}")
         return due_at
+
+    def _expiry(
+        self, message: Message, received: ReceivedMessage, queue: QueueConfig, now: float
+    ) -> float:
+        """Return the loop time from which it is too late to send it (MSG-2)."""
+        given, max_age = message.expires_at, queue.max_age
+        if given is None and max_age is None:
+            return NEVER
+        ends_at = NEVER if given is None else given.timestamp()
+        if max_age is not None and received.published_at is not None:
+            ends_at = min(ends_at, received.published_at + max_age)
+        elif max_age is not None:
+            text = "maxAgeSeconds ignored: its broker does not say when a message was published"
+            self._warn(Code.CONFIGURATION, f"{queue.name}: {text}")
+        return ends_at - self._wall() + now
 
     def _redelivered(
         self,

@@ -9,7 +9,7 @@ from router.core.history import State, Try
 from router.core.identity import MessageKey
 from router.core.message import DEFAULT_POOL, Handle, Message, Mode, ReceivedMessage, Tally
 from router.core.outcome import Ending, Metric
-from router.core.returning import RETURNS, ReturnReason
+from router.core.returning import RETURNS, ReturnReason, policy_for
 
 if TYPE_CHECKING:  # a job knows where it is, and all of these know jobs
     from router.engine.pool import ProcessPool
@@ -69,6 +69,7 @@ class Job(Struct, eq=False):
     requests: int
     pool: "ProcessPool | None" = None
     state: State = State.QUEUED
+    expires_at: float = NEVER  # loop time: it is not sent from then on (MSG-2)
     hold_until: float = NEVER  # how long it may wait here; its broker gives up on it later
     resume_at: float = NEVER  # while it waits between two tries
     not_before: float = 0.0  # of a strict queue: it takes its place in its group, and waits there
@@ -95,8 +96,9 @@ class Job(Struct, eq=False):
 
     @property
     def policy(self) -> RetryPolicy | None:
-        """Its retry policy: that of its pool, else of its queue (WQ-5)."""
-        return (None if self.pool is None else self.pool.config.retry) or self.settler.retry
+        """Its retry policy: that of its pool, else of its queue (WQ-5), with its own limit."""
+        policy = (None if self.pool is None else self.pool.config.retry) or self.settler.retry
+        return policy_for(self.message, policy)
 
     @property
     def attempt(self) -> int:

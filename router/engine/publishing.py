@@ -125,6 +125,9 @@ class PublishingRules(Struct, frozen=True):
         if message.reply_to is not None and not self.has_reply_queue(message.reply_to):
             raise Malformed(f"`{place}replyTo`: there is no reply queue of this name")
         not_before, longest = not_before_of(message, now), queue.broker.longest_delay
+        expires_at = message.expires_at
+        if expires_at is not None and expires_at.timestamp() <= max(now, not_before or 0.0):
+            raise Malformed(f"`{place}expiresAt` is over before it could be delivered")
         if not_before is not None and not_before - now > longest:
             field = "notBefore" if message.delay_seconds is None else "delaySeconds"
             raise Malformed(f"`{place}{field}` is more than {longest / 3600:g} h ahead")

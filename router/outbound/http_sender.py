@@ -6,7 +6,7 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, Self
@@ -48,6 +48,7 @@ class Destination(Struct, eq=False):
     refusal: NoReply | None = None  # why nothing is sent there
     entry: TargetConfig | None = None
     lines: tuple[bytes, ...] = ()  # constant headers
+    header_names: frozenset[str] = frozenset()  # of those and of the credentials, in lower case
     credential: LiveCredential | None = None
     takes_token: bool = True  # of the message
     takes_secret: bool = True  # likewise
@@ -134,6 +135,8 @@ class HttpSender:
                 headers.append(f"X-Correlation-Id: {_header_value(message.correlation_id)}")
             if max_attempts is not None:
                 headers.append(f"X-Message-Max-Attempts: {max_attempts}")
+            if message.headers is not None:
+                headers += _lines_of(message.headers, place.header_names)
             if place.entry is None:
                 return await self._curl.post(place.url, headers, body, timeout)
             headers += place.lines
@@ -233,6 +236,7 @@ class HttpSender:
             ascii_url(url),
             entry=entry,
             lines=tuple(f"{name}: {value}".encode() for name, value in entry.headers),
+            header_names=_names(entry, credential),
             credential=credential,
             takes_token=credential is None or not credential.sets_authorization,
             channel=self._channel(entry.http_version, None),
@@ -272,6 +276,18 @@ class HttpSender:
 
 def _is_unauthorized(answer: Answer) -> bool:
     return not isinstance(answer, NoReply) and answer.status == HTTPStatus.UNAUTHORIZED
+
+
+def _names(entry: TargetConfig, credential: LiveCredential | None) -> frozenset[str]:
+    """Return the headers that a message cannot set at this target, in lower case (MSG-1)."""
+    names = [name for name, _ in entry.headers]
+    if credential is not None:
+        names.append(credential.config.header)
+    return frozenset(name.lower() for name in names)
+
+
+def _lines_of(headers: Mapping[str, str], taken: frozenset[str]) -> list[str]:
+    return [f"{name}: {value}" for name, value in headers.items() if name.lower() not in taken]
 
 
 def _header_value(text: str) -> str:

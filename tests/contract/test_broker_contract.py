@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -135,6 +136,26 @@ async def test_a_nacked_message_comes_back_no_sooner_than_asked(case: Case, ends
     assert (name_of(second), second.body) == (name_of(first), b"a")
     assert (second.receive_count, second.tally) == (2, TRIED if case.keeps_tally else UNTRIED)
     assert second.handle != first.handle
+
+
+@pytest.mark.rule("BRK-9")
+async def test_a_message_says_when_it_was_first_published_after_retries_too(
+    case: Case, brokers: BrokerRegistry, tmp_path: Path
+) -> None:
+    clock = now if case.model is not None or case.virtual_time else time.time
+    queue = replace(case.queue(tmp_path), max_age=3600.0)
+    before = clock()
+    async with both_ends(brokers, queue) as ends:
+        await ends.publisher.publish([publication("a")])
+        first = await receive_one(ends.broker)
+        await ends.broker.nack([Nack(first.handle, case.short, TRIED)])
+        again = await receive_one(ends.broker)
+
+    assert first.published_at is not None
+    assert again.published_at is not None
+    # A wall clock goes on while virtual time stands still. RabbitMQ keeps whole seconds.
+    assert case.virtual_time or before - 1.1 <= first.published_at <= clock() + 1
+    assert case.virtual_time or abs(again.published_at - first.published_at) <= 0.001
 
 
 @pytest.mark.rule("BRK-4")

@@ -496,6 +496,12 @@ async def test_an_unknown_field_is_refused_with_the_closest_one(given: bytes, wh
             r"Expected `float` <= 31622400.0 - at `\$.delaySeconds`",
         ),
         (command(notBefore="2099-01-01T00:00:00Z"), "`notBefore` is more than 8784 h"),
+        (command(expiresAt="2000-01-01T00:00:00Z"), "`expiresAt` is over before it could be"),
+        (
+            command(expiresAt="2099-01-01T00:00:00Z", notBefore="2099-01-01T00:00:00Z"),
+            "`expiresAt` is over",
+        ),
+        (command(then={**STEP, "expiresAt": "2000-01-01T00:00:00Z"}), "`then.expiresAt` is over"),
     ],
 )
 async def test_what_a_command_or_its_steps_cannot_have_is_refused(given: bytes, text: str) -> None:

@@ -352,6 +352,7 @@ async def test_dead_letters_are_counted_by_reason_once_they_are_kept() -> None:
         assert reader.state().dead_letters == {
             "CONFIG_ERROR": 0,
             "TARGET_REJECTED": 0,
+            "EXPIRED": 0,
             "PERMANENT": 0,
             "MALFORMED": 1,
             "RETRIES_EXHAUSTED": 0,

@@ -99,6 +99,7 @@ class ActiveMqModel:
 
     def send(self, frame: Frame) -> None:
         headers = {name: value for name, value in frame.headers.items() if name not in _NOT_KEPT}
+        headers["timestamp"] = str(int(self._loop.time() * 1000))
         number = next(self.numbers)
         stored = ActiveMqStored(
             number, f"ID:broker-{number}", frame.body, headers, frame.headers.get(GROUP)

@@ -49,6 +49,7 @@ class SqsStored(Struct, eq=False):
     group: str | None
     visible_at: float
     receipts: list[str]
+    sent_at: float
     received: int = 0
 
     def is_out(self, now: float) -> bool:
@@ -108,7 +109,7 @@ class SqsModel:
         self.on_put(url, body.encode())
         visible_at = self._now() + (delay or 0)
         queue.messages.append(
-            SqsStored(number, body, group if queue.is_fifo else None, visible_at, [])
+            SqsStored(number, body, group if queue.is_fifo else None, visible_at, [], self._now())
         )
         self._ring()
         return number
@@ -176,7 +177,7 @@ class SqsModel:
         stored.receipts.append(receipt)
         stored.received += 1
         stored.visible_at = self._now() + seconds
-        attributes = SystemAttributes(str(stored.received))
+        attributes = SystemAttributes(str(stored.received), str(int(stored.sent_at * 1000)))
         return SqsMessage(stored.id, receipt, stored.body, attributes)
 
     def _find(self, queue: SqsQueueModel, receipt: str) -> SqsStored | None:

@@ -61,6 +61,7 @@ def test_a_whole_document_is_read() -> None:
                     "visibilityTimeout": 120,
                     "maxMessages": 10,
                     "lookAhead": 500,
+                    "maxAgeSeconds": 3600,
                     "retry": {"maxAttempts": 5, "backoff": [10, 60.5], "statuses": [423, 404, 423]},
                     "unknown": "ignored",
                 },
@@ -95,6 +96,7 @@ def test_a_whole_document_is_read() -> None:
             visibility_timeout=120,
             max_messages=10,
             look_ahead=500,
+            max_age=3600.0,
             retry=RetryPolicy(5, (10, 60.5), frozenset({404, 423})),
         ),
         queue_of(name="memory://plain", uri="memory://plain", connections=3),
@@ -205,6 +207,8 @@ def test_either_list_may_be_missing(missing: str) -> None:
         ({"queueName": "a", "visibilityTimeout": -1}, ".visibilityTimeout"),
         ({"queueName": "a", "maxMessages": 0}, ".maxMessages"),
         ({"queueName": "a", "lookAhead": 0}, ".lookAhead"),
+        ({"queueName": "a", "maxAgeSeconds": 0}, ".maxAgeSeconds"),
+        ({"queueName": "a", "maxAgeSeconds": "old"}, ".maxAgeSeconds"),
         ({"queueName": "a", "lookAhead": -5}, ".lookAhead"),
         ({"queueName": "a", "lookAhead": "far"}, ".lookAhead"),
         ({"queueName": "a", "retry": []}, ".retry"),
@@ -790,6 +794,7 @@ fields = st.sampled_from(
         "timeoutMs",
         "takeAhead",
         "lookAhead",
+        "maxAgeSeconds",
     ]
 )
 entries = st.lists(json_values | st.dictionaries(fields, json_values))

@@ -48,6 +48,82 @@ def test_null_and_blank_mean_absent_and_unknown_keys_are_ignored() -> None:
     assert (message.pool, message.group, message.high_priority) == (None, None, None)
 
 
+@pytest.mark.rule("BRK-2")
+@pytest.mark.parametrize("known", [True, False])
+def test_a_message_with_unknown_keys_is_checked_like_any_other(known: bool) -> None:
+    more = {} if known else {"somethingElse": {"id": 1}}
+
+    assert parse(body(**more)).has_unknown_fields is not known
+    with pytest.raises(Malformed, match=r"\$.poolCode"):
+        parse(json.dumps({**more, "id": "a", "mediationTarget": TARGET, "poolCode": 1}).encode())
+    with pytest.raises(Malformed, match="mediationTarget"):
+        parse(json.dumps({**more, "id": "a"}).encode())
+
+
+@pytest.mark.rule("MSG-1", "MSG-2")
+def test_a_message_may_say_how_it_is_sent() -> None:
+    message = parse(
+        body(
+            headers={"X-Tenant": "a b", "x-Type": "~"},
+            maxAttempts=3,
+            timeoutMs=1500,
+            expiresAt="2026-01-31T08:15:30+01:00",
+        )
+    )
+
+    assert message.headers == {"X-Tenant": "a b", "x-Type": "~"}
+    assert (message.max_attempts, message.timeout_ms) == (3, 1500)
+    assert message.expires_at is not None
+    assert message.expires_at.timestamp() == 1769843730.0
+    assert parse(body(headers={})).headers is None
+
+
+@pytest.mark.rule("MSG-1", "MSG-2")
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("headers", ["X-A"]),
+        ("headers", {"X-A": 1}),
+        ("headers", {"X-A": ""}),
+        ("headers", {"X-A": " a"}),
+        ("headers", {"X-A": "a\r\nHost: b"}),
+        ("headers", {"X-A": "ü"}),
+        ("headers", {"X A": "a"}),
+        ("headers", {"X-A:": "a"}),
+        ("headers", {"": "a"}),
+        ("headers", {"X-A": "a", "x-a": "b"}),
+        ("headers", {f"X-{n}": "a" for n in range(33)}),
+        ("headers", {f"X-{n}": "a" * 300 for n in range(30)}),
+        *(
+            ("headers", {name: "a"})
+            for name in (
+                *("Authorization", "content-TYPE", "Accept", "Expect", "TE", "Connection", "Host"),
+                *(
+                    "Proxy-Authorization",
+                    "proxy-x",
+                    "Forwarded",
+                    "X-Forwarded-For",
+                    "Content-Length",
+                ),
+                *("X-Message-Id", "x-message-anything", "webhook-id", "traceparent", "tracestate"),
+                *("X-Correlation-Id", "X-FLOWCATALYST-SIGNATURE", "Transfer-Encoding", "Cookie"),
+            )
+        ),
+        ("maxAttempts", 0),
+        ("maxAttempts", 1.5),
+        ("maxAttempts", 1_000_001),
+        ("timeoutMs", 0),
+        ("timeoutMs", 86_400_001),
+        ("expiresAt", "2026-01-31T08:15:30"),
+        ("expiresAt", "soon"),
+        ("expiresAt", 5),
+    ],
+)
+def test_what_a_message_may_not_ask_for_is_malformed(field: str, value: object) -> None:
+    with pytest.raises(Malformed, match=field):
+        parse(body(**{field: value}))
+
+
 @pytest.mark.rule("POOL-7")
 def test_an_unknown_dispatch_mode_counts_as_absent_and_is_noticed() -> None:
     message = parse(body(dispatchMode="LATER"))

@@ -104,6 +104,15 @@ def test_a_reply_that_echoes_the_secrets_is_kept_without_them() -> None:
     assert kept.body == BODY
 
 
+@pytest.mark.rule("DLQ-2", "MSG-1")
+def test_a_reply_that_echoes_headers_of_the_message_is_kept_without_them() -> None:
+    body = BODY[:-1] + b',"headers":{"X-Key":"abcd-789","X-On":"yes"}}'
+
+    kept = without_secrets(letter(body, b"no such key: abcd-789, yes"))
+
+    assert kept.reply == b"no such key: ***, yes"
+
+
 @pytest.mark.rule("DLQ-2")
 def test_a_reply_cut_in_the_middle_of_a_secret_does_not_end_with_half_of_it() -> None:
     kept = without_secrets(letter(BODY, b"got Bearer tok-1"))

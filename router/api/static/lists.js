@@ -5,7 +5,7 @@ import { count, duration } from "./words.js";
 
 const SEVERITIES = { INFO: "", WARN: "fair", ERROR: "bad", CRITICAL: "bad" };
 const STATES = { DELIVERING: "good", WAITING: "fair", SETTLING: "" };
-const REASONS = ["CONFIG_ERROR", "MALFORMED", "PERMANENT", "RETRIES_EXHAUSTED", "TARGET_REFUSED", "TARGET_REJECTED"];
+const REASONS = ["CONFIG_ERROR", "EXPIRED", "MALFORMED", "PERMANENT", "RETRIES_EXHAUSTED", "TARGET_REFUSED", "TARGET_REJECTED"];
 
 /** Nothing yet, an error, or what `show` makes of it. */
 function Loaded({ list, show }) {

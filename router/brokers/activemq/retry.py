@@ -56,7 +56,7 @@ def history_of(frame: Frame) -> RetryHistory:
     sent = whole_number(headers.get("timestamp", ""))
     return replace(
         history,
-        published_at=history.published_at or (sent / 1000 if sent else None),
+        published_at=history.published_at or (None if sent is None else sent / 1000),
         first_id=history.first_id or headers["message-id"],
         receive_count=history.receive_count + int(headers.get("redelivered") == "true"),
     )

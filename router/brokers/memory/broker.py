@@ -55,7 +55,12 @@ class MemoryQueues:
             own_id = f"{self._worker.id}#{next(self._connections)}"
             table = replace(table, worker_id=own_id)
         work_queue = WorkQueue(
-            self._database, table, lease, sinks=self._sink, results=self._results
+            self._database,
+            table,
+            lease,
+            sinks=self._sink,
+            results=self._results,
+            is_dated=queue.max_age is not None,
         )
         try:
             yield work_queue

@@ -95,6 +95,7 @@ class PostgresQueues:
             result_retention=self._worker.result_retention,
             sinks=_sinks(uri),
             results=results,
+            is_dated=queue.max_age is not None,
         )
 
     def _liveness(self, queue: QueueConfig, uri: QueueUri) -> Liveness | None:

@@ -6,6 +6,8 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Final, cast
 
+from msgspec.structs import replace
+
 from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import ClaimedBatch, LongPoll
 from router.brokers.postgres.database import PostgresDatabase
@@ -55,6 +57,14 @@ _KEPT: Final = (
     " WHERE queue = $1 AND identity = ANY ($2::text[])"
 )
 _CLAIM: Final = "SELECT * FROM message_router.claim($1, $2, $3, $4, $5, $6, $7)"
+# The same, and when each message was published.
+_CLAIM_DATED: Final = """
+SELECT claimed.*, (
+    SELECT extract(epoch FROM published_at)::float8
+    FROM message_router.queue_messages AS message WHERE message.id = claimed.id
+)
+FROM message_router.claim($1, $2, $3, $4, $5, $6, $7) AS claimed
+"""
 _FINISH: Final = f"SELECT message_router.finish({places(22)}) AS position"
 # The same, with results of messages that are kept for them. $3 and $4 are results and omissions.
 _OF_KEPT: Final = """
@@ -118,8 +128,12 @@ class PostgresQueue:
         result_retention: float = 0.0,
         sinks: Sinks[str] = no_sinks,
         results: ResultLimit | None = None,
+        is_dated: bool = False,
     ) -> None:
-        """`sinks` finds the queues of the same database."""
+        """`sinks` finds the queues of the same database.
+
+        `is_dated`: what is received says when it was published, which costs a read.
+        """
         self._database = database
         self._name = name
         self._worker_id = worker_id
@@ -127,6 +141,7 @@ class PostgresQueue:
         self._result_retention = result_retention
         self._sinks = sinks
         self._results = results
+        self._claim = _CLAIM_DATED if is_dated else _CLAIM
         self._pools: PoolFilter | None = None  # that claims ask for; None: all
         self.traits = Traits(ordered_here=False, finisher=self, selector=self, published_here=True)
         self._signal = database.signal(name)
@@ -174,7 +189,7 @@ class PostgresQueue:
         lease_until = loop_time() + self.lease_seconds
         pools = self._pools
         rows = await self._database.claim(
-            _CLAIM,
+            self._claim,
             self._name,
             self._worker_id,
             token,
@@ -191,13 +206,12 @@ class PostgresQueue:
         self._pause = FIRST_POLL_SECONDS
         incarnation = self._database.incarnation
         messages = []
-        for row_id, is_grouped, receive_count, failures, requests, body, _ in rows:
+        for row_id, is_grouped, receive_count, failures, requests, body, _, *at in rows:
             lease = PostgresLease(row_id, token, is_grouped)
             tally = Tally(failures, requests)
             broker_id = f"{incarnation}-{row_id}"
-            messages.append(
-                ReceivedMessage(body, lease, broker_id, receive_count, lease_until, tally)
-            )
+            message = ReceivedMessage(body, lease, broker_id, receive_count, lease_until, tally)
+            messages.append(replace(message, published_at=at[0]) if at else message)
         return ClaimedBatch(messages, 0.0)
 
     async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:

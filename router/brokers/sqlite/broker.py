@@ -60,7 +60,13 @@ class SqliteQueues:
             with file.liveness.claim_own(self._worker.id):
                 table, sinks = self._table(file, queue), self._sinks(file)
                 work_queue = WorkQueue(
-                    file, table, lease, file.recovery, sinks=sinks, results=self._results[file.path]
+                    file,
+                    table,
+                    lease,
+                    file.recovery,
+                    sinks=sinks,
+                    results=self._results[file.path],
+                    is_dated=queue.max_age is not None,
                 )
                 await work_queue.recover()
                 try:

@@ -308,6 +308,11 @@ WHERE id IN (SELECT value FROM json_each(:ids));
 SELECT stored.id, body
 FROM json_each(:ids) AS wanted CROSS JOIN queue_bodies AS stored ON stored.id = wanted.value;
 
+-- name: publications
+-- When each was published, in Unix time.
+SELECT id, published_at + :unix FROM queue_entries
+WHERE id IN (SELECT value FROM json_each(:ids));
+
 -- name: tokens
 -- For each message, in order: the token of its lease; negative if that has ended; null if there is none.
 SELECT json_group_array(iif(wakes_at > :now, lease_token, -lease_token))

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, Protocol, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import ClaimedBatch, LongPoll
@@ -97,13 +98,18 @@ class WorkQueue:
         *,
         sinks: Sinks[QueueTable] = no_sinks,
         results: ResultLimit | None = None,
+        is_dated: bool = False,
     ) -> None:
-        """`recovery` is for workers that may die while this process lives."""
+        """`recovery` is for workers that may die while this process lives.
+
+        `is_dated`: what is received says when it was published, which costs a read.
+        """
         self._database = database
         self._table = table
         self._recovery = recovery
         self._sinks = sinks
         self._results = results
+        self._is_dated = is_dated
         self._finished = 0  # messages, since the last pruning
         self._next_prune = 0.0  # by the table's clock
         self._pruned_to = 0  # the message with which the last pruning ended
@@ -167,6 +173,14 @@ class WorkQueue:
             for message in chosen
             if message.id in bodies
         ]
+        if self._is_dated and messages:
+            unix = self._table.wall() - self._table.clock()
+            asked = {"ids": to_json([message.id for message in chosen]), "unix": unix}
+            times = await self._database.look(partial(_read_times, asked=asked))
+            messages = [
+                replace(each, published_at=times.get(cast("FileLease", each.handle).id))
+                for each in messages
+            ]
         if not messages and self._recovery is not None:
             if await self.recover():
                 return await self.claim(limit)
@@ -323,6 +337,10 @@ def _read_bodies(db: sqlite3.Connection, chosen: Sequence[FileLease]) -> Bodies:
     """Return the bodies of claimed messages by id. One that was finished meanwhile is missing."""
     asked = {"ids": to_json([message.id for message in chosen])}
     return dict(db.execute(QUERIES["bodies"], asked).fetchall())
+
+
+def _read_times(db: sqlite3.Connection, asked: Mapping[str, object]) -> Mapping[int, float]:
+    return dict(db.execute(QUERIES["publications"], asked).fetchall())
 
 
 def _drop_results(db: sqlite3.Connection, after: int, excess: int) -> tuple[int, int]:

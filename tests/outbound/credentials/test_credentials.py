@@ -115,6 +115,21 @@ async def test_a_secret_of_a_file_is_sent_without_its_newline(
     assert "of-the-message" not in str(request)
 
 
+@pytest.mark.rule("MSG-1", "TGT-4")
+async def test_a_message_replaces_no_header_of_its_target_or_its_credentials(
+    tmp_path: Path,
+) -> None:
+    given = {"x-tenant": "mine", "X-API-KEY": "mine", "X-Own": "mine"}
+    env = {"CRM_KEY": SECRET}
+    async with listening() as target, sending(tmp_path, api_key(target.port), env=env) as place:
+        place.use(entry(target.url, headers={"X-Tenant": "acme"}))
+        assert await place.send(target.url, headers=given) == Reply(200)
+
+    [request] = target.requests
+    assert (request.headers["x-tenant"], request.headers["x-api-key"]) == ("acme", SECRET)
+    assert request.headers["x-own"] == "mine"
+
+
 @pytest.mark.rule("TGT-1")
 async def test_other_urls_are_sent_as_ever(tmp_path: Path) -> None:
     async with listening() as target, sending(tmp_path, api_key(target.port)) as place:

@@ -92,6 +92,16 @@ async def test_the_request_is_what_the_contract_says_byte_for_byte() -> None:
     }
 
 
+@pytest.mark.rule("MSG-1")
+async def test_a_request_has_the_headers_that_its_message_gives() -> None:
+    async with listening() as target, sending() as sender:
+        given = structs.replace(message(target.url), headers={"X-Tenant": "a b", "api-key": "k"})
+        await sender.send(given, 1, 5)
+
+    headers = target.requests[0].headers
+    assert (headers["x-tenant"], headers["api-key"]) == ("a b", "k")
+
+
 @pytest.mark.rule("MED-1")
 @pytest.mark.parametrize("token", [None, ""])
 async def test_without_a_token_there_is_no_authorization_header(token: str | None) -> None:

@@ -22,10 +22,12 @@ from router.api.kit import (
     body_schema,
     read_json,
     shown,
+    unprocessable,
 )
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
 from router.core.message import Malformed, Message, parse
 from router.core.redact import MASK
+from router.core.replay import TargetChange
 from router.engine.dead_letters import NO_SUCH_LETTER, REPLAYED_BEFORE
 from router.ports import Unknown
 
@@ -123,6 +125,29 @@ class ReplayOrder(RequestBody):
     to: str | None = None
     dry_run: bool = False
     force: bool = False
+    target_from: str | None = None
+    target_to: str | None = None
+    keep_secrets: bool = False
+
+
+async def target_change(
+    target_from: Annotated[Name, Query(alias="targetFrom")] = None,
+    target_to: Annotated[Name, Query(alias="targetTo")] = None,
+    *,
+    keep_secrets: Annotated[bool, Query(alias="keepSecrets")] = False,
+) -> TargetChange | None:
+    """Return how targets change. Raises 422."""
+    if target_from is None and target_to is None and not keep_secrets:
+        return None
+    if target_from is None or target_to is None:
+        raise unprocessable("`targetFrom` and `targetTo` go together")
+    change = TargetChange(target_from, target_to, keep_secrets)
+    if problem := change.problem():
+        raise unprocessable(problem)
+    return change
+
+
+Change = Annotated[TargetChange | None, Depends(target_change)]
 
 
 async def letter_filter(
@@ -169,6 +194,7 @@ async def replay_many(
     router: CurrentRouter,
     request: Request,
     wanted: Wanted,
+    change: Change,
     *,
     to: Name = None,
     dry_run: Annotated[bool, Query(alias="dryRun")] = False,
@@ -176,8 +202,9 @@ async def replay_many(
 ) -> ReplayedMany:
     """Publish all dead letters that match, oldest first, to their own queues or to `to`.
 
-    When one fails, the later ones of its group stay dead letters. All parameters may also be
-    given in a JSON body.
+    When one fails, the later ones of its group stay dead letters. Targets that begin with
+    `targetFrom` begin with `targetTo` then; `authToken` and `signingSecret` go along to another
+    origin only with `keepSecrets`. All parameters may also be given in a JSON body.
     """
     order = await read_json(request, ReplayOrder, if_empty=ReplayOrder())
     dry_run = dry_run or order.dry_run
@@ -188,8 +215,15 @@ async def replay_many(
         target=order.target or wanted.target,
         since=wanted.since if order.since is None else _unix(order.since),
     )
+    change = change or await target_change(
+        order.target_from, order.target_to, keep_secrets=order.keep_secrets
+    )
     report = await router.replays.replay_all(
-        narrowed, to=order.to or to, force=force or order.force, dry_run=dry_run
+        narrowed,
+        to=order.to or to,
+        force=force or order.force,
+        dry_run=dry_run,
+        change=change,
     )
     return ReplayedMany(
         replayed=report.replayed,
@@ -201,13 +235,13 @@ async def replay_many(
 
 @routes.post("/{letter_id}/replay")
 async def replay(
-    router: CurrentRouter, letter_id: str, to: Name = None, force: bool = False
+    router: CurrentRouter, letter_id: str, change: Change, to: Name = None, force: bool = False
 ) -> Replayed:
     """Publish a dead letter to the queue it came from, or to the queue named `to`.
 
     A second replay needs `force`. If the queue no longer exists, `to` is needed.
     """
-    await router.replays.replay(_number(letter_id), to=to, force=force)
+    await router.replays.replay(_number(letter_id), to=to, force=force, change=change)
     return Replayed(replayed=1)
 
 

@@ -107,7 +107,9 @@ def show_letter(letter_id: str, as_json: bool) -> None:
     "replay",
     epilog="\b\nExamples:  message-router dead-letters replay 17 18\n"
     "           message-router dead-letters replay --all --reason CONFIG_ERROR --dry-run\n"
-    "           message-router dead-letters replay --all --queue old-orders --to orders",
+    "           message-router dead-letters replay --all --queue old-orders --to orders\n"
+    "           message-router dead-letters replay --all \\\n"
+    "             --target-from https://old.example --target-to https://new.example",
 )
 @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Replay all that match the filters below.")
@@ -115,9 +117,26 @@ def show_letter(letter_id: str, as_json: bool) -> None:
 @click.option("--to", metavar="QUEUE", help="Publish to this queue instead of the original one.")
 @click.option("--dry-run", is_flag=True, help="Only report what would be replayed.")
 @click.option("--force", is_flag=True, help="Include those that were replayed before.")
+@click.option(
+    "--target-from", metavar="PREFIX", help="Only targets that begin with it: replace it."
+)
+@click.option("--target-to", metavar="PREFIX", help="What it is replaced by.")
+@click.option(
+    "--keep-secrets",
+    is_flag=True,
+    help="Keep authToken and signingSecret, also if the target has another origin now.",
+)
 @router_options
 def replay_letters(
-    letter_ids: tuple[str, ...], everything: bool, to: str | None, dry_run: bool, force: bool
+    *,
+    letter_ids: tuple[str, ...],
+    everything: bool,
+    to: str | None,
+    dry_run: bool,
+    force: bool,
+    target_from: str | None,
+    target_to: str | None,
+    keep_secrets: bool,
 ) -> None:
     """Publish dead letters again: by their ids, or --all with filters.
 
@@ -127,10 +146,17 @@ def replay_letters(
         raise click.UsageError("give the ids to replay, or --all (with filters)")
     if letter_ids and (dry_run or any(_chosen().values())):
         raise click.UsageError("filters and --dry-run need --all, not ids")
+    if (target_from is None) != (target_to is None) or (keep_secrets and target_to is None):
+        raise click.UsageError("give both --target-from and --target-to")
+    change = {
+        "targetFrom": target_from,
+        "targetTo": target_to,
+        "keepSecrets": True if keep_secrets else None,
+    }
     with connect() as router:
 
         def replay(letter_id: str) -> None:
-            query = {"to": to, "force": True if force else None}
+            query = {"to": to, "force": True if force else None, **change}
             try:
                 router.call("POST", f"/dead-letters/{letter_id}/replay", query)
             except RouterRefused as error:
@@ -140,7 +166,7 @@ def replay_letters(
                 raise click.ClickException(f"stopped at {letter_id}: {error.message}") from None
 
         if everything:
-            query = {**_chosen(), "to": to, "dryRun": dry_run, "force": force}
+            query = {**_chosen(), "to": to, "dryRun": dry_run, "force": force, **change}
             report = router.call("POST", "/dead-letters/replay", query)
         else:
             oldest_first = sorted(letter_ids, key=lambda each: each.zfill(_ID_DIGITS))

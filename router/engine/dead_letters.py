@@ -12,6 +12,7 @@ from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.identity import key_of
 from router.core.message import MAX_MESSAGE_BYTES, Malformed, ReceivedMessage, parse
+from router.core.replay import TargetChange, replayed_body
 from router.core.returning import GiveUp
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
@@ -22,6 +23,7 @@ from router.ports import BrokerError, Conflict, DeadLetterStore, Publication, St
 log = logging.getLogger(__name__)
 
 REPLAYED_BEFORE: Final = "it was replayed before; `force` does it again"
+OTHER_TARGET: Final = "its target does not begin with the prefix that is to be changed"
 PAGE_LETTERS: Final = 500
 NO_SUCH_LETTER: Final = "there is no such dead letter"
 _CLOCK_STEP_SECONDS: Final = 1.0  # the clocks differ by less because they are read in turn
@@ -116,6 +118,14 @@ class ReplayBrokeOff(BrokeOff):
         self.replayed = replayed
 
 
+class _Order(Struct, frozen=True):
+    """How letters are replayed."""
+
+    to: QueueConfig | None  # None: the queue that each came from
+    change: TargetChange | None
+    force: bool
+
+
 class DeadLetterReplay:
     def __init__(
         self,
@@ -130,12 +140,20 @@ class DeadLetterReplay:
         self._wall = wall
         self._new_id = new_id
 
-    async def replay(self, letter_id: int, *, to: str | None = None, force: bool = False) -> None:
+    async def replay(
+        self,
+        letter_id: int,
+        *,
+        to: str | None = None,
+        force: bool = False,
+        change: TargetChange | None = None,
+    ) -> None:
         """Publish it to the queue it came from, or to the one named `to`.
 
         Raises Unknown, Conflict or BrokeOff.
         """
-        await self._replay(letter_id, self._queue_named(to), set(), force=force)
+        order = _Order(self._queue_named(to), change, force)
+        await self._replay(letter_id, order, set())
 
     async def replay_all(
         self,
@@ -144,6 +162,7 @@ class DeadLetterReplay:
         to: str | None = None,
         force: bool = False,
         dry_run: bool = False,
+        change: TargetChange | None = None,
     ) -> ReplayReport:
         """Replay all that fit the filter and can be replayed, the oldest first.
 
@@ -151,13 +170,13 @@ class DeadLetterReplay:
         Raises ReplayBrokeOff; for `to` Unknown.
         """
         replayed, skipped, stopped = 0, Counter[str](), set[Group]()
-        queue = self._queue_named(to)
+        order = _Order(self._queue_named(to), change, force)
         async for kept in self._in_order(wanted):
             try:
                 if dry_run:
-                    self._target_of(kept, queue, force=force)
+                    self._queue_of(kept, order)
                 else:
-                    await self._replay(kept.id, queue, stopped, force=force)
+                    await self._replay(kept.id, order, stopped)
             except (Conflict, Unknown) as error:
                 skipped[str(error)] += 1
             except (BrokeOff, StoreError) as error:
@@ -179,21 +198,24 @@ class DeadLetterReplay:
                 yield kept
             last = page[-1]
 
-    async def _replay(
-        self, letter_id: int, to: QueueConfig | None, stopped: set[Group], *, force: bool
-    ) -> None:
+    async def _replay(self, letter_id: int, order: "_Order", stopped: set[Group]) -> None:
         """Replay one letter unless its group is `stopped`; a failure stops the group."""
         # Two operators with one idea publish it once.
         async with self._store.replaying(letter_id) as is_ours:
             kept = await self._store.get(letter_id)
             if kept is None:
                 raise Unknown(NO_SUCH_LETTER)
-            queue = self._target_of(kept, to, force=force)
-            body = kept.letter.body
+            queue = self._queue_of(kept, order)
             try:
+                old = parse(kept.letter.body)
+                body = replayed_body(kept.letter.body, old.target, order.change)
                 message = parse(body)
             except Malformed as error:
                 raise Conflict(f"its body is not a message any more: {error}") from None
+            if message.target != old.target and (
+                reason := self._publishing.refuse_target(message, queue)
+            ):
+                raise Conflict(f"its new target is refused: {reason}")
             # A new key: the queue may still remember the message's own as done.
             item = Publication(message, body, f"replay-{self._new_id()}")
             group = queue.name, message.group or letter_id
@@ -212,13 +234,16 @@ class DeadLetterReplay:
     def _queue_named(self, name: str | None) -> QueueConfig | None:
         return None if name is None else self._publishing.queue_named(name)
 
-    def _target_of(self, kept: KeptLetter, to: QueueConfig | None, *, force: bool) -> QueueConfig:
+    def _queue_of(self, kept: KeptLetter, order: "_Order") -> QueueConfig:
+        """Return where it is published to. Raises Conflict if it cannot be replayed so."""
         if kept.letter.reason is Reason.MALFORMED:
             raise Conflict("its body is not a message")
-        if kept.replayed_at is not None and not force:
+        if kept.replayed_at is not None and not order.force:
             raise Conflict(REPLAYED_BEFORE)
+        if order.change is not None and order.change.of(kept.letter.target or "") is None:
+            raise Conflict(OTHER_TARGET)
         try:
-            return to or self._publishing.queue_named(kept.letter.queue)
+            return order.to or self._publishing.queue_named(kept.letter.queue)
         except Unknown as error:
             advice = "`to` (--to QUEUE) replays it to another"
             raise Conflict(f"{error}; {advice}") from None

@@ -230,6 +230,10 @@ class QueuePublisher:
             return [with_content_key(item) for item in checked]
         return await asyncio.to_thread(lambda: [with_content_key(item) for item in checked])
 
+    def refuse_target(self, message: Message, queue: QueueConfig) -> str | None:
+        """Return why a message of that queue may not go to its target, or None (MED-5)."""
+        return self._rules.refuse_url(read_target(message.target), queue)
+
     def queue_named(self, name: str) -> QueueConfig:
         """Return the queue of this name. Raises Unknown."""
         for queue in self._config().queues:

@@ -3,6 +3,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.dead_letter import DeadLetter, Reason
+from router.engine.dead_letters import OTHER_TARGET
 from router.ports import Disconnected, StoreError
 from tests.support.api import HandMadeRouter, assert_problem
 from tests.support.letters import BODY, LETTER, MALFORMED, SECRET, TOKEN, letter
@@ -221,6 +222,37 @@ async def test_a_letter_is_replayed_to_the_queue_named(
 
     assert answer.json()["replayed"] == 1
     assert router.queues.ids("orders") == ["m1"]
+
+
+@pytest.mark.rule("DLQ-2")
+@pytest.mark.parametrize("path", ["/dead-letters/1/replay", "/dead-letters/replay"])
+async def test_a_letter_is_replayed_to_another_target(
+    api: httpx.AsyncClient, router: HandMadeRouter, path: str
+) -> None:
+    await keep(router, letter(1))
+    old = {"targetFrom": LETTER.target}
+
+    assert (await api.post(path, params=old)).status_code == 422
+    assert (await api.post(path, params={**old, "targetTo": "nowhere"})).status_code == 422
+    assert (await api.post(path, params={"keepSecrets": "true"})).status_code == 422
+    answer = await api.post(path, params={**old, "targetTo": "https://new.test"})
+
+    assert answer.json()["replayed"] == 1
+    assert [item.message.target for item in router.queues.published["orders"]] == [
+        "https://new.test"
+    ]
+
+
+@pytest.mark.rule("DLQ-2")
+async def test_the_change_of_targets_may_stand_in_the_body(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    await keep(router, letter(1))
+    order = {"targetFrom": "https://elsewhere", "targetTo": "https://new.test", "dryRun": True}
+
+    answer = await api.post("/dead-letters/replay", json=order)
+
+    assert answer.json()["reasons"] == {OTHER_TARGET: 1}
 
 
 @pytest.mark.rule("DLQ-2")

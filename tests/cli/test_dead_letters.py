@@ -117,6 +117,24 @@ def test_one_is_replayed_to_another_queue(run: Run, fake: FakeRouter) -> None:
 
 
 @pytest.mark.rule("DLQ-2")
+def test_letters_are_replayed_to_another_target(run: Run, fake: FakeRouter) -> None:
+    fake.answers("POST /dead-letters/1/replay", {"replayed": 1})
+    change = ("--target-from", "https://a", "--target-to", "https://b", "--keep-secrets")
+
+    result = run("dead-letters", "replay", "1", *change, "--url", fake.url)
+    half = run("dead-letters", "replay", "1", *change[:2], "--url", fake.url)
+
+    assert result.output == "replayed 1\n"
+    assert fake.calls[0].query == {
+        "targetFrom": "https://a",
+        "targetTo": "https://b",
+        "keepSecrets": "true",
+    }
+    assert half.exit_code == 2
+    assert "give both --target-from and --target-to" in half.stderr
+
+
+@pytest.mark.rule("DLQ-2")
 def test_many_are_replayed_to_another_queue(run: Run, fake: FakeRouter) -> None:
     fake.answers("POST /dead-letters/replay", {"replayed": 4})
 

@@ -4,14 +4,17 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from router.core.config import RoutingConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.message import parse
-from router.engine.dead_letters import DeadLetterReplay, ReplayBrokeOff
-from router.engine.publishing import BrokeOff, open_publishing
+from router.core.replay import TargetChange
+from router.core.target import Target
+from router.engine.dead_letters import OTHER_TARGET, DeadLetterReplay, ReplayBrokeOff
+from router.engine.publishing import BrokeOff, RefuseUrl, open_publishing
 from router.ports import Conflict, DeadLetterStore, Disconnected, Publication, StoreError, Unknown
 from router.storage.dead_letters import open_store
 from tests.support.inline import InlineExecutor
@@ -48,7 +51,9 @@ class ReplayDesk:
 
 
 @asynccontextmanager
-async def desk(tmp_path: Path, queues: FakeQueues) -> AsyncIterator[ReplayDesk]:
+async def desk(
+    tmp_path: Path, queues: FakeQueues, refuse_url: RefuseUrl = lambda *_: None
+) -> AsyncIterator[ReplayDesk]:
     numbers = count(1)
 
     def new_id() -> str:
@@ -56,13 +61,103 @@ async def desk(tmp_path: Path, queues: FakeQueues) -> AsyncIterator[ReplayDesk]:
 
     async with (
         open_store(f"sqlite://{tmp_path}/letters.db", executor=InlineExecutor()) as store,
-        open_publishing(
-            queues, lambda: CONFIG, refuse_url=lambda *_: None, new_id=new_id
-        ) as publishing,
+        open_publishing(queues, lambda: CONFIG, refuse_url=refuse_url, new_id=new_id) as publishing,
     ):
         yield ReplayDesk(
             store, queues, DeadLetterReplay(store, publishing, wall=lambda: NOW, new_id=new_id)
         )
+
+
+def dead_letter_to(target: str, **fields: object) -> DeadLetter:
+    message = {"id": "m", "mediationTarget": target, **fields}
+    return replace(
+        LETTER,
+        fingerprint=target,
+        message_id="m",
+        target=target,
+        body=msgspec.json.encode(message),
+    )
+
+
+@pytest.mark.rule("DLQ-2", "MSG-2")
+async def test_a_replay_neither_expires_nor_waits_again(tmp_path: Path) -> None:
+    body = (
+        b'{"id":"m","expiresAt":"2020-01-01T00:00:00Z","mediationTarget":"https://a/",'
+        b'"delaySeconds":60,"authToken":"t","payload":{"n":1.50}}'
+    )
+    async with desk(tmp_path, FakeQueues()) as at:
+        (one,) = await at.keep(replace(LETTER, body=body))
+        await at.replays.replay(one)
+
+        (item,) = at.queues.published["orders"]
+        assert item.body == (
+            b'{"id":"m","mediationTarget":"https://a/","authToken":"t","payload":{"n":1.50}}'
+        )
+
+
+@pytest.mark.rule("DLQ-2")
+@pytest.mark.parametrize(
+    ("change", "expected", "has_secrets"),
+    [
+        (TargetChange("https://a.test", "https://b.test"), "https://b.test/v1/x?q=1", False),
+        (TargetChange("https://a.test", "https://b.test", True), "https://b.test/v1/x?q=1", True),
+        (TargetChange("https://a.test/v1", "https://a.test/v2"), "https://a.test/v2/x?q=1", True),
+        (TargetChange("https://a.test/", "http://a.test/"), "http://a.test/v1/x?q=1", False),
+        (TargetChange("https://a.test/v1/x", "https://a.test/y"), "https://a.test/y?q=1", True),
+    ],
+)
+async def test_a_replay_can_go_to_a_target_that_has_moved(
+    tmp_path: Path, change: TargetChange, expected: str, has_secrets: bool
+) -> None:
+    dead = dead_letter_to("https://a.test/v1/x?q=1", authToken="t", signingSecret="s", payload=1)
+    others = [
+        dead_letter_to(target)
+        for target in ("https://a.test.evil/v1", "https://c.test/", "https://a.test/v1x")
+    ]
+    async with desk(tmp_path, FakeQueues()) as at:
+        await at.keep(dead, *others[:2])
+        tried = await at.replays.replay_all(ALL, dry_run=True, change=change)
+        report = await at.replays.replay_all(ALL, change=change)
+
+        assert report == tried
+        assert (report.replayed, report.skipped) == (1, {OTHER_TARGET: 2})
+        (item,) = at.queues.published["orders"]
+        assert item.message.target == expected
+        assert (item.message.token, item.message.secret) == (
+            ("t", "s") if has_secrets else (None, None)
+        )
+        assert bytes(item.message.payload) == b"1"
+
+
+@pytest.mark.rule("DLQ-2", "MED-5")
+async def test_a_replay_to_a_target_that_is_refused_is_left_out(tmp_path: Path) -> None:
+    def refuse(target: Target, _: object) -> str | None:
+        return "a forbidden address" if target.host == "169.254.169.254" else None
+
+    async with desk(tmp_path, FakeQueues(), refuse) as at:
+        (one,) = await at.keep(dead_letter_to("https://a.test/x"))
+        change = TargetChange("https://a.test", "http://169.254.169.254")
+        with pytest.raises(Conflict, match="its new target is refused: a forbidden address"):
+            await at.replays.replay(one, change=change)
+        await at.replays.replay(one)
+
+        assert [item.message.target for item in at.queues.published["orders"]] == [
+            "https://a.test/x"
+        ]
+
+
+@pytest.mark.rule("DLQ-2")
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("https://a", "nowhere", "a prefix of a target"),
+        ("process:x", "https://a", "only HTTP targets"),
+        ("https://a/", "https://b", "both prefixes end with a slash"),
+    ],
+)
+def test_a_change_of_targets_that_makes_no_sense_is_refused(old: str, new: str, why: str) -> None:
+    assert (TargetChange(old, new).problem() or "").startswith(why)
+    assert TargetChange("https://a", "https://b/v2").problem() is None
 
 
 @pytest.mark.rule("DLQ-2")

@@ -1,9 +1,15 @@
 """Why a message goes back to its queue, and for how long; when it is given up instead.
 
 `RETURNS` is the table of BRK-4: every NACK has one of its reasons. Where its row is not the last
-word on the delay, a function below is: `decide` after a delivery (what the target or the retry
-policy asks for), `circuit_delay`, `deferral_seconds` for a full pool, `delay_behind` for the rest
-of a group. An adapter does what its broker can.
+word on the delay, a function below is:
+
+- FAILED, PUT_OFF, NOT_SENT, OVERLOADED: `decide`, by what the target or the retry policy asks for;
+  for an open circuit `circuit_delay`;
+- BEHIND: `delay_behind`;
+- EARLY: the rest of the time until its `notBefore`;
+- NO_ROOM: `deferral_seconds`. Where the broker skips full pools, the message need not stay away: 0.
+
+An adapter does what its broker can.
 """
 
 import math

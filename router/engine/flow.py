@@ -1,7 +1,14 @@
 """Flow control of one queue: how much may be asked for, and what becomes of what does not fit.
 
-`FlowControl.ask` answers why a queue does not poll. A message whose pool is full holds up no other
-pool of its queue (ROUTE-5). How depends on what the broker can do, which its traits say:
+A queue that is connected is not polled while `FlowControl.ask` returns None:
+
+- no pool of the router has room;
+- the targets of all that came lately are down, and it is not yet time for a probe (MED-4);
+- the pools of this queue are full, and a search for messages of others is not due;
+- other pools have room, but the look-ahead is used up: WARN `LOOK_AHEAD`.
+
+A message whose pool is full holds up no other pool of its queue (ROUTE-5). How depends on what the
+broker can do, which its traits say:
 
 - with a selector, messages of full pools are not asked for, and surplus ones go back at once;
 - if messages can be deferred, they go back until it is their turn;
@@ -204,7 +211,7 @@ class FlowControl:
     # What may be asked for.
 
     def ask(self, traits: Traits) -> Ask | None:
-        """Return what may be asked for now. None: nothing, see `patience`."""
+        """Return what may be asked for now. None: nothing; ask again after `patience`."""
         now = self._loop.time()
         self.is_used_up = False
         self.place_waiting()

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 import uvloop
+from msgspec.structs import replace
 
 from bench.engine import drain
 from bench.measure import TICKS, spread
@@ -39,9 +40,21 @@ EXECUTORS: Final = {
 }
 
 
+PROCESS_POOL: Final = PoolConfig(
+    code=DEFAULT_POOL, concurrency=8 * PROCESSES, parallel_ungrouped=True
+)
+HANDLER_POOL: Final = PoolConfig(code=DEFAULT_POOL, concurrency=10, parallel_ungrouped=True)
+# By what they take ahead: messages that wait for each of 10 handlers.
+HANDLERS: Final = {
+    "handler": 5,
+    "handler, nothing taken ahead": 0,
+    "handler in a thread": 5,
+}
+
+
 def measure(messages: int, rounds: int) -> ReportTable:
     once = messages // 20  # a process each
-    cases = {"process, once": once, "process, serve": messages, "handler": messages}
+    cases = {"process, once": once, "process, serve": messages, **dict.fromkeys(HANDLERS, messages)}
     found: dict[str, list[tuple[float, float]]] = {case: [] for case in cases}
     for number in range(rounds):
         say(f"processes, round {number + 1} of {rounds}")
@@ -59,15 +72,23 @@ def measure(messages: int, rounds: int) -> ReportTable:
 async def _cost(case: str, total: int) -> tuple[float, float]:
     """Return our CPU microseconds per task, without those of the tasks, and tasks per second."""
     with tempfile.TemporaryDirectory() as folder:
-        if case == "handler":
+        if case in HANDLERS:
             worker = Worker("memory://unused", dead_letters="none")
 
-            @worker.handler("nothing")
-            async def nothing(_command: Command, _context: Context) -> None: ...
+            if "thread" in case:
+
+                @worker.handler("nothing")
+                def nothing(_command: Command, _context: Context) -> None: ...
+
+            else:
+
+                @worker.handler("nothing")
+                async def nothing_async(_command: Command, _context: Context) -> None: ...
 
             target: Mapping[str, str] = {"mediationTarget": "handler:nothing"}
             runner = worker._tasks  # noqa: SLF001 - on a queue of ours
-            return await _drain(Path(folder), total, runner, target)
+            pool = replace(HANDLER_POOL, take_ahead=HANDLERS[case])
+            return await _drain(Path(folder), total, runner, target, pool=pool)
         mode = ExecutorMode(case.partition(", ")[2])
         executor = Executor(
             name="x",
@@ -83,11 +104,16 @@ async def _cost(case: str, total: int) -> tuple[float, float]:
 
 
 async def _drain(
-    folder: Path, total: int, runner: TaskRunner, target: Mapping[str, str], helper: int = 0
+    folder: Path,
+    total: int,
+    runner: TaskRunner,
+    target: Mapping[str, str],
+    helper: int = 0,
+    *,
+    pool: PoolConfig = PROCESS_POOL,
 ) -> tuple[float, float]:
     queue = QueueConfig(name="q", uri=f"sqlite:///{folder}/queue.db?queue=q")
     alerts = Alerts(WarningBook(), time.time)
-    pool = PoolConfig(code=DEFAULT_POOL, concurrency=8 * PROCESSES, parallel_ungrouped=True)
     async with open_brokers(Settings(), alerts) as brokers:
         async with brokers.open_publisher(queue) as publisher:
             for start in range(0, total, CHUNK):

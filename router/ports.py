@@ -1,8 +1,10 @@
 """The ports to the outside world. Nothing else in the router does I/O.
 
-An adapter implements a port without inheriting from it; mypy checks the fit where `main` wires it.
+An adapter implements a port without inheriting import asyncio
+from it; mypy checks the fit where `main` wires it.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, StrEnum, auto
@@ -341,11 +343,15 @@ class Task(Struct, frozen=True):
     extend: Callable[[], Awaitable[bool]]  # its lease, now; False: it was lost
 
 
+class StillRunning(asyncio.CancelledError):
+    """A task was cancelled, but cannot be stopped: its message must not be handed out yet."""
+
+
 class TaskRunner(Protocol):
     async def run(self, task: Task) -> Answer:
         """Run it once and return what it answered, as a Reply with status 200 if it ended well.
 
-        Raises only when cancelled, and then leaves nothing behind.
+        Raises only when cancelled, and then leaves nothing behind: else it raises StillRunning.
         """
 
 

@@ -46,12 +46,11 @@ import logging
 import os
 import secrets
 import time
-import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -60,21 +59,42 @@ from router.brokers.catalog import broker_variables
 from router.core.config import RetryPolicy, RoutingConfig
 from router.core.config_document import read_document
 from router.core.message import DEFAULT_POOL
-from router.core.outcome import Answer, Cause, NoReply, Reply
-from router.core.target import HANDLER, is_local_name, read_target
+from router.core.state import Health, RouterState, StandbyStatus, SyncCounts, assess
+from router.core.target import is_local_name
 from router.core.timestamps import Tsids
-from router.core.warnings import WarningBook
+from router.core.warnings import Code, Notice, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.breaker import Breakers
 from router.engine.chores import Chores
 from router.engine.delivery import TaskMediator
+from router.engine.periodic import LoopLag
 from router.engine.queue_manager import QueueManager, shut_down
-from router.ports import Task
+from router.engine.state import StateReader
+from router.outbound.handlers import (
+    Command,
+    Context,
+    Handler,
+    HandlerTasks,
+    HandlerThreads,
+    Middleware,
+    Next,
+    Permanent,
+    Transient,
+)
 from router.setting_values import dead_letter_url
 from router.settings import Settings
 from router.wiring import open_brokers, open_engine, open_letters
 
-__all__ = ["Command", "Context", "Next", "Permanent", "RetryPolicy", "Transient", "Worker"]
+__all__ = [
+    "Command",
+    "Context",
+    "Counts",
+    "Next",
+    "Permanent",
+    "RetryPolicy",
+    "Transient",
+    "Worker",
+]
 
 log = logging.getLogger(__name__)
 
@@ -88,56 +108,35 @@ _SETTINGS: Final = (  # those of the service that hold for a worker, besides the
     "MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES",
     "MESSAGE_ROUTER_DEFAULT_RETRY",
 )
+_METRICS: Final = """\
+# HELP message_router_handlers_running Handlers that run now
+# TYPE message_router_handlers_running gauge
+message_router_handlers_running %d
+# HELP message_router_handlers_stuck Plain functions that run past their time limit now
+# TYPE message_router_handlers_stuck gauge
+message_router_handlers_stuck %d
+# HELP message_router_handlers_stuck_total Runs in a thread past their time limit
+# TYPE message_router_handlers_stuck_total counter
+message_router_handlers_stuck_total %d
+"""
 _NO_QUEUES: Final[Mapping[str, str]] = {}
-_DONE: Final = Reply(200)  # without a result
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class Command(Struct, frozen=True):
-    """What a message asks for."""
-
-    id: str
-    type: str
-    payload: Any = None  # decoded JSON
-    correlation_id: str | None = None
-
-
-class Context(Struct, frozen=True):
-    """The circumstances of one run."""
-
-    attempt: int  # from 1
-    max_attempts: int | None  # None: there is no limit
-    _extend: Callable[[], Awaitable[bool]]
-
-    async def extend(self) -> bool:
-        """Extend the lease of the message now. Return False if it was lost.
-
-        The worker extends leases automatically while a handler runs. This is for one that is about
-        to block the event loop. A message whose lease is lost may be handled elsewhere, too.
-        """
-        return await self._extend()
-
-
-class _HandlerError(Exception):
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
-        self.message = message
-
-
-class Transient(_HandlerError):
-    """The message is handled again later, as its retry policy says."""
-
-
-class Permanent(_HandlerError):
-    """No retry can help: the message becomes a dead letter."""
-
-
-Handler = Callable[[Command, Context], Awaitable[object]]
-Next = Handler  # what a middleware calls to go on
-Middleware = Callable[[Command, Context, Next], Awaitable[object]]
 H = TypeVar("H", bound=Handler)
 M = TypeVar("M", bound=Middleware)
+
+
+class Counts(Struct, frozen=True):
+    """What became of messages since `start`."""
+
+    received: int = 0
+    delivered: int = 0  # their handlers ended well
+    dead_lettered: int = 0
+    returned: int = 0  # to the queue, to be handled again
+    running: int = 0  # handlers, now
+    stuck: int = 0  # plain functions that run past their time limit, now
+    stuck_total: int = 0
 
 
 class Worker:
@@ -152,6 +151,11 @@ class Worker:
         dead_letters: str | None = None,
         reply_queues: Mapping[str, str] = _NO_QUEUES,
         take_ahead: int = 0,
+        domain: str | None = None,
+        visibility_timeout: float | None = None,
+        time_limit: float | None = None,
+        rate_limit: int | None = None,
+        threads: int | None = None,
     ) -> None:
         """Raise ValueError if the arguments or the environment make no sense.
 
@@ -161,16 +165,38 @@ class Worker:
         `reply_queues`: the URIs of queues that messages may name in `replyTo`, by name.
         `take_ahead`: messages that wait here for each handler that may run at once. 0: a message
         is taken only when a handler can run. More of them save calls, if messages take little time.
+        `domain`: of a command bus: the queue is `<domain>__commands`, unless the URI names one.
+        `visibility_timeout`: the seconds of a lease, which is extended while a handler runs.
+        `time_limit`: the seconds that a handler may run. An async one is then cancelled and tried
+        again; a plain function cannot be stopped, so its message is held until it returns.
+        `rate_limit`: messages per minute.
+        `threads`: for handlers that are plain functions; None: as many as `concurrency`.
         """
+        _check_positive(concurrency=concurrency, rate_limit=rate_limit, threads=threads)
+        _check_positive(visibility_timeout=visibility_timeout, time_limit=time_limit)
+        self.domain = domain
         settings = _settings(os.environ)
         if retry is not None:
             settings = replace(settings, default_retry=retry)
         if dead_letters is not None:
             settings = replace(settings, dead_letter_url=dead_letter_url(dead_letters))
         self._settings = settings
-        pool = {"concurrency": concurrency, "takeAhead": take_ahead}
-        self._config = _config(queue_uri, pool, reply_queues, settings)
-        self._tasks = _HandlerTasks()
+        pool = {
+            "concurrency": concurrency,
+            "takeAhead": take_ahead,
+            "rateLimitPerMinute": rate_limit,
+        }
+        queue = {
+            "queueUri": queue_uri if domain is None else _queue_of(queue_uri, domain),
+            "visibilityTimeout": visibility_timeout,
+        }
+        self._config = _config(queue, pool, reply_queues, settings)
+        self._book = WarningBook()
+        self._alerts = Alerts(self._book, time.time)
+        self._tasks = HandlerTasks(
+            HandlerThreads(threads or concurrency), time_limit=time_limit, on_stuck=self._note_stuck
+        )
+        self._reader: StateReader | None = None
         self._running: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._grace = 0.0  # seconds for what is in flight, once it stops
@@ -200,6 +226,70 @@ class Worker:
     def in_flight_count(self) -> int:
         """How many handlers run now."""
         return self._tasks.in_flight
+
+    @property
+    def health(self) -> Health:
+        """Whether the worker can work, and what needs attention."""
+        return assess(self._state())
+
+    @property
+    def counts(self) -> Counts:
+        """What became of messages since `start`; they can still be read after `stop`."""
+        ledger, tasks = self._state().ledger, self._tasks
+        return Counts(
+            received=ledger.get("received", 0),
+            delivered=ledger.get("delivered", 0),
+            dead_lettered=ledger.get("dead_lettered", 0),
+            returned=ledger.get("returned", 0),
+            running=tasks.in_flight,
+            stuck=tasks.stuck,
+            stuck_total=tasks.stuck_total,
+        )
+
+    @property
+    def warnings(self) -> Sequence[Notice]:
+        """What is wrong, the newest first: the warnings that the service would show."""
+        return self._book.list(now=time.time())
+
+    async def metrics(self) -> bytes:
+        """Return all metrics of the service that a worker has, in the text format of Prometheus."""
+        from router.api.metrics import metrics_page  # noqa: PLC0415  it loads the API
+
+        return await metrics_page(self._state()) + _METRICS.encode() % (
+            self._tasks.in_flight,
+            self._tasks.stuck,
+            self._tasks.stuck_total,
+        )
+
+    async def asgi(
+        self,
+        scope: Mapping[str, Any],
+        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+    ) -> None:
+        """Answer `GET /health` and `GET /metrics`: an ASGI app, to mount or to serve by itself.
+
+        It has no authentication and shows no message. `/health` is 503 if the worker cannot work.
+        """
+        del receive  # no request has a body
+        if scope["type"] != "http":
+            raise RuntimeError("this app answers HTTP requests only")
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        status, kind, body = 404, b"text/plain", b"there are /health and /metrics\n"
+        if scope["method"] not in ("GET", "HEAD"):
+            status, body = 405, b"only GET is allowed\n"
+        elif path == "/health":
+            found = self.health
+            status, kind = 200 if found.healthy else 503, b"application/json"
+            said = {"healthy": found.healthy, "status": found.status.value, "issues": found.issues}
+            body = _encode({**said, **msgspec.structs.asdict(self.counts)})
+        elif path == "/metrics":
+            status, kind, body = 200, b"text/plain; version=0.0.4", await self.metrics()
+        headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send(
+            {"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body}
+        )
 
     async def start(self) -> None:
         """Begin to handle messages. Raises StoreError if dead letters cannot be stored.
@@ -234,7 +324,8 @@ class Worker:
         await self.stop(timeout=0.0)
 
     async def _run(self, ready: asyncio.Future[None]) -> None:
-        settings, alerts = self._settings, Alerts(WarningBook(), time.time)
+        settings, alerts, breakers = self._settings, self._alerts, Breakers(lambda _: None)
+        lag = LoopLag()
         async with AsyncExitStack() as stack:
             # What can fail comes before the task group, which would wrap its error.
             store = await stack.enter_async_context(open_letters(settings))
@@ -247,97 +338,37 @@ class Worker:
                     brokers=brokers,
                     store=store,
                     new_id=Tsids(time.time, secrets.randbits).new,
+                    breakers=breakers,
                 )
+            )
+            self._reader = reader = StateReader(
+                manager, breakers, manager.deps.letters, self._book, lag=lag, wall=time.time
             )
             try:
                 await manager.apply(self._config)
-                chores = Chores(manager, Breakers(lambda _: None), alerts).start(manager.deps.tasks)
+                tasks = manager.deps.tasks
+                chores = [*Chores(manager, breakers, alerts).start(tasks)]
+                chores.append(tasks.create_task(lag.watch(), name="loop lag"))
+                reader.initialized = True
                 ready.set_result(None)
                 await self._stopping.wait()
                 for chore in chores:
                     chore.cancel()
+                reader.shutting_down = True
                 await shut_down(manager, self._grace)
             finally:
+                reader.initialized = False
                 self._manager = None
+                self._tasks.close()
 
+    def _state(self) -> RouterState:
+        if self._reader is None:
+            return RouterState(initialized=False)
+        return self._reader.read(SyncCounts(), StandbyStatus())
 
-class _HandlerTasks:
-    """Runs tasks by calling handlers."""
-
-    def __init__(self) -> None:
-        self.in_flight = 0
-        self._handlers: dict[str, Handler] = {}
-        self._middleware: list[Middleware] = []
-        self._chains: dict[str, Handler] = {}  # handlers with their middleware around them
-
-    def register(self, command_type: str, handler: Handler) -> None:
-        if command_type in self._handlers:
-            raise ValueError(f"{command_type!r} has a handler already")
-        self._handlers[command_type] = handler
-        self._chain()
-
-    def wrap(self, middleware: Middleware) -> None:
-        self._middleware.append(middleware)
-        self._chain()
-
-    async def run(self, task: Task) -> Answer:
-        message, target = task.message, read_target(task.message.target)
-        handle = self._chains.get(target.host) if target.scheme == HANDLER else None
-        if handle is None:
-            return NoReply(Cause.NO_HANDLER, "this worker has no handler for it")
-        self.in_flight += 1
-        try:
-            payload = msgspec.json.decode(message.payload) if message.has_payload else None
-            command = Command(message.id, target.host, payload, message.correlation_id)
-            context = Context(task.attempt, task.max_attempts, task.extend)
-            return _reply(await handle(command, context))
-        except Permanent as error:
-            detail = f"the handler gave up: {error.code}"
-            return NoReply(Cause.PERMANENT, detail, error.message, error.code)
-        except Transient as error:
-            detail = f"the handler failed: {error.code}"
-            return NoReply(Cause.TASK_FAILED, detail, error.message, error.code)
-        except asyncio.CancelledError as error:
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():
-                raise
-            return _failure(target.host, error)  # the handler waited for something cancelled
-        except Exception as error:  # noqa: BLE001 - the bulkhead: a handler may raise anything
-            return _failure(target.host, error)
-        finally:
-            self.in_flight -= 1
-
-    def _chain(self) -> None:
-        for command_type, handler in self._handlers.items():
-            chain = handler
-            for middleware in reversed(self._middleware):
-                chain = partial(_call_around, middleware, chain)
-            self._chains[command_type] = chain
-
-
-async def _call_around(
-    middleware: Middleware, following: Next, command: Command, context: Context
-) -> object:
-    return await middleware(command, context, following)
-
-
-def _reply(result: object) -> Answer:
-    """Return the answer of a handler as the JSON that an HTTP target would answer with."""
-    if result is None:
-        return _DONE
-    try:
-        return Reply(200, b'{"result":%b}' % _encode(result))
-    except (TypeError, ValueError, RecursionError) as error:
-        detail, code = "the handler's result cannot be encoded as JSON", "RESULT_NOT_JSON"
-        return NoReply(Cause.PERMANENT, detail, str(error), code)  # a retry would fail, too
-
-
-def _failure(command_type: str, error: BaseException) -> NoReply:
-    name = type(error).__name__
-    # Where it happened, without the text of the error: that may hold data of the message.
-    where = "".join(traceback.format_tb(error.__traceback__))
-    log.error("the handler of %s raised %s\n%s", command_type, name, where)
-    return NoReply(Cause.TASK_FAILED, f"the handler raised {name}", str(error), name)
+    def _note_stuck(self, command_type: str) -> None:
+        text = f"handler {command_type} runs past its time limit: its thread cannot be stopped"
+        self._alerts.of("Worker")(Code.HANDLER_STUCK, text)
 
 
 def _settings(env: Mapping[str, str]) -> Settings:
@@ -346,12 +377,30 @@ def _settings(env: Mapping[str, str]) -> Settings:
     return Settings.from_env({name: value for name, value in env.items() if name in names})
 
 
+def _check_positive(**given: float | None) -> None:
+    """Raise ValueError unless each is more than zero. None: it was not given."""
+    for name, value in given.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be more than 0, not {value!r}")
+
+
+def _queue_of(uri: str, domain: str) -> str:
+    """Return the URI of the queue that a command bus has for a domain."""
+    query = urlsplit(uri).query
+    if "queue" in dict(parse_qsl(query)):
+        return uri
+    return f"{uri}{'&' if query else '?'}queue={quote(domain, safe='')}__commands"
+
+
 def _config(
-    queue_uri: str, limits: Mapping[str, int], reply_queues: Mapping[str, str], settings: Settings
+    queue: Mapping[str, object],
+    limits: Mapping[str, int | None],
+    reply_queues: Mapping[str, str],
+    settings: Settings,
 ) -> RoutingConfig:
     pool = {"code": DEFAULT_POOL, "ungrouped": "parallel", **limits}
     replies = [{"queueName": name, "queueUri": uri} for name, uri in reply_queues.items()]
-    queues = {"queues": [{"queueUri": queue_uri}], "replyQueues": replies}
+    queues = {"queues": [queue], "replyQueues": replies}
     body = _encode({**queues, "processingPools": [pool]})
     document = read_document(body, settings.naming)
     for problem in document.problems:

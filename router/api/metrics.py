@@ -319,14 +319,19 @@ routes = APIRouter(tags=["metrics"])
 @routes.get("/metrics", response_class=Response, responses={HTTPStatus.OK: _DESCRIPTION})
 async def metrics(router: CurrentRouter) -> Response:
     """Return all metrics in the text format of Prometheus."""
-    page, state = _Page(), router.state()
+    return Response(await metrics_page(router.state()), media_type=CONTENT_TYPE)
+
+
+async def metrics_page(state: RouterState) -> bytes:
+    """Write all metrics of one moment."""
+    page = _Page()
     page.add(ROUTER_METRICS, [state])
     page.add(TARGET_METRICS, held_back(state))
     async for queues in sliced(state.queues):
         page.add(QUEUE_METRICS, queues)
     async for pools in sliced(state.pools):
         page.add(POOL_METRICS, pools)
-    return Response(page.text(), media_type=CONTENT_TYPE)
+    return page.text()
 
 
 class _Page:

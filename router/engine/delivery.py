@@ -42,11 +42,11 @@ from router.core.trace import UNRECORDED, SamplingRule, request_span
 from router.core.warnings import Code, Severity
 from router.engine.alerts import Alerts
 from router.engine.breaker import OPEN_SECONDS, Breaker
-from router.engine.job import NEVER, Job, Return
+from router.engine.job import EXPIRED, NEVER, Job, Return
 from router.engine.lanes import MAX_NAMED, FailingGroups, Lane
 from router.engine.limits import Permits
 from router.engine.targets import TargetOrigin
-from router.ports import Sender, Task, TaskRunner
+from router.ports import Sender, StillRunning, Task, TaskRunner
 from router.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -335,14 +335,10 @@ class DeliveryRunner:
             self.last_start = job.started_at = now
             try:
                 outcome = await self._mediator.attempt(job, self.config)
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as error:
                 if task not in self._aborted:
                     raise
-                self._aborted.discard(task)
-                task.uncancel()
-                seconds = self._loop.time() - job.started_at
-                job.tries += (Try(job.started_at, seconds, None, _ABORTED),)
-                self._loop.call_soon(target.wake)
+                self._note_abort(job, task, error)
                 return None
             finally:
                 del self.requests[job]
@@ -364,6 +360,18 @@ class DeliveryRunner:
                 return failed if failed and outcome.cause in _NOT_TRIED else outcome
             failed = outcome
         return failed
+
+    def _note_abort(
+        self, job: Job, task: asyncio.Task[None], error: asyncio.CancelledError
+    ) -> None:
+        """Take note of a request that was cut. What runs on all the same is left to its lease."""
+        self._aborted.discard(task)
+        task.uncancel()
+        if isinstance(error, StillRunning):
+            job.lease_until = EXPIRED  # returned now, it would run twice at once
+        seconds = self._loop.time() - job.started_at
+        job.tries += (Try(job.started_at, seconds, None, _ABORTED),)
+        self._loop.call_soon(job.line.target.wake)
 
     async def _wait_to_try(self, job: Job, failed: Outcome, seconds: float) -> bool:
         """Wait for the next try and a place at the target; the permit is free meanwhile.

@@ -6,7 +6,10 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
+from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -223,3 +226,82 @@ def test_the_example_has_25_lines_and_works(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"Hello, Ada (attempt 1)\n"
         process.terminate()
         assert process.wait(30) == 0
+
+
+async def ask(worker: Worker, path: str, method: str = "GET") -> tuple[int, bytes]:
+    """Ask the ASGI app of a worker."""
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def send(event: MutableMapping[str, Any]) -> None:
+        sent.append(event)
+
+    async def receive() -> MutableMapping[str, Any]:
+        raise AssertionError("no request has a body")
+
+    await worker.asgi({"type": "http", "path": path, "method": method}, receive, send)
+    return sent[0]["status"], sent[1]["body"]
+
+
+@pytest.mark.rule("CMD-9")
+async def test_plain_functions_run_in_threads_and_the_worker_tells_how_it_is(site: Site) -> None:
+    worker = worker_on(site, time_limit=0.2, retry=RetryPolicy(max_attempts=1))
+    names: list[str] = []
+    gate = threading.Event()
+
+    @worker.handler("work")
+    def work(command: Command, _context: Context) -> object:
+        names.append(threading.current_thread().name)
+        if command.id == "stuck":
+            gate.wait(30)
+        return {"ok": True}
+
+    assert (await ask(worker, "/health"))[0] == 503
+    await site.fill("orders", [command("a"), command("stuck")])
+    await worker.start()
+    await eventually(lambda: worker.counts.stuck == 1 and worker.counts.delivered == 1)
+    status, health = await ask(worker, "/health")
+    assert (status, json.loads(health)["running"]) == (200, 1)
+    assert [each.code for each in worker.warnings] == ["HANDLER_STUCK"]
+    _, page = await ask(worker, "/metrics")
+    assert b"\nmessage_router_handlers_stuck 1\n" in page
+    assert (await ask(worker, "/other"))[0] == 404
+    assert (await ask(worker, "/health", "POST"))[0] == 405
+    assert (await ask(worker, "/health", "HEAD")) == (200, b"")
+    gate.set()
+    await eventually(lambda: site.unsettled() == set())
+    await worker.stop(timeout=5)
+
+    assert set(names) <= {"handler-1", "handler-2"}
+    assert (worker.counts.received, worker.counts.dead_lettered) == (2, 1)
+    assert worker.counts.stuck_total == 1
+    assert not worker.health.healthy
+
+
+@pytest.mark.rule("CMD-9")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"concurrency": 0},
+        {"concurrency": -1},
+        {"threads": 0},
+        {"rate_limit": 0},
+        {"time_limit": 0},
+        {"visibility_timeout": float("nan")},
+    ],
+)
+async def test_numbers_that_make_no_sense_are_refused(
+    site: Site, options: dict[str, object]
+) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} must be more than 0"):
+        worker_on(site, **options)
+
+
+@pytest.mark.rule("CMD-9")
+async def test_a_domain_names_the_queue_of_its_commands(site: Site) -> None:
+    worker = Worker(f"sqlite:///{site.folder}/bus.db", domain="payments", dead_letters="none")
+    assert worker.domain == "payments"
+    (queue,) = worker._config.queues
+    assert queue.uri.endswith("/bus.db?queue=payments__commands")
+    named = Worker(f"sqlite:///{site.folder}/bus.db?queue=own", domain="x", dead_letters="none")
+    assert named._config.queues[0].uri.endswith("?queue=own")

@@ -1,0 +1,330 @@
+"""Runs handlers as tasks: async functions here, plain functions in threads (CMD-9).
+
+A thread cannot be stopped. So a message whose plain function runs past its time limit stays held,
+with its lease and its group, until the function has returned.
+"""
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+import traceback
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Final, Protocol, cast
+
+import msgspec
+from msgspec import Struct
+
+from router.core.outcome import Answer, Cause, NoReply, Reply
+from router.core.target import HANDLER, read_target
+from router.ports import StillRunning, Task
+
+log = logging.getLogger(__name__)
+
+_DONE: Final = Reply(200)  # without a result
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Command(Struct, frozen=True):
+    """What a message asks for."""
+
+    id: str
+    type: str
+    payload: Any = None  # decoded JSON
+    correlation_id: str | None = None
+
+
+class Context(Struct, frozen=True):
+    """The circumstances of one run."""
+
+    attempt: int  # from 1, at most `max_attempts`
+    max_attempts: int | None  # None: there is no limit
+    _extend: Callable[[], Awaitable[bool]]
+
+    async def extend(self) -> bool:
+        """Extend the lease of the message now. Return False if it was lost.
+
+        The worker extends leases automatically while a handler runs. This is for an async handler
+        that is about to block the event loop. A message whose lease is lost may be handled
+        elsewhere, too.
+        """
+        return await self._extend()
+
+
+class _HandlerError(Exception):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class Transient(_HandlerError):
+    """The message is handled again later, as its retry policy says."""
+
+
+class Permanent(_HandlerError):
+    """No retry can help: the message becomes a dead letter."""
+
+
+AsyncHandler = Callable[[Command, Context], Awaitable[object]]
+Handler = Callable[[Command, Context], object]  # async, or run in a thread
+Next = AsyncHandler  # what a middleware calls to go on
+Middleware = Callable[[Command, Context, Next], Awaitable[object]]
+
+
+class Threads(Protocol):
+    def run(self, call: Callable[[], object]) -> asyncio.Future[object]:
+        """Call it in a thread. The future gets what it returns or raises, unless cancelled."""
+
+    def close(self) -> None:
+        """End idle threads, and the others once their call has returned."""
+
+
+class HandlerThreads:
+    """A bounded number of named threads. They do not keep the program from ending."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._started = 0
+        self._waiting = 0  # calls that have not returned yet
+
+    def run(self, call: Callable[[], object]) -> asyncio.Future[object]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[object] = loop.create_future()
+        context = contextvars.copy_context()
+        self._waiting += 1
+        if self._started < min(self._waiting, self._most):
+            self._started += 1
+            name = f"handler-{self._started}"
+            threading.Thread(target=self._serve, name=name, daemon=True).start()
+        self._calls.put(partial(self._call, call, context, future, loop))
+        return future
+
+    def close(self) -> None:
+        for _ in range(self._started):
+            self._calls.put(None)
+        self._started = 0
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # it holds a message
+
+    def _call(
+        self,
+        call: Callable[[], object],
+        context: contextvars.Context,
+        future: asyncio.Future[object],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        try:
+            # What was cancelled before its turn does not begin.
+            result, error = None if future.cancelled() else context.run(call), None
+        except BaseException as raised:  # noqa: BLE001 - the bulkhead of the thread
+            result, error = None, raised
+        with suppress(RuntimeError):  # the loop is closed: nobody waits for it
+            loop.call_soon_threadsafe(self._end, future, result, error)
+
+    def _end(
+        self, future: asyncio.Future[object], result: object, error: BaseException | None
+    ) -> None:
+        self._waiting -= 1
+        if future.done():  # cancelled
+            return
+        if error is None:
+            future.set_result(result)
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+            future.set_exception(error)
+        else:  # what would end the event loop, or cannot be raised into a coroutine
+            future.set_exception(RuntimeError(f"the handler raised {type(error).__name__}"))
+
+
+class _TimeLimitPassed(Exception):
+    """A plain function has returned, but too late."""
+
+
+class HandlerTasks:
+    """Runs tasks by calling handlers."""
+
+    def __init__(
+        self,
+        threads: Threads,
+        *,
+        time_limit: float | None = None,
+        on_stuck: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`on_stuck` is told the type of a handler whose thread runs past its time limit."""
+        self.in_flight = 0
+        self.stuck = 0  # threads past their time limit now
+        self.stuck_total = 0  # messages whose handler was stuck
+        self.handled = 0  # runs that have ended
+        self._threads = threads
+        self._time_limit = time_limit
+        self._on_stuck = on_stuck
+        self._handlers: dict[str, Handler] = {}
+        self._middleware: list[Middleware] = []
+        self._chains: dict[str, AsyncHandler] = {}  # handlers with their middleware around them
+
+    def close(self) -> None:
+        self._threads.close()
+
+    def register(self, command_type: str, handler: Handler) -> None:
+        """Raises TypeError if it cannot be a handler, ValueError if its type has one already."""
+        if command_type in self._handlers:
+            raise ValueError(f"{command_type!r} has a handler already")
+        _check(handler, "a handler", "a command and a context", 2)
+        self._handlers[command_type] = handler
+        self._chain()
+
+    def wrap(self, middleware: Middleware) -> None:
+        _check(middleware, "a middleware", "a command, a context and what it calls to go on", 3)
+        if not _is_async(middleware):
+            raise TypeError("a middleware must be an async function")
+        self._middleware.append(middleware)
+        self._chain()
+
+    async def run(self, task: Task) -> Answer:
+        message, target = task.message, read_target(task.message.target)
+        handle = self._chains.get(target.host) if target.scheme == HANDLER else None
+        if handle is None:
+            return NoReply(Cause.NO_HANDLER, "this worker has no handler for it")
+        self.in_flight += 1
+        try:
+            payload = msgspec.json.decode(message.payload) if message.has_payload else None
+            command = Command(message.id, target.host, payload, message.correlation_id)
+            context = Context(task.attempt, task.max_attempts, task.extend)
+            if self._time_limit is None or not _is_async(self._handlers[target.host]):
+                return _reply(await handle(command, context))
+            return await self._run_limited(handle, command, context, self._time_limit)
+        except _TimeLimitPassed:
+            return self._too_late()
+        except asyncio.CancelledError as error:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            return _failure(target.host, error)  # the handler waited for something cancelled
+        except Exception as error:  # noqa: BLE001 - the bulkhead: a handler may raise anything
+            return _failure(target.host, error)
+        finally:
+            self.in_flight -= 1
+            self.handled += 1
+
+    async def _run_limited(
+        self, handle: AsyncHandler, command: Command, context: Context, seconds: float
+    ) -> Answer:
+        """Cancel an async handler that runs for longer."""
+        timer = asyncio.timeout(seconds)
+        try:
+            async with timer:
+                return _reply(await handle(command, context))
+        except TimeoutError:
+            if not timer.expired():
+                raise  # its own
+            return self._too_late()
+
+    def _too_late(self) -> NoReply:
+        detail = f"the handler has not ended within {self._time_limit:g} s"
+        return NoReply(Cause.TASK_TIMEOUT, detail, detail, "TIME_LIMIT")
+
+    async def _run_in_thread(self, handler: Handler, command: Command, context: Context) -> object:
+        """Run a plain function, and wait for it even if it takes longer than it may."""
+        running = self._threads.run(partial(handler, command, context))
+        is_late, timer = False, None
+
+        def note_stuck() -> None:
+            nonlocal is_late
+            is_late = True
+            self.stuck += 1
+            self.stuck_total += 1
+            self._on_stuck(command.type)
+
+        if self._time_limit is not None:
+            timer = asyncio.get_running_loop().call_later(self._time_limit, note_stuck)
+        try:
+            result = await running
+        except asyncio.CancelledError:
+            raise StillRunning from None
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self.stuck -= is_late
+        if is_late:
+            raise _TimeLimitPassed
+        # A function that returns what an async one returned is async in effect.
+        return await result if inspect.isawaitable(result) else result
+
+    def _chain(self) -> None:
+        for command_type, handler in self._handlers.items():
+            chain: AsyncHandler
+            if _is_async(handler):
+                chain = cast("AsyncHandler", handler)
+            else:
+                chain = partial(self._run_in_thread, handler)
+            for middleware in reversed(self._middleware):
+                chain = partial(_call_around, middleware, chain)
+            self._chains[command_type] = chain
+
+
+async def _call_around(
+    middleware: Middleware, following: Next, command: Command, context: Context
+) -> object:
+    return await middleware(command, context, following)
+
+
+def _is_async(function: Callable[..., object]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - of an object that can be called
+    )
+
+
+def _check(function: object, what: str, arguments: str, count: int) -> None:
+    """Raise TypeError with what is wrong about a handler or a middleware."""
+    if inspect.isclass(function):
+        raise TypeError(f"{what} must be a function, not a class")
+    if not callable(function):
+        raise TypeError(f"{what} must be a function, not {type(function).__name__}")
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    if any(map(_is_generator, (function, called))):
+        raise TypeError(f"{what} must return its result; a generator (`yield`) is not run")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # some built-in functions do not say
+    try:
+        signature.bind(*range(count))
+    except TypeError as error:
+        raise TypeError(f"{what} takes {arguments}; this one takes {signature}: {error}") from None
+
+
+def _is_generator(function: object) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _reply(result: object) -> Answer:
+    """Return the answer of a handler as the JSON that an HTTP target would answer with."""
+    if result is None:
+        return _DONE
+    try:
+        return Reply(200, b'{"result":%b}' % _encode(result))
+    except (TypeError, ValueError, RecursionError) as error:
+        detail, code = "the handler's result cannot be encoded as JSON", "RESULT_NOT_JSON"
+        return NoReply(Cause.PERMANENT, detail, str(error), code)  # a retry would fail, too
+
+
+def _failure(command_type: str, error: BaseException) -> NoReply:
+    if isinstance(error, Permanent):
+        detail = f"the handler gave up: {error.code}"
+        return NoReply(Cause.PERMANENT, detail, error.message, error.code)
+    if isinstance(error, Transient):
+        detail = f"the handler failed: {error.code}"
+        return NoReply(Cause.TASK_FAILED, detail, error.message, error.code)
+    name = type(error).__name__
+    # Where it happened, without the text of the error: that may hold data of the message.
+    where = "".join(traceback.format_tb(error.__traceback__))
+    log.error("the handler of %s raised %s\n%s", command_type, name, where)
+    return NoReply(Cause.TASK_FAILED, f"the handler raised {name}", str(error), name)

@@ -1,0 +1,90 @@
+"""The threads of plain handlers (CMD-9)."""
+
+import asyncio
+import contextvars
+import threading
+
+import pytest
+
+from router.outbound.handlers import HandlerThreads
+
+pytestmark = [pytest.mark.anyio, pytest.mark.clock("real")]
+
+PLACE: contextvars.ContextVar[str] = contextvars.ContextVar("PLACE")
+
+
+@pytest.mark.rule("CMD-9")
+async def test_threads_are_named_bounded_and_reused() -> None:
+    threads, gate = HandlerThreads(2), threading.Event()
+    seen: list[str] = []
+
+    both = threading.Barrier(3)
+
+    def call() -> None:
+        seen.append(threading.current_thread().name)
+        if not gate.is_set():
+            both.wait(10)
+        gate.wait(10)
+
+    calls = [threads.run(call) for _ in range(5)]
+    await asyncio.to_thread(both.wait, 10)
+    assert len(seen) == 2
+    gate.set()
+    await asyncio.gather(*calls)
+    await threads.run(call)
+    threads.close()
+
+    assert set(seen) == {"handler-1", "handler-2"}
+    assert len(seen) == 6
+
+
+@pytest.mark.rule("CMD-9")
+async def test_a_thread_sees_the_context_and_answers_with_result_or_error() -> None:
+    threads = HandlerThreads(1)
+    PLACE.set("here")
+
+    def fail() -> None:
+        raise KeyError("x")
+
+    def leave() -> None:
+        raise SystemExit
+
+    assert await threads.run(PLACE.get) == "here"
+    with pytest.raises(KeyError):
+        await threads.run(fail)
+    with pytest.raises(RuntimeError, match="the handler raised SystemExit"):
+        await threads.run(leave)
+    assert await threads.run(PLACE.get) == "here"
+    threads.close()
+
+
+@pytest.mark.rule("CMD-9")
+async def test_a_cancelled_call_that_has_not_begun_never_does() -> None:
+    threads, gate = HandlerThreads(1), threading.Event()
+    called: list[str] = []
+    first = threads.run(lambda: gate.wait(10))
+    second = threads.run(lambda: called.append("second"))
+    second.cancel()
+    gate.set()
+
+    assert await first is True
+    await threads.run(lambda: called.append("third"))
+    threads.close()
+    assert called == ["third"]
+
+
+@pytest.mark.rule("CMD-9")
+def test_a_thread_that_ends_after_the_event_loop_disturbs_nobody() -> None:
+    threads, gate = HandlerThreads(1), threading.Event()
+
+    async def leave_it() -> None:
+        threads.run(lambda: gate.wait(10))
+
+    asyncio.run(leave_it())
+    gate.set()
+    threads.close()
+    for thread in threading.enumerate():
+        if thread.name == "handler-1":
+            assert thread.daemon
+            thread.join(10)
+            assert not thread.is_alive()

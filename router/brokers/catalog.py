@@ -5,7 +5,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
-from router.brokers import activemq, memory, nats, pgmq, postgres, rabbitmq, sqlite, sqs
+from router.brokers import activemq, memory, nats, pgmq, postgres, rabbitmq, redis, sqlite, sqs
 from router.brokers.package import BrokerPackage
 from router.brokers.workers import BrokerSettings
 from router.core.broker import UNKNOWN_BROKER, BrokerFacts, BrokerUnusable, QueueNames
@@ -22,6 +22,7 @@ BROKERS: Final = (
     postgres.BROKER,
     sqlite.BROKER,
     pgmq.BROKER,
+    redis.BROKER,
     memory.BROKER,
 )
 EMBEDDED: Final = sqlite.BROKER

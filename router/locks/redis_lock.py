@@ -1,16 +1,10 @@
-"""A leader lock in Redis: a key that expires. The only module that imports its client."""
+"""A leader lock in Redis: a key that expires."""
 
 from typing import Any, Final
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
-
-from router.locks import LockRequest, instance_of
-from router.ports import LockState, LockUnavailable
-
-CALL_SECONDS: Final = 5.0
+from router.brokers.redis.connection import RedisConnection
+from router.locks import LockRequest, instance_of, lock_errors
+from router.ports import LockState
 
 # KEYS: the lock, its fence. ARGV: owner, TTL in milliseconds.
 # A server that has just started may have forgotten a lock that somebody relies on: nobody gets one
@@ -48,27 +42,20 @@ end
 
 class RedisLock:
     def __init__(self, url: str, request: LockRequest) -> None:
-        self._client = Redis.from_url(
-            url,
-            decode_responses=True,
-            socket_timeout=CALL_SECONDS,
-            socket_connect_timeout=CALL_SECONDS,
-            retry=Retry(NoBackoff(), 1),  # on a new connection: the old one may have died idle
-            client_name="message-router",
-        )
+        self._connection = RedisConnection(url, retries=1)
         self._request = request
         self._ttl_ms = round(request.ttl * 1000)
         # The braces keep both on one node of a cluster.
         self._keys = (request.key, f"{{{request.key}}}:fence")
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._connection.close()
 
     async def acquire(self) -> LockState:
         owner, fence, left_ms = await self._run(_ACQUIRE, self._ttl_ms)
         return LockState(
-            holder=instance_of(owner),
-            is_ours=owner == self._request.owner,
+            holder=instance_of(owner.decode()),
+            is_ours=owner.decode() == self._request.owner,
             fence=int(fence or 0),
             age=max((self._ttl_ms - left_ms) / 1000, 0.0),
         )
@@ -80,11 +67,5 @@ class RedisLock:
         await self._run(_RELEASE)
 
     async def _run(self, script: str, *arguments: int) -> Any:
-        given = [*self._keys, self._request.owner, *map(str, arguments)]
-        try:
-            return await self._client.eval(script, len(self._keys), *given)
-        except ResponseError as error:
-            raise LockUnavailable(f"Redis says: {error}") from None
-        except (RedisError, OSError) as error:
-            # Only its type: the client's texts may name hosts and users.
-            raise LockUnavailable(f"no answer from Redis: {type(error).__name__}") from None
+        with lock_errors():
+            return await self._connection.run(script, self._keys, (self._request.owner, *arguments))

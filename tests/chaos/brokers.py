@@ -35,6 +35,7 @@ from tests.support.servers.base import ServerProcess
 from tests.support.servers.nats import NatsServer
 from tests.support.servers.postgres import PostgresServer, postgres_server
 from tests.support.servers.rabbitmq import RabbitServer, rabbit_server
+from tests.support.servers.redis import RedisServer
 from tests.support.stomp import waiting
 
 QUEUE: Final = "orders"
@@ -189,6 +190,26 @@ class NatsQueue:
 
 
 @dataclass(frozen=True)
+class ChaosRedisQueue:
+    server: RedisServer
+    promises: Promises = Promises(
+        routers=1, order_after_a_crash=False, order_after_a_failure=False, knows_publications=False
+    )
+
+    def uri(self, port: int | None = None) -> str:
+        return f"redis://127.0.0.1:{port or self.server.port}/0?stream={QUEUE}"
+
+    def configure(self, site: Site) -> None:
+        del site
+
+    async def in_flight(self) -> None:
+        return None
+
+    async def left(self) -> list[Body]:
+        return await _counted_by_its_depth(self)
+
+
+@dataclass(frozen=True)
 class ChaosRabbitQueue:
     url: str
     server: RabbitServer | None
@@ -218,14 +239,7 @@ class ChaosRabbitQueue:
         return None
 
     async def left(self) -> list[Body]:
-        config = QueueConfig(name=QUEUE, uri=self.uri())
-        async with (
-            BrokerRegistry(worker_id="check", dedup_window=300.0) as brokers,
-            brokers.open_queue(config) as broker,
-        ):
-            depth = await broker.depth()
-        assert depth is not None
-        return _counted(depth.waiting + depth.in_flight)
+        return await _counted_by_its_depth(self)
 
 
 @dataclass(frozen=True)
@@ -288,6 +302,12 @@ def _nats(folder: Path) -> Iterator[ChaosQueue]:
 
 
 @contextmanager
+def _redis(folder: Path) -> Iterator[ChaosQueue]:
+    with RedisServer(folder, durable=True).running() as server:
+        yield ChaosRedisQueue(server)
+
+
+@contextmanager
 def _rabbitmq(folder: Path) -> Iterator[ChaosQueue]:
     del folder
     with rabbit_server() as server:
@@ -337,6 +357,7 @@ BROKERS: Final[Mapping[str, Callable[[Path], AbstractContextManager[ChaosQueue]]
     "nats": _nats,
     "postgres": _postgres,
     "rabbitmq": _rabbitmq,
+    "redis": _redis,
     "sqlite": _sqlite,
     "sqs": _sqs,
 }
@@ -415,6 +436,17 @@ def dead_letters(site: Site) -> list[Body]:
 def bodies_in(file: Path, query: str) -> list[Body]:
     with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=10)) as db:
         return [json.loads(body) for (body,) in db.execute(query)]
+
+
+async def _counted_by_its_depth(queue: ChaosQueue) -> list[Body]:
+    config = QueueConfig(name=QUEUE, uri=queue.uri())
+    async with (
+        BrokerRegistry(worker_id="check", dedup_window=300.0) as brokers,
+        brokers.open_queue(config) as broker,
+    ):
+        depth = await broker.depth()
+    assert depth is not None
+    return _counted(depth.waiting + depth.in_flight)
 
 
 def _counted(number: int) -> list[Body]:

@@ -213,6 +213,7 @@ CASES = [
         short=1.0,
         drops_duplicates=False,
     ),
+    Case(name="redis", uri="made for each test", server="redis", drops_duplicates=False),
     Case(name="model-of-postgres", uri="", model=Kind.POSTGRES, short=10.0),
     Case(
         name="model-of-sqs-fifo",

@@ -17,6 +17,7 @@ from tests.contract.nats_place import NatsPlace
 from tests.contract.pgmq_place import PgmqPlace
 from tests.contract.postgres_place import PostgresPlace
 from tests.contract.rabbitmq_place import RabbitPlace
+from tests.contract.redis_place import RedisPlace
 from tests.contract.sqs_place import SqsPlace
 from tests.simulation.models import installed, make_server, place_of
 from tests.simulation.network import Weather
@@ -24,6 +25,7 @@ from tests.support.servers import activemq as activemq_servers
 from tests.support.servers import nats, sqs
 from tests.support.servers.postgres import postgres_server, transaction_pooler
 from tests.support.servers.rabbitmq import rabbit_server
+from tests.support.servers.redis import RedisServer
 
 
 @pytest.fixture(params=params(CASES))
@@ -154,3 +156,9 @@ def activemq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActiveMqPlace
     server = activemq_servers.ActiveMqServer(tmp_path_factory.mktemp("activemq"))
     with server.running():
         yield ActiveMqPlace(server)
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisPlace]:
+    with RedisServer(tmp_path_factory.mktemp("redis"), durable=True).running() as server:
+        yield RedisPlace(server)

@@ -27,6 +27,8 @@ from router.brokers.pgmq.table import read_address as read_pgmq
 from router.brokers.postgres import OPTIONS as POSTGRES_OPTIONS
 from router.brokers.postgres import dsn_of
 from router.brokers.rabbitmq import read_address as read_rabbitmq
+from router.brokers.redis import RedisSettings
+from router.brokers.redis import read_address as read_redis
 from router.brokers.sqs import SqsSettings
 from router.brokers.sqs import client as sqs_client
 from router.brokers.sqs import read_address as read_sqs
@@ -252,6 +254,8 @@ _READERS: Final[Mapping[str, Callable[[QueueConfig], object]]] = {
     "http": lambda queue: read_sqs(queue, SqsSettings()),
     "https": lambda queue: read_sqs(queue, SqsSettings()),
     "postgresql": lambda queue: dsn_of(read_uri(queue, POSTGRES_OPTIONS)),
+    "redis": lambda queue: read_redis(queue, RedisSettings()),
+    "rediss": lambda queue: read_redis(queue, RedisSettings()),
     "memory": lambda queue: read_uri(queue, frozenset({"groups", "lease"})),
 }
 

@@ -139,7 +139,11 @@ def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> 
         ("MESSAGE_ROUTER_SYNC_INTERVAL", "0", "from 1s to 86400s, not '0'"),
         ("MESSAGE_ROUTER_SYNC_INTERVAL", "5 parsecs", "such as 500ms, 30s, 5m or 1h"),
         ("MESSAGE_ROUTER_ENABLED", "maybe", "must be true or false, not 'maybe'"),
-        ("MESSAGE_ROUTER_QUEUE_TYPE", "KAFKA", "SQS, ACTIVEMQ, NATS, RABBITMQ, POSTGRES, EMBEDDED"),
+        (
+            "MESSAGE_ROUTER_QUEUE_TYPE",
+            "KAFKA",
+            "SQS, ACTIVEMQ, NATS, RABBITMQ, POSTGRES, EMBEDDED, REDIS",
+        ),
         ("MESSAGE_ROUTER_CONFIG_URL", "ftp://host/x", "http:// or https:// or file://"),
         ("MESSAGE_ROUTER_CONFIG_URL", "http://[::1/x", "must be a URL"),
         ("MESSAGE_ROUTER_CONFIG_URL", "http://host:port/x", "must be a URL"),

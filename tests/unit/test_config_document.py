@@ -387,17 +387,20 @@ def test_an_absurdly_large_number_is_cut_and_noted(
 @pytest.mark.rule("CFG-5")
 def test_too_large_a_queue_is_cut_and_noted() -> None:
     entry = {"queueName": "a", "connections": 10**6, "visibilityTimeout": 10**6}
+    entry |= {"lookAhead": 10**12}
     entry |= {"retry": {"backoff": [1, 10**6, 10**7]}}
 
     document = read({"queues": [entry], "connections": 101})
 
     queue = document.config.queues[0]
     assert (queue.connections, queue.visibility_timeout) == (100, 43_200)
+    assert queue.look_ahead == 100_000
     assert queue.retry == RetryPolicy(None, (1, 43_200, 43_200))
     assert told(document) == [
         ("$.connections", "CONFIGURATION"),
         ("$.queues[0].connections", "QUEUE_VALIDATION"),
         ("$.queues[0].visibilityTimeout", "QUEUE_VALIDATION"),
+        ("$.queues[0].lookAhead", "QUEUE_VALIDATION"),
         ("$.queues[0].retry.backoff", "QUEUE_VALIDATION"),
     ]
 

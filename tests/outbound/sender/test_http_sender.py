@@ -222,6 +222,16 @@ async def test_retry_after_comes_from_the_final_reply_only() -> None:
     assert await answer_of(script) == Reply(429, b"later", "120")
 
 
+@pytest.mark.rule("MED-1", "GATE-1")
+@pytest.mark.parametrize(
+    ("first", "second"), [("5", "120"), ("31536000", "120"), ("soon", "120"), ("-1", "120")]
+)
+async def test_the_last_of_two_retry_after_headers_counts(first: str, second: str) -> None:
+    headers = (f"Retry-After: {first}", f"Retry-After: {second}")
+
+    assert await answer_of(answering(429, b"", *headers)) == Reply(429, b"", second)
+
+
 @pytest.mark.rule("MED-1")
 async def test_an_interim_retry_after_is_forgotten() -> None:
     interim = b"HTTP/1.1 103 Early Hints\r\nRetry-After: 1\r\n\r\n"

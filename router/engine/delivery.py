@@ -127,7 +127,9 @@ class Mediator:
         finally:
             breaker.report(ticket, self._loop.time(), is_good, error_of)
         if breaker.open_since is None:
-            job.batch.was_sent = True
+            if not job.batch.was_sent:
+                job.batch.was_sent = True
+                job.settler.flow.note_target(target)
         else:
             job.batch.probe(breaker.retry_at)
         if outcome.rule.word is not None or target.is_gated:
@@ -198,6 +200,7 @@ class TaskMediator:
         )
         outcome = replace(judge(answer, self._wall, policy), status=None)  # it has none
         if outcome.rule.was_sent:
+            job.settler.flow.note_target(job.line.target)
             job.batch.was_sent = True
         else:
             job.requests -= 1

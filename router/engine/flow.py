@@ -21,7 +21,7 @@ the last ten minutes. Now and then the queue is searched for others.
 
 import asyncio
 import heapq
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -38,10 +38,12 @@ from router.engine.alerts import Warn
 from router.engine.job import NEVER, Batch, Job, Return
 from router.engine.lanes import ordering_group
 from router.engine.pool import Pools, ProcessPool
+from router.engine.targets import TargetOrigin
 from router.ports import PoolFilter, PoolSelector, Traits
 
-POOL_REMEMBERED_SECONDS: Final = 600.0
+REMEMBERED_SECONDS: Final = 600.0  # pools and targets of a queue
 MAX_POOLS_REMEMBERED: Final = 1_000  # of one queue, by the code that messages name
+MAX_TARGETS_REMEMBERED: Final = 100  # of one queue: one that works is enough
 DEFERRED_LOOK_AHEAD_MESSAGES: Final = 10_000
 HELD_LOOK_AHEAD_MESSAGES: Final = 2_000
 MIN_RETURN_SECONDS: Final = 1.0  # for which a message goes back to a queue with a selector
@@ -203,6 +205,7 @@ class FlowControl:
         self._search = Search()
         self._received_at = 0.0  # when the latest receive has brought something
         self._batches: deque[Batch] = deque(maxlen=DARK_RECEIVES)  # the latest
+        self._targets: OrderedDict[TargetOrigin, float] = OrderedDict()  # that got requests, when
         self._may_be_behind = False  # whether anything is held, deferred or refused
         self._refused: set[object] = set()  # groups that the latest batch brought, and had no room
         self._selectors: list[PoolSelector] = []  # of the open connections
@@ -273,7 +276,20 @@ class FlowControl:
     def _is_dark(self) -> bool:
         """Whether the targets of all that came lately are down: then one message is enough."""
         batches = self._batches
-        return len(batches) == DARK_RECEIVES and all(batch.is_dark for batch in batches)
+        return (
+            len(batches) == DARK_RECEIVES
+            and all(batch.is_dark for batch in batches)
+            and not self._has_target_up
+        )
+
+    @property
+    def _has_target_up(self) -> bool:
+        """Whether a target of this queue works: what is for it may be behind all that came."""
+        oldest = self._loop.time() - REMEMBERED_SECONDS
+        return any(
+            at >= oldest and target.breaker.open_since is None
+            for target, at in self._targets.items()
+        )
 
     @property
     def _probe_at(self) -> float:
@@ -284,7 +300,7 @@ class FlowControl:
         """Return the pools of this queue, each with the code that messages name."""
         for code, at in list(self._brought.items()):
             pool = self._pools.find(code)
-            if at + POOL_REMEMBERED_SECONDS < now or pool is None:
+            if at + REMEMBERED_SECONDS < now or pool is None:
                 del self._brought[code], self._since[code]
             else:
                 yield code, pool
@@ -334,6 +350,13 @@ class FlowControl:
             wanted = self._without(full)
             for selector in self._selectors:
                 selector.select(wanted)
+
+    def note_target(self, target: TargetOrigin) -> None:
+        """Note that a receive has led to a request: this is a target of this queue."""
+        self._targets[target] = self._loop.time()
+        self._targets.move_to_end(target)
+        if len(self._targets) > MAX_TARGETS_REMEMBERED:
+            self._targets.popitem(last=False)
 
     def note_batch(self, batch: Batch) -> None:
         """Note what a receive has brought, before it is placed."""

@@ -23,7 +23,7 @@ from router.engine.flow import (
     DEFERRED_STEP_SECONDS,
     MAX_POOLS_REMEMBERED,
     OVERDUE_SECONDS,
-    POOL_REMEMBERED_SECONDS,
+    REMEMBERED_SECONDS,
 )
 from router.engine.settle import ACK_LINGER_SECONDS
 from router.ports import Depth, Disconnected, PoolFilter, Traits
@@ -486,7 +486,7 @@ async def test_a_pool_that_brought_nothing_for_ten_minutes_is_forgotten() -> Non
     pools = (pool("P", 1), pool("Q"))
     async with running(*pools, sender=FakeSender(takes=1e6), brokers=Scripted(q=queue)) as rig:
         hand_over(queue, "P", numbered("m", 60))
-        await asyncio.sleep(POOL_REMEMBERED_SECONDS + 30)
+        await asyncio.sleep(REMEMBERED_SECONDS + 30)
 
         assert [codes for _, codes in exclusion(rig).asked] == [None, frozenset({"P"}), None]
 

@@ -12,6 +12,7 @@ from router.core.trace import Span
 from router.core.warnings import Code
 from router.engine.breaker import ERROR_SECONDS, Breaker, BreakerState
 from router.engine.chores import DOWN_SECONDS, Chores
+from router.engine.flow import MAX_TARGETS_REMEMBERED, REMEMBERED_SECONDS
 from router.engine.targets import PACE_SECONDS
 from tests.support.fakes import OK, REFUSED, FakeSender
 from tests.support.rig import Rig, body, pool, running
@@ -140,6 +141,66 @@ async def test_what_an_outage_held_up_is_delivered_soon_after_it(
 
         assert len(sender.sent) == sent + MESSAGES
         assert rig.is_empty
+
+
+OTHER = "http://other.test/hook"
+
+
+@dataclass
+class PartlyDownSender(FakeSender):
+    """Only the other target answers."""
+
+    async def send(
+        self,
+        message: Message,
+        attempt: int,
+        timeout: float,
+        span: Span,
+        *,
+        max_attempts: int | None = None,
+        request: int = 1,
+    ) -> Answer:
+        await super().send(
+            message, attempt, timeout, span, max_attempts=max_attempts, request=request
+        )
+        return OK if message.target == OTHER else REFUSED
+
+
+@pytest.mark.rule("MED-4", "P5")
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.anyio
+async def test_a_dead_target_that_fills_every_receive_holds_up_no_other_of_the_last_minutes(
+    *, is_known: bool
+) -> None:
+    sender = PartlyDownSender(takes=0.01)
+    async with running(pool(concurrency=20), sender=sender) as rig:
+        await rig.publish(body("first", poolCode="P", mediationTarget=OTHER))
+        await rig.publish(*(body(f"d{n}", poolCode="P", messageGroupId=f"d{n}") for n in range(20)))
+        await asyncio.sleep(REMEMBERED_SECONDS)
+        if is_known:
+            await rig.publish(body("known", poolCode="P", mediationTarget=OTHER))
+            await asyncio.sleep(1)
+        for n in range(5):  # one receive for each of them
+            await rig.publish(body(f"e{n}", poolCode="P", messageGroupId=f"e{n}"))
+            await asyncio.sleep(1)
+        await asyncio.sleep(45)  # the open receive ends with nothing, and the next may not begin
+        published = asyncio.get_running_loop().time()
+        await rig.publish(body("last", poolCode="P", mediationTarget=OTHER))
+        await asyncio.sleep(400)
+
+        (sent,) = (at for at, each in sender.sent if each == "last")
+        assert (sent - published < 1) is is_known
+
+
+@pytest.mark.rule("P4")
+@pytest.mark.anyio
+async def test_a_queue_remembers_a_bounded_number_of_targets() -> None:
+    async with running(pool(concurrency=10)) as rig:
+        flow = rig.manager.consumers["q"].flow
+        for n in range(2 * MAX_TARGETS_REMEMBERED):
+            flow.note_target(rig.manager.deps.targets.of(f"http://t{n}.test:80"))
+
+        assert len(flow._targets) == MAX_TARGETS_REMEMBERED
 
 
 def down_warnings(rig: Rig) -> list[tuple[str, str]]:

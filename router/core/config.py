@@ -197,6 +197,14 @@ class Schedule(Struct, frozen=True, kw_only=True):
         )
 
 
+class BodyFormat(Enum):
+    """What the body of a request is (TGT-8)."""
+
+    MESSAGE = "message"  # the id and the payload
+    PAYLOAD = "payload"  # the payload alone
+    CLOUD_EVENT = "cloudEvent"  # likewise, with the headers of CloudEvents in binary mode
+
+
 class TargetConfig(Struct, frozen=True, kw_only=True):
     """How requests to one target are made, and how many it gets from all pools (TGT-1)."""
 
@@ -208,6 +216,10 @@ class TargetConfig(Struct, frozen=True, kw_only=True):
     http_version: str | None = None  # None: as for all targets
     concurrency: int | None = None  # requests at once; None: no ceiling
     rate_per_minute: int | None = None  # likewise
+    method: str = "POST"
+    format: BodyFormat = BodyFormat.MESSAGE
+    event_type: str = ""  # of CloudEvents (TGT-8)
+    event_source: str = ""  # likewise
 
     @property
     def burst(self) -> int:

@@ -25,6 +25,7 @@ from router.core.broker import (
 )
 from router.core.config import (
     MAX_CONCURRENCY,
+    BodyFormat,
     FairShare,
     OnFailure,
     Ordering,
@@ -36,7 +37,7 @@ from router.core.config import (
     TargetConfig,
     effective_concurrency,
 )
-from router.core.headers import BadHeader, check_headers
+from router.core.headers import BadHeader, check_headers, is_header_value
 from router.core.message import CONTROL, Malformed, parse
 from router.core.redact import mask_urls, public_uri
 from router.core.returning import MAX_DELAY_SECONDS
@@ -61,6 +62,7 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 Number = int | float
 T = TypeVar("T")
 CRON_FIELDS: Final = 5
+EVENT_SOURCE: Final = "//message-router/"  # and the name of the target
 _ANY_DAY: Final = datetime(2026, 1, 1)  # noqa: DTZ001  a local time of no zone
 _EVERY_KIND_OF_YEAR_DAYS: Final = 28 * 366  # leap years or not, on whichever weekday they begin
 MAX_EVERY_SECONDS: Final = 366 * 24 * 3600
@@ -563,6 +565,10 @@ class _TargetEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     http_version: Literal["HTTP_1_1", "HTTP_2"] | None = None
     concurrency: Number | None = None
     rate_limit_per_minute: Number | None = None
+    method: Literal["POST", "PUT", "PATCH"] = "POST"
+    format: Literal["message", "payload", "cloudEvent"] = "message"
+    ce_type: str | None = None
+    ce_source: str | None = None
 
 
 def read_target_entry(raw: object, notes: Notes) -> TargetConfig:
@@ -583,7 +589,25 @@ def read_target_entry(raw: object, notes: Notes) -> TargetConfig:
         http_version=entry.http_version,
         concurrency=notes.whole("concurrency", entry.concurrency, MAX_CONCURRENCY),
         rate_per_minute=rate,
+        method=entry.method,
+        format=BodyFormat(entry.format),
+        event_type=_read_event(entry, "ceType", entry.ce_type) or "",
+        event_source=_read_event(entry, "ceSource", entry.ce_source) or "",
     )
+
+
+def _read_event(entry: _TargetEntry, field: str, value: str | None) -> str | None:
+    """Return an attribute of CloudEvents."""
+    if entry.format != "cloudEvent":
+        if value is not None:
+            raise BadEntry(field, "is for the format cloudEvent")
+        return None
+    if value is None and field == "ceType":
+        raise BadEntry(field, "is needed for the format cloudEvent")
+    given = f"{EVENT_SOURCE}{entry.name}" if value is None else value
+    if not is_header_value(given):
+        raise BadEntry(field, "is empty, or not printable ASCII")
+    return given
 
 
 def _read_match(match: str) -> str:
@@ -616,6 +640,10 @@ def target_entry(target: TargetConfig) -> _TargetEntry:
         http_version=cast("Literal['HTTP_1_1', 'HTTP_2'] | None", target.http_version),
         concurrency=target.concurrency,
         rate_limit_per_minute=target.rate_per_minute,
+        method=cast("Literal['POST', 'PUT', 'PATCH']", target.method),
+        format=target.format.value,
+        ce_type=target.event_type or None,
+        ce_source=target.event_source if target.event_type else None,
     )
 
 

@@ -328,6 +328,8 @@ def _check_values(credential: Credential) -> None:
     for text in (*texts, credential.region, credential.service):
         if text and not is_header_value(text):
             raise BadCredentials("a field is not printable ASCII")
+    if credential.service == "s3":
+        raise BadCredentials("`service` s3 is signed in another way, which is not supported")
     if credential.kind is Kind.OAUTH2:
         _check_token_url(credential)
 

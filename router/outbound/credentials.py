@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote_plus, urlencode
 
 from msgspec import Struct
@@ -39,7 +39,12 @@ from router.core.outcome import Answer, NoReply
 from router.core.state import CredentialState
 from router.core.target import Target
 from router.core.warnings import Code, Severity
+from router.core.webhooks import BadKey, webhook_key
 from router.curl.loop import Tls
+from router.curl.sigv4 import AwsCredentials, AwsUnavailable, NoAwsCredentials
+
+if TYPE_CHECKING:
+    from router.curl.aws import Account  # an extra
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +84,7 @@ class Auth(Struct, frozen=True, eq=False):
 
     lines: tuple[bytes, ...] = ()  # headers
     keys: tuple[tuple[bytes, float], ...] = ()  # of signatures, and until when they are valid
+    aws: AwsCredentials | None = None  # to sign with
     tls: Tls | None = None
 
     def __repr__(self) -> str:
@@ -166,6 +172,11 @@ def _check(
     for place in (config.secret, config.key_password, *(key.place for key in config.keys)):
         if place is not None and not is_header_value(values[place].decode("latin-1")):
             raise BadCredentials(f"{place} is not one line of printable ASCII")
+    for each in config.keys:
+        try:
+            webhook_key(values[each.place].decode())
+        except BadKey as error:
+            raise BadCredentials(f"{each.place} {error}") from None
     if config.certificate is None and config.authorities is None:
         return None, None
     certificate, key, password, authorities = (
@@ -206,6 +217,11 @@ class LiveCredential:
     def sets_authorization(self) -> bool:
         """Whether the `authToken` of a message is left out."""
         return self.config.kind not in {Kind.MTLS, Kind.SIGNATURE}
+
+    @property
+    def sets_signature(self) -> bool:
+        """Whether the `signingSecret` of a message is left out."""
+        return self.config.kind is Kind.SIGNATURE
 
     @property
     def problem(self) -> str:
@@ -278,10 +294,10 @@ class LiveCredential:
                 pair = base64.b64encode(config.username.encode() + b":" + secret)
                 lines = (b"Authorization: Basic " + pair,)
         keys = tuple(
-            (contents.values[key.place], float("inf") if key.until is None else key.until)
+            (webhook_key(contents.values[key.place].decode()), key.until or float("inf"))
             for key in config.keys
         )
-        self.auth = Auth(lines, keys, contents.tls)
+        self.auth = Auth(lines, keys, tls=contents.tls)
 
 
 def check_tls(config: Credential, tls: Tls) -> float | None:
@@ -438,6 +454,39 @@ class OAuthCredential(LiveCredential):
         return read_token(answer.body)
 
 
+class AwsCredential(LiveCredential):
+    """Signs with the credentials of the AWS chain, which is asked again every second (TGT-9)."""
+
+    def __init__(self, config: Credential, wall: Callable[[], float] = time.time) -> None:
+        super().__init__(config, wall)
+        self._account: Account | None = None
+        self._latest: Auth | None = None
+
+    async def prepare(self) -> Auth:
+        tls = self.tls
+        try:
+            if self._account is None:
+                self._account = await find_aws_account()
+            aws = await self._account.credentials()
+        except (AwsUnavailable, NoAwsCredentials, ImportError) as error:
+            self.file_error = str(error)
+            raise Unusable(f"credentials {self.name}: {error}") from None
+        self.file_error = ""
+        latest = self._latest
+        if latest is None or latest.aws is not aws or latest.tls is not tls:
+            latest = self._latest = Auth(aws=aws, tls=tls)
+        return latest
+
+    def _renewed(self, _contents: Contents) -> None:
+        """Nothing is kept: what to send depends on each request."""
+
+
+async def find_aws_account() -> "Account":
+    from router.curl.aws import Account  # noqa: PLC0415  on use: an extra
+
+    return await Account.find()
+
+
 class CredentialStore:
     """All credentials of this router. `open` begins to look at the files."""
 
@@ -557,6 +606,8 @@ class CredentialStore:
         if config.kind is Kind.OAUTH2:
             assert self._post is not None  # noqa: S101  `open` has set it
             return OAuthCredential(config, self._post, self._wall)
+        if config.kind is Kind.SIGV4:
+            return AwsCredential(config, self._wall)
         return LiveCredential(config, self._wall)
 
     async def _keep_looking(self) -> None:

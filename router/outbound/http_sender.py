@@ -1,7 +1,5 @@
 """How a message becomes a signed request to its target (MED-1, TGT-1)."""
 
-import base64
-import binascii
 import hmac
 import logging
 import re
@@ -15,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from router.core.config import TargetConfig
+from router.core.config import BodyFormat, TargetConfig
 from router.core.leadership import Leadership
 from router.core.message import Message
 from router.core.outcome import Answer, Cause, NoReply
@@ -23,15 +21,17 @@ from router.core.target import TargetPolicy, read_target
 from router.core.target_table import TargetTable
 from router.core.timestamps import iso
 from router.core.trace import Span
+from router.core.webhooks import BadKey, webhook_headers, webhook_key
 from router.curl import PRINTABLE_ASCII, ascii_url
 from router.curl.loop import Channel, CurlLoop, CurlOptions, Headers, Tls
+from router.curl.sigv4 import AwsCredentials, Signer, digest
 from router.outbound.credentials import Auth, CredentialStore, LiveCredential, Unusable
 
 log = logging.getLogger(__name__)
 
 _DEFAULTS: Final = CurlOptions()
-_BASE64_PREFIX: Final = "whsec_"
 MIN_TIMEOUT_SECONDS: Final = 1.0  # of a request that is repeated with a new token
+_EVENT_SAFE: Final = "".join(each for each in PRINTABLE_ASCII if each not in ' "%')
 _encode: Final = msgspec.json.Encoder().encode
 # Printable ASCII without % and without blanks at its ends: a header shows it as it is.
 _PLAIN: Final = re.compile(r"[!-$&-~](?:[ -$&-~]*[!-$&-~])?")
@@ -53,11 +53,13 @@ class Destination(Struct, eq=False):
     takes_token: bool = True  # of the message
     takes_secret: bool = True  # likewise
     channel: Channel | None = None  # None: as most requests
+    signer: Signer | None = None  # of AWS
 
 
 class _Request(Struct, eq=False):
     """What is sent with credentials, perhaps twice."""
 
+    message_id: str  # as the header shows it
     headers: list[str | bytes]
     body: bytes
     timeout: float
@@ -80,7 +82,7 @@ class HttpSender:
         self._curl = CurlLoop(options, policy.refuse_address, leadership)
         self._table = TargetTable()
         self._credentials = credentials
-        self._channels: dict[tuple[str | None, Tls | None], Channel] = {}
+        self._channels: dict[tuple[str, str | None, Tls | None], Channel] = {}
         self._retired: list[Channel] = []  # their last requests may be open
         self._noted: set[str] = set()  # credentials that replace the `authToken` of messages
 
@@ -125,10 +127,7 @@ class HttpSender:
             place = self._destination(message.target)
             if place.refusal is not None:
                 return place.refusal
-            if message.payload and message.has_payload:
-                body = b'{"messageId":%b,"payload":%b}' % (_encode(message.id), message.payload)
-            else:
-                body = b'{"messageId":%b}' % _encode(message.id)
+            body = _body_of(message, place.entry)
             headers = self._headers(message, attempt, body, span, place)
             headers.append(f"X-Message-Request: {request}")
             if message.correlation_id:
@@ -139,16 +138,33 @@ class HttpSender:
                 headers += _lines_of(message.headers, place.header_names)
             if place.entry is None:
                 return await self._curl.post(place.url, headers, body, timeout)
-            headers += place.lines
-            if place.credential is None:
-                return await self._curl.post(place.url, headers, body, timeout, place.channel)
-            return await self._send_with(place.credential, place, _Request(headers, body, timeout))
+            return await self._send_by(place.entry, place, message, headers, body, timeout)
         except ValueError as error:
             return NoReply(Cause.BAD_REQUEST, str(error))
         except Exception as error:
             # The bulkhead of a delivery: whatever happened, the router goes on.
             log.exception("sending %s failed unexpectedly", message.id)
             return NoReply(Cause.UNFORESEEN, repr(error))
+
+    async def _send_by(  # noqa: PLR0917  a part of `send`
+        self,
+        entry: TargetConfig,
+        place: Destination,
+        message: Message,
+        headers: list[str | bytes],
+        body: bytes,
+        timeout: float,
+    ) -> Answer:
+        """Send as an entry of `targets` says."""
+        headers += place.lines
+        if entry.format is not BodyFormat.MESSAGE:
+            headers += _event_headers(message, entry)
+            if not body:
+                headers[0] = b"Content-Type:"  # libcurl leaves it out
+        if place.credential is None:
+            return await self._curl.post(place.url, headers, body, timeout, place.channel)
+        outgoing = _Request(_header_value(message.id), headers, body, timeout)
+        return await self._send_with(place.credential, place, outgoing)
 
     async def _send_with(
         self, credential: LiveCredential, place: Destination, request: "_Request"
@@ -179,25 +195,35 @@ class HttpSender:
         credential.uses += 1
         channel = place.channel
         if auth.tls is not (None if channel is None else channel.tls):
-            entry = place.entry
-            channel = self._channel(None if entry is None else entry.http_version, auth.tls)
-            place.channel = channel
-        headers = [*request.headers, *auth.lines]
+            channel = place.channel = self._channel_of(place.entry, auth.tls)
+        headers, now = [*request.headers, *auth.lines], self._wall()
+        if auth.keys:
+            keys = [key for key, until in auth.keys if now < until]
+            if not keys:
+                text = f"credentials {credential.name}: none of its keys is valid any more"
+                return NoReply(Cause.NO_CREDENTIALS, text)
+            headers += webhook_headers(keys, request.message_id, request.body, int(now))
+        if auth.aws is not None:
+            headers += _aws_headers(credential, place, request.body, auth.aws, now)
         return await self._curl.post(place.url, headers, request.body, request.timeout, channel)
 
     async def _post(
         self, url: str, headers: Headers, body: bytes, timeout: float, tls: Tls | None
     ) -> Answer:
         """Send a request to a token endpoint."""
-        return await self._curl.post(url, headers, body, timeout, self._channel(None, tls))
+        return await self._curl.post(url, headers, body, timeout, self._channel_of(None, tls))
 
-    def _channel(self, http_version: str | None, tls: Tls | None) -> Channel | None:
-        if http_version is None and tls is None:
+    def _channel_of(self, entry: TargetConfig | None, tls: Tls | None) -> Channel | None:
+        """Return how requests of an entry are made. None: as most."""
+        method = "POST" if entry is None else entry.method
+        http_version = None if entry is None else entry.http_version
+        if method == "POST" and http_version is None and tls is None:
             return None
-        key = (http_version, tls)
+        key = (method, http_version, tls)
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = Channel(http_version=http_version, tls=tls)
+            channel = Channel(method=method, http_version=http_version, tls=tls)
+            self._channels[key] = channel
         return channel
 
     def _forget(self) -> None:
@@ -239,7 +265,8 @@ class HttpSender:
             header_names=_names(entry, credential),
             credential=credential,
             takes_token=credential is None or not credential.sets_authorization,
-            channel=self._channel(entry.http_version, None),
+            takes_secret=credential is None or not credential.sets_signature,
+            channel=self._channel_of(entry, None),
         )
 
     def _headers(
@@ -274,6 +301,14 @@ class HttpSender:
             log.warning("`authToken` of messages is ignored: the target has credentials %s", name)
 
 
+def _body_of(message: Message, entry: TargetConfig | None) -> bytes:
+    if entry is not None and entry.format is not BodyFormat.MESSAGE:
+        return bytes(message.payload) if message.has_payload else b""
+    if message.payload and message.has_payload:
+        return b'{"messageId":%b,"payload":%b}' % (_encode(message.id), message.payload)
+    return b'{"messageId":%b}' % _encode(message.id)
+
+
 def _is_unauthorized(answer: Answer) -> bool:
     return not isinstance(answer, NoReply) and answer.status == HTTPStatus.UNAUTHORIZED
 
@@ -304,26 +339,44 @@ def signature_headers(secret: str, message_id: str, body: bytes, now: float) -> 
     `message_id` is as the header shows it, `now` is Unix time. Raises BadSecret.
     """
     seconds = int(now)
-    signed = f"{message_id}.{seconds}.".encode() + body
-    signature = base64.b64encode(hmac.digest(_webhook_key(secret), signed, "sha256")).decode()
+    try:
+        standard = webhook_headers([webhook_key(secret)], message_id, body, seconds)
+    except BadKey as error:
+        raise BadSecret(f"`signingSecret` {error}") from None
     instant = iso(now)
     older_signature = hmac.digest(secret.encode(), instant.encode() + body, "sha256").hex()
     return [
-        f"webhook-id: {message_id}",
-        f"webhook-timestamp: {seconds}",
-        f"webhook-signature: v1,{signature}",
+        *standard,
         f"X-FLOWCATALYST-SIGNATURE: {older_signature}",
         f"X-FLOWCATALYST-TIMESTAMP: {instant}",
     ]
 
 
-def _webhook_key(secret: str) -> bytes:
-    if not secret.startswith(_BASE64_PREFIX):
-        return secret.encode()
-    try:
-        key = base64.b64decode(secret.removeprefix(_BASE64_PREFIX), validate=True)
-    except (binascii.Error, ValueError):
-        raise BadSecret(f"`signingSecret` is not base64 after {_BASE64_PREFIX}") from None
-    if not key:
-        raise BadSecret(f"`signingSecret` has nothing after {_BASE64_PREFIX}")
-    return key
+def _aws_headers(
+    credential: LiveCredential, place: Destination, body: bytes, aws: AwsCredentials, now: float
+) -> list[str]:
+    """Sign a request as AWS wants it (TGT-9). Other headers are not part of the signature."""
+    if place.signer is None:
+        config = credential.config
+        method = "POST" if place.entry is None else place.entry.method
+        place.signer = Signer(place.url, config.region, config.service, method)
+    return place.signer.sign({"x-amz-content-sha256": digest(body)}, body, aws, now)
+
+
+def _event_headers(message: Message, entry: TargetConfig) -> list[str]:
+    """Return the headers of an event in binary mode (TGT-8)."""
+    if entry.format is not BodyFormat.CLOUD_EVENT:
+        return []
+    group = [f"ce-partitionkey: {_event_value(message.group)}"] if message.group else []
+    return [
+        "ce-specversion: 1.0",
+        f"ce-id: {_event_value(message.id)}",
+        f"ce-type: {_event_value(entry.event_type)}",
+        f"ce-source: {_event_value(entry.event_source)}",
+        *group,
+    ]
+
+
+def _event_value(text: str) -> str:
+    """Encode an attribute of CloudEvents for a header, as their HTTP binding says."""
+    return quote(text, safe=_EVENT_SAFE)

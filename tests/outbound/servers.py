@@ -51,7 +51,8 @@ class Connection:
     async def read(self) -> TargetRequest:
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         line, *lines = head.rstrip("\r\n").split("\r\n")
-        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        pairs = (line.split(":", 1) for line in lines)
+        headers = {name.lower(): value.removeprefix(" ") for name, value in pairs}
         body = await self.reader.readexactly(int(headers.get("content-length", "0")))
         self.target.requests.append(TargetRequest(line, headers, body))
         return self.target.requests[-1]

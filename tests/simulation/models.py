@@ -117,7 +117,7 @@ def installed(server: BrokerModel, on_claim: Claim = lambda _: None) -> Iterator
         changes.append((rabbitmq, "open_connection", server.open_connection))
     elif isinstance(server, sqs_model.SqsModel):
         client = type("SimClient", (sqs_model.SimClient,), {"server": server})
-        changes += [(sqs, "SqsClient", client), (sqs, "Account", sqs_model.SimAccount)]
+        changes += [(sqs, "SqsClient", client), (sqs, "find_account", sqs_model.SimAccount.find)]
     elif isinstance(server, nats_model.NatsModel):
         changes.append((nats, "open_connection", server.open_connection))
     elif isinstance(server, activemq_model.ActiveMqModel):

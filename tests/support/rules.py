@@ -77,6 +77,8 @@ REQUIRED: Final[Mapping[str, str]] = {
     "TGT-5": "a 401 to the router's own credentials, and tokens",
     "TGT-6": "rotation without a restart, and no secret is shown",
     "TGT-7": "client certificates and private authorities",
+    "TGT-8": "bodies: message, payload, CloudEvents; methods",
+    "TGT-9": "signatures: Standard Webhooks, AWS",
     "MED-5": "target safety",
     "DLQ-1": "dead letters are kept",
     "DLQ-2": "dead letters are listed, replayed, discarded",

@@ -34,6 +34,16 @@ BASIC = {"name": "b", "type": "basic", "hosts": ["b.test"], "username": "u", "pa
 MTLS = {"name": "bank", "type": "mtls", "hosts": ["bank.test"], "certFile": "/c", "keyFile": "/k"}
 
 
+AWS = {
+    "name": "aws",
+    "type": "sigv4",
+    "hosts": ["*.lambda-url.eu-west-1.on.aws"],
+    "region": "eu-west-1",
+    "service": "lambda",
+}
+HOOKS = {"name": "h", "type": "signature", "hosts": ["h.test"], "keys": [{"valueEnv": "K"}]}
+
+
 def read(*entries: object) -> list[Credential]:
     return list(read_credentials(json.dumps({"credentials": entries}).encode()).values())
 
@@ -68,6 +78,19 @@ def test_each_type_is_read() -> None:
     assert list(map(str, k8s.places)) == ["tokenFile (/var/token)"]
 
 
+@pytest.mark.rule("TGT-9")
+def test_signatures_are_read() -> None:
+    keys = [{"valueEnv": "NEW"}, {"valueFile": "/old", "until": "2027-01-15T08:00:00Z"}]
+
+    aws, hooks = read(AWS, {**HOOKS, "keys": keys})
+
+    assert (aws.region, aws.service, aws.places) == ("eu-west-1", "lambda", ())
+    assert [(str(key.place), key.until) for key in hooks.keys] == [
+        ("valueEnv (NEW)", None),
+        ("valueFile (/old)", 1_800_000_000.0),
+    ]
+
+
 @pytest.mark.rule("TGT-3")
 @pytest.mark.parametrize(
     ("entry", "text"),
@@ -100,6 +123,11 @@ def test_each_type_is_read() -> None:
         ({**CRM, "certFile": "/c"}, "`certFile` and `keyFile` go together"),
         ({**CRM, "keyPasswordFile": "/c"}, "needs `keyFile`"),
         ({"name": "m", "type": "mtls", "hosts": ["m.test"]}, "or `caFile`"),
+        ({**AWS, "service": "s3"}, "`service` s3 is signed in another way"),
+        ({**AWS, "region": "s3cret\n"}, "not printable ASCII"),
+        ({**HOOKS, "keys": []}, "length >= 1"),
+        ({**HOOKS, "keys": [{}]}, "needs `valueFile` or `valueEnv`"),
+        ({**HOOKS, "keys": [{"valueEnv": "K", "until": "s3cret"}]}, "Invalid RFC3339"),
         ("s3cret", "Expected `object`, got `str`"),
     ],
 )

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from router.brokers.sqs.client import CREDENTIALS_LAST_SECONDS, Account
+from router.curl.aws import CREDENTIALS_LAST_SECONDS, Account
 
 pytestmark = pytest.mark.anyio
 

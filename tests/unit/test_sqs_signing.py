@@ -10,7 +10,8 @@ from botocore.credentials import Credentials as TheirCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.brokers.sqs.client import CONTENT_TYPE, TARGET, AwsCredentials, Signer, host_header
+from router.brokers.sqs.client import CONTENT_TYPE, TARGET, SqsSigner
+from router.curl.sigv4 import AwsCredentials, host_header
 
 KEY = AwsCredentials("AKIDEXAMPLE", "wJalrXUtnFEMI")
 ACTIONS = st.sampled_from(["ReceiveMessage", "DeleteMessageBatch"])
@@ -27,7 +28,7 @@ def test_the_signature_is_theirs(body: bytes, action: str, token: str | None, pa
     SigV4Auth(key, "sqs", "eu-west-1").add_auth(theirs)
     signed_at = calendar.timegm(time.strptime(theirs.headers["X-Amz-Date"], "%Y%m%dT%H%M%SZ"))
 
-    ours = Signer(url, "eu-west-1").headers(
+    ours = SqsSigner(url, "eu-west-1").headers(
         action, body, AwsCredentials(KEY.access_key, KEY.secret_key, token), signed_at
     )
 
@@ -35,13 +36,13 @@ def test_the_signature_is_theirs(body: bytes, action: str, token: str | None, pa
 
 
 def test_a_new_day_and_a_new_key_are_noticed() -> None:
-    signer = Signer("https://sqs.eu-west-1.amazonaws.com/", "eu-west-1")
+    signer = SqsSigner("https://sqs.eu-west-1.amazonaws.com/", "eu-west-1")
     other = AwsCredentials("AKIDEXAMPLE", "another")
     moments = [(KEY, 0.0), (KEY, 86_400.0), (other, 86_400.0), (KEY, 0.0)]
 
     kept = [signer.headers("ReceiveMessage", b"{}", key, now) for key, now in moments]
     fresh = [
-        Signer("https://sqs.eu-west-1.amazonaws.com/", "eu-west-1").headers(
+        SqsSigner("https://sqs.eu-west-1.amazonaws.com/", "eu-west-1").headers(
             "ReceiveMessage", b"{}", key, now
         )
         for key, now in moments
@@ -59,11 +60,11 @@ def test_a_signature_is_used_again_for_the_same_call_and_within_its_second_only(
         ("ReceiveMessage", b"[]", 1.0),
         ("DeleteMessageBatch", b"[]", 1.0),
     ]
-    signer = Signer(url, "eu-west-1")
+    signer = SqsSigner(url, "eu-west-1")
 
     kept = [signer.headers(action, body, KEY, now) for action, body, now in calls]
     fresh = [
-        Signer(url, "eu-west-1").headers(action, body, KEY, now) for action, body, now in calls
+        SqsSigner(url, "eu-west-1").headers(action, body, KEY, now) for action, body, now in calls
     ]
 
     assert kept == fresh

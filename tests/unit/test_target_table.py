@@ -6,6 +6,7 @@ import pytest
 
 from router.core.config import (
     MAX_TARGETS,
+    BodyFormat,
     RoutingConfig,
     TargetConfig,
 )
@@ -114,6 +115,21 @@ def test_an_entry_is_read_and_shown_as_it_was_written() -> None:
     assert again.config.targets == document.config.targets
 
 
+@pytest.mark.rule("TGT-8")
+def test_an_entry_of_events_has_a_source_by_default() -> None:
+    document = read(
+        entry(format="cloudEvent", ceType="order.paid", method="PUT"),
+        {"name": "raw", "match": "https://raw.test", "format": "payload"},
+    )
+
+    partner, raw = document.config.targets
+    assert (partner.event_type, partner.event_source) == ("order.paid", "//message-router/partner")
+    assert (partner.format, partner.method) == (BodyFormat.CLOUD_EVENT, "PUT")
+    assert (raw.format, raw.event_type, raw.event_source) == (BodyFormat.PAYLOAD, "", "")
+    again = read_document(json.dumps(as_document(document.config)).encode(), NAMING)
+    assert again.config.targets == document.config.targets
+
+
 @pytest.mark.rule("TGT-1")
 @pytest.mark.parametrize(
     ("fields", "where", "text"),
@@ -130,6 +146,12 @@ def test_an_entry_is_read_and_shown_as_it_was_written() -> None:
         ({"timeoutMs": 0}, ".timeoutMs", "above 0"),
         ({"concurrency": 1.5}, ".concurrency", "whole number"),
         ({"rateLimitPerMinute": -1}, ".rateLimitPerMinute", "above 0"),
+        ({"method": "GET"}, ".method", "not one of the allowed values"),
+        ({"format": "xml"}, ".format", "not one of the allowed values"),
+        ({"ceType": "x"}, ".ceType", "is for the format cloudEvent"),
+        ({"format": "payload", "ceSource": "x"}, ".ceSource", "is for the format cloudEvent"),
+        ({"format": "cloudEvent"}, ".ceType", "is needed"),
+        ({"format": "cloudEvent", "ceType": "a\nb"}, ".ceType", "not printable ASCII"),
         ({"httpVersion": "HTTP_3"}, ".httpVersion", "not one of the allowed values"),
         ({"headers": {"bad name": "x"}}, ".headers", "no header name"),
         ({"headers": {"X-A": "a\r\nB: c"}}, ".headers", "not printable ASCII"),

@@ -22,7 +22,6 @@ from router.brokers.sqs.client import (
     GET_QUEUE_URL,
     MAX_ENTRIES,
     RECEIVE_MESSAGE,
-    Account,
     Action,
     BatchReply,
     BatchRequest,
@@ -34,12 +33,14 @@ from router.brokers.sqs.client import (
     SqsClient,
     SqsMessage,
     VisibilityEntry,
+    find_account,
 )
 from router.brokers.sqs.publisher import SqsPublisher
 from router.brokers.workers import ConsumerIdentity
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage
 from router.core.trace import carried_in, read_xray
+from router.curl.aws import Account
 from router.ports import BrokerError, Depth, Nack, Traits, Unsettled
 from router.signal import wait_for_signal
 
@@ -118,7 +119,7 @@ class SqsQueues:
 
     async def _client(self, address: SqsAddress, connections: int, timeout: float) -> SqsClient:
         if self._account is None:
-            self._account = await Account.find()
+            self._account = await find_account()
         client = SqsClient(
             address.endpoint,
             address.region,

@@ -5,41 +5,32 @@ our own, and so is their signature: aiobotocore's calls cost many times the CPU,
 hundred times, and every message takes part in two calls.
 """
 
-import asyncio
-import hashlib
-import hmac
-import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, Generic, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import Final, Generic, TypeVar
 
 import msgspec
-from aiobotocore.session import AioSession
-from botocore.exceptions import BotoCoreError, ClientError
 from msgspec import Struct
 from msgspec.json import Decoder
 
 from router.core.message import NOT_JSON
 from router.core.outcome import Cause, NoReply
+from router.curl.aws import Account
 from router.curl.loop import CurlLoop, CurlOptions
+from router.curl.sigv4 import AwsCredentials, AwsUnavailable, NoAwsCredentials, Signer
 from router.ports import BrokerError, DataRefused, Disconnected, QueueRefused
 
 T = TypeVar("T")
 
 MAX_ENTRIES: Final = 10  # of one call
 CONNECT_SECONDS: Final = 5.0
-CREDENTIALS_LAST_SECONDS: Final = 1.0  # until the library is asked again
 KEEP_ALIVE_SECONDS: Final = 10  # shorter than a server's, so that it never hangs up first
 MAX_REPLY_BYTES: Final = 64 * 1024 * 1024  # far more than ten messages of the greatest size
 SERVICE: Final = "sqs"
 CONTENT_TYPE: Final = "application/x-amz-json-1.0"
 TARGET: Final = "AmazonSQS."
 
-_ALGORITHM: Final = "AWS4-HMAC-SHA256"
-_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _OK: Final = HTTPStatus.OK.value
 _NO_EXPECT: Final = "Expect:"  # do not ask before sending a body
 _SHOWN_CHARACTERS: Final = 200
@@ -191,45 +182,14 @@ CHANGE_VISIBILITY: Final = Action("ChangeMessageVisibilityBatch", BatchReply)
 SEND_MESSAGES: Final = Action("SendMessageBatch", SendReply)
 
 
-class AwsCredentials(Struct, frozen=True):
-    access_key: str
-    secret_key: str
-    token: str | None = None
-
-    def __repr__(self) -> str:
-        return "AwsCredentials(***)"
-
-
-class Account:
-    """Our AWS credentials and CA file, found once by the usual chain of AWS settings."""
-
-    def __init__(self, chain: Any, ca_file: str | None) -> None:
-        self.ca_file = ca_file  # None: the usual one
-        self._chain = chain
-        self._known: AwsCredentials | None = None
-        self._ask_again_at = 0.0  # loop time
-
-    @classmethod
-    async def find(cls) -> "Account":
-        for library in ("aiobotocore", "botocore"):
-            # Their debug lines repeat whole answers, also those that hold credentials.
-            logging.getLogger(library).setLevel(logging.INFO)
-        session = AioSession()
-        with _credential_errors():
-            chain = await session.get_credentials()
-        if chain is None:
-            raise QueueRefused("there are no AWS credentials: set AWS_ACCESS_KEY_ID or a role")
-        return cls(chain, session.get_config_variable("ca_bundle"))
-
-    async def credentials(self) -> AwsCredentials:
-        """Return them as of a moment ago: those of a role change hours before they expire."""
-        now = asyncio.get_running_loop().time()
-        if self._known is None or now >= self._ask_again_at:
-            with _credential_errors():
-                frozen = await self._chain.get_frozen_credentials()
-            self._known = AwsCredentials(frozen.access_key, frozen.secret_key, frozen.token)
-            self._ask_again_at = now + CREDENTIALS_LAST_SECONDS
-        return self._known
+async def find_account() -> Account:
+    """Return our AWS credentials. Raises QueueRefused and Disconnected."""
+    try:
+        return await Account.find()
+    except NoAwsCredentials as error:
+        raise QueueRefused(str(error)) from None
+    except AwsUnavailable as error:
+        raise Disconnected(str(error)) from None
 
 
 class SqsClient:
@@ -239,7 +199,7 @@ class SqsClient:
         self, endpoint: str, region: str, account: Account, *, connections: int, timeout: float
     ) -> None:
         self._url = endpoint
-        self._signer = Signer(endpoint, region)
+        self._signer = SqsSigner(endpoint, region)
         self._account = account
         self._timeout = timeout
         options = CurlOptions(
@@ -263,7 +223,10 @@ class SqsClient:
     async def call(self, action: Action[T], request: Struct) -> T:
         """Call SQS and return the answer. Raises Disconnected, QueueRefused or DataRefused."""
         body = msgspec.json.encode(request)
-        credentials = await self._account.credentials()
+        try:
+            credentials = await self._account.credentials()
+        except AwsUnavailable as error:
+            raise Disconnected(str(error)) from None
         signed = self._signer.headers(action.name, body, credentials, time.time())
         answer = await self._curl.post(self._url, [_NO_EXPECT, *signed], body, self._timeout)
         if isinstance(answer, NoReply):
@@ -297,28 +260,14 @@ def _failure(action: str, status: int, content: bytes) -> BrokerError:
     return QueueRefused(text) if code in _REFUSALS else Disconnected(text)
 
 
-@contextmanager
-def _credential_errors() -> Iterator[None]:
-    try:
-        yield
-    except (BotoCoreError, ClientError, OSError) as error:
-        # Only its type: such a text may hold anything.
-        raise Disconnected(f"finding AWS credentials failed: {type(error).__name__}") from None
+class SqsSigner:
+    """Signs calls to one endpoint. All are alike: a POST of JSON, no query.
 
-
-class Signer:
-    """Signature Version 4 for one endpoint. All calls are alike: a POST of JSON, no query.
-
-    The key of the day is kept: it costs as much as all the rest. So is the last signature, which is
-    good for a second: the same poll again needs no other one.
+    The last signature is kept, which is good for a second: the same poll again needs no other one.
     """
 
     def __init__(self, endpoint: str, region: str) -> None:
-        self._region = region
-        self._host = host_header(endpoint)
-        self._path = quote(urlsplit(endpoint).path, safe="/~")
-        self._key_of: tuple[str, AwsCredentials] | None = None
-        self._key = b""
+        self._signer = Signer(endpoint, region, SERVICE)
         self._signed: tuple[str, bytes, AwsCredentials, int] | None = None
         self._headers: Sequence[str] = ()
 
@@ -328,49 +277,7 @@ class Signer:
         """Return the header lines that SQS looks at; `now` is Unix time."""
         wanted = (action, body, credentials, int(now))
         if wanted != self._signed:
-            self._headers = self._sign(action, body, credentials, now)
+            named = {"content-type": CONTENT_TYPE, "x-amz-target": f"{TARGET}{action}"}
+            self._headers = self._signer.sign(named, body, credentials, now)
             self._signed = wanted
         return self._headers
-
-    def _sign(
-        self, action: str, body: bytes, credentials: AwsCredentials, now: float
-    ) -> Sequence[str]:
-        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-        token = [f"x-amz-security-token:{credentials.token}"] if credentials.token else []
-        # Sorted by name, and sent as they are signed: without a space.
-        lines = [
-            f"content-type:{CONTENT_TYPE}",
-            f"host:{self._host}",
-            f"x-amz-date:{moment}",
-            *token,
-            f"x-amz-target:{TARGET}{action}",
-        ]
-        listed = ";".join([line.partition(":")[0] for line in lines])
-        heads = "\n".join(lines)
-        scope = f"{moment[:8]}/{self._region}/{SERVICE}/aws4_request"
-        request = f"POST\n{self._path}\n\n{heads}\n\n{listed}\n{_digest(body)}"
-        to_sign = f"{_ALGORITHM}\n{moment}\n{scope}\n{_digest(request.encode())}"
-        if self._key_of != (moment[:8], credentials):
-            key = f"AWS4{credentials.secret_key}".encode()
-            for part in scope.split("/"):
-                key = hmac.digest(key, part.encode(), "sha256")
-            self._key_of, self._key = (moment[:8], credentials), key
-        signature = hmac.digest(self._key, to_sign.encode(), "sha256").hex()
-        lines.append(
-            f"authorization:{_ALGORITHM} Credential={credentials.access_key}/{scope}, "
-            f"SignedHeaders={listed}, Signature={signature}"
-        )
-        return lines
-
-
-def host_header(endpoint: str) -> str:
-    """Return it as every HTTP client writes it: lower case, without the scheme's own port."""
-    parts = urlsplit(endpoint)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
-    if parts.port in {None, _DEFAULT_PORTS[parts.scheme]}:
-        return host
-    return f"{host}:{parts.port}"
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,268 @@
+"""Bodies, methods and signatures, read by the SDKs of those who receive them."""
+
+import base64
+import json
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+from cloudevents.core.bindings.http import HTTPMessage, from_binary_event
+from cloudevents.core.formats.json import JSONFormat
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from router.core.outcome import Cause, NoReply, Reply
+from router.curl.sigv4 import AwsCredentials, Signer, digest
+from tests.outbound.credentials.place import sending, write
+from tests.outbound.servers import TargetRequest, listening
+
+pytestmark = pytest.mark.anyio
+
+NEW, OLD = (f"whsec_{base64.b64encode(each * 24).decode()}" for each in (b"n", b"o"))
+PAYLOAD = Raw(b'{ "amount" : 10.50 }')
+KEY = AwsCredentials("AKIDEXAMPLE", "wJalrXUtnFEMI")
+
+
+async def sent(folder: Path, fields: Mapping[str, object], **message: Any) -> TargetRequest:
+    """Return the request that a target with these fields gets."""
+    async with listening() as target, sending(folder) as place:
+        place.use({"name": "t", "match": target.url, **fields})
+        assert await place.send(target.url, **message) == Reply(200)
+    [request] = target.requests
+    return request
+
+
+@pytest.mark.rule("TGT-8")
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+async def test_a_payload_goes_out_alone_by_each_method(tmp_path: Path, method: str) -> None:
+    request = await sent(tmp_path, {"method": method, "format": "payload"}, payload=PAYLOAD)
+
+    assert request.line == f"{method} /hook HTTP/1.1"
+    assert request.body == bytes(PAYLOAD)
+    assert request.headers["content-type"] == "application/json"
+    assert request.headers["x-message-id"] == "m-1"
+
+
+@pytest.mark.rule("TGT-8")
+async def test_without_a_payload_the_body_is_empty(tmp_path: Path) -> None:
+    request = await sent(tmp_path, {"format": "payload"})
+
+    assert request.body == b""
+    assert "content-type" not in request.headers
+
+
+@pytest.mark.rule("TGT-8")
+async def test_by_default_the_body_is_the_message(tmp_path: Path) -> None:
+    request = await sent(tmp_path, {"method": "PUT"}, payload=PAYLOAD)
+
+    assert request.body == b'{"messageId":"m-1","payload":%b}' % bytes(PAYLOAD)
+
+
+@pytest.mark.rule("TGT-8")
+@pytest.mark.parametrize(
+    ("fields", "source"),
+    [
+        ({}, "//message-router/t"),
+        ({"ceSource": "https://shop.test/100%"}, "https://shop.test/100%"),
+    ],
+)
+@pytest.mark.parametrize("group", ['Müller & "Söhne" 100%', None])
+async def test_the_cloudevents_sdk_reads_what_is_sent(
+    tmp_path: Path, fields: Mapping[str, object], source: str, group: str | None
+) -> None:
+    event_fields = {"format": "cloudEvent", "ceType": "order.paid", **fields}
+    request = await sent(tmp_path, event_fields, payload=PAYLOAD, group=group)
+
+    event = from_binary_event(HTTPMessage(request.headers, request.body), JSONFormat())
+    assert event.get_id() == "m-1"
+    assert event.get_type() == "order.paid"
+    assert event.get_source() == source
+    assert event.get_specversion() == "1.0"
+    assert event.get_extension("partitionkey") == group
+    assert event.get_data() == {"amount": 10.5}
+    assert "ce-datacontenttype" not in request.headers
+
+
+# --- Standard Webhooks
+
+
+def signature(port: int, *keys: Mapping[str, object]) -> dict[str, object]:
+    hosts = {"hosts": [f"localhost:{port}"], "allowHttp": True}
+    return {"name": "hooks", "type": "signature", "keys": keys, **hosts}
+
+
+def verify(key: str, request: TargetRequest) -> object:
+    return Webhook(key).verify(request.body, request.headers)
+
+
+@pytest.mark.rule("TGT-9")
+async def test_the_standardwebhooks_sdk_verifies_with_each_key_during_a_rotation(
+    tmp_path: Path,
+) -> None:
+    new, old = write(tmp_path / "new", f"{NEW}\n"), write(tmp_path / "old", OLD)
+    until = datetime.fromtimestamp(time.time() + 3600, UTC).isoformat()
+    async with listening() as target:
+        keys = signature(target.port, {"valueFile": new}, {"valueFile": old, "until": until})
+        async with sending(tmp_path, keys) as place:
+            place.use(
+                {"name": "t", "match": target.url, "credentials": "hooks", "format": "payload"}
+            )
+            await place.send(target.url, payload=PAYLOAD, secret="of-the-message", token="tok")
+
+    [request] = target.requests
+    assert verify(NEW, request) == verify(OLD, request) == {"amount": 10.5}
+    with pytest.raises(WebhookVerificationError):
+        verify(f"whsec_{base64.b64encode(b'x' * 24).decode()}", request)
+    assert request.headers["webhook-signature"].count("v1,") == 2
+    assert "x-flowcatalyst-signature" not in request.headers
+    assert request.headers["authorization"] == "Bearer tok"
+
+
+@pytest.mark.rule("TGT-9")
+async def test_a_key_is_not_used_after_its_end(tmp_path: Path) -> None:
+    new, old = write(tmp_path / "new", NEW), write(tmp_path / "old", OLD)
+    past = "2026-01-01T00:00:00Z"
+    async with listening() as target:
+        expired = {"valueFile": old, "until": past}
+        both = signature(target.port, {"valueFile": new}, expired)
+        async with sending(tmp_path, both) as place:
+            place.use({"name": "t", "match": target.url, "credentials": "hooks"})
+            await place.send(target.url)
+        async with sending(tmp_path, signature(target.port, expired)) as place:
+            place.use({"name": "t", "match": target.url, "credentials": "hooks"})
+            answer = await place.send(target.url)
+
+    [request] = target.requests
+    verify(NEW, request)
+    with pytest.raises(WebhookVerificationError):
+        verify(OLD, request)
+    assert isinstance(answer, NoReply)
+    assert answer.cause is Cause.NO_CREDENTIALS
+    assert answer.detail == "credentials hooks: none of its keys is valid any more"
+
+
+@pytest.mark.rule("TGT-9")
+@pytest.mark.parametrize("key", ["whsec_", "whsec_!!!"])
+async def test_a_key_that_is_none_is_not_used(tmp_path: Path, key: str) -> None:
+    path = write(tmp_path / "key", key)
+    async with (
+        listening() as target,
+        sending(tmp_path, signature(target.port, {"valueFile": path})) as place,
+    ):
+        place.use({"name": "t", "match": target.url, "credentials": "hooks"})
+        await place.send(target.url)
+        [state] = place.store.states
+
+    assert not target.requests
+    assert "whsec_" in state.error
+    assert "!!!" not in state.error
+
+
+# --- AWS
+
+
+SEGMENT = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), max_size=8).map(
+    lambda text: quote(text, safe="-_.~!$'()*,;:@+")
+)
+URLS = st.builds(
+    lambda parts, query: (
+        "https://abc.lambda-url.eu-west-1.on.aws"
+        + "".join(f"/{each}" for each in parts)
+        + (f"?{'&'.join(f'{name}={value}' for name, value in query)}" if query else "")
+    ),
+    st.lists(SEGMENT, max_size=4),
+    st.lists(st.tuples(SEGMENT.map(lambda each: f"k{each}"), SEGMENT), max_size=4),
+)
+
+
+def by_botocore(
+    method: str, url: str, body: bytes, key: AwsCredentials, at: datetime
+) -> Mapping[str, str]:
+    headers = {"x-amz-content-sha256": digest(body)}
+    request = AWSRequest(method=method, url=url, data=body, headers=headers)
+    auth = SigV4Auth(Credentials(key.access_key, key.secret_key, key.token), "lambda", "eu-west-1")
+    request.context["timestamp"] = at.strftime("%Y%m%dT%H%M%SZ")
+    request.headers["X-Amz-Date"] = request.context["timestamp"]
+    if key.token:
+        request.headers["X-Amz-Security-Token"] = key.token
+    text = auth.canonical_request(request)
+    signed = auth.signature(auth.string_to_sign(request, text), request)
+    return {"signature": signed, "headers": auth.signed_headers(auth.headers_to_sign(request))}
+
+
+@pytest.mark.rule("TGT-9")
+@given(
+    st.sampled_from(["POST", "PUT", "PATCH"]),
+    URLS,
+    st.binary(max_size=64),
+    st.sampled_from([None, "a-token"]),
+)
+def test_botocore_signs_the_same(method: str, url: str, body: bytes, token: str | None) -> None:
+    key = AwsCredentials(KEY.access_key, KEY.secret_key, token)
+    at = datetime(2026, 11, 18, 12, 0, 30, tzinfo=UTC)
+    expected = by_botocore(method, url, body, key, at)
+
+    signer = Signer(url, "eu-west-1", "lambda", method)
+    *_, authorization = signer.sign(
+        {"x-amz-content-sha256": digest(body)}, body, key, at.timestamp()
+    )
+
+    assert authorization == (
+        "authorization:AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20261118/eu-west-1/lambda/"
+        f"aws4_request, SignedHeaders={expected['headers']}, Signature={expected['signature']}"
+    )
+
+
+def aws(port: int) -> dict[str, object]:
+    hosts = {"hosts": [f"localhost:{port}"], "allowHttp": True}
+    return {"name": "aws", "type": "sigv4", "region": "eu-west-1", "service": "lambda", **hosts}
+
+
+@pytest.mark.rule("TGT-9")
+async def test_requests_are_signed_with_the_credentials_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY.secret_key)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token")
+    async with listening() as target, sending(tmp_path, aws(target.port)) as place:
+        place.use({"name": "t", "match": target.url, "credentials": "aws", "method": "PUT"})
+        await place.send(target.url, token="of-the-message")
+        await place.send(target.url)
+        [state] = place.store.states
+
+    for request in target.requests:
+        at = datetime.strptime(request.headers["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        key = AwsCredentials(KEY.access_key, KEY.secret_key, "a-token")
+        expected = by_botocore("PUT", target.url, request.body, key, at)
+        assert request.headers["authorization"].endswith(f"Signature={expected['signature']}")
+        assert request.headers["host"] == f"localhost:{target.port}"
+    assert state.ok
+    assert KEY.secret_key not in json.dumps(str(target.requests))
+
+
+@pytest.mark.rule("TGT-9")
+async def test_without_aws_credentials_nothing_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    async with listening() as target, sending(tmp_path, aws(target.port)) as place:
+        place.use({"name": "t", "match": target.url, "credentials": "aws"})
+        answer = await place.send(target.url)
+
+    assert isinstance(answer, NoReply)
+    assert "there are no AWS credentials" in answer.detail
+    assert not target.requests

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import uvloop
+from msgspec import Raw
 
 from router import __version__, runtime
 from router.api.app import create_app
@@ -30,9 +31,12 @@ from router.api.server import CannotListen
 from router.api.server import serve as serve_api
 from router.core.config import RoutingConfig
 from router.core.config_plan import Plan
+from router.core.message import Message
 from router.core.state import RouterState
+from router.core.target import read_target
 from router.core.timestamps import Tsids
 from router.core.trace import UNRECORDED
+from router.core.trial import TEST_PREFIX, Trial
 from router.core.warnings import Code, Severity, WarningBook
 from router.engine.alerts import Alerts
 from router.engine.beat import Beat, ScheduleState
@@ -52,7 +56,7 @@ from router.engine.stores import Batches, MessageStates, QueueStores
 from router.logs import configure_logging, dropped_lines
 from router.outbound.config_source import config_sources
 from router.parts import Ports, access_of, notifier_of, open_ports
-from router.ports import StoreError
+from router.ports import Conflict, StoreError
 from router.setting_values import BreakerScope, LogFormat
 from router.settings import Settings, setting_notes
 from router.storage import FileTicks
@@ -60,6 +64,7 @@ from router.wiring import open_engine
 
 log = logging.getLogger(__name__)
 
+TEST_SECONDS: Final = 30.0  # for one request to a target that is tested
 EXIT_OK: Final = 0
 EXIT_NO_CONFIGURATION: Final = 1
 EXIT_BAD_SETTING: Final = 2
@@ -83,7 +88,8 @@ class Router:
         new_id: Callable[[], str],
     ) -> None:
         self._settings, self._notifier, self._lag = settings, notifier, LoopLag()
-        self._sender = ports.sender
+        self._sender, self._new_id = ports.sender, new_id
+        self._testing = False  # a target, right now
         alerts, publishing, store = manager.deps.alerts, manager.deps.publishing, ports.store
         self.port = 0  # of the API
         self.manager = manager
@@ -142,6 +148,19 @@ class Router:
 
     async def reload(self) -> Plan:
         return await self.sync.reload()
+
+    async def test_target(self, url: str, payload: bytes | None) -> Trial:
+        """Send one request to a target, as for a message (TGT-10). Raises Conflict, BadTarget."""
+        if self._testing:
+            raise Conflict("another target is being tested: try again when that has ended")
+        read_target(url)
+        id_ = f"{TEST_PREFIX}{self._new_id()}"
+        message = Message(id=id_, target=url, payload=Raw(payload or b""))
+        self._testing = True
+        try:
+            return await self._sender.trial(message, TEST_SECONDS)
+        finally:
+            self._testing = False
 
     def reload_soon(self) -> None:
         """Reload on SIGHUP. Nobody waits for the result, so it is logged."""

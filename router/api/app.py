@@ -16,6 +16,7 @@ from router.api import (
     messages,
     metrics,
     monitoring,
+    targets,
 )
 from router.api.access import Access, Guard
 from router.api.kit import RouterApi
@@ -49,6 +50,7 @@ def create_app(router: RouterApi, access: Access) -> FastAPI:
         dead_letters.routes,
         config.routes,
         monitoring.routes,
+        targets.routes,
         messages.monitoring_routes,
         dashboard.routes,
     ):

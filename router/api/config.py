@@ -27,6 +27,9 @@ class ConfigView(ResponseModel):
     reply_queues: Sequence[Mapping[str, Any]] = shown(
         "document.replyQueues", [{"queueName": "replies"}]
     )
+    targets: Sequence[Mapping[str, Any]] = shown(
+        "document.targets", [{"name": "svc", "match": "https://svc.example:443"}]
+    )
     last_sync: Time | None = shown("last_success", AT)
     sources: Sequence[SourceView] = as_is([])
 
@@ -62,7 +65,7 @@ async def show(router: CurrentRouter) -> Response:
         What it reads there does not change: a sync replaces the configuration as a whole.
         """
         status = router.config_status()
-        kinds = ("queues", "processingPools", "replyQueues")
+        kinds = ("queues", "processingPools", "replyQueues", "targets")
         entries = {kind: status.document.get(kind, ()) for kind in kinds}
         none = dict.fromkeys(entries, ())
         view = ConfigView.model_validate(msgspec.structs.replace(status, document=none))

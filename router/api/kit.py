@@ -36,6 +36,7 @@ from router.core.message import LEVELS_AROUND, is_too_deep
 from router.core.redact import mask_urls
 from router.core.state import RouterState
 from router.core.timestamps import iso
+from router.core.trial import Trial
 from router.core.warnings import WarningBook
 from router.engine.beat import ScheduleState
 from router.engine.config_sync import SyncStatus
@@ -102,6 +103,9 @@ class RouterApi(Protocol):
 
     async def reload(self) -> Plan:
         """Sync the configuration now, once. Raises SyncFailed."""
+
+    async def test_target(self, url: str, payload: bytes | None) -> Trial:
+        """Send one request to a target, as for a message. Raises Conflict, BadTarget."""
 
 
 async def current_router(request: Request) -> RouterApi:

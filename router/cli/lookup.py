@@ -140,7 +140,8 @@ def schedules(as_json: bool) -> None:
     invoke_without_command=True,
     epilog="\b\nExamples:  message-router targets\n"
     "           message-router targets --json --url http://10.0.0.7:8080\n"
-    "           message-router targets reset https://svc.example:443",
+    "           message-router targets reset https://svc.example:443\n"
+    "           message-router targets test https://svc.example/hook",
 )
 @router_options
 @json_option
@@ -187,6 +188,42 @@ def reset_targets(origins: tuple[str, ...], everything: bool) -> None:
                 origins, lambda each: router.call("POST", f"/monitoring/targets/{each}/reset")
             )
     click.echo(f"reset {done}")
+
+
+@targets.command(
+    "test",
+    epilog="\b\nExamples:  message-router targets test https://svc.example/hook\n"
+    "           message-router targets test https://svc.example/hook --payload '{\"n\": 1}'",
+)
+@click.argument("target", metavar="URL")
+@click.option("--payload", metavar="JSON", help="The payload of the request.")
+@router_options
+@json_option
+def test_target(target: str, payload: str | None, as_json: bool) -> None:
+    """Let the router send one request to URL, and show what would become of a message.
+
+    It is made as for a message: with the entry of `targets`, its credentials and its format. The
+    target sees the header X-Message-Test. The exit code is 1 if it would not be accepted.
+    """
+    order: dict[str, object] = {"url": target}
+    if payload is not None:
+        try:
+            order["payload"] = msgspec.json.decode(payload)
+        except msgspec.MsgspecError as error:
+            raise click.UsageError(f"--payload is not JSON: {error}") from None
+    with connect() as router:
+        found = router.call("POST", "/targets/test", body=msgspec.json.encode(order))
+    if as_json:
+        show_json(found)
+    else:
+        requests = found.pop("requests")
+        show_fields({name: each for name, each in found.items() if each not in (None, "")})
+        for number, each in enumerate(requests, start=1):
+            times = ", ".join(f"{name} {plain(ms)} ms" for name, ms in each["timings"].items())
+            click.echo(f"request {number}: {plain(each['method'])}, {times}")
+            for line in each["headers"]:
+                click.echo(f"  {plain(line)}")
+    sys.exit(0 if found["verdict"] == "ACK" else 1)
 
 
 def _list_options(command: Command) -> Command:

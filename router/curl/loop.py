@@ -20,6 +20,7 @@ from msgspec import Struct
 from router.core.leadership import Leadership
 from router.core.outcome import MAX_REPLY_BYTES, Answer, Cause, NoReply, Reply
 from router.core.target import BadTarget, read_target
+from router.core.trial import Timings
 from router.curl import new_handle
 from router.curl.resolver import (
     Blame,
@@ -143,6 +144,20 @@ class Channel:
         self.http_version = http_version  # None: that of the options
         self.tls = tls
         self.idle: list[_Transfer] = []
+
+    def timings(self) -> Timings:
+        """Return how long the last request took, if nobody else uses the channel."""
+        if not self.idle:  # it was not sent
+            return Timings()
+        get = self.idle[-1].easy.getinfo
+        names = (
+            pycurl.NAMELOOKUP_TIME,
+            pycurl.CONNECT_TIME,
+            pycurl.APPCONNECT_TIME,
+            pycurl.STARTTRANSFER_TIME,
+            pycurl.TOTAL_TIME,
+        )
+        return Timings(*(round(get(each) * 1000, 3) for each in names))
 
 
 class CurlLoop:

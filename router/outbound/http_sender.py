@@ -5,9 +5,10 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Final, Self
+from typing import Final, Protocol, Self
 from urllib.parse import quote
 
 import msgspec
@@ -16,11 +17,13 @@ from msgspec import Struct
 from router.core.config import BodyFormat, TargetConfig
 from router.core.leadership import Leadership
 from router.core.message import Message
-from router.core.outcome import Answer, Cause, NoReply
+from router.core.outcome import Answer, Cause, NoReply, judge
+from router.core.redact import MASK, mask_urls
 from router.core.target import TargetPolicy, read_target
 from router.core.target_table import TargetTable
 from router.core.timestamps import iso
 from router.core.trace import Span
+from router.core.trial import REPLY_SHOWN_BYTES, TEST_HEADER, SentRequest, Trial
 from router.core.webhooks import BadKey, webhook_headers, webhook_key
 from router.curl import PRINTABLE_ASCII, ascii_url
 from router.curl.loop import Channel, CurlLoop, CurlOptions, Headers, Tls
@@ -31,6 +34,11 @@ log = logging.getLogger(__name__)
 
 _DEFAULTS: Final = CurlOptions()
 MIN_TIMEOUT_SECONDS: Final = 1.0  # of a request that is repeated with a new token
+# Headers whose values a trial shows: what they begin with.
+_SHOWN_HEADERS: Final = (
+    *("content-type", "accept", "x-message-", "x-correlation-id", "ce-", "traceparent"),
+    *("webhook-id", "webhook-timestamp", "host", "x-amz-date", "x-amz-content-sha256"),
+)
 _EVENT_SAFE: Final = "".join(each for each in PRINTABLE_ASCII if each not in ' "%')
 _encode: Final = msgspec.json.Encoder().encode
 # Printable ASCII without % and without blanks at its ends: a header shows it as it is.
@@ -65,6 +73,59 @@ class _Request(Struct, eq=False):
     timeout: float
 
 
+class Poster(Protocol):
+    """What sends a request: the CurlLoop, or the recorder of a trial."""
+
+    def retire(self, channel: Channel) -> bool: ...
+
+    async def post(
+        self,
+        url: str,
+        headers: Headers,
+        body: bytes,
+        timeout: float,
+        channel: Channel | None = None,
+    ) -> Answer: ...
+
+
+class _Recorder:
+    """Sends requests on handles of their own, and keeps what they were, without secrets."""
+
+    def __init__(self, curl: Poster) -> None:
+        self.sent: list[SentRequest] = []
+        self._curl = curl
+
+    def retire(self, channel: Channel) -> bool:
+        return self._curl.retire(channel)
+
+    async def post(
+        self,
+        url: str,
+        headers: Headers,
+        body: bytes,
+        timeout: float,
+        channel: Channel | None = None,
+    ) -> Answer:
+        like = channel or Channel()
+        own = Channel(method=like.method, http_version=like.http_version, tls=like.tls)
+        try:
+            answer = await self._curl.post(url, [*headers, TEST_HEADER], body, timeout, own)
+            shown = tuple(map(_without_secret, [*headers, TEST_HEADER]))
+            timings = own.timings()
+            self.sent.append(SentRequest(own.method, shown, len(body), timings))
+            return answer
+        finally:
+            self._curl.retire(own)
+
+
+def _without_secret(line: str | bytes) -> str:
+    """Return a header as people may see it: values that say nothing, or *** instead."""
+    text = line.decode() if isinstance(line, bytes) else line
+    name, _, value = text.partition(":")
+    is_harmless = name.lower().startswith(_SHOWN_HEADERS)
+    return f"{name}: {value.strip() if is_harmless else MASK}"
+
+
 class HttpSender:
     """Sends over kept-open connections, HTTP/2 where offered. Opened and closed by `async with`."""
 
@@ -79,7 +140,8 @@ class HttpSender:
         self._policy = policy
         self._wall = wall
         self._destination = lru_cache(maxsize=10_000)(self._find_destination)  # targets repeat
-        self._curl = CurlLoop(options, policy.refuse_address, leadership)
+        self._loop = CurlLoop(options, policy.refuse_address, leadership)
+        self._curl: Poster = self._loop
         self._table = TargetTable()
         self._credentials = credentials
         self._channels: dict[tuple[str, str | None, Tls | None], Channel] = {}
@@ -87,10 +149,10 @@ class HttpSender:
         self._noted: set[str] = set()  # credentials that replace the `authToken` of messages
 
     def __repr__(self) -> str:
-        return f"HttpSender({self._curl!r})"
+        return f"HttpSender({self._loop!r})"
 
     async def __aenter__(self) -> Self:
-        await self._curl.__aenter__()
+        await self._loop.__aenter__()
         if self._credentials is not None:
             self._credentials.on_change = self._forget
             await self._credentials.open(self._post)
@@ -99,7 +161,7 @@ class HttpSender:
     async def __aexit__(self, *exc_info: object) -> None:
         if self._credentials is not None:
             await self._credentials.close()
-        await self._curl.__aexit__(*exc_info)
+        await self._loop.__aexit__(*exc_info)
 
     def use(self, entries: Iterable[TargetConfig]) -> Sequence[str]:
         """Send by these entries from now on. Return which of them send nothing, and why."""
@@ -234,6 +296,25 @@ class HttpSender:
             if channel.tls is not None and channel.tls not in used:
                 self._retired.append(self._channels.pop(key))
         self._retired = [each for each in self._retired if not self._curl.retire(each)]
+
+    async def trial(self, message: Message, timeout: float) -> Trial:
+        """Send a message as `send` does, and tell what happened. Nothing else is told (TGT-10)."""
+        recorder = _Recorder(self._curl)
+        double = copy(self)
+        double._curl = recorder  # noqa: SLF001  its own class
+        answer = await double.send(message, 1, timeout)
+        entry = self._table.find(message.target) if self._table else None
+        outcome = judge(answer, self._wall)
+        reply = b"" if isinstance(answer, NoReply) else answer.body[:REPLY_SHOWN_BYTES]
+        return Trial(
+            id=message.id,
+            url=mask_urls(message.target),
+            entry=None if entry is None else entry.name,
+            credentials=None if entry is None else entry.credentials,
+            outcome=outcome,
+            requests=recorder.sent,
+            reply=reply,
+        )
 
     def _flaw_of(self, entry: TargetConfig, url: str) -> str | None:
         """Return why requests to this URL cannot have the credentials of their entry, or None."""

@@ -79,6 +79,7 @@ async def test_the_description_names_every_call_and_its_errors(api: httpx.AsyncC
         "GET /monitoring/targets",
         "POST /monitoring/targets/{origin}/reset",
         "POST /monitoring/targets/reset-all",
+        "POST /targets/test",
         "GET /monitoring/consumer-health",
         "GET /monitoring/standby-status",
         "GET /monitoring/in-flight-messages",

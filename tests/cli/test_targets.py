@@ -89,3 +89,51 @@ def test_all_targets_are_reset_at_once(run: Run, fake: FakeRouter) -> None:
 @pytest.mark.parametrize("words", [[], [ORIGIN, "--all"]])
 def test_which_targets_to_reset_must_be_clear(run: Run, words: list[str]) -> None:
     assert run("targets", "reset", *words).exit_code == 2
+
+
+TRIAL = {
+    "id": "test-1",
+    "url": "https://svc.test/hook",
+    "entry": None,
+    "verdict": "ACK",
+    "outcome": "ACCEPTED",
+    "status": 200,
+    "detail": "",
+    "requests": [
+        {"method": "POST", "headers": ["X-A: ***"], "bodyBytes": 7, "timings": {"total": 5.0}}
+    ],
+    "reply": "ok",
+}
+
+
+@pytest.mark.rule("TGT-10")
+def test_a_trial_shows_what_would_become_of_a_message(run: Run, fake: FakeRouter) -> None:
+    fake.answers("POST /targets/test", TRIAL)
+
+    result = run(
+        "targets", "test", "https://svc.test/hook", "--payload", '{"n": 1}', "--url", fake.url
+    )
+
+    assert result.exit_code == 0
+    assert "ACK" in result.output
+    assert "request 1: POST, total 5.0 ms" in result.output
+    assert "X-A: ***" in result.output
+    assert fake.calls[-1].json == {"url": "https://svc.test/hook", "payload": {"n": 1}}
+
+
+@pytest.mark.rule("TGT-10")
+def test_a_trial_that_is_not_accepted_ends_with_exit_code_1(run: Run, fake: FakeRouter) -> None:
+    fake.answers("POST /targets/test", {**TRIAL, "verdict": "RETRY"})
+
+    result = run("targets", "test", "https://svc.test/hook", "--json", "--url", fake.url)
+
+    assert result.exit_code == 1
+    assert json.loads(result.output)["verdict"] == "RETRY"
+
+
+@pytest.mark.rule("TGT-10")
+def test_a_payload_that_is_not_json_is_a_usage_error(run: Run, fake: FakeRouter) -> None:
+    result = run("targets", "test", "https://svc.test/", "--payload", "{", "--url", fake.url)
+
+    assert result.exit_code == 2
+    assert "--payload is not JSON" in result.output

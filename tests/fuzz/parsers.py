@@ -37,10 +37,19 @@ from router.brokers.sqs.client import answer_of as sqs_answer
 from router.core.config import QueueConfig, Route
 from router.core.config_document import BadDocument, as_document, read_document
 from router.core.config_plan import unite
+from router.core.credentials import (
+    MAX_LIFE_SECONDS,
+    BadCredentials,
+    BadToken,
+    read_credentials,
+    read_host,
+    read_token,
+)
 from router.core.message import Malformed, Message, parse, steps_of
 from router.core.outcome import Reply, judge
 from router.core.redact import mask_urls, public_uri
 from router.core.returning import MAX_DELAY_SECONDS, MIN_DELAY_SECONDS
+from router.core.target import read_target
 from router.outbound.process.runner import TaskResult, problem_of_answer
 from router.outbound.process.tasks import answer_of, input_line
 from router.ports import Disconnected, QueueRefused
@@ -299,6 +308,37 @@ def output(data: bytes) -> None:
     judge(answer_of(TaskResult(0, line)), lambda: NOW)
 
 
+def credentials(data: bytes) -> None:
+    """The credentials file: what is read sends no secret to a stranger (TGT-4)."""
+    try:
+        read = read_credentials(data)
+    except BadCredentials as error:
+        _can_be_shown(str(error))
+        return
+    for name, each in read.items():
+        assert name == each.name
+        assert each.hosts
+        for host in map(str, each.hosts):
+            assert read_host(host) in each.hosts
+        for url in ("https://stranger.example/", "https://10.9.8.7/", "https://[::9]/"):
+            shown = [str(host) for host in each.hosts]
+            is_named = any(
+                part in host for host in shown for part in ("example", "10.9.8.7", "::9")
+            )
+            assert is_named or each.refuse(read_target(url)) is not None
+
+
+def token(data: bytes) -> None:
+    try:
+        read = read_token(data)
+    except BadToken as error:
+        _can_be_shown(str(error), secret=True)
+        return
+    assert 0 < read.renew_after < read.life <= MAX_LIFE_SECONDS
+    assert read.value.isascii()
+    assert read.value not in repr(read) or len(read.value) < 10
+
+
 def _parsed(body: bytes) -> Message | None:
     try:
         return parse(body)
@@ -324,4 +364,6 @@ PARSERS: Final[Mapping[str, Callable[[bytes], None]]] = {
     "uri": uri,
     "envelope": envelope,
     "output": output,
+    "credentials": credentials,
+    "token": token,
 }

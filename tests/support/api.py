@@ -9,7 +9,10 @@ from msgspec.structs import replace
 from router.api.access import Access
 from router.api.app import create_app
 from router.core.config_plan import Plan
+from router.core.outcome import DELIVERED
 from router.core.state import CredentialState, RouterState, StandbyStatus, SyncCounts
+from router.core.target import read_target
+from router.core.trial import SentRequest, Timings, Trial
 from router.core.warnings import WarningBook
 from router.engine.beat import ScheduleState
 from router.engine.config_sync import SourceStatus, SyncFailed, SyncStatus
@@ -33,6 +36,15 @@ from tests.support.stores import FakeStores
 
 NOW = 1_800_000_000.25
 LOCAL = Access()
+TRIAL = Trial(
+    id="test-1",
+    url="https://svc.test/hook",
+    entry="svc",
+    credentials=None,
+    outcome=DELIVERED,
+    requests=[SentRequest("POST", ("X-Api-Key: ***",), 7, Timings(1.0, 2.0, 3.0, 4.0, 5.0))],
+    reply=b"ok \xff",
+)
 CREDENTIALS = (
     CredentialState(
         name="partner",
@@ -76,6 +88,8 @@ class HandMadeRouter:
             syncs=SyncCounts(succeeded=3, failed=1, last_success=NOW - 60),
             standby=StandbyStatus(enabled=False, instance="router-1", primary=True),
         )
+        self.tested: list[tuple[str, bytes | None]] = []
+        self.trial: Trial | Exception = TRIAL
         self.pool_codes: Iterable[str] = ("POOL-A",)
         self.queue_names: Iterable[str] = ("orders",)
         self.depth: int | None = 25
@@ -124,6 +138,13 @@ class HandMadeRouter:
             document=self.document,
             sources=(SourceStatus("https://user:hidden@config/", NOW - 60, ""),),
         )
+
+    async def test_target(self, url: str, payload: bytes | None) -> Trial:
+        read_target(url)
+        self.tested.append((url, payload))
+        if isinstance(self.trial, Exception):
+            raise self.trial
+        return self.trial
 
     async def reload(self) -> Plan:
         if self.sync_failure:

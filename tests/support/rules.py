@@ -79,6 +79,7 @@ REQUIRED: Final[Mapping[str, str]] = {
     "TGT-7": "client certificates and private authorities",
     "TGT-8": "bodies: message, payload, CloudEvents; methods",
     "TGT-9": "signatures: Standard Webhooks, AWS",
+    "TGT-10": "one request to test a target",
     "MED-5": "target safety",
     "DLQ-1": "dead letters are kept",
     "DLQ-2": "dead letters are listed, replayed, discarded",

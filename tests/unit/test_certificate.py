@@ -1,5 +1,6 @@
 """When certificates expire, as OpenSSL and `cryptography` say."""
 
+import ssl
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
@@ -53,6 +54,29 @@ def test_of_a_chain_the_first_end_counts() -> None:
 def test_what_is_no_certificate_is_refused(content: bytes) -> None:
     with pytest.raises(BadCertificate):
         expiry_of(content)
+
+
+def field(tag: int, *content: bytes) -> bytes:
+    joined = b"".join(content)
+    return bytes([tag, len(joined)]) + joined
+
+
+def first_version(validity: bytes) -> bytes:
+    """A certificate of version 1, which does not say so, as far as it is read."""
+    serial, nothing = field(2, b"\x07"), field(0x30)
+    der = field(0x30, field(0x30, serial, nothing, nothing, validity))
+    return ssl.DER_cert_to_PEM_cert(der).encode()
+
+
+@pytest.mark.rule("TGT-7")
+def test_a_certificate_of_version_1_is_read() -> None:
+    times = (field(0x17, b"260101000000Z"), field(0x18, b"20300101000000Z"))
+
+    until = expiry_of(first_version(field(0x30, *times)))
+
+    assert until == datetime(2030, 1, 1, tzinfo=UTC).timestamp()
+    with pytest.raises(BadCertificate):
+        expiry_of(first_version(field(0x31, *times)))
 
 
 @given(st.integers(0, 2000), st.integers(0, 255))

@@ -179,7 +179,12 @@ async def rotate(
 
     async def load() -> None:
         while not stop:
-            answers.append(await place.send(server.url))
+            answer = await place.send(server.url)
+            # A reload of nginx closes kept connections. The router tries again (MED-2).
+            for _ in range(2):
+                if cause_of(answer) is Cause.BROKEN:
+                    answer = await place.send(server.url)
+            answers.append(answer)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(8):

@@ -540,7 +540,10 @@ async def test_a_token_is_renewed_before_it_expires(tmp_path: Path, server: OAut
     ):
         place.use(entry(target.url, "partner"))
         await place.send(target.url)
-        await until(lambda: len(server.tokens) > 1)
+        live = place.store.find("partner")
+        assert live is not None
+        first = live.auth
+        await until(lambda: live.auth is not first)
         await place.send(target.url)
 
     assert (

@@ -98,6 +98,7 @@ def _story(result: WorldResult) -> str:
     plan = result.plan
     used = sorted({number for step in plan.steps for number in step.bodies})
     lines = [
+        f"BROKEN {result.violations[0]}",
         (
             f"seed {plan.seed}: {plan.kind.value}, {plan.routers} router(s), "
             f"{plan.queues} queue(s), {plan.connections} connection(s), lease {plan.lease:g} s, "
@@ -110,7 +111,7 @@ def _story(result: WorldResult) -> str:
             for phase in phases
         ),
         *(f"  {line}" for line in result.history),
-        *(f"BROKEN {violation}" for violation in result.violations),
+        *(f"BROKEN {violation}" for violation in result.violations[1:]),
     ]
     return "\n".join(lines)
 
@@ -201,10 +202,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.until_found:
                 print(FOUND, progress.worlds, summary.seed, summary.problems[0], flush=True)
                 return FAILED
-            print(f"seed {summary.seed}: {summary.problems[0]}", flush=True)
             if not options.keep_going:
                 print(explain(summary.seed, choice))
                 break
+            print(f"seed {summary.seed}: {summary.problems[0]}", flush=True)
     print(f"{progress}, {failures} worlds broke a rule")
     return FAILED if failures else 0
 

@@ -1,22 +1,38 @@
 """Deliberate bugs: each function puts one into the code that is loaded (`--mutants`, `--bug`)."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
+from msgspec.structs import replace
+
+from router.brokers.sqlite import queue_table
+from router.brokers.sqlite.queue_table import QueueTable
+from router.core.config import Schedule
 from router.core.gate import Gate
-from router.core.returning import ReturnReason
+from router.core.history import Fate
+from router.core.message import Message
+from router.core.outcome import Outcome
+from router.core.returning import Decision, Retry, ReturnReason
+from router.engine import delivery, settle, targets
 from router.engine import pool as pools
-from router.engine import targets
+from router.engine.beat import Beat
+from router.engine.broker_guard import GuardedBroker
+from router.engine.dispatch import Dispatcher
 from router.engine.flow import Ask, FlowControl
 from router.engine.job import Job, Return
 from router.engine.lanes import Flow, Lane
+from router.engine.outgoing import OutgoingMessages
 from router.engine.pool import ProcessPool
+from router.engine.publishing import BrokeOff, Published, QueuePublisher
+from router.engine.registry import InFlightRegistry
 from router.ports import Traits
 
 Bug = Callable[[], None]
 BUGS: Final[dict[str, Bug]] = {}
-_before: list[tuple[Any, str, Any]] = []  # what was replaced
+_undo: list[Callable[[], None]] = []
 
 
 def bug(put: Bug) -> Bug:
@@ -31,17 +47,24 @@ def planted(name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        while _before:
-            place, attribute, value = _before.pop()
-            setattr(place, attribute, value)
+        while _undo:
+            _undo.pop()()
 
 
 def _replace(place: Any, name: str, value: Any) -> Any:
     """Return what was there."""
     before = getattr(place, name)
-    _before.append((place, name, before))
+    _undo.append(partial(setattr, place, name, before))
     setattr(place, name, value)
     return before
+
+
+def _change_query(name: str, old: str, new: str) -> None:
+    """Change a statement of the embedded queue."""
+    queries: Any = queue_table
+    before = queries.QUERIES
+    assert before[name].count(old) == 1
+    _replace(queue_table, "QUERIES", {**before, name: before[name].replace(old, new)})
 
 
 # Traffic.
@@ -130,3 +153,206 @@ def share_counted_in_the_wrong_pool() -> None:
         return job
 
     was = _replace(pools.ProcessPool, "_begin", begin_in)
+
+
+# Order.
+
+
+@bug
+def held_messages_placed_backwards() -> None:
+    """Of what waits in a consumer for room in its pool, the last goes first."""
+
+    def place_waiting(flow: FlowControl) -> None:
+        for code, line in list(flow._lines.items()):
+            flow._lines[code] = deque(reversed(line))
+        was(flow)
+
+    was = _replace(FlowControl, "place_waiting", place_waiting)
+
+
+@bug
+def high_priority_comes_last() -> None:
+    """In a group, messages of high priority wait until there are no others."""
+
+    def take(lane: Lane) -> Job:
+        job: Job = (lane.regular or lane.high).popleft()
+        lane.tried -= bool(lane.tried and job.requests)
+        lane.current = job
+        return job
+
+    _replace(Lane, "take", take)
+    _replace(Lane, "head", property(lambda lane: (lane.regular or lane.high)[0]))
+
+
+@bug
+def call_published_backwards() -> None:
+    """What one call publishes is put into the embedded queue last first."""
+
+    def insert(table: QueueTable, db: Any, new: Any, batch: int | None = None) -> None:
+        was(table, db, new[::-1], batch)
+
+    was = _replace(QueueTable, "insert", insert)
+
+
+@bug
+def removed_pool_leaves_its_workers_to_others() -> None:
+    """When a pool is removed, each other pool may have one request more."""
+
+    def drain(known: pools.Pools, code: str) -> None:
+        was(known, code)
+        for pool in known.values():
+            pool.permits.limit += 1
+
+    was = _replace(pools.Pools, "drain", drain)
+
+
+@bug
+def group_offered_to_a_second_router() -> None:
+    """While a router has the regular messages of a group, another one gets the high ones."""
+    _change_query("offer", "coalesce(regular_holder, high_holder, '')", "''")
+
+
+@bug
+def leases_not_extended() -> None:
+    """A lease is left to end while its message is being sent."""
+
+    async def extend(*_: object, **_options: object) -> None:
+        """Do nothing."""
+
+    _replace(GuardedBroker, "extend_leases", extend)
+
+
+# Attempts.
+
+
+@bug
+def failure_counted_twice() -> None:
+    """A failed delivery uses up two attempts."""
+
+    def decide(outcome: Outcome, failures: int, *rest: Any) -> Decision:
+        decision: Decision = was(outcome, failures + outcome.rule.counts, *rest)
+        return decision
+
+    was = _replace(delivery, "decide", decide)
+
+
+@bug
+def failures_not_counted() -> None:
+    """A message is tried for ever."""
+
+    def decide(outcome: Outcome, failures: int, *rest: Any) -> Decision:
+        del failures
+        decision: Decision = was(outcome, 0, *rest)
+        return decision
+
+    was = _replace(delivery, "decide", decide)
+
+
+@bug
+def retry_too_early() -> None:
+    """A failed message comes back after half of its delay."""
+
+    def decide(*asked: Any) -> Decision:
+        decision: Decision = was(*asked)
+        action = decision.action
+        if isinstance(action, Retry):
+            action = replace(action, delay=action.delay / 2)
+        return replace(decision, action=action)
+
+    was = _replace(delivery, "decide", decide)
+
+
+@bug
+def lost_message_keeps_its_place() -> None:
+    """A pool goes on counting a message whose lease was lost."""
+
+    def finish(book: InFlightRegistry, jobs: Sequence[Job], fate: Fate, *rest: Any) -> Any:
+        for job in jobs if fate is Fate.FORFEITED else ():
+            job.pool = None
+        return was(book, jobs, fate, *rest)
+
+    was = _replace(InFlightRegistry, "finish", finish)
+
+
+# Commands.
+
+
+@bug
+def one_reply_for_each_id() -> None:
+    """A message gets no reply if another content had its id before."""
+    seen: dict[tuple[int, str], bytes] = {}
+
+    def prepare(outgoing: OutgoingMessages, jobs: Sequence[Job]) -> None:
+        def is_first(job: Job) -> bool:
+            body = job.received.body
+            return seen.setdefault((id(outgoing), job.message.id), body) == body
+
+        was(outgoing, [job for job in jobs if is_first(job)])
+
+    was = _replace(OutgoingMessages, "prepare", prepare)
+
+
+@bug
+def early_arrival_delivered() -> None:
+    """A message that arrives before its time is delivered at once."""
+
+    def seconds_early(dispatcher: Dispatcher, message: Message) -> float:
+        seconds: float = was(dispatcher, message)
+        return seconds - 3600
+
+    was = _replace(Dispatcher, "_seconds_early", seconds_early)
+
+
+@bug
+def second_tick_left_out() -> None:
+    """A schedule does not publish the second tick that it sees."""
+    seen: dict[int, int] = {}
+
+    async def publish(schedules: Beat, schedule: Schedule, run: Any, now: float) -> None:
+        before = run.last
+        tick = schedule.latest_tick(now)
+        is_new = before is not None and tick is not None and tick > before
+        seen[id(run)] = seen.get(id(run), 0) + is_new
+        if is_new and seen[id(run)] == 2:
+            run.last = tick
+            return
+        await was(schedules, schedule, run, now)
+
+    was = _replace(Beat, "_publish_if_due", publish)
+
+
+# Publications and copies.
+
+
+@bug
+def followers_forgotten() -> None:
+    """Arrivals that wait for a message to settle are never dealt with."""
+    _replace(settle, "_end_followers", lambda *_: None)
+
+
+@bug
+def followers_swapped() -> None:
+    """What waits for a message is acknowledged after its NACK and routed after its ACK."""
+
+    def end_followers(jobs: Sequence[Job], fate: Fate) -> None:
+        was(jobs, Fate.RETURNED if fate is Fate.DELIVERED else Fate.DELIVERED)
+
+    was = _replace(settle, "_end_followers", end_followers)
+
+
+@bug
+def failed_repeat_reported_as_accepted() -> None:
+    """If a queue does not answer when a body is published again, its producer hears of success."""
+    known: set[bytes] = set()
+
+    async def publish(queues: QueuePublisher, name: str, bodies: Sequence[bytes]) -> Published:
+        try:
+            told: Published = await was(queues, name, bodies)
+        except BrokeOff:
+            if known.issuperset(bodies):
+                return Published(ids=[""] * len(bodies), duplicates=0)
+            raise
+        known.update(bodies)
+        return told
+
+    was = _replace(QueuePublisher, "publish", publish)

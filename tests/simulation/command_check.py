@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from router.core.config import MAX_LEAD_SECONDS, MIN_LEAD_SECONDS
 from router.core.message import Message
-from tests.simulation.events import Answered, Book, Sent
+from tests.simulation.events import NEVER, Answered, Book, Sent
 from tests.simulation.plan import (
     DEDUP_WINDOW,
     REPLIES,
@@ -45,6 +45,12 @@ class CommandCheck:
         self._comes_again = any(step.act in {Act.REPLAY, Act.RECREATE} for step in plan.steps)
         self._ticks: dict[str, Body] = {}  # by their ids
         self._last_ticks: dict[str, int] = {}
+        self._all_ticks: defaultdict[str, set[int]] = defaultdict(set)  # until the first trouble
+        self._punctual_until = min(
+            book.disturbed_at,
+            *(step.at for step in plan.steps if step.act in {Act.CLOCK, Act.SLOW}),
+            NEVER,
+        )
         self._replayed: set[str] = set()  # ids
         self._void: set[str] = set()  # batches of which nobody knows what they should be
         self._confirmed: defaultdict[str, set[int]] = defaultdict(set)
@@ -149,6 +155,8 @@ class CommandCheck:
         if tick <= last and not is_forgotten and message_id not in self._replayed:
             book.violate("CMD-10", f"tick {tick} of {beats.name} is published after tick {last}")
         self._last_ticks[beats.name] = tick if is_forgotten else max(tick, last)
+        if book.now() < self._punctual_until:
+            self._all_ticks[beats.name].add(tick)
         number = FIRST_TICK + len(self._ticks)
         body = Body(number, message_id, beats.host, beats.pool)
         self._ticks.setdefault(message_id, body)
@@ -231,6 +239,10 @@ class CommandCheck:
 
     def judge_beats(self, beats: Beats, last: int | None) -> None:
         """`last`: the tick that the queue remembers. The first one comes after the start."""
+        ticks = self._all_ticks[beats.name]
+        for tick in range(min(ticks, default=0), max(ticks, default=0), beats.every):
+            if tick not in ticks:
+                self._book.violate("CMD-10", f"{beats.name} has left out tick {tick}")
         if (START if last is None else last) < self._book.wall() - beats.every - 10:
             self._book.violate("CMD-10", f"{beats.name} stands still since {last}")
 

@@ -115,6 +115,10 @@ class CommandDrawer(Drawer):
             self.publish(at + rng.choice((0.0, 0.01, 1.0)), body, queue=queue)
         elif pick < 0.5:  # once more, much later
             self.publish(at + rng.choice(LATER), body, queue=queue)
+        elif pick < 0.65:  # the id again, for another content
+            again = replace(self._command(self._wish(at), steps=1), id=body.id)
+            self.bodies[again.number] = again
+            self.publish(at + rng.choice((0.0, 0.5, 5.0)), again, queue=queue)
 
     def _same_content(self, at: float) -> None:
         first = self._command(Wish(payload=self.rng.randrange(9), by_content=True))

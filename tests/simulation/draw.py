@@ -16,7 +16,8 @@ COMMANDS: Final = 0.25  # likewise
 COMMANDS_IN_WORK_QUEUES: Final = 0.6  # which take more kinds of them
 SHORT_LEASE: Final = 15.0
 LAPSES: Final = 0.15  # of worlds with a work queue
-TRAFFIC: Final = 0.1  # of all worlds
+TRAFFIC: Final = 0.08  # of all worlds
+SECOND: Final = 0.1  # likewise: a fault meets a second publication
 GOOD_MOODS: Final = (Mood.OK, Mood.OK, Mood.OK, Mood.SLOW, Mood.CUTS)
 BAD_MOODS: Final = (
     Mood.REFUSES,
@@ -40,6 +41,9 @@ def draw(seed: int, kind: Kind | None = None) -> WorldPlan:
     rng = random.Random(seed ^ 0x1EA5E)  # noqa: S311  likewise
     if plan.kind in WORK_QUEUES and rng.random() < LAPSES:
         plan = _with_a_lapse(rng, plan)
+    rng = random.Random(seed ^ 0x2D0)  # noqa: S311  likewise
+    if rng.random() < SECOND:
+        plan = _with_trouble_for_a_second(rng, plan)
     rng = random.Random(seed ^ 0x7AFF1C)  # noqa: S311  likewise
     if rng.random() < TRAFFIC:
         plan = draw_traffic(rng, plan)
@@ -63,6 +67,28 @@ def _with_a_lapse(rng: random.Random, plan: WorldPlan) -> WorldPlan:
     )
     steps = sorted((*plan.steps, stall), key=lambda step: step.at)
     return replace(plan, routers=routers, lease=lease, steps=tuple(steps))
+
+
+def _with_trouble_for_a_second(rng: random.Random, plan: WorldPlan) -> WorldPlan:
+    """Something breaks when a body is published that the router may have already."""
+    seen: set[int] = set()
+    seconds: list[Step] = []
+    for step in plan.steps:
+        if step.is_of_a_producer and step.act is not Act.CANCEL:
+            if seen.intersection(step.bodies):
+                seconds.append(step)
+            seen.update(step.bodies)
+    if not seconds:
+        return plan
+    at = max(rng.choice(seconds).at + rng.choice((-0.1, 0.0, 0.01, 0.1, 0.5)), 0.0)
+    trouble = Step(
+        round(at + rng.random() / 50, 3),
+        rng.choice((Act.KILL, Act.BREAK, Act.OUTAGE, Act.OUTAGE, Act.LOSSES, Act.PAUSE)),
+        router=rng.randrange(plan.routers),
+        seconds=rng.choice((0.5, 3.0, 35.0)),
+        share=rng.choice((0.1, 0.3, 0.6)),
+    )
+    return replace(plan, steps=tuple(sorted((*plan.steps, trouble), key=lambda step: step.at)))
 
 
 def _draw_plain(seed: int, kind: Kind | None) -> WorldPlan:

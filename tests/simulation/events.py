@@ -30,6 +30,7 @@ class Sent(Struct):
     at: float
     answered_at: float
     answer: Answered
+    call: int = -1  # what was published together has the same number, in its order
 
 
 class Cancel(Struct):

@@ -91,7 +91,7 @@ class Fence:
         for handle in handles:
             number = self._number(handle, broker)
             if number != "?":
-                self._oracle.attempts.settled(process.name, int(number))
+                self._oracle.returned(process, int(number))
 
     def _named(self, handles: Iterable[Handle], broker: Broker) -> str:
         return ", ".join(self._number(handle, broker) for handle in handles)

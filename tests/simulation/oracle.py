@@ -1,6 +1,5 @@
 """Judges a world from the outside, by bodies: what was published, accepted and kept (SIM-2)."""
 
-import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -14,20 +13,18 @@ from tests.simulation.attempt_check import AttemptCheck
 from tests.simulation.command_check import CommandCheck
 from tests.simulation.events import Answered, Book, Sent
 from tests.simulation.loop import Process
+from tests.simulation.order_check import OrderCheck
 from tests.simulation.plan import (
     DEDUP_WINDOW,
-    HIGH,
     POOLS,
     SETTLED_WITHIN,
     WORK_QUEUES,
     Act,
     Body,
-    Kind,
     WorldPlan,
 )
 from tests.simulation.traffic_check import TrafficCheck
 
-HOLDS_GROUPS: Final = frozenset({Kind.SQLITE, Kind.POSTGRES, Kind.SQS_FIFO})
 BREAKER_FORGOTTEN: Final = 3600.0
 EPSILON: Final = 0.001
 _STANDS_STILL: Final = frozenset({Act.PAUSE, Act.STALL})
@@ -118,6 +115,7 @@ class Oracle(Book):
         self.commands = CommandCheck(self)
         self.traffic = TrafficCheck(self)
         self.attempts = AttemptCheck(self)
+        self.order = OrderCheck(self)
         self._by_content = {body.content: body for body in plan.bodies}
         self._open: Counter[tuple[str, ...]] = Counter()
         self._circuits: defaultdict[tuple[str, int], _Circuit] = defaultdict(_Circuit)
@@ -156,6 +154,7 @@ class Oracle(Book):
         post.epoch = circuit.epoch
         self.traffic.posted(name, body, circuit.epoch)
         self.attempts.posted(name, body)
+        self.order.posted(post.process, body)
         self._note_rate(post, body)
         self.commands.posted(body, post.message)
         if self._holders.get(body.number, post.process) is not post.process:
@@ -178,12 +177,18 @@ class Oracle(Book):
         circuit.end(post.epoch, self.now(), ok=ok, error_of=error_of)
         self.traffic.answered(post.process.name, body, circuit.epoch, answer, post.started)
         self.attempts.answered(post.process.name, body, answer)
+        self.order.answered(body)
 
     def accepted(self, post: SimPost) -> None:
         body = self._body_of(post)
         self.note("target accepts", body.number)
         self.acceptances[body.number].append(self.now())
         self.commands.accepted(body)
+
+    def returned(self, process: Process, number: int) -> None:
+        """A router gives it back to its queue."""
+        self.attempts.settled(process.name, number)
+        self.order.returned(number)
 
     def handed_over(self, content: bytes, process: Process) -> None:
         """By a work queue: whoever had it before may not begin to send it any more."""
@@ -268,8 +273,7 @@ class Oracle(Book):
         for sent in self.sent:
             self._judge_publication(sent, in_store)
         self._judge_places()
-        if self.plan.kind in HOLDS_GROUPS:
-            self._judge_order()
+        self.order.judge()
 
     def _judge_publication(self, sent: Sent, in_store: set[int]) -> None:
         number = sent.body.number
@@ -331,33 +335,6 @@ class Oracle(Book):
         seen = [at for at in self._posted[number] if at <= sent.answered_at]
         seen += [at for at in self.acceptances[number] if at <= sent.answered_at]
         return any(at > died for at in published + seen)
-
-    def _judge_order(self) -> None:
-        count = Counter(sent.body.number for sent in self.sent)
-        lines: defaultdict[tuple[object, ...], list[Sent]] = defaultdict(list)
-        for sent in self.sent:
-            body = sent.body
-            if (
-                body.group is not None
-                and body.dispatch is None
-                and not body.malformed
-                and sent.answer is Answered.ACCEPTED
-                and count[body.number] == 1
-            ):
-                lines[sent.queue, body.pool, body.group, body.level == HIGH].append(sent)
-        for line in lines.values():
-            for first, second in itertools.combinations(line, 2):
-                if first.answered_at <= second.at:
-                    self._judge_pair(first.body, second.body)
-
-    def _judge_pair(self, before: Body, after: Body) -> None:
-        first, second = before.number, after.number
-        never = float("inf")
-        cancelled = [each.began for each in self.cancels[first]]
-        ended = min([*self.acceptances[first], *self.kept[first], *cancelled], default=never)
-        passed = min(self.acceptances[second], default=never)
-        if passed < min(ended, self.changed_pools.get(after.pool or "", never)):
-            self.violate("FIFO-1", f"body {second} was delivered before body {first} of its group")
 
 
 def _places(plan: WorldPlan) -> defaultdict[int, set[int]]:

@@ -27,7 +27,7 @@ from router.settings import Settings
 from router.storage import FileTicks
 from router.storage.dead_letters import open_store
 from router.wiring import open_engine
-from tests.simulation.loop import Process, SimLoop
+from tests.simulation.loop import Process
 from tests.simulation.networked import Opener
 from tests.simulation.plan import DEDUP_WINDOW
 
@@ -149,8 +149,6 @@ class SimRouter:
 
     async def _run(self) -> None:
         world = self._world
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimLoop)
         alerts = Alerts(WarningBook(), world.wall)
         breakers = Breakers(lambda _: None)
         async with AsyncExitStack() as stack:

@@ -169,7 +169,8 @@ class Producers:
         return [self._site.plan.bodies[number] for number in step.bodies]
 
     def _note(self, body: Body, step: Step, began: float, answer: Answered) -> None:
-        sent = Sent(body, step.act, step.queue, began, self._now(), answer)
+        call = self._site.plan.steps.index(step)
+        sent = Sent(body, step.act, step.queue, began, self._now(), answer, call)
         self._site.oracle.published(sent)
 
 

@@ -250,6 +250,7 @@ class World:
                 self._check_book(router)
                 if not router.process.is_frozen:
                     self.oracle.traffic.look(router.process.name, router.manager)
+                    self.oracle.order.look(router.process.name, router.manager)
             if len(living) == self.plan.routers:
                 self.oracle.traffic.reach([router.manager for router in living])
 

@@ -29,6 +29,20 @@ with WorkerLocks(Path(sys.argv[1])).claim_own(sys.argv[2]):
     sys.stdin.read()
 """
 
+_GIVE_UP_ONE_BY_ONE = """
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from router.brokers.workers import WorkerLocks
+first, second = ExitStack(), ExitStack()
+for each in (first, second):
+    each.enter_context(WorkerLocks(Path(sys.argv[1])).claim_own(sys.argv[2]))
+for said, given_up in (("two", first), ("one", second), ("none", ExitStack())):
+    print(said, flush=True)
+    sys.stdin.readline()
+    given_up.close()
+"""
+
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
@@ -61,6 +75,28 @@ def dead(locks: WorkerLocks) -> list[str]:
     """Those found dead; they are forgotten then."""
     with locks.dead_among(locks.others()) as found:
         return sorted(found)
+
+
+@pytest.mark.rule("WQ-10")
+@linux
+def test_a_worker_that_gave_up_one_of_its_two_locks_is_alive_for_other_processes(
+    locks: WorkerLocks, prefix: Path
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _GIVE_UP_ONE_BY_ONE, str(prefix), "anna"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        looks: list[tuple[bytes, list[str], list[str]]] = []
+        for _ in range(3):
+            said = process.stdout.readline().strip()
+            looks.append((said, dead(locks), sorted(locks.others())))
+            process.stdin.write(b"go on\n")
+            process.stdin.flush()
+
+    assert looks == [(b"two", [], ["anna"]), (b"one", [], ["anna"]), (b"none", [], [])]
 
 
 @pytest.mark.rule("WQ-10")

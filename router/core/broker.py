@@ -73,6 +73,10 @@ class BrokerFacts(Struct, frozen=True, kw_only=True, eq=False):
     def shown_options(self) -> frozenset[str]:
         return self.options - self.secret_options
 
+    def may_be_shared(self, uri: str) -> bool:
+        """Return whether two routers could consume a strict queue at the same time (ORD-2)."""
+        return self.exclusivity is Exclusivity.NOTHING and not self.holds_groups(uri)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
 

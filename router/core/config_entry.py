@@ -210,6 +210,9 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
     uri, broker = _resolve(given, naming)
     own_connections = notes.whole("connections", entry.connections, MAX_CONNECTIONS)
     _check_order(entry, own_connections)
+    if entry.ordering == "strict" and broker.may_be_shared(uri):
+        text = f"{broker.name} does not keep a second router from this queue: run one, or a standby"
+        notes.add("ordering", text, skipped=False)
     if entry.ordering == "strict":
         connections = 1
     return QueueConfig(

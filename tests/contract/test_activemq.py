@@ -7,11 +7,12 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
 from router.brokers.activemq import ActiveMqSettings
 from router.brokers.workers import BrokerSettings
-from router.core.config import QueueConfig
+from router.core.config import Ordering, QueueConfig
 from router.core.message import Tally
 from router.ports import BrokerError, Disconnected, Nack, QueueRefused
 from tests.contract.activemq_place import ActiveMqPlace
@@ -535,3 +536,26 @@ async def test_a_publishers_trace_comes_with_its_message_and_with_copies_of_it(
     copy = await receive_one(ends.broker)
 
     assert (first.parent, copy.parent) == (PARENT, PARENT)
+
+
+@pytest.mark.rule("ORD-2", "ORD-3")
+async def test_a_strict_queue_has_one_consumer_and_the_next_one_gets_first_what_it_held(
+    server: ActiveMqServer, name: str, brokers: BrokerRegistry
+) -> None:
+    given = replace(queue_at(server.port, name), ordering=Ordering.STRICT)
+    async with brokers.open_publisher(given) as publisher, brokers.open_queue(given) as second:
+        async with brokers.open_queue(given) as first:
+            await publisher.publish([publication("a", group="g")])
+            (a,) = await several(first, 1)
+            waiting = asyncio.create_task(second.receive(10))
+            await asyncio.sleep(0.3)  # it has subscribed by then
+            await publisher.publish([publication(each, group="g") for each in "bc"])
+            (b,) = await several(first, 1)
+            await first.ack([a.handle])
+            assert not waiting.done()
+        after = list(await waiting)
+        while len(after) < 2:
+            after += await second.receive(10)
+
+    assert bodies([a, b]) == ["a", "b"]
+    assert bodies(after) == ["b", "c"]

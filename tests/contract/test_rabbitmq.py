@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import aio_pika
 import pytest
+from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
 from router.brokers.rabbitmq import RabbitSettings
@@ -15,7 +16,7 @@ from router.brokers.rabbitmq import connection as rabbitmq_connection
 from router.brokers.rabbitmq.connection import UNSAVED_SECONDS, Table
 from router.brokers.rabbitmq.limits import DeliveryLimit
 from router.brokers.workers import BrokerSettings
-from router.core.config import QueueConfig
+from router.core.config import Ordering, QueueConfig
 from router.core.message import UNTRIED, Tally
 from router.ports import Broker, BrokerError, Depth, Disconnected, Nack, QueueRefused
 from tests.contract.cases import (
@@ -24,6 +25,7 @@ from tests.contract.cases import (
     Ends,
     bodies,
     both_ends,
+    is_empty,
     publication,
     receive_one,
     receive_tried,
@@ -743,3 +745,44 @@ async def test_our_own_queue_has_no_limit_and_raises_no_warning(
     (ours,) = (line for line in listed if line.startswith(f"{name}\t"))
     is_new = int((await control(server, "version")).split(".")[0]) >= 4
     assert ("x-delivery-limit" in ours) == is_new
+
+
+@pytest.mark.rule("ORD-2", "ORD-3")
+async def test_a_strict_queue_has_one_consumer_and_the_next_one_gets_first_what_it_held(
+    server: RabbitServer, name: str, brokers: BrokerRegistry, kind: str
+) -> None:
+    given = replace(queue(server, name, f"type={kind}"), ordering=Ordering.STRICT)
+    refusals = 0
+    async with brokers.open_publisher(given) as publisher:
+        async with brokers.open_queue(given) as first:
+            await publisher.publish([publication(each, group="g") for each in "abc"])
+            a, b = await several(first, 2)
+            await first.ack([a.handle])
+            async with brokers.open_queue(given) as second:
+                if kind == "classic":
+                    with pytest.raises(Disconnected, match="exclusive"):
+                        await second.receive(10)
+                    refusals += 1
+                else:
+                    assert await is_empty(second)
+            assert first.traits.advice is None
+        async with brokers.open_queue(given) as third:
+            after = await several(third, 2)
+
+    assert bodies([a, b]) == ["a", "b"]
+    assert bodies(after) == ["b", "c"]
+    assert refusals == (kind == "classic")
+
+
+@pytest.mark.rule("ORD-2", "BRK-7")
+async def test_a_strict_queue_that_others_made_without_a_single_consumer_is_told(
+    server: RabbitServer, name: str, brokers: BrokerRegistry
+) -> None:
+    await make_queue(server, name, {"x-queue-type": "quorum"})
+    given = replace(queue(server, name), ordering=Ordering.STRICT)
+
+    async with brokers.open_queue(given) as broker:
+        advice = broker.traits.advice
+
+    assert advice is not None
+    assert "x-single-active-consumer" in advice

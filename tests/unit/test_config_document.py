@@ -409,7 +409,7 @@ def test_too_large_a_queue_is_cut_and_noted() -> None:
 def test_the_order_of_a_queue_is_read_and_written() -> None:
     entry = {
         "queueName": "q",
-        "queueUri": "nats://host/?subject=q",
+        "queueUri": "amqp://host/?queue=q",
         "ordering": "strict",
         "onFailure": "park",
         "onDeadLetter": "hold",
@@ -871,3 +871,24 @@ def test_what_is_shown_of_a_configuration_can_be_read_back(
 
     assert document.config == config
     assert document.problems == ()
+
+
+@pytest.mark.rule("ORD-2", "BRK-8")
+@pytest.mark.parametrize(
+    ("uri", "is_told"),
+    [
+        ("nats:///?subject=s", True),
+        ("sqs://orders", True),
+        ("sqs://orders.fifo", False),
+        ("pgmq://h/d?queue=q", True),
+        ("pgmq://h/d?queue=q&fifo=true", False),
+        ("amqp://orders", False),
+        ("activemq://orders", False),
+        ("memory://orders", False),
+    ],
+)
+def test_a_strict_queue_that_two_routers_could_consume_is_told(uri: str, is_told: bool) -> None:
+    document = read_queue({"queueUri": uri, "ordering": "strict"})
+
+    assert len(document.config.queues) == 1
+    assert told(document) == [("$.queues[0].ordering", "QUEUE_VALIDATION")] * is_told

@@ -12,6 +12,7 @@ from msgspec import Struct
 from router.brokers.kit import QueueUri, number_option, read_uri, refusal, switch_option
 from router.brokers.package import Adapter, BrokerPackage
 from router.brokers.workers import ConsumerIdentity
+from router.core.broker import Exclusivity
 from router.core.config import QueueConfig
 from router.setting_values import env, text, url
 
@@ -128,6 +129,7 @@ BROKER: Final = BrokerPackage(
     schemes=("activemq", "stomp"),
     options=OPTIONS,
     queue_type="ACTIVEMQ",
+    exclusivity=Exclusivity.BROKER,
     settles_first=True,
     settings=ActiveMqSettings,
     make=_make,

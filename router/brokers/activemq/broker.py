@@ -81,6 +81,7 @@ class ActiveMqQueues:
                 pending_retries=self._pending_retries[queue.uri],
                 limit=self._prefetch[queue.uri],
                 clock=self._identity.clock,
+                exclusive=queue.is_strict,
             )
             try:
                 yield broker
@@ -181,7 +182,9 @@ class ActiveMqBroker:
         pending_retries: PendingRetries,
         limit: PrefetchLimit,
         clock: Callable[[], float],
+        exclusive: bool = False,
     ) -> None:
+        self._exclusive = exclusive
         self._limit = limit
         self._connection = connection
         self._retry_publisher = retry_publisher
@@ -301,6 +304,9 @@ class ActiveMqBroker:
             "destination": self._address.destination,
             "ack": "client-individual",
             "activemq.prefetchSize": str(self._window),
+            # One consumer gets all messages, the others wait (ORD-2). Never with a priority: a
+            # higher one takes over while this one still holds messages.
+            **({"activemq.exclusive": "true"} if self._exclusive else {}),
         }
         try:
             await self._connection.exchange(Frame("SUBSCRIBE", headers))

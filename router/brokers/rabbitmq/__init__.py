@@ -12,6 +12,7 @@ from msgspec import Struct
 from router.brokers.kit import QueueUri, number_option, read_uri, refusal
 from router.brokers.package import Adapter, BrokerPackage
 from router.brokers.workers import ConsumerIdentity
+from router.core.broker import Exclusivity
 from router.core.config import QueueConfig
 from router.setting_values import env, url
 
@@ -90,6 +91,7 @@ BROKER: Final = BrokerPackage(
     schemes=("amqp", "amqps"),
     options=OPTIONS,
     queue_type="RABBITMQ",
+    exclusivity=Exclusivity.BROKER,
     settles_first=True,
     settings=RabbitSettings,
     make=_make,

@@ -82,7 +82,8 @@ class RabbitQueues:
             open_connection(address.url, f"{name} retries") as publishing,
         ):
             new_queues = self._new_queues[address.url]
-            found = await _find_queue(connection, address, new_queues)
+            strict = queue.is_strict
+            found = await _find_queue(connection, address, new_queues, strict=strict)
             retries = RetryQueues(publishing, address.queue, found.kind or "classic", new_queues)
             await retries.prepare()
             renewed = RenewedQueue(connection, publishing, address.queue, new_queues)
@@ -95,11 +96,13 @@ class RabbitQueues:
                     self._pending_retries[queue.uri],
                     self._prefetch[queue.uri],
                     RenewedFirst(renewed, found),
+                    exclusive=strict and not found.may_be_quorum and not found.is_single_active,
                 ),
                 retries,
                 OpenTickets(next(self._connections)),
                 copied=self._copied[queue.uri],
                 clock=self._identity.clock,
+                advice=found.advice(strict=strict),
             )
             async with broker.minded():
                 yield broker
@@ -110,7 +113,7 @@ class RabbitQueues:
         name = f"message-router {self._identity.id} publisher"
         async with open_connection(address.url, name) as connection:
             new_queues = self._new_queues[address.url]
-            found = await _find_queue(connection, address, new_queues)
+            found = await _find_queue(connection, address, new_queues, strict=queue.is_strict)
             ladder = RetryQueues(connection, address.queue, found.kind or "classic", new_queues)
             clock = self._identity.clock
             yield RabbitPublisher(connection, address.queue, ladder, new_queues, clock)
@@ -126,7 +129,10 @@ class RabbitConsumer:
         pending_retries: PendingRetries,
         limit: PrefetchLimit,
         source: RenewedFirst,
+        *,
+        exclusive: bool,
     ) -> None:
+        self._exclusive = exclusive
         self.connection = connection
         self.source = source
         self.address = address
@@ -153,7 +159,10 @@ class RabbitConsumer:
             async with self._switching:
                 waiting = deque(self.waiting)
                 self._name = await self.connection.consume(
-                    self.source.current, self.prefetch, partial(self._take, waiting)
+                    self.source.current,
+                    self.prefetch,
+                    partial(self._take, waiting),
+                    exclusive=self._exclusive,
                 )
                 self.waiting = waiting
 
@@ -233,13 +242,13 @@ class RabbitBroker:
         *,
         copied: RememberedAcks,
         clock: Callable[[], float],
+        advice: str | None,
     ) -> None:
-        limit = consumer.source.limit
         self.traits = Traits(
             ordered_here=True,
             hold_seconds=1200.0,
             answer_within=1800.0,
-            advice=limit.advice() if limit.is_tight else None,
+            advice=advice,
             window=self,
         )
         self._granted = 0  # messages that the broker lets us have unsettled, all windows together
@@ -496,14 +505,14 @@ class RabbitPublisher:
 
 
 async def _find_queue(
-    connection: RabbitConnection, address: RabbitAddress, new_queues: NewQueues
+    connection: RabbitConnection, address: RabbitAddress, new_queues: NewQueues, *, strict: bool
 ) -> FoundQueue:
     """Find the queue. Make it if it is missing and the URI names a type."""
     queue, kind, major = address.queue, address.kind, major_of(connection.version)
     if not await connection.exists(queue):
         if kind is None:
             raise QueueRefused(f"there is no queue {queue!r}: create it, or give its type")
-        arguments = arguments_for(kind, major)
+        arguments = arguments_for(kind, major, strict=strict)
         await connection.declare(queue, arguments)
         new_queues.add(queue)
         return FoundQueue(kind, arguments, major)

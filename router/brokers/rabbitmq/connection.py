@@ -232,9 +232,17 @@ class RabbitConnection:
     # Consuming.
 
     async def consume(
-        self, queue: str, prefetch: int, take: Callable[[RabbitMessage], None]
+        self,
+        queue: str,
+        prefetch: int,
+        take: Callable[[RabbitMessage], None],
+        *,
+        exclusive: bool = False,
     ) -> str:
-        """Pass messages to `take` from now on. Return the name by which to cancel it."""
+        """Pass messages to `take` from now on. Return the name by which to cancel it.
+
+        `exclusive`: with no other consumer. While there is one, the broker closes the channel.
+        """
         now = asyncio.get_running_loop().time
 
         async def on_message(message: DeliveredMessage) -> None:
@@ -246,7 +254,7 @@ class RabbitConnection:
 
         async with self._call():
             await self._channel.basic_qos(prefetch_count=prefetch)
-            consuming = await self._channel.basic_consume(queue, on_message)
+            consuming = await self._channel.basic_consume(queue, on_message, exclusive=exclusive)
         return consuming.consumer_tag or ""
 
     async def cancel(self, consumer: str) -> None:

@@ -13,6 +13,7 @@ from msgspec import Struct
 from router.brokers.rabbitmq.connection import Table
 
 ARGUMENT: Final = "x-delivery-limit"
+SINGLE_ACTIVE: Final = "x-single-active-consumer"
 UNLIMITED: Final = -1
 DEFAULT_LIMIT: Final = 20  # of a quorum queue without the argument, at brokers that have a default
 FIRST_WITH_A_DEFAULT: Final = 4  # major version; older brokers take -1 for 0
@@ -29,9 +30,15 @@ def major_of(version: object) -> int:
     return int(found[0]) if found else 0
 
 
-def arguments_for(kind: str, major: int) -> Table:
-    """Return what a queue of ours is made with."""
+def arguments_for(kind: str, major: int, *, strict: bool = False) -> Table:
+    """Return what a queue of ours is made with.
+
+    A strict one has one consumer (ORD-2). Classic queues need no argument for that: they know
+    exclusive consumers, which quorum queues ignore.
+    """
     arguments: Table = {"x-queue-type": kind}
+    if strict and kind == "quorum":
+        arguments[SINGLE_ACTIVE] = True
     if kind == "quorum" and major >= FIRST_WITH_A_DEFAULT:
         arguments[ARGUMENT] = UNLIMITED
     return arguments
@@ -86,3 +93,13 @@ class FoundQueue:
         self.kind = given or real  # None: nobody says it
         self.may_be_quorum = real != "classic"
         self.limit = limit_of(real, arguments, major)
+        self.is_single_active = arguments is not None and arguments.get(SINGLE_ACTIVE) is True
+
+    def advice(self, *, strict: bool) -> str | None:
+        """Return what to change at the broker, if something should be."""
+        if strict and self.may_be_quorum and not self.is_single_active:
+            return (
+                "strict order needs one consumer, and two routers could consume this queue: "
+                f"create it again with {SINGLE_ACTIVE}"
+            )
+        return self.limit.advice() if self.limit.is_tight else None

@@ -67,7 +67,7 @@ class Destination(Struct, eq=False):
 class _Request(Struct, eq=False):
     """What is sent with credentials, perhaps twice."""
 
-    message_id: str  # as the header shows it
+    message_id: str
     headers: list[str | bytes]
     body: bytes
     timeout: float
@@ -225,7 +225,7 @@ class HttpSender:
                 headers[0] = b"Content-Type:"  # libcurl leaves it out
         if place.credential is None:
             return await self._curl.post(place.url, headers, body, timeout, place.channel)
-        outgoing = _Request(_header_value(message.id), headers, body, timeout)
+        outgoing = _Request(message.id, headers, body, timeout)
         return await self._send_with(place.credential, place, outgoing)
 
     async def _send_with(
@@ -264,7 +264,8 @@ class HttpSender:
             if not keys:
                 text = f"credentials {credential.name}: none of its keys is valid any more"
                 return NoReply(Cause.NO_CREDENTIALS, text)
-            headers += webhook_headers(keys, request.message_id, request.body, int(now))
+            shown_id = _header_value(request.message_id)
+            headers += webhook_headers(keys, shown_id, request.body, int(now))
         if auth.aws is not None:
             headers += _aws_headers(credential, place, request.body, auth.aws, now)
         return await self._curl.post(place.url, headers, request.body, request.timeout, channel)

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from router.core.config import TargetConfig
+from router.core.config import RetryPolicy, TargetConfig
 from router.core.history import Fate
-from router.core.outcome import Reply
+from router.core.outcome import Cause, NoReply, Reply
+from router.core.returning import DEFAULT_DELAY_SECONDS
+from router.core.warnings import Code, Severity
 from router.engine.breaker import BreakerState
 from router.engine.controls import Controls
 from router.engine.targets import IDLE_SECONDS, TargetOrigin
@@ -197,3 +199,21 @@ async def test_a_draining_pool_gives_back_what_waits_for_a_rate() -> None:
         await rig.apply(pool("Q"), targets=[entry(rate_per_minute=1)])
         await asyncio.sleep(5)
         assert len(sender.sent) == 1
+
+
+@pytest.mark.rule("TGT-5")
+async def test_credentials_that_do_not_work_return_a_message_for_30_s_and_count_nothing() -> None:
+    sender = FakeSender(takes=1.0)
+    locked_out = NoReply(Cause.NO_CREDENTIALS, "credentials crm: not taken")
+    sender.script("m0", *[locked_out] * 3)
+    strict = RetryPolicy(max_attempts=1, schedule=(1.0,))
+    async with running(pool(retry=strict), sender=sender) as rig:
+        await rig.publish(*alone("m0"))
+        assert await delivered(rig, 1) >= 3 * (DEFAULT_DELAY_SECONDS + 1)
+        [notice] = rig.warnings
+
+    assert starts(sender) == pytest.approx([0, 31, 62, 93], abs=0.5)
+    assert rig.letters.letters == []
+    assert {attempt for _, attempt in sender.requests} == {1}
+    assert (notice.code, notice.severity) == (Code.CREDENTIALS, Severity.CRITICAL)
+    assert notice.message == "credentials crm: not taken"

@@ -14,10 +14,14 @@ from flask import Response
 from router.core.credentials import BadCredentials
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.core.target import TargetPolicy
-from router.core.warnings import Severity
+from router.core.warnings import Severity, WarningBook
 from router.curl.loop import CurlOptions
+from router.engine.alerts import Alerts
 from router.outbound import credentials as module
 from router.outbound.credentials import CredentialStore, Unusable, Warnings
+from router.parts import credentials_of
+from router.setting_values import BadSetting
+from router.settings import Settings
 from tests.outbound.credentials.oauth_server import Client, OAuthServer, oauth_server
 from tests.outbound.credentials.place import SECRET, sending, targets, write, write_file
 from tests.outbound.servers import Connection, Script, answering, listening, until
@@ -430,6 +434,16 @@ async def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int
     path.chmod(mode)
     with pytest.raises(BadCredentials, match="can be written by others: chmod go-w"):
         store_of(path)
+
+
+@pytest.mark.rule("TGT-3")
+async def test_a_wrong_file_ends_the_start_as_a_wrong_setting_does(tmp_path: Path) -> None:
+    alerts = Alerts(WarningBook(), lambda: 0.0)
+    path = Path(write(tmp_path / "credentials.json", "{"))
+    with pytest.raises(BadSetting, match="MESSAGE_ROUTER_CREDENTIALS_FILE: "):
+        credentials_of(Settings(credentials_file=path), alerts)
+    assert credentials_of(Settings(), alerts) is None
+    assert credentials_of(Settings(credentials_file=write_file(tmp_path)), alerts) is not None
 
 
 @pytest.mark.rule("TGT-3")

@@ -60,7 +60,7 @@ from router.ports import Conflict, StoreError
 from router.setting_values import BreakerScope, LogFormat
 from router.settings import Settings, setting_notes
 from router.storage import FileTicks
-from router.wiring import open_engine
+from router.wiring import open_engine, order_store
 
 log = logging.getLogger(__name__)
 
@@ -275,6 +275,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
                     longest_delivery(settings.mediator_timeout), ports.longest_task
                 ),
                 journal=Journal(ports.tracer),
+                order=order_store(settings, ports.brokers),
             )
         )
         router = Router(

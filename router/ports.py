@@ -17,6 +17,7 @@ from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
 from router.core.history import HandOver
 from router.core.message import UNTRIED, Handle, Message, ReceivedMessage, Tally
 from router.core.notification import Digest
+from router.core.order import GroupKey
 from router.core.outcome import Answer, Ending
 from router.core.trace import Span
 
@@ -313,6 +314,51 @@ class Publisher(Protocol):
         Raises Disconnected, or QueueRefused if the queue takes nothing, or DataRefused if it does
         not take one of them.
         """
+
+
+class StoredMessage(Struct, frozen=True):
+    """One message on its way into the order store (ORD-6)."""
+
+    publication: Publication  # its dedup key: what it is known by in the store
+    group: str | None  # None: it depends on no other message
+    tally: Tally = UNTRIED
+    delay: float = 0.0  # seconds: it is delivered no sooner
+    error: str = ""  # why its delivery failed; "": it was no real failure
+
+
+class StoreSize(Struct, frozen=True):
+    """What waits in the order store of one queue."""
+
+    messages: int = 0
+    bytes: int = 0  # of their bodies
+    oldest_seconds: float = 0.0  # since the first of them was stored
+
+
+class OrderLog(Protocol):
+    """The order store of one queue: a work queue, to which the router appends (ORD-4)."""
+
+    async def append(self, items: Sequence[StoredMessage]) -> int:
+        """Put them in behind what is there, all or none, durable on return.
+
+        Leave out what is there already, or was lately. Return how many are new. Raises
+        Disconnected, QueueRefused or DataRefused.
+        """
+
+    async def unsettled_groups(self) -> Sequence[GroupKey]:
+        """Return the groups of which it has a message."""
+
+    async def which_are_stored(self, groups: Collection[GroupKey]) -> Collection[GroupKey]:
+        """Return those of the groups of which it has a message."""
+
+    async def size(self) -> StoreSize: ...
+
+
+@runtime_checkable
+class OrderLogs(Protocol):
+    """Opens order stores: brokers that keep work queues can."""
+
+    def open_order_log(self, queue: QueueConfig) -> AbstractAsyncContextManager[OrderLog]:
+        """Entering raises QueueRefused or Disconnected."""
 
 
 class Brokers(Protocol):

@@ -157,6 +157,13 @@ class Settings:
     result_max_bytes: int = env(
         "MESSAGE_ROUTER_RESULT_MAX_BYTES", size(_LEAST_STORE_BYTES, _TIB), "1GiB",
         "work queues: limit of all results that one database keeps; the oldest are dropped first")
+    order_store: str | None = optional("MESSAGE_ROUTER_ORDER_STORE", servers("postgresql"),
+        "strict queues: `postgresql://` URL of the order store; if not set: `order.db` in the "
+        "state directory", secret=True)
+    order_store_max_bytes: int = env(
+        "MESSAGE_ROUTER_ORDER_STORE_MAX_BYTES", size(_LEAST_STORE_BYTES, _TIB), "1GiB",
+        "strict queues: limit of what the order store keeps of one queue. At the limit, the queue "
+        "waits")
     default_retry: RetryPolicy | None = optional("MESSAGE_ROUTER_DEFAULT_RETRY", retry_policy,
         'retry policy of pools and queues without one, such as `{"maxAttempts": 20}`; if not set: '
         "retry every 30 s without end")

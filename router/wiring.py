@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Final
 from urllib.parse import quote
 
 from router.brokers import BrokerRegistry
@@ -28,11 +29,14 @@ from router.engine.publishing import open_publishing
 from router.engine.queue_manager import QueueManager
 from router.engine.registry import InFlightRegistry, Journal
 from router.engine.targets import Targets
+from router.engine.transfer import OrderStore
 from router.ports import Brokers, DeadLetterStore, StoreError
 from router.settings import Settings
 from router.storage.dead_letters import NO_STORE, open_store
 
 log = logging.getLogger(__name__)
+
+ORDER_FILE: Final = "order.db"  # in the state directory
 
 
 def open_brokers(settings: Settings, alerts: Alerts) -> BrokerRegistry:
@@ -91,6 +95,26 @@ def open_letters(settings: Settings) -> AbstractAsyncContextManager[DeadLetterSt
     )
 
 
+def order_store(settings: Settings, brokers: BrokerRegistry) -> OrderStore:
+    """Return where strict queues store groups."""
+    url = settings.order_store
+
+    def uri_of(name: str) -> str:
+        if url is None:
+            path = quote(str(settings.state_dir.absolute() / ORDER_FILE))
+            return f"sqlite:///{path}?queue={quote(name, safe='')}&audit=0"
+        joint = "&" if "?" in url else "?"
+        return f"{url}{joint}queue={quote(name, safe='')}&audit=0"
+
+    return OrderStore(
+        logs=brokers,
+        uri_of=uri_of,
+        new_key=secrets.token_hex,
+        is_shared=url is not None,
+        max_bytes=settings.order_store_max_bytes,
+    )
+
+
 def _make_folder(variable: str, path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,6 +138,7 @@ async def open_engine(
     journal: Journal | None = None,
     wall: Callable[[], float] = time.time,
     jitter: Jitter = random.uniform,
+    order: OrderStore | None = None,
 ) -> AsyncIterator[QueueManager]:
     """Open an engine without queues and pools; `QueueManager.apply` adds them.
 
@@ -142,6 +167,7 @@ async def open_engine(
                 look_ahead_bytes=ByteBudget(settings.look_ahead_bytes),
                 max_pools=settings.max_pools,
                 pool_warning_threshold=settings.pool_warning_threshold,
+                order=order,
             )
         )
         yield manager

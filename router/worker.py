@@ -83,7 +83,7 @@ from router.outbound.handlers import (
 )
 from router.setting_values import dead_letter_url
 from router.settings import Settings
-from router.wiring import open_brokers, open_engine, open_letters
+from router.wiring import open_brokers, open_engine, open_letters, order_store
 
 __all__ = [
     "Command",
@@ -339,6 +339,7 @@ class Worker:
                     store=store,
                     new_id=Tsids(time.time, secrets.randbits).new,
                     breakers=breakers,
+                    order=order_store(settings, brokers),
                 )
             )
             self._reader = reader = StateReader(

@@ -19,7 +19,15 @@ from router.brokers.workers import (
 )
 from router.core.broker import BrokerUnusable
 from router.core.config import QueueConfig
-from router.ports import Broker, MessageStore, MessageStores, Publisher, QueueRefused
+from router.ports import (
+    Broker,
+    MessageStore,
+    MessageStores,
+    OrderLog,
+    OrderLogs,
+    Publisher,
+    QueueRefused,
+)
 from router.setting_values import BadSetting
 
 log = logging.getLogger(__name__)
@@ -92,6 +100,14 @@ class BrokerRegistry:
     def open_store(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageStore] | None:
         adapter = self._adapter(queue)
         return adapter.open_store(queue) if isinstance(adapter, MessageStores) else None
+
+    @asynccontextmanager
+    async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[OrderLog]:
+        adapter = self._adapter(queue)
+        if not isinstance(adapter, OrderLogs):
+            raise QueueRefused(f"{queue.name}: its broker keeps no order store")
+        async with adapter.open_order_log(queue) as order_log:
+            yield order_log
 
     def _adapter(self, queue: QueueConfig) -> Adapter:
         scheme = queue.uri.partition(":")[0].lower()

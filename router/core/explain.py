@@ -43,6 +43,7 @@ class Situation(Enum):
     SETTLING = "SETTLING"
     DEFERRED = "DEFERRED"  # to its queue: its pool is full
     RETURNED = "RETURNED"
+    STORED = "STORED"  # in the order store: it is to be tried again, or waits for its group
     FORFEITED = "FORFEITED"
     DEAD_LETTER = "DEAD_LETTER"
     DELIVERED = "DELIVERED"
@@ -301,6 +302,20 @@ def _busy_in_words(held: Held) -> str:
     return f"waiting for its target: {takes}: {lanes} before this one"
 
 
+def _explain_stored(ended: HandOver, now: float) -> Explanation:
+    """Explain a message of a strict queue that is in the order store (ORD-6)."""
+    until = ended.ended_at + (ended.returned_for or 0.0)
+    if ended.return_reason is ReturnReason.BEHIND:
+        text, until_known = f"waits in the order store {ended.error}", None
+    else:
+        why = f" ({ended.error})" if ended.error else ""
+        when = f"next try {_at(until)}" if until > now else f"due since {_at(until)}"
+        text, until_known = f"waits in the order store{why}; {when}", until
+    return Explanation(
+        situation=Situation.STORED, text=text, since=ended.ended_at, until=until_known
+    )
+
+
 def _explain_ended(
     ended: HandOver, letter: KeptLetter | None, circuit: Circuit | None, now: float
 ) -> Explanation:
@@ -318,6 +333,8 @@ def _explain_ended(
         case Fate.FORFEITED:
             text = f"its lease or connection was lost at {at}: the broker hands it out again"
             found = Explanation(situation=Situation.FORFEITED, text=text, since=ended.ended_at)
+        case Fate.STORED:
+            found = _explain_stored(ended, now)
         case Fate.RETURNED if ended.return_reason is ReturnReason.NO_ROOM:
             until = ended.ended_at + (ended.returned_for or 0.0)
             later = f"deferred until {_at(until)}" if until > now else "waiting in its queue"

@@ -50,6 +50,7 @@ class Fate(StrEnum):
     DEAD_LETTERED = "deadLettered"
     RETURNED = "returned"  # NACKed
     SUPERSEDED = "superseded"  # a redelivered or requeued copy, or a remembered ack
+    STORED = "stored"  # moved to the order store, and acknowledged (ORD-12)
     FORFEITED = "forfeited"  # its lease or its connection was lost
 
 
@@ -199,8 +200,8 @@ class HandOver(Struct, frozen=True, gc=False):
 
     @property
     def due_at(self) -> float | None:
-        """When the broker may hand it out again, or None if it was not returned."""
-        returned = self.fate is Fate.RETURNED
+        """When it may be handed out again, or None if it was neither returned nor stored."""
+        returned = self.fate in (Fate.RETURNED, Fate.STORED)
         return self.ended_at + (self.returned_for or 0.0) if returned else None
 
     def moved(self, seconds: float) -> "HandOver":

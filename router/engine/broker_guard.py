@@ -139,6 +139,12 @@ class GuardedBroker:
         except Exception:  # the bulkhead, as in _watched
             log.exception("a receive could not be stopped")
 
+    def break_off(self) -> None:
+        """Let the connection be opened again."""
+        if not self.is_broken:
+            self.is_broken = True
+            self._on_break()
+
     def abort(self) -> None:
         """Cut the calls under way, but for a receive: nobody can wait for them any longer."""
         now = asyncio.get_running_loop().time()
@@ -167,9 +173,7 @@ class GuardedBroker:
             self._counts.calls[verb, "error"] += 1
             if isinstance(error, BrokerError) and not isinstance(error, Disconnected):
                 raise
-            if not self.is_broken:
-                self.is_broken = True
-                self._on_break()
+            self.break_off()
             if isinstance(error, Disconnected):
                 raise
             if isinstance(error, TimeoutError):

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -14,15 +14,18 @@ from router.engine.broker_guard import LOOKS_PER_LEASE, GuardedBroker
 from router.engine.deps import EngineDeps
 from router.engine.dispatch import KEEPS_FRONT, Dispatcher, read_ahead
 from router.engine.flow import Ask, FlowControl
+from router.engine.job import Job
 from router.engine.periodic import every
 from router.engine.pool import Pools
 from router.engine.settle import Settler
-from router.ports import Broker, DataRefused, Depth, Disconnected, QueueRefused
+from router.engine.transfer import QueueOrder
+from router.ports import Broker, BrokerError, DataRefused, Depth, Disconnected, QueueRefused
 
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS: Final = 60.0  # BRK-1
 UNREACHABLE_SECONDS: Final = 60.0  # BRK-6
+PREDECESSOR_SECONDS: Final = 0.2  # between two looks whether the consumer before has ended
 RECEIVE_GRACE_SECONDS: Final = 25.0  # a long poll ends by itself (OPS-4)
 
 
@@ -66,9 +69,20 @@ class Receiver:
         dispatcher: Dispatcher,
         counts: Counts,
         flow: FlowControl,
+        *,
+        order: QueueOrder | None = None,
+        on_ended: Callable[[Sequence[Job]], None] | None = None,
+        after: "QueueConsumer | None" = None,
     ) -> None:
+        """`order`: of a strict queue. `on_ended` is told what the queue has no more.
+
+        `after`: it receives nothing before that consumer has ended.
+        """
         self.queue = queue
-        self.settler = Settler(queue, deps, dispatcher, counts, flow)
+        self._after = after
+        self.settler = Settler(
+            queue, deps, dispatcher, counts, flow, order=order, on_ended=on_ended
+        )
         self._flow = flow
         self._warn = self.settler.warn
         self._advice: str | None = None  # of the broker's adapter, as we passed it on
@@ -132,6 +146,9 @@ class Receiver:
     async def _run(self) -> None:
         """Connect and serve the queue, again and again, until all is settled (BRK-6)."""
         try:
+            while self._after is not None and not self._after.is_stopped and not self._is_done:
+                await self._wait(PREDECESSOR_SECONDS)
+            self._after = None
             while not self._is_done:
                 try:
                     async with self._deps.brokers.open_queue(self.queue) as broker:
@@ -162,14 +179,8 @@ class Receiver:
         self._guarded = guarded = GuardedBroker(broker, self._wake, self._counts, deps.leadership)
         settler.connected(guarded)
         self._flow.connected(guarded.traits, only_holds=settler.failing in KEEPS_FRONT)
-        name, answer_within = self.queue.name, guarded.traits.answer_within
-        if self.queue.connections > 1 and not guarded.holds_groups:
-            text = f"{name} does not hold groups back: several connections break order"
-            self._warn(Code.QUEUE_VALIDATION, text)
-        if answer_within is not None and deps.longest_delivery > answer_within:
-            text = f"a delivery may take longer than the broker of {name} waits for its ACK"
-            self._warn(Code.BROKER_LIMIT, text)
-        self._pass_on_advice(guarded)
+        name = self.queue.name
+        self._check_limits(guarded)
         lease, heartbeat = guarded.lease_seconds, None
         if lease is not None:
             extend = partial(guarded.extend_leases, settler.held, deps.extended)
@@ -178,11 +189,7 @@ class Receiver:
             )
         try:
             while self._may_receive:
-                ask = self._flow.ask(guarded.traits)
-                if ask is None:
-                    await self._wait(self._flow.patience())
-                else:
-                    await self._receive(guarded, ask)
+                await self._receive_next(guarded)
             if self._is_stopped:
                 await settler.return_waiting()
             while not self._is_done and not guarded.is_broken:
@@ -195,6 +202,29 @@ class Receiver:
             settler.disconnected()
         if guarded.is_broken:
             raise Disconnected("a call failed")
+
+    def _check_limits(self, guarded: GuardedBroker) -> None:
+        """Warn of what the broker cannot do as it is configured."""
+        name, answer_within = self.queue.name, guarded.traits.answer_within
+        if self.queue.connections > 1 and not guarded.holds_groups:
+            text = f"{name} does not hold groups back: several connections break order"
+            self._warn(Code.QUEUE_VALIDATION, text)
+        if answer_within is not None and self._deps.longest_delivery > answer_within:
+            text = f"a delivery may take longer than the broker of {name} waits for its ACK"
+            self._warn(Code.BROKER_LIMIT, text)
+        self._pass_on_advice(guarded)
+
+    async def _receive_next(self, guarded: GuardedBroker) -> None:
+        """Receive one batch, or wait for what has to come first."""
+        order = self.settler.order
+        if order is not None and not order.is_ready:
+            await self._wait_for(order.get_ready())
+            return
+        ask = self._flow.ask(guarded.traits)
+        if ask is None:
+            await self._wait(self._flow.patience())
+        else:
+            await self._receive(guarded, ask)
 
     def _pass_on_advice(self, guarded: GuardedBroker) -> None:
         """Warn once of what the adapter found out."""
@@ -217,6 +247,11 @@ class Receiver:
             return
         self.health.last_message = now
         read, settler = await read_ahead(messages), self.settler
+        if settler.order is not None and settler.order.asks_first:
+            try:
+                await settler.order.look(messages, read)
+            except BrokerError as error:  # the messages come again on the next connection
+                raise Disconnected(f"the order store does not answer: {error}") from error
         self._deps.registry.receive(len(messages), self._counts, self._now())
         # Checked after the wait: nothing is dispatched after a stop or a loss.
         if self._may_receive:
@@ -231,8 +266,11 @@ class Receiver:
     async def _wait(self, at_most: float | None) -> None:
         """Wait until a pool has room again, or until there is something to do."""
         signal = self._deps.room if self._stopped_at is None else self.settler.ended
+        await self._wait_for(signal.wait(at_most))
+
+    async def _wait_for(self, wanted: Awaitable[object]) -> None:
         self.health.is_waiting = True
-        await signal.wait(at_most)
+        await wanted
         self.health.is_waiting = False
         self.health.waited_until = self._now()
 
@@ -255,43 +293,60 @@ class QueueConsumer:
         pools: Pools,
         counts: Counts,
         *,
+        order: QueueOrder | None = None,
         restarts: int = 0,
+        after: "QueueConsumer | None" = None,
     ) -> None:
+        """`order`: of a queue whose failed messages park in the order store.
+
+        `after`: its predecessor, if that has to end before this one receives.
+        """
         self.queue = queue
         self.counts = counts
         self.restarts = restarts
         warn = deps.alerts.of(f"Consumer:{queue.name}")
         self.flow = FlowControl(queue, pools, deps.look_ahead_bytes, warn, jitter=deps.jitter)
         self.last_depth: Depth | None = None  # as the broker reported it; None: it has not
+        self.order = order
         self.connections = [
-            Receiver(queue, deps, dispatcher, counts, self.flow) for _ in range(queue.connections)
+            Receiver(queue, deps, dispatcher, counts, self.flow, order=order, after=after)
+            for _ in range(queue.connections)
         ]
+        self.receivers = list(self.connections)  # with that of the order store
+        if order is not None:
+            flow = FlowControl(order.queue, pools, deps.look_ahead_bytes, warn, jitter=deps.jitter)
+            ended = order.note_ended
+            self.receivers.append(
+                Receiver(order.queue, deps, dispatcher, counts, flow, on_ended=ended)
+            )
 
     def start(self) -> None:
-        for receiver in self.connections:
+        for receiver in self.receivers:
             receiver.start()
 
     def stop(self) -> None:
-        for receiver in self.connections:
+        for receiver in self.receivers:
             receiver.stop()
+        if self.order is not None:
+            self.order.stop()
 
     def abort_overdue(self, now: float) -> None:
-        for receiver in self.connections:
+        for receiver in self.receivers:
             receiver.abort_overdue(now)
 
     def abort(self) -> None:
         """Cut the calls that settle: this router may not settle any more."""
-        for receiver in self.connections:
+        for receiver in self.receivers:
             receiver.settler.abort()
 
     async def until_settled(self) -> None:
-        for settler in [receiver.settler for receiver in self.connections]:
+        for settler in [receiver.settler for receiver in self.receivers]:
             while not settler.is_idle:
                 await settler.ended.wait()
 
     @property
     def is_stopped(self) -> bool:
-        return not any(receiver.is_running for receiver in self.connections)
+        return not any(receiver.is_running for receiver in self.receivers)
 
     @property
     def has_polled(self) -> bool:

@@ -438,7 +438,9 @@ class DeliveryRunner:
         job.failures = decision.failures
         if lane.group is not None and job.blocks_on_error:
             self._note_failure(job, outcome, action.delay)
-        await self._return_scope(lane, Return(job, action.reason, action.delay, action.error))
+        was_sent = outcome.rule.was_sent
+        back = Return(job, action.reason, action.delay, action.error, was_sent=was_sent)
+        await self._return_scope(lane, back)
 
     def _note_failure(self, job: Job, outcome: Outcome, delay: float) -> None:
         """Report a group that makes no progress, once."""
@@ -464,19 +466,23 @@ class DeliveryRunner:
         Or let it wait here, in front of its group (ORD-1).
         """
         takes_group = RETURNS[head.reason].takes_group and head.job.blocks_on_error
-        if takes_group and self._is_blocked_by(lane, head.job):
+        if takes_group and self._stays_in_front(lane, head):
             self._block(lane, head)
             return
         mates: list[Job] = []
         if takes_group:
             mates += lane.take_scope(head.job.failure_scope)
             mates += head.job.settler.flow.take_waiting(head.job)
-        await nack_all([head, *(behind(each, head.delay) for each in mates)])
+        await nack_all([head, *(behind(each, head) for each in mates)])
 
-    def _is_blocked_by(self, lane: Lane, job: Job) -> bool:
+    def _stays_in_front(self, lane: Lane, head: Return) -> bool:
         """Return whether a failed message waits in front of its group, in this pool."""
-        is_ordered = lane.group is not None and job.settler.failing is OnFailure.BLOCK
-        return is_ordered and not self._stopped and job.lease_until > self._loop.time()
+        job, order = head.job, head.job.settler.order
+        if lane.group is None or self._stopped or job.lease_until <= self._loop.time():
+            return False
+        if order is not None and not head.was_sent and order.stores_no_more_unsent:
+            return True
+        return job.settler.failing is OnFailure.BLOCK
 
     def _block(self, lane: Lane, head: Return) -> None:
         """Put a message back in front of its group, to be tried again after its delay."""
@@ -527,7 +533,7 @@ async def nack_all(returns: Iterable[Return]) -> None:
         await settler.nack(list(together))
 
 
-def behind(job: Job, delay: float) -> Return:
-    """Return how a job goes back behind one of its group that goes back for this time."""
-    own = delay_behind(delay, holds_groups=job.settler.holds_groups)
-    return Return(job, ReturnReason.BEHIND, own)
+def behind(job: Job, head: Return) -> Return:
+    """Return how a job goes back behind one of its group."""
+    own = delay_behind(head.delay, holds_groups=job.settler.holds_groups)
+    return Return(job, ReturnReason.BEHIND, own, was_sent=head.was_sent)

@@ -13,6 +13,7 @@ from router.engine.flow import ByteBudget
 from router.engine.publishing import QueuePublisher
 from router.engine.registry import InFlightRegistry
 from router.engine.targets import Targets
+from router.engine.transfer import OrderStore
 from router.ports import Brokers
 from router.signal import Signal
 
@@ -34,5 +35,6 @@ class EngineDeps:
     max_pools: int
     pool_warning_threshold: int
     look_ahead_bytes: ByteBudget  # of all queues together (ROUTE-5)
+    order: OrderStore | None = None  # where strict queues store groups; None: they block
     room: Signal = field(default_factory=Signal)  # a pool has room again, or a consumer stops
     extended: Signal = field(default_factory=Signal)  # an extension of leases has ended

@@ -18,7 +18,7 @@ from router.core.message import DEFAULT_GROUP, Malformed, Message, ReceivedMessa
 from router.core.returning import MAX_DELAY_SECONDS, RETURNS, ReturnReason
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
-from router.engine.job import NEVER, Batch, Follower, Job
+from router.engine.job import NEVER, Batch, Follower, Job, Return
 from router.engine.registry import InFlightRegistry
 from router.engine.slices import SLICE_BYTES, Slices
 from router.engine.tracker import ArrivalKind
@@ -89,12 +89,18 @@ class Dispatcher:
         settler.flow.note_batch(batch)
         if unroutable.early and settler.holds_groups:
             jobs = self._hold_back(jobs, messages, unroutable)
-        place = settler.flow.place
+        place, order = settler.flow.place, settler.order
+        stored: list[Return] = []
         for job in jobs:
+            if order is not None and order.takes(job):
+                stored.append(Return(job, ReturnReason.BEHIND, 0.0))
+                continue
             # In order: later ones of a group that was refused are refused as well (ROUTE-6).
             if not place(job):
                 job.batch.was_refused = True
                 unroutable.refused.append(job)
+        if stored and order is not None:
+            order.add(stored)
         return unroutable
 
     def _track(

@@ -8,6 +8,7 @@ from router.core.config import COMMAND_BUS, OnFailure, RetryPolicy
 from router.core.history import State, Try
 from router.core.identity import MessageKey
 from router.core.message import DEFAULT_POOL, Handle, Message, Mode, ReceivedMessage, Tally
+from router.core.order import GroupKey
 from router.core.outcome import Ending, Metric
 from router.core.returning import RETURNS, ReturnReason, policy_for
 
@@ -80,6 +81,7 @@ class Job(Struct, eq=False):
     error: str = ""  # why it became a dead letter, or was returned
     needs_finish: bool = False  # a plain ACK is not enough: it has a reply, next steps, a result …
     ending: Ending | None = None  # how it ended, if a plain ACK cannot express that
+    stored_in: GroupKey | None = None  # while it moves to the order store: its group there
     followers: tuple[Follower, ...] = ()
     extending: bool = False  # its lease, right now
     line: "Line" = None  # type: ignore[assignment]  # of its pool to its target, once it is in one
@@ -143,6 +145,7 @@ class Return(Struct, frozen=True):
     reason: ReturnReason
     own_delay: float | None = None  # seconds; None: that of its reason
     error: str = ""  # kept by its queue; "": it was no real failure
+    was_sent: bool = True  # False: no request was made, so nothing can be wrong with it (ORD-6)
 
     @property
     def delay(self) -> float:

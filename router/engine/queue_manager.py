@@ -12,7 +12,13 @@ from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from router.core.config import DEFAULT_POOL_CONFIG, PoolConfig, QueueConfig, RoutingConfig
+from router.core.config import (
+    DEFAULT_POOL_CONFIG,
+    OnFailure,
+    PoolConfig,
+    QueueConfig,
+    RoutingConfig,
+)
 from router.core.config_plan import Plan, plan
 from router.core.history import Fate, State
 from router.core.returning import ReturnReason
@@ -22,10 +28,11 @@ from router.engine.alerts import Warn
 from router.engine.consumer import RECEIVE_GRACE_SECONDS, QueueConsumer
 from router.engine.delivery import DeliveryRunner, nack_all
 from router.engine.deps import EngineDeps
-from router.engine.dispatch import SOURCE, Dispatcher
+from router.engine.dispatch import KEEPS_FRONT, SOURCE, Dispatcher
 from router.engine.job import Job, Return
 from router.engine.limits import Permits
 from router.engine.pool import Pools, ProcessPool, Workers
+from router.engine.transfer import QueueOrder
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +78,7 @@ class QueueManager:
             deps.registry, deps.alerts, publishing.reply_queue, wall=publishing.wall
         )
         self._workers = Workers(deps.tasks)
+        self._orders: dict[str, QueueOrder] = {}  # of strict queues, by name
         self._is_stopped = False
 
     async def apply(self, config: RoutingConfig) -> Plan:
@@ -94,7 +102,7 @@ class QueueManager:
         for before, after in changes.replace:
             replaced = self.consumers[before.name]
             self._stop(replaced)
-            self._start(after, replaced.counts)
+            self._start(after, replaced.counts, after=replaced)
         skipped: list[str] = []
         async for created in _in_slices(changes.create, wanted):
             if created.code in self.pools:  # the default pool: a message came between two slices
@@ -135,7 +143,8 @@ class QueueManager:
     def restart(self, consumer: QueueConsumer) -> None:
         """Replace a consumer that has fallen silent."""
         self._stop(consumer)
-        self._start(consumer.queue, consumer.counts, restarts=consumer.restarts + 1)
+        restarts = consumer.restarts + 1
+        self._start(consumer.queue, consumer.counts, restarts=restarts, after=consumer)
 
     def stop(self) -> None:
         """Receive no more and send no more; what is held goes back, open requests finish.
@@ -208,6 +217,8 @@ class QueueManager:
         """Place jobs that waited for a draining pool to finish with their group (CFG-6)."""
         for job in blocked:
             job.state = State.QUEUED
+        if not self._is_stopped:
+            blocked = _without_stored(blocked)
         refused = [job for job in blocked if self._is_stopped or not job.settler.flow.place(job)]
         if self._is_stopped:
             returns = nack_all([Return(job, ReturnReason.STOPPED) for job in refused])
@@ -216,19 +227,66 @@ class QueueManager:
         for settler, together in groupby(refused, key=lambda job: job.settler):
             self.deps.tasks.create_task(settler.refuse(list(together)), name="refuse")
 
-    def _start(self, queue: QueueConfig, counts: Counts, restarts: int = 0) -> None:
+    def _start(
+        self,
+        queue: QueueConfig,
+        counts: Counts,
+        *,
+        restarts: int = 0,
+        after: QueueConsumer | None = None,
+    ) -> None:
+        """Start a consumer. That of a strict queue begins after its predecessor (ORD-2)."""
+        is_strict = queue.failing in KEEPS_FRONT
         consumer = QueueConsumer(
-            queue, self.deps, self.dispatcher, self.pools, counts, restarts=restarts
+            queue,
+            self.deps,
+            self.dispatcher,
+            self.pools,
+            counts,
+            order=self._order_of(queue),
+            restarts=restarts,
+            after=after if is_strict else None,
         )
         self.consumers[queue.name] = consumer
         consumer.start()
         log.info("consumer started", extra={"queue": queue.name})
+
+    def _order_of(self, queue: QueueConfig) -> QueueOrder | None:
+        """Return the order of a queue whose failed messages park. It outlives its consumers."""
+        deps = self.deps
+        if deps.order is None or queue.failing is not OnFailure.PARK:
+            return None
+        order = self._orders.get(queue.name)
+        if order is None:
+            order = self._orders[queue.name] = QueueOrder(
+                queue,
+                deps.order,
+                self.pools,
+                deps.tasks,
+                targets=deps.targets,
+                alerts=deps.alerts,
+                jitter=deps.jitter,
+            )
+        order.change(queue)
+        return order
 
     def _stop(self, consumer: QueueConsumer) -> None:
         del self.consumers[consumer.queue.name]
         consumer.stop()
         self.stopping_consumers.append(consumer)
         log.info("consumer stopping", extra={"queue": consumer.queue.name})
+
+
+def _without_stored(jobs: Sequence[Job]) -> Sequence[Job]:
+    """Move those to the order store whose groups are there. Return the others (ORD-5)."""
+    left: list[Job] = []
+    for job in jobs:
+        order = job.settler.order
+        if order is not None and order.takes(job):
+            order.add([Return(job, ReturnReason.BEHIND, 0.0)])
+        else:
+            left.append(job)
+    return left
 
 
 async def shut_down(manager: QueueManager, grace: float) -> None:

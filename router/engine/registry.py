@@ -25,7 +25,7 @@ from router.engine.tracker import ArrivalKind, Tracker
 from router.ports import Tracer
 
 _OMITTED: Final = Ending(result_omitted=True)
-_REMOVED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED}  # the ACK went through
+REMOVED: Final = {Fate.DELIVERED, Fate.DEAD_LETTERED, Fate.STORED}  # the ACK went through
 RESULT_BYTES: Final = 16 * 1024 * 1024  # of all results together
 _ending_of: Final = attrgetter("ending")
 REMEMBERED_HAND_OVERS: Final = 10_000  # about 6 MB; 30 MB if every text in them has its full length
@@ -72,7 +72,7 @@ class InFlightRegistry:
         is_delivered = fate is Fate.DELIVERED
         if is_delivered:
             counts.record(Metric.SUCCESS, now, len(jobs))
-        if self.tallies and fate in _REMOVED:
+        if self.tallies and fate in REMOVED:
             for job in jobs:
                 self.tallies.forget(job.key)
         for job in jobs:

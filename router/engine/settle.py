@@ -7,7 +7,7 @@ through, and sends what it settles in batches.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Final
 
 from router.core.commands import failure_of
@@ -22,10 +22,12 @@ from router.core.warnings import Code
 from router.engine.broker_guard import GuardedBroker
 from router.engine.delivery import facts_of, nack_all
 from router.engine.deps import EngineDeps
-from router.engine.dispatch import Dispatcher, Reader, Unroutable
+from router.engine.dispatch import KEEPS_FRONT, Dispatcher, Reader, Unroutable
 from router.engine.flow import FlowControl
 from router.engine.job import EXPIRED, NEVER, Batch, Job, Return
 from router.engine.outgoing import OutgoingMessages
+from router.engine.registry import REMOVED
+from router.engine.transfer import QueueOrder
 from router.ports import BrokerError, Disconnected, Finish, Nack, Traits, Unsettled
 from router.signal import Signal
 
@@ -50,8 +52,13 @@ class Settler:
         dispatcher: Dispatcher,
         counts: Counts,
         flow: FlowControl,
+        *,
+        order: QueueOrder | None = None,
+        on_ended: Callable[[Sequence[Job]], None] | None = None,
     ) -> None:
+        """`order`: of a strict queue. `on_ended` is told what the queue has no more."""
         self.queue = queue
+        self._on_ended = on_ended
         self.flow = flow
         self.queue_name = queue.name
         self.retry = queue.retry or deps.default_retry
@@ -63,7 +70,9 @@ class Settler:
         self.renewed = Signal()  # rung when the connection was opened or lost
         self.traits = Traits()  # of its broker, once it was connected
         self.holds_groups = False  # its broker holds a group back while one of its messages is out
-        self.failing = _failing(queue)  # where a failed message waits; None: as its broker can
+        # Where a failed message waits; None: as its broker can.
+        self.failing = _failing(queue, order)
+        self.order = None if self.failing is not OnFailure.PARK else order  # what parks them
         self.warn = deps.alerts.of(f"Consumer:{queue.name}")
         self.now = asyncio.get_running_loop().time
         self._unwanted: list[ReceivedMessage] = []  # to be returned: it came too late
@@ -92,7 +101,10 @@ class Settler:
         self._guarded, self.traits = guarded, guarded.traits
         self.holds_groups = guarded.holds_groups
         if self.holds_groups and self.queue.failing is not OnFailure.SKIP:
-            self.failing = None  # its broker keeps a failed message in front of its group
+            # Its broker keeps a failed message in front of its group.
+            self.failing = self.order = None
+        if self.order is not None:
+            self.order.connected()
         self.renewed.ring()
 
     def disconnected(self) -> None:
@@ -161,7 +173,17 @@ class Settler:
 
     def forfeit(self, job: Job) -> None:
         """Let it go: its lease was lost, so the broker hands it out again."""
-        if job.lease_until > self.now():
+        guarded = self._guarded
+        if (
+            self.failing in KEEPS_FRONT
+            and guarded is not None
+            and guarded.lease_seconds is not None
+        ):
+            # On a new connection all that is unsettled comes before anything newer (ORD-3).
+            log.info("lease lost: the connection is opened again", extra=_id(job))
+            guarded.break_off()
+            self.finish([job], Fate.FORFEITED)
+        elif job.lease_until > self.now():
             log.info("returned: a message before it in its group lost its lease", extra=_id(job))
             job.state = State.SETTLING  # now: another connection must not adopt it (ROUTE-2)
             self.spawn(self.nack([Return(job, ReturnReason.LEASE_LOST)]), "return")
@@ -176,6 +198,8 @@ class Settler:
         for job in ended:
             del held[job]
         followed = self.deps.registry.finish(ended, fate, self.counts, now)
+        if self._on_ended is not None and fate in REMOVED:
+            self._on_ended(ended)
         if fate is not Fate.DELIVERED:
             for job in ended:
                 job.batch.left -= 1
@@ -289,6 +313,16 @@ class Settler:
         else:
             await self.nack([Return(job, ReturnReason.NOT_STORED, error=error)])
 
+    def ack_stored(self, jobs: list[Job]) -> None:
+        """Remove what the order store has by now (ORD-6)."""
+        self.spawn(self._ack_stored(jobs), "ack stored")
+
+    async def _ack_stored(self, jobs: list[Job]) -> None:
+        delays = reconnect_delays(self.deps.jitter)
+        while jobs := await self._ack(jobs, fate=Fate.STORED):
+            left = min(job.lease_until for job in jobs) - self.now()
+            await self.renewed.wait(max(min(next(delays), left), 0.0))
+
     async def _ack_by_error(self, jobs: list[Job]) -> list[Job]:
         """ACK them, those with the same error in one call. Return those to be tried again."""
         unsettled: list[Job] = []
@@ -296,7 +330,9 @@ class Settler:
             unsettled += await self._ack([job for job in jobs if job.error == error], error)
         return unsettled
 
-    async def _ack(self, jobs: list[Job], error: str = "") -> list[Job]:
+    async def _ack(
+        self, jobs: list[Job], error: str = "", fate: Fate = Fate.DELIVERED
+    ) -> list[Job]:
         """ACK what is still ours in one call. Return what has to be tried again."""
         held, now = self.held, NEVER if self.deps.leadership.is_over else self.now()
         ours = [job for job in jobs if job in held and job.lease_until > now]
@@ -312,7 +348,8 @@ class Settler:
         except BrokerError as reason:
             log.warning("ACKs delayed: %s", reason, extra={"queue": self.queue_name})
             return ours
-        fate = Fate.DEAD_LETTERED if error else Fate.DELIVERED
+        if error:
+            fate = Fate.DEAD_LETTERED
         if not refused:
             self.finish(ours, fate)
             return []
@@ -397,8 +434,22 @@ class Settler:
 
     # NACKs.
 
+    @property
+    def returns_all(self) -> bool:
+        """Whether its queue stops, so that all that it holds goes back (ORD-10)."""
+        return self.is_stopping or self.deps.leadership.is_over
+
     async def nack(self, returns: Sequence[Return]) -> None:
-        """Return jobs in order and end them. Never fails: what stays out comes back later."""
+        """Return jobs in order and end them, or store them. Never fails: see `give_back`."""
+        if self.order is None or self.returns_all:
+            await self.give_back(returns)
+            return
+        returns = [each for each in returns if each.job in self.held]
+        if returns:
+            self.order.add(returns)
+
+    async def give_back(self, returns: Sequence[Return]) -> None:
+        """Return jobs to their queue, in order, and end them. What stays out comes back later."""
         returns = [each for each in returns if each.job in self.held]
         for each in returns:
             job = each.job
@@ -458,7 +509,8 @@ class Settler:
     def dispatch(self, messages: Sequence[ReceivedMessage], read: Reader = parse) -> Unroutable:
         """Place what a receive has brought in pools. Return what no pool took: see `clear`."""
         # Where we keep the order, all of the group that is here goes back together.
-        scope = self.queue.uri if self.traits.ordered_here else None
+        is_ours = self.traits.ordered_here or self.failing in KEEPS_FRONT
+        scope = self.queue.uri if is_ours else None
         return self.dispatcher.dispatch(Batch(self, self.now(), scope), messages, read)
 
     async def clear(self, unroutable: Unroutable) -> None:
@@ -522,9 +574,9 @@ class Settler:
             self.spawn(self.clear(unroutable), "refuse")
 
 
-def _failing(queue: QueueConfig) -> OnFailure | None:
-    """Return where a failed message waits. There is no order store yet: what would park blocks."""
-    return OnFailure.BLOCK if queue.failing is OnFailure.PARK else queue.failing
+def _failing(queue: QueueConfig, order: QueueOrder | None) -> OnFailure | None:
+    """Return where a failed message waits. Without an order store, what would park blocks."""
+    return OnFailure.BLOCK if queue.failing is OnFailure.PARK and order is None else queue.failing
 
 
 def _id(job: Job) -> dict[str, object]:

@@ -25,7 +25,7 @@ from router.core.returning import Jitter
 from router.core.stats import OriginCounts
 from router.core.target import origin_of, read_target
 from router.core.target_table import TargetTable
-from router.engine.breaker import Breaker, Breakers, BreakerState
+from router.engine.breaker import OPEN_SECONDS, Breaker, Breakers, BreakerState
 from router.engine.lanes import Flow, Lane
 from router.engine.limits import SHORTEST_WAIT_SECONDS, RateLimiter
 
@@ -341,6 +341,17 @@ class Targets:
     def _find_place(self, url: str) -> str:
         entry = self._table.find(url) if self._table else None
         return origin_of(url) if entry is None else entry.match
+
+    def away_until(self, url: str, now: float) -> float | None:
+        """Return when to try again if the target lets no request through now; None: it does."""
+        target = self._by_origin.get(self.place_of(url))
+        if target is None:
+            return None
+        if target.is_silent:
+            return target.gate.closed_until
+        # While probes are under way, it may soon let more through.
+        breaker = target.breaker
+        return None if breaker.open_since is None else max(breaker.retry_at, now + OPEN_SECONDS)
 
     def of(self, origin: str) -> TargetOrigin:
         target = self._by_origin.get(origin)

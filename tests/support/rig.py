@@ -1,6 +1,7 @@
 """The whole engine on a memory queue and a fake sender, for tests that tell a story."""
 
 import asyncio
+import itertools
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,7 +21,8 @@ from router.engine.delivery import Mediator, TaskMediator
 from router.engine.pool import ProcessPool
 from router.engine.queue_manager import QueueManager
 from router.engine.registry import Journal
-from router.ports import Brokers, Publication, TaskRunner
+from router.engine.transfer import OrderStore
+from router.ports import Brokers, OrderLogs, Publication, TaskRunner
 from router.settings import Settings
 from router.wiring import open_engine
 from tests.support.fakes import FakeLetters, FakeSender
@@ -53,6 +55,14 @@ def grouped(*ids: str, group: str = "g", **fields: Any) -> list[bytes]:
 def pool(code: str = "P", concurrency: int = 10, **settings: Any) -> PoolConfig:
     """Return a pool that takes as much as it may hold, unless told otherwise."""
     return PoolConfig(code=code, concurrency=concurrency, **{"take_ahead": 1000} | settings)
+
+
+def order_store(logs: OrderLogs, **facts: Any) -> OrderStore:
+    """Return an order store in memory, on virtual time."""
+    keys = (f"key-{n}" for n in itertools.count(1))
+    return OrderStore(
+        logs=logs, uri_of=lambda name: f"memory://store/{name}", new_key=keys.__next__, **facts
+    )
 
 
 def _zero() -> float:
@@ -131,6 +141,7 @@ async def running(
     leadership: Leadership | None = None,
     longest_delivery: float = 0.0,
     journal: Journal | None = None,
+    order: OrderStore | None = None,
     **limits: Any,  # settings
 ) -> AsyncIterator[Rig]:
     """A router that runs for as long as the block does; at its end, nothing is unaccounted for."""
@@ -161,6 +172,7 @@ async def running(
             journal=journal,
             wall=wall or _virtual_wall,
             jitter=middle,
+            order=order or order_store(registered),
         ) as manager:
             group = manager.deps.tasks
             rig = Rig(manager, sender, letters, book, breakers, witness, group, alerts, witness)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, QueueUri, read_uri, refusal
 from router.brokers.memory import OPTIONS
 from router.brokers.sqlite.connection import QUERIES, T, Work, prepare_schema, transaction
+from router.brokers.sqlite.order import SqliteOrderLog
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
@@ -76,6 +77,10 @@ class MemoryQueues:
     @asynccontextmanager
     async def open_store(self, queue: QueueConfig) -> AsyncIterator[SqliteMessageStore]:
         yield SqliteMessageStore(self._database, self._table(queue), self._sink)
+
+    @asynccontextmanager
+    async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[SqliteOrderLog]:
+        yield SqliteOrderLog(self._database, self._table(queue))
 
     def _sink(self, queue: QueueConfig) -> QueueTable | None:
         return self._table(queue) if queue.uri.startswith("memory:") else None

@@ -17,6 +17,7 @@ from router.brokers.kit import (
 )
 from router.brokers.postgres import OPTIONS, dsn_of
 from router.brokers.postgres.database import PostgresDatabase
+from router.brokers.postgres.order import PostgresOrderLog
 from router.brokers.postgres.store import PostgresMessageStore
 from router.brokers.postgres.work_queue import PostgresQueue
 from router.brokers.work_queue import (
@@ -77,6 +78,12 @@ class PostgresQueues:
                 dedup_window=self._worker.dedup_window,
                 sinks=_sinks(uri),
             )
+
+    @asynccontextmanager
+    async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[PostgresOrderLog]:
+        uri = read_uri(queue, OPTIONS)
+        async with self._databases.use(dsn_of(uri)) as database:
+            yield PostgresOrderLog(database, _name(queue, uri), self._worker.dedup_window)
 
     def _work_queue(
         self, database: PostgresDatabase, queue: QueueConfig, uri: QueueUri

@@ -11,6 +11,7 @@ from typing import Final
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared, read_uri, refusal, seconds_option
 from router.brokers.sqlite import OPTIONS
 from router.brokers.sqlite.database import FileDatabase
+from router.brokers.sqlite.order import SqliteOrderLog
 from router.brokers.sqlite.queue_table import QueueTable
 from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
@@ -83,6 +84,11 @@ class SqliteQueues:
     async def open_store(self, queue: QueueConfig) -> AsyncIterator[SqliteMessageStore]:
         async with self._file(queue) as file:
             yield SqliteMessageStore(file, self._table(file, queue), self._sinks(file))
+
+    @asynccontextmanager
+    async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[SqliteOrderLog]:
+        async with self._file(queue) as file:
+            yield SqliteOrderLog(file, self._table(file, queue))
 
     def _file(self, queue: QueueConfig) -> AbstractAsyncContextManager[WorkedFile]:
         path = _path(queue)

@@ -520,6 +520,41 @@ FROM (
 UPDATE queue_entries SET result = NULL, result_omitted = 1
 WHERE id IN (SELECT value FROM json_each(:ids));
 
+-- name: keep_tallies
+-- Of messages that come from another queue, with what was tried there (ORD-6).
+UPDATE queue_progress
+SET attempts = value ->> 1,
+    posts = value ->> 2,
+    wait_seconds = value ->> 3,
+    last_error = nullif(value ->> 4, '')
+FROM json_each(:tallies)
+WHERE queue_progress.id = value ->> 0;
+
+-- name: unsettled_groups
+SELECT pool, group_id FROM queue_groups
+WHERE queue = :queue AND EXISTS (
+    SELECT 1 FROM queue_progress INDEXED BY lanes
+    WHERE group_number = number AND finished_at IS NULL
+);
+
+-- name: stored_groups
+-- Those of :groups (pool and group) that have an unsettled message.
+SELECT pool, group_id
+FROM json_each(:groups) AS wanted CROSS JOIN queue_groups
+    ON queue = :queue AND pool = value ->> 0 AND group_id = value ->> 1
+WHERE EXISTS (
+    SELECT 1 FROM queue_progress INDEXED BY lanes
+    WHERE group_number = number AND finished_at IS NULL
+);
+
+-- name: stored_size
+-- Messages, bytes, and when the first one was stored.
+SELECT messages, size, (SELECT published_at FROM queue_entries WHERE id = first)
+FROM (
+    SELECT count(*) AS messages, coalesce(sum(size), 0) AS size, min(id) AS first
+    FROM queue_progress WHERE queue = :queue AND finished_at IS NULL
+);
+
 -- name: trial
 -- Changes nothing, but writes: it fails if the disk is still full.
 UPDATE queue_file SET boot_id = boot_id;

@@ -24,9 +24,9 @@ from router.brokers.work_queue import (
     payload_size,
 )
 from router.core.identity import dedup_key_of
-from router.core.message import DEFAULT_POOL, Tally
+from router.core.message import DEFAULT_POOL, HIGHEST_PRIORITY, Tally
 from router.core.outcome import ACCEPTED
-from router.ports import Finish, PoolFilter, Publication, Receipt
+from router.ports import Finish, PoolFilter, Publication, Receipt, StoredMessage
 
 WOKEN_AT_ONCE: Final = 1000  # delays, and leases, that one claim ends
 ADOPTED_AT_ONCE: Final = 1000  # messages of an older router, whose pools are looked up
@@ -103,6 +103,40 @@ class QueueTable(Struct, frozen=True):
         if new:
             self.insert(db, new)
         return receipts
+
+    def append(self, db: sqlite3.Connection, items: Sequence[StoredMessage]) -> int:
+        """Add messages of another queue, unless they are here. Return how many were (ORD-6)."""
+        now = self.clock()
+        keys = [f"={item.publication.dedup_key}" for item in items]
+        asked = {"queue": self.queue, "keys": to_json(keys), "before": now - self.dedup_window}
+        db.execute(QUERIES["forget"], asked)
+        known = _known.decode(json_value(db, "known", asked)).keys()
+        new = {
+            key: (item, self._row_of_stored(item, key, now))
+            for key, item in reversed(list(zip(keys, items, strict=True)))
+            if key not in known
+        }
+        added = list(reversed(new.values()))
+        if added:
+            self.insert(db, [(row, item.publication.body) for item, row in added])
+            tallies = [_tally_row(row.id, item) for item, row in added]
+            db.execute(QUERIES["keep_tallies"], {"tallies": to_json(tallies)})
+        return len(added)
+
+    def _row_of_stored(self, item: StoredMessage, key: str, now: float) -> NewMessage:
+        message = item.publication.message
+        return NewMessage(
+            message.id,
+            key,
+            message.pool or DEFAULT_POOL,
+            item.group,
+            min(message.level, HIGHEST_PRIORITY - 1),  # its group is one lane, whatever is in it
+            is_kept=False,
+            payload_size=payload_size(message),
+            correlation_id=message.correlation_id,
+            not_before=item.publication.not_before,
+            wakes_at=now + item.delay if item.delay > 0 else None,
+        )
 
     def row_of(
         self, item: Publication, dedup_key: str | None = None, *, is_kept: bool = False
@@ -280,6 +314,12 @@ class QueueTable(Struct, frozen=True):
                 "ids": ids,
             }
             db.execute(QUERIES["audit"], asked)
+
+
+def _tally_row(message_id: int, item: StoredMessage) -> Sequence[object]:
+    """Return what the statement `keep_tallies` needs to know."""
+    tally, error = item.tally, item.error[:MAX_ERROR_CHARACTERS]
+    return (message_id, tally.failures, tally.requests, item.delay, error)
 
 
 def _ending_row(message_id: int, item: Finish, error: str) -> Sequence[object]:

@@ -1,0 +1,108 @@
+"""The order store of one queue in PostgreSQL (ORD-4 to ORD-8)."""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from router.brokers.postgres.database import PostgresDatabase
+from router.brokers.postgres.work_queue import optional_text, text
+from router.brokers.work_queue import MAX_ERROR_CHARACTERS, payload_size
+from router.core.message import DEFAULT_POOL, HIGHEST_PRIORITY
+from router.core.order import GroupKey
+from router.ports import StoredMessage, StoreSize
+
+# As the function `publish` does it. On its own: it changes nothing that a lost append could need.
+_FORGET: Final = """
+UPDATE message_router.queue_messages AS message SET identity = NULL
+FROM unnest($2::text[]) AS item (identity)
+WHERE message.queue = $1 AND message.identity = item.identity
+  AND coalesce(finished_at, clock_timestamp())
+      NOT BETWEEN clock_timestamp() - make_interval(secs => $3)
+          AND clock_timestamp() + make_interval(secs => $3)
+"""
+_APPEND: Final = """
+INSERT INTO message_router.queue_messages (
+    queue, message_id, identity, pool, group_id, priority, body, not_before, correlation_id,
+    payload_size, attempts, posts, run_after, last_error
+)
+SELECT $1, item.message_id, item.identity, item.pool, item.group_id, item.priority, item.body,
+       to_timestamp(item.not_before), item.correlation_id, item.payload_size, item.attempts,
+       item.posts,
+       CASE WHEN item.delay > 0 THEN clock_timestamp() + make_interval(secs => item.delay) END,
+       nullif(item.error, '')
+FROM unnest(
+         $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::bytea[],
+         $8::float8[], $9::text[], $10::integer[], $11::integer[], $12::integer[], $13::float8[],
+         $14::text[]
+     ) WITH ORDINALITY AS item (
+         message_id, identity, pool, group_id, priority, body, not_before, correlation_id,
+         payload_size, attempts, posts, delay, error, number
+     )
+ORDER BY item.number
+ON CONFLICT DO NOTHING
+RETURNING id
+"""
+_UNSETTLED: Final = """
+SELECT DISTINCT pool, group_id FROM message_router.queue_messages
+WHERE queue = $1 AND group_key IS NOT NULL AND finished_at IS NULL
+"""
+_STORED: Final = """
+SELECT wanted.pool, wanted.group_id FROM unnest($2::text[], $3::text[]) AS wanted (pool, group_id)
+WHERE EXISTS (
+    SELECT FROM message_router.queue_messages AS message
+    WHERE message.queue = $1 AND message.finished_at IS NULL
+      AND message.group_key = hashtextextended(
+          length(wanted.pool)::text || ' ' || wanted.pool || ' ' || wanted.group_id, 0
+      )
+)
+"""
+_SIZE: Final = """
+SELECT count(*) AS messages, coalesce(sum(length(body)), 0)::bigint AS bytes,
+       coalesce(extract(epoch FROM clock_timestamp() - min(published_at)), 0)::float8 AS oldest
+FROM message_router.queue_messages WHERE queue = $1 AND finished_at IS NULL
+"""
+
+
+class PostgresOrderLog:
+    def __init__(self, database: PostgresDatabase, name: str, dedup_window: float) -> None:
+        self._database = database
+        self._name = name
+        self._dedup_window = dedup_window
+
+    async def append(self, items: Sequence[StoredMessage]) -> int:
+        messages = [item.publication.message for item in items]
+        keys = [text(f"={item.publication.dedup_key}") for item in items]
+        await self._database.call(_FORGET, self._name, keys, self._dedup_window)
+        rows = await self._database.call(
+            _APPEND,
+            self._name,
+            [text(message.id) for message in messages],
+            keys,
+            [text(message.pool or DEFAULT_POOL) for message in messages],
+            [optional_text(item.group) for item in items],
+            # Its group is one lane, whatever is in it.
+            [min(message.level, HIGHEST_PRIORITY - 1) for message in messages],
+            [item.publication.body for item in items],
+            [item.publication.not_before for item in items],
+            [optional_text(message.correlation_id) for message in messages],
+            [payload_size(message) for message in messages],
+            [item.tally.failures for item in items],
+            [item.tally.requests for item in items],
+            [item.delay for item in items],
+            [text(item.error[:MAX_ERROR_CHARACTERS]) for item in items],
+        )
+        self._database.signal(self._name).ring()
+        return len(rows)
+
+    async def unsettled_groups(self) -> Sequence[GroupKey]:
+        rows = await self._database.call(_UNSETTLED, self._name)
+        return [(row["pool"], row["group_id"]) for row in rows]
+
+    async def which_are_stored(self, groups: Collection[GroupKey]) -> Collection[GroupKey]:
+        asked = {(text(pool), text(group)): (pool, group) for pool, group in groups}
+        pools, names = [pool for pool, _ in asked], [group for _, group in asked]
+        rows = await self._database.call(_STORED, self._name, pools, names)
+        return [asked[row["pool"], row["group_id"]] for row in rows]
+
+    async def size(self) -> StoreSize:
+        (row,) = await self._database.call(_SIZE, self._name)
+        return StoreSize(row["messages"], row["bytes"], row["oldest"])

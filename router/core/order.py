@@ -1,0 +1,68 @@
+"""Which groups of a strict queue are in the order store, or on their way there (ORD-4)."""
+
+from collections.abc import Collection, Iterable
+from hashlib import blake2b
+from typing import Final
+
+from msgspec import Struct
+
+MAX_NAME_CHARACTERS: Final = 100  # that a work queue takes
+MAX_UNSENT_MESSAGES: Final = 1_000  # of a queue that are stored although nothing was sent (ORD-6)
+
+GroupKey = tuple[str, str]  # the pool that messages name, and their group
+
+
+def store_name(queue: str) -> str:
+    """Return what the work queue is called that stores the groups of a queue."""
+    name = f"order:{queue}"
+    if len(name) <= MAX_NAME_CHARACTERS:
+        return name
+    digest = blake2b(queue.encode(), digest_size=16).hexdigest()
+    return f"{name[: MAX_NAME_CHARACTERS - len(digest) - 1]}-{digest}"
+
+
+class _Stored(Struct):
+    moving: int = 0  # messages on their way to the store
+    moves: int = 0  # how many ever were
+    first: str = ""  # the message with which it became stored; "": not known
+
+
+class StoredGroups(dict[GroupKey, _Stored]):
+    """A group is in here from the moment its first message is chosen for the store.
+
+    It stays until the store was found to have nothing of it, while nothing was on its way. So it
+    may be in here for a moment too long, and never too short.
+    """
+
+    def begin(self, group: GroupKey, message_id: str) -> str:
+        """Note that a message is on its way: before anything is awaited.
+
+        Return the message with which its group became stored.
+        """
+        stored = self.get(group)
+        if stored is None:
+            stored = self[group] = _Stored(first=message_id)
+        stored.moving += 1
+        stored.moves += 1
+        return stored.first
+
+    def end(self, group: GroupKey) -> None:
+        """Note that a message has arrived, or does not go there after all."""
+        self[group].moving -= 1
+
+    def load(self, groups: Iterable[GroupKey]) -> None:
+        """Note what the store has."""
+        for group in groups:
+            self.setdefault(group, _Stored())
+
+    def ask(self, groups: Iterable[GroupKey]) -> dict[GroupKey, int]:
+        """Return those about which the store can be asked: nothing of them is on its way."""
+        known = [group for group in groups if group in self and not self[group].moving]
+        return {group: self[group].moves for group in known}
+
+    def answer(self, asked: dict[GroupKey, int], stored: Collection[GroupKey]) -> None:
+        """Forget those that the store does not have, unless a message went there meanwhile."""
+        for group in asked.keys() - set(stored):
+            known = self.get(group)
+            if known is not None and known.moves == asked[group]:
+                del self[group]

@@ -1,0 +1,335 @@
+"""Moves messages of a strict queue to its order store, and knows which groups are there.
+
+A group is direct or stored (ORD-4). What has to be tried again moves to the store with all of its
+group that is here, and so does what comes behind it. The store is a work queue, which holds groups
+back: from there messages are received, delivered and retried like those of any other work queue.
+
+All moves of a queue go one after the other, in the order in which they were asked for.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from router.core.config import QueueConfig
+from router.core.history import State
+from router.core.message import DEFAULT_GROUP, DEFAULT_POOL, Malformed, Message, ReceivedMessage
+from router.core.order import MAX_UNSENT_MESSAGES, GroupKey, StoredGroups, store_name
+from router.core.returning import Jitter, ReturnReason, reconnect_delays
+from router.core.warnings import Code
+from router.engine.alerts import Alerts
+from router.engine.job import NEVER, Job, Return
+from router.engine.lanes import ordering_group
+from router.engine.targets import Targets
+from router.ports import BrokerError, OrderLog, OrderLogs, Publication, StoredMessage, StoreSize
+from router.signal import Signal
+
+if TYPE_CHECKING:  # pools know settlers, which have one of these
+    from router.engine.pool import Pools
+
+log = logging.getLogger(__name__)
+
+Reader = Callable[[bytes], Message]  # raises Malformed
+
+MOVED_AT_ONCE: Final = 200  # messages in one transaction
+MEASURE_SECONDS: Final = 10.0  # between two looks at the size of a store
+WAIT_SECONDS: Final = 1.0  # until a receiver looks again whether it may go on
+SOURCE: Final = "OrderStore"
+
+
+class OrderStore(Struct, frozen=True, kw_only=True):
+    """Where strict queues store groups."""
+
+    logs: OrderLogs
+    uri_of: Callable[[str], str]  # of the work queue with that name
+    new_key: Callable[[], str]  # of a message whose broker makes no ids: random
+    is_shared: bool = False  # other routers use it, too
+    max_bytes: int = 1024**3
+
+
+class QueueOrder:
+    """The order of one strict queue. It outlives the consumers of the queue."""
+
+    def __init__(
+        self,
+        queue: QueueConfig,
+        store: OrderStore,
+        pools: "Pools",
+        tasks: asyncio.TaskGroup,
+        *,
+        targets: Targets,
+        alerts: Alerts,
+        jitter: Jitter,
+    ) -> None:
+        uri = store.uri_of(store_name(queue.name))
+        self.queue = QueueConfig(name=queue.name, uri=uri, retry=queue.retry)  # in the store
+        self.groups = StoredGroups()
+        self.size = StoreSize()  # at the last look
+        self.is_stuck = False  # the store is away, or full
+        self.moved = Signal()  # rung when nothing is left to move, and at a stop
+        self._store = store
+        self._pools = pools
+        self._targets = targets
+        self._tasks = tasks
+        self._alerts = alerts
+        self._jitter = jitter
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[Sequence[Return]] = deque()
+        self._is_moving = False
+        self._unsent = 0  # stored although nothing was sent, at most
+        self._added = self._added_bytes = 0  # since the last look
+        self._measured_at = -NEVER
+        self._to_check: set[GroupKey] = set()  # of which a stored message has ended
+        self._is_checking = False
+        self._is_loaded = self._is_stopped = False
+
+    def change(self, queue: QueueConfig) -> None:
+        """Take over what the configuration says of the queue now."""
+        self.queue = replace(self.queue, retry=queue.retry)
+
+    @property
+    def messages(self) -> int:
+        """How many messages the store has, about."""
+        return max(self.size.messages + self._added, 0)
+
+    @property
+    def stores_no_more_unsent(self) -> bool:
+        """Whether what was not even sent has to wait here (ORD-6)."""
+        self._unsent = min(self._unsent, self.messages)
+        return self._unsent >= MAX_UNSENT_MESSAGES
+
+    def connected(self) -> None:
+        """Look again what is stored: another router may have had the queue."""
+        self._is_loaded = self._is_stopped = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether messages may be received: nothing waits for the store (ORD-7)."""
+        return self._is_loaded and not self._is_moving
+
+    async def get_ready(self) -> None:
+        """Find out what is stored, and let what is on its way arrive; for a second at most."""
+        if not self._is_loaded:
+            try:
+                async with self._open() as order_log:
+                    self.groups.load(await order_log.unsettled_groups())
+                    await self._measure(order_log)
+            except BrokerError as error:
+                self._report(str(error))
+            else:
+                self._is_loaded = True
+                self._recover()
+                return
+        await self.moved.wait(WAIT_SECONDS)
+
+    @property
+    def asks_first(self) -> bool:
+        """Whether another router may have stored groups of what comes now."""
+        return self._store.is_shared
+
+    async def look(self, messages: Sequence[ReceivedMessage], read: Reader) -> None:
+        """Ask about the groups of a batch that seem to be direct. Raises BrokerError."""
+        groups = set[GroupKey]()
+        for received in messages:
+            with suppress(Malformed):
+                message = read(received.body)
+                groups.add((message.pool or DEFAULT_POOL, message.group or DEFAULT_GROUP))
+        unknown = groups - self.groups.keys()
+        if unknown:
+            async with self._open() as order_log:
+                self.groups.load(await order_log.which_are_stored(unknown))
+
+    def stop(self) -> None:
+        """Wait for the store no longer."""
+        self._is_stopped = True
+        self.moved.ring()
+
+    def key_of(self, job: Job) -> GroupKey | None:
+        """Return the group whose order it keeps."""
+        code = job.message.pool or DEFAULT_POOL
+        pool = self._pools.find(code)
+        if pool is not None and ordering_group(job, pool.config) is None:
+            return None
+        return code, job.group
+
+    def takes(self, job: Job) -> bool:
+        """Return whether a message has to go to the store, because its group is there (ORD-5)."""
+        if not self.groups or self.key_of(job) not in self.groups:
+            return False
+        away_until = self._targets.away_until(job.message.target, self._loop.time())
+        if away_until is not None:  # stored counts as returned (MED-4)
+            job.batch.probe(away_until)
+        return True
+
+    def add(self, returns: Sequence[Return]) -> None:
+        """Move messages, in this order and together. Their groups are stored from now on."""
+        now = self._loop.time()
+        for each in returns:
+            job = each.job
+            job.state, job.resume_at = State.SETTLING, now  # that keeps its lease alive
+            job.returned_for, job.return_reason = each.delay, each.reason
+            job.ending, job.needs_finish = None, False
+            job.stored_in = self._group_in_store(job)
+            if job.stored_in is not None:
+                first = self.groups.begin(job.stored_in, job.message.id)
+                if each.reason is ReturnReason.BEHIND:
+                    job.error = f"behind {first}" if first else "behind others of its group"
+            self._unsent += not each.was_sent
+        self._pending.append(returns)
+        if not self._is_moving:
+            self._is_moving = True
+            self._tasks.create_task(self._move_all(), name=f"store {self.queue.name}")
+
+    def _group_in_store(self, job: Job) -> GroupKey | None:
+        """Return the group in whose order it is stored; None: it is stored alone (ORD-6)."""
+        key = self.key_of(job)
+        return key if job.blocks_on_error or key in self.groups else None
+
+    def note_ended(self, jobs: Sequence[Job]) -> None:
+        """Note that these messages have left the store: accepted, or dead letters."""
+        self._added -= len(jobs)
+        keys = {(job.message.pool or DEFAULT_POOL, job.group) for job in jobs}
+        self._check(keys & self.groups.keys())
+
+    def _check(self, groups: Iterable[GroupKey]) -> None:
+        """Ask whether anything is left of these groups, which may be direct again."""
+        self._to_check.update(groups)
+        if self._to_check and not self._is_checking:
+            self._is_checking = True
+            self._tasks.create_task(self._check_all(), name=f"check {self.queue.name}")
+
+    async def _check_all(self) -> None:
+        delays = reconnect_delays(self._jitter)
+        while self._to_check and not self._is_stopped:
+            asked, self._to_check = self.groups.ask(self._to_check), set()
+            try:
+                async with self._open() as order_log:
+                    stored = await order_log.which_are_stored(asked.keys()) if asked else ()
+            except BrokerError as error:
+                log.info("stored groups could not be checked: %s", error)
+                self._to_check.update(asked)
+                await self.moved.wait(next(delays))
+            else:
+                self.groups.answer(asked, stored)
+        self._is_checking = False
+
+    async def _move_all(self) -> None:
+        while self._pending:
+            returns = list(self._pending.popleft())
+            while self._pending and len(returns) + len(self._pending[0]) <= MOVED_AT_ONCE:
+                returns += self._pending.popleft()
+            try:
+                await self._move(returns)
+            except Exception:  # the bulkhead: a bug costs these messages a return
+                log.exception("messages could not be moved to the order store")
+                await self._give_back(returns, ReturnReason.CRASHED)
+        self._is_moving = False
+        self.moved.ring()
+
+    async def _move(self, returns: Sequence[Return]) -> None:
+        """Store messages, however long that takes; then remove them from their queue (ORD-7)."""
+        delays = reconnect_delays(self._jitter)
+        while returns := self._without_lost(returns):
+            if any(each.job.settler.returns_all for each in returns):
+                await self._give_back(returns, ReturnReason.STOPPED)
+                return
+            try:
+                async with self._open() as order_log:
+                    await self._make_sure_of_room(order_log)
+                    added = await order_log.append([self._item(each) for each in returns])
+            except BrokerError as error:
+                self._report(str(error))
+                await self.moved.wait(next(delays))
+            else:
+                self._recover()
+                self._added += added
+                self._added_bytes += sum(len(each.job.received.body) for each in returns)
+                self._arrived([each.job for each in returns])
+                return
+
+    async def _make_sure_of_room(self, order_log: OrderLog) -> None:
+        """Raise _Full if the store has as much as it may have."""
+        if self._loop.time() >= self._measured_at + MEASURE_SECONDS or self.is_stuck:
+            await self._measure(order_log)
+        if self.size.bytes + self._added_bytes >= self._store.max_bytes:
+            raise _Full("it is full: MESSAGE_ROUTER_ORDER_STORE_MAX_BYTES is reached")
+
+    async def _measure(self, order_log: OrderLog) -> None:
+        self.size = await order_log.size()
+        self._added = self._added_bytes = 0
+        self._measured_at = self._loop.time()
+
+    def _item(self, each: Return) -> StoredMessage:
+        job, received, message = each.job, each.job.received, each.job.message
+        key = self._store.new_key()
+        if received.broker_id is not None:
+            key = job.key.fingerprint(received.body)  # ORD-8
+        is_early = job.not_before > self._loop.time() or each.reason is ReturnReason.EARLY
+        not_before = message.not_before if is_early else None
+        publication = Publication(
+            message, received.body, key, None if not_before is None else not_before.timestamp()
+        )
+        waits = not is_early and each.reason is not ReturnReason.BEHIND  # the others follow it
+        delay = each.delay if waits else 0.0
+        group = None if job.stored_in is None else job.stored_in[1]
+        return StoredMessage(publication, group, job.tally, delay, each.error)
+
+    def _arrived(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            job.resume_at = NEVER
+            self._end_move(job)
+        for settler, together in groupby(jobs, key=lambda job: job.settler):
+            settler.ack_stored(list(together))
+
+    def _without_lost(self, returns: Sequence[Return]) -> Sequence[Return]:
+        """Let go what was lost meanwhile, and all behind it in its group (ORD-7)."""
+        now, lost, kept = self._loop.time(), set[GroupKey](), list[Return]()
+        for each in returns:
+            job, group = each.job, each.job.stored_in
+            if job in job.settler.held and job.lease_until > now and group not in lost:
+                kept.append(each)
+                continue
+            if group is not None:
+                lost.add(group)
+            self._end_move(job)
+            if job in job.settler.held:
+                job.settler.forfeit(job)
+        self._check(lost)
+        return kept
+
+    async def _give_back(self, returns: Sequence[Return], reason: ReturnReason) -> None:
+        """Return messages to their queue, in order (ORD-10)."""
+        for each in returns:
+            each.job.resume_at = NEVER
+            self._end_move(each.job)
+        for settler, together in groupby(returns, key=lambda each: each.job.settler):
+            await settler.give_back([Return(each.job, reason) for each in together])
+
+    def _end_move(self, job: Job) -> None:
+        group, job.stored_in = job.stored_in, None
+        if group is not None:
+            self.groups.end(group)
+
+    def _open(self) -> AbstractAsyncContextManager[OrderLog]:
+        return self._store.logs.open_order_log(self.queue)
+
+    def _report(self, problem: str) -> None:
+        self.is_stuck = True
+        text = f"messages of {self.queue.name} wait for the order store: {problem}"
+        self._alerts.of(f"{SOURCE}:{self.queue.name}")(Code.ORDER_STORE, text)
+
+    def _recover(self) -> None:
+        if self.is_stuck:
+            self.is_stuck = False
+            self._alerts.withdraw(Code.ORDER_STORE, f"{SOURCE}:{self.queue.name}")
+
+
+class _Full(BrokerError):
+    """The order store has as much as it may have."""

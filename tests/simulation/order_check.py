@@ -119,7 +119,7 @@ class OrderCheck:
             is_before = first.answered_at <= second.at or first.call == second.call >= 0
             if is_before and _may_not_pass(first.body, second.body):
                 is_alike = (first.body.level == HIGH) is (second.body.level == HIGH)
-                latest = until if is_alike else min(until, self._first_return(line))
+                latest = until if is_alike else min(until, self._in_precedence_until(line, first))
                 self._judge_pair(first.body.number, second.body.number, latest)
 
     def _in_order_until(self, line: Line) -> float:
@@ -136,6 +136,16 @@ class OrderCheck:
         if moods <= _RETURNS_NOTHING:
             return until
         return min(until, self._first_return(line))
+
+    def _in_precedence_until(self, line: Line, first: Sent) -> float:
+        """Return how long one of high priority is promised to go before regular ones behind it.
+
+        Its place is before them only while it is due, and nothing of its group has come back.
+        """
+        wish = first.body.wish
+        if first.act is Act.FOLLOW or wish.delay is not None or wish.due is not None:
+            return -NEVER
+        return min(self._book.disturbed_at, self._first_return(line))
 
     def _first_return(self, line: Line) -> float:
         return min(

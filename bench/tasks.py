@@ -47,7 +47,6 @@ HANDLER_POOL: Final = PoolConfig(code=DEFAULT_POOL, concurrency=10, parallel_ung
 # By what they take ahead: messages that wait for each of 10 handlers.
 HANDLERS: Final = {
     "handler": 5,
-    "handler, nothing taken ahead": 0,
     "handler in a thread": 5,
 }
 

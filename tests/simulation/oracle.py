@@ -192,7 +192,7 @@ class Oracle(Book):
 
     def handed_over(self, content: bytes, process: Process) -> None:
         """By a work queue: whoever had it before may not begin to send it any more."""
-        body = self._by_content.get(content)
+        body = self.find(content)  # a replay may have changed it
         if body is not None and self._count[body.number] == 1:  # else there may be several copies
             self._holders[body.number] = process
 

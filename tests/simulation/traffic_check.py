@@ -75,7 +75,8 @@ class _Gate(Struct):
 
     def look(self, target: TargetOrigin, now: float) -> str | None:
         """Return what is wrong with the gate of a target for which lanes wait."""
-        if target.gate.limit < self.floor - EPSILON:
+        # A place may be taken for a request that has not started: one more than we see is open.
+        if target.gate.limit < self.floor - 1 - EPSILON:
             return f"GATE-2 the limit is {target.gate.limit:g}, not {self.floor:g} or more"
         is_idle = target.open < target.limit
         if is_idle and self.was_idle:

@@ -115,9 +115,11 @@ class RefusingSome(AcceptingSender):
     def __init__(self, done: asyncio.Event) -> None:
         self._done = done
         self._left = MESSAGES
+        self._to_refuse = set(range(0, MESSAGES, ONE_IN))
 
     def reply_to(self, message: Message, request: int) -> Answer:
-        if request == 1 and int(message.id[-8:]) % ONE_IN == 0:
+        if (number := int(message.id[-8:])) in self._to_refuse:
+            self._to_refuse.discard(number)
             return REFUSED
         self._left -= 1
         if not self._left:

@@ -167,8 +167,14 @@ class SimLink:
         return await self.wire.call(lambda: kind if queue in self._server.queues else None)
 
     async def consume(
-        self, queue: str, prefetch: int, take: Callable[[RabbitMessage], None]
+        self,
+        queue: str,
+        prefetch: int,
+        take: Callable[[RabbitMessage], None],
+        *,
+        exclusive: bool = False,
     ) -> str:
+        assert not exclusive  # no queue of these worlds is strict
         name = f"consumer-{next(self._names)}"
 
         def begin() -> None:

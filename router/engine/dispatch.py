@@ -32,6 +32,7 @@ CLOCK_STEP_SECONDS: Final = 3600.0  # a publication that is further ahead is a w
 KEEPS_FRONT: Final = {OnFailure.BLOCK, OnFailure.PARK}  # nothing overtakes it
 
 Reader = Callable[[bytes], Message]  # raises Malformed
+_Again = dict[tuple[str | None, str], Batch]  # of messages that came again, by pool and group
 
 
 class Unroutable(Struct):
@@ -72,7 +73,7 @@ class Dispatcher:
     ) -> Unroutable:
         """Track what is new and submit it. Return what no pool took."""
         settler, unroutable = batch.settler, Unroutable()
-        again: dict[str, Batch] = {}  # by group: the batch of a message that is here again
+        again: _Again = {}
         jobs: list[Job] = []
         for received in messages:
             try:
@@ -107,7 +108,7 @@ class Dispatcher:
         self,
         received: ReceivedMessage,
         batch: Batch,
-        again: dict[str, Batch],
+        again: _Again,
         read: Reader,
         unroutable: Unroutable,
     ) -> Job | None:
@@ -148,7 +149,7 @@ class Dispatcher:
         arrival, held = registry.track(job)
         if held is job:
             if again:  # behind one of its group: it goes back with that (FIFO-1)
-                job.batch = again.get(job.group, batch)
+                job.batch = again.get((message.pool, job.group), batch)
                 batch.left -= 1
                 job.batch.left += 1
             return job
@@ -232,7 +233,7 @@ class Dispatcher:
         held: Job,
         received: ReceivedMessage,
         batch: Batch,
-        again: dict[str, Batch],
+        again: _Again,
     ) -> None:
         """Settle by the newest hand-over, unless the older one is still good (ROUTE-2)."""
         settler = batch.settler
@@ -240,7 +241,7 @@ class Dispatcher:
             held.settler.release(held)
             held.adopt(settler, received)
             settler.hold([held])
-            again[held.group] = held.batch
+            again[held.message.pool, held.group] = held.batch
             self._registry.supersede()
         elif held.settler is settler:
             self._discard(batch, received)  # its handle lives as long as its connection: a copy

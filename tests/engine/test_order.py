@@ -159,6 +159,27 @@ async def test_what_comes_behind_a_redelivered_message_of_its_group_goes_back_wi
         assert rig.sender.sent == [(0, "a"), (0.5, "x")]
 
 
+@pytest.mark.rule("FIFO-1", "ROUTE-2", "POOL-7")
+async def test_a_redelivered_message_of_another_pool_parts_no_group() -> None:
+    queue = ScriptedQueue(lease_seconds=60)
+    first, second = grouped("a", "b")
+    (other,) = grouped("x", poolCode="Q")
+    sender = failing(SOON)
+    sender.takes_for["x"] = 5.0
+    async with running(pool("P"), pool("Q"), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(handed(other, "old", "1", lease=60))
+        await asyncio.sleep(0.5)
+        queue.hand_over(
+            handed(first, "a", "2", lease=60),
+            handed(other, "new", "1", lease=60),
+            handed(second, "b", "3", lease=60),
+        )
+        await asyncio.sleep(10)
+
+        assert queue.nacked == [(1.5, "a", 4), (1.5, "b", 4)]
+        assert rig.sender.sent == [(0, "x"), (0.5, "a")]
+
+
 @pytest.mark.rule("POOL-7")
 async def test_the_same_group_id_in_another_pool_is_another_group() -> None:
     async with running(pool("P"), pool("Q"), sender=failing(DEFERRED)) as rig:

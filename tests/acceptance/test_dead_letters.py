@@ -116,7 +116,7 @@ async def test_what_does_not_fit_into_a_full_store_stays_in_its_queue(site: Site
     padding = "x" * (MEBIBYTE * 9 // 10)
     async with listening(writing(NOT_FOUND)) as target, site.router() as router:
         for number in range(3):
-            await router.publish([{**message(f"m{number}", target), "padding": padding}])
+            await router.publish([{**message(f"m{number}", target), "payload": padding}])
         await router.logs("a dead letter could not be written")
         warnings = await router.warnings("DEAD_LETTER_STORE")
         letters = await router.letters("CONFIG_ERROR")

@@ -171,5 +171,5 @@ async def test_a_queue_is_named_by_the_environment_and_a_refused_message_comes_a
         await eventually(lambda: len(asked) == 2)
         code = await router.stop()
 
-    assert (code, asked) == (0, ["1", "2"])
+    assert (code, asked) == (0, ["1", "1"])  # a postponed delivery is no failure (WQ-14)
     assert "guest:guest" not in router.output()

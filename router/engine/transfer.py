@@ -236,8 +236,9 @@ class QueueOrder:
     async def _move(self, returns: Sequence[Return]) -> None:
         """Store messages, however long that takes; then remove them from their queue (ORD-7)."""
         delays = reconnect_delays(self._jitter)
-        while returns := self._without_lost(returns):
-            if any(each.job.settler.returns_all for each in returns):
+        while True:
+            returns = self._without_lost(returns)
+            if not returns or any(each.job.settler.returns_all for each in returns):
                 await self._give_back(returns, ReturnReason.STOPPED)
                 return
             try:
@@ -268,9 +269,8 @@ class QueueOrder:
 
     def _item(self, each: Return) -> StoredMessage:
         job, received, message = each.job, each.job.received, each.job.message
-        key = self._store.new_key()
-        if received.broker_id is not None:
-            key = job.key.fingerprint(received.body)  # ORD-8
+        has_id = received.broker_id is not None
+        key = job.key.fingerprint(received.body) if has_id else self._store.new_key()  # ORD-8
         is_early = job.not_before > self._loop.time() or each.reason is ReturnReason.EARLY
         not_before = message.not_before if is_early else None
         publication = Publication(
@@ -290,18 +290,20 @@ class QueueOrder:
 
     def _without_lost(self, returns: Sequence[Return]) -> Sequence[Return]:
         """Let go what was lost meanwhile, and all behind it in its group (ORD-7)."""
-        now, lost, kept = self._loop.time(), set[GroupKey](), list[Return]()
+        now, lost, kept = self._loop.time(), set[GroupKey | None](), list[Return]()
+        dropped: list[Job] = []
         for each in returns:
             job, group = each.job, each.job.stored_in
-            if job in job.settler.held and job.lease_until > now and group not in lost:
+            is_lost = job not in job.settler.held or job.lease_until <= now
+            if not is_lost and (group is None or group not in lost):
                 kept.append(each)
                 continue
-            if group is not None:
-                lost.add(group)
+            lost.add(group)
+            dropped.append(job)
             self._end_move(job)
-            if job in job.settler.held:
-                job.settler.forfeit(job)
-        self._check(lost)
+        self._check(group for group in lost if group is not None)
+        for job in [each for each in dropped if each in each.settler.held]:
+            job.settler.forfeit(job)
         return kept
 
     async def _give_back(self, returns: Sequence[Return], reason: ReturnReason) -> None:

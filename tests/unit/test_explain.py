@@ -15,6 +15,7 @@ from router.core.explain import (
 )
 from router.core.history import Fate, HandOver, Held, MessageHistory, PoolPosition, State, Try
 from router.core.identity import MessageKey
+from router.core.returning import ReturnReason
 from router.core.state import Circuit
 from tests.support.letters import LETTER
 
@@ -248,3 +249,24 @@ def test_a_message_in_its_queue_says_what_is_known_of_it(
     assert (found.situation, found.until) == (Situation.QUEUED, until)
     assert found.text == IN_QUEUE + why
     assert found.notes == ("pool P is full",)
+
+
+@pytest.mark.rule("ORD-6", "OPS-3")
+@pytest.mark.parametrize(
+    ("ended", "text"),
+    [
+        (
+            replace(RETURNED, return_reason=ReturnReason.BEHIND, error="behind m1"),
+            "waits in the order store behind m1",
+        ),
+        (replace(RETURNED, returned_for=30.0, error="HTTP 503"), "(HTTP 503); next try"),
+        (replace(RETURNED, returned_for=1.0), "waits in the order store; due since"),
+    ],
+)
+def test_a_stored_message_says_behind_which_one_it_waits_or_when_it_is_tried(
+    ended: HandOver, text: str
+) -> None:
+    found = after(replace(ended, fate=Fate.STORED))
+
+    assert found.situation is Situation.STORED
+    assert text in found.text

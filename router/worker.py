@@ -381,7 +381,7 @@ def _settings(env: Mapping[str, str]) -> Settings:
 def _check_positive(**given: float | None) -> None:
     """Raise ValueError unless each is more than zero. None: it was not given."""
     for name, value in given.items():
-        if value is not None and not value > 0:
+        if value is not None and not (isinstance(value, int | float) and value > 0):
             raise ValueError(f"{name} must be more than 0, not {value!r}")
 
 

@@ -494,8 +494,8 @@ class DeliveryRunner:
 
     def unblock(self, lane: Lane) -> None:
         """End the wait of the message that stands in front of its group."""
-        job, lane.failed = lane.failed, None
-        if job is not None:
+        failed, lane.failed = lane.failed, None
+        for job in filter(None, [failed]):
             job.state, job.resume_at = State.QUEUED, NEVER
             self.pausing -= 1
 

@@ -414,15 +414,13 @@ class FlowControl:
         now = self._loop.time()
         back: list[Return] = []
         for job in jobs:
-            if self._only_holds:
-                self._hold(job)
-            elif traits.selector is not None:
+            if traits.selector is not None and not self._only_holds:
                 # A full pool is not asked for until it has room, so its messages need not stay
                 # away. If it has room for others, this one comes back when it is its turn.
                 is_full = not self._is_open(_code(job)) and not self._is_choosy(_code(job))
                 full = Return(job, ReturnReason.NO_ROOM, 0.0)
                 back.append(full if is_full else self._defer(job, now, least=MIN_RETURN_SECONDS))
-            elif traits.defers and not self._may_hold(job, now):
+            elif traits.defers and not self._only_holds and not self._may_hold(job, now):
                 back.append(self._defer(job, now, keep_order=traits.ordered_here))
             else:
                 self._hold(job)

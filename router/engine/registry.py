@@ -88,8 +88,8 @@ class InFlightRegistry:
     def count_try(self, job: Job, counts: Counts, now: float) -> None:
         """Count a failed delivery of a message that stays (ORD-1)."""
         counts.record(job.metric, now)
-        if job.pool is not None:
-            job.pool.deliveries.record(job.metric, now)
+        for pool in filter(None, [job.pool]):
+            pool.deliveries.record(job.metric, now)
 
     def hold_untracked(self, received: ReceivedMessage) -> None:
         """Hold a hand-over that is no job: a copy, a follower, or what no pool can take."""

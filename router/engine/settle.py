@@ -444,9 +444,7 @@ class Settler:
         if self.order is None or self.returns_all:
             await self.give_back(returns)
             return
-        returns = [each for each in returns if each.job in self.held]
-        if returns:
-            self.order.add(returns)
+        self.order.add([each for each in returns if each.job in self.held])
 
     async def give_back(self, returns: Sequence[Return]) -> None:
         """Return jobs to their queue, in order, and end them. What stays out comes back later."""

@@ -115,6 +115,19 @@ async def test_a_target_that_asks_for_silence_gets_none_of_two_thousand_messages
         assert rig.letters.letters == []  # none was tried, so none was given up
 
 
+@pytest.mark.rule("GATE-1", "ORD-6")
+async def test_a_target_that_asked_for_silence_is_away_until_its_end() -> None:
+    sender = FakeSender(takes=1)
+    sender.script("a", silence(40))
+    async with running(pool(), sender=sender, queues=[FREE_QUEUE]) as rig:
+        targets = rig.manager.deps.targets
+        assert targets.away_until(OTHER, now()) is None
+        await rig.publish(*alone("a"), queue=FREE_QUEUE)
+        await asyncio.sleep(2)
+
+        assert targets.away_until("http://target.test/hook", now()) == target(rig).gate.closed_until
+
+
 @pytest.mark.rule("GATE-1", "GATE-5")
 async def test_a_short_silence_is_waited_for_here_without_a_worker() -> None:
     sender = FakeSender(takes=1)

@@ -12,20 +12,23 @@ from msgspec.structs import replace
 from router.brokers import BrokerRegistry
 from router.core.config import Ordering, PoolConfig, QueueConfig, RetryPolicy
 from router.core.history import Fate
-from router.core.message import Message, parse
+from router.core.message import Handle, Message, parse
 from router.core.order import MAX_UNSENT_MESSAGES
 from router.core.outcome import Answer, Reply
 from router.core.trace import Span
 from router.engine.transfer import QueueOrder
 from router.ports import (
+    Broker,
     Disconnected,
     OrderLog,
     OrderLogs,
     Publication,
     StoredMessage,
     StoreSize,
+    Unsettled,
 )
 from tests.support.fakes import REFUSED, FakeSender
+from tests.support.passing import PassingBroker
 from tests.support.rig import (
     FREE_QUEUE,
     WALL_AT_START,
@@ -118,6 +121,46 @@ async def parking(
             order=order_store(logs, **facts),
         ) as rig:
             yield rig, logs
+
+
+class HesitantAcks(PassingBroker):
+    """A connection whose first ACK is to be tried again."""
+
+    async def ack(self, handles: Sequence[Handle], *, error: str = "") -> Sequence[Unsettled]:
+        if handles and not self.has_hesitated:
+            self.has_hesitated = True
+            return [Unsettled(each, "not now", stale=False) for each in handles]
+        return await super().ack(handles, error=error)
+
+    has_hesitated = False
+
+
+class Hesitant:
+    """Opens the strict queue with such a connection, and its store as it is."""
+
+    def __init__(self, brokers: BrokerRegistry) -> None:
+        self._brokers = brokers
+        self.open_publisher = brokers.open_publisher
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
+        async with self._brokers.open_queue(queue) as broker:
+            yield HesitantAcks(broker) if queue.uri == PARK.uri else broker
+
+
+@pytest.mark.rule("ORD-6", "BRK-3")
+async def test_what_is_stored_is_removed_from_its_queue_however_often_it_takes() -> None:
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        order = order_store(registry)
+        async with running(
+            pool(), sender=failing(LATER), queues=[PARK], brokers=Hesitant(registry), order=order
+        ) as rig:
+            await rig.publish(*grouped("a"), queue=PARK)
+            await asyncio.sleep(100)
+
+            assert [(round(at, 1), each) for at, each in rig.sender.sent] == [(0, "a"), (46, "a")]
+            assert ended(rig)[Fate.STORED] == 1
+            assert rig.is_empty
 
 
 def order_of(rig: Rig) -> QueueOrder:

@@ -118,7 +118,7 @@ class SoakWorld:
             "messageGroupId": f"g-{number // GROUP_MESSAGES}",
         }
         if kind == "dead":
-            body["note"] = "x" * DEAD_BYTES
+            body["payload"] = "x" * DEAD_BYTES
         return body
 
     async def _answer(self, connection: Connection) -> None:

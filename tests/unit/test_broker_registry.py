@@ -90,6 +90,7 @@ async def test_a_broker_whose_client_is_not_installed_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "aiobotocore.session", None)
+    monkeypatch.delitem(sys.modules, "router.curl.aws", raising=False)
     monkeypatch.delitem(sys.modules, "router.brokers.sqs.client", raising=False)
     monkeypatch.delitem(sys.modules, "router.brokers.sqs.broker", raising=False)
 

@@ -529,6 +529,9 @@ def facts_of(job: Job) -> dict[str, object]:
 
 async def nack_all(returns: Iterable[Return]) -> None:
     """NACK in order; what is settled together goes back in one call."""
+    returns = list(returns)
+    for each in returns:  # now: another connection must not adopt what waits for its turn (ROUTE-2)
+        each.job.state = State.SETTLING
     for settler, together in groupby(returns, key=lambda each: each.job.settler):
         await settler.nack(list(together))
 

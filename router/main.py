@@ -46,6 +46,7 @@ from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules, SyncSta
 from router.engine.controls import Controls
 from router.engine.dead_letters import DeadLetterReplay
 from router.engine.delivery import Mediator, longest_delivery
+from router.engine.groups import GroupDesk
 from router.engine.notifier import Notifier
 from router.engine.periodic import Chore, LoopLag, every, keep_running
 from router.engine.queue_manager import QueueManager, shut_down
@@ -102,7 +103,10 @@ class Router:
         stores = QueueStores(ports.brokers, lambda: manager.applied)
         self.messages = MessageStates(stores, self.lookup, publishing)
         self.batches = Batches(stores, publishing, new_id)
-        self.replays = DeadLetterReplay(store, publishing, wall=time.time, new_id=new_id)
+        self.groups = GroupDesk(manager)
+        self.replays = DeadLetterReplay(
+            store, publishing, wall=time.time, new_id=new_id, groups=self.groups
+        )
         self.reader = StateReader(
             manager,
             breakers,

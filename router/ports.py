@@ -18,7 +18,7 @@ from router.core.history import HandOver
 from router.core.message import UNTRIED, Handle, Message, ReceivedMessage, Tally
 from router.core.notification import Digest
 from router.core.order import GroupKey
-from router.core.outcome import Answer, Ending
+from router.core.outcome import Answer, Ending, Failure
 from router.core.trace import Span
 
 
@@ -95,6 +95,9 @@ class Finish(Struct, frozen=True):
     ending: Ending
     outgoing: tuple[OutgoingMessage, ...] = ()  # only to queues that the finisher takes
     tally: Tally | None = None  # of all its deliveries; None: one request more than before
+    # It was given up, and stays in front of its group until someone decides (ORD-11). Only where
+    # `Traits.holds_letters`; then nothing goes out with it.
+    is_held: bool = False
 
 
 class Finisher(Protocol):
@@ -145,6 +148,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     advice: str | None = None  # what to change at the broker, so that a limit of it does no harm
     acks_per_call: int | None = None  # so many fill a call and wait for no others (BRK-3)
     finisher: Finisher | None = None  # what keeps results; None: the queue keeps nothing (CMD-2)
+    holds_letters: bool = False  # and keeps what was given up in front of its group (`is_held`)
     # What does not fit into its pool (ROUTE-5) is not asked for if there is a selector. It is
     # returned for a while if that costs it nothing, else it waits here.
     selector: PoolSelector | None = None
@@ -324,6 +328,14 @@ class StoredMessage(Struct, frozen=True):
     tally: Tally = UNTRIED
     delay: float = 0.0  # seconds: it is delivered no sooner
     error: str = ""  # why its delivery failed; "": it was no real failure
+    given_up: Failure | None = None  # it is a dead letter, and holds its group (ORD-11)
+
+
+class HeldLetter(Struct, frozen=True):
+    """The message that was given up and holds its group (ORD-11)."""
+
+    message_id: str
+    body: bytes
 
 
 class StoreSize(Struct, frozen=True):
@@ -351,6 +363,18 @@ class OrderLog(Protocol):
         """Return those of the groups of which it has a message."""
 
     async def size(self) -> StoreSize: ...
+
+    async def held_letter(self, group: GroupKey) -> HeldLetter | None:
+        """Return what holds the group back; None: nothing does."""
+
+    async def retry_letter(self, group: GroupKey, message_id: str, body: bytes) -> bool:
+        """Deliver the message that holds the group, as if it were new, with this body.
+
+        Return False if it does not hold the group, or not any more.
+        """
+
+    async def release(self, group: GroupKey, message_id: str) -> bool:
+        """Remove the message that holds the group. Return False if it does not, or not any more."""
 
 
 @runtime_checkable

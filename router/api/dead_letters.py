@@ -247,8 +247,8 @@ async def replay(
 
 @routes.delete("/{letter_id}")
 async def discard(router: CurrentRouter, letter_id: str) -> Discarded:
-    """Delete a dead letter permanently."""
-    if not await router.letters.discard(_number(letter_id)):
+    """Delete a dead letter permanently. A group that it held goes on."""
+    if not await router.replays.discard(_number(letter_id)):
         raise Unknown(NO_SUCH_LETTER)
     return Discarded(discarded=1)
 

@@ -30,6 +30,9 @@ FREED_AT_ONCE: Final = 100  # results, of 64 KiB at most
 DEFAULT_AUDIT_SECONDS: Final = 3600.0
 BATCH_RETENTION_SECONDS: Final = 7 * 86_400.0  # after its completion (CMD-4)
 MAX_ERROR_CHARACTERS: Final = 1024
+# When a message is due that was given up and holds its group (ORD-11): in the year 9999. It counts
+# as never delivered, so that no change of a clock moves it.
+HELD_UNTIL: Final = 253_370_764_800.0
 UNNAMED: Final = "FAILED"  # the code of a failure that has none
 
 T = TypeVar("T")
@@ -139,8 +142,11 @@ def callback_prefix(body: bytes) -> bytes:
 def message_record(message_id: str, row: Row) -> MessageRecord:
     """Return what a row says whose columns have the names of the table, and Unix times."""
     state, error = row["state"], row["last_error"]
+    not_before = row["not_before"]
+    if not_before == HELD_UNTIL:
+        state, not_before = "failed", None
     status = MessageStatus(state.upper().replace("-", "_"))
-    if row["is_delayed"] and row["not_before"] and row["first_claimed_at"] is None:
+    if row["is_delayed"] and not_before and row["first_claimed_at"] is None:
         status = MessageStatus.SCHEDULED
     ending = None
     if state == "succeeded":
@@ -156,7 +162,7 @@ def message_record(message_id: str, row: Row) -> MessageRecord:
         created_at=row["published_at"],
         pool=row["pool"],
         group=row["group_id"],
-        not_before=row["not_before"],
+        not_before=not_before,
         started_at=row["first_claimed_at"],
         ended_at=row["finished_at"],
         worker_id=row["worker_id"],

@@ -89,6 +89,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     retry: RetryPolicy | None = None
     ordering: Ordering | None = None  # None: not given, so that of the pools (ORD-1)
     on_failure: OnFailure | None = None  # None: not given, see `failing`
+    holds_letters: bool = False  # a dead letter holds back its group (ORD-11)
     max_age: float | None = None  # seconds after its publication: a message is not sent later
     envelope: str | None = None  # how bodies are wrapped; None: they are messages (CMD-7)
     routes: tuple[tuple[str, Route], ...] = ()  # where wrapped commands go, by their type

@@ -225,6 +225,7 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
         retry=None if entry.retry is None else _read_policy(entry.retry, notes),
         ordering=None if entry.ordering is None else Ordering(entry.ordering),
         on_failure=None if entry.on_failure is None else OnFailure(entry.on_failure),
+        holds_letters=entry.on_dead_letter == "hold",
         max_age=notes.seconds("maxAgeSeconds", entry.max_age_seconds, MAX_AGE_SECONDS),
         envelope=entry.envelope,
         routes=_read_routes(entry, broker),
@@ -234,16 +235,19 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
 
 def _check_order(entry: _QueueEntry, connections: int | None) -> None:
     """Raise BadEntry if an entry cannot keep the order that it asks for (ORD-1, ORD-2)."""
-    if entry.on_dead_letter == "hold":
-        raise BadEntry("onDeadLetter", "`hold` is not supported yet: leave it out")
     if entry.share:
         raise BadEntry("share", "is not supported yet: leave it out")
     if entry.ordering == "strict":
         if connections is not None and connections > 1:
             text = "must be 1 with `ordering` `strict`: one connection keeps the order"
             raise BadEntry("connections", text)
+        if entry.on_dead_letter == "hold" and entry.on_failure == "skip":
+            text = "`hold` needs a failed message to wait in its group: leave out `onFailure`"
+            raise BadEntry("onDeadLetter", text)
     elif entry.on_failure in ("block", "park"):
         raise BadEntry("onFailure", "needs `ordering` `strict`")
+    elif entry.on_dead_letter == "hold":
+        raise BadEntry("onDeadLetter", "`hold` needs `ordering` `strict`")
 
 
 def _read_routes(entry: _QueueEntry, broker: BrokerFacts) -> tuple[tuple[str, Route], ...]:
@@ -421,6 +425,7 @@ def queue_entry(queue: QueueConfig) -> _QueueEntry:
         retry=_retry_entry(queue.retry),
         ordering=None if queue.ordering is None else queue.ordering.value,
         on_failure=None if queue.on_failure is None else queue.on_failure.value,
+        on_dead_letter="hold" if queue.holds_letters else None,
         envelope="command-bus" if queue.envelope else None,
         routes=routes or None,
     )

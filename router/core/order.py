@@ -6,10 +6,23 @@ from typing import Final
 
 from msgspec import Struct
 
+from router.core.message import DEFAULT_GROUP, Message, Mode
+
 MAX_NAME_CHARACTERS: Final = 100  # that a work queue takes
 MAX_UNSENT_MESSAGES: Final = 1_000  # of a queue that are stored although nothing was sent (ORD-6)
 
-GroupKey = tuple[str, str]  # the pool that messages name, and their group
+# Of a group in the order store: the pool that messages name, and their group.
+GroupKey = tuple[str, str]
+
+
+def group_in_store(message: Message, *, is_parallel: bool = False) -> str | None:
+    """Return the group in whose order a message is stored; None: it is stored alone (ORD-6).
+
+    `is_parallel`: in its pool, messages without a group id depend on no other.
+    """
+    if message.mode is not Mode.BLOCK_ON_ERROR or (message.group is None and is_parallel):
+        return None
+    return message.group or DEFAULT_GROUP
 
 
 def store_name(queue: str) -> str:

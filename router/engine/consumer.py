@@ -247,7 +247,7 @@ class Receiver:
             return
         self.health.last_message = now
         read, settler = await read_ahead(messages), self.settler
-        if settler.order is not None and settler.order.asks_first:
+        if settler.order is not None and settler.asks_first:
             try:
                 await settler.order.look(messages, read)
             except BrokerError as error:  # the messages come again on the next connection
@@ -319,6 +319,11 @@ class QueueConsumer:
             self.receivers.append(
                 Receiver(order.queue, deps, dispatcher, counts, flow, on_ended=ended)
             )
+
+    @property
+    def stored_by(self) -> QueueOrder | None:
+        """What stores its groups; None: its broker holds groups, or they are never stored."""
+        return self.connections[0].settler.order
 
     def start(self) -> None:
         for receiver in self.receivers:

@@ -4,14 +4,15 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.identity import key_of
-from router.core.message import MAX_MESSAGE_BYTES, Malformed, ReceivedMessage, parse
+from router.core.message import MAX_MESSAGE_BYTES, Malformed, Message, ReceivedMessage, parse
 from router.core.replay import TargetChange, replayed_body
 from router.core.returning import GiveUp
 from router.core.warnings import Code, Severity
@@ -19,6 +20,9 @@ from router.engine.alerts import Alerts
 from router.engine.job import Job
 from router.engine.publishing import BrokeOff, QueuePublisher
 from router.ports import BrokerError, Conflict, DeadLetterStore, Publication, StoreError, Unknown
+
+if TYPE_CHECKING:  # it knows the engine, which writes dead letters
+    from router.engine.groups import GroupDesk
 
 log = logging.getLogger(__name__)
 
@@ -134,9 +138,12 @@ class DeadLetterReplay:
         *,
         wall: Callable[[], float],
         new_id: Callable[[], str],
+        groups: "GroupDesk | None" = None,
     ) -> None:
+        """`groups`: of strict queues, whose letters go back to the order store."""
         self._store = store
         self._publishing = publishing
+        self._groups = groups
         self._wall = wall
         self._new_id = new_id
 
@@ -225,11 +232,33 @@ class DeadLetterReplay:
                 stopped.add(group)
                 raise Conflict("it is being replayed right now")
             try:
-                await self._publish(queue, item)
+                if not await self._retry_in_front(kept, order, old, body):
+                    await self._publish(queue, item)
                 await self._store.mark_replayed(letter_id, self._wall())
             except Exception:
                 stopped.add(group)
                 raise
+
+    async def discard(self, letter_id: int) -> bool:
+        """Delete a letter for good; a group that it held goes on. Return False if there is none.
+
+        Raises BrokeOff.
+        """
+        kept = await self._store.get(letter_id)
+        if kept is None:
+            return False
+        with suppress(Malformed, Unknown):  # it can hold nothing
+            queue = self._publishing.queue_named(kept.letter.queue)
+            message = parse(kept.letter.body)
+            await self._release(queue, message, kept.letter.body)
+        return await self._store.discard(letter_id)
+
+    async def _release(self, queue: QueueConfig, message: Message, body: bytes) -> None:
+        if self._groups is not None:
+            try:
+                await self._groups.release_letter(queue, message, body)
+            except BrokerError as error:
+                raise BrokeOff(str(error)) from error
 
     def _queue_named(self, name: str | None) -> QueueConfig | None:
         return None if name is None else self._publishing.queue_named(name)
@@ -248,8 +277,22 @@ class DeadLetterReplay:
             advice = "`to` (--to QUEUE) replays it to another"
             raise Conflict(f"{error}; {advice}") from None
 
+    async def _retry_in_front(
+        self, kept: KeptLetter, order: "_Order", old: Message, body: bytes
+    ) -> bool:
+        """Deliver it once more if it holds its group (ORD-11). Return False if it does not."""
+        if self._groups is None or order.to is not None:
+            return False
+        queue = self._publishing.queue_named(kept.letter.queue)
+        try:
+            return await self._groups.retry_letter(queue, old, kept.letter.body, body)
+        except BrokerError as error:
+            raise BrokeOff(str(error)) from error
+
     async def _publish(self, queue: QueueConfig, item: Publication) -> None:
         try:
+            if self._groups is not None and await self._groups.put_behind(queue, item):
+                return
             (was_new,) = await self._publishing.put(queue, [item])
         except BrokerError as error:
             raise BrokeOff(str(error)) from error

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Final, Protocol
@@ -425,7 +425,7 @@ class DeliveryRunner:
         if isinstance(action, GiveUp):
             _log_failure(job, outcome, f"dead letter {action.reason.value}")
             job.failures = decision.failures
-            if not await job.settler.dead_letter(job, action):
+            if not await self._give_up(lane, job, action):
                 job.failures = failures_before  # its last attempt is made again
                 await self._return_scope(
                     lane, Return(job, ReturnReason.NOT_STORED, error=action.error)
@@ -441,6 +441,17 @@ class DeliveryRunner:
         was_sent = outcome.rule.was_sent
         back = Return(job, action.reason, action.delay, action.error, was_sent=was_sent)
         await self._return_scope(lane, back)
+
+    async def _give_up(self, lane: Lane, job: Job, why: GiveUp) -> bool:
+        """Make a dead letter of a message. Return False if it could not be stored."""
+        settler = job.settler
+        if lane.group is None or not settler.holds_behind(job):
+            return await settler.dead_letter(job, why)
+        job.state = State.SETTLING
+        if not await settler.store(job, why):
+            return False
+        await settler.hold_group(job, _take_behind(lane, job))
+        return True
 
     def _note_failure(self, job: Job, outcome: Outcome, delay: float) -> None:
         """Report a group that makes no progress, once."""
@@ -469,18 +480,16 @@ class DeliveryRunner:
         if takes_group and self._stays_in_front(lane, head):
             self._block(lane, head)
             return
-        mates: list[Job] = []
-        if takes_group:
-            mates += lane.take_scope(head.job.failure_scope)
-            mates += head.job.settler.flow.take_waiting(head.job)
+        mates = _take_behind(lane, head.job) if takes_group else ()
         await nack_all([head, *(behind(each, head) for each in mates)])
 
     def _stays_in_front(self, lane: Lane, head: Return) -> bool:
         """Return whether a failed message waits in front of its group, in this pool."""
         job, order = head.job, head.job.settler.order
+        parks = job.settler.parks
         if lane.group is None or self._stopped or job.lease_until <= self._loop.time():
             return False
-        if order is not None and not head.was_sent and order.stores_no_more_unsent:
+        if parks and order is not None and not head.was_sent and order.stores_no_more_unsent:
             return True
         return job.settler.failing is OnFailure.BLOCK
 
@@ -498,6 +507,11 @@ class DeliveryRunner:
         for job in filter(None, [failed]):
             job.state, job.resume_at = State.QUEUED, NEVER
             self.pausing -= 1
+
+
+def _take_behind(lane: Lane, job: Job) -> Sequence[Job]:
+    """Take out what stands behind a job in its group, as far as they go back together."""
+    return [*lane.take_scope(job.failure_scope), *job.settler.flow.take_waiting(job)]
 
 
 def _log_failure(job: Job, outcome: Outcome, follows: str) -> None:

@@ -81,6 +81,7 @@ class Job(Struct, eq=False):
     error: str = ""  # why it became a dead letter, or was returned
     needs_finish: bool = False  # a plain ACK is not enough: it has a reply, next steps, a result …
     ending: Ending | None = None  # how it ended, if a plain ACK cannot express that
+    is_held: bool = False  # it is a dead letter, and holds its group from now on (ORD-11)
     stored_in: GroupKey | None = None  # while it moves to the order store: its group there
     followers: tuple[Follower, ...] = ()
     extending: bool = False  # its lease, right now

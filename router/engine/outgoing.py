@@ -101,7 +101,13 @@ class OutgoingMessages:
 
         async def settle(some: Sequence[Job]) -> None:
             items = [
-                Finish(job.handle, job.ending or ACCEPTED, self._left.get(job, ()), job.tally)
+                Finish(
+                    job.handle,
+                    job.ending or ACCEPTED,
+                    self._left.get(job, ()),
+                    job.tally,
+                    is_held=job.is_held,
+                )
                 for job in some
             ]
             answers = await connection.finish(finisher, items)
@@ -123,13 +129,14 @@ class OutgoingMessages:
     async def _publish(self, jobs: Sequence[Job], finisher: Finisher | None) -> set[Job]:
         """Return the jobs of which something is left because its queue failed or refused it.
 
-        What the queue can publish in the transaction of the ACK is left to that.
+        What the queue can publish in the transaction of the ACK is left to that. There is no ACK
+        of what stays in its queue.
         """
         unpublished = set[Job]()
         by_queue: dict[QueueConfig, dict[Job, None]] = {}
         for job in jobs:
             for each in self._left.get(job, ()):
-                if finisher is None or not finisher.takes(each.queue):
+                if finisher is None or job.is_held or not finisher.takes(each.queue):
                     by_queue.setdefault(each.queue, {})[job] = None
         for queue, some in by_queue.items():
             failed = await self._in_parts(list(some), partial(self._put, queue))

@@ -252,9 +252,9 @@ class QueueManager:
         log.info("consumer started", extra={"queue": queue.name})
 
     def _order_of(self, queue: QueueConfig) -> QueueOrder | None:
-        """Return the order of a queue whose failed messages park. It outlives its consumers."""
-        deps = self.deps
-        if deps.order is None or queue.failing is not OnFailure.PARK:
+        """Return the order of a queue whose groups may be stored. It outlives its consumers."""
+        deps, is_stored = self.deps, queue.failing is OnFailure.PARK or queue.holds_letters
+        if deps.order is None or not is_stored:
             return None
         order = self._orders.get(queue.name)
         if order is None:

@@ -56,9 +56,10 @@ class Settler:
         order: QueueOrder | None = None,
         on_ended: Callable[[Sequence[Job]], None] | None = None,
     ) -> None:
-        """`order`: of a strict queue. `on_ended` is told what the queue has no more."""
+        """`order`: of a strict queue. `on_ended` is told what its order store has no more."""
         self.queue = queue
         self._on_ended = on_ended
+        self._is_store = on_ended is not None
         self.flow = flow
         self.queue_name = queue.name
         self.retry = queue.retry or deps.default_retry
@@ -72,7 +73,8 @@ class Settler:
         self.holds_groups = False  # its broker holds a group back while one of its messages is out
         # Where a failed message waits; None: as its broker can.
         self.failing = _failing(queue, order)
-        self.order = None if self.failing is not OnFailure.PARK else order  # what parks them
+        # Where groups are stored; None: they never are.
+        self.order = order if self.parks or queue.holds_letters else None
         self.warn = deps.alerts.of(f"Consumer:{queue.name}")
         self.now = asyncio.get_running_loop().time
         self._unwanted: list[ReceivedMessage] = []  # to be returned: it came too late
@@ -93,6 +95,16 @@ class Settler:
         return self._guarded
 
     @property
+    def parks(self) -> bool:
+        """Whether a failed message moves to the order store, with its group (ORD-6)."""
+        return self.failing is OnFailure.PARK
+
+    @property
+    def asks_first(self) -> bool:
+        """Whether another router may have stored groups of what comes now."""
+        return self.order is not None and (self.holds_groups or self.order.asks_first)
+
+    @property
     def is_idle(self) -> bool:
         """Whether the connection may be closed without leaving anything unsettled."""
         return not self.held and not self._is_acking and not self._is_returning
@@ -101,8 +113,10 @@ class Settler:
         self._guarded, self.traits = guarded, guarded.traits
         self.holds_groups = guarded.holds_groups
         if self.holds_groups and self.queue.failing is not OnFailure.SKIP:
-            # Its broker keeps a failed message in front of its group.
-            self.failing = self.order = None
+            # Its broker keeps a failed message in front of its group, and perhaps a dead letter.
+            self.failing = None
+            if not self.queue.holds_letters or self.traits.holds_letters:
+                self.order = None
         if self.order is not None:
             self.order.connected()
         self.renewed.ring()
@@ -361,7 +375,8 @@ class Settler:
     def _remember(self, jobs: Sequence[Job]) -> None:
         """Remember to ACK them at their next hand-over, which their broker will make (BRK-3)."""
         for job in jobs:
-            if self._outgoing.is_left_of(job):  # its reply would never be published
+            # Its reply would never be published, or it would not hold its group.
+            if job.is_held or self._outgoing.is_left_of(job):
                 log.warning("ACK too late: the message will be delivered again", extra=_id(job))
                 continue
             log.warning("ACK too late: the next hand-over will be acknowledged", extra=_id(job))
@@ -407,6 +422,26 @@ class Settler:
         self.ack(job)
         return True
 
+    def holds_behind(self, job: Job) -> bool:
+        """Return whether a dead letter of this job holds its group back (ORD-11)."""
+        if not self.queue.holds_letters or not job.blocks_on_error:
+            return False
+        if self.order is not None:
+            return self.order.key_of(job) is not None
+        # In a work queue, a message without a group depends on no other.
+        return self.traits.holds_letters and (self._is_store or job.message.group is not None)
+
+    async def hold_group(self, letter: Job, behind: Sequence[Job]) -> None:
+        """Hold the group of a dead letter, and return what is here of it (ORD-11)."""
+        letter.is_held = True
+        self.warn(Code.GROUP_HELD, held_text(self.queue_name))
+        returns = [Return(job, ReturnReason.BEHIND, 0.0) for job in behind]
+        if self.order is None:  # its queue does it: all of them stay there
+            self.ack(letter)
+            await nack_all(returns)
+        else:
+            self.order.add([Return(letter, ReturnReason.BEHIND, 0.0), *returns])
+
     async def store(self, job: Job, why: GiveUp) -> bool:
         """Make a dead letter of it. Return False if it could not be stored: nothing was done."""
         if not await self.deps.letters.keep(self.queue, job.received, why, job):
@@ -441,7 +476,7 @@ class Settler:
 
     async def nack(self, returns: Sequence[Return]) -> None:
         """Return jobs in order and end them, or store them. Never fails: see `give_back`."""
-        if self.order is None or self.returns_all:
+        if self.order is None or not self.parks or self.returns_all:
             await self.give_back(returns)
             return
         self.order.add([each for each in returns if each.job in self.held])
@@ -575,6 +610,10 @@ class Settler:
 def _failing(queue: QueueConfig, order: QueueOrder | None) -> OnFailure | None:
     """Return where a failed message waits. Without an order store, what would park blocks."""
     return OnFailure.BLOCK if queue.failing is OnFailure.PARK and order is None else queue.failing
+
+
+def held_text(queue: str) -> str:
+    return f"groups of {queue} are held behind dead letters: see `message-router dead-letters list`"
 
 
 def _id(job: Job) -> dict[str, object]:

@@ -21,7 +21,13 @@ from msgspec.structs import replace
 from router.core.config import QueueConfig
 from router.core.history import State
 from router.core.message import DEFAULT_GROUP, DEFAULT_POOL, Malformed, Message, ReceivedMessage
-from router.core.order import MAX_UNSENT_MESSAGES, GroupKey, StoredGroups, store_name
+from router.core.order import (
+    MAX_UNSENT_MESSAGES,
+    GroupKey,
+    StoredGroups,
+    group_in_store,
+    store_name,
+)
 from router.core.returning import Jitter, ReturnReason, reconnect_delays
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
@@ -53,6 +59,15 @@ class OrderStore(Struct, frozen=True, kw_only=True):
     is_shared: bool = False  # other routers use it, too
     max_bytes: int = 1024**3
 
+    def queue_of(self, queue: QueueConfig) -> QueueConfig:
+        """Return the work queue that stores the groups of a queue."""
+        return QueueConfig(
+            name=queue.name,
+            uri=self.uri_of(store_name(queue.name)),
+            retry=queue.retry,
+            holds_letters=queue.holds_letters,
+        )
+
 
 class QueueOrder:
     """The order of one strict queue. It outlives the consumers of the queue."""
@@ -68,8 +83,7 @@ class QueueOrder:
         alerts: Alerts,
         jitter: Jitter,
     ) -> None:
-        uri = store.uri_of(store_name(queue.name))
-        self.queue = QueueConfig(name=queue.name, uri=uri, retry=queue.retry)  # in the store
+        self.queue = store.queue_of(queue)
         self.groups = StoredGroups()
         self.size = StoreSize()  # at the last look
         self.is_stuck = False  # the store is away, or full
@@ -92,7 +106,7 @@ class QueueOrder:
 
     def change(self, queue: QueueConfig) -> None:
         """Take over what the configuration says of the queue now."""
-        self.queue = replace(self.queue, retry=queue.retry)
+        self.queue = replace(self.queue, retry=queue.retry, holds_letters=queue.holds_letters)
 
     @property
     def messages(self) -> int:
@@ -174,12 +188,13 @@ class QueueOrder:
         for each in returns:
             job = each.job
             job.state, job.resume_at = State.SETTLING, now  # that keeps its lease alive
-            job.returned_for, job.return_reason = each.delay, each.reason
-            job.ending, job.needs_finish = None, False
+            if not job.is_held:  # else it is a dead letter, and ends as one
+                job.returned_for, job.return_reason = each.delay, each.reason
+                job.ending, job.needs_finish = None, False
             job.stored_in = self._group_in_store(job)
             if job.stored_in is not None:
                 first = self.groups.begin(job.stored_in, job.message.id)
-                if each.reason is ReturnReason.BEHIND:
+                if each.reason is ReturnReason.BEHIND and not job.is_held:
                     job.error = f"behind {first}" if first else "behind others of its group"
             self._unsent += not each.was_sent
         self._pending.append(returns)
@@ -191,6 +206,24 @@ class QueueOrder:
         """Return the group in whose order it is stored; None: it is stored alone (ORD-6)."""
         key = self.key_of(job)
         return key if job.blocks_on_error or key in self.groups else None
+
+    async def put(self, item: Publication) -> None:
+        """Store a message behind its group: a dead letter is replayed. Raises BrokerError."""
+        message = item.message
+        pool = self._pools.find(message.pool or DEFAULT_POOL)
+        is_parallel = pool is not None and pool.config.parallel_ungrouped
+        group = group_in_store(message, is_parallel=is_parallel)
+        key = None if group is None else (message.pool or DEFAULT_POOL, group)
+        if key is not None:
+            self.groups.begin(key, message.id)
+        try:
+            async with self._open() as order_log:
+                await self._make_sure_of_room(order_log)
+                self._added += await order_log.append([StoredMessage(item, group)])
+        finally:
+            if key is not None:
+                self.groups.end(key)
+                self._check({key})
 
     def note_ended(self, jobs: Sequence[Job]) -> None:
         """Note that these messages have left the store: accepted, or dead letters."""
@@ -279,13 +312,18 @@ class QueueOrder:
         waits = not is_early and each.reason is not ReturnReason.BEHIND  # the others follow it
         delay = each.delay if waits else 0.0
         group = None if job.stored_in is None else job.stored_in[1]
-        return StoredMessage(publication, group, job.tally, delay, each.error)
+        given_up = job.ending.failure if job.is_held and job.ending is not None else None
+        error = each.error if given_up is None else job.error
+        return StoredMessage(publication, group, job.tally, delay, error, given_up)
 
     def _arrived(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             job.resume_at = NEVER
             self._end_move(job)
-        for settler, together in groupby(jobs, key=lambda job: job.settler):
+        for job in [job for job in jobs if job.is_held]:
+            job.settler.ack(job)
+        moved = [job for job in jobs if not job.is_held]
+        for settler, together in groupby(moved, key=lambda job: job.settler):
             settler.ack_stored(list(together))
 
     def _without_lost(self, returns: Sequence[Return]) -> Sequence[Return]:
@@ -309,7 +347,7 @@ class QueueOrder:
     async def _give_back(self, returns: Sequence[Return], reason: ReturnReason) -> None:
         """Return messages to their queue, in order (ORD-10)."""
         for each in returns:
-            each.job.resume_at = NEVER
+            each.job.resume_at, each.job.is_held = NEVER, False
             self._end_move(each.job)
         for settler, together in groupby(returns, key=lambda each: each.job.settler):
             await settler.give_back([Return(each.job, reason) for each in together])

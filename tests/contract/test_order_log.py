@@ -11,7 +11,20 @@ from msgspec import Struct
 from router.brokers import BrokerRegistry
 from router.core.config import QueueConfig
 from router.core.message import ReceivedMessage, Tally, parse
-from router.ports import Broker, Nack, OrderLog, Publication, QueueRefused, StoredMessage
+from router.core.outcome import Ending, Failure
+from router.ports import (
+    Broker,
+    Cancellation,
+    Finish,
+    HeldLetter,
+    MessageStatus,
+    MessageStore,
+    Nack,
+    OrderLog,
+    Publication,
+    QueueRefused,
+    StoredMessage,
+)
 from tests.contract.postgres_place import PostgresPlace
 
 pytestmark = pytest.mark.anyio
@@ -22,6 +35,7 @@ class LogSite(Struct, frozen=True):
 
     log: OrderLog
     broker: Broker
+    store: MessageStore
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
@@ -38,7 +52,10 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         registry.open_queue(queue) as broker,
         registry.open_order_log(queue) as order_log,
     ):
-        yield LogSite(order_log, broker)
+        opening = registry.open_store(queue)
+        assert opening is not None
+        async with opening as store:
+            yield LogSite(order_log, broker, store)
 
 
 def stored(message_id: str, group: str | None = "g", **facts: Any) -> StoredMessage:
@@ -117,6 +134,121 @@ async def test_the_store_knows_how_much_it_has(site: LogSite) -> None:
 
     assert (size.messages, size.bytes) == (2, sum(len(item.publication.body) for item in items))
     assert 0 <= size.oldest_seconds < 60
+
+
+GONE = Failure("HTTP_410", "gone", 410)
+IN_FRONT = ("P", "g")
+
+
+def body_of(message_id: str) -> bytes:
+    return stored(message_id).publication.body
+
+
+async def give_up(site: LogSite, received: ReceivedMessage) -> None:
+    """Let this message hold its group: it is a dead letter."""
+    finisher = site.broker.traits.finisher
+    assert finisher is not None
+    finish = Finish(received.handle, Ending(GONE), (), Tally(3, 7), is_held=True)
+    assert await finisher.finish([finish]) == []
+
+
+@pytest.mark.rule("ORD-11")
+async def test_a_letter_holds_back_what_is_behind_it_and_no_other_group(site: LogSite) -> None:
+    await site.log.append([stored("a"), stored("b"), stored("x", "h")])
+    first, second, other = await site.broker.receive(10)
+
+    await give_up(site, first)
+    await site.broker.nack([Nack(second.handle)])
+    await site.broker.ack([other.handle])
+    await site.log.append([stored("c"), stored("y", "h")])
+
+    assert ids(await site.broker.receive(10)) == ["y"]
+    assert await site.log.held_letter(IN_FRONT) == HeldLetter("a", body_of("a"))
+    assert await site.log.held_letter(("P", "h")) is None
+    assert await site.log.which_are_stored([IN_FRONT]) == [IN_FRONT]
+    depth = await site.broker.depth()
+    assert depth is not None
+    assert depth.due == 0
+
+
+@pytest.mark.rule("ORD-11")
+async def test_a_letter_that_is_retried_comes_first_and_as_if_it_were_new(site: LogSite) -> None:
+    await site.log.append([stored("a"), stored("b")])
+    first, second = await site.broker.receive(10)
+    await give_up(site, first)
+    await site.broker.nack([Nack(second.handle)])
+
+    changed = msgspec.json.encode(msgspec.json.decode(body_of("a")) | {"payload": {"n": 1}})
+    assert not await site.log.retry_letter(IN_FRONT, "b", changed)
+    assert await site.log.retry_letter(IN_FRONT, "a", changed)
+    assert not await site.log.retry_letter(IN_FRONT, "a", changed)  # it holds it no more
+
+    messages = await site.broker.receive(10)
+    assert ids(messages) == ["a", "b"]
+    assert messages[0].body == changed
+    assert messages[0].tally == Tally(0, 0)
+    assert await site.log.held_letter(IN_FRONT) is None
+
+
+@pytest.mark.rule("ORD-11")
+async def test_a_released_group_goes_on_behind_its_letter(site: LogSite) -> None:
+    await site.log.append([stored("a"), stored("b")])
+    first, second = await site.broker.receive(10)
+    await give_up(site, first)
+    await site.broker.nack([Nack(second.handle)])
+
+    assert not await site.log.release(IN_FRONT, "b")
+    assert await site.log.release(IN_FRONT, "a")
+    assert not await site.log.release(IN_FRONT, "a")
+
+    (second,) = await site.broker.receive(10)
+    assert ids([second]) == ["b"]
+    await site.broker.ack([second.handle])
+    assert await site.log.which_are_stored([IN_FRONT]) == []
+    assert await site.log.append([stored("a")]) == 1  # it may come again
+
+
+@pytest.mark.rule("ORD-11")
+async def test_a_letter_can_be_stored_in_front_of_its_group(site: LogSite) -> None:
+    letter = stored("a", given_up=GONE, tally=Tally(1, 1), error="gone")
+    assert await site.log.append([letter, stored("b"), stored("x", "h")]) == 3
+    assert await site.log.append([letter]) == 0  # its ACK was lost
+
+    assert ids(await site.broker.receive(10)) == ["x"]
+    assert await site.log.held_letter(IN_FRONT) == HeldLetter("a", body_of("a"))
+    assert await site.log.release(IN_FRONT, "a")
+    assert ids(await site.broker.receive(10)) == ["b"]
+
+
+@pytest.mark.rule("ORD-11", "CMD-2")
+async def test_a_letter_that_holds_its_group_has_failed_and_cannot_be_cancelled(
+    site: LogSite,
+) -> None:
+    await site.log.append([stored("a"), stored("b")])
+    await give_up(site, (await site.broker.receive(10))[0])
+
+    for _ in range(2):
+        record = await site.store.find("a")
+        assert record is not None
+        assert record.status is MessageStatus.FAILED
+        assert record.ending == Ending(GONE)
+        assert (record.failures, record.requests, record.not_before) == (3, 7, None)
+        assert await site.store.cancel("a") is Cancellation.TOO_LATE
+        await site.log.release(IN_FRONT, "a")
+
+
+@pytest.mark.rule("ORD-11")
+async def test_a_lease_that_was_lost_holds_nothing(site: LogSite) -> None:
+    await site.log.append([stored("a"), stored("b")])
+    (first, _) = await site.broker.receive(10)
+    await site.broker.nack([Nack(first.handle)])
+    finisher = site.broker.traits.finisher
+    assert finisher is not None
+
+    (unsettled,) = await finisher.finish([Finish(first.handle, Ending(GONE), is_held=True)])
+
+    assert unsettled.stale
+    assert await site.log.held_letter(IN_FRONT) is None
 
 
 @pytest.mark.rule("ORD-6")

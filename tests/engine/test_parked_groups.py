@@ -96,6 +96,9 @@ class _Recorded:
         self.unsettled_groups = order_log.unsettled_groups
         self.which_are_stored = order_log.which_are_stored
         self.size = order_log.size
+        self.held_letter = order_log.held_letter
+        self.retry_letter = order_log.retry_letter
+        self.release = order_log.release
         self._log = order_log
         self._faulty = faulty
 

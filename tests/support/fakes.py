@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
@@ -110,6 +110,8 @@ class FakeLetters:
     letters: list[DeadLetter] = field(default_factory=list)
     broken: bool = False
     takes: float = 0.0
+    replayed: dict[int, float] = field(default_factory=dict)  # by id: place in the list, from 1
+    discarded: list[int] = field(default_factory=list)
 
     async def put(self, letter: DeadLetter) -> None:
         if self.takes:
@@ -129,7 +131,9 @@ class FakeLetters:
         raise NotImplementedError
 
     async def get(self, letter_id: int) -> KeptLetter | None:
-        raise NotImplementedError
+        if letter_id in self.discarded or not 0 < letter_id <= len(self.letters):
+            return None
+        return KeptLetter(letter_id, self.letters[letter_id - 1], self.replayed.get(letter_id))
 
     async def latest_of(self, message_id: str) -> KeptLetter | None:
         found = (
@@ -140,13 +144,14 @@ class FakeLetters:
         return next(found, None)
 
     def replaying(self, letter_id: int) -> AbstractAsyncContextManager[bool]:
-        raise NotImplementedError
+        return nullcontext(letter_id > 0)
 
     async def mark_replayed(self, letter_id: int, at: float) -> None:
-        raise NotImplementedError
+        self.replayed[letter_id] = at
 
     async def discard(self, letter_id: int) -> bool:
-        raise NotImplementedError
+        self.discarded.append(letter_id)
+        return True
 
 
 REFUSAL_SECONDS = 0.005

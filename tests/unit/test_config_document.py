@@ -412,6 +412,7 @@ def test_the_order_of_a_queue_is_read_and_written() -> None:
         "queueUri": "amqp://host/?queue=q",
         "ordering": "strict",
         "onFailure": "park",
+        "onDeadLetter": "hold",
     }
     document = read({"queues": [entry], "connections": 4, "processingPools": []})
 
@@ -419,6 +420,7 @@ def test_the_order_of_a_queue_is_read_and_written() -> None:
     (queue,) = document.config.queues
     assert queue.is_strict
     assert queue.failing is OnFailure.PARK
+    assert queue.holds_letters
     assert queue.connections == 1  # whatever the default is (ORD-2)
     assert as_document(document.config)["queues"] == [entry | {"connections": 1}]
 
@@ -451,7 +453,12 @@ def test_a_failed_message_of_a_strict_queue_is_parked_unless_told_otherwise(
         ({"ordering": "random"}, "ordering", "not one of"),
         ({"onFailure": "park"}, "onFailure", "needs `ordering` `strict`"),
         ({"ordering": "batch", "onFailure": "block"}, "onFailure", "needs `ordering` `strict`"),
-        ({"ordering": "strict", "onDeadLetter": "hold"}, "onDeadLetter", "not supported yet"),
+        ({"onDeadLetter": "hold"}, "onDeadLetter", "needs `ordering` `strict`"),
+        (
+            {"ordering": "strict", "onFailure": "skip", "onDeadLetter": "hold"},
+            "onDeadLetter",
+            "leave out `onFailure`",
+        ),
         ({"ordering": "strict", "share": True}, "share", "not supported yet"),
         ({"share": "yes"}, "share", "Expected"),
     ],

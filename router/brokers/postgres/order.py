@@ -1,14 +1,23 @@
 """The order store of one queue in PostgreSQL (ORD-4 to ORD-8)."""
 
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 from router.brokers.postgres.database import PostgresDatabase
-from router.brokers.postgres.work_queue import optional_text, text
-from router.brokers.work_queue import MAX_ERROR_CHARACTERS, payload_size
+from router.brokers.postgres.work_queue import (
+    FINISH,
+    ending_columns,
+    optional_text,
+    outgoing_columns,
+    text,
+)
+from router.brokers.work_queue import HELD_UNTIL, MAX_ERROR_CHARACTERS, no_sinks, payload_size
 from router.core.message import DEFAULT_POOL, HIGHEST_PRIORITY
 from router.core.order import GroupKey
-from router.ports import StoredMessage, StoreSize
+from router.core.outcome import Ending, Failure
+from router.ports import Finish, HeldLetter, StoredMessage, StoreSize
+
+_STORED_AS_HELD: Final = 0
 
 # As the function `publish` does it. On its own: it changes nothing that a lost append could need.
 _FORGET: Final = """
@@ -22,20 +31,20 @@ WHERE message.queue = $1 AND message.identity = item.identity
 _APPEND: Final = """
 INSERT INTO message_router.queue_messages (
     queue, message_id, identity, pool, group_id, priority, body, not_before, correlation_id,
-    payload_size, attempts, posts, run_after, last_error
+    payload_size, attempts, posts, run_after, last_error, lease_token, error_code, http_status
 )
 SELECT $1, item.message_id, item.identity, item.pool, item.group_id, item.priority, item.body,
        to_timestamp(item.not_before), item.correlation_id, item.payload_size, item.attempts,
        item.posts,
        CASE WHEN item.delay > 0 THEN clock_timestamp() + make_interval(secs => item.delay) END,
-       nullif(item.error, '')
+       nullif(item.error, ''), item.token, item.code, item.status
 FROM unnest(
          $2::text[], $3::text[], $4::text[], $5::text[], $6::smallint[], $7::bytea[],
          $8::float8[], $9::text[], $10::integer[], $11::integer[], $12::integer[], $13::float8[],
-         $14::text[]
+         $14::text[], $15::bigint[], $16::text[], $17::integer[]
      ) WITH ORDINALITY AS item (
          message_id, identity, pool, group_id, priority, body, not_before, correlation_id,
-         payload_size, attempts, posts, delay, error, number
+         payload_size, attempts, posts, delay, error, token, code, status, number
      )
 ORDER BY item.number
 ON CONFLICT DO NOTHING
@@ -61,6 +70,32 @@ SELECT count(*) AS messages, coalesce(sum(length(body)), 0)::bigint AS bytes,
 FROM message_router.queue_messages WHERE queue = $1 AND finished_at IS NULL
 """
 
+# The first message of each lane of the group, if it was given up and holds the group (ORD-11).
+_HELD: Final = f"""
+SELECT first.* FROM (VALUES (false), (true)) AS tier (high) CROSS JOIN LATERAL (
+    SELECT id, message_id, group_id, pool, body, lease_token, last_error, error_code, http_status,
+           run_after
+    FROM message_router.queue_messages
+    WHERE queue = $1 AND finished_at IS NULL AND high_priority = tier.high
+      AND group_key = hashtextextended(length($2)::text || ' ' || $2 || ' ' || $3, 0)
+    ORDER BY id LIMIT 1
+) AS first
+WHERE first.run_after = to_timestamp({HELD_UNTIL}) AND first.pool = $2 AND first.group_id = $3
+LIMIT 1
+"""  # noqa: S608  a number
+_RETRY: Final = f"""
+WITH due AS (
+    UPDATE message_router.queue_messages
+    SET run_after = NULL, not_before = NULL, lease_token = NULL, attempts = 0, posts = 0,
+        last_error = NULL, error_code = NULL, http_status = NULL, body = $2
+    WHERE id = $1 AND finished_at IS NULL AND run_after = to_timestamp({HELD_UNTIL})
+    RETURNING id, queue, group_key
+), changed AS (
+    INSERT INTO message_router.queue_changes (queue, group_key) SELECT queue, group_key FROM due
+)
+SELECT id FROM due
+"""  # noqa: S608  a number
+
 
 class PostgresOrderLog:
     def __init__(self, database: PostgresDatabase, name: str, dedup_window: float) -> None:
@@ -82,13 +117,20 @@ class PostgresOrderLog:
             # Its group is one lane, whatever is in it.
             [min(message.level, HIGHEST_PRIORITY - 1) for message in messages],
             [item.publication.body for item in items],
-            [item.publication.not_before for item in items],
+            [
+                item.publication.not_before if item.given_up is None else HELD_UNTIL
+                for item in items
+            ],
             [optional_text(message.correlation_id) for message in messages],
             [payload_size(message) for message in messages],
             [item.tally.failures for item in items],
             [item.tally.requests for item in items],
             [item.delay for item in items],
             [text(item.error[:MAX_ERROR_CHARACTERS]) for item in items],
+            # As if it had been claimed once: `finish` ends it with this token.
+            [None if item.given_up is None else _STORED_AS_HELD for item in items],
+            [None if item.given_up is None else text(item.given_up.code) for item in items],
+            [None if item.given_up is None else item.given_up.http_status for item in items],
         )
         self._database.signal(self._name).ring()
         return len(rows)
@@ -106,3 +148,38 @@ class PostgresOrderLog:
     async def size(self) -> StoreSize:
         (row,) = await self._database.call(_SIZE, self._name)
         return StoreSize(row["messages"], row["bytes"], row["oldest"])
+
+    async def held_letter(self, group: GroupKey) -> HeldLetter | None:
+        for row in await self._held(group):
+            return HeldLetter(row["message_id"], row["body"])
+        return None
+
+    async def retry_letter(self, group: GroupKey, message_id: str, body: bytes) -> bool:
+        for row in await self._held(group, message_id):
+            done = await self._database.call(_RETRY, row["id"], body)
+            self._database.signal(self._name).ring()
+            return bool(done)
+        return False
+
+    async def release(self, group: GroupKey, message_id: str) -> bool:
+        for row in await self._held(group, message_id):
+            why = Failure(row["error_code"], row["last_error"] or "", row["http_status"])
+            end = Finish(None, Ending(why))
+            lost = await self._database.call(
+                FINISH,
+                [row["id"]],
+                [row["lease_token"]],
+                *ending_columns([end]),
+                self._dedup_window,
+                *outgoing_columns([()], no_sinks),
+            )
+            self._database.signal(self._name).ring()
+            return not lost
+        return False
+
+    async def _held(self, group: GroupKey, message_id: str | None = None) -> Sequence[Any]:
+        """Return the message that holds the group, if there is one; or only if it is this one."""
+        pool, name = group
+        rows = await self._database.call(_HELD, self._name, text(pool), text(name))
+        wanted = None if message_id is None else text(message_id)
+        return [row for row in rows if wanted in (None, row["message_id"])]

@@ -13,6 +13,7 @@ from router.brokers.postgres.work_queue import (
     text,
 )
 from router.brokers.work_queue import (
+    HELD_UNTIL,
     Sinks,
     batch_conflict,
     batch_record,
@@ -46,14 +47,15 @@ FROM (
 ) AS message
 LEFT JOIN message_router.queue_batches AS batch ON batch.number = message.batch
 """
-_CANCELLABLE: Final = """
+_CANCELLABLE: Final = f"""
 SELECT count(*) AS known,
        count(*) FILTER (WHERE finished_at IS NULL) AS unsettled,
        max(id) FILTER (WHERE finished_at IS NULL) AS id,
-       max(state) FILTER (WHERE finished_at IS NULL) AS state,
+       max(CASE WHEN not_before = to_timestamp({HELD_UNTIL}) THEN 'failed' ELSE state END)
+           FILTER (WHERE finished_at IS NULL) AS state,
        (array_agg(body) FILTER (WHERE finished_at IS NULL))[1] AS body
 FROM message_router.queue_messages WHERE message_id = $2 AND queue = $1
-"""
+"""  # noqa: S608  a number
 _CANCEL: Final = f"SELECT message_router.cancel({places(16)}) AS is_done"
 _ADD_TO_BATCH: Final = f"SELECT * FROM message_router.add_to_batch({places(19)})"  # noqa: S608  numbers
 _FIND_BATCH: Final = """

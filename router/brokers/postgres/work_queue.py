@@ -13,6 +13,7 @@ from router.brokers.kit.consuming import ClaimedBatch, LongPoll
 from router.brokers.postgres.database import PostgresDatabase
 from router.brokers.work_queue import (
     FREED_AT_ONCE,
+    HELD_UNTIL,
     MAX_ERROR_CHARACTERS,
     Lease,
     ResultLimit,
@@ -65,7 +66,7 @@ SELECT claimed.*, (
 )
 FROM message_router.claim($1, $2, $3, $4, $5, $6, $7) AS claimed
 """
-_FINISH: Final = f"SELECT message_router.finish({places(22)}) AS position"
+FINISH: Final = f"SELECT message_router.finish({places(22)}) AS position"
 # The same, with results of messages that are kept for them. $3 and $4 are results and omissions.
 _OF_KEPT: Final = """
 FROM (
@@ -76,7 +77,7 @@ FROM (
          LEFT JOIN message_router.queue_messages AS message USING (id)
 ) AS kept
 """
-_FINISH_WITH_RESULTS: Final = _FINISH.replace("$3, $4", "kept.results, kept.omitted") + _OF_KEPT
+_FINISH_WITH_RESULTS: Final = FINISH.replace("$3, $4", "kept.results, kept.omitted") + _OF_KEPT
 _RESULT_BYTES: Final = (
     "SELECT coalesce(sum(octet_length(result)), 0)::bigint AS size"
     " FROM message_router.queue_messages"
@@ -103,6 +104,32 @@ FROM unnest($1::bigint[], $2::bigint[], $3::float8[], $4::integer[], $5::integer
     WITH ORDINALITY AS item (id, token, delay, attempts, posts, error, place)
 WHERE NOT message_router.nack(id, token, delay, attempts, posts, error)
 """
+# The token stays: `finish` ends the message by it, once someone has decided.
+_HOLD: Final = f"""
+WITH asked AS (
+    SELECT * FROM unnest(
+        $1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::integer[], $6::integer[],
+        $7::integer[]
+    ) WITH ORDINALITY AS item (id, token, code, error, status, failures, requests, place)
+), done AS (
+    UPDATE message_router.queue_messages AS message
+    SET state = 'ready', run_after = to_timestamp({HELD_UNTIL}),
+        not_before = to_timestamp({HELD_UNTIL}), lease_until = NULL, deliveries = 0,
+        attempts = coalesce(failures, attempts), posts = coalesce(requests, posts),
+        last_error = error, error_code = code, http_status = status
+    FROM asked
+    WHERE message.id = asked.id AND message.lease_token = asked.token AND finished_at IS NULL
+    RETURNING message.id, queue, group_key, worker_id, error, place
+), changed AS (
+    INSERT INTO message_router.queue_changes (queue, group_key)
+    SELECT DISTINCT queue, group_key FROM done
+), noted AS (
+    INSERT INTO message_router.queue_audit (id, queue, state, worker_id, error)
+    SELECT done.id, done.queue, 'held', done.worker_id, done.error
+    FROM done JOIN message_router.queues USING (queue) WHERE queues.audit > 0
+)
+SELECT (place - 1)::integer AS position FROM asked WHERE place NOT IN (SELECT place FROM done)
+"""  # noqa: S608  a number
 _EXTEND: Final = "SELECT message_router.extend($1, $2, $3) AS position"
 _END_LEASES: Final = "SELECT message_router.end_leases($1, $2)"
 _DEPTH: Final = "SELECT * FROM message_router.depth($1, $2)"
@@ -143,7 +170,7 @@ class PostgresQueue:
         self._results = results
         self._claim = _CLAIM_DATED if is_dated else _CLAIM
         self._pools: PoolFilter | None = None  # that claims ask for; None: all
-        self.traits = Traits(ordered_here=False, finisher=self, selector=self, published_here=True)
+        self.traits = Traits(finisher=self, selector=self, holds_letters=True, published_here=True)
         self._signal = database.signal(name)
         self._pause = FIRST_POLL_SECONDS
         self._poll = LongPoll(self._signal)
@@ -225,9 +252,22 @@ class PostgresQueue:
         return self._sinks(queue) is not None
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
-        unsettled = await self._finish(items)
+        held = [item for item in items if item.is_held]
+        unsettled = await self._hold(held) if held else ()
+        if len(held) < len(items):
+            ended = await self._finish([item for item in items if not item.is_held])
+            unsettled = [*unsettled, *ended]
         self._signal.ring()
         return unsettled
+
+    async def _hold(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
+        """Let messages that were given up hold their groups (ORD-11)."""
+        leases = [cast("Lease", item.handle) for item in items]
+        _, _, codes, errors, statuses, failures, requests = ending_columns(items)
+        rows = await self._database.call(
+            _HOLD, *_columns(leases), codes, errors, statuses, failures, requests
+        )
+        return stale(leases, [row["position"] for row in rows])
 
     async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
         leases = [cast("Lease", item.handle) for item in items]
@@ -265,7 +305,7 @@ class PostgresQueue:
             item.ending.result is not None or item.ending.result_omitted for item in items
         )
         rows = await self._database.call(
-            _FINISH_WITH_RESULTS if has_results else _FINISH,
+            _FINISH_WITH_RESULTS if has_results else FINISH,
             *_columns(leases),
             *endings,
             self._dedup_window,

@@ -360,7 +360,7 @@ WHERE id IN (SELECT value FROM json_each(:ids));
 -- name: cancellable
 -- The messages of that id: how many, and of those that are unsettled how many, and which.
 SELECT count(*), count(iif(finished_at IS NULL, 1, NULL)), max(iif(finished_at IS NULL, id, NULL)),
-       max(iif(finished_at IS NULL, state, NULL))
+       max(iif(finished_at IS NULL, iif(not_before = :held_until, 'failed', state), NULL))
 FROM queue_entries INDEXED BY by_message_id CROSS JOIN queue_progress USING (id, queue)
 WHERE message_id = :message_id AND queue = :queue;
 
@@ -529,6 +529,55 @@ SET attempts = value ->> 1,
     last_error = nullif(value ->> 4, '')
 FROM json_each(:tallies)
 WHERE queue_progress.id = value ->> 0;
+
+-- name: hold
+-- These messages were given up, and stay in front of their groups (ORD-11). The negative token says that
+-- they were settled with this lease.
+UPDATE queue_progress
+SET state = 'ready',
+    wakes_at = :held_until,
+    wait_seconds = NULL,
+    lease_token = -lease_token,
+    offered_to = NULL,
+    deliveries = 0,
+    attempts = coalesce(value ->> 4, attempts),
+    posts = coalesce(value ->> 5, posts),
+    last_error = value ->> 6
+FROM json_each(:endings)
+WHERE queue_progress.id = value ->> 0;
+
+-- name: keep_held
+UPDATE queue_entries SET not_before = :held_until, error_code = value ->> 7, http_status = value ->> 8
+FROM json_each(:endings)
+WHERE queue_entries.id = value ->> 0;
+
+-- name: held_letter
+-- Of a group, the message that holds it: id and message id. It is the first one of its lane.
+SELECT entry.id, message_id
+FROM queue_groups CROSS JOIN (SELECT 0 AS value UNION ALL SELECT 1) AS tier
+    CROSS JOIN queue_entries AS entry ON entry.id = (
+        SELECT progress.id FROM queue_progress AS progress INDEXED BY lanes
+        WHERE group_number = number AND high_priority = tier.value
+          AND progress.queue = :queue AND finished_at IS NULL
+        ORDER BY progress.id LIMIT 1
+    )
+WHERE queue_groups.queue = :queue AND queue_groups.pool = :pool AND queue_groups.group_id = :group
+  AND not_before = :held_until
+LIMIT 1;
+
+-- name: retry_letter
+UPDATE queue_progress
+SET wakes_at = NULL, lease_token = NULL, attempts = 0, posts = 0, last_error = NULL, size = :size
+WHERE id = :id;
+
+-- name: forget_letter
+UPDATE queue_entries SET not_before = NULL, error_code = NULL, http_status = NULL WHERE id = :id;
+
+-- name: replace_body
+UPDATE queue_bodies SET body = :body WHERE id = :id;
+
+-- name: release_letter
+UPDATE queue_progress SET state = 'failed', wakes_at = NULL, finished_at = :now WHERE id = :id;
 
 -- name: unsettled_groups
 SELECT pool, group_id FROM queue_groups

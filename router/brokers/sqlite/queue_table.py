@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from router.brokers.sqlite.connection import QUERIES
 from router.brokers.work_queue import (
     BATCH_RETENTION_SECONDS,
+    HELD_UNTIL,
     MAX_ERROR_CHARACTERS,
     Lease,
     duplicate,
@@ -25,7 +26,7 @@ from router.brokers.work_queue import (
 )
 from router.core.identity import dedup_key_of
 from router.core.message import DEFAULT_POOL, HIGHEST_PRIORITY, Tally
-from router.core.outcome import ACCEPTED
+from router.core.outcome import ACCEPTED, Ending
 from router.ports import Finish, PoolFilter, Publication, Receipt, StoredMessage
 
 WOKEN_AT_ONCE: Final = 1000  # delays, and leases, that one claim ends
@@ -121,10 +122,14 @@ class QueueTable(Struct, frozen=True):
             self.insert(db, [(row, item.publication.body) for item, row in added])
             tallies = [_tally_row(row.id, item) for item, row in added]
             db.execute(QUERIES["keep_tallies"], {"tallies": to_json(tallies)})
+            held = [_letter_row(row.id, item) for item, row in added if item.given_up is not None]
+            if held:
+                self.hold(db, held)
         return len(added)
 
     def _row_of_stored(self, item: StoredMessage, key: str, now: float) -> NewMessage:
         message = item.publication.message
+        wakes_at = now + item.delay if item.delay > 0 else None
         return NewMessage(
             message.id,
             key,
@@ -135,7 +140,7 @@ class QueueTable(Struct, frozen=True):
             payload_size=payload_size(message),
             correlation_id=message.correlation_id,
             not_before=item.publication.not_before,
-            wakes_at=now + item.delay if item.delay > 0 else None,
+            wakes_at=HELD_UNTIL if item.given_up is not None else wakes_at,
         )
 
     def row_of(
@@ -225,10 +230,14 @@ class QueueTable(Struct, frozen=True):
         """Finish messages that are in flight, and keep how each ended."""
         plain: list[int] = []  # those with nothing to keep
         rows: list[Sequence[object]] = []  # of the others
+        held: list[Sequence[object]] = []  # those that stay, in front of their groups
         alike: defaultdict[str, list[int]] = defaultdict(list)  # by their errors
         for lease, item in ending:
             how, tally = item.ending, item.tally
             error = how.failure.message[:MAX_ERROR_CHARACTERS] if how.failure is not None else ""
+            if item.is_held:
+                held.append(_ending_row(lease.id, item, error))
+                continue
             if how is ACCEPTED and (tally is None or tally == _FIRST_TRY):
                 plain.append(lease.id)
             else:
@@ -242,10 +251,21 @@ class QueueTable(Struct, frozen=True):
                 db.execute(QUERIES[query], {"endings": to_json(rows), "now": now})
             failed = [row[0] for row in rows if row[1] == "failed"]
             db.execute(QUERIES["free_keys"], {"ids": to_json(failed)})
-        db.execute(QUERIES["delete_bodies"], {"ids": to_json([lease.id for lease, _ in ending])})
+        ended = [lease.id for lease, item in ending if not item.is_held]
+        db.execute(QUERIES["delete_bodies"], {"ids": to_json(ended)})
+        if held:
+            self.hold(db, held)
         self.offer(db, to_json({lease.group for lease, _ in ending} - {None}))
         for error, several in alike.items():
             self.audit_change(db, to_json(several), "failed" if error else "succeeded", error)
+
+    def hold(self, db: sqlite3.Connection, endings: Sequence[Sequence[object]]) -> None:
+        """Let messages that were given up hold their groups (ORD-11)."""
+        asked = {"endings": to_json(endings), "held_until": HELD_UNTIL}
+        for query in ("hold", "keep_held"):
+            db.execute(QUERIES[query], asked)
+        for message_id, *_, error, _, _ in endings:
+            self.audit_change(db, to_json([message_id]), "held", str(error))
 
     def offer(self, db: sqlite3.Connection, groups: str) -> None:
         """Decide what these groups offer now."""
@@ -320,6 +340,12 @@ def _tally_row(message_id: int, item: StoredMessage) -> Sequence[object]:
     """Return what the statement `keep_tallies` needs to know."""
     tally, error = item.tally, item.error[:MAX_ERROR_CHARACTERS]
     return (message_id, tally.failures, tally.requests, item.delay, error)
+
+
+def _letter_row(message_id: int, item: StoredMessage) -> Sequence[object]:
+    """Return what the statements `hold` and `keep_held` need to know of what is stored as held."""
+    finish = Finish(None, Ending(item.given_up), tally=item.tally)
+    return _ending_row(message_id, finish, item.error[:MAX_ERROR_CHARACTERS])
 
 
 def _ending_row(message_id: int, item: Finish, error: str) -> Sequence[object]:

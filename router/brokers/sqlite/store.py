@@ -8,6 +8,7 @@ from router.brokers.sqlite.connection import QUERIES, T, Work
 from router.brokers.sqlite.queue_table import QueueTable, json_value, to_json
 from router.brokers.sqlite.work_queue import Database
 from router.brokers.work_queue import (
+    HELD_UNTIL,
     Sinks,
     batch_conflict,
     batch_record,
@@ -45,7 +46,11 @@ class SqliteMessageStore:
 
     async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
         def work(db: sqlite3.Connection) -> Cancellation:
-            asked = {"queue": self._table.queue, "message_id": message_id}
+            asked = {
+                "queue": self._table.queue,
+                "message_id": message_id,
+                "held_until": HELD_UNTIL,
+            }
             known, unsettled, row_id, state = db.execute(QUERIES["cancellable"], asked).fetchone()
             problem = why_not_cancelled(known, unsettled, state)
             if problem is not None:

@@ -124,6 +124,7 @@ class WorkQueue:
             ordered_here=not table.holds_groups,
             finisher=self,
             selector=self,
+            holds_letters=table.holds_groups,
             published_here=True,
         )
 
@@ -292,7 +293,7 @@ class WorkQueue:
             self._table.end(db, ending)
         for table, new in published.items():  # a message ends once, so all of it is new
             table.insert(db, new)
-        members = [lease.id for lease, _ in ending if lease.in_batch]
+        members = [lease.id for lease, item in ending if lease.in_batch and not item.is_held]
         if members:
             self._table.count_ended(db, to_json(members))
         return lost

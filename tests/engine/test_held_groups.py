@@ -1,0 +1,444 @@
+"""`onDeadLetter: "hold"`: a dead letter holds its group until someone decides (ORD-11)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from msgspec.structs import replace
+
+from router.brokers import BrokerRegistry
+from router.core.broker import BrokerFacts, always
+from router.core.config import OnFailure, Ordering, QueueConfig, RetryPolicy, RoutingConfig
+from router.core.dead_letter import Reason
+from router.core.history import Fate
+from router.core.message import parse
+from router.core.outcome import Reply
+from router.core.replay import TargetChange
+from router.engine.dead_letters import DeadLetterReplay
+from router.engine.groups import GroupDesk
+from router.engine.publishing import BrokeOff
+from router.ports import Broker, Conflict, Finish, Traits, Unsettled
+from tests.engine.test_parked_groups import LATER, SOON, failing, order_of, parking, sent
+from tests.support.passing import PassingBroker
+from tests.support.rig import (
+    FREE_QUEUE,
+    QUEUE,
+    TARGET,
+    Rig,
+    body,
+    ended,
+    grouped,
+    order_store,
+    pool,
+    running,
+)
+
+pytestmark = pytest.mark.anyio
+
+GONE = Reply(410)  # the target says that no retry can help
+HOLD = replace(FREE_QUEUE, ordering=Ordering.STRICT, holds_letters=True)
+HOLD_ITSELF = replace(QUEUE, ordering=Ordering.STRICT, holds_letters=True)
+HOLD_IN_POOL = replace(HOLD, on_failure=OnFailure.BLOCK)
+EVERY_KIND = pytest.mark.parametrize(
+    "queue",
+    [
+        pytest.param(HOLD, id="parks"),
+        pytest.param(HOLD_IN_POOL, id="blocks"),
+        pytest.param(HOLD_ITSELF, id="holds-groups"),
+    ],
+)
+
+
+def replays(rig: Rig) -> DeadLetterReplay:
+    return DeadLetterReplay(
+        rig.letters,
+        rig.manager.deps.publishing,
+        wall=lambda: 0.0,
+        new_id=iter("123456789").__next__,
+        groups=GroupDesk(rig.manager),
+    )
+
+
+@EVERY_KIND
+@pytest.mark.rule("ORD-11")
+async def test_a_dead_letter_holds_its_group_and_no_other(queue: QueueConfig) -> None:
+    async with parking(sender=failing(GONE), queue=queue) as (rig, _):
+        await rig.publish(*grouped("a", "b"), *grouped("x", group="h"), queue=queue)
+        await asyncio.sleep(10)
+        await rig.publish(*grouped("c"), *grouped("y", group="h"), queue=queue)
+        await asyncio.sleep(1000)
+
+        assert sent(rig) == [(0, "a"), (0, "x"), (10, "y")]
+        assert [each.message_id for each in rig.letters.letters] == ["a"]
+        assert "GROUP_HELD" in rig.codes
+        assert ended(rig)[Fate.DEAD_LETTERED] == 1
+
+
+@EVERY_KIND
+@pytest.mark.rule("ORD-11", "DLQ-2")
+async def test_a_replayed_letter_goes_before_the_group_that_it_held(queue: QueueConfig) -> None:
+    async with parking(sender=failing(GONE), queue=queue) as (rig, _):
+        await rig.publish(*grouped("a", "b", "c"), queue=queue)
+        await asyncio.sleep(10)
+        await replays(rig).replay(1)
+        await asyncio.sleep(1)
+        await rig.publish(*grouped("d"), queue=queue)
+        await asyncio.sleep(100)
+
+        assert [each for _, each in sent(rig)] == ["a", "a", "b", "c", "d"]
+        assert rig.sender.attempts == [(each, 1) for each in ("a", "a", "b", "c", "d")]
+        assert rig.letters.replayed == {1: 0.0}
+
+
+@EVERY_KIND
+@pytest.mark.rule("ORD-11")
+async def test_a_letter_that_fails_again_holds_its_group_again(queue: QueueConfig) -> None:
+    async with parking(sender=failing(GONE, GONE), queue=queue) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=queue)
+        await asyncio.sleep(10)
+        change = TargetChange(TARGET, f"{TARGET}/new")
+        await replays(rig).replay(1, change=change)
+        await asyncio.sleep(100)
+        assert [each for _, each in sent(rig)] == ["a", "a"]
+        assert [each.target for each in rig.letters.letters] == [TARGET, f"{TARGET}/new"]
+        await replays(rig).replay(2)
+        await asyncio.sleep(100)
+
+        assert [each for _, each in sent(rig)] == ["a", "a", "a", "b"]
+
+
+@EVERY_KIND
+@pytest.mark.rule("ORD-11")
+async def test_a_group_goes_on_when_its_letter_is_discarded(queue: QueueConfig) -> None:
+    async with parking(sender=failing(GONE), queue=queue) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=queue)
+        await asyncio.sleep(10)
+        assert await replays(rig).discard(1)
+        await asyncio.sleep(100)
+
+        assert [each for _, each in sent(rig)] == ["a", "b"]
+        assert rig.letters.discarded == [1]
+        assert not await replays(rig).discard(1)
+
+
+@pytest.mark.rule("ORD-11")
+async def test_a_letter_that_died_after_retries_holds_its_group() -> None:
+    policy = RetryPolicy(max_attempts=2, schedule=(10.0,), statuses=frozenset({404}))
+    queue = replace(HOLD, retry=policy)
+    async with parking(sender=failing(Reply(404), Reply(404)), queue=queue) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=queue)
+        await asyncio.sleep(100)
+
+        assert sent(rig) == [(0, "a"), (11, "a")]
+        (letter,) = rig.letters.letters
+        assert (letter.message_id, letter.failures) == ("a", 2)
+        assert list(order_of(rig).groups) == [("P", "g")]
+
+
+@pytest.mark.rule("ORD-11", "POOL-7")
+async def test_messages_that_block_nobody_hold_nobody() -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        loose = grouped("a", dispatchMode="NEXT_ON_ERROR")
+        await rig.publish(*loose, *grouped("b"), queue=HOLD)
+        await asyncio.sleep(100)
+
+        assert [each for _, each in sent(rig)] == ["a", "b"]
+        assert "GROUP_HELD" not in rig.codes
+
+
+@pytest.mark.rule("ORD-11", "ORD-6")
+@pytest.mark.parametrize(
+    ("queue", "expected"), [(HOLD, ["a"]), (HOLD_ITSELF, ["a", "b"])], ids=["store", "itself"]
+)
+async def test_messages_without_a_group_are_one_unless_they_are_in_a_work_queue(
+    queue: QueueConfig, expected: Sequence[str]
+) -> None:
+    async with parking(pool(), sender=failing(SOON, GONE), queue=queue) as (rig, _):
+        await rig.publish(*[body(each, poolCode="P") for each in ("a", "b")], queue=queue)
+        await asyncio.sleep(100)
+
+        assert list(dict.fromkeys(each for _, each in sent(rig))) == expected
+
+
+@pytest.mark.rule("ORD-11", "DLQ-1")
+async def test_a_letter_that_cannot_be_written_is_no_letter_yet() -> None:
+    async with parking(sender=failing(GONE, GONE), queue=HOLD) as (rig, _):
+        rig.letters.broken = True
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(10)
+        rig.letters.broken = False
+        await asyncio.sleep(100)
+
+        assert [each for _, each in sent(rig)] == ["a", "a"]
+        assert [each.message_id for each in rig.letters.letters] == ["a"]
+
+
+@pytest.mark.rule("ORD-11", "ORD-10")
+async def test_a_letter_that_could_not_be_stored_before_a_stop_is_delivered_again() -> None:
+    async with parking(sender=failing(GONE, GONE), queue=HOLD) as (rig, logs):
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(0.5)
+        logs.away = True
+        await asyncio.sleep(10)
+        await rig.apply(pool(), queues=[])
+        await asyncio.sleep(10)
+        logs.away = False
+        await rig.apply(pool(), queues=[HOLD])
+        await asyncio.sleep(100)
+
+        assert [each for _, each in sent(rig)] == ["a", "a"]
+        assert [each.message_id for each in rig.letters.letters] == ["a", "a"]
+        assert list(order_of(rig).groups) == [("P", "g")]
+
+
+@pytest.mark.rule("ORD-11", "ORD-4")
+async def test_a_group_is_still_held_after_a_restart() -> None:
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        for times in (1, 2):
+            async with running(
+                pool(),
+                sender=failing(GONE),
+                queues=[HOLD],
+                brokers=registry,
+                order=order_store(registry),
+            ) as rig:
+                ids = ("a", "b") if times == 1 else ("c",)
+                await rig.publish(*grouped(*ids), queue=HOLD)
+                await asyncio.sleep(100)
+                assert [each for _, each in sent(rig)] == ["a"][: 2 - times]
+
+
+REPLAY = pytest.mark.rule("DLQ-2", "ORD-5")
+
+
+@REPLAY
+async def test_a_letter_that_does_not_hold_its_group_is_stored_behind_it() -> None:
+    queue = replace(HOLD, holds_letters=False)
+    sender = failing(GONE)
+    sender.script("b", LATER)
+    async with parking(sender=sender, queue=queue) as (rig, logs):
+        await rig.publish(*grouped("a", "b", "c"), queue=queue)
+        await asyncio.sleep(10)
+        await replays(rig).replay(1)
+        await rig.publish(*grouped("d"), queue=queue)
+        await asyncio.sleep(100)
+
+        assert [each for _, each in sent(rig)] == ["a", "b", "b", "c", "a", "d"]
+        assert [ids for _, ids in logs.appended] == [["b", "c"], ["a"], ["d"]]
+        assert not order_of(rig).groups
+
+
+@REPLAY
+async def test_a_letter_of_another_message_goes_behind_a_held_group() -> None:
+    sender = failing(GONE)
+    sender.script("b", GONE)
+    async with parking(sender=sender, queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a", "b", "c"), queue=HOLD)
+        await asyncio.sleep(10)
+        desk = GroupDesk(rig.manager)
+        letter = rig.letters.letters[0]
+        assert await desk.release_letter(HOLD, parse(letter.body), letter.body)
+        await asyncio.sleep(10)
+        await replays(rig).replay(1)  # `a`, while `b` holds the group
+        await asyncio.sleep(10)
+        assert [each for _, each in sent(rig)] == ["a", "b"]
+        await replays(rig).replay(2)
+        await asyncio.sleep(10)
+
+        assert [each for _, each in sent(rig)] == ["a", "b", "b", "c", "a"]
+
+
+@REPLAY
+async def test_a_letter_of_a_queue_that_holds_groups_is_published_behind_its_group() -> None:
+    queue = replace(HOLD_ITSELF, holds_letters=False)
+    sender = failing(GONE)
+    sender.script("b", LATER)
+    async with parking(sender=sender, queue=queue) as (rig, logs):
+        await rig.publish(*grouped("a", "b", "c"), queue=queue)
+        await asyncio.sleep(10)
+        await replays(rig).replay(1)
+        await asyncio.sleep(100)
+
+        assert [each for _, each in sent(rig)] == ["a", "b", "b", "c", "a"]
+        assert logs.appended == []
+
+
+@REPLAY
+@pytest.mark.parametrize("mode", ["IMMEDIATE", "NEXT_ON_ERROR"])
+async def test_a_letter_that_depends_on_no_other_is_stored_alone(mode: str) -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, logs):
+        await rig.publish(*grouped("a", dispatchMode=mode), queue=HOLD)
+        await asyncio.sleep(10)
+        await replays(rig).replay(1)
+        await asyncio.sleep(10)
+
+        assert [each for _, each in sent(rig)] == ["a", "a"]
+        assert [ids for _, ids in logs.appended] == [["a"]]
+        assert not order_of(rig).groups
+
+
+@REPLAY
+async def test_a_router_that_does_not_consume_the_queue_stores_only_in_a_shared_store() -> None:
+    for is_shared in (True, False):
+        async with parking(sender=failing(GONE), queue=HOLD, is_shared=is_shared) as (rig, logs):
+            await rig.publish(*grouped("a"), *grouped("x", dispatchMode="IMMEDIATE"), queue=HOLD)
+            await asyncio.sleep(10)
+            await replays(rig).discard(1)
+            rig.letters.discarded.clear()
+            stored = [each for _, each in logs.appended]
+            rig.manager.stop()
+            rig.manager.keep(RoutingConfig(queues=(HOLD,)))
+            if is_shared:
+                await replays(rig).replay(1)
+                assert [ids for _, ids in logs.appended] == [*stored, ["a"]]
+            else:
+                with pytest.raises(Conflict, match="the router that consumes its queue"):
+                    await replays(rig).replay(1)
+
+
+@REPLAY
+@pytest.mark.parametrize(
+    "queue",
+    [
+        replace(HOLD, on_failure=OnFailure.BLOCK, holds_letters=False),
+        replace(HOLD, broker=BrokerFacts(name="B", schemes=("b",), holds_groups=always)),
+    ],
+    ids=["blocks", "holds-groups"],
+)
+async def test_without_an_order_store_a_letter_is_published_by_any_router(
+    queue: QueueConfig,
+) -> None:
+    async with parking(sender=failing(GONE), queue=queue) as (rig, logs):
+        await rig.publish(*grouped("a", dispatchMode="IMMEDIATE"), queue=queue)
+        await asyncio.sleep(10)
+        rig.manager.stop()
+        rig.manager.keep(RoutingConfig(queues=(queue,)))
+        await replays(rig).replay(1)
+
+        assert rig.letters.replayed == {1: 0.0}
+        assert logs.appended == []
+
+
+@REPLAY
+async def test_nothing_is_replayed_or_discarded_while_the_store_is_away() -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, logs):
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(10)
+        logs.away = True
+        with pytest.raises(BrokeOff, match="unplugged"):
+            await replays(rig).replay(1)
+        with pytest.raises(BrokeOff, match="unplugged"):
+            await replays(rig).discard(1)
+
+        assert rig.letters.replayed == {}
+        assert rig.letters.discarded == []
+
+
+@REPLAY
+async def test_a_letter_that_holds_its_group_can_be_replayed_to_another_queue() -> None:
+    other = QueueConfig(name="other", uri="memory://other")
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        await rig.apply(pool(), queues=[HOLD, other])
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(10)
+        await replays(rig).replay(1, to="other")
+        await asyncio.sleep(10)
+
+        assert [each for _, each in sent(rig)] == ["a", "a"]  # `b` still waits
+
+
+@pytest.mark.rule("DLQ-2")
+async def test_letters_that_can_hold_nothing_are_discarded_as_they_are() -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a"), queue=HOLD)
+        await asyncio.sleep(10)
+        (letter,) = rig.letters.letters
+        rig.letters.letters += [
+            replace(letter, body=b"{", reason=Reason.MALFORMED),
+            replace(letter, queue="gone"),
+        ]
+        for number in (2, 3):
+            assert await replays(rig).discard(number)
+        without_groups = DeadLetterReplay(
+            rig.letters, rig.manager.deps.publishing, wall=lambda: 0.0, new_id=lambda: "1"
+        )
+        assert await without_groups.discard(1)
+
+        assert list(order_of(rig).groups) == [("P", "g")]
+
+
+class Fifo(PassingBroker):
+    """A broker that holds groups back, and keeps nothing of a message that has ended."""
+
+    @property
+    def traits(self) -> Traits:
+        return replace(self.broker.traits, finisher=None, holds_letters=False)
+
+
+class Fifos:
+    def __init__(self, brokers: BrokerRegistry) -> None:
+        self._brokers = brokers
+        self.open_publisher = brokers.open_publisher
+
+    @asynccontextmanager
+    async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
+        async with self._brokers.open_queue(queue) as broker:
+            yield Fifo(broker) if queue.uri == HOLD_ITSELF.uri else broker
+
+
+@pytest.mark.rule("ORD-11")
+async def test_of_a_broker_that_only_holds_groups_the_order_store_has_what_is_held() -> None:
+    sender = failing(LATER, GONE)
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        order = order_store(registry)
+        async with running(
+            pool(), sender=sender, queues=[HOLD_ITSELF], brokers=Fifos(registry), order=order
+        ) as rig:
+            await rig.publish(*grouped("a", "b"), *grouped("x", group="h"), queue=HOLD_ITSELF)
+            await asyncio.sleep(10)
+            assert not order_of(rig).groups  # its broker holds back what only failed
+            await asyncio.sleep(100)
+            await rig.publish(*grouped("c"), *grouped("y", group="h"), queue=HOLD_ITSELF)
+            await asyncio.sleep(10)
+            assert [each for _, each in sent(rig)] == ["a", "x", "a", "y"]
+            await replays(rig).replay(1)
+            await asyncio.sleep(10)
+
+            assert [each for _, each in sent(rig)][4:] == ["a", "b", "c"]
+            assert not order_of(rig).groups
+
+
+class LosesLeases(PassingBroker):
+    """A connection on which the lease of a letter is lost once, before it holds its group."""
+
+    has_lost = False
+
+    async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
+        if self.has_lost:
+            return await super().finish(items)
+        self.has_lost = True
+        return [Unsettled(each.handle, "lost", stale=True) for each in items]
+
+
+@pytest.mark.rule("ORD-11", "BRK-3")
+async def test_a_letter_whose_lease_was_lost_holds_its_group_when_it_dies_again() -> None:
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+
+        class Queues:
+            open_publisher = registry.open_publisher
+
+            @asynccontextmanager
+            async def open_queue(self, queue: QueueConfig) -> AsyncIterator[Broker]:
+                async with registry.open_queue(queue) as broker:
+                    yield LosesLeases(broker)
+
+        queue = replace(HOLD_ITSELF, uri="memory://q?lease=30")
+        async with running(
+            pool(), sender=failing(GONE, GONE), queues=[queue], brokers=Queues()
+        ) as rig:
+            await rig.publish(*grouped("a", "b"), queue=queue)
+            await asyncio.sleep(200)
+
+            assert [each for _, each in sent(rig)] == ["a", "a"]
+            assert [each.message_id for each in rig.letters.letters] == ["a", "a"]

@@ -268,6 +268,29 @@ async def test_no_more_is_held_than_the_window_allows(
     assert (depth.waiting, depth.in_flight, depth.due) == (2, 3, 0)
 
 
+@pytest.mark.rule("ROUTE-5", "P5")
+async def test_an_ack_of_an_earlier_window_does_not_keep_a_full_one_from_growing(
+    server: RabbitServer, name: str, brokers: BrokerRegistry, kind: str
+) -> None:
+    async with both_ends(brokers, queue(server, name, f"type={kind}", "prefetch=3")) as ends:
+        window = ends.broker.traits.window
+        assert window is not None
+        await ends.publisher.publish([publication(str(number)) for number in range(10)])
+        window.widen(10)
+        first = await several(ends.broker, 3)
+        second = await several(ends.broker, 3)
+        await ends.broker.ack([first[0].handle])
+        full = await ends.broker.depth()
+
+        third = await ends.broker.receive(3)
+
+    assert bodies(second) == ["3", "4", "5"]
+    assert bodies(third) == ["6", "7", "8"][: len(third)]
+    assert third  # they come one by one; without room, none does
+    assert full is not None
+    assert (full.waiting, full.in_flight, full.due) == (4, 5, 0)
+
+
 @pytest.mark.rule("CFG-7", "OPS-4")
 async def test_a_stopped_connection_keeps_only_what_it_has_handed_over(
     ends: Ends,

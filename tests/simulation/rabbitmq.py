@@ -44,6 +44,11 @@ class SimRabbitConsumer(Struct, eq=False):
     tag: str
     prefetch: int
     take: Callable[[RabbitMessage], None]
+    out: int = 0  # messages that it was handed and nobody has settled: its window is its own
+
+    @property
+    def has_room(self) -> bool:
+        return self.out < self.prefetch
 
 
 class RabbitModel:
@@ -68,7 +73,7 @@ class RabbitModel:
     def contents(self) -> list[bytes]:
         waiting = [stored.body for queue in self.queues.values() for stored in queue.ready]
         return waiting + [
-            stored.body for link in self.links for _, stored in link.unsettled.values()
+            stored.body for link in self.links for _, stored, _ in link.unsettled.values()
         ]
 
     def drop(self, process: Process | None = None, *, restarted: bool = False) -> None:
@@ -109,13 +114,13 @@ class RabbitModel:
     def push(self, queue: RabbitQueue) -> None:
         """Round robin among consumers that have room in their windows."""
         while queue.ready:
-            free = [each for each in queue.consumers if each.link.has_room(each.prefetch)]
+            free = [each for each in queue.consumers if each.has_room]
             if not free:
                 return
             chosen = free[0]
             queue.consumers.remove(chosen)
             queue.consumers.append(chosen)
-            chosen.link.deliver(queue, queue.ready.pop(0), chosen.take)
+            chosen.link.deliver(queue, queue.ready.pop(0), chosen)
 
     def _expire(self, queue: RabbitQueue, stored: RabbitStored) -> None:
         if stored in queue.ready:
@@ -131,7 +136,10 @@ class SimLink:
         self.version = "3.10.8"
         self.wire = Wire(server.weather, timeout=CALL_TIMEOUT)
         self.wire.on_loss = self._ended
-        self.unsettled: dict[int, tuple[RabbitQueue, RabbitStored]] = {}
+        self.unsettled: dict[int, tuple[RabbitQueue, RabbitStored, SimRabbitConsumer]] = {}
+        self.in_window = 0  # that have arrived, of the latest consumer
+        self._last_arrived = 0
+        self._last_of_others = 0
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._tags = itertools.count(1)
@@ -182,6 +190,7 @@ class SimLink:
             found.consumers.append(SimRabbitConsumer(self, name, prefetch, take))
             self._server.push(found)
 
+        self.in_window, self._last_of_others = 0, self._last_arrived
         await self.wire.call(begin)
         return name
 
@@ -203,23 +212,25 @@ class SimLink:
 
     async def ack(self, tags: Sequence[int]) -> None:
         def settle() -> None:
-            queues = {self.unsettled.pop(tag)[0].name for tag in tags}
+            queues = {self._settle(tag)[0].name for tag in tags}
             for name in sorted(queues):
                 self._server.push(self._server.queues[name])
 
         await self.wire.call(settle)
+        self._forget(tags)
 
     async def requeue(self, tags: Sequence[int]) -> None:
         def settle() -> None:
             queues = set()
             for tag in tags:
-                queue, stored = self.unsettled.pop(tag)
+                queue, stored = self._settle(tag)
                 self._server.requeue(queue, stored)
                 queues.add(queue.name)
             for name in sorted(queues):
                 self._server.push(self._server.queues[name])
 
         await self.wire.call(settle)
+        self._forget(tags)
 
     async def publish(
         self, queue: str, body: bytes, properties: Properties, *, within: float = CALL_TIMEOUT
@@ -229,21 +240,19 @@ class SimLink:
 
     # The broker's side.
 
-    def has_room(self, prefetch: int) -> bool:
-        return len(self.unsettled) < prefetch
-
     def deliver(
-        self, queue: RabbitQueue, stored: RabbitStored, take: Callable[[RabbitMessage], None]
+        self, queue: RabbitQueue, stored: RabbitStored, consumer: SimRabbitConsumer
     ) -> None:
         tag = next(self._tags)
-        self.unsettled[tag] = queue, stored
+        self.unsettled[tag] = queue, stored, consumer
+        consumer.out += 1
         self._loop.call_at(
             self._pushed.next(),
             self._arrive,
             tag,
             stored,
             stored.redelivered,
-            take,
+            consumer.take,
             context=self._context,
         )
 
@@ -256,7 +265,17 @@ class SimLink:
     ) -> None:
         if self.wire.lost is None:
             at = self._loop.time()
+            self._last_arrived = tag
+            self.in_window += 1
             take(RabbitMessage(tag, stored.body, stored.properties, redelivered, at))
+
+    def _settle(self, tag: int) -> tuple[RabbitQueue, RabbitStored]:
+        queue, stored, consumer = self.unsettled.pop(tag)
+        consumer.out -= 1
+        return queue, stored
+
+    def _forget(self, tags: Sequence[int]) -> None:
+        self.in_window -= sum(tag > self._last_of_others for tag in tags)
 
     async def _until_arrived(self) -> None:
         await self._pushed.drained()
@@ -268,9 +287,9 @@ class SimLink:
         server.links.remove(self)
         for queue in server.queues.values():
             queue.consumers = [each for each in queue.consumers if each.link is not self]
-        for queue, stored in self.unsettled.values():
+        for queue, stored, _ in self.unsettled.values():
             server.requeue(queue, stored, flagged=self._flagged)
-        names = sorted({queue.name for queue, _ in self.unsettled.values()})
+        names = sorted({queue.name for queue, _, _ in self.unsettled.values()})
         self.unsettled.clear()
         for name in names:
             server.push(server.queues[name])

@@ -147,8 +147,10 @@ class RabbitConsumer:
         connection.on_change = self.poll.news.ring
 
     @property
-    def is_consuming(self) -> bool:
-        return self._name is not None
+    def room(self) -> int:
+        """How many messages the broker may still push before any is settled."""
+        used = 0 if self._name is None else self.connection.in_window
+        return max(self.prefetch - used, 0)
 
     async def start(self) -> None:
         while self._name is None and not self.poll.stopped.is_set():
@@ -251,7 +253,6 @@ class RabbitBroker:
             advice=advice,
             window=self,
         )
-        self._granted = 0  # messages that the broker lets us have unsettled, all windows together
         self._looks_ahead = False
         self._consumer = consumer
         self._connection = consumer.connection
@@ -340,17 +341,14 @@ class RabbitBroker:
         in_queue = await self._connection.waiting(address.queue)
         in_queue += await self._consumer.source.renewed.waiting()
         here, out = len(self._consumer.waiting), len(self._tickets)
-        window = max((self._granted or self._consumer.prefetch) - here - out, 0)
-        return Depth(in_queue + here, out, due=here + min(in_queue, window))
+        return Depth(in_queue + here, out, due=here + min(in_queue, self._consumer.room))
 
     async def _fill_window(self, limit: int) -> None:
         consumer = self._consumer
-        if self._looks_ahead and not consumer.waiting and len(self._tickets) >= self._granted:
+        if self._looks_ahead and not consumer.waiting and not consumer.room:
             # A new consumer has a window of its own; what came to the old one stays ours.
             await consumer.pause()
         while True:
-            if not consumer.is_consuming:
-                self._granted = len(self._tickets) + len(consumer.waiting) + consumer.prefetch
             await consumer.start()
             if 0 < len(consumer.waiting) < limit:
                 # Pushed one by one; a batch is all that was there with its first message (FIFO-1).

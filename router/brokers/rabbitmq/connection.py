@@ -173,6 +173,11 @@ class RabbitConnection:
         self.on_change: Callable[[], None] = lambda: None  # called when the connection is lost
         self._lost: str | None = None  # why it cannot be used any more
         self._unsettled: dict[int, None] = {}  # tags, oldest first
+        self._last_tag = 0
+        # Each consumer has a window of its own: an ACK of what an earlier one brought frees no
+        # place in it.
+        self.in_window = 0  # unsettled messages that the latest consumer brought
+        self._last_of_others = 0  # the last tag that an earlier one brought
         self._connection = connection
         self._channel = channel
         channel.closing.add_done_callback(self._note_closed)
@@ -250,8 +255,11 @@ class RabbitConnection:
                 return  # the broker has it back when the connection is closed
             tag, properties = message.delivery_tag or 0, message.header.properties
             self._unsettled[tag] = None
+            self._last_tag = tag
+            self.in_window += 1
             take(RabbitMessage(tag, message.body, properties, bool(message.redelivered), now()))
 
+        self.in_window, self._last_of_others = 0, self._last_tag
         async with self._call():
             await self._channel.basic_qos(prefetch_count=prefetch)
             consuming = await self._channel.basic_consume(queue, on_message, exclusive=exclusive)
@@ -306,6 +314,7 @@ class RabbitConnection:
         """Forget tags, after all were sent: until then no frame may include them."""
         for tag in tags:
             del self._unsettled[tag]
+            self.in_window -= tag > self._last_of_others
 
     async def _until_heard(self) -> None:
         """Wait for any later answer: acknowledgements have none, and a channel works in order."""

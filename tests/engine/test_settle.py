@@ -464,6 +464,32 @@ async def test_what_goes_back_is_not_adopted_by_another_connection_before_its_na
         assert rig.is_empty
 
 
+@pytest.mark.rule("ROUTE-2", "FIFO-1")
+async def test_what_waits_for_a_slow_nack_of_another_connection_is_adopted_by_nobody() -> None:
+    """Adopted, it would be held for ever: its own NACK would find it gone, and no lane has it."""
+    takes = {"receive": 1.0, "nack": 10.0}
+    queue = ScriptedQueue(holds_groups=False, lease_seconds=30, takes=takes)
+    two = QueueConfig(name="q", uri="memory://q", connections=2, max_messages=1)
+    sender = FakeSender(takes=1)
+    sender.script("a", Reply(200, b'{"ack": false}'))
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue), queues=[two]) as rig:
+        first, second = grouped(*"ab")
+        queue.hand_over(handed(first, "a1", "a", lease=30), handed(second, "b1", "b", lease=30))
+        await asyncio.sleep(1.5)
+        owners = {job.message.id: job.settler for job in rig.manager.registry.tracker}
+        await asyncio.sleep(3.5)  # the NACK of a has begun, and that of b has not
+        nacks = [at for at, verb, _ in queue.calls if verb == "nack"]
+        queue.hand_over(handed(second, "b2", "b", lease=30))
+        await asyncio.sleep(30)
+
+        assert owners["a"] is not owners["b"]
+        assert nacks == [2]
+        assert [(at, handle) for at, handle, _ in queue.nacked] == [(12, "a1"), (22, "b1")]
+        assert sender.sent == [(1, "a"), (22, "b")]
+        assert queue.acked == [(23 + ACK_LINGER_SECONDS, "b2")]
+        assert rig.is_empty
+
+
 @pytest.mark.rule("OPS-5")
 class TestLog:
     """A line for each message that is not settled as it should be."""

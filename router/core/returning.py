@@ -7,7 +7,9 @@ word on the delay, a function below is:
   for an open circuit `circuit_delay`;
 - BEHIND: `delay_behind`;
 - EARLY: the rest of the time until its `notBefore`;
-- NO_ROOM: `deferral_seconds`. Where the broker skips full pools, the message need not stay away: 0.
+- NO_ROOM: `deferral_seconds`, called by `FlowControl`, which knows the rate of the pool; what waits
+  only for those in front of it comes back after a second. Where the broker skips full pools, the
+  message need not stay away: 0.
 
 An adapter does what its broker can.
 """

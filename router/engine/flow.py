@@ -7,6 +7,8 @@ A queue that is connected is not polled while `FlowControl.ask` returns None:
 - the pools of this queue are full, and a search for messages of others is not due;
 - other pools have room, but the look-ahead is used up: WARN `LOOK_AHEAD`.
 
+A strict queue has one more reason: its order store is not ready yet (`QueueOrder.is_ready`).
+
 A message whose pool is full holds up no other pool of its queue (ROUTE-5). How depends on what the
 broker can do, which its traits say:
 

@@ -476,12 +476,14 @@ class FlowControl:
 
     def _may_hold(self, job: Job, now: float) -> bool:
         """Return whether its pool will take it soon, so that it need not be deferred."""
-        if self.waiting >= self._most or (self.deferred and self.deferred.is_behind(job, now)):
+        # By pool: a slow one that has just begun must not take the places of the others.
+        held = len(self._line_of(job))
+        if held >= self._most or (self.deferred and self.deferred.is_behind(job, now)):
             return False
         rate = self._rate(job, now)
         if not rate:  # it has just begun, or delivers nothing
             return not self._is_idle(_code(job), now)
-        return len(self._line_of(job)) + 1 <= rate * SOON_SECONDS
+        return held + 1 <= rate * SOON_SECONDS
 
     def _is_idle(self, code: str, now: float) -> bool:
         return now - self._since.get(code, now) >= IDLE_SECONDS

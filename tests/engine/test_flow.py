@@ -286,6 +286,23 @@ async def test_what_a_pool_takes_soon_is_held_instead_of_deferred() -> None:
         assert rig.manager.consumers["q"].flow.waiting == 0
 
 
+@pytest.mark.rule("ROUTE-5", "P5")
+@pytest.mark.parametrize("traits", [DEFER, NATS_LIKE])
+async def test_a_slow_pool_that_has_just_begun_leaves_others_what_may_be_held(
+    traits: Traits,
+) -> None:
+    """Deferred, messages of the fast pool would wait for ten seconds, although it is idle then."""
+    queue, sender = scripted(traits, redelivers=True), slow_sender(30.0)
+    pools = (pool("SLOW", 1), pool("FAST", 1, take_ahead=2))
+    async with running(*pools, sender=sender, brokers=Scripted(q=queue)):
+        hand_over(queue, "SLOW", SLOW[:200])
+        hand_over(queue, "FAST", FAST)
+        await asyncio.sleep(MIN_DEFERRAL_SECONDS)
+
+        assert len(times_of(sender, FAST)) == len(FAST)
+        assert max(times_of(sender, FAST)) <= 1
+
+
 @pytest.mark.rule("ROUTE-5", "BRK-4")
 async def test_messages_of_a_pool_that_delivers_nothing_stay_away_for_minutes() -> None:
     queue = scripted(DEFER)

@@ -232,6 +232,34 @@ class MessageRecord(Struct, frozen=True, kw_only=True):
     ending: Ending | None = None  # of what succeeded or failed
 
 
+class MessageFilter(Struct, frozen=True, kw_only=True):
+    """Which messages of a queue to list; None: any."""
+
+    status: MessageStatus | None = None
+    group: str | None = None
+    since: float | None = None  # published then or later, Unix seconds
+
+
+class MessagePage(Struct, frozen=True):
+    """Some messages of a queue, the newest first."""
+
+    records: Sequence[MessageRecord]  # without results
+    next: int | None  # the page after this one is before this position; None: it is the last
+
+
+class MessageLister(Protocol):
+    """A queue whose messages can be looked through."""
+
+    async def page(
+        self, wanted: MessageFilter, *, limit: int, before: int | None = None
+    ) -> MessagePage:
+        """Return the newest that fit, before that position.
+
+        It reads a bounded number of rows. So a page may have few messages, or none, and not be the
+        last.
+        """
+
+
 class Cancellation(Enum):
     CANCELLED = auto()
     TOO_LATE = auto()  # in flight, or ended
@@ -267,7 +295,7 @@ class Conflict(Exception):
     """It cannot be done as things are now. The text says why."""
 
 
-class MessageStore(Protocol):
+class MessageStore(MessageLister, Protocol):
     """What a work queue can do besides consuming and publishing."""
 
     async def find(self, message_id: str) -> MessageRecord | None:
@@ -401,6 +429,14 @@ class MessageStores(Protocol):
 
     def open_store(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageStore] | None:
         """Return None if it is no work queue."""
+
+
+@runtime_checkable
+class MessageListers(Protocol):
+    """Opens queues to look through their messages."""
+
+    def open_lister(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageLister] | None:
+        """Return None if its broker cannot list messages."""
 
 
 class Task(Struct, frozen=True):

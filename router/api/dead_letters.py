@@ -1,18 +1,22 @@
 """`/dead-letters`: list, show, replay and discard what could not be delivered (DLQ-2)."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Annotated, Final
+from datetime import datetime
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict
 
 from router.api.kit import (
     AT,
     BLANK_IS_NONE,
+    ID_DIGITS,
+    MAX_PAGE_ITEMS,
     CurrentRouter,
+    Cursor,
     EnumName,
     Masked,
+    Moment,
     Name,
     Private,
     RequestBody,
@@ -22,6 +26,7 @@ from router.api.kit import (
     body_schema,
     read_json,
     shown,
+    unix_time,
     unprocessable,
 )
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
@@ -31,10 +36,6 @@ from router.core.replay import TargetChange
 from router.engine.dead_letters import NO_SUCH_LETTER, REPLAYED_BEFORE
 from router.ports import Unknown
 
-MAX_PAGE_LETTERS: Final = 1000
-_ID_DIGITS: Final = 18  # that SQLite can hold
-
-Cursor = Annotated[int, Field(ge=1, lt=10**_ID_DIGITS)]
 Text = Annotated[str, BeforeValidator(lambda reply: reply.decode(errors="replace"))]
 Length = Annotated[int, BeforeValidator(len)]
 Hidden = Annotated[str | None, BeforeValidator(lambda secret: MASK if secret else None)]
@@ -155,10 +156,11 @@ async def letter_filter(
     pool: Name = None,
     reason: Annotated[Reason | None, BLANK_IS_NONE] = None,
     target: Name = None,
-    since: Annotated[datetime | None, BLANK_IS_NONE] = None,
+    since: Moment = None,
 ) -> LetterFilter:
-    seconds = None if since is None else _unix(since)
-    return LetterFilter(queue=queue, pool=pool, reason=reason, target=target, since=seconds)
+    return LetterFilter(
+        queue=queue, pool=pool, reason=reason, target=target, since=unix_time(since)
+    )
 
 
 Wanted = Annotated[LetterFilter, Depends(letter_filter)]
@@ -171,7 +173,7 @@ routes = APIRouter(prefix="/dead-letters", tags=["dead letters"])
 async def list_letters(
     router: CurrentRouter,
     wanted: Wanted,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE_LETTERS)] = 100,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE_ITEMS)] = 100,
     cursor: Annotated[Cursor | None, BLANK_IS_NONE] = None,
 ) -> LetterPage:
     """List dead letters, newest first. `next` is the cursor of the page after this one."""
@@ -213,7 +215,7 @@ async def replay_many(
         pool=order.pool or wanted.pool,
         reason=order.reason or wanted.reason,
         target=order.target or wanted.target,
-        since=wanted.since if order.since is None else _unix(order.since),
+        since=wanted.since if order.since is None else unix_time(order.since),
     )
     change = change or await target_change(
         order.target_from, order.target_to, keep_secrets=order.keep_secrets
@@ -255,10 +257,6 @@ async def discard(router: CurrentRouter, letter_id: str) -> Discarded:
 
 def _number(letter_id: str) -> int:
     """Raise Unknown unless it is a number that the store can have given."""
-    if not (letter_id.isascii() and letter_id.isdigit() and len(letter_id) <= _ID_DIGITS):
+    if not (letter_id.isascii() and letter_id.isdigit() and len(letter_id) <= ID_DIGITS):
         raise Unknown(NO_SUCH_LETTER)
     return int(letter_id)
-
-
-def _unix(moment: datetime) -> float:
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -9,6 +9,7 @@ is shown, for instance `Time` for Unix seconds.
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import UTC, datetime
 from http import HTTPStatus
 from itertools import islice
 from typing import Annotated, Any, Final, Protocol, TypeVar
@@ -49,11 +50,15 @@ from router.ports import DeadLetterStore
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 AT: Final = "2026-01-31T08:15:30.123Z"  # in examples
+MAX_PAGE_ITEMS: Final = 1000
+ID_DIGITS: Final = 18  # of a row: that SQLite can hold
 SLICE_ENTRIES: Final = 25  # pools or queues: a few milliseconds of work
 _MINUTES: Final = re.compile(r"(\d)Min$")
 
 BLANK_IS_NONE: Final = BeforeValidator(lambda given: given or None)  # as in `?queue=&pool=a`
 Name = Annotated[str | None, BLANK_IS_NONE]
+Moment = Annotated[datetime | None, BLANK_IS_NONE]
+Cursor = Annotated[int, Field(ge=1, lt=10**ID_DIGITS)]  # of the next page
 AllowUnknown = Annotated[
     bool,
     Query(
@@ -200,6 +205,13 @@ def _decode(body: bytes, shape: type[T]) -> T:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise unprocessable(f"the body cannot be read: {error}") from None
+
+
+def unix_time(moment: datetime | None) -> float | None:
+    """Return Unix seconds. A time without a zone is UTC."""
+    if moment is None:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def unprocessable(detail: str) -> HTTPException:

@@ -11,10 +11,14 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from router.api.dead_letters import LetterView
 from router.api.kit import (
     AT,
+    BLANK_IS_NONE,
+    MAX_PAGE_ITEMS,
     AllowUnknown,
     CurrentRouter,
+    Cursor,
     EnumName,
     Masked,
+    Moment,
     Name,
     Private,
     RequestBody,
@@ -29,6 +33,7 @@ from router.api.kit import (
     read_json,
     shown,
     split_messages,
+    unix_time,
     unprocessable,
 )
 from router.core.explain import Explanation
@@ -37,6 +42,7 @@ from router.core.outcome import Failure
 from router.engine.publishing import Published
 from router.engine.state import InFlightMessage
 from router.engine.stores import FoundMessage
+from router.ports import MessageFilter, MessageRecord, MessageStatus
 
 MAX_LISTED_MESSAGES: Final = 10_000
 MAX_CHECKED_IDS: Final = 5_000
@@ -100,14 +106,27 @@ class Accepted(ResponseModel):
 
 
 class FailureView(ResponseModel):
-    code: str | None = as_is("HTTP_404", "null while the message may still succeed")
+    code: Annotated[str | None, BLANK_IS_NONE] = as_is(
+        "HTTP_404", "null while the message may still succeed"
+    )
     message: Masked = as_is("HTTP 404")
     http_status: int | None = as_is(404)
 
 
+def _error_of(record: MessageRecord) -> Failure | None:
+    """Return why it failed, or last failed while it may still succeed."""
+    if record.ending is not None:
+        return record.ending.failure
+    return Failure("", record.last_error) if record.last_error else None
+
+
 class MessageStateView(ResponseModel):
+    """Where a message stands, without its payload and its result."""
+
     id: str = shown("record.id", _ID)
     queue: str = as_is("orders")
+    pool: str | None = shown("record.pool", "POOL-A", "That it names. null: not known")
+    group: str | None = shown("record.group", "order-12345")
     state: EnumName = shown(
         "record.status",
         "SUCCEEDED",
@@ -129,6 +148,17 @@ class MessageStateView(ResponseModel):
     correlation_id: str | None = shown("record.correlation_id", "order-12345")
     batch_id: str | None = shown("record.batch_id", None)
     payload_bytes: int = shown("record.payload_bytes", 120, "The payload itself is not shown")
+    error: Annotated[FailureView | None, BeforeValidator(_error_of)] = shown("record", None)
+
+
+class MessagePageView(ResponseModel):
+    items: Sequence[MessageStateView] = as_is([])
+    next: str | None = as_is("16", "The cursor of the next page. There may be one without items")
+
+
+class MessageDetail(MessageStateView):
+    """A message with its result."""
+
     result: Any = as_is({"total": 3}, "The target's answer. Work queues only", default=None)
     result_omitted: bool = shown(
         "record.ending.result_omitted",
@@ -136,20 +166,14 @@ class MessageStateView(ResponseModel):
         description="The result was longer than 64 KiB",
         default=False,
     )
-    error: FailureView | None = as_is(None, default=None)
 
     @classmethod
     def render(cls, found: FoundMessage) -> bytes:
         """Return the JSON. The result goes into it as it is: numbers keep their digits."""
-        ending, last_error = found.record.ending, found.record.last_error
+        ending = found.record.ending
         view = cls.model_validate(found).model_dump(mode="json", by_alias=True)
         if ending is not None and ending.result is not None:
             view["result"] = msgspec.Raw(ending.result)
-        failure = None if ending is None else ending.failure
-        if failure is not None or (ending is None and last_error):
-            shown_error = FailureView.model_validate(failure or Failure("", last_error or ""))
-            view["error"] = shown_error.model_dump(by_alias=True)
-            view["error"]["code"] = view["error"]["code"] or None
         return msgspec.json.encode(view)
 
 
@@ -259,14 +283,38 @@ async def publish(
     return await router.publishing.publish(queue, bodies, allow_unknown=allow_unknown)
 
 
-@routes.get("/messages/{message_id:path}", response_model=MessageStateView)
+@routes.get("/messages")
+async def find(
+    router: CurrentRouter,
+    *,
+    state: Annotated[MessageStatus | None, BLANK_IS_NONE] = None,
+    queue: Name = None,
+    group: Name = None,
+    since: Moment = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE_ITEMS)] = 100,
+    cursor: Annotated[Cursor | None, BLANK_IS_NONE] = None,
+) -> MessagePageView:
+    """List the messages of a work queue or a PGMQ queue, newest first.
+
+    `since` is when they were published. `next` is the cursor of the page after this one. The router
+    reads 10,000 rows at most for a page: one may have fewer messages than asked for and not be the
+    last.
+    """
+    wanted = MessageFilter(status=state, group=group, since=unix_time(since))
+    items, more = await router.messages.page(queue, wanted, limit=limit, before=cursor)
+    return MessagePageView.model_validate(
+        {"items": items, "next": None if more is None else str(more)}
+    )
+
+
+@routes.get("/messages/{message_id:path}", response_model=MessageDetail)
 async def show(router: CurrentRouter, message_id: str, queue: Name = None) -> Response:
     """Show the state of a message. If an id was published several times, the newest one is shown.
 
     Work queues store the state. For other queues, the router remembers the last 10,000 messages.
     """
     found = await router.messages.find(message_id, queue)
-    return Response(MessageStateView.render(found), media_type="application/json")
+    return Response(MessageDetail.render(found), media_type="application/json")
 
 
 @routes.delete("/messages/{message_id:path}", status_code=HTTPStatus.NO_CONTENT)

@@ -21,6 +21,8 @@ from router.core.broker import BrokerUnusable
 from router.core.config import QueueConfig
 from router.ports import (
     Broker,
+    MessageLister,
+    MessageListers,
     MessageStore,
     MessageStores,
     OrderLog,
@@ -100,6 +102,13 @@ class BrokerRegistry:
     def open_store(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageStore] | None:
         adapter = self._adapter(queue)
         return adapter.open_store(queue) if isinstance(adapter, MessageStores) else None
+
+    def open_lister(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageLister] | None:
+        """Work queues list their messages as stores. Other brokers may list them, too."""
+        adapter = self._adapter(queue)
+        if isinstance(adapter, MessageListers):
+            return adapter.open_lister(queue)
+        return self.open_store(queue)
 
     @asynccontextmanager
     async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[OrderLog]:

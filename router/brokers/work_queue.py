@@ -15,6 +15,7 @@ from router.ports import (
     Cancellation,
     Conflict,
     Finish,
+    MessagePage,
     MessageRecord,
     MessageStatus,
     Publication,
@@ -28,6 +29,8 @@ NEARLY_FULL: Final = 0.8
 KEPT_SHARE: Final = 0.9  # of the limit, once it is reached
 FREED_AT_ONCE: Final = 100  # results, of 64 KiB at most
 DEFAULT_AUDIT_SECONDS: Final = 3600.0
+LAST_ROW_ID: Final = 2**63 - 1
+ROWS_PER_PAGE: Final = 10_000  # that are read for a page of messages, whatever it shows
 BATCH_RETENTION_SECONDS: Final = 7 * 86_400.0  # after its completion (CMD-4)
 MAX_ERROR_CHARACTERS: Final = 1024
 # When a message is due that was given up and holds its group (ORD-11): in the year 9999. It counts
@@ -171,6 +174,29 @@ def message_record(message_id: str, row: Row) -> MessageRecord:
         payload_bytes=row["payload_size"] or 0,
         last_error=error,
         ending=ending,
+    )
+
+
+def state_asked_for(status: MessageStatus | None) -> tuple[str | None, bool | None]:
+    """Return the state of rows to list, and whether they must be scheduled; None: no matter."""
+    if status is MessageStatus.SCHEDULED:
+        return "ready", True
+    if status is None:
+        return None, None
+    is_scheduled = False if status is MessageStatus.READY else None
+    return status.lower().replace("_", "-"), is_scheduled
+
+
+def message_page(rows: Sequence[Row], limit: int) -> MessagePage:
+    """Return the page that a query of up to `limit` + 1 rows has found.
+
+    Each row says how far the query has looked, if there is more to look at. One without an id says
+    nothing else.
+    """
+    found = [row for row in rows if row["id"] is not None]
+    records = [message_record(row["message_id"], row) for row in found[:limit]]
+    return MessagePage(
+        records, found[limit - 1]["id"] if len(found) > limit else rows[0]["looked_to"]
     )
 
 

@@ -1,4 +1,4 @@
-"""`message`, `explain`, `schedules`, `targets` and `warnings`: what the running router knows."""
+"""What the running router knows: of messages, schedules, targets, warnings, and why it waits."""
 
 import sys
 from collections.abc import Mapping
@@ -24,9 +24,15 @@ from router.cli.kit import (
     show_rows,
 )
 from router.core.warnings import Severity
+from router.ports import MessageStatus
 
 _GONE_WRONG: Final = ("FAILED", "CANCELLED")
 _ENDED: Final = ("SUCCEEDED", *_GONE_WRONG)
+_STATES: Final = AnyCaseChoice(each.value for each in MessageStatus)
+_MESSAGE_COLUMNS: Final = (
+    *("id", "queue", "state", "pool", "group", "createdAt", "notBefore", "endedAt"),
+    *("failures", "requests", "error"),
+)
 _SCHEDULE_COLUMNS: Final = ("name", "when", "timezone", "queue", "nextRun", "lastRun")
 _TARGET_COLUMNS: Final = (
     "origin",
@@ -80,6 +86,50 @@ def message(
     elif not watch:
         show_json(found)
     sys.exit(1 if watch and found.get("state") in _GONE_WRONG else 0)
+
+
+@click.command(
+    epilog="\b\nExamples:  message-router messages --queue orders --state FAILED\n"
+    "           message-router messages --group order-12345 --since 2026-01-31T08:15:30Z --json"
+)
+@click.option("--state", type=_STATES, help="Only those in this state.")
+@click.option("--queue", metavar="NAME", help="Their queue. Default: the only one.")
+@click.option("--group", metavar="GROUP", help="Only those of this group.")
+@click.option(
+    "--since", metavar="TIME", help="Only those published since then, such as 2026-01-31T08:15:30Z."
+)
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="How many to list.",
+)
+@click.option("--cursor", metavar="CURSOR", help="Continue where the last list ended.")
+@router_options
+@json_option
+def messages(*, limit: int, cursor: str | None, as_json: bool, **wanted: str | None) -> None:
+    """List the messages of a work queue or a PGMQ queue, newest first.
+
+    Payloads and results are not shown. It looks further until it has found as many as asked for.
+    """
+    items: list[Mapping[str, Any]] = []
+    with connect() as router:
+        while True:
+            asked = {**wanted, "limit": limit - len(items), "cursor": cursor}
+            page = router.get("/messages", asked)
+            items += page["items"]
+            cursor = page["next"]
+            if cursor is None or len(items) >= limit:
+                break
+    if as_json:
+        show_json({"items": items, "next": cursor})
+        return
+    rows = [{**each, "error": _error(each) or None} for each in items]
+    show_rows(rows, _MESSAGE_COLUMNS, empty="No messages.")
+    if cursor is not None:
+        click.echo(f"There are more: --cursor {cursor}", err=True)
 
 
 def _error(found: Mapping[str, Any]) -> str:

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -23,6 +23,9 @@ from router.ports import (
     BrokerError,
     Cancellation,
     Conflict,
+    MessageFilter,
+    MessageListers,
+    MessagePage,
     MessageRecord,
     MessageStatus,
     MessageStore,
@@ -39,21 +42,18 @@ MAX_BATCH_ID_CHARACTERS: Final = 500  # the callback's message id is longer, and
 MAX_BATCH_MEMBERS: Final = 100_000_000
 
 
+class StoreOpener(MessageStores, MessageListers, Protocol):
+    """Opens what queues keep of their messages."""
+
+
 class QueueStores:
-    def __init__(self, stores: MessageStores, config: Callable[[], RoutingConfig]) -> None:
+    def __init__(self, stores: StoreOpener, config: Callable[[], RoutingConfig]) -> None:
         self._stores = stores
         self._config = config
 
     def work_queues(self, name: str | None = None) -> Sequence[QueueConfig]:
         """Return the work queues, or the one of this name. Raises Unknown or WrongQueue."""
-        queues = [each for each in self._config().queues if name in (None, each.name)]
-        if name is not None and not queues:
-            raise Unknown(f"there is no queue {name!r} in the configuration")
-        found = [each for each in queues if self._is_work_queue(each)]
-        if not found:
-            which = "no queue of the configuration is" if name is None else f"queue {name!r} is not"
-            raise WrongQueue(f"{which} a work queue")
-        return found
+        return self._all_with(self._stores.open_store, name, "a work queue")
 
     def only_work_queue(self, name: str | None) -> QueueConfig:
         """Return the work queue of this name, or the only one. Raises as `work_queues` does."""
@@ -62,18 +62,24 @@ class QueueStores:
             raise WrongQueue(f"`queue` is required: {len(found)} work queues are configured")
         return found[0]
 
+    async def page(
+        self, name: str | None, wanted: MessageFilter, *, limit: int, before: int | None
+    ) -> tuple[QueueConfig, MessagePage]:
+        """Look through the queue of this name, or the only one whose messages can be listed.
+
+        Raises Unknown, WrongQueue or BrokeOff.
+        """
+        found = self._all_with(self._stores.open_lister, name, "one whose messages can be listed")
+        if len(found) > 1:
+            raise WrongQueue(f"`queue` is required: {len(found)} queues can be listed")
+        async with self._opened(self._stores.open_lister(found[0])) as lister:
+            return found[0], await lister.page(wanted, limit=limit, before=before)
+
     @asynccontextmanager
     async def open(self, queue: QueueConfig) -> AsyncIterator[MessageStore]:
         """Open a work queue for one call. Raises BrokeOff."""
-        try:
-            opening = self._stores.open_store(queue)
-            assert opening is not None  # noqa: S101  for the type checker: it is a work queue
-            async with asyncio.timeout(STORE_TIMEOUT_SECONDS), opening as store:
-                yield store
-        except TimeoutError:
-            raise BrokeOff(f"no answer within {STORE_TIMEOUT_SECONDS:.0f} s") from None
-        except BrokerError as error:
-            raise BrokeOff(str(error)) from error
+        async with self._opened(self._stores.open_store(queue)) as store:
+            yield store
 
     async def ask(
         self, queues: Sequence[QueueConfig], question: Callable[[MessageStore], Awaitable[T | None]]
@@ -96,11 +102,36 @@ class QueueStores:
             raise failures[0]
         return found
 
-    def _is_work_queue(self, queue: QueueConfig) -> bool:
+    @asynccontextmanager
+    async def _opened(self, opening: AbstractAsyncContextManager[T] | None) -> AsyncIterator[T]:
+        assert opening is not None  # noqa: S101  for the type checker: it was chosen for that
         try:
-            return self._stores.open_store(queue) is not None
-        except BrokerError:  # a queue that cannot even be consumed
-            return False
+            async with asyncio.timeout(STORE_TIMEOUT_SECONDS), opening as opened:
+                yield opened
+        except TimeoutError:
+            raise BrokeOff(f"no answer within {STORE_TIMEOUT_SECONDS:.0f} s") from None
+        except BrokerError as error:
+            raise BrokeOff(str(error)) from error
+
+    def _all_with(
+        self, opener: Callable[[QueueConfig], object | None], name: str | None, what: str
+    ) -> Sequence[QueueConfig]:
+        """Return the queues that can be opened so, or the one of this name."""
+        queues = [each for each in self._config().queues if name in (None, each.name)]
+        if name is not None and not queues:
+            raise Unknown(f"there is no queue {name!r} in the configuration")
+        found = [each for each in queues if _can(opener, each)]
+        if not found:
+            which = "no queue of the configuration is" if name is None else f"queue {name!r} is not"
+            raise WrongQueue(f"{which} {what}")
+        return found
+
+
+def _can(opener: Callable[[QueueConfig], object | None], queue: QueueConfig) -> bool:
+    try:
+        return opener(queue) is not None
+    except BrokerError:  # a queue that cannot even be consumed
+        return False
 
 
 class FoundMessage(Struct, frozen=True):
@@ -132,6 +163,16 @@ class MessageStates:
                 "about it, or ended long ago"
             )
         return remembered
+
+    async def page(
+        self, queue: str | None, wanted: MessageFilter, *, limit: int, before: int | None
+    ) -> tuple[Sequence[FoundMessage], int | None]:
+        """Return the newest messages of a queue that fit, and where to go on.
+
+        Raises Unknown, WrongQueue or BrokeOff.
+        """
+        chosen, page = await self._stores.page(queue, wanted, limit=limit, before=before)
+        return [FoundMessage(chosen.name, record) for record in page.records], page.next
 
     async def explain(self, message_id: str) -> Explanation:
         """Explain where a message is, also if it is in a work queue and was not handed over."""

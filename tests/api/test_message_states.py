@@ -81,6 +81,8 @@ async def test_a_message_that_succeeded_is_shown_with_its_result(
         record(
             MessageStatus.SUCCEEDED,
             requests=1,
+            pool="POOL-A",
+            group="g",
             not_before=AT,
             started_at=AT + 1,
             ended_at=AT + 2,
@@ -101,6 +103,8 @@ async def test_a_message_that_succeeded_is_shown_with_its_result(
     assert shown == {
         "id": "a",
         "queue": "jobs",
+        "pool": "POOL-A",
+        "group": "g",
         "state": "SUCCEEDED",
         "failures": 0,
         "requests": 1,
@@ -448,6 +452,79 @@ async def test_a_queue_that_hangs_is_given_up(
     router.stores.takes = 5.0
 
     assert_problem(await api.get("/messages/a"), 502, "no answer within 0 s")
+
+
+# --- Looking through a queue
+
+
+async def listed(api: httpx.AsyncClient, query: str = "") -> list[str]:
+    page = (await api.get(f"/messages?{query}")).json()
+    return [each["id"] for each in page["items"]]
+
+
+@pytest.mark.rule("CMD-2")
+async def test_messages_are_listed_page_by_page(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    keep(router, *(replace(record(), id=name) for name in "abc"))
+
+    first = (await api.get("/messages?limit=2")).json()
+    then = (await api.get(f"/messages?limit=2&cursor={first['next']}")).json()
+
+    assert [each["id"] for each in first["items"]] == ["c", "b"]
+    assert ([each["id"] for each in then["items"]], then["next"]) == (["a"], None)
+
+
+@pytest.mark.rule("CMD-2", "OPS-5")
+async def test_a_listed_message_shows_its_error_and_neither_payload_nor_result(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    failure = Failure("NO_STOCK", "none at https://user:hidden@svc/", 409)
+    keep(
+        router,
+        record(MessageStatus.SUCCEEDED, ending=Ending(result=b'"hidden"'), pool="P", group="g"),
+        record(MessageStatus.FAILED, ending=Ending(failure)),
+    )
+
+    answer = await api.get("/messages?queue=jobs")
+
+    failed, succeeded = answer.json()["items"]
+    assert failed["error"]["code"] == "NO_STOCK"
+    assert (succeeded["pool"], succeeded["group"], succeeded["error"]) == ("P", "g", None)
+    assert "hidden" not in answer.text
+    assert "result" not in succeeded
+
+
+@pytest.mark.rule("CMD-2")
+async def test_messages_are_listed_by_state_group_and_time(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    several: dict[str, dict[str, Any]] = {
+        "failed": {"status": MessageStatus.FAILED},
+        "grouped": {"group": "g"},
+        "new": {"created_at": AT + 60},
+    }
+    keep(router, *(replace(record(), id=name, **fields) for name, fields in several.items()))
+
+    assert await listed(api, "state=FAILED") == ["failed"]
+    assert await listed(api, "group=g") == ["grouped"]
+    assert await listed(api, "since=2027-01-15T08:00:30Z") == ["new"]
+    assert await listed(api, "state=&group=&since=&cursor=") == ["new", "grouped", "failed"]
+
+
+@pytest.mark.rule("CMD-2")
+async def test_a_list_needs_one_queue_that_can_be_listed(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    assert_problem(await api.get("/messages?queue=orders"), 422, "queue 'orders' is not one whose")
+    assert_problem(await api.get("/messages?queue=nowhere"), 404, "no queue 'nowhere'")
+    assert_problem(await api.get("/messages?state=LOST"), 422, "state")
+    assert_problem(await api.get("/messages?limit=1001"), 422, "limit")
+    assert_problem(await api.get("/messages?cursor=x"), 422, "cursor")
+    router.config = RoutingConfig((MORE_JOBS, JOBS))
+    assert_problem(await api.get("/messages"), 422, "`queue` is required: 2 queues can be listed")
+    router.stores.failures["jobs"] = Disconnected("gone")
+    assert_problem(await api.get("/messages?queue=jobs"), 502, "gone")
 
 
 # --- Why is it not delivered?

@@ -9,8 +9,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
+from router.brokers.work_queue import ROWS_PER_PAGE
 from router.core.config import QueueConfig
 from router.core.message import Message, Tally, parse
 from router.core.outcome import Ending, Failure
@@ -20,6 +22,7 @@ from router.ports import (
     Conflict,
     Finish,
     Finisher,
+    MessageFilter,
     MessageRecord,
     MessageStatus,
     MessageStore,
@@ -278,6 +281,125 @@ async def test_the_newest_publication_under_an_id_is_found(site: StoreSite) -> N
 
     assert (newest.status, newest.payload_bytes) == (MessageStatus.READY, len('"three"'))
     assert await site.store.find("b") is None
+
+
+# CMD-2: looking through a queue.
+
+
+def in_whole_milliseconds(record: MessageRecord) -> MessageRecord:
+    """A file's clock and the wall clock are read one after the other."""
+    times = {"created_at": record.created_at} | {
+        name: at for name in ("started_at", "ended_at") if (at := getattr(record, name)) is not None
+    }
+    return replace(record, **{name: round(at, 2) for name, at in times.items()})
+
+
+async def listed(site: StoreSite, limit: int = 100, **wanted: Any) -> list[str]:
+    """The ids of all pages."""
+    ids, before = list[str](), None
+    while True:
+        page = await site.store.page(MessageFilter(**wanted), limit=limit, before=before)
+        assert len(page.records) <= limit
+        ids += [record.id for record in page.records]
+        if page.next is None:
+            return ids
+        before = page.next
+
+
+@pytest.mark.rule("CMD-2")
+async def test_messages_are_listed_page_by_page_with_the_newest_first(site: StoreSite) -> None:
+    names = [f"m{number}" for number in range(7)]
+    await site.put(*map(message, names))
+
+    first = await site.store.page(MessageFilter(), limit=3)
+    await site.put(message("later"))
+    second = await site.store.page(MessageFilter(), limit=3, before=first.next)
+    third = await site.store.page(MessageFilter(), limit=3, before=second.next)
+
+    pages = [[record.id for record in page.records] for page in (first, second, third)]
+    assert pages == [["m6", "m5", "m4"], ["m3", "m2", "m1"], ["m0"]]
+    assert third.next is None
+
+
+@pytest.mark.rule("CMD-2")
+async def test_a_listed_message_is_shown_as_when_it_is_found_but_without_its_result(
+    site: StoreSite,
+) -> None:
+    await site.put(
+        message("done", payload={"x": 1}, messageGroupId="g", poolCode="P", correlationId="c"),
+        message("later", not_before=time.time() + 3600),
+    )
+    (handle,) = await site.take()
+    await site.finisher.finish([Finish(handle, SUCCESS)])
+    await site.store.open_batch("b", None, message("callback"), [message("member")])
+
+    page = await site.store.page(MessageFilter(), limit=10)
+
+    *others, done = [await site.found(name) for name in ("member", "later", "done")]
+    assert done.ending == SUCCESS
+    expected = [*others, replace(done, ending=Ending())]
+    assert list(map(in_whole_milliseconds, page.records)) == list(
+        map(in_whole_milliseconds, expected)
+    )
+
+
+@pytest.mark.rule("CMD-2")
+async def test_messages_are_listed_by_state_group_and_time(site: StoreSite) -> None:
+    await site.put(message("failed"), message("sent"), message("held", messageGroupId="g"))
+    handles = await site.take()
+    await site.finisher.finish([Finish(handles[0], FAILURE), Finish(handles[1], SUCCESS)])
+    await site.put(
+        message("ready", messageGroupId="g"),
+        message("scheduled", not_before=time.time() + 3600),
+        message("cancelled"),
+    )
+    await site.store.cancel("cancelled")
+    await asyncio.sleep(0.05)
+    since = time.time() - 0.01
+    await site.put(message("new"))
+
+    by_state = {each: await listed(site, status=each) for each in MessageStatus}
+
+    assert by_state.pop(MessageStatus.READY) == ["new", "ready"]
+    assert by_state == {
+        MessageStatus.SCHEDULED: ["scheduled"],
+        MessageStatus.IN_FLIGHT: ["held"],
+        MessageStatus.SUCCEEDED: ["sent"],
+        MessageStatus.FAILED: ["failed"],
+        MessageStatus.CANCELLED: ["cancelled"],
+    }
+    assert await listed(site, group="g") == ["ready", "held"]
+    assert await listed(site, group="g", status=MessageStatus.READY) == ["ready"]
+    assert await listed(site, since=since) == ["new"]
+
+
+@pytest.mark.rule("CMD-2")
+async def test_the_messages_of_other_queues_are_not_listed(site: StoreSite) -> None:
+    await site.put(message("a"))
+    (handle,) = await site.take()
+    outgoing = (OutgoingMessage(site.replies, message("reply")),)
+    await site.finisher.finish([Finish(handle, SUCCESS, outgoing)])
+
+    assert await listed(site) == ["a"]
+
+
+@pytest.mark.rule("CMD-2")
+async def test_a_page_reads_a_bounded_number_of_rows_and_says_where_to_go_on(
+    site: StoreSite,
+) -> None:
+    since = time.time()
+    await site.put(message("wanted", messageGroupId="g"), message("first"))
+    for start in range(0, ROWS_PER_PAGE, 1000):
+        await site.put(*(message(f"m{start + number}") for number in range(1000)))
+
+    nothing = await site.store.page(MessageFilter(group="g"), limit=10)
+    rest = await site.store.page(MessageFilter(group="g"), limit=10, before=nothing.next)
+    too_old = await site.store.page(MessageFilter(since=since + 3600), limit=10)
+
+    assert (list(nothing.records), nothing.next is None) == ([], False)
+    assert ([record.id for record in rest.records], rest.next) == (["wanted"], None)
+    assert (list(too_old.records), too_old.next) == ([], None)
+    assert len(await listed(site, limit=1000, since=since - 60)) == ROWS_PER_PAGE + 2
 
 
 @pytest.mark.rule("CMD-2", "WQ-3")

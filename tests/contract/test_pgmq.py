@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
 from router.brokers.pgmq import broker as pgmq_broker
+from router.brokers.work_queue import ROWS_PER_PAGE
 from router.core.config import QueueConfig, Route
 from router.core.message import UNTRIED, Tally
 from router.core.outcome import Ending, Failure
@@ -20,6 +21,9 @@ from router.ports import (
     DataRefused,
     Disconnected,
     Finish,
+    MessageFilter,
+    MessageLister,
+    MessageStatus,
     Nack,
     OutgoingMessage,
     Publication,
@@ -640,3 +644,100 @@ async def test_a_version_without_headers_groups_and_notifications_will_do(
     archived = await connection.fetchval("SELECT array_agg(msg_id) FROM pgmq.a_orders")
     await connection.close()
     assert (left, archived) == ([1], [3])
+
+
+# Looking through a queue.
+
+
+@asynccontextmanager
+async def lister_of(ends: Ends) -> AsyncIterator[MessageLister]:
+    opening = ends.brokers.open_lister(ends.queue)
+    assert opening is not None
+    async with opening as lister:
+        yield lister
+
+
+@pytest.mark.rule("CMD-7")
+async def test_what_waits_and_what_was_archived_is_listed(
+    ends: Ends, name: str, other: Any
+) -> None:
+    bodies_by_id = {each: b'{"id":"%b"}' % each.encode() for each in ("bad", "good", "held")}
+    await ends.publisher.publish(
+        [publication(each, body=body) for each, body in bodies_by_id.items()]
+    )
+    bad, good, held = await ends.broker.receive(10)
+    await ends.broker.ack([bad.handle], error="HTTP 422")
+    await ends.broker.ack([good.handle])
+    await ends.broker.nack([Nack(held.handle, 60.0, Tally(2, 5), "HTTP 503")])
+    await send(other, name, {**COMMAND, "correlation_id": "c"}, {"x-pgmq-group": "g"})
+    await other.execute("SELECT pgmq.send($1, '{}'::jsonb, 3600)", name)
+
+    async with lister_of(ends) as lister:
+        page = await lister.page(MessageFilter(), limit=10)
+        of_group = await lister.page(MessageFilter(group="g"), limit=10)
+        failed = await lister.page(MessageFilter(status=MessageStatus.FAILED), limit=10)
+
+    assert page.next is None
+    assert [(each.id, each.status.value) for each in page.records] == [
+        ("5", "SCHEDULED"),
+        ("c-1", "READY"),
+        ("held", "IN_FLIGHT"),
+        ("bad", "FAILED"),
+    ]
+    scheduled, command, waiting, archived = page.records
+    assert (scheduled.not_before is None, archived.ended_at is None) == (False, False)
+    assert (command.group, command.correlation_id, command.payload_bytes) == ("g", "c", 13)
+    assert (waiting.failures, waiting.requests) == (2, 5)
+    assert [each.id for each in of_group.records] == ["c-1"]
+    assert [each.id for each in failed.records] == ["bad"]
+
+
+@pytest.mark.rule("CMD-7", "P5")
+@pytest.mark.parametrize(
+    "row",
+    [
+        (None, None),
+        ("null", "[1]"),
+        ('"text"', '{"x-message-router": 7}'),
+        (
+            '{"id": {"authToken": "hidden"}, "poolCode": 7}',
+            '{"x-message-router": {"failures": "x"}}',
+        ),
+    ],
+)
+async def test_messages_of_anybody_are_listed_without_what_they_hide(
+    ends: Ends, name: str, other: Any, row: tuple[str | None, str | None]
+) -> None:
+    await other.execute(
+        f'INSERT INTO pgmq."q_{name}" (vt, message, headers) VALUES (now(), $1::jsonb, $2::jsonb)',  # noqa: S608
+        *row,
+    )
+
+    async with lister_of(ends) as lister:
+        (record,) = (await lister.page(MessageFilter(), limit=10)).records
+
+    assert (record.id, record.pool, record.group) == ("1", None, None)
+    assert (record.failures, record.requests) == (0, 0)
+
+
+@pytest.mark.rule("CMD-7")
+async def test_pages_of_pgmq_read_a_bounded_number_of_rows_of_both_tables(
+    ends: Ends, name: str, other: Any
+) -> None:
+    half = ROWS_PER_PAGE // 2
+    await other.execute(
+        "SELECT pgmq.send($1, jsonb_build_object('id', 'm' || n)) FROM generate_series(1, $2) AS n",
+        name,
+        half + 10,
+    )
+    await other.execute("SELECT pgmq.archive($1, n) FROM generate_series(3, 8, 2) AS n", name)
+
+    async with lister_of(ends) as lister:
+        ids, before, pages = list[str](), None, 0
+        while pages == 0 or before is not None:
+            page = await lister.page(MessageFilter(), limit=half * 2, before=before)
+            ids += [each.id for each in page.records]
+            before, pages = page.next, pages + 1
+
+    assert ids == [f"m{n}" for n in range(half + 10, 0, -1)]
+    assert pages == 2

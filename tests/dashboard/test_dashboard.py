@@ -171,6 +171,35 @@ async def test_the_details_of_a_message_in_flight_are_one_press_away(
         gate.open()
 
 
+@pytest.mark.rule("CMD-2")
+async def test_the_messages_of_a_queue_are_found_by_their_state_and_group(
+    site: Site, screen: Screen
+) -> None:
+    async with listening(answering(404)) as wrong, site.router() as router:
+        await dead_letter_one(router, wrong, "lost")
+        later = [message(f"m{n:02}", wrong, group="order-7") for n in range(60)]
+        await router.publish([{**each, "delaySeconds": 3600} for each in later])
+        await screen.visit(router.url, "messages")
+        await screen.shows("Nothing is in flight.")
+
+        await screen.button("Find").click()
+        await expect(screen.row("scheduled")).to_have_count(50)
+        await screen.button("Show more").click()
+        await expect(screen.row("scheduled")).to_have_count(60)
+        await screen.page.get_by_label("State").select_option("FAILED")
+        await screen.button("Find").click()
+        await expect(screen.row("lost")).to_contain_text("HTTP_404")
+        await expect(screen.row("scheduled")).to_have_count(0)
+        await screen.page.get_by_label("Of group").fill("order-7")
+        await screen.button("Find").click()
+        await screen.shows("No message of the queue fits.")
+        await screen.page.get_by_label("State").select_option("")
+        await screen.button("Find").click()
+        await screen.button("Details of m59").click()
+
+        await expect(screen.dialog()).to_contain_text("order-7")
+
+
 @pytest.mark.rule("CMD-10")
 async def test_schedules_are_shown_with_their_next_run(
     site: Site, screen: Screen, target: LoopbackTarget

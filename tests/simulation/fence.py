@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from router.brokers.sqlite.queue_table import FileLease
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage
-from router.ports import Broker, Finish, MessageStore, Nack, Publisher, Unsettled
+from router.ports import Broker, Finish, MessageLister, MessageStore, Nack, Publisher, Unsettled
 from tests.simulation.loop import Process
 from tests.simulation.networked import Opener
 from tests.simulation.oracle import Oracle
@@ -117,6 +117,9 @@ class _Watched:
 
     def open_store(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageStore] | None:
         return self._brokers.open_store(queue)
+
+    def open_lister(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageLister] | None:
+        return self._brokers.open_lister(queue)
 
 
 class _WatchedBroker(PassingBroker):

@@ -12,6 +12,10 @@ from router.ports import (
     Brokers,
     Cancellation,
     CancelReply,
+    MessageFilter,
+    MessageLister,
+    MessageListers,
+    MessagePage,
     MessageRecord,
     MessageStore,
     MessageStores,
@@ -67,7 +71,7 @@ class NetworkedServer(NoServer):
         return wire
 
 
-class Opener(Brokers, MessageStores, Protocol):
+class Opener(Brokers, MessageStores, MessageListers, Protocol):
     """Opens queues, and what else work queues offer."""
 
 
@@ -109,6 +113,9 @@ class _Networked:
         finally:
             wire.lose("closed")
 
+    def open_lister(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageLister] | None:
+        return self.open_store(queue)
+
 
 class _RemoteStore:
     def __init__(self, store: MessageStore, wire: Wire) -> None:
@@ -120,6 +127,11 @@ class _RemoteStore:
 
     async def find(self, message_id: str) -> MessageRecord | None:
         return await self._wire.carry(lambda: self._store.find(message_id))
+
+    async def page(
+        self, wanted: MessageFilter, *, limit: int, before: int | None = None
+    ) -> MessagePage:
+        return await self._wire.carry(lambda: self._store.page(wanted, limit=limit, before=before))
 
     async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
         return await self._wire.carry(lambda: self._store.cancel(message_id, reply))

@@ -16,6 +16,9 @@ from router.ports import (
     Cancellation,
     CancelReply,
     Conflict,
+    MessageFilter,
+    MessageLister,
+    MessagePage,
     MessageRecord,
     MessageStatus,
     MessageStore,
@@ -49,6 +52,21 @@ class FakeStore:
 
     async def find(self, message_id: str) -> MessageRecord | None:
         return next((each for each in reversed(self.records) if each.id == message_id), None)
+
+    async def page(
+        self, wanted: MessageFilter, *, limit: int, before: int | None = None
+    ) -> MessagePage:
+        """The positions are those in the list of records, from 1."""
+        numbered = list(enumerate(self.records, 1))[: None if before is None else before - 1]
+        fitting = [
+            (number, each)
+            for number, each in reversed(numbered)
+            if wanted.status in (None, each.status)
+            and wanted.group in (None, each.group)
+            and (wanted.since is None or each.created_at >= wanted.since)
+        ]
+        shown = [each for _, each in fitting[:limit]]
+        return MessagePage(shown, fitting[limit - 1][0] if len(fitting) > limit else None)
 
     def takes(self, queue: QueueConfig) -> bool:
         return queue.uri.startswith("work:")
@@ -138,6 +156,9 @@ class FakeStores:
         if queue.uri.startswith("nonsense:"):
             raise QueueRefused("no such scheme")
         return self._open(queue) if queue.uri.startswith("work:") else None
+
+    def open_lister(self, queue: QueueConfig) -> AbstractAsyncContextManager[MessageLister] | None:
+        return self.open_store(queue)
 
     @asynccontextmanager
     async def _open(self, queue: QueueConfig) -> AsyncIterator[MessageStore]:

@@ -19,6 +19,7 @@ const VIEWS = {
 };
 const PAGE = 50; // dead letters
 const SHOWN = 200; // messages in flight
+const LOOKED_AT = 10; // pages of a queue that have nothing to show
 const SEARCHED = 1000; // the longest in flight, when looked through for a part of an id
 const SCHEDULES_PAUSE = 5000; // milliseconds between two looks at the schedules
 const SEARCH_PAUSE = 200; // milliseconds after a key
@@ -38,6 +39,7 @@ const state = {
   toast: null, // { text, bad }
   busy: false,
   messages: { search: { messageId: "", poolCode: "", queue: "" }, list: nothingYet() },
+  found: { search: { queue: "", state: "", group: "" }, list: null, next: null }, // list: none was asked for
   schedules: nothingYet(),
   batch: { id: "", list: nothingYet() },
   warnings: nothingYet(),
@@ -234,6 +236,18 @@ async function findMessages({ messageId, poolCode, queue }) {
   return longest.filter((message) => message.messageId.toLowerCase().includes(text.toLowerCase())).slice(0, SHOWN);
 }
 
+/** A page may be empty and not the last: the router reads a bounded number of messages for each. */
+async function findInQueue(cursor) {
+  const items = [];
+  for (let page = 0; page < LOOKED_AT && cursor !== null && !items.length; page += 1) {
+    const answer = await api.get(`/messages?${new URLSearchParams({ ...state.found.search, limit: PAGE, cursor })}`);
+    items.push(...answer.items);
+    cursor = answer.next;
+  }
+  state.found.next = cursor;
+  return items;
+}
+
 function loadLetters() {
   return load(() => fetchLetters(""), (list) => (state.letters.list = list));
 }
@@ -284,6 +298,19 @@ const act = {
     clearTimeout(searching);
     searching = setTimeout(loadMessages, SEARCH_PAUSE);
     draw();
+  },
+
+  find(search) {
+    state.found = { search, list: nothingYet(), next: null };
+    return load(() => findInQueue(""), (list) => search === state.found.search && (state.found.list = list));
+  },
+
+  findMore() {
+    const { search, list } = state.found;
+    return load(
+      async () => [...list.items, ...(await findInQueue(state.found.next))],
+      (more) => search === state.found.search && (state.found.list = more),
+    );
   },
 
   async explain(id) {

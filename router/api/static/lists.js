@@ -42,6 +42,42 @@ export function Messages({ state, act }) {
       <${Loaded} list=${list} show=${(items) => items.length
         ? html`<${Table} label="Messages in flight" columns=${columns} rows=${items} keyOf=${(message) => `${message.queueId} ${message.brokerMessageId ?? message.messageId}`} />`
         : html`<${Empty}>${Object.values(search).some(Boolean) ? "No message in flight fits." : "Nothing is in flight."}<//>`} />
+    <//>
+    <${Found} state=${state} act=${act} />`;
+}
+
+const KEPT_STATES = { READY: "", SCHEDULED: "", IN_FLIGHT: "", SUCCEEDED: "good", FAILED: "bad", CANCELLED: "fair" };
+
+/** The messages of one queue, in flight or not: only when someone asks for them. */
+function Found({ state, act }) {
+  const { list, next } = state.found;
+  const columns = [
+    ["Message", (message) => html`<strong class="id">${message.id}</strong>`, "name"],
+    ["State", (message) => html`<${Badge} tone=${KEPT_STATES[message.state]}>${message.state.toLowerCase().replace("_", " ")}<//>`],
+    ["Pool", (message) => message.pool ?? "–"],
+    ["Group", (message) => message.group ?? "–"],
+    ["Published", (message) => html`<${When} at=${message.createdAt} />`, "number"],
+    ["Failures", (message) => count(message.failures), "number"],
+    ["Error", (message) => html`<span class="break">${message.error ? [message.error.code, message.error.message].filter(Boolean).join(": ") : "–"}</span>`],
+    ["", (message) => html`<${Button} kind="small" label="Details of ${message.id}" onClick=${() => act.showMessage(message.id, message.queue)}>Details<//>`, "number"],
+  ];
+  const find = (event) => {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    act.find({ queue: form.get("in").trim(), state: form.get("state"), group: form.get("group").trim() });
+  };
+  return html`<${Panel} id="found" title="In a queue" note="SQLite, PostgreSQL and PGMQ, newest first">
+      <form class="filters" role="search" onSubmit=${find}>
+        <label>In queue<input type="search" name="in" autocomplete="off" list="queue-names" placeholder="the only one" /></label>
+        <label>State<select name="state"><option value="">any</option>
+          ${Object.keys(KEPT_STATES).map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></label>
+        <label>Of group<input type="search" name="group" autocomplete="off" placeholder="any" /></label>
+        <${Button} type="submit">Find<//>
+      </form>
+      ${list && html`<${Loaded} list=${list} show=${(items) => items.length
+        ? html`<${Table} label="Messages in a queue" columns=${columns} rows=${items} keyOf=${(message) => `${message.id} ${message.createdAt}`} />`
+        : html`<${Empty}>${next === null ? "No message of the queue fits." : "None of the newest messages fits."}<//>`} />`}
+      ${list?.items && next !== null && html`<p class="more-row"><${Button} onClick=${act.findMore}>Show more<//></p>`}
     <//>`;
 }
 

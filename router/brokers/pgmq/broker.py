@@ -13,6 +13,7 @@ from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared, loop_time
 from router.brokers.kit.consuming import ClaimedBatch, LongPoll
 from router.brokers.kit.retries import PendingRetries
 from router.brokers.pgmq.envelope import Envelope, command_reply
+from router.brokers.pgmq.lister import PgmqLister
 from router.brokers.pgmq.table import (
     GROUP_HEADER,
     TALLY_HEADER,
@@ -90,6 +91,13 @@ class PgmqQueues:
         async with self._databases.use(address.dsn) as database:
             table = await open_table(database, address, to_consume=False)
             yield PgmqPublisher(database, table, address)
+
+    @asynccontextmanager
+    async def open_lister(self, queue: QueueConfig) -> AsyncIterator[PgmqLister]:
+        address = read_address(queue)
+        async with self._databases.use(address.dsn) as database:
+            table = await open_table(database, address, to_consume=False)
+            yield PgmqLister(database, address.name, has_headers=table.has_headers)
 
 
 class PgmqBroker:

@@ -235,8 +235,7 @@ class PgmqTable:
         self.has_headers = has_headers
         self.reads_groups = reads_groups
         self.channel = f"pgmq.{_table_name(queue)}.INSERT"  # of insert notifications
-        quoted = _table_name(queue).replace('"', '""')
-        table = f'pgmq."{quoted}"'
+        table = quoted_table("q", queue)
         held = _HELD.format(table=table)
         self.read = _READ.format(
             headers=_READ_HEADERS if has_headers else "NULL",
@@ -292,6 +291,12 @@ async def open_table(
 
 def _table_name(queue: str) -> str:
     return f"q_{queue.lower()}"
+
+
+def quoted_table(kind: str, queue: str) -> str:
+    """Return the table of a queue (`q`), or of its archive (`a`), for SQL."""
+    quoted = queue.lower().replace('"', '""')
+    return f'pgmq."{kind}_{quoted}"'
 
 
 def fences(

@@ -14,12 +14,16 @@ from router.brokers.postgres.work_queue import (
 )
 from router.brokers.work_queue import (
     HELD_UNTIL,
+    LAST_ROW_ID,
+    ROWS_PER_PAGE,
     Sinks,
     batch_conflict,
     batch_record,
     callback_prefix,
+    message_page,
     message_record,
     ordered_group,
+    state_asked_for,
     why_not_cancelled,
 )
 from router.core.config import QueueConfig
@@ -29,6 +33,8 @@ from router.ports import (
     BatchRecord,
     Cancellation,
     CancelReply,
+    MessageFilter,
+    MessagePage,
     MessageRecord,
     Publication,
     no_reply,
@@ -46,6 +52,42 @@ FROM (
     ORDER BY message_id, id DESC LIMIT 1
 ) AS message
 LEFT JOIN message_router.queue_batches AS batch ON batch.number = message.batch
+"""
+# Of the newest $8 messages before that one, of all queues, those that fit. Each row says how far
+# the query has looked, if there is more to look at: not if all that it looked at is too old.
+_PAGE: Final = """
+WITH looked_at AS MATERIALIZED (
+    SELECT id, queue, message_id, state, attempts, posts, pool, group_id, published_at, not_before,
+           run_after, first_claimed_at, finished_at, worker_id, correlation_id, batch, payload_size,
+           last_error, error_code, http_status
+    FROM message_router.queue_messages
+    WHERE id < $2 ORDER BY id DESC LIMIT $8
+), fitting AS (
+    SELECT looked_at.*, batch_id
+    FROM looked_at LEFT JOIN message_router.queue_batches AS entry ON entry.number = batch
+    WHERE looked_at.queue = $1
+      AND ($3::text IS NULL OR state = $3)
+      AND ($4::boolean IS NULL OR $4 = (
+          run_after IS NOT NULL AND not_before IS NOT NULL AND first_claimed_at IS NULL
+      ))
+      AND ($5::text IS NULL OR group_id = $5)
+      AND ($6::float8 IS NULL OR published_at >= to_timestamp($6))
+    ORDER BY id DESC LIMIT $7
+)
+SELECT looked_to, id, message_id, state, attempts, posts, pool, group_id,
+       extract(epoch FROM published_at)::float8 AS published_at,
+       extract(epoch FROM not_before)::float8 AS not_before, run_after IS NOT NULL AS is_delayed,
+       extract(epoch FROM first_claimed_at)::float8 AS first_claimed_at,
+       extract(epoch FROM finished_at)::float8 AS finished_at, worker_id, correlation_id,
+       batch_id, payload_size, last_error, NULL AS result, false AS result_omitted, error_code,
+       http_status
+FROM (
+    SELECT CASE
+        WHEN count(*) = $8 AND coalesce(max(published_at) >= to_timestamp($6), true) THEN min(id)
+    END AS looked_to
+    FROM looked_at
+) AS looked LEFT JOIN fitting ON true
+ORDER BY id DESC
 """
 _CANCELLABLE: Final = f"""
 SELECT count(*) AS known,
@@ -87,6 +129,21 @@ class PostgresMessageStore:
     async def find(self, message_id: str) -> MessageRecord | None:
         rows = await self._database.call(_FIND, self._name, text(message_id))
         return message_record(message_id, rows[0]) if rows else None
+
+    async def page(
+        self, wanted: MessageFilter, *, limit: int, before: int | None = None
+    ) -> MessagePage:
+        rows = await self._database.call(
+            _PAGE,
+            self._name,
+            LAST_ROW_ID if before is None else before,
+            *state_asked_for(wanted.status),
+            optional_text(wanted.group),
+            wanted.since,
+            limit + 1,
+            ROWS_PER_PAGE,
+        )
+        return message_page(rows, limit)
 
     async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
         while True:

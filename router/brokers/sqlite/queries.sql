@@ -375,6 +375,42 @@ FROM queue_entries AS entry INDEXED BY by_message_id
 WHERE message_id = :name AND entry.queue = :queue
 ORDER BY entry.id DESC LIMIT 1;
 
+-- name: page
+-- Of the newest :rows messages before that one, of all queues, those that fit. Each row says how far the
+-- query has looked, if there is more to look at: not if all that it looked at is too old.
+WITH looked_at AS MATERIALIZED (
+    SELECT entry.id, entry.queue, message_id, state, attempts, posts, pool, group_id, published_at,
+           not_before, wakes_at, first_claimed_at, finished_at, worker_id, correlation_id, batch,
+           payload_size, last_error, error_code, http_status
+    FROM queue_entries AS entry CROSS JOIN queue_progress AS progress ON progress.id = entry.id
+    WHERE entry.id < :before
+    ORDER BY entry.id DESC LIMIT :rows
+),
+fitting AS (
+    SELECT looked_at.*, batch_id
+    FROM looked_at LEFT JOIN queue_batches ON number = batch
+    WHERE looked_at.queue = :queue
+      AND (:state IS NULL OR state = :state)
+      AND (:is_scheduled IS NULL OR :is_scheduled = (
+          wakes_at IS NOT NULL AND not_before IS NOT NULL AND first_claimed_at IS NULL
+      ))
+      AND (:group IS NULL OR group_id = :group)
+      AND (:since IS NULL OR published_at + :unix >= :since)
+    ORDER BY id DESC LIMIT :limit
+)
+SELECT looked_to, id, message_id, state, attempts, posts, pool, group_id,
+       published_at + :unix AS published_at, not_before, wakes_at IS NOT NULL AS is_delayed,
+       first_claimed_at + :unix AS first_claimed_at, finished_at + :unix AS finished_at, worker_id,
+       correlation_id, batch_id, payload_size, last_error, NULL AS result, 0 AS result_omitted,
+       error_code, http_status
+FROM (
+    SELECT iif(
+        count(*) = :rows AND coalesce(max(published_at) + :unix >= :since, true), min(id), NULL
+    ) AS looked_to
+    FROM looked_at
+) LEFT JOIN fitting ON true
+ORDER BY id DESC;
+
 -- name: delete_bodies
 DELETE FROM queue_bodies WHERE id IN (SELECT value FROM json_each(:ids));
 

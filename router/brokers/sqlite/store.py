@@ -9,12 +9,16 @@ from router.brokers.sqlite.queue_table import QueueTable, json_value, to_json
 from router.brokers.sqlite.work_queue import Database
 from router.brokers.work_queue import (
     HELD_UNTIL,
+    LAST_ROW_ID,
+    ROWS_PER_PAGE,
     Sinks,
     batch_conflict,
     batch_record,
     callback_prefix,
+    message_page,
     message_record,
     sink_for,
+    state_asked_for,
     why_not_cancelled,
 )
 from router.core.config import QueueConfig
@@ -23,6 +27,8 @@ from router.ports import (
     BatchRecord,
     Cancellation,
     CancelReply,
+    MessageFilter,
+    MessagePage,
     MessageRecord,
     Publication,
     no_reply,
@@ -43,6 +49,27 @@ class SqliteMessageStore:
     async def find(self, message_id: str) -> MessageRecord | None:
         row = await self._database.look(partial(self._row, query="find", name=message_id))
         return None if row is None else message_record(message_id, row)
+
+    async def page(
+        self, wanted: MessageFilter, *, limit: int, before: int | None = None
+    ) -> MessagePage:
+        state, is_scheduled = state_asked_for(wanted.status)
+        asked = {
+            "queue": self._table.queue,
+            "state": state,
+            "is_scheduled": is_scheduled,
+            "group": wanted.group,
+            "since": wanted.since,
+            "unix": self._unix,
+            "rows": ROWS_PER_PAGE,
+            "limit": limit + 1,
+            "before": LAST_ROW_ID if before is None else before,
+        }
+
+        def read(db: sqlite3.Connection) -> Sequence[sqlite3.Row]:
+            return _named(db).execute(QUERIES["page"], asked).fetchall()
+
+        return message_page(await self._database.look(read), limit)
 
     async def cancel(self, message_id: str, reply: CancelReply = no_reply) -> Cancellation:
         def work(db: sqlite3.Connection) -> Cancellation:
@@ -128,12 +155,14 @@ class SqliteMessageStore:
 
     def _row(self, db: sqlite3.Connection, query: str, name: str) -> sqlite3.Row | None:
         """Return the row of what has that name, its instants as Unix time."""
-        cursor = db.cursor()
-        cursor.row_factory = sqlite3.Row
-        unix = self._table.wall() - self._table.clock()  # ahead of the clock of the file
-        asked = {"queue": self._table.queue, "name": name, "unix": unix}
-        row: sqlite3.Row | None = cursor.execute(QUERIES[query], asked).fetchone()
+        asked = {"queue": self._table.queue, "name": name, "unix": self._unix}
+        row: sqlite3.Row | None = _named(db).execute(QUERIES[query], asked).fetchone()
         return row
+
+    @property
+    def _unix(self) -> float:
+        """Return how far Unix time is ahead of the clock of the file."""
+        return self._table.wall() - self._table.clock()
 
     def _add_members(
         self, db: sqlite3.Connection, batch_id: str, items: Sequence[Publication], *, closes: bool
@@ -161,3 +190,10 @@ class SqliteMessageStore:
         db.execute(QUERIES["grow_batch"], asked)
         self._table.complete(db, number)
         return len(new)
+
+
+def _named(db: sqlite3.Connection) -> sqlite3.Cursor:
+    """Return a cursor whose rows know the names of their columns."""
+    cursor = db.cursor()
+    cursor.row_factory = sqlite3.Row
+    return cursor

@@ -25,7 +25,6 @@ from msgspec.structs import replace
 
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
-from router.core.message import Message
 
 if TYPE_CHECKING:  # the table of outcomes names the reasons below
     from router.core.outcome import Failure, Outcome
@@ -162,11 +161,8 @@ def deferral_seconds(
     return min(max(ahead / per_second, least), MAX_DEFERRAL_SECONDS)
 
 
-def policy_for(message: Message, policy: RetryPolicy | None) -> RetryPolicy | None:
-    """Return the retry policy of a message: it may ask for fewer attempts than its pool allows."""
-    most = message.max_attempts
-    if most is None:
-        return policy
+def policy_for(most: int, policy: RetryPolicy | None) -> RetryPolicy:
+    """Return the retry policy of a message that asks for fewer attempts than its pool allows."""
     if policy is None:
         return RetryPolicy(most, schedule=())
     return replace(policy, max_attempts=min(most, policy.max_attempts or most))

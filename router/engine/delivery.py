@@ -111,12 +111,16 @@ class Mediator:
         try:
             span = request_span(message.id, job.started_at, job.received.parent, self._sampling)
             policy = job.policy
+            most = None if policy is None else policy.max_attempts
+            timeout = target.timeout or pool.timeout or self._timeout
+            if message.timeout_ms is not None:  # it may ask for fewer (MSG-1)
+                timeout = min(message.timeout_ms / 1000, timeout)
             answer = await self._sender.send(
                 message,
-                job.attempt,
-                _timeout_for(message, target.timeout or pool.timeout or self._timeout),
+                job.attempt_of(most),
+                timeout,
                 span,
-                max_attempts=None if policy is None else policy.max_attempts,
+                max_attempts=most,
                 request=len(job.tries) + 1,
             )
             outcome = judge(answer, self._wall, policy)
@@ -159,11 +163,6 @@ class Mediator:
             self._warn(code, f"{_about(outcome, job.message)}{outcome.detail}", severity)
 
 
-def _timeout_for(message: Message, most: float) -> float:
-    """Return the seconds that a request of a message may take: it may ask for fewer (MSG-1)."""
-    return most if message.timeout_ms is None else min(message.timeout_ms / 1000, most)
-
-
 def _about(outcome: Outcome, message: Message) -> str:
     """Return what the warning about an outcome begins with."""
     if outcome.rule.about is About.ROUTER:
@@ -193,7 +192,7 @@ class TaskMediator:
             Task(
                 job.message,
                 settler.queue_name,
-                job.attempt,
+                job.attempt_of(most),
                 most,
                 partial(settler.extend, job),
             )

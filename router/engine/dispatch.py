@@ -143,9 +143,10 @@ class Dispatcher:
             or message.then
             or message.not_before is not None
             or message.delay_seconds is not None
+            or message.expires_at is not None
+            or settler.queue.max_age is not None
         ):
             self._note_wishes(job)
-        job.expires_at = self._expiry(message, received, settler.queue, batch.at)
         arrival, held = registry.track(job)
         if held is job:
             if again:  # behind one of its group: it goes back with that (FIFO-1)
@@ -213,20 +214,16 @@ class Dispatcher:
             self._warn(Code.CONFIGURATION, f"{batch.settler.queue.name}: {text}")
         return due_at
 
-    def _expiry(
-        self, message: Message, received: ReceivedMessage, queue: QueueConfig, now: float
-    ) -> float:
+    def _expiry(self, job: Job, queue: QueueConfig) -> float:
         """Return the loop time from which it is too late to send it (MSG-2)."""
-        given, max_age = message.expires_at, queue.max_age
-        if given is None and max_age is None:
-            return NEVER
+        received, given, max_age = job.received, job.message.expires_at, queue.max_age
         ends_at = NEVER if given is None else given.timestamp()
         if max_age is not None and received.published_at is not None:
             ends_at = min(ends_at, received.published_at + max_age)
         elif max_age is not None:
             text = "maxAgeSeconds ignored: its broker does not say when a message was published"
             self._warn(Code.CONFIGURATION, f"{queue.name}: {text}")
-        return ends_at - self._wall() + now
+        return ends_at - self._wall() + job.tracked_at
 
     def _redelivered(
         self,
@@ -306,6 +303,7 @@ class Dispatcher:
         if message.not_before is not None or message.delay_seconds is not None:
             early = self._seconds_early(message, job.received, job.batch)
             job.not_before = job.tracked_at + early
+        job.expires_at = self._expiry(job, job.settler.queue)
         if message.has_unknown_mode:
             self._warn(Code.CONFIGURATION, f"unknown dispatchMode {message.dispatch!r} ignored")
         if message.reply_to is not None or message.then:

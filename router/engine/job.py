@@ -101,18 +101,18 @@ class Job(Struct, eq=False):
     def policy(self) -> RetryPolicy | None:
         """Its retry policy: that of its pool, else of its queue (WQ-5), with its own limit."""
         policy = (None if self.pool is None else self.pool.config.retry) or self.settler.retry
-        return policy_for(self.message, policy)
+        most = self.message.max_attempts
+        return policy if most is None else policy_for(most, policy)
 
     @property
     def attempt(self) -> int:
-        """The number of its delivery, the next one if none is under way (WQ-14).
+        """The number of its delivery, the next one if none is under way (WQ-14)."""
+        policy = self.policy
+        return self.attempt_of(None if policy is None else policy.max_attempts)
 
-        A policy with a lower limit may have come since it failed.
-        """
-        policy, attempt = self.policy, self.failures + 1
-        if policy is None or policy.max_attempts is None:
-            return attempt
-        return min(attempt, policy.max_attempts)
+    def attempt_of(self, most: int | None) -> int:
+        """Return that number. A policy with a lower limit may have come since it failed."""
+        return self.failures + 1 if most is None else min(self.failures + 1, most)
 
     @property
     def is_command(self) -> bool:

@@ -32,6 +32,7 @@ from router.api.server import serve as serve_api
 from router.core.config import RoutingConfig
 from router.core.config_plan import Plan
 from router.core.message import Message
+from router.core.sharing import divided
 from router.core.state import RouterState
 from router.core.target import read_target
 from router.core.timestamps import Tsids
@@ -51,6 +52,7 @@ from router.engine.notifier import Notifier
 from router.engine.periodic import Chore, LoopLag, every, keep_running
 from router.engine.queue_manager import QueueManager, shut_down
 from router.engine.registry import Journal
+from router.engine.shared_limits import SharedLimits
 from router.engine.standby import Alone, Election, Standby
 from router.engine.state import MessageLookup, StateReader
 from router.engine.stores import Batches, MessageStates, QueueStores
@@ -118,6 +120,7 @@ class Router:
             credentials=ports.credential_states,
             dropped_logs=dropped_lines,
         )
+        self.limits = manager.deps.limits
         self.beat = Beat(
             lambda: manager.applied,
             publishing,
@@ -199,6 +202,8 @@ class Router:
             work["sync"] = partial(self.sync.run, settings.sync_interval, random.uniform)
             work["beat"] = partial(self.beat.run, lambda: self.election.status().primary)
             self.election.start(tasks)
+            if self.limits is not None:
+                work["limits"] = partial(self.limits.run, lambda: self.election.status().primary)
         if self._notifier.mailboxes:
             work["notify"] = partial(every, settings.notify_batch_interval, self.notify)
         warn = self.manager.deps.alerts.of("Chores")
@@ -217,7 +222,9 @@ class Router:
         warn = self.manager.deps.alerts.of("ConfigSync")
         for flaw in self._sender.use(config.targets):
             warn(Code.CREDENTIALS, flaw, Severity.CRITICAL)
-        return await self.election.apply(config)
+        settings = self._settings
+        share = divided(config, settings.limit_sharers, rates=self.limits is None)
+        return await self.election.apply(share)
 
 
 def _election(
@@ -244,6 +251,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
     instance = settings.standby_instance_id or socket.gethostname()
     notifier, warnings = notifier_of(settings, instance), WarningBook()
     alerts = Alerts(warnings, time.time, notifier.warned)
+    limits: SharedLimits | None = None
     access = access_of(settings)
 
     def breaker_changed(breaker: Breaker) -> None:
@@ -255,6 +263,8 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
     async with AsyncExitStack() as stack:
         # What can fail comes before the first task group, which would wrap its error.
         ports = await open_ports(stack, settings, alerts, instance)
+        if ports.limits is not None:
+            limits = SharedLimits(ports.limits, alerts, routers=settings.limit_sharers)
         mediator = Mediator(
             ports.sender,
             alerts,
@@ -280,6 +290,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
                 ),
                 journal=Journal(ports.tracer),
                 order=order_store(settings, ports.brokers),
+                limits=limits,
             )
         )
         router = Router(
@@ -347,7 +358,7 @@ def run(env: Mapping[str, str]) -> int:
         settings.log_format is LogFormat.AUTO and not sys.stdout.isatty()
     )
     with closing(configure_logging(settings.log_level.name, as_json=as_json)):
-        for note in setting_notes(env):
+        for note in (*setting_notes(env), *settings.notes()):
             log.warning("%s", note)
         runtime.raise_limit()
         return uvloop.run(_run_until_signalled(settings))

@@ -28,13 +28,14 @@ from router.core.warnings import Code, Severity
 from router.curl.loop import CurlOptions
 from router.engine.alerts import Alerts
 from router.engine.notifier import Notifier
+from router.limits import LimitsScope, open_limits
 from router.locks import LockRequest, open_lock
 from router.outbound.credentials import CredentialStore, Warnings
 from router.outbound.http_sender import HttpSender
 from router.outbound.notifications import open_channels
 from router.outbound.process import BadExecutors, Executor, read_executors
 from router.outbound.process.tasks import ProcessTasks, open_tasks, refusal
-from router.ports import DeadLetterStore, Lock, QueueRefused, Tracer
+from router.ports import DeadLetterStore, LimitsServer, Lock, QueueRefused, Tracer
 from router.setting_values import AuthMode, BadSetting
 from router.settings import Settings
 from router.wiring import open_brokers, open_letters
@@ -53,6 +54,7 @@ class Ports:
     policy: TargetPolicy
     store: DeadLetterStore
     lock: Lock | None
+    limits: LimitsServer | None  # None: this router shares no limits
     leadership: Leadership
     brokers: BrokerRegistry
     shares: runtime.Shares
@@ -93,6 +95,7 @@ async def open_ports(
     policy = target_policy(settings, listener)
     store = await stack.enter_async_context(open_letters(settings))
     lock = await open_leader_lock(stack, settings, instance)
+    limits = await open_limits_server(stack, settings)
     brokers = await stack.enter_async_context(open_brokers(settings, alerts))
     leadership = Leadership(THIS_MACHINE.uptime)  # it runs while we sleep, as on a lock server
     shares = runtime.shares(runtime.current_limit(), settings.api_max_connections)
@@ -114,6 +117,7 @@ async def open_ports(
         policy=policy,
         store=store,
         lock=lock,
+        limits=limits,
         leadership=leadership,
         brokers=brokers,
         shares=shares,
@@ -206,6 +210,22 @@ async def open_leader_lock(stack: AsyncExitStack, settings: Settings, instance: 
         raise BadSetting(f"STANDBY_LOCK_URL: this lock {needs}") from None
     except (ValueError, QueueRefused):  # without their texts: the URL may hold a password
         raise BadSetting("STANDBY_LOCK_URL cannot be used to connect") from None
+
+
+async def open_limits_server(stack: AsyncExitStack, settings: Settings) -> LimitsServer | None:
+    """Return None if this router shares no limits with others."""
+    url = settings.limits_url
+    if url is None:
+        return None
+    key = settings.limits_key or settings.standby_lock_key
+    try:
+        opening = open_limits(url, LimitsScope(key, secrets.token_hex(8)))
+        return await stack.enter_async_context(opening)
+    except ModuleNotFoundError as error:
+        needs = f"needs the package {error.name}: pip install 'message-router[all]'"
+        raise BadSetting(f"MESSAGE_ROUTER_LIMITS_URL: this server {needs}") from None
+    except (ValueError, QueueRefused):  # without their texts: the URL may hold a password
+        raise BadSetting("MESSAGE_ROUTER_LIMITS_URL cannot be used to connect") from None
 
 
 def open_tracer(settings: Settings, instance: str) -> AbstractAsyncContextManager[Tracer | None]:

@@ -19,6 +19,7 @@ from router.core.message import UNTRIED, Handle, Message, ReceivedMessage, Tally
 from router.core.notification import Digest
 from router.core.order import GroupKey
 from router.core.outcome import Answer, Ending, Failure
+from router.core.sharing import RateTerms
 from router.core.trace import Span
 
 
@@ -552,6 +553,31 @@ class Lock(Protocol):
 
     async def release(self) -> None:
         """Release it, if this process has it."""
+
+
+class LimitsUnavailable(Exception):
+    """The limits server did not answer, or could not do it: its text says why, without secrets."""
+
+
+class Reserved(Struct, frozen=True):
+    """Slots of a rate, for one router."""
+
+    count: int
+    delay: float  # seconds from the answer to the first of them; negative: it is over already
+
+
+class LimitsServer(Protocol):
+    """Where several routers share limits. Each call is atomic, and raises LimitsUnavailable."""
+
+    async def reserve(self, name: str, terms: RateTerms, wanted: int) -> Reserved:
+        """Reserve the next slots of a rate, `terms.portion` of them.
+
+        Or up to `wanted`, if more have begun already. If the rate was another one before, what was
+        used of it stays used.
+        """
+
+    async def count_routers(self) -> int:
+        """Note that this router is there. Return how many were there lately."""
 
 
 class NotSent(Exception):

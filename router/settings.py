@@ -167,6 +167,16 @@ class Settings:
     default_retry: RetryPolicy | None = optional("MESSAGE_ROUTER_DEFAULT_RETRY", retry_policy,
         'retry policy of pools and queues without one, such as `{"maxAttempts": 20}`; if not set: '
         "retry every 30 s without end")
+    limits_url: str | None = optional(
+        "MESSAGE_ROUTER_LIMITS_URL", servers("redis", "rediss", "postgresql"),
+        "`redis://` or `postgresql://` URL of the server over which routers share the rate limits "
+        "of pools; if not set: each router has its own", secret=True)
+    limits_key: str | None = optional("MESSAGE_ROUTER_LIMITS_KEY", text,
+        "name of the limits on that server: routers with the same one share them; if not set: "
+        "`STANDBY_LOCK_KEY`")
+    replicas: int = env("MESSAGE_ROUTER_REPLICAS", whole(1, 1000), "1",
+        "number of routers that work at the same time. Each takes its share of the concurrency and "
+        "rate limits, rates of pools only if there is no limits server")
     standby_enabled: bool = env("STANDBY_ENABLED", switch, "false",
         "hot standby: only one of several routers works at a time")
     standby_lock_url: str | None = optional(
@@ -255,6 +265,18 @@ class Settings:
     def naming(self) -> QueueNames:
         by_default = "SQS" if self.config_urls else "EMBEDDED"
         return installed().naming(self.queue_type or by_default, str(self.state_dir.absolute()))
+
+    @property
+    def limit_sharers(self) -> int:
+        """By how many routers the limits of the configuration are divided (LIM-2)."""
+        return 1 if self.standby_enabled else self.replicas
+
+    def notes(self) -> list[str]:
+        """Return which settings have no effect beside others, for warnings at start."""
+        if self.replicas > 1 and self.standby_enabled:
+            text = "MESSAGE_ROUTER_REPLICAS is ignored: with STANDBY_ENABLED one router works"
+            return [text]
+        return []
 
     @property
     def dead_letter_path(self) -> Path | None:

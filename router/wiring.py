@@ -28,6 +28,7 @@ from router.engine.flow import ByteBudget
 from router.engine.publishing import open_publishing
 from router.engine.queue_manager import QueueManager
 from router.engine.registry import InFlightRegistry, Journal
+from router.engine.shared_limits import SharedLimits
 from router.engine.targets import Targets
 from router.engine.transfer import OrderStore
 from router.ports import Brokers, DeadLetterStore, StoreError
@@ -139,6 +140,7 @@ async def open_engine(
     wall: Callable[[], float] = time.time,
     jitter: Jitter = random.uniform,
     order: OrderStore | None = None,
+    limits: SharedLimits | None = None,
 ) -> AsyncIterator[QueueManager]:
     """Open an engine without queues and pools; `QueueManager.apply` adds them.
 
@@ -168,6 +170,7 @@ async def open_engine(
                 max_pools=settings.max_pools,
                 pool_warning_threshold=settings.pool_warning_threshold,
                 order=order,
+                limits=limits,
             )
         )
         yield manager

@@ -12,6 +12,7 @@ from router.engine.delivery import Deliverer
 from router.engine.flow import ByteBudget
 from router.engine.publishing import QueuePublisher
 from router.engine.registry import InFlightRegistry
+from router.engine.shared_limits import SharedLimits
 from router.engine.targets import Targets
 from router.engine.transfer import OrderStore
 from router.ports import Brokers
@@ -36,5 +37,6 @@ class EngineDeps:
     pool_warning_threshold: int
     look_ahead_bytes: ByteBudget  # of all queues together (ROUTE-5)
     order: OrderStore | None = None  # where strict queues store groups; None: they block
+    limits: SharedLimits | None = None  # of all routers together; None: of this one
     room: Signal = field(default_factory=Signal)  # a pool has room again, or a consumer stops
     extended: Signal = field(default_factory=Signal)  # an extension of leases has ended

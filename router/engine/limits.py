@@ -80,10 +80,10 @@ class Permits:
 
 
 class RateConfig(Protocol):
-    """What a rate limit is made of: part of a pool's or a target's configuration."""
+    """What a rate limit is made of: part of a pool's or a target's configuration, or a share."""
 
     @property
-    def rate_per_minute(self) -> int | None: ...
+    def rate_per_minute(self) -> float | None: ...
 
     @property
     def burst(self) -> int | None:
@@ -116,8 +116,8 @@ class RateLimiter:
         self._configure(config)
         self._changed.ring()
 
-    async def pass_one(self) -> None:
-        """Wait until one more may be sent, and count it."""
+    async def pass_one(self, of: int = 1) -> None:  # noqa: ARG002  as SharedRate has it
+        """Wait until one more may be sent, and count it. `of`: so many could be sent now."""
         while (seconds := self.seconds_to_wait) > 0:
             await self._changed.wait(at_most=max(seconds, SHORTEST_WAIT_SECONDS))
         self.spend()
@@ -127,11 +127,17 @@ class RateLimiter:
         if self.is_limited:
             self._level += 1
 
+    def use_up(self) -> None:
+        """Count as many as may be sent at once."""
+        self._leak()
+        self._level = self._capacity
+
     def _configure(self, config: RateConfig) -> None:
         rate = config.rate_per_minute
         self.is_limited = rate is not None
         if rate is not None:  # else the level leaks on as before, for a limit that comes back
-            self._capacity = min(config.burst or rate, rate)
+            # A share of a rate may be less than one a minute.
+            self._capacity = max(min(config.burst or rate, rate), 1)
             self._per_second = rate / MINUTE
             self._level = min(self._level, self._capacity)
 

@@ -26,6 +26,7 @@ from router.engine.delivery import DeliveryRunner, nack_all
 from router.engine.job import Job, Return
 from router.engine.lanes import Flow, Lane, Lanes, ordering_group
 from router.engine.limits import Permits, RateLimiter
+from router.engine.shared_limits import Rate
 from router.engine.targets import Line, Targets
 from router.signal import Signal
 
@@ -49,7 +50,9 @@ class ProcessPool:
         *,
         on_room: Callable[["ProcessPool"], None],
         on_group_free: Callable[[Sequence[Job]], None],
+        rate: Rate | None = None,
     ) -> None:
+        """`rate`: its limit, if that is shared with other routers."""
         self.runner = runner
         self.deliveries = runner.deliveries
         self.config = config = runner.config
@@ -69,7 +72,7 @@ class ProcessPool:
         self._crowded = 0  # lines
         self._search: asyncio.TimerHandle | None = None  # for other targets, while one fills it
         self._searched = 0  # messages that were refused by the search that goes on
-        self.rate = RateLimiter(config)
+        self.rate: Rate = RateLimiter(config) if rate is None else rate
         self.permits = permits
         permits.on_free = self._pump
         self._requests = runner.requests
@@ -573,7 +576,7 @@ class ProcessPool:
         while self.lanes.waiting and self.permits.is_free:
             if self.rate.seconds_to_wait > 0:
                 self.deliveries.limit(self._loop.time())
-            await self.rate.pass_one()
+            await self.rate.pass_one(min(self.lanes.waiting, self.permits.free))
             if self.lanes.waiting and self.permits.is_free:
                 self._start_next()
         self.waits_for_rate = None

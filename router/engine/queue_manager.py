@@ -32,6 +32,7 @@ from router.engine.dispatch import KEEPS_FRONT, SOURCE, Dispatcher
 from router.engine.job import Job, Return
 from router.engine.limits import Permits
 from router.engine.pool import Pools, ProcessPool, Workers
+from router.engine.shared_limits import SharedRate
 from router.engine.transfer import QueueOrder
 
 log = logging.getLogger(__name__)
@@ -209,6 +210,7 @@ class QueueManager:
             deps.targets,
             on_room=self.pools.note_room,
             on_group_free=self._place_blocked,
+            rate=None if deps.limits is None else SharedRate(config, deps.limits),
         )
         deps.room.ring()
         return pool

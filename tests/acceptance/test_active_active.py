@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.fleet import Fleet
 from tests.acceptance.load import firsts_in_order, group_of, load, publish_all
-from tests.acceptance.process import RouterProcess, eventually
+from tests.acceptance.process import eventually
 from tests.acceptance.site import Site
 from tests.acceptance.targets import id_of
 from tests.outbound.servers import Connection, listening
@@ -49,27 +50,6 @@ class SharedRecorder:
 
     async def has_accepted(self, number: int) -> None:
         await eventually(lambda: len(self.accepted) >= number, within=200)
-
-
-@dataclass
-class Fleet:
-    """Routers that share a queue. Whoever leaves the block leaves no process behind."""
-
-    site: Site
-    stack: AsyncExitStack
-    routers: dict[int, RouterProcess] = field(default_factory=dict)
-
-    async def start(self, *numbers: int) -> None:
-        for number in numbers:
-            folder = self.site.folder / f"router-{number}"
-            folder.mkdir(exist_ok=True)
-            starting = Site(folder, settings=self.site.settings).starting()
-            self.routers[number] = await self.stack.enter_async_context(starting)
-        for number in numbers:
-            await self.routers[number].ready()
-
-    async def stop(self) -> list[int]:
-        return [await router.stop() for router in self.routers.values()]
 
 
 async def run_and_kill(

@@ -21,6 +21,7 @@ from router.engine.delivery import Mediator, TaskMediator
 from router.engine.pool import ProcessPool
 from router.engine.queue_manager import QueueManager
 from router.engine.registry import Journal
+from router.engine.shared_limits import SharedLimits
 from router.engine.transfer import OrderStore
 from router.ports import Brokers, OrderLogs, Publication, TaskRunner
 from router.settings import Settings
@@ -142,6 +143,7 @@ async def running(
     longest_delivery: float = 0.0,
     journal: Journal | None = None,
     order: OrderStore | None = None,
+    shared: SharedLimits | None = None,  # with other routers
     **limits: Any,  # settings
 ) -> AsyncIterator[Rig]:
     """A router that runs for as long as the block does; at its end, nothing is unaccounted for."""
@@ -173,6 +175,7 @@ async def running(
             wall=wall or _virtual_wall,
             jitter=middle,
             order=order or order_store(registered),
+            limits=shared,
         ) as manager:
             group = manager.deps.tasks
             rig = Rig(manager, sender, letters, book, breakers, witness, group, alerts, witness)

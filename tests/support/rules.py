@@ -57,6 +57,8 @@ REQUIRED: Final[Mapping[str, str]] = {
     "POOL-7": "dispatch modes",
     "SHARE-1": "targets or tenants share the workers of a pool",
     "FIFO-1": "a failure holds back the rest of its batch's group",
+    "LIM-1": "several routers share one rate",
+    "LIM-2": "routers take shares of limits",
     "MSG-1": "how one message is sent",
     "MSG-2": "when it is too late",
     "ORD-1": "strict queues, and where a failed message waits",

@@ -198,6 +198,8 @@ def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> 
         ),
         ("OTEL_TRACES_EXPORTER", "zipkin", "one of OTLP, NONE"),
         ("OTEL_TRACES_SAMPLER", "sometimes", "PARENTBASED_TRACEIDRATIO"),
+        ("MESSAGE_ROUTER_LIMITS_URL", "nats://host", "begins with redis://"),
+        ("MESSAGE_ROUTER_REPLICAS", "0", "a whole number from 1 to 1000, not '0'"),
         ("OTEL_TRACES_SAMPLER_ARG", "1.1", "a number from 0 to 1, not '1.1'"),
         ("OTEL_TRACES_SAMPLER_ARG", "nan", "a number from 0 to 1"),
     ],
@@ -359,6 +361,21 @@ def test_the_lock_may_be_on_one_server_or_on_several(url: str) -> None:
 
     assert settings.standby_lock_url == url
     assert "secret" not in repr(settings)
+
+
+@pytest.mark.rule("CFG-1", "LIM-2")
+def test_limits_are_divided_by_the_routers_that_work_at_the_same_time() -> None:
+    three = {"MESSAGE_ROUTER_REPLICAS": "3"}
+    standby = {"STANDBY_ENABLED": "true", "STANDBY_LOCK_URL": "redis://host"}
+    alone, active, spare, still = (
+        Settings.from_env(env) for env in ({}, three, three | standby, standby)
+    )
+
+    assert [each.limit_sharers for each in (alone, active, spare, still)] == [1, 3, 1, 1]
+    assert [alone.notes(), active.notes(), still.notes()] == [[], [], []]
+    assert spare.notes() == [
+        "MESSAGE_ROUTER_REPLICAS is ignored: with STANDBY_ENABLED one router works"
+    ]
 
 
 @pytest.mark.rule("CFG-1")

@@ -136,6 +136,16 @@ class PrefetchWindow(Protocol):
         """Let up to so many more be pushed, from the next receive on: they wait for full pools."""
 
 
+class Pulse(Protocol):
+    """Shows whether what a connection has brought may have gone to somebody else (ORD-9)."""
+
+    def is_silent(self) -> bool:
+        """Return whether it may: for too long nothing has proved that the broker still has us.
+
+        Once it has returned True, it always does.
+        """
+
+
 class Traits(Struct, frozen=True, kw_only=True):
     """Where a broker differs in what the engine has to do for it."""
 
@@ -158,6 +168,7 @@ class Traits(Struct, frozen=True, kw_only=True):
     defers: bool = False  # False: the broker has no delays, or counts returns against a limit
     defer_limit: int | None = None  # of the messages that may be deferred at once
     window: PrefetchWindow | None = None  # None: it pushes nothing
+    pulse: Pulse | None = None  # None: leases say what is still ours
 
 
 class Broker(Protocol):

@@ -328,7 +328,10 @@ class DeliveryRunner:
             if failed is not None and not await self._wait_to_try(job, failed, pause):
                 break
             now = self._loop.time()
-            may_send = not (self._stopped or job.lease_until <= now or self._leadership.is_over)
+            settler = job.settler
+            is_cut_off = settler.traits.pulse is not None and settler.is_cut_off
+            is_lost = is_cut_off or job.lease_until <= now
+            may_send = not (is_lost or self._stopped or self._leadership.is_over)
             if not may_send or job.expires_at <= now:
                 target.leave()
                 return TOO_LATE if may_send else None

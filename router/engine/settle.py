@@ -37,6 +37,7 @@ ACK_LINGER_SECONDS: Final = 0.002  # how long an ACK waits for others to join it
 ACKS_PER_CALL: Final = 500
 NACKS_PER_CALL: Final = 100  # some brokers take one after the other, and a call has 25 seconds
 _CopyEnd = tuple[str, Ending | None]  # its message's error, and its ending
+_ENDS_BY_ITSELF: Final = frozenset({State.DELIVERING, State.SETTLING})
 _LAST_HAND_OVER: Final = GiveUp(
     Reason.RETRIES_EXHAUSTED, "the broker hands this message over for the last time"
 )
@@ -133,6 +134,21 @@ class Settler:
                 job.lease_until = EXPIRED
             self._forfeit_waiting()
         self.renewed.ring()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether what its connection has brought is lost: no request starts for it (ORD-9)."""
+        pulse = self.traits.pulse
+        if pulse is None or not pulse.is_silent():
+            return False
+        if self._guarded is not None and not self._guarded.is_broken:
+            log.warning("the broker was silent for too long", extra={"queue": self.queue_name})
+            self._guarded.break_off()
+        for job in self.held:
+            # An answer to an open request is settled all the same, where the broker still takes it.
+            if job.state not in _ENDS_BY_ITSELF:
+                job.lease_until = EXPIRED
+        return True
 
     def _forfeit_waiting(self) -> None:
         """Drop what waits to be placed, returned or acknowledged: its connection is lost."""

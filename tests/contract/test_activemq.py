@@ -366,6 +366,37 @@ async def test_a_broker_that_falls_silent_is_noticed(ends: Ends, server: ActiveM
     assert 2 < noticed < 6
 
 
+@pytest.mark.rule("ORD-9")
+async def test_a_router_that_stood_still_does_not_trust_what_it_holds(ends: Ends) -> None:
+    pulse = ends.broker.traits.pulse
+    assert pulse is not None
+    await asyncio.sleep(3.5)  # idle, with a heartbeat of one second
+    before = pulse.is_silent()
+    time.sleep(2.1)  # noqa: ASYNC251  the whole process stands still
+    at_once = pulse.is_silent()
+    await asyncio.sleep(0.5)  # until all was read that has arrived meanwhile
+
+    assert (before, at_once, pulse.is_silent()) == (False, True, True)
+
+
+@pytest.mark.rule("ORD-9")
+async def test_two_heartbeats_of_silence_are_enough_not_to_trust_what_it_holds(
+    ends: Ends, server: ActiveMqServer
+) -> None:
+    pulse = ends.broker.traits.pulse
+    assert pulse is not None
+    server.freeze()
+    frozen_at = time.monotonic()
+    try:
+        while not pulse.is_silent():  # noqa: ASYNC110  nothing tells
+            await asyncio.sleep(0.05)
+        noticed = time.monotonic() - frozen_at
+    finally:
+        server.thaw()
+
+    assert 0.9 < noticed < 2.5
+
+
 @pytest.mark.rule("BRK-1")
 async def test_an_idle_connection_stays_open(ends: Ends) -> None:
     receiving = asyncio.ensure_future(ends.broker.receive(1))

@@ -93,7 +93,7 @@ def push(wire: FakeWire, *names: str) -> None:
 
 
 @pytest.mark.rule("BRK-6")
-async def test_it_beats_twice_as_often_as_it_asks_the_broker_to() -> None:
+async def test_both_sides_beat_twice_per_heartbeat() -> None:
     connection, wire = await connected()
 
     for _ in range(2):
@@ -101,7 +101,7 @@ async def test_it_beats_twice_as_often_as_it_asks_the_broker_to() -> None:
         connection.data_received(b"\n")
     await connection.close()
 
-    assert wire.said[0].headers["heart-beat"] == "10000,5000"
+    assert wire.said[0].headers["heart-beat"] == "10000,2500"
     assert wire.beats == [2.5, 5.0, 7.5, 10.0]
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import aio_pika
 import pytest
@@ -439,6 +439,55 @@ async def test_what_is_published_again_is_not_taken_for_an_original_that_is_gone
 
     assert copy.tally == TRIED
     assert (again.claimed_id, again.tally, again.receive_count) == (first.claimed_id, UNTRIED, 2)
+
+
+@pytest.mark.rule("ORD-9")
+async def test_an_idle_connection_proves_that_it_is_alive(
+    server: RabbitServer, name: str, brokers: BrokerRegistry
+) -> None:
+    async with brokers.open_queue(queue(server, name, "type=classic", "heartbeat=1")) as broker:
+        pulse = broker.traits.pulse
+        assert pulse is not None
+        await asyncio.sleep(3.5)
+
+        assert not pulse.is_silent()
+
+
+@pytest.mark.rule("ORD-9")
+async def test_a_router_that_stood_still_does_not_trust_what_it_holds(
+    server: RabbitServer, name: str, brokers: BrokerRegistry
+) -> None:
+    async with brokers.open_queue(queue(server, name, "type=classic", "heartbeat=1")) as broker:
+        pulse = broker.traits.pulse
+        assert pulse is not None
+        await asyncio.sleep(0.2)
+        before = pulse.is_silent()
+        time.sleep(2.1)  # noqa: ASYNC251  the whole process stands still
+        at_once = pulse.is_silent()
+        with suppress(Disconnected):
+            await broker.depth()
+
+        assert (before, at_once, pulse.is_silent()) == (False, True, True)
+
+
+@pytest.mark.rule("ORD-9")
+async def test_two_heartbeats_of_silence_are_enough_not_to_trust_what_it_holds(
+    server: RabbitServer, name: str, brokers: BrokerRegistry
+) -> None:
+    async with brokers.open_queue(queue(server, name, "type=classic", "heartbeat=1")) as broker:
+        pulse = broker.traits.pulse
+        assert pulse is not None
+        await asyncio.sleep(0.2)
+        server.freeze()
+        frozen_at = time.monotonic()
+        try:
+            while not pulse.is_silent():  # noqa: ASYNC110  nothing tells
+                await asyncio.sleep(0.05)
+            noticed = time.monotonic() - frozen_at
+        finally:
+            server.thaw()
+
+    assert 1.3 < noticed < 2.5
 
 
 def by_way_of(wire: Proxy, queue: QueueConfig, server: RabbitServer) -> QueueConfig:

@@ -320,3 +320,61 @@ async def test_acks_that_fill_a_call_of_their_broker_wait_for_no_others(
 
         acks = [call for call in queue.calls if call[1] == "ack"]
         assert acks == [(1 + waited, "ack", messages)]
+
+
+class Pulse:
+    def __init__(self) -> None:
+        self.has_stopped = False
+
+    def is_silent(self) -> bool:
+        return self.has_stopped
+
+
+@pytest.mark.rule("ORD-9")
+@pytest.mark.parametrize("lease", [None, 60.0])
+async def test_no_request_starts_for_what_a_silent_broker_may_have_given_away(
+    lease: float | None,
+) -> None:
+    pulse = Pulse()
+    queue = ScriptedQueue(lease_seconds=lease, traits=Traits(pulse=pulse))
+    sender = FakeSender(takes=10)
+    brokers = Scripted(q=queue)
+    async with running(pool("P"), sender=sender, brokers=brokers) as rig:
+        for each in "abc":
+            queue.hand_over(
+                handed(body(each, messageGroupId="g", poolCode="P"), each, each, lease=lease)
+            )
+        await asyncio.sleep(1)
+        pulse.has_stopped = True
+        await asyncio.sleep(10)
+        pulse.has_stopped = False  # of the next connection
+        queue.hand_over(
+            handed(body("b", messageGroupId="g", poolCode="P"), "again", "b", lease=lease)
+        )
+        await asyncio.sleep(15)
+
+        assert [name for name, _ in sender.attempts] == ["a", "b"]
+        assert len(brokers.opened) == 2
+        assert not queue.nacked
+        assert rig.manager.registry.ledger.ended[Fate.FORFEITED] == (2 if lease else 3)
+
+
+@pytest.mark.rule("ORD-9")
+async def test_a_silence_is_noticed_between_two_connections_too() -> None:
+    pulse = Pulse()
+    queue = ScriptedQueue(lease_seconds=60, traits=Traits(pulse=pulse))
+    sender = FakeSender(takes=10)
+    async with running(pool("P"), sender=sender, brokers=Scripted(q=queue)):
+        for each in "ab":
+            queue.hand_over(
+                handed(body(each, messageGroupId="g", poolCode="P"), each, each, lease=60)
+            )
+        await asyncio.sleep(1)
+        queue.failing["receive"] = queue.failing["open"] = Disconnected("away")
+        queue.changed.set()
+        queue.hand_over(handed(body("c", messageGroupId="g", poolCode="P"), "c", "c", lease=60))
+        await asyncio.sleep(2)
+        pulse.has_stopped = True
+        await asyncio.sleep(20)
+
+        assert [name for name, _ in sender.attempts] == ["a"]

@@ -151,6 +151,12 @@ class SimLink:
     def check(self) -> None:
         self.wire.check()
 
+    def is_silent(self) -> bool:
+        return False  # a simulated process never stands still
+
+    async def prove(self, heartbeat: float) -> None:
+        """Ask nothing: there are no silences to be noticed."""
+
     def lose(self, why: str) -> None:
         self.wire.lose(why)
 

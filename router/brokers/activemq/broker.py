@@ -197,7 +197,7 @@ class ActiveMqBroker:
         self._prefetched = PrefetchBuffer()
         self._tickets: OpenTickets[StompMessage] = OpenTickets(number)
         self._window = 0  # messages that the broker lets us have unsettled; 0: not subscribed yet
-        self.traits = Traits(ordered_here=True, window=self)
+        self.traits = Traits(ordered_here=True, window=self, pulse=connection)
         self._poll = LongPoll()
         self.stop = self._poll.stop
         connection.on_message = self._arrive

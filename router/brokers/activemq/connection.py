@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from router.brokers.activemq import Login, Server
 from router.brokers.kit import whole_number
+from router.brokers.kit.consuming import ProofOfLife
 from router.ports import Disconnected, QueueRefused
 
 CONNECT_SECONDS: Final = 5.0
@@ -24,6 +25,10 @@ CLOSE_SECONDS: Final = 2.0
 CHECKS_PER_BEAT: Final = 2
 BEATS_MISSED: Final = 3  # then the broker counts as silent
 BEATS_PROMISED: Final = 2  # we beat more often than we promise: a busy moment must not cut us off
+# Asked of the broker per heartbeat. It leaves one out after anything else that it sends, so its
+# beats may come at twice their interval (tried).
+BEATS_ASKED: Final = 2
+BEATS_TRUSTED: Final = 2  # of silence, and what the broker handed over may be somebody else's
 VERSION: Final = "1.2"
 LOGIN: Final = "CONNECTED"
 BEAT: Final = b"\n"  # a heartbeat between frames
@@ -165,17 +170,23 @@ class StompConnection(asyncio.Protocol):
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self._ticker: asyncio.TimerHandle | None = None
         self._silent_checks = 0  # since anything came
+        self._heard: ProofOfLife | None = None  # None: the broker never beats
+        self._sent: ProofOfLife | None = None  # our beats; None: not logged in
 
     def check(self) -> None:
         if self._lost is not None:
             raise Disconnected(self._lost)
+
+    def is_silent(self) -> bool:
+        """Return whether the broker may have given us up (ORD-9): one of us was silent too long."""
+        return any(proof.is_over() for proof in (self._heard, self._sent) if proof is not None)
 
     async def log_in(self, login: Login | None, heartbeat: int) -> None:
         milliseconds = heartbeat * 1000
         headers = {
             "accept-version": VERSION,
             "host": self.server.host,
-            "heart-beat": f"{BEATS_PROMISED * milliseconds},{milliseconds}",
+            "heart-beat": f"{BEATS_PROMISED * milliseconds},{milliseconds // BEATS_ASKED}",
         }
         if login is not None:
             headers |= {"login": login.user, "passcode": login.password}
@@ -187,6 +198,8 @@ class StompConnection(asyncio.Protocol):
         if beats:
             beat = max(beats / 1000, heartbeat)
             max_silent = round(BEATS_MISSED * CHECKS_PER_BEAT * beat / heartbeat)
+            self._heard = ProofOfLife(BEATS_TRUSTED * max(BEATS_ASKED * beats / 1000, heartbeat))
+        self._sent = ProofOfLife(BEATS_PROMISED * heartbeat)
         self._tick_in(heartbeat / CHECKS_PER_BEAT, max_silent)
 
     async def exchange(self, *frames: Frame) -> None:
@@ -215,6 +228,8 @@ class StompConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._silent_checks = 0
+        if self._heard is not None:
+            self._heard.renew()
         try:
             frames = self._reader.feed(data)
         except BadFrame as error:
@@ -268,13 +283,16 @@ class StompConnection(asyncio.Protocol):
     def _tick(self, seconds: float, max_silent: int | None) -> None:
         """Send a heartbeat, and check that the broker sends them.
 
-        Checks are counted, not seconds: while our own process stood still, nobody was silent.
+        Checks are counted, not seconds: while our own process stood still, nobody was silent. But
+        the broker may have given us up meanwhile, so no request starts then (ORD-9).
         """
         self._silent_checks += 1
         if self._silent_checks == max_silent:
             self.give_up(Disconnected("the broker has fallen silent"))
             return
         self._transport.write(BEAT)
+        if self._sent is not None:
+            self._sent.renew()
         self._tick_in(seconds, max_silent)
 
     def give_up(self, error: Disconnected) -> None:

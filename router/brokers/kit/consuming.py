@@ -1,6 +1,7 @@
 """What consumers share: the long poll, the prefetch window, and handles of one connection."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar, cast
 
@@ -25,6 +26,34 @@ STALE: Final = "it was settled already, or came over another connection"
 class ClaimedBatch(Struct, frozen=True):
     messages: Sequence[ReceivedMessage]  # in claim order
     wait: float = NEVER  # if there are none: seconds until there may be some without any news
+
+
+class ProofOfLife:
+    """Until when a broker certainly keeps what it has handed to a connection (ORD-9).
+
+    By the monotonic clock, not by the event loop's: that stands still while a callback runs, also
+    if the whole process stood still in the middle of it. A silence that was too long is never
+    forgotten: what arrives behind it may have been sent before the broker gave us up.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: between two proofs, at most."""
+        self._seconds = seconds
+        self._proved_at = time.monotonic()
+        self._is_over = False
+
+    @staticmethod
+    def now() -> float:
+        return time.monotonic()
+
+    def renew(self, at: float | None = None) -> None:
+        """Note a proof: what happened then, by `now`. None: just now."""
+        if not self.is_over():
+            self._proved_at = max(self._proved_at, self.now() if at is None else at)
+
+    def is_over(self) -> bool:
+        self._is_over = self._is_over or self.now() - self._proved_at >= self._seconds
+        return self._is_over
 
 
 class LongPoll:

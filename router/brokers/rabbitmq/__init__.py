@@ -36,6 +36,7 @@ class RabbitAddress(Struct, frozen=True):
     queue: str
     kind: str | None  # the queue is made as this if it is missing; None: as the broker says
     prefetch: int
+    heartbeat: int  # seconds
 
     def __repr__(self) -> str:
         return f"RabbitAddress(queue={self.queue!r})"
@@ -56,7 +57,8 @@ def read_address(queue: QueueConfig, default_url: str) -> RabbitAddress:
     prefetch = number_option(queue, uri, "prefetch", PREFETCH_MESSAGES)
     name, broker = _name_and_broker(queue, uri, default_url)
     tls = [f"&{key}={quote(options[key])}" for key in sorted(TLS_OPTIONS & options.keys())]
-    return RabbitAddress(f"{broker}?heartbeat={heartbeat}{''.join(tls)}", name, kind, prefetch)
+    broker_url = f"{broker}?heartbeat={heartbeat}{''.join(tls)}"
+    return RabbitAddress(broker_url, name, kind, prefetch, heartbeat)
 
 
 def _name_and_broker(queue: QueueConfig, uri: QueueUri, default_url: str) -> tuple[str, str]:

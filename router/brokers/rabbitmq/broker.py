@@ -252,6 +252,7 @@ class RabbitBroker:
             answer_within=1800.0,
             advice=advice,
             window=self,
+            pulse=consumer.connection,
         )
         self._looks_ahead = False
         self._consumer = consumer
@@ -267,14 +268,17 @@ class RabbitBroker:
     @asynccontextmanager
     async def minded(self) -> AsyncIterator[None]:
         """Watch the window while it is used. A task group would wrap what its user raises."""
-        minding = self._consumer.mind()
-        name = f"mind {self._consumer.address.queue}"
-        minder = asyncio.get_running_loop().create_task(minding, name=name)
+        address, create_task = self._consumer.address, asyncio.get_running_loop().create_task
+        watching = {
+            create_task(self._consumer.mind(), name=f"mind {address.queue}"),
+            create_task(self._connection.prove(address.heartbeat), name=f"ask {address.queue}"),
+        }
         try:
             yield
         finally:
-            minder.cancel()
-            await asyncio.wait([minder])
+            for each in watching:
+                each.cancel()
+            await asyncio.wait(watching)
             self.stop()
 
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:

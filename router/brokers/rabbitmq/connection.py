@@ -24,6 +24,7 @@ from msgspec import Struct
 from pamqp import decode
 
 from router.brokers.kit import loop_time
+from router.brokers.kit.consuming import ProofOfLife
 from router.brokers.kit.retries import RetryHistory, read_history
 from router.core.identity import digest_of
 from router.ports import Disconnected, QueueRefused
@@ -31,6 +32,8 @@ from router.ports import Disconnected, QueueRefused
 CALL_SECONDS: Final = 15.0  # of one call, and of opening a connection
 CLOSE_SECONDS: Final = 3.0
 CLOSING_TURNS: Final = 8  # of the event loop
+BEATS_TRUSTED: Final = 2  # the broker keeps a silent connection for at least so many heartbeats
+QUESTIONS_PER_BEAT: Final = 2
 # The broker's tables keep what is new in memory for up to 3 s before they write it to their files.
 UNSAVED_SECONDS: Final = 5.0
 
@@ -178,6 +181,7 @@ class RabbitConnection:
         # place in it.
         self.in_window = 0  # unsettled messages that the latest consumer brought
         self._last_of_others = 0  # the last tag that an earlier one brought
+        self._proof: ProofOfLife | None = None  # None: nobody asks for any
         self._connection = connection
         self._channel = channel
         channel.closing.add_done_callback(self._note_closed)
@@ -187,6 +191,22 @@ class RabbitConnection:
     def check(self) -> None:
         if self._lost is not None:
             raise Disconnected(self._lost)
+
+    def is_silent(self) -> bool:
+        """Return whether the broker may have given us up (ORD-9)."""
+        return self._proof is not None and self._proof.is_over()
+
+    async def prove(self, heartbeat: float) -> None:
+        """Ask again and again whether the broker still has us, until the connection is lost.
+
+        An answer counts from its question: the client hides the broker's own heartbeats, and those
+        that arrive after a pause of ours may be old.
+        """
+        self._proof = ProofOfLife(BEATS_TRUSTED * heartbeat)
+        while self._lost is None:
+            await asyncio.sleep(heartbeat / QUESTIONS_PER_BEAT)
+            with suppress(Disconnected):  # the next request that is to start finds out
+                await self.catch_up()
 
     # Queues.
 
@@ -318,7 +338,10 @@ class RabbitConnection:
 
     async def _until_heard(self) -> None:
         """Wait for any later answer: acknowledgements have none, and a channel works in order."""
+        asked_at = ProofOfLife.now()
         await self._channel.flow(active=True)
+        if self._proof is not None:
+            self._proof.renew(asked_at)
 
     @asynccontextmanager
     async def _call(self, within: float = CALL_SECONDS) -> AsyncIterator[None]:

@@ -329,7 +329,7 @@ class DeliveryRunner:
                 break
             now = self._loop.time()
             settler = job.settler
-            is_cut_off = settler.traits.pulse is not None and settler.is_cut_off
+            is_cut_off = settler.traits.pulse is not None and settler.is_cut_off()
             is_lost = is_cut_off or job.lease_until <= now
             may_send = not (is_lost or self._stopped or self._leadership.is_over)
             if not may_send or job.expires_at <= now:

@@ -111,6 +111,7 @@ class Settler:
         return not self.held and not self._is_acking and not self._is_returning
 
     def connected(self, guarded: GuardedBroker) -> None:
+        self.is_cut_off()  # by the connection before: what it held is lost, and not to be settled
         self._guarded, self.traits = guarded, guarded.traits
         self.holds_groups = guarded.holds_groups
         if self.holds_groups and self.queue.failing is not OnFailure.SKIP:
@@ -135,9 +136,8 @@ class Settler:
             self._forfeit_waiting()
         self.renewed.ring()
 
-    @property
     def is_cut_off(self) -> bool:
-        """Whether what its connection has brought is lost: no request starts for it (ORD-9)."""
+        """Return whether its broker was silent for too long. Let go what is lost then (ORD-9)."""
         pulse = self.traits.pulse
         if pulse is None or not pulse.is_silent():
             return False

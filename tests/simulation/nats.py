@@ -59,7 +59,20 @@ class NatsConsumer:
         self.config = config
         self.last = 0  # sequence handed out
         self.out: dict[int, Out] = {}
+        self.again: list[int] = []  # handed out before a reset, and not settled
         self.pulls: list[Pull] = []
+
+    def reset(self) -> None:
+        """Start again behind what was settled, and know nothing more of what was handed out.
+
+        What was acknowledged behind that is gone: the stream is a work queue.
+        """
+        self.again = sorted({*self.again, *self.out})
+        self.out.clear()
+
+    @property
+    def delivered(self) -> int:
+        return self.again[0] - 1 if self.again else self.last
 
     @property
     def ack_wait(self) -> float:
@@ -99,7 +112,7 @@ class NatsModel:
             for stream in self.streams.values()
             for sequence, body in enumerate(stream.messages, 1)
             if any(
-                sequence > consumer.last or sequence in consumer.out
+                sequence > consumer.last or sequence in {*consumer.out, *consumer.again}
                 for consumer in stream.consumers.values()
             )
             or not stream.consumers
@@ -145,6 +158,8 @@ class NatsModel:
             return b""
         if subject.startswith("$JS.API."):
             return json.dumps(self._api(tokens[2:], request.payload)).encode()
+        if subject.startswith("_INBOX."):  # it asks who else is there
+            return b"" if any(subject in link.inboxes for link in self.links) else None
         if subject not in self.streams:
             return None
         sequence = self.add(subject, request.payload, (request.headers or {}).get("Nats-Msg-Id"))
@@ -212,10 +227,15 @@ class NatsModel:
             case ["STREAM", "INFO", name]:
                 if name not in self.streams:
                     return NOT_FOUND
-                return {"created": "2026-01-01T00:00:00Z", "config": {"subjects": [name]}}
+                terms = {"subjects": [name], "retention": "workqueue"}
+                return {"created": "2026-01-01T00:00:00Z", "config": terms}
             case ["CONSUMER", "INFO", stream, name]:
                 consumer = self.streams[stream].consumers.get(name)
                 return NOT_FOUND if consumer is None else self._info(stream, consumer)
+            case ["CONSUMER", "RESET", stream, name]:
+                consumer = self.streams[stream].consumers[name]
+                consumer.reset()
+                return self._info(stream, consumer)
             case ["CONSUMER", "DURABLE", "CREATE", stream, name]:
                 config = json.loads(payload)["config"]
                 known = self.streams[stream].consumers.get(name)
@@ -228,8 +248,9 @@ class NatsModel:
     def _info(self, stream: str, consumer: NatsConsumer) -> object:
         return {
             "config": consumer.config,
-            "delivered": {"stream_seq": consumer.last},
-            "num_pending": len(self.streams[stream].messages) - consumer.last,
+            "delivered": {"stream_seq": consumer.delivered},
+            "ack_floor": {"stream_seq": min([*consumer.out, *consumer.again, consumer.last]) - 1},
+            "num_pending": len(self.streams[stream].messages) - consumer.last + len(consumer.again),
             "num_ack_pending": len(consumer.out),
         }
 
@@ -252,6 +273,9 @@ class NatsModel:
             (out.due, sequence) for sequence, out in consumer.out.items() if out.due <= now
         )
         batch = [sequence for _, sequence in again][:most]
+        rest = most - len(batch)
+        batch += consumer.again[:rest]
+        consumer.again = consumer.again[rest:]
         fresh = min(most - len(batch), len(stream.messages) - consumer.last)
         batch += range(consumer.last + 1, consumer.last + 1 + fresh)
         consumer.last += fresh
@@ -296,9 +320,13 @@ class SimNatsConnection(NatsConnection):
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self.on_loss: Callable[[], None] = lambda: None
-        self._inboxes: dict[str, Callback] = {}
+        self.inboxes: dict[str, Callback] = {}
         self._sent, self._pushed = Pipe(server.weather), Pipe(server.weather)
         self._context = None if (owner := OWNER.get()) is None else owner.context
+
+    @property
+    def version(self) -> tuple[int, int]:
+        return 2, 15
 
     @property
     def is_open(self) -> bool:
@@ -325,7 +353,7 @@ class SimNatsConnection(NatsConnection):
         return f"_INBOX.{next(self._numbers)}"
 
     async def listen(self, subject: str, callback: Callback) -> "SimInbox":  # type: ignore[override]
-        self._inboxes[subject] = callback
+        self.inboxes[subject] = callback
         return SimInbox(self, subject)
 
     async def leave(self, subject: str) -> None:
@@ -333,7 +361,7 @@ class SimNatsConnection(NatsConnection):
         await self._pushed.drained()
 
     def forget(self, subject: str) -> None:
-        self._inboxes.pop(subject, None)
+        self.inboxes.pop(subject, None)
 
     def deliver(
         self, subject: str, reply: str, data: bytes, headers: dict[str, str] | None
@@ -346,7 +374,7 @@ class SimNatsConnection(NatsConnection):
             self._server.tell(self, subject, payload, reply)
 
     def _take(self, message: ArrivedMessage) -> None:
-        callback = self._inboxes.get(message.subject)
+        callback = self.inboxes.get(message.subject)
         if callback is not None and self.is_open:
             self._loop.create_task(callback(message))  # type: ignore[arg-type]
 

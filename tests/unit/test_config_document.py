@@ -870,7 +870,8 @@ def test_what_is_shown_of_a_configuration_can_be_read_back(
 @pytest.mark.parametrize(
     ("uri", "is_told"),
     [
-        ("nats:///?subject=s", True),
+        ("nats:///?subject=s", False),
+        ("redis:///?stream=s", True),
         ("sqs://orders", True),
         ("sqs://orders.fifo", False),
         ("pgmq://h/d?queue=q", True),

@@ -51,6 +51,13 @@ class ProofOfLife:
         if not self.is_over():
             self._proved_at = max(self._proved_at, self.now() if at is None else at)
 
+    def end(self) -> None:
+        self._is_over = True
+
+    @property
+    def seconds_left(self) -> float:
+        return 0.0 if self.is_over() else self._proved_at + self._seconds - self.now()
+
     def is_over(self) -> bool:
         self._is_over = self._is_over or self.now() - self._proved_at >= self._seconds
         return self._is_over

@@ -15,7 +15,7 @@ from msgspec import Struct
 from router.brokers.kit import read_uri, refusal
 from router.brokers.package import Adapter, BrokerPackage
 from router.brokers.workers import ConsumerIdentity
-from router.core.broker import HALF_A_DAY_SECONDS, WhenFull, always
+from router.core.broker import HALF_A_DAY_SECONDS, Exclusivity, WhenFull, always
 from router.core.config import QueueConfig
 from router.setting_values import env, listed, optional, text, url
 
@@ -160,6 +160,8 @@ BROKER: Final = BrokerPackage(
     queue_type="NATS",
     uri_of_name=_uri_of_name,
     when_full=WhenFull.DEFER,
+    exclusivity=Exclusivity.LEASE,
+    settles_first=True,
     longest_delay=HALF_A_DAY_SECONDS,
     recognizes_keys=always,
     settings=NatsSettings,

@@ -8,6 +8,7 @@ from typing import Final, cast
 from urllib.parse import quote
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import LONG_POLL_SECONDS
@@ -15,6 +16,7 @@ from router.brokers.nats import NatsSettings, read_address
 from router.brokers.nats.connection import (
     JetStreamRefused,
     NatsConnection,
+    NatsMessage,
     Request,
     open_connection,
     our_errors,
@@ -31,11 +33,14 @@ from router.brokers.nats.consumer import (
     consumer_info,
     find_stream,
 )
+from router.brokers.nats.sole import QueueLock, SoleConsumer
+from router.brokers.nats.unsettled import HeldBack, presence, settle_first
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.message import Handle, ReceivedMessage
 from router.ports import (
+    BrokerError,
     DataRefused,
     Depth,
     Disconnected,
@@ -45,9 +50,13 @@ from router.ports import (
     Traits,
     Unsettled,
 )
+from router.signal import wait_for_signal
 
 GATHER_STEP_SECONDS: Final = 0.005
 CLOSING_SECONDS: Final = 3.0
+HELD_AT_ONCE_MESSAGES: Final = 50
+HOLD_STEP_SECONDS: Final = 0.25  # between two looks whether older messages have come again
+LOOKS_PER_LEASE: Final = 3
 WILDCARD: Final = "message-router"  # published instead of a * or a > in a subject
 
 ACK: Final = b"+ACK"
@@ -64,6 +73,8 @@ class NatsQueues:
 
     def __init__(self, identity: ConsumerIdentity) -> None:
         self._settings = identity.settings.of(NatsSettings)
+        self._owner = f"{secrets.token_hex(8)} {identity.id}"
+        self._locks: dict[tuple[tuple[str, ...], str, str], QueueLock] = {}
         self._lease_tables: dict[tuple[tuple[str, ...], str, str], LeaseTable] = {}
 
     async def close(self) -> None:
@@ -85,11 +96,16 @@ class NatsQueues:
             for lease in held:
                 if lease.sequence > consumer.last_handed_out:
                     table.finish(lease)
-            broker = NatsBroker(connection, consumer, table)
-            try:
+            sole = None
+            if queue.is_strict:
+                lock = self._locks.get(address.key)
+                if lock is None:
+                    key = f"{address.stream}.{address.consumer}"
+                    lock = self._locks[address.key] = QueueLock(key, self._owner)
+                sole = SoleConsumer(connection, lock, queue.name)
+            broker = NatsBroker(connection, consumer, table, sole)
+            async with broker.minded():
                 yield broker
-            finally:
-                await broker.drain()
 
     @asynccontextmanager
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["NatsPublisher"]:
@@ -111,8 +127,17 @@ class NatsBroker:
     holds_groups: Final = False
 
     def __init__(
-        self, connection: NatsConnection, consumer: PullConsumer, lease_table: LeaseTable
+        self,
+        connection: NatsConnection,
+        consumer: PullConsumer,
+        lease_table: LeaseTable,
+        sole: SoleConsumer | None,
     ) -> None:
+        """`sole`: of a strict queue."""
+        self._sole = sole
+        self._held_back: HeldBack | None = None
+        self._has_settled = False  # what others have left comes first (ORD-3)
+        self._stopped = asyncio.Event()
         self._connection = connection
         self._consumer = consumer
         self._lease_table = lease_table
@@ -124,11 +149,42 @@ class NatsBroker:
             keeps_tally=False,
             defers=consumer.max_deliveries is None,
             defer_limit=None if most is None else most // 2,
+            pulse=sole,
         )
 
+    @asynccontextmanager
+    async def minded(self) -> AsyncIterator[None]:
+        """Keep what needs to be kept while it is used; at the end, give back what it may."""
+        create_task, name = asyncio.get_running_loop().create_task, self._consumer.name
+        keeping = {create_task(self._keep_held_back(), name=f"hold {name}")}
+        if self._sole is not None:
+            keeping.add(create_task(self._sole.keep(), name=f"keep the lock of {name}"))
+        try:
+            yield
+        finally:
+            for each in keeping:
+                each.cancel()
+            await asyncio.wait(keeping)
+            await self.drain()
+            with suppress(BrokerError):
+                await self._return_held_back()
+                if self._sole is not None and not len(self._lease_table):
+                    await self._sole.release()
+
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
+        patience = LONG_POLL_SECONDS
+        if self._sole is not None:
+            is_new = await self._sole.wait(self._stopped, patience)
+            if not self._sole.is_ours:
+                return ()
+            patience = min(patience, self._sole.patience)
+            await self._settle_first(is_new=is_new)
+        else:
+            await self._settle_first(is_new=False)
+        if self._held_back is not None:
+            return await self._receive_held_back(self._held_back, limit)
         self._lease_table.sweep(loop_time(), self.lease_seconds)
-        batch = await self._fetch(limit, LONG_POLL_SECONDS)
+        batch = await self._fetch(limit, patience)
         await self._lease_table.pending_retries.fill(
             batch,
             limit,
@@ -140,11 +196,12 @@ class NatsBroker:
         return batch
 
     def stop(self) -> None:
+        self._stopped.set()
         self._puller.stop()
 
     async def drain(self) -> None:
         """Let a receive under way end before its connection is closed."""
-        self._puller.stop()
+        self.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSING_SECONDS):
                 await self._puller.until_idle()
@@ -184,13 +241,63 @@ class NatsBroker:
         delayed = max(info.num_ack_pending - len(self._lease_table), 0)
         most = self._consumer.max_unsettled
         is_full = most is not None and info.num_ack_pending >= most
+        is_elsewhere = self._sole is not None and not self._sole.is_ours
         return Depth(
             waiting=info.num_pending + delayed,
             in_flight=info.num_ack_pending - delayed,
-            due=0 if is_full or info.paused else info.num_pending,
+            due=0 if is_full or is_elsewhere or info.paused else info.num_pending,
             delayed=delayed,
             delayed_limit=most,
         )
+
+    async def _settle_first(self, *, is_new: bool) -> None:
+        if self._has_settled and not is_new:
+            return
+        self._held_back, advice = await settle_first(
+            self._connection,
+            self._consumer,
+            self._lease_table,
+            is_sole=self._sole is not None,
+            is_new=is_new,
+        )
+        if not self._has_settled:  # from now on, others are not alone
+            await self._connection.listen(presence(self._consumer), self._tell_presence)
+        self._has_settled = True
+        self.traits = replace(self.traits, advice=advice)
+
+    async def _receive_held_back(self, held: HeldBack, limit: int) -> Sequence[ReceivedMessage]:
+        """Hold back what arrives until all that is older has come again."""
+        give_up = loop_time() + LONG_POLL_SECONDS
+        while not held.is_over(loop_time()):
+            if self._stopped.is_set() or loop_time() >= give_up:
+                return ()
+            missing = held.missing
+            wanted = HELD_AT_ONCE_MESSAGES if held.takes_batches else 1
+            for each in await self._fetch(wanted):
+                held.add(each)
+            if held.missing == missing:  # nothing that is older has come
+                await wait_for_signal(self._stopped, HOLD_STEP_SECONDS)
+        batch = held.release(limit)
+        if not held:
+            self._held_back = None
+        return batch
+
+    async def _keep_held_back(self) -> None:
+        """Extend the leases of what is held back: nobody else knows of it."""
+        while True:
+            await asyncio.sleep(self.lease_seconds / LOOKS_PER_LEASE)
+            if self._held_back:
+                with suppress(BrokerError):
+                    await self.extend(self._held_back.handles, self.lease_seconds)
+
+    async def _return_held_back(self) -> None:
+        held, self._held_back = self._held_back, None
+        if held:
+            await self.nack([Nack(handle) for handle in held.handles])
+
+    async def _tell_presence(self, message: NatsMessage) -> None:
+        with suppress(BrokerError):
+            await self._connection.send(message.reply, b"")
 
     async def _fetch(self, limit: int, patience: float = 0.0) -> list[ReceivedMessage]:
         with our_errors():

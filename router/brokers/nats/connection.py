@@ -24,6 +24,7 @@ ANSWER_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 2.0
 PING_SECONDS: Final = 2  # a silent server is noticed after two unanswered pings
 NO_RESPONDERS: Final = "503"
+_NO_PERMISSION: Final = "permissions violation for publish"
 _REFUSALS: Final = ("Authorization Violation", "Authentication", "Account")  # servers' words
 
 T = TypeVar("T")
@@ -61,6 +62,14 @@ class JetStreamRefused(QueueRefused):
 
 class NotFound(JetStreamRefused):
     """There is no such stream, consumer or message."""
+
+
+class NotAllowed(JetStreamRefused):
+    """The user may not publish to this subject."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"the user may not publish to {subject}", 0)
+        self.subject = subject
 
 
 class _ApiError(Struct, frozen=True):
@@ -117,10 +126,17 @@ class NatsConnection:
         self._replies = ""  # answers come to subjects below this one
         self._numbers = itertools.count(1)
         self._awaited: dict[str, asyncio.Future[NatsMessage | None]] = {}  # None: it was lost
+        self._asked: dict[str, str] = {}  # the subjects of what is awaited, by reply
 
     @property
     def is_open(self) -> bool:
         return self._client.is_connected
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Of the server, major and minor."""
+        version = self._client.connected_server_version
+        return version.major, version.minor
 
     @property
     def max_payload(self) -> int:
@@ -181,10 +197,14 @@ class NatsConnection:
         return read_answer(data, answer)
 
     async def ask_all(self, subject: str, requests: Sequence[Request]) -> list[bytes | None]:
-        """Send all at once and return the answers in this order; None where nobody listens."""
+        """Send all at once and return the answers in this order; None where nobody listens.
+
+        Raises Disconnected, or NotAllowed.
+        """
         replies = [f"{self._replies}.{next(self._numbers)}" for _ in requests]
         loop = asyncio.get_running_loop()
         self._awaited |= {reply: loop.create_future() for reply in replies}
+        self._asked |= dict.fromkeys(replies, subject)
         try:
             with our_errors():
                 for reply, request in zip(replies, requests, strict=True):
@@ -193,7 +213,7 @@ class NatsConnection:
                     return [_answer(await self._awaited[reply]) for reply in replies]
         finally:
             for reply in replies:
-                del self._awaited[reply]
+                del self._awaited[reply], self._asked[reply]
 
     def new_inbox(self) -> str:
         return self._client.new_inbox()
@@ -209,6 +229,13 @@ class NatsConnection:
     async def _note_error(self, error: Exception) -> None:
         self._last_error = error
         log.debug("NATS: %s", error)
+        text = str(error).lower()  # as the client tells it anyway
+        if _NO_PERMISSION not in text:
+            return
+        for reply, subject in self._asked.items():  # it tells the subject and no more
+            awaited = self._awaited[reply]
+            if f'"{subject.lower()}"' in text and not awaited.done():
+                awaited.set_exception(NotAllowed(subject))
 
     async def _take_answer(self, message: NatsMessage) -> None:
         awaited = self._awaited.get(message.subject)

@@ -22,6 +22,7 @@ HEARTBEAT_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 2.5 * HEARTBEAT_SECONDS  # then the request is lost, or the server
 LAST_MESSAGE_SECONDS: Final = 0.1  # nothing more came for this long: the rest is held back
 CHECK_SECONDS: Final = 1.0  # a lost connection does not always wake us
+MAX_RETURNED_MESSAGES: Final = 100_000  # as many as gathering minds
 PAUSE_SECONDS: Final = 0.5  # before asking again, after the server said no for a while
 
 _HEARTBEAT_STATUS: Final = "100"
@@ -52,6 +53,7 @@ class Position(Struct, frozen=True):
 class ConsumerInfo(Struct, frozen=True):
     config: Raw
     delivered: Position = Position()
+    ack_floor: Position = Position()
     num_pending: int = 0  # in the stream, never handed out
     num_ack_pending: int = 0  # handed out, or returned and not due
     paused: bool = False
@@ -63,6 +65,7 @@ class ConsumerInfo(Struct, frozen=True):
 
 class StreamTerms(Struct, frozen=True):
     subjects: tuple[str, ...] = ()
+    retention: str = "limits"
 
 
 class StreamInfo(Struct, frozen=True):
@@ -78,6 +81,12 @@ class PullConsumer(Struct, frozen=True):
     stream_created: str  # distinguishes it from an earlier stream of that name
     last_handed_out: int  # the sequence, as the server remembers it
     terms: ConsumerTerms
+    keeps_acknowledged: bool  # its stream does, unlike a work queue
+
+    @property
+    def longest_lease(self) -> float:
+        """In seconds."""
+        return max(self.terms.backoff, default=self.terms.ack_wait) / NANOSECONDS
 
     @property
     def lease(self) -> float:
@@ -114,6 +123,7 @@ class LeaseTable:
         self.stream_created = stream_created
         self.pending_retries = PendingRetries()  # by sequence
         self._newest: dict[int, NatsLease] = {}
+        self._returned: dict[int, float] = {}  # by sequence: when it is due
         self._next_sweep = 0.0
 
     def __len__(self) -> int:
@@ -123,6 +133,7 @@ class LeaseTable:
         """Note a new hand-over: those before it are stale."""
         lease = self._newest[sequence] = NatsLease(sequence, reply, body, until)
         self.pending_retries.came(sequence)
+        self._returned.pop(sequence, None)
         return lease
 
     def has(self, lease: NatsLease, now: float) -> bool:
@@ -140,10 +151,23 @@ class LeaseTable:
         if self._newest.get(lease.sequence) is not lease:
             return  # it has come back already
         self.finish(lease)
+        if len(self._returned) < MAX_RETURNED_MESSAGES:
+            self._returned[lease.sequence] = now + delay
         self.pending_retries.expect(lease.sequence, lease.body, now=now, delay=delay)
 
     def leases(self) -> Sequence[NatsLease]:
         return tuple(self._newest.values())
+
+    def accounts_for(self, now: float) -> int:
+        """Count what the server may call unsettled on our account: held, or returned by us."""
+        return sum(now < lease.until for lease in self._newest.values()) + len(self._returned)
+
+    def forget_after(self, sequence: int) -> None:
+        """Forget hand-overs that the server has forgotten: it ignores what we say of them."""
+        for lease in self.leases():
+            if lease.sequence > sequence:
+                self.finish(lease)
+        self._returned.clear()
 
     def sweep(self, now: float, every: float) -> None:
         """Forget expired leases, now and then."""
@@ -151,6 +175,10 @@ class LeaseTable:
             self._next_sweep = now + every
             self._newest = {
                 sequence: lease for sequence, lease in self._newest.items() if now < lease.until
+            }
+            # What is overdue by as much has gone to another router.
+            self._returned = {
+                sequence: due for sequence, due in self._returned.items() if now < due + every
             }
 
 
@@ -207,6 +235,7 @@ async def bind_consumer(
         stream_created=stream.created,
         last_handed_out=info.delivered.stream_seq,
         terms=info.terms,
+        keeps_acknowledged=stream.config.retention != "workqueue",
     )
 
 

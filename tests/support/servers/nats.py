@@ -17,13 +17,28 @@ server_name: test
 {users}
 jetstream {{ store_dir: "{directory}/jetstream", max_mem: 64MB, max_file: 1GB }}
 """
+_DENIED: Final = """\
+no_auth_user: everybody
+authorization {{ users: [{{ user: everybody, password: none,
+  permissions: {{ publish: {{ allow: ">", deny: "{denied}" }} }} }}] }}
+"""
 _USERS: Final = "authorization {{ user: {user}, password: {password} }}"
 
 
 class NatsServer(ServerProcess):
-    def __init__(self, program: str, directory: Path, user: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        program: str,
+        directory: Path,
+        user: tuple[str, str] | None = None,
+        *,
+        denied: str | None = None,
+    ) -> None:
+        """`user`: and the password; None: everybody may come. `denied`: a subject for nobody."""
         port = free_port()
         users = "" if user is None else _USERS.format(user=user[0], password=user[1])
+        if denied is not None:
+            users = _DENIED.format(denied=denied)
         config = directory / "nats.conf"
         config.write_text(_CONFIG.format(port=port, users=users, directory=directory))
         super().__init__([program, "-c", str(config)], port, directory)

@@ -21,6 +21,7 @@ from tests.chaos.history import MAX_WAIT_SECONDS
 from tests.chaos.nemesis import REDELIVERY_BOUND, Kill
 from tests.chaos.run import ChaosOrder, ChaosResult, run, spread
 from tests.chaos.storm import Fault
+from tests.chaos.strict import STRICT_BROKERS, StrictOrder, StrictResult, run_strict
 
 EXIT_GOOD, EXIT_BROKEN = 0, 1
 SHOWN: Final = 20  # violations
@@ -30,6 +31,7 @@ lost, that every group stays in order and that each group has one open request a
 
 --kills: one router is killed by SIGKILL, again and again.
 --slow-pool: besides, hundreds of messages of a slow pool wait in front of all others.
+--strict: the queue is strict, and the target judges each request. Besides the kills, --pauses.
 --minutes: routers (two where the broker keeps order across them, else one) are killed, stopped,
 paused, cut off and frozen out, their broker restarts, their clocks jump and names resolve slowly,
 several at a time.
@@ -61,6 +63,7 @@ exit code: 0 all checks passed, 1 a check failed, 2 wrong usage
 examples: ./dev chaos sqlite --kills 200 --json build/chaos.json
           ./dev chaos rabbitmq --kills 50 --slow-pool
           ./dev chaos postgres --minutes 5
+          ./dev chaos nats --strict --kills 10 --pauses 3 --routers 2
 """
 
 
@@ -76,16 +79,24 @@ def main(words: Sequence[str] | None = None) -> int:
         seconds,
         given.slow_pool,
     )
+    result: ChaosResult | StrictResult
     with ExitStack() as stack:
         if given.keep_files:
             folder = tempfile.mkdtemp(prefix="chaos-")
         else:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
         console.print(f"seed {given.seed}, files in {folder}")
-        result = asyncio.run(run(wanted, Path(folder), _Progress(console, wanted).tell))
+        if given.strict:
+            strictly = StrictOrder(
+                given.broker, given.kills, given.seed, given.pauses, given.routers
+            )
+            result = asyncio.run(run_strict(strictly, Path(folder), console.print))
+            _sum_up_strict(console, result)
+        else:
+            result = asyncio.run(run(wanted, Path(folder), _Progress(console, wanted).tell))
+            _sum_up(console, result)
     if given.json:
         given.json.write_text(json.dumps(result.as_json(), indent=2, default=str) + "\n")
-    _sum_up(console, result)
     return EXIT_GOOD if result.is_good else EXIT_BROKEN
 
 
@@ -163,6 +174,31 @@ def _sum_up(console: Console, result: ChaosResult) -> None:
     console.print("passed" if result.is_good else "FAILED", style="bold")
 
 
+def _sum_up_strict(console: Console, result: StrictResult) -> None:
+    rows = {
+        "kills and pauses": f"{result.kills} and {result.pauses}",
+        "messages": str(result.published),
+        "requests": f"{result.requests}, {result.failed} failed on purpose",
+        "repeats": str(result.repeats),
+        "overtakes": str(len(result.overtakes)),
+        "overlaps after a kill or pause": str(result.overlaps),
+        "other overlaps": str(len(result.strange_overlaps)),
+        "lost": str(len(result.lost)),
+        "errors in the logs": str(len(result.tracebacks)),
+        "time": f"{result.seconds:.0f} s",
+    }
+    table = Table(title=f"strict order on {result.wanted.broker}, seed {result.wanted.seed}")
+    table.add_column("")
+    table.add_column("result", justify="right")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
+    for broken in (result.overtakes, result.strange_overlaps, result.lost, result.tracebacks):
+        for line in broken[:SHOWN]:
+            console.print(line, style="red", markup=False)
+    console.print("passed" if result.is_good else "FAILED", style="bold")
+
+
 def _counts(counted: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in counted.items()) or "0"
 
@@ -184,7 +220,7 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "broker", choices=sorted({**BROKERS, **VARIANTS}), help="where the queue is"
+        "broker", choices=sorted({*BROKERS, *VARIANTS, *STRICT_BROKERS}), help="where the queue is"
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--kills", type=_positive, default=20, help="how many (20)")
@@ -193,6 +229,20 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
         "--slow-pool",
         action="store_true",
         help="a pool of one worker and tasks of a second shares the queue (with --kills)",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help=f"judge strict order ({', '.join(STRICT_BROKERS)})",
+    )
+    parser.add_argument(
+        "--pauses", type=_positive, default=0, help="of 14 s, of one router (with --strict)"
+    )
+    parser.add_argument(
+        "--routers",
+        type=_positive,
+        default=1,
+        help="that take turns, or share the queue; with a store that they share (with --strict)",
     )
     parser.add_argument(
         "--seed",
@@ -210,6 +260,13 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
         "--keep-files", action="store_true", help="keep the queue, the dead letters and the logs"
     )
     given = parser.parse_args(words)
+    choices = STRICT_BROKERS if given.strict else sorted({*BROKERS, *VARIANTS})
+    if given.broker not in choices:
+        parser.error(f"choose a broker from {', '.join(choices)}")
+    if given.strict and (given.slow_pool or given.minutes):
+        parser.error("--strict goes with --kills only")
+    if not given.strict and (given.pauses or given.routers > 1):
+        parser.error("--pauses and --routers go with --strict only")
     if given.slow_pool and given.minutes:
         parser.error("--slow-pool goes with --kills only")
     return given

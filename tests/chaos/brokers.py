@@ -149,9 +149,11 @@ class ChaosPgmqQueue:
         routers=1, order_after_a_crash=False, order_after_a_failure=False, knows_publications=False
     )
 
+    is_fifo: bool = False
+
     def uri(self, port: int | None = None) -> str:
         url = self.server.pgmq_url.replace(f":{self.server.port}/", f":{port or self.server.port}/")
-        return f"{url}?queue={QUEUE}"
+        return f"{url}?queue={QUEUE}" + ("&fifo=true" if self.is_fifo else "")
 
     def configure(self, site: Site) -> None:
         del site
@@ -287,12 +289,12 @@ def _postgres(folder: Path) -> Iterator[ChaosQueue]:
 
 
 @contextmanager
-def _pgmq(folder: Path) -> Iterator[ChaosQueue]:
+def _pgmq(folder: Path, *, is_fifo: bool = False) -> Iterator[ChaosQueue]:
     del folder
     with postgres_server() as server:
         server.install_pgmq()
         server.add_pgmq_queue(QUEUE)
-        yield ChaosPgmqQueue(server)
+        yield ChaosPgmqQueue(server, is_fifo=is_fifo)
 
 
 @contextmanager
@@ -369,6 +371,11 @@ VARIANTS: Final[Mapping[str, Callable[[Path], AbstractContextManager[ChaosQueue]
     "rabbitmq-quorum": _quorum,
 }
 
+# Strict order is tried with it.
+FIFO: Final[Mapping[str, Callable[[Path], AbstractContextManager[ChaosQueue]]]] = {
+    "pgmq-fifo": partial(_pgmq, is_fifo=True),
+}
+
 # Without any order, so not for chaos.
 UNORDERED: Final[Mapping[str, Callable[[Path], AbstractContextManager[ChaosQueue]]]] = {
     "sqs-standard": partial(_sqs, fifo=False),
@@ -379,7 +386,7 @@ UNORDERED: Final[Mapping[str, Callable[[Path], AbstractContextManager[ChaosQueue
 def running(broker: str) -> Iterator[ChaosQueue]:
     with (
         tempfile.TemporaryDirectory(prefix=f"chaos-{broker}-") as folder,
-        {**BROKERS, **VARIANTS, **UNORDERED}[broker](Path(folder)) as queue,
+        {**BROKERS, **VARIANTS, **FIFO, **UNORDERED}[broker](Path(folder)) as queue,
     ):
         yield queue
 

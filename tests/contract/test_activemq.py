@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
 from router.brokers.activemq import ActiveMqSettings
+from router.brokers.kit.consuming import LONG_POLL_SECONDS
 from router.brokers.workers import BrokerSettings
 from router.core.config import Ordering, QueueConfig
 from router.core.message import Tally
@@ -460,6 +461,24 @@ async def test_no_more_than_the_prefetch_is_out_at_once(
 
 
 # Who may, and what is told.
+
+
+@pytest.mark.rule("ROUTE-5", "P5")
+async def test_a_broker_that_waits_for_an_ack_is_made_to_pass_on_what_the_window_allows(
+    server: ActiveMqServer, name: str, brokers: BrokerRegistry
+) -> None:
+    """By itself it stops at 200 unsettled messages, although many more fit into the window."""
+    sent = [str(n) for n in range(1000)]
+    async with both_ends(brokers, queue_at(server.port, name, "prefetch=900")) as ends:
+        await ends.publisher.publish(
+            [publication(each, group=f"g{int(each) % 7}") for each in sent]
+        )
+        async with asyncio.timeout(LONG_POLL_SECONDS):  # without, it stops at 200
+            received = await several(ends.broker, 900)
+        await ends.broker.ack([each.handle for each in received])
+        received += await several(ends.broker, 100)
+
+    assert bodies(received) == sent
 
 
 @pytest.mark.rule("ROUTE-5", "BRK-6")

@@ -287,6 +287,8 @@ class StompTransport(asyncio.Transport):
             self._server.push(queue)
 
     def _subscribe(self, headers: Mapping[str, str]) -> None:
+        if "selector" in headers:
+            return  # it takes nothing, and is ended at once; this model need not be nudged
         queue = self._server.queue(headers["destination"])
         prefetch = int(headers.get("activemq.prefetchSize", "1000"))
         subscription = Subscription(self, headers["id"], headers["ack"] != "auto", prefetch)

@@ -48,6 +48,12 @@ FIRST_PUSH_SECONDS: Final = 0.050  # after subscribing, until all that waits beg
 MAX_PUSH_SECONDS: Final = 0.010
 QUIET_SECONDS: Final = 0.002  # nothing came for this long: what comes next is another batch
 GATHER_STEP_SECONDS: Final = 0.05
+# Once so many are unsettled, the broker looks for more only when something happens (maxPageSize).
+PAGE_MESSAGES: Final = 200
+NUDGE_SECONDS: Final = (
+    0.05,
+    5.0,
+)  # the first pause without news until we make it look; the longest
 
 
 class ActiveMqQueues:
@@ -197,6 +203,7 @@ class ActiveMqBroker:
         self._prefetched = PrefetchBuffer()
         self._tickets: OpenTickets[StompMessage] = OpenTickets(number)
         self._window = 0  # messages that the broker lets us have unsettled; 0: not subscribed yet
+        self._nudge_pause, self._nudge_at = NUDGE_SECONDS[0], 0.0
         self.traits = Traits(ordered_here=True, window=self, pulse=connection)
         self._poll = LongPoll()
         self.stop = self._poll.stop
@@ -221,7 +228,10 @@ class ActiveMqBroker:
             self._connection.check()
             await self._subscribe()
             if not prefetched.count_due(loop_time()):
-                return ClaimedBatch((), prefetched.next_due() - loop_time())
+                wait = await self._nudge()
+                return ClaimedBatch((), min(prefetched.next_due() - loop_time(), wait))
+            self._nudge_pause = NUDGE_SECONDS[0]
+            self._nudge_at = loop_time() + self._nudge_pause
             await self._gather_pushed(limit)
             # The scheduler wakes up now and then: wait for those that were delayed together.
             await self._pending_retries.gather(returned, await_more)
@@ -315,6 +325,27 @@ class ActiveMqBroker:
                 raise QueueRefused("this user may not read from the queue") from None
             raise
         await asyncio.sleep(FIRST_PUSH_SECONDS)
+
+    async def _nudge(self) -> float:
+        """Make the broker look for more. Return after how many seconds to do so again.
+
+        A new subscription does that, also one that takes nothing.
+        """
+        unsettled = len(self._tickets) + self._prefetched.count_later()
+        if not PAGE_MESSAGES <= unsettled < self._window:
+            return NEVER
+        if self._nudge_at <= loop_time():
+            name = {"id": "nudge"}
+            headers = {
+                **name,
+                "destination": self._address.destination,
+                "ack": "client-individual",
+                "selector": "1 = 0",
+            }
+            await self._connection.exchange(Frame("SUBSCRIBE", headers), Frame("UNSUBSCRIBE", name))
+            self._nudge_at = loop_time() + self._nudge_pause
+            self._nudge_pause = min(self._nudge_pause * 2, NUDGE_SECONDS[1])
+        return self._nudge_at - loop_time()
 
     async def _gather_pushed(self, limit: int) -> None:
         """Wait for what comes right behind: a failure holds back its group in its batch (FIFO-1).

@@ -1,6 +1,7 @@
 """Runs handlers for the messages of a queue: the router's engine as a library (CMD-9).
 
-A message names its handler by `"mediationTarget": "handler:<type>"`. Retries, dead letters, order
+A message names its handler by `"mediationTarget": "handler:<type>"`; a command of a command bus,
+`{"command_id": …, "command_type": …, "data": …}`, by its type. Retries, dead letters, order
 within a group and leases are those of the service. A complete program:
 
     import asyncio
@@ -56,7 +57,7 @@ import msgspec
 from msgspec import Struct
 
 from router.brokers.catalog import broker_variables
-from router.core.config import RetryPolicy, RoutingConfig
+from router.core.config import COMMAND_BUS, RetryPolicy, RoutingConfig, with_reply_names
 from router.core.config_document import read_document
 from router.core.message import DEFAULT_POOL
 from router.core.state import Health, RouterState, StandbyStatus, SyncCounts, assess
@@ -162,7 +163,8 @@ class Worker:
         `retry`: None uses MESSAGE_ROUTER_DEFAULT_RETRY, else every 30 s without end.
         `dead_letters`: `sqlite:///path`, `postgresql://…`, or `none` to drop them; None uses
         MESSAGE_ROUTER_DEAD_LETTER_URL, else a file in the state directory of the service.
-        `reply_queues`: the URIs of queues that messages may name in `replyTo`, by name.
+        `reply_queues`: the URIs of queues that messages may name in `replyTo`, by name. On PGMQ, a
+        command may name any queue of the same database in `reply_to`.
         `take_ahead`: messages that wait here for each handler that may run at once. 0: a message
         is taken only when a handler can run. More of them save calls, if messages take little time.
         `domain`: of a command bus: the queue is `<domain>__commands`, unless the URI names one.
@@ -406,4 +408,11 @@ def _config(
     document = read_document(body, settings.naming)
     for problem in document.problems:
         raise ValueError(f"{problem.path}: {problem.text}")
-    return document.config
+    config = document.config
+    # A command of a bus goes to the handler of its type; what has no `command_type` is a message.
+    commands = [
+        msgspec.structs.replace(each, envelope=COMMAND_BUS, has_handlers=True)
+        for each in config.queues
+    ]
+    named = with_reply_names(commands, config.reply_queues)
+    return msgspec.structs.replace(config, queues=named)

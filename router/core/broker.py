@@ -64,10 +64,11 @@ class BrokerFacts(Struct, frozen=True, kw_only=True, eq=False):
     settles_first: bool = False
     longest_delay: float = YEAR_SECONDS  # a message may be scheduled so far ahead (CMD-5)
     recognizes_keys: Callable[[str], bool] = never  # of two with one dedup key, it keeps one
-    envelopes: frozenset[str] = frozenset()  # how bodies may be wrapped (CMD-7)
     # Of a queue, by URI and name: its database without credentials, and its name there. Queues of
-    # one database can name each other in an envelope.
+    # one database can name each other in an envelope (CMD-7).
     place_of: Callable[[str, str], tuple[str, str]] | None = None
+    # The URI of another queue of the same database, by the URI of one and the name of the other.
+    uri_beside: Callable[[str, str], str] | None = None
 
     @property
     def shown_options(self) -> frozenset[str]:

@@ -41,8 +41,33 @@ def failure_of(message: Message, tries: Sequence[Try], why: GiveUp) -> Failure:
     return Failure(said_code or ours, shown, status)
 
 
+class _CommandReply(Struct, omit_defaults=True):
+    """A reply in the field names of a command bus (CMD-7)."""
+
+    command_id: str
+    outcome: str
+    correlation_id: str | None = None
+    result: Raw | None = None
+    result_omitted: bool = False
+    error_code: str | None = None
+    error_message: str | None = None
+
+
 def reply_body(message: Message, ending: Ending) -> bytes:
     """Return what goes to the reply queue (CMD-3)."""
+    if message.origin is not None:
+        failure = ending.failure
+        return _encode(
+            _CommandReply(
+                command_id=message.id,
+                outcome=outcome_of(ending),
+                correlation_id=message.correlation_id,
+                result=None if ending.result is None else Raw(ending.result),
+                result_omitted=ending.result_omitted,
+                error_code=None if failure is None else failure.code,
+                error_message=None if failure is None else failure.message,
+            )
+        )
     reply: dict[str, object] = {
         "messageId": message.id,
         "correlationId": message.correlation_id,

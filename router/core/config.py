@@ -94,8 +94,11 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     envelope: str | None = None  # how bodies are wrapped; None: they are messages (CMD-7)
     routes: tuple[tuple[str, Route], ...] = ()  # where wrapped commands go, by their type
     # Reply queues of the same database, by their name there in lower case: how wrapped commands
-    # name them, and what they are called here.
-    reply_names: tuple[tuple[str, str], ...] = ()
+    # name them, and what they are called here. None: they are named as they are called here.
+    reply_names: tuple[tuple[str, str], ...] | None = None
+    # Commands without a route go to the handler of their type, and replies to whichever queue of
+    # the same database they name: the library (CMD-9).
+    has_handlers: bool = False
     broker: BrokerFacts = UNKNOWN_BROKER
 
     @property

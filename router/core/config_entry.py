@@ -41,7 +41,7 @@ from router.core.headers import BadHeader, check_headers, is_header_value
 from router.core.message import CONTROL, Malformed, parse
 from router.core.redact import mask_urls, public_uri
 from router.core.returning import MAX_DELAY_SECONDS
-from router.core.target import BadTarget, read_target
+from router.core.target import PROCESS, BadTarget, read_target
 from router.core.target_table import has_dots
 from router.core.warnings import Code
 
@@ -228,7 +228,7 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
         holds_letters=entry.on_dead_letter == "hold",
         max_age=notes.seconds("maxAgeSeconds", entry.max_age_seconds, MAX_AGE_SECONDS),
         envelope=entry.envelope,
-        routes=_read_routes(entry, broker),
+        routes=_read_routes(entry),
         broker=broker,
     )
 
@@ -250,14 +250,12 @@ def _check_order(entry: _QueueEntry, connections: int | None) -> None:
         raise BadEntry("onDeadLetter", "`hold` needs `ordering` `strict`")
 
 
-def _read_routes(entry: _QueueEntry, broker: BrokerFacts) -> tuple[tuple[str, Route], ...]:
+def _read_routes(entry: _QueueEntry) -> tuple[tuple[str, Route], ...]:
     """Return where the commands of a queue go (CMD-7)."""
     if entry.envelope is None:
         if entry.routes is not None:
             raise BadEntry("routes", "needs `envelope`")
         return ()
-    if entry.envelope not in broker.envelopes:
-        raise BadEntry("envelope", f"is not for queues of {broker.name}")
     if not entry.routes:
         raise BadEntry("routes", "must say where commands go")
     if len(entry.routes) > MAX_ROUTES:
@@ -276,6 +274,7 @@ def _read_route(kind: str, raw: object) -> Route:
     sample = {
         "id": "any",
         "mediationTarget": entry.mediation_target,
+        "mediationType": "PROCESS" if entry.mediation_target.startswith(f"{PROCESS}:") else None,
         "poolCode": entry.pool_code,
         "authToken": entry.auth_token,
     }

@@ -93,6 +93,14 @@ _NULL: Final = b"null"
 _LOCAL_TARGETS: Final = (f"{PROCESS}:", f"{HANDLER}:")
 
 
+class Origin(Struct, frozen=True, gc=False):
+    """What a command bus says of a command beside its data (CMD-7)."""
+
+    type: str
+    domain: str | None = None
+    created_at: str | None = None  # as it is written
+
+
 class Message(
     Struct,
     kw_only=True,
@@ -151,6 +159,11 @@ class Message(
     def __repr__(self) -> str:
         """Return it without token and secret: it may end up in a log or a traceback."""
         return f"Message({self.id!r} to {self.target!r}, pool={self.pool!r}, group={self.group!r})"
+
+    @property
+    def origin(self) -> Origin | None:
+        """What the bus says of it, if it came as a command of one."""
+        return None
 
     @property
     def mode(self) -> Mode:

@@ -246,7 +246,8 @@ class Receiver:
             self._flow.note_empty()
             return
         self.health.last_message = now
-        read, settler = await read_ahead(messages), self.settler
+        settler = self.settler
+        read = await read_ahead(messages, settler.read)
         if settler.order is not None and settler.asks_first:
             try:
                 await settler.order.look(messages, read)

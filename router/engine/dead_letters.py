@@ -11,8 +11,10 @@ from msgspec import Struct
 
 from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
+from router.core.envelope import reader_of
 from router.core.identity import key_of
-from router.core.message import MAX_MESSAGE_BYTES, Malformed, Message, ReceivedMessage, parse
+from router.core.message import MAX_MESSAGE_BYTES, Malformed, Message, ReceivedMessage
+from router.core.redact import mask_sent_secrets
 from router.core.replay import TargetChange, replayed_body
 from router.core.returning import GiveUp
 from router.core.warnings import Code, Severity
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 
 REPLAYED_BEFORE: Final = "it was replayed before; `force` does it again"
 OTHER_TARGET: Final = "its target does not begin with the prefix that is to be changed"
+ROUTED: Final = "it is a command: the route of its type says where it goes"
 PAGE_LETTERS: Final = 500
 NO_SUCH_LETTER: Final = "there is no such dead letter"
 _CLOCK_STEP_SECONDS: Final = 1.0  # the clocks differ by less because they are read in turn
@@ -73,7 +76,7 @@ class DeadLetterWriter:
             target=None if message is None else message.target,
             reason=why.reason,
             http_status=why.http_status,
-            reply=why.reply,
+            reply=_masked_reply(why.reply, message),
             error=why.error,
             failures=tally.failures,
             requests=tally.requests,
@@ -107,6 +110,30 @@ class DeadLetterWriter:
     def _alarm(self, reason: str) -> None:
         text = f"a dead letter could not be written, its message is returned: {reason}"
         self._warn(Code.DEAD_LETTER_STORE, text, Severity.CRITICAL)
+
+
+def _read_again(
+    body: bytes, queue: QueueConfig, change: TargetChange | None
+) -> tuple[Message, bytes, Message]:
+    """Return the message of a letter, the body to publish to this queue, and the message of that.
+
+    A command goes where its route leads now. Raises Conflict.
+    """
+    read = reader_of(queue)
+    try:
+        old = read(body)
+        if change is not None and old.origin is not None:
+            raise Conflict(ROUTED)
+        new = replayed_body(body, old.target, change)
+        return old, new, read(new)
+    except Malformed as error:
+        raise Conflict(f"its body is not a message: {error}") from None
+
+
+def _masked_reply(reply: bytes, message: Message | None) -> bytes:
+    """Mask the token of a command's route: nothing in the command's own body tells it later."""
+    is_command = message is not None and message.origin is not None
+    return mask_sent_secrets(reply, message) if message is not None and is_command else reply
 
 
 class ReplayReport(Struct, frozen=True):
@@ -181,7 +208,7 @@ class DeadLetterReplay:
         async for kept in self._in_order(wanted):
             try:
                 if dry_run:
-                    self._queue_of(kept, order)
+                    await self._try(kept, order)
                 else:
                     await self._replay(kept.id, order, stopped)
             except (Conflict, Unknown) as error:
@@ -213,12 +240,7 @@ class DeadLetterReplay:
             if kept is None:
                 raise Unknown(NO_SUCH_LETTER)
             queue = self._queue_of(kept, order)
-            try:
-                old = parse(kept.letter.body)
-                body = replayed_body(kept.letter.body, old.target, order.change)
-                message = parse(body)
-            except Malformed as error:
-                raise Conflict(f"its body is not a message any more: {error}") from None
+            old, body, message = _read_again(kept.letter.body, queue, order.change)
             if message.target != old.target and (
                 reason := self._publishing.refuse_target(message, queue)
             ):
@@ -249,7 +271,7 @@ class DeadLetterReplay:
             return False
         with suppress(Malformed, Unknown):  # it can hold nothing
             queue = self._publishing.queue_named(kept.letter.queue)
-            message = parse(kept.letter.body)
+            message = reader_of(queue)(kept.letter.body)
             await self._release(queue, message, kept.letter.body)
         return await self._store.discard(letter_id)
 
@@ -260,22 +282,32 @@ class DeadLetterReplay:
             except BrokerError as error:
                 raise BrokeOff(str(error)) from error
 
+    async def _try(self, kept: KeptLetter, order: "_Order") -> None:
+        """Raise Conflict if it could not be replayed, as far as can be seen without doing it."""
+        queue = self._queue_of(kept, order)
+        if kept.letter.reason is Reason.MALFORMED:
+            whole = await self._store.get(kept.id)
+            if whole is None:
+                raise Unknown(NO_SUCH_LETTER)
+            _read_again(whole.letter.body, queue, order.change)
+
     def _queue_named(self, name: str | None) -> QueueConfig | None:
         return None if name is None else self._publishing.queue_named(name)
 
     def _queue_of(self, kept: KeptLetter, order: "_Order") -> QueueConfig:
         """Return where it is published to. Raises Conflict if it cannot be replayed so."""
-        if kept.letter.reason is Reason.MALFORMED:
-            raise Conflict("its body is not a message")
         if kept.replayed_at is not None and not order.force:
             raise Conflict(REPLAYED_BEFORE)
         if order.change is not None and order.change.of(kept.letter.target or "") is None:
             raise Conflict(OTHER_TARGET)
         try:
-            return order.to or self._publishing.queue_named(kept.letter.queue)
+            queue = order.to or self._publishing.queue_named(kept.letter.queue)
         except Unknown as error:
             advice = "`to` (--to QUEUE) replays it to another"
             raise Conflict(f"{error}; {advice}") from None
+        if kept.letter.reason is Reason.MALFORMED and queue.envelope is None:
+            raise Conflict("its body is not a message")
+        return queue
 
     async def _retry_in_front(
         self, kept: KeptLetter, order: "_Order", old: Message, body: bytes

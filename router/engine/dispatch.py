@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from router.core.config import OnFailure, QueueConfig
+from router.core.envelope import Reader
 from router.core.history import State
 from router.core.identity import key_of
 from router.core.message import DEFAULT_GROUP, Malformed, Message, ReceivedMessage, parse
@@ -31,7 +32,6 @@ CLOCK_STEP_SECONDS: Final = 3600.0  # a publication that is further ahead is a w
 
 KEEPS_FRONT: Final = {OnFailure.BLOCK, OnFailure.PARK}  # nothing overtakes it
 
-Reader = Callable[[bytes], Message]  # raises Malformed
 _Again = dict[tuple[str | None, str], Batch]  # of messages that came again, by pool and group
 
 
@@ -332,7 +332,7 @@ def _is_certainly_held(held: Job, copy: Job) -> bool:
     )
 
 
-async def read_ahead(messages: Sequence[ReceivedMessage]) -> Reader:
+async def read_ahead(messages: Sequence[ReceivedMessage], read: Reader = parse) -> Reader:
     """Return how to read these bodies. A large receive is parsed here, in slices.
 
     Dispatching needs all messages of a batch at once, without a pause. Parsing is what takes long
@@ -340,7 +340,7 @@ async def read_ahead(messages: Sequence[ReceivedMessage]) -> Reader:
     changed. A receive of usual size is parsed while it is dispatched, without a pause.
     """
     if sum([len(received.body) for received in messages]) <= SLICE_BYTES:
-        return parse
+        return read
     # By the identity of the body, which the messages hold. A flaw is kept as its text: a kept
     # error has a traceback, which leads back to it and to the bodies, and only the garbage
     # collector would free them (P4).
@@ -351,7 +351,7 @@ async def read_ahead(messages: Sequence[ReceivedMessage]) -> Reader:
             await slices.pause()
         slices.add(received.body)
         try:
-            results[id(received.body)] = parse(received.body)
+            results[id(received.body)] = read(received.body)
         except Malformed as problem:
             results[id(received.body)] = str(problem)
         except Exception:  # noqa: BLE001, S110 - a bug: met again where it is dealt with
@@ -361,6 +361,6 @@ async def read_ahead(messages: Sequence[ReceivedMessage]) -> Reader:
         result = results.get(id(body))
         if isinstance(result, str):
             raise Malformed(result)
-        return parse(body) if result is None else result
+        return read(body) if result is None else result
 
     return recall

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,7 @@ from router.core.commands import (
     reply_body,
 )
 from router.core.config import QueueConfig, RoutingConfig
+from router.core.envelope import BESIDE, reader_of
 from router.core.identity import MessageKey
 from router.core.message import (
     YEAR_SECONDS,
@@ -181,6 +183,7 @@ class QueuePublisher:
         self._is_closed = False
         self._indexed: RoutingConfig | None = None
         self._reply_queues: dict[str, QueueConfig] = {}
+        self._beside: QueueConfig | None = None  # whose commands may name queues of its database
 
     async def publish(
         self, queue: str | None, bodies: Sequence[bytes], *, allow_unknown: bool = False
@@ -247,7 +250,11 @@ class QueuePublisher:
         if config is not self._indexed:
             self._indexed = config
             self._reply_queues = {queue.name: queue for queue in config.reply_queues}
-        return self._reply_queues.get(name)
+            self._beside = next((each for each in config.queues if each.has_handlers), None)
+        found = self._reply_queues.get(name)
+        if found is None and self._beside is not None:
+            found = _queue_beside(self._beside, name)
+        return found
 
     def replies(self, message: Message, fingerprint: str, ending: Ending) -> list[OutgoingMessage]:
         """Return the reply to a message that ended so, if it wants one (CMD-3).
@@ -269,7 +276,7 @@ class QueuePublisher:
         """Return the reply to a message of this queue that is cancelled, if it wants one."""
         fingerprint = MessageKey(queue.uri, broker_id).fingerprint(body)
         try:
-            return self.replies(parse(body), fingerprint, _CANCELLED)
+            return self.replies(reader_of(queue)(body), fingerprint, _CANCELLED)
         except Malformed:
             return ()
 
@@ -326,6 +333,15 @@ class QueuePublisher:
             return False
         del self._links[queue]
         return True
+
+
+@lru_cache(maxsize=1000)
+def _queue_beside(queue: QueueConfig, name: str) -> QueueConfig | None:
+    """Return the queue of the same database that a command names for its reply (CMD-9)."""
+    beside, uri_beside = name.removeprefix(BESIDE), queue.broker.uri_beside
+    if uri_beside is None or beside == name:
+        return None
+    return QueueConfig(name=name, uri=uri_beside(queue.uri, beside), broker=queue.broker)
 
 
 class _Parcel:

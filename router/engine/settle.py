@@ -13,8 +13,9 @@ from typing import Final
 from router.core.commands import failure_of
 from router.core.config import OnFailure, QueueConfig
 from router.core.dead_letter import Reason
+from router.core.envelope import Reader, reader_of
 from router.core.history import Fate, State
-from router.core.message import Handle, ReceivedMessage, id_of_malformed, parse
+from router.core.message import Handle, ReceivedMessage, id_of_malformed
 from router.core.outcome import ACCEPTED, Ending, Metric
 from router.core.returning import RETURNS, GiveUp, ReturnReason, reconnect_delays
 from router.core.stats import Counts
@@ -22,7 +23,7 @@ from router.core.warnings import Code
 from router.engine.broker_guard import GuardedBroker
 from router.engine.delivery import facts_of, nack_all
 from router.engine.deps import EngineDeps
-from router.engine.dispatch import KEEPS_FRONT, Dispatcher, Reader, Unroutable
+from router.engine.dispatch import KEEPS_FRONT, Dispatcher, Unroutable
 from router.engine.flow import FlowControl
 from router.engine.job import EXPIRED, NEVER, Batch, Job, Return
 from router.engine.outgoing import OutgoingMessages
@@ -63,6 +64,7 @@ class Settler:
         self._is_store = on_ended is not None
         self.flow = flow
         self.queue_name = queue.name
+        self.read = reader_of(queue)
         self.retry = queue.retry or deps.default_retry
         self.counts = counts
         self.deps = deps
@@ -555,12 +557,14 @@ class Settler:
 
     # Messages that are no jobs: no pool took them, or they came too late.
 
-    def dispatch(self, messages: Sequence[ReceivedMessage], read: Reader = parse) -> Unroutable:
+    def dispatch(
+        self, messages: Sequence[ReceivedMessage], read: Reader | None = None
+    ) -> Unroutable:
         """Place what a receive has brought in pools. Return what no pool took: see `clear`."""
         # Where we keep the order, all of the group that is here goes back together.
         is_ours = self.traits.ordered_here or self.failing in KEEPS_FRONT
         scope = self.queue.uri if is_ours else None
-        return self.dispatcher.dispatch(Batch(self, self.now(), scope), messages, read)
+        return self.dispatcher.dispatch(Batch(self, self.now(), scope), messages, read or self.read)
 
     async def clear(self, unroutable: Unroutable) -> None:
         """Deal with what found no place in a pool."""

@@ -19,8 +19,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.core.config import QueueConfig
+from router.core.envelope import Reader
 from router.core.history import State
-from router.core.message import DEFAULT_GROUP, DEFAULT_POOL, Malformed, Message, ReceivedMessage
+from router.core.message import DEFAULT_GROUP, DEFAULT_POOL, Malformed, ReceivedMessage
 from router.core.order import (
     MAX_UNSENT_MESSAGES,
     GroupKey,
@@ -42,8 +43,6 @@ if TYPE_CHECKING:  # pools know settlers, which have one of these
 
 log = logging.getLogger(__name__)
 
-Reader = Callable[[bytes], Message]  # raises Malformed
-
 MOVED_AT_ONCE: Final = 200  # messages in one transaction
 MEASURE_SECONDS: Final = 10.0  # between two looks at the size of a store
 WAIT_SECONDS: Final = 1.0  # until a receiver looks again whether it may go on
@@ -61,12 +60,8 @@ class OrderStore(Struct, frozen=True, kw_only=True):
 
     def queue_of(self, queue: QueueConfig) -> QueueConfig:
         """Return the work queue that stores the groups of a queue."""
-        return QueueConfig(
-            name=queue.name,
-            uri=self.uri_of(store_name(queue.name)),
-            retry=queue.retry,
-            holds_letters=queue.holds_letters,
-        )
+        uri = self.uri_of(store_name(queue.name))
+        return _as_source(QueueConfig(name=queue.name, uri=uri), queue)
 
 
 class QueueOrder:
@@ -106,7 +101,7 @@ class QueueOrder:
 
     def change(self, queue: QueueConfig) -> None:
         """Take over what the configuration says of the queue now."""
-        self.queue = replace(self.queue, retry=queue.retry, holds_letters=queue.holds_letters)
+        self.queue = _as_source(self.queue, queue)
 
     @property
     def messages(self) -> int:
@@ -369,6 +364,19 @@ class QueueOrder:
         if self.is_stuck:
             self.is_stuck = False
             self._alerts.withdraw(Code.ORDER_STORE, f"{SOURCE}:{self.queue.name}")
+
+
+def _as_source(stored: QueueConfig, queue: QueueConfig) -> QueueConfig:
+    """Return the queue in the store, with what holds for messages wherever they are."""
+    return replace(
+        stored,
+        retry=queue.retry,
+        holds_letters=queue.holds_letters,
+        envelope=queue.envelope,
+        routes=queue.routes,
+        reply_names=queue.reply_names,
+        has_handlers=queue.has_handlers,
+    )
 
 
 class _Full(BrokerError):

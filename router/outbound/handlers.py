@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 from msgspec import Struct
 
+from router.core.message import Message
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.core.target import HANDLER, read_target
 from router.ports import StillRunning, Task
@@ -44,6 +45,10 @@ class Context(Struct, frozen=True):
     attempt: int  # from 1, at most `max_attempts`
     max_attempts: int | None  # None: there is no limit
     _extend: Callable[[], Awaitable[bool]]
+    # What a command bus says of its command; None: the message came without an envelope (CMD-7).
+    command_type: str | None = None
+    domain: str | None = None
+    created_at: str | None = None  # as the bus has written it
 
     async def extend(self) -> bool:
         """Extend the lease of the message now. Return False if it was lost.
@@ -197,7 +202,7 @@ class HandlerTasks:
         try:
             payload = msgspec.json.decode(message.payload) if message.has_payload else None
             command = Command(message.id, target.host, payload, message.correlation_id)
-            context = Context(task.attempt, task.max_attempts, task.extend)
+            context = Context(task.attempt, task.max_attempts, task.extend, *_origin_of(message))
             if self._time_limit is None or not _is_async(self._handlers[target.host]):
                 return _reply(await handle(command, context))
             return await self._run_limited(handle, command, context, self._time_limit)
@@ -268,6 +273,11 @@ class HandlerTasks:
             for middleware in reversed(self._middleware):
                 chain = partial(_call_around, middleware, chain)
             self._chains[command_type] = chain
+
+
+def _origin_of(message: Message) -> tuple[str | None, ...]:
+    origin = message.origin
+    return () if origin is None else (origin.type, origin.domain, origin.created_at)
 
 
 async def _call_around(

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from router.core.config import BodyFormat, TargetConfig
 from router.core.leadership import Leadership
-from router.core.message import Message
+from router.core.message import Message, Origin
 from router.core.outcome import Answer, Cause, NoReply, judge
 from router.core.redact import MASK, mask_urls
 from router.core.target import TargetPolicy, read_target
@@ -196,6 +196,8 @@ class HttpSender:
                 headers.append(f"X-Correlation-Id: {_header_value(message.correlation_id)}")
             if max_attempts is not None:
                 headers.append(f"X-Message-Max-Attempts: {max_attempts}")
+            if message.origin is not None:
+                headers += _origin_headers(message.origin)
             if message.headers is not None:
                 headers += _lines_of(message.headers, place.header_names)
             if place.entry is None:
@@ -405,6 +407,12 @@ def _names(entry: TargetConfig, credential: LiveCredential | None) -> frozenset[
 
 def _lines_of(headers: Mapping[str, str], taken: frozenset[str]) -> list[str]:
     return [f"{name}: {value}" for name, value in headers.items() if name.lower() not in taken]
+
+
+def _origin_headers(origin: Origin) -> list[str]:
+    """Return what a target is told of a command beside its data (CMD-7)."""
+    given = {"Type": origin.type, "Domain": origin.domain, "Created-At": origin.created_at}
+    return [f"X-Message-{name}: {_header_value(text)}" for name, text in given.items() if text]
 
 
 def _header_value(text: str) -> str:

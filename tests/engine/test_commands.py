@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
-from router.core.config import QueueConfig, RetryPolicy
+from router.core.config import COMMAND_BUS, QueueConfig, RetryPolicy, Route
 from router.core.history import Fate
 from router.core.message import Tally, parse
 from router.core.outcome import Ending, Failure, Reply
@@ -287,6 +287,23 @@ class TestReplies:
             assert on.keys("replies") == [outgoing.publication.dedup_key]
             assert publishing.replies_to_cancelled(QUEUE, "1", body("b")) == []
             assert publishing.replies_to_cancelled(QUEUE, "1", b"not a message") == ()
+
+    async def test_a_cancelled_command_is_told_in_the_words_of_its_bus(self) -> None:
+        async with stage() as on:
+            publishing = on.rig.manager.deps.publishing
+            routes = (("Debit", Route(target=TARGET)),)
+            commands = replace(QUEUE, envelope=COMMAND_BUS, routes=routes)
+            given = {"command_id": "a", "command_type": "Debit", "reply_to": "replies"}
+            command = json.dumps(given).encode()
+
+            (outgoing,) = publishing.replies_to_cancelled(commands, "broker-a", command)
+
+            assert json.loads(outgoing.publication.body) == {
+                "command_id": "a",
+                "outcome": "FAILED",
+                "error_code": "CANCELLED",
+                "error_message": "the message was cancelled",
+            }
 
     async def test_a_stop_lets_go_of_what_waits_for_its_reply(self) -> None:
         async with stage() as on:

@@ -6,6 +6,7 @@ from itertools import count
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.target import Target
@@ -562,3 +563,24 @@ async def test_the_answer_names_the_message_that_was_kept() -> None:
         done = await publishing.publish("orders", bodies)
 
     assert (done.ids, done.duplicates) == (["a", "a", "c"], 1)
+
+
+@pytest.mark.rule("CMD-9", "CMD-3")
+async def test_in_the_library_a_command_names_a_reply_queue_of_its_own_database() -> None:
+    commands = queue_of("pgmq://app:pw@host/db?queue=pay__commands&fifo=true&sslmode=require")
+    library = replace(commands, has_handlers=True)
+    replies = queue_of("pgmq://host/db?queue=r", "answers")
+    async with publishing_to(FakeQueues(), RoutingConfig((library,), (), (replies,))) as publishing:
+        beside = publishing.reply_queue("beside:pay__replies")
+
+        assert beside is not None
+        assert beside.uri == "pgmq://app:pw@host/db?queue=pay__replies&sslmode=require"
+        assert publishing.reply_queue("answers") == replies
+        assert publishing.reply_queue("pay__replies") is None
+
+    async with publishing_to(FakeQueues(), RoutingConfig((commands,))) as publishing:
+        assert publishing.reply_queue("beside:pay__replies") is None
+
+    elsewhere = queue_of("sqs://commands", has_handlers=True)
+    async with publishing_to(FakeQueues(), RoutingConfig((elsewhere,))) as publishing:
+        assert publishing.reply_queue("beside:pay__replies") is None

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from router.core.config import RoutingConfig
+from router.core.config import COMMAND_BUS, QueueConfig, Route, RoutingConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.message import parse
 from router.core.replay import TargetChange
@@ -52,7 +52,11 @@ class ReplayDesk:
 
 @asynccontextmanager
 async def desk(
-    tmp_path: Path, queues: FakeQueues, refuse_url: RefuseUrl = lambda *_: None
+    tmp_path: Path,
+    queues: FakeQueues,
+    refuse_url: RefuseUrl = lambda *_: None,
+    *,
+    config: RoutingConfig = CONFIG,
 ) -> AsyncIterator[ReplayDesk]:
     numbers = count(1)
 
@@ -61,7 +65,7 @@ async def desk(
 
     async with (
         open_store(f"sqlite://{tmp_path}/letters.db", executor=InlineExecutor()) as store,
-        open_publishing(queues, lambda: CONFIG, refuse_url=refuse_url, new_id=new_id) as publishing,
+        open_publishing(queues, lambda: config, refuse_url=refuse_url, new_id=new_id) as publishing,
     ):
         yield ReplayDesk(
             store, queues, DeadLetterReplay(store, publishing, wall=lambda: NOW, new_id=new_id)
@@ -200,8 +204,58 @@ async def test_a_body_that_stopped_being_a_message_cannot_be_replayed(tmp_path: 
     async with desk(tmp_path, FakeQueues()) as at:
         (one,) = await at.keep(replace(LETTER, body=b"{}"))
 
-        with pytest.raises(Conflict, match="not a message any more"):
+        with pytest.raises(Conflict, match="its body is not a message: "):
             await at.replays.replay(one)
+
+
+def commands(*kinds: str, target: str = "https://svc/debit") -> QueueConfig:
+    routes = tuple((kind, Route(target=target, pool="PAY")) for kind in kinds)
+    return replace(ORDERS, envelope=COMMAND_BUS, routes=routes)
+
+
+DEAD_COMMAND = replace(LETTER, body=b'{"command_id": "c1", "command_type": "Debit"}')
+WITHOUT_A_ROUTE = replace(DEAD_COMMAND, reason=Reason.MALFORMED, target=None)
+
+
+@pytest.mark.rule("DLQ-2", "CMD-7")
+async def test_a_dead_command_is_replayed_as_it_came_by_the_route_of_now(tmp_path: Path) -> None:
+    config = RoutingConfig((commands("Debit", target="https://corrected/"), OTHER))
+    async with desk(tmp_path, FakeQueues(), config=config) as at:
+        (one,) = await at.keep(DEAD_COMMAND)
+
+        await at.replays.replay(one)
+
+        (item,) = at.queues.published["orders"]
+        assert item.body == DEAD_COMMAND.body
+        assert (item.message.target, item.message.pool) == ("https://corrected/", "PAY")
+
+
+@pytest.mark.rule("DLQ-2", "CMD-7")
+async def test_a_command_without_a_route_is_replayed_once_there_is_one(tmp_path: Path) -> None:
+    queues = FakeQueues()
+    async with desk(tmp_path, queues, config=RoutingConfig((commands("Credit"),))) as at:
+        (one,) = await at.keep(WITHOUT_A_ROUTE)
+
+        with pytest.raises(Conflict, match="its body is not a message: there is no route"):
+            await at.replays.replay(one)
+        dry = await at.replays.replay_all(ALL, dry_run=True)
+        assert (dry.replayed, sum(dry.skipped.values())) == (0, 1)
+
+    async with desk(tmp_path, queues, config=RoutingConfig((commands("Debit"),))) as at:
+        dry = await at.replays.replay_all(ALL, dry_run=True)
+        report = await at.replays.replay_all(ALL)
+
+        assert (dry.replayed, report.replayed) == (1, 1)
+        assert queues.ids("orders") == ["c1"]
+
+
+@pytest.mark.rule("DLQ-2", "CMD-7")
+async def test_the_target_of_a_command_is_changed_in_its_route_only(tmp_path: Path) -> None:
+    async with desk(tmp_path, FakeQueues(), config=RoutingConfig((commands("Debit"),))) as at:
+        (one,) = await at.keep(replace(DEAD_COMMAND, target="https://svc/debit"))
+
+        with pytest.raises(Conflict, match="the route of its type says where it goes"):
+            await at.replays.replay(one, change=TargetChange("https://svc/", "https://new/"))
 
 
 @pytest.mark.rule("DLQ-2")

@@ -22,7 +22,6 @@ from router.brokers.activemq.connection import BadFrame, Frame, FrameReader, enc
 from router.brokers.kit import read_uri
 from router.brokers.nats import NatsSettings
 from router.brokers.nats import read_address as read_nats
-from router.brokers.pgmq.envelope import Envelope, command_reply
 from router.brokers.pgmq.table import read_address as read_pgmq
 from router.brokers.postgres import OPTIONS as POSTGRES_OPTIONS
 from router.brokers.postgres import dsn_of
@@ -34,6 +33,7 @@ from router.brokers.sqs import client as sqs_client
 from router.brokers.sqs import read_address as read_sqs
 from router.brokers.sqs.broker import received_message
 from router.brokers.sqs.client import answer_of as sqs_answer
+from router.core.commands import reply_body
 from router.core.config import QueueConfig, Route
 from router.core.config_document import BadDocument, as_document, read_document
 from router.core.config_plan import unite
@@ -45,8 +45,9 @@ from router.core.credentials import (
     read_host,
     read_token,
 )
+from router.core.envelope import CommandReader
 from router.core.message import Malformed, Message, parse, steps_of
-from router.core.outcome import Reply, judge
+from router.core.outcome import ACCEPTED, Reply, judge
 from router.core.redact import mask_urls, public_uri
 from router.core.returning import MAX_DELAY_SECONDS, MIN_DELAY_SECONDS
 from router.core.target import read_target
@@ -289,14 +290,14 @@ def uri(data: bytes) -> None:
 
 
 def envelope(data: bytes) -> None:
-    opened, flaw = Envelope(COMMANDS).open(data)
-    if flaw is not None:
-        assert opened == data
-        _can_be_shown(flaw)
-    elif opened != data:
-        read = _parsed(opened)
-        assert read is None or read.target.startswith("https://svc.example/")
-    assert isinstance(command_reply(data), bytes)
+    try:
+        message = CommandReader(COMMANDS).read(data)
+    except Malformed as problem:
+        _can_be_shown(str(problem))
+        return
+    if message.origin is not None:
+        assert message.target.startswith("https://svc.example/")
+        assert msgspec.json.decode(reply_body(message, ACCEPTED))["command_id"] == message.id
 
 
 def output(data: bytes) -> None:

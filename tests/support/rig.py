@@ -106,6 +106,12 @@ class Rig:
                 ]
             )
 
+    async def publish_raw(self, content: bytes, *, queue: QueueConfig = QUEUE) -> None:
+        """Publish something that may be no message."""
+        message = parse(body("raw"))
+        async with self.brokers.open_publisher(queue) as publisher:
+            await publisher.publish([Publication(message=message, body=content)])
+
     @property
     def warnings(self) -> list[Notice]:
         return list(self.book.list(now=0.0))

@@ -588,6 +588,18 @@ def test_a_pgmq_queue_says_where_its_commands_go() -> None:
     assert "hunter2" not in repr(document) + repr(document.config.queues[0].routes)
 
 
+@pytest.mark.rule("CMD-7", "CMD-8")
+@pytest.mark.parametrize("target", ["process:render", "handler:debit"])
+@pytest.mark.parametrize("uri", ["pgmq://host/db", "sqs://orders", "sqlite:////state/q.db"])
+def test_commands_of_any_broker_may_go_to_a_process_or_a_handler(uri: str, target: str) -> None:
+    routes = {"Debit": {"mediationTarget": target}}
+
+    document = read_queue({**COMMANDS, "queueUri": uri, "routes": routes})
+
+    assert document.problems == ()
+    assert document.config.queues[0].routes == (("Debit", Route(target=target)),)
+
+
 @pytest.mark.rule("CMD-7")
 def test_a_document_for_people_shows_routes_without_their_tokens() -> None:
     route = {"mediationTarget": "https://svc.example/debit", "authToken": "hunter2"}
@@ -656,7 +668,6 @@ def test_a_queue_with_commands_knows_the_reply_queues_of_its_database() -> None:
             "routes",
             "needs `envelope`",
         ),
-        ({"queueUri": "sqs://orders"}, "envelope", "is not for queues of SQS"),
     ],
 )
 def test_wrong_routes_are_told_with_their_place(

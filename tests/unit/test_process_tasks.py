@@ -3,6 +3,8 @@
 import msgspec
 import pytest
 
+from router.core.config import COMMAND_BUS, QueueConfig, Route
+from router.core.envelope import reader_of
 from router.core.message import parse
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.outbound.process import Executor
@@ -21,6 +23,24 @@ def test_the_input_is_one_compact_line_with_the_payload_as_published() -> None:
     assert input_line(parse(BODY), 3) == (
         b'{"messageId":"a\\"b","payload":{"text":"two words","big":12345678901234567890123,'
         b'"list":[1,2.50]},"correlationId":"c","attempt":3}\n'
+    )
+
+
+@pytest.mark.rule("CMD-8", "CMD-7")
+def test_the_input_says_what_a_command_bus_says_of_its_command() -> None:
+    queue = QueueConfig(
+        name="c",
+        uri="memory://c",
+        envelope=COMMAND_BUS,
+        routes=(("Render", Route(target="process:x")),),
+    )
+    body = b'{"command_id": "a", "command_type": "Render", "domain": "shop"}'
+
+    line = input_line(reader_of(queue)(body), 1)
+
+    assert line == (
+        b'{"messageId":"a","payload":null,"correlationId":null,"attempt":1,'
+        b'"commandType":"Render","domain":"shop","createdAt":null}\n'
     )
 
 

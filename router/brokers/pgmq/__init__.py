@@ -1,7 +1,7 @@
 """Queues of PGMQ, the message queue extension of PostgreSQL (CMD-7)."""
 
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from router.brokers.package import Adapter, BrokerPackage
 from router.brokers.postgres import CONNECTING
@@ -27,13 +27,19 @@ def _place_of(uri: str, name: str) -> tuple[str, str]:
     return database, (dict(parse_qsl(parts.query)).get("queue") or name).lower()
 
 
+def _uri_beside(uri: str, name: str) -> str:
+    parts = urlsplit(uri)
+    options = {key: value for key, value in parse_qsl(parts.query) if key in CONNECTING}
+    return urlunsplit(parts._replace(query=urlencode({"queue": name, **options})))
+
+
 BROKER: Final = BrokerPackage(
     name="PGMQ",
     schemes=("pgmq",),
     options=OPTIONS,
     holds_groups=_holds_groups,
     when_full=WhenFull.DEFER,
-    envelopes=frozenset({"command-bus"}),
     place_of=_place_of,
+    uri_beside=_uri_beside,
     make=_make,
 )

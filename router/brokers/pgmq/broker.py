@@ -12,7 +12,6 @@ import msgspec
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared, loop_time
 from router.brokers.kit.consuming import ClaimedBatch, LongPoll
 from router.brokers.kit.retries import PendingRetries
-from router.brokers.pgmq.envelope import Envelope, command_reply
 from router.brokers.pgmq.lister import PgmqLister
 from router.brokers.pgmq.table import (
     GROUP_HEADER,
@@ -115,7 +114,6 @@ class PgmqBroker:
         self._table = table
         self._address = address
         self._pending = pending
-        self._envelope = Envelope(queue) if queue.envelope else None
         self._signal = database.signal(table.channel)
         database.add_channel(table.channel)
         self._pause = FIRST_POLL_SECONDS
@@ -194,13 +192,11 @@ class PgmqBroker:
         """Settle them and send what goes out, in one transaction. PGMQ keeps no results."""
         leases = [cast("PgmqLease", item.handle) for item in items]
         failed = [number for number, item in enumerate(items, 1) if item.ending.failure is not None]
-        outgoing = []
-        for number, item in enumerate(items, 1):
-            for each in item.outgoing:
-                reply = each.publication
-                if self._envelope is not None:
-                    reply = msgspec.structs.replace(reply, body=command_reply(reply.body))
-                outgoing.append(_item(read_address(each.queue), reply, number))
+        outgoing = [
+            _item(read_address(each.queue), each.publication, number)
+            for number, item in enumerate(items, 1)
+            for each in item.outgoing
+        ]
         columns = (*fences(leases), failed, *item_columns(outgoing))
         (row,) = await self._database.call(self._table.finish, self._address.name, *columns)
         self._signal.ring()
@@ -241,9 +237,6 @@ class PgmqBroker:
         if self._pending:
             self._pending.came(msg_id)
         tally, parent = _read_headers(headers) if headers else (UNTRIED, None)
-        flaw = None
-        if self._envelope is not None:
-            body, flaw = self._envelope.open(body)
         return ReceivedMessage(
             body,
             PgmqLease(msg_id, read_ct, enqueued, body),
@@ -252,7 +245,6 @@ class PgmqBroker:
             lease_until=lease_until,
             tally=tally,
             parent=parent,
-            flaw=flaw,
             published_at=enqueued / 1_000_000,
         )
 

@@ -118,13 +118,19 @@ def refusal(executors: Mapping[str, Executor], name: str, queue: str) -> str | N
 
 def input_line(message: Message, attempt: int) -> bytes:
     """Return what a task reads: no token and no secret is in it."""
+    origin = b""
+    if message.origin is not None:
+        given = msgspec.structs.asdict(message.origin)
+        names = {"type": "commandType", "domain": "domain", "created_at": "createdAt"}
+        origin = b"," + _encode({names[key]: value for key, value in given.items()})[1:-1]
     # Compact, because a payload may have been published on several lines.
     payload = msgspec.json.format(message.payload, indent=-1) if message.has_payload else b"null"
-    return b'{"messageId":%b,"payload":%b,"correlationId":%b,"attempt":%d}\n' % (
+    return b'{"messageId":%b,"payload":%b,"correlationId":%b,"attempt":%d%b}\n' % (
         _encode(message.id),
         payload,
         _encode(message.correlation_id),
         attempt,
+        origin,
     )
 
 

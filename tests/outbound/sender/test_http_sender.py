@@ -13,7 +13,8 @@ from urllib.parse import unquote
 import pytest
 from msgspec import structs
 
-from router.core.message import Message, parse
+from router.core.envelope import CommandMessage
+from router.core.message import Message, Origin, parse
 from router.core.outcome import MAX_REPLY_BYTES, Answer, Cause, NoReply, Reply
 from router.core.target import TargetPolicy
 from router.core.trace import Span
@@ -874,6 +875,19 @@ async def test_the_payload_is_sent_byte_for_byte_and_signed(payload: bytes) -> N
     assert request.headers["x-flowcatalyst-signature"] == signature
     assert "x-correlation-id" not in request.headers
     assert "x-message-max-attempts" not in request.headers
+
+
+@pytest.mark.rule("CMD-7")
+async def test_a_target_is_told_what_the_bus_says_of_a_command() -> None:
+    origin = Origin("Débit", "payments", None)
+    async with listening() as target, sending() as sender:
+        command = CommandMessage(id="m-1", target=target.url, origin=origin)
+        await sender.send(command, 1, 5)
+
+    headers = target.requests[0].headers
+    assert headers["x-message-type"] == "D%C3%A9bit"
+    assert headers["x-message-domain"] == "payments"
+    assert "x-message-created-at" not in headers
 
 
 @pytest.mark.rule("CMD-1")

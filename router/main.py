@@ -48,6 +48,7 @@ from router.engine.controls import Controls
 from router.engine.dead_letters import DeadLetterReplay
 from router.engine.delivery import Mediator, longest_delivery
 from router.engine.groups import GroupDesk
+from router.engine.leases import QueueLeases
 from router.engine.notifier import Notifier
 from router.engine.periodic import Chore, LoopLag, every, keep_running
 from router.engine.queue_manager import QueueManager, shut_down
@@ -128,7 +129,7 @@ class Router:
             FileTicks(settings.state_dir / "schedules.json"),
             alerts,
             wall=time.time,
-            is_alone=ports.lock is None,
+            is_alone=ports.lock is None and ports.locks is None,
         )
         self.election = _election(settings, ports, manager, notifier)
         sources = config_sources(settings.config_urls, settings.config_token, settings.naming)
@@ -155,6 +156,12 @@ class Router:
 
     async def reload(self) -> Plan:
         return await self.sync.reload()
+
+    def release_queue(self, name: str) -> None:
+        """Give the lease of a queue to another router. Raises Unknown, Conflict."""
+        if not isinstance(self.election, QueueLeases):
+            raise Conflict("queues have leases only with STANDBY_ENABLED and STANDBY_SCOPE=queue")
+        self.election.release(name)
 
     async def test_target(self, url: str, payload: bytes | None) -> Trial:
         """Send one request to a target, as for a message (TGT-10). Raises Conflict, BadTarget."""
@@ -200,7 +207,7 @@ class Router:
         work: dict[str, Chore] = {"loop lag": self._lag.watch}
         if settings.enabled:
             work["sync"] = partial(self.sync.run, settings.sync_interval, random.uniform)
-            work["beat"] = partial(self.beat.run, lambda: self.election.status().primary)
+            work["beat"] = partial(self.beat.run, self.election.may_publish)
             self.election.start(tasks)
             if self.limits is not None:
                 work["limits"] = partial(self.limits.run, lambda: self.election.status().primary)
@@ -230,7 +237,18 @@ class Router:
 def _election(
     settings: Settings, ports: Ports, manager: QueueManager, notifier: Notifier
 ) -> Election:
-    """Return what decides whether this router works: the leader lock, if there is one."""
+    """Return what decides on what this router works: the leader lock, or leases of queues."""
+    if ports.locks is not None:
+        return QueueLeases(
+            ports.locks,
+            manager,
+            manager.deps.alerts,
+            instance=ports.instance,
+            ttl=settings.standby_lock_ttl,
+            wall=time.time,
+            now=ports.leadership.now,
+            jitter=random.uniform,
+        )
     if ports.lock is None:
         return Alone(manager, ports.instance)
     return Standby(

@@ -29,13 +29,13 @@ from router.curl.loop import CurlOptions
 from router.engine.alerts import Alerts
 from router.engine.notifier import Notifier
 from router.limits import LimitsScope, open_limits
-from router.locks import LockRequest, open_lock
+from router.locks import LockRequest, open_locks
 from router.outbound.credentials import CredentialStore, Warnings
 from router.outbound.http_sender import HttpSender
 from router.outbound.notifications import open_channels
 from router.outbound.process import BadExecutors, Executor, read_executors
 from router.outbound.process.tasks import ProcessTasks, open_tasks, refusal
-from router.ports import DeadLetterStore, LimitsServer, Lock, QueueRefused, Tracer
+from router.ports import DeadLetterStore, LimitsServer, Lock, Locks, QueueRefused, Tracer
 from router.setting_values import AuthMode, BadSetting
 from router.settings import Settings
 from router.wiring import open_brokers, open_letters
@@ -53,7 +53,8 @@ class Ports:
     listener: socket.socket
     policy: TargetPolicy
     store: DeadLetterStore
-    lock: Lock | None
+    lock: Lock | None  # of a hot standby; None: there is none
+    locks: Locks | None  # of queues; None: there are none
     limits: LimitsServer | None  # None: this router shares no limits
     leadership: Leadership
     brokers: BrokerRegistry
@@ -94,7 +95,8 @@ async def open_ports(
     listener = stack.enter_context(listen(settings.host, settings.port))
     policy = target_policy(settings, listener)
     store = await stack.enter_async_context(open_letters(settings))
-    lock = await open_leader_lock(stack, settings, instance)
+    locks = await open_lock_server(stack, settings, instance)
+    lock = locks.lock("") if locks is not None and settings.is_hot_standby else None
     limits = await open_limits_server(stack, settings)
     brokers = await stack.enter_async_context(open_brokers(settings, alerts))
     leadership = Leadership(THIS_MACHINE.uptime)  # it runs while we sleep, as on a lock server
@@ -117,6 +119,7 @@ async def open_ports(
         policy=policy,
         store=store,
         lock=lock,
+        locks=locks if settings.leases_queues else None,
         limits=limits,
         leadership=leadership,
         brokers=brokers,
@@ -191,8 +194,10 @@ def credentials_of(settings: Settings, alerts: Alerts) -> CredentialStore | None
         raise BadSetting(f"MESSAGE_ROUTER_CREDENTIALS_FILE: {error}") from None
 
 
-async def open_leader_lock(stack: AsyncExitStack, settings: Settings, instance: str) -> Lock | None:
-    """Return None if this router has no standby."""
+async def open_lock_server(
+    stack: AsyncExitStack, settings: Settings, instance: str
+) -> Locks | None:
+    """Return None if this router needs no lock."""
     if not settings.standby_enabled:
         return None
     request = LockRequest(
@@ -203,7 +208,7 @@ async def open_leader_lock(stack: AsyncExitStack, settings: Settings, instance: 
     )
     nats = settings.brokers.of(NatsSettings)
     try:
-        opening = open_lock(settings.standby_lock_url or "", request, nats)
+        opening = open_locks(settings.standby_lock_url or "", request, nats)
         return await stack.enter_async_context(opening)
     except ModuleNotFoundError as error:
         needs = f"needs the package {error.name}: pip install 'message-router[all]'"
@@ -214,7 +219,7 @@ async def open_leader_lock(stack: AsyncExitStack, settings: Settings, instance: 
 
 async def open_limits_server(stack: AsyncExitStack, settings: Settings) -> LimitsServer | None:
     """Return None if this router shares no limits with others."""
-    url = settings.limits_url
+    url = settings.limits_server
     if url is None:
         return None
     key = settings.limits_key or settings.standby_lock_key

@@ -566,6 +566,13 @@ class Lock(Protocol):
         """Release it, if this process has it."""
 
 
+class Locks(Protocol):
+    """Locks on one server, over one connection."""
+
+    def lock(self, name: str) -> Lock:
+        """Return the lock of this name, for this process. It is not asked for yet."""
+
+
 class LimitsUnavailable(Exception):
     """The limits server did not answer, or could not do it: its text says why, without secrets."""
 

@@ -112,6 +112,11 @@ class BreakerScope(Enum):
     GLOBAL = auto()
 
 
+class StandbyScope(Enum):
+    ROUTER = auto()  # one router works
+    QUEUE = auto()  # all do, each on the queues whose leases it has
+
+
 class TracesExporter(Enum):
     OTLP = auto()
     NONE = auto()

@@ -25,6 +25,7 @@ from router.setting_values import (
     LogFormat,
     LogLevel,
     Sampler,
+    StandbyScope,
     TracesExporter,
     Variable,
     choice,
@@ -179,6 +180,9 @@ class Settings:
         "rate limits, rates of pools only if there is no limits server")
     standby_enabled: bool = env("STANDBY_ENABLED", switch, "false",
         "hot standby: only one of several routers works at a time")
+    standby_scope: StandbyScope = env("STANDBY_SCOPE", choice(StandbyScope), "router",
+        "hot standby: `router`: one router works, the others wait; `queue`: all work, each on the "
+        "queues whose leases it holds")
     standby_lock_url: str | None = optional(
         "STANDBY_LOCK_URL", servers("redis", "rediss", "postgresql", "nats"),
         "URL of the leader lock: `redis://`, `postgresql://` or `nats://`", secret=True)
@@ -269,14 +273,36 @@ class Settings:
     @property
     def limit_sharers(self) -> int:
         """By how many routers the limits of the configuration are divided (LIM-2)."""
-        return 1 if self.standby_enabled else self.replicas
+        return 1 if self.is_hot_standby else self.replicas
+
+    @property
+    def leases_queues(self) -> bool:
+        """Whether several routers work, each on the queues whose leases it has (CFG-10)."""
+        return self.standby_enabled and self.standby_scope is StandbyScope.QUEUE
+
+    @property
+    def is_hot_standby(self) -> bool:
+        """Whether one router works at a time (CFG-9)."""
+        return self.standby_enabled and not self.leases_queues
+
+    @property
+    def limits_server(self) -> str | None:
+        """The URL of the server over which routers share limits: that of the leases, if it can."""
+        if self.limits_url is None and self.leases_queues:
+            lock_url = self.standby_lock_url or ""
+            return None if lock_url.startswith("nats:") else lock_url
+        return self.limits_url
 
     def notes(self) -> list[str]:
         """Return which settings have no effect beside others, for warnings at start."""
-        if self.replicas > 1 and self.standby_enabled:
-            text = "MESSAGE_ROUTER_REPLICAS is ignored: with STANDBY_ENABLED one router works"
-            return [text]
-        return []
+        notes = []
+        if self.replicas > 1 and self.is_hot_standby:
+            notes.append(
+                "MESSAGE_ROUTER_REPLICAS is ignored: with STANDBY_ENABLED one router works"
+            )
+        if self.standby_scope is StandbyScope.QUEUE and not self.standby_enabled:
+            notes.append("STANDBY_SCOPE has no effect without STANDBY_ENABLED")
+        return notes
 
     @property
     def dead_letter_path(self) -> Path | None:

@@ -50,6 +50,7 @@ def create_app(router: RouterApi, access: Access) -> FastAPI:
         dead_letters.routes,
         config.routes,
         monitoring.routes,
+        monitoring.lease_routes,
         targets.routes,
         messages.monitoring_routes,
         dashboard.routes,

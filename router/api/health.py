@@ -35,7 +35,7 @@ class HealthView(ResponseModel):
     issues: Sequence[str] = as_is(["unhealthy consumers: orders"])
     version: str = as_is("1.0.0")
     uptime_seconds: float = as_is(86_400.0)
-    role: str = as_is("PRIMARY", "PRIMARY or STANDBY")
+    role: str = as_is("PRIMARY", "PRIMARY, STANDBY or ACTIVE")
 
 
 class ProbeView(ResponseModel):

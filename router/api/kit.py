@@ -109,6 +109,9 @@ class RouterApi(Protocol):
     async def reload(self) -> Plan:
         """Sync the configuration now, once. Raises SyncFailed."""
 
+    def release_queue(self, name: str) -> None:
+        """Give the lease of a queue to another router. Raises Unknown, Conflict."""
+
     async def test_target(self, url: str, payload: bytes | None) -> Trial:
         """Send one request to a target, as for a message. Raises Conflict, BadTarget."""
 

@@ -5,12 +5,13 @@ The values of the last 5 and 30 minutes have the name of the total with `5min` o
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from msgspec import UNSET, Struct
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from router.api.kit import (
     AT,
@@ -35,7 +36,6 @@ from router.core.timestamps import iso
 from router.core.warnings import Severity
 from router.engine.controls import PoolSetting
 
-Role = Annotated[str, BeforeValidator(lambda primary: "PRIMARY" if primary else "STANDBY")]
 PerSecond = Annotated[float, AfterValidator(lambda rate: round(rate, 3))]
 
 
@@ -184,8 +184,20 @@ class ConsumerHealth(ResponseModel):
 class StandbyView(ResponseModel):
     standby_enabled: bool = shown("enabled", example=True)
     instance_id: str = shown("instance", "router-2")
-    role: Role = shown("primary", "STANDBY")
+    role: str = as_is("STANDBY", "PRIMARY, STANDBY or ACTIVE")
     lock_holder: str | None = as_is("router-1")
+    last_refresh: Time | None = as_is(AT)
+
+
+class QueueReleased(ResponseModel):
+    released: str = as_is("orders")
+
+
+class LeaseView(ResponseModel):
+    queue: str = as_is("orders")
+    phase: str = as_is("HELD", "HELD, DRAINING or WAITING: another router has it, or nobody yet")
+    holder: str | None = as_is("router-1", "Null if it is not known")
+    fence: int = as_is(7, "Grows with every new holder, as far as this router knows")
     last_refresh: Time | None = as_is(AT)
 
 
@@ -332,6 +344,25 @@ async def consumer_health(router: CurrentRouter) -> Mapping[str, ConsumerHealth]
 async def standby_status(router: CurrentRouter) -> StandbyStatus:
     """Show whether this router is the primary or waits as a standby."""
     return router.state().standby
+
+
+@routes.get("/leases")
+async def leases(router: CurrentRouter) -> list[LeaseView]:
+    """Show the leases of queues, if several routers share them (STANDBY_SCOPE=queue)."""
+    return [LeaseView.model_validate(each) for each in router.state().standby.leases or ()]
+
+
+lease_routes = APIRouter(tags=["queues"])
+
+
+@lease_routes.post("/queues/{name:path}/release", status_code=HTTPStatus.ACCEPTED)
+async def release_queue(router: CurrentRouter, name: str) -> QueueReleased:
+    """Give the lease of a queue to another router, once its open requests have ended.
+
+    Percent-encode the name.
+    """
+    router.release_queue(name)
+    return QueueReleased(released=name)
 
 
 async def _by_name(shape: type[ResponseModel], states: Iterable[tuple[str, Struct]]) -> Response:

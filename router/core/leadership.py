@@ -14,11 +14,12 @@ class Leadership:
     check. So the clock must not be one that an event loop reads once per turn.
     """
 
-    __slots__ = ("now", "until")
+    __slots__ = ("is_ending", "now", "until")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self.until = FOREVER
+        self.is_ending = False  # nothing new begins; what has begun may end
 
     @property
     def is_over(self) -> bool:

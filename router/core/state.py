@@ -242,12 +242,30 @@ class SyncCounts(Struct, frozen=True):
     last_success: float | None = None  # Unix seconds; None: nothing was applied yet
 
 
+class LeaseState(Struct, frozen=True, kw_only=True):
+    """The lease of a queue, as this router sees it (CFG-10)."""
+
+    queue: str
+    phase: str  # WAITING, HELD or DRAINING
+    holder: str | None  # None: nobody, as far as is known
+    fence: int  # grows with every new holder
+    last_refresh: float | None = None  # Unix seconds
+
+
 class StandbyStatus(Struct, frozen=True, kw_only=True):
     enabled: bool = False
     instance: str = ""
     primary: bool = True
     lock_holder: str | None = None
     last_refresh: float | None = None  # Unix seconds
+    leases: tuple[LeaseState, ...] | None = None  # of queues; None: there are none (CFG-10)
+
+    @property
+    def role(self) -> str:
+        """PRIMARY, STANDBY, or ACTIVE: it works on the queues whose leases it has."""
+        if self.leases is not None:
+            return "ACTIVE"
+        return "PRIMARY" if self.primary else "STANDBY"
 
 
 class RouterState(Struct, frozen=True, kw_only=True):
@@ -286,7 +304,7 @@ class RouterState(Struct, frozen=True, kw_only=True):
 
     @property
     def role(self) -> str:
-        return "PRIMARY" if self.standby.primary else "STANDBY"
+        return self.standby.role
 
 
 class Status(Enum):

@@ -88,15 +88,16 @@ class Beat:
         self._looked_at = 0.0
         self._published: dict[str, int] = {}  # the last tick by name, also of earlier schedules
 
-    async def run(self, may_publish: Callable[[], bool]) -> None:
-        """Publish what is due until cancelled, whenever this router may."""
+    async def run(self, may_publish: Callable[[str], bool]) -> None:
+        """Publish what is due until cancelled, to the queues to which this router may."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 ended = self._ended.listen()
-                wait = self.publish_due(tasks) if may_publish() else LONGEST_SLEEP_SECONDS
-                await wait_for_signal(ended, wait)
+                await wait_for_signal(ended, self.publish_due(tasks, may_publish))
 
-    def publish_due(self, tasks: asyncio.TaskGroup) -> float:
+    def publish_due(
+        self, tasks: asyncio.TaskGroup, may_publish: Callable[[str], bool] = lambda _: True
+    ) -> float:
         """Start to publish what is due now. Return the seconds until the next tick, at most a few.
 
         Each schedule has its own task: a slow queue delays no other schedule.
@@ -105,7 +106,7 @@ class Beat:
         now = self._wall()
         soonest = now + LONGEST_SLEEP_SECONDS
         for schedule, run in self._runs.items():
-            if run.is_busy:
+            if run.is_busy or not may_publish(schedule.queue):
                 continue
             if run.due <= now:
                 run.is_busy = True

@@ -345,6 +345,11 @@ class QueueConsumer:
         for receiver in self.receivers:
             receiver.settler.abort()
 
+    @property
+    def held(self) -> list[Job]:
+        """What it has received and not settled."""
+        return [job for receiver in self.receivers for job in receiver.settler.held]
+
     async def until_settled(self) -> None:
         for settler in [receiver.settler for receiver in self.receivers]:
             while not settler.is_idle:

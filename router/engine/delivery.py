@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from router.core.config import OnFailure, PoolConfig
 from router.core.history import State, Try
-from router.core.leadership import Leadership
 from router.core.message import Message
 from router.core.outcome import (
     NO_OUTCOME,
@@ -234,7 +233,6 @@ class DeliveryRunner:
         alerts: Alerts,
         *,
         jitter: Jitter,
-        leadership: Leadership,
     ) -> None:
         self.config = config
         self.deliveries = Deliveries()
@@ -247,7 +245,6 @@ class DeliveryRunner:
         self._permits = permits
         self._warn = alerts.of(f"ProcessPool:{config.code}")
         self._jitter = jitter
-        self._leadership = leadership
         self._loop = asyncio.get_running_loop()
         self._pauses_end = Signal()
         self._stopped = False
@@ -265,9 +262,10 @@ class DeliveryRunner:
     def resume(self) -> None:
         self._stopped = False
 
-    def abort(self) -> None:
-        """Cut the open requests; their messages are returned."""
-        for task in set(self.requests.values()) - self._aborted:
+    def abort(self, jobs: Iterable[Job] | None = None) -> None:
+        """Cut open requests, all of them or some; their messages are returned."""
+        chosen = self.requests if jobs is None else jobs
+        for task in {self.requests[job] for job in chosen} - self._aborted:
             self._aborted.add(task)
             task.cancel()
 
@@ -331,7 +329,9 @@ class DeliveryRunner:
             settler = job.settler
             is_cut_off = settler.traits.pulse is not None and settler.is_cut_off()
             is_lost = is_cut_off or job.lease_until <= now
-            may_send = not (is_lost or self._stopped or self._leadership.is_over)
+            leadership = settler.deps.leadership
+            is_over = leadership.is_ending or leadership.is_over
+            may_send = not (is_lost or self._stopped or is_over)
             if not may_send or job.expires_at <= now:
                 target.leave()
                 return TOO_LATE if may_send else None

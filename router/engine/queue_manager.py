@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from router.core.config import (
 )
 from router.core.config_plan import Plan, plan
 from router.core.history import Fate, State
+from router.core.leadership import Leadership
 from router.core.returning import ReturnReason
 from router.core.stats import Counts
 from router.core.warnings import Code, Severity
@@ -81,12 +83,15 @@ class QueueManager:
         self._workers = Workers(deps.tasks)
         self._orders: dict[str, QueueOrder] = {}  # of strict queues, by name
         self._is_stopped = False
+        # Under which leadership a queue is consumed; None: not by this router now (CFG-10).
+        self.leadership_of: Callable[[QueueConfig], Leadership | None] = lambda _: deps.leadership
 
     async def apply(self, config: RoutingConfig) -> Plan:
         """Run this configuration. Return what was changed; all else is left untouched."""
         self._is_stopped = False
         self._workers.resume()
-        changes = plan(self.running, config)
+        ours = tuple(queue for queue in config.queues if self.leadership_of(queue) is not None)
+        changes = plan(self.running, replace(config, queues=ours))
         self.applied = config
         self.deps.targets.configure(config.targets)
 
@@ -116,6 +121,40 @@ class QueueManager:
         async for started in _in_slices(changes.start, wanted):
             self._start(started, Counts())
         return changes
+
+    def take_queue(self, name: str) -> None:
+        """Consume a queue of the configuration that this router has got."""
+        queue = next((each for each in self.applied.queues if each.name == name), None)
+        if queue is not None and name not in self.consumers and not self._is_stopped:
+            stopping = [each for each in self.stopping_consumers if each.queue.name == name]
+            self._start(queue, Counts(), after=stopping[-1] if stopping else None)
+
+    def give_up_queue(self, name: str) -> Sequence[QueueConsumer]:
+        """Receive no more of a queue, and return what has no open request (CFG-10).
+
+        Return its consumers that may still hold messages.
+        """
+        consumer = self.consumers.get(name)
+        if consumer is not None:
+            self._stop(consumer)
+        stopping = [each for each in self.stopping_consumers if each.queue.name == name]
+        now = asyncio.get_running_loop().time()
+        for job in [job for each in stopping for job in each.held]:
+            job.hold_until = now  # what waits behind it in its group goes with it
+        pools = (*self.pools.values(), *self.draining_pools.values())
+        taken = [job for pool in pools for job in pool.take_overdue(now)]
+        if taken:
+            returns = nack_all([Return(job, ReturnReason.STOPPED) for job in taken])
+            self.deps.tasks.create_task(returns, name=f"return {name}")
+        return stopping
+
+    def abort_queue(self, consumers: Sequence[QueueConsumer]) -> None:
+        """Cut the open requests and calls of stopped consumers: others may have their queue."""
+        settlers = {receiver.settler for each in consumers for receiver in each.receivers}
+        for pool in (*self.pools.values(), *self.draining_pools.values()):
+            pool.runner.abort([job for job in pool.runner.requests if job.settler in settlers])
+        for consumer in consumers:
+            consumer.abort()
 
     def keep(self, config: RoutingConfig) -> Plan:
         """Take note of a configuration without running it: a standby publishes by it."""
@@ -201,7 +240,6 @@ class QueueManager:
             permits,
             deps.alerts,
             jitter=deps.jitter,
-            leadership=deps.leadership,
         )
         pool = self.pools[config.code] = ProcessPool(
             runner,
@@ -238,10 +276,15 @@ class QueueManager:
         after: QueueConsumer | None = None,
     ) -> None:
         """Start a consumer. That of a strict queue begins after its predecessor (ORD-2)."""
+        leadership, deps = self.leadership_of(queue), self.deps
+        if leadership is None:  # it was lost just now
+            return
+        if leadership is not deps.leadership:
+            deps = dataclasses.replace(deps, leadership=leadership)
         is_strict = queue.failing in KEEPS_FRONT
         consumer = QueueConsumer(
             queue,
-            self.deps,
+            deps,
             self.dispatcher,
             self.pools,
             counts,

@@ -1,18 +1,10 @@
-"""One of several routers works at a time: the one that holds the leader lock (CFG-9).
-
-All times are read before the lock server is asked, so that this router trusts its lock for no
-longer than the server does. If the lock cannot be refreshed, work ends while it is still held:
-
-    0 ─────────── 1/3 ─────────────── 2/3 ───────────────────── TTL
-    refreshed     refresh it          receive and send no more, nothing is sent or
-                  (again and again)   return what is queued     settled any more
-"""
+"""One of several routers works at a time: the one that holds the leader lock (CFG-9)."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from router.core.config import RoutingConfig
 from router.core.config_plan import Plan
@@ -20,19 +12,16 @@ from router.core.leadership import LONG_AGO
 from router.core.state import StandbyStatus
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
-from router.engine.periodic import end_if_cancelled, keep_running
+from router.engine.leases import QueueLeases
+from router.engine.periodic import keep_running
 from router.engine.queue_manager import ABORT_GRACE_SECONDS, QueueManager, settled
-from router.ports import Lock, LockUnavailable
+from router.engine.tenure import REFRESH_SHARE, Tenure
+from router.ports import Lock
 
 log = logging.getLogger(__name__)
 
-REFRESH_SHARE: Final = 1 / 3  # of the TTL: when to refresh the lock
-SURRENDER_SHARE: Final = 2 / 3  # of the TTL: when to stop working if the lock was not refreshed
 LOOK_SECONDS: Final = 1.0  # between two attempts at a lock that another router holds
-CALL_SECONDS: Final = 5.0
 SOURCE: Final = "Standby"
-
-T = TypeVar("T")
 
 
 class Alone:
@@ -47,6 +36,10 @@ class Alone:
 
     async def apply(self, config: RoutingConfig) -> Plan:
         return await self._manager.apply(config)
+
+    def may_publish(self, _queue: str) -> bool:
+        """Return whether this router publishes the schedules of a queue."""
+        return True
 
     def start(self, tasks: asyncio.TaskGroup) -> None: ...
 
@@ -67,31 +60,32 @@ class Standby:
         wall: Callable[[], float],
         on_change: Callable[[bool], None],  # whether this router is the primary now
     ) -> None:
-        self._lock = lock
         self._instance = instance
-        self._ttl = ttl
         self._manager = manager
         self._alert = alerts.of(SOURCE)
-        self._warn = partial(self._alert, Code.STANDBY_LOCK)
         self._wall = wall
         self._on_change = on_change
         self._leadership = manager.deps.leadership
-        self._leadership.until = LONG_AGO
+        warn = partial(self._alert, Code.STANDBY_LOCK)
+        self._tenure = Tenure(lock, self._leadership, ttl=ttl, name="the leader lock", warn=warn)
         self._is_primary = False
-        self._holder: str | None = None
-        self._refreshed_at: float | None = None  # the lock, by its holder
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 
     def status(self) -> StandbyStatus:
-        age = None if self._refreshed_at is None else self._leadership.now() - self._refreshed_at
+        refreshed_at = self._tenure.refreshed_at
+        age = None if refreshed_at is None else self._leadership.now() - refreshed_at
         return StandbyStatus(
             enabled=True,
             instance=self._instance,
             primary=self._is_primary,
-            lock_holder=self._holder,
+            lock_holder=self._tenure.holder,
             last_refresh=None if age is None else self._wall() - age,
         )
+
+    def may_publish(self, _queue: str) -> bool:
+        """Return whether this router publishes the schedules of a queue."""
+        return self._is_primary
 
     async def apply(self, config: RoutingConfig) -> Plan:
         """Run it, or keep it until this router becomes the primary."""
@@ -115,62 +109,33 @@ class Standby:
             return
         self._task.cancel()
         await asyncio.wait((self._task,))
-        self._leadership.until = LONG_AGO  # before another one can have the lock
-        await self._ask(self._lock.release())
+        await self._tenure.release()
 
     async def run(self) -> None:
         """Wait for the lock, work while this router has it, again and again, until cancelled."""
         while not self._is_stopping:
-            fence = await self._take_lock()
-            log.info("this router is the primary now", extra={"fence": fence})
-            self._leadership.until = self._refreshed + self._ttl
+            await self._take_lock()
+            log.info("this router is the primary now", extra={"fence": self._tenure.fence})
+            self._tenure.begin()
             self._change_role(primary=True)
             await self._manager.apply(self._manager.applied)
-            while await self._is_kept(fence):
+            while await self._tenure.is_kept():
                 pass
             await self._step_down()
 
-    async def _take_lock(self) -> int:
-        """Ask for the lock until this router has it. Return its fence."""
+    async def _take_lock(self) -> None:
+        """Ask for the lock until this router has it."""
         while True:
-            asked_at = self._leadership.now()
-            lock = await self._ask(self._lock.acquire())
-            if lock is not None:
-                self._holder = lock.holder
-                if lock.holder is not None:
-                    self._refreshed_at = asked_at - lock.age
-                if lock.is_ours and self._leadership.now() < asked_at + self._share(
-                    SURRENDER_SHARE
-                ):
-                    return lock.fence
-            await asyncio.sleep(min(LOOK_SECONDS, self._share(REFRESH_SHARE)))
-
-    async def _is_kept(self, fence: int) -> bool:
-        """Refresh the lock once it is due. Return False if it is lost, or cannot be refreshed."""
-        give_up = self._refreshed + self._share(SURRENDER_SHARE)
-        await asyncio.sleep(self._refreshed + self._share(REFRESH_SHARE) - self._leadership.now())
-        while (asked_at := self._leadership.now()) < give_up:
-            renewed = await self._ask(self._lock.renew(fence), within=give_up - asked_at)
-            if renewed is None:
-                pause = self._share(REFRESH_SHARE) / 10
-                await asyncio.sleep(min(pause, max(give_up - self._leadership.now(), 0.0)))
-                continue
-            if renewed:
-                self._refreshed_at = asked_at
-                self._leadership.until = asked_at + self._ttl
-            else:  # somebody took it, or the server forgot it: there may be another primary already
-                self._leadership.until = LONG_AGO
-                self._warn("the leader lock was lost although it was refreshed in time")
-            return renewed
-        return False
+            if await self._tenure.take():
+                return
+            await asyncio.sleep(min(LOOK_SECONDS, self._tenure.share(REFRESH_SHARE)))
 
     async def _step_down(self) -> None:
         """End all work while this router has the lock; leave the rest to the brokers."""
         log.warning("this router is not the primary any more")
         self._change_role(primary=False)
         self._manager.stop()
-        left = max(self._leadership.until - self._leadership.now(), 0.0)
-        if not await settled(self._manager, left):
+        if not await settled(self._manager, self._tenure.left):
             self._manager.abort(settling=True)
             await settled(self._manager, ABORT_GRACE_SECONDS)
         self._leadership.until = LONG_AGO
@@ -179,30 +144,5 @@ class Standby:
         self._is_primary = primary
         self._on_change(primary)
 
-    async def _ask(self, call: Coroutine[Any, Any, T], within: float = CALL_SECONDS) -> T | None:
-        """Return the answer, or None if there was none."""
-        answer: T | None = None
-        try:
-            async with asyncio.timeout(min(within, CALL_SECONDS, self._share(REFRESH_SHARE))):
-                answer = await call
-        except LockUnavailable as error:
-            self._warn(f"the leader lock cannot be reached: {error}")
-        except TimeoutError:
-            self._warn("the leader lock cannot be reached: no answer in time")
-        except Exception as error:
-            # The bulkhead: a bug in an adapter costs the lock, never the router.
-            log.exception("the leader lock failed unexpectedly")
-            self._warn(f"the leader lock cannot be reached: {type(error).__name__}")
-        end_if_cancelled()
-        return answer
 
-    @property
-    def _refreshed(self) -> float:
-        assert self._refreshed_at is not None  # noqa: S101  for the type checker: we have the lock
-        return self._refreshed_at
-
-    def _share(self, of_ttl: float) -> float:
-        return self._ttl * of_ttl
-
-
-Election = Alone | Standby
+Election = Alone | Standby | QueueLeases

@@ -1,13 +1,14 @@
-"""The leader lock: one module per kind of server, and here what they share."""
+"""The leader lock and the leases of queues: one module per kind of server, and what they share."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.brokers.nats import NatsSettings
-from router.ports import BrokerError, Lock, LockUnavailable
+from router.ports import BrokerError, Lock, Locks, LockUnavailable
 
 
 class LockRequest(Struct, frozen=True):
@@ -20,6 +21,10 @@ class LockRequest(Struct, frozen=True):
     def owner(self) -> str:
         """What is written into the lock; `instance_of` takes it apart."""
         return f"{self.process} {self.instance}"
+
+    def of_queue(self, name: str) -> "LockRequest":
+        """Return the request for the lease of a queue; of none: for the leader lock."""
+        return replace(self, key=f"{self.key}:queue:{name}") if name else self
 
 
 def instance_of(owner: str) -> str | None:
@@ -35,28 +40,38 @@ def lock_errors() -> Iterator[None]:
         raise LockUnavailable(str(error)) from None
 
 
-class ClosableLock(Lock, Protocol):
+class ClosableLocks(Locks, Protocol):
     async def close(self) -> None: ...
 
 
 @asynccontextmanager
-async def open_lock(url: str, request: LockRequest, nats: NatsSettings) -> AsyncIterator[Lock]:
-    """Connect on first use. Raises ModuleNotFoundError, or ValueError if the URL is unusable."""
-    lock: ClosableLock
+async def open_locks(url: str, request: LockRequest, nats: NatsSettings) -> AsyncIterator[Locks]:
+    """Connect on first use. Raises ModuleNotFoundError, or ValueError if the URL is unusable.
+
+    The lock without a name is the leader lock, the others are leases of queues.
+    """
+    locks: ClosableLocks
     match url.partition(":")[0].lower():
         case "postgresql":
-            from router.locks.postgres_lock import PostgresLock  # noqa: PLC0415  on use
+            from router.locks.postgres_lock import PostgresLocks  # noqa: PLC0415  on use
 
-            lock = PostgresLock(url, request)
+            locks = PostgresLocks(url, request)
         case "nats":
-            from router.locks.nats_lock import NatsLock  # noqa: PLC0415  on use
+            from router.locks.nats_lock import NatsLocks  # noqa: PLC0415  on use
 
-            lock = NatsLock(url, request, nats)
+            locks = NatsLocks(url, request, nats)
         case _:
-            from router.locks.redis_lock import RedisLock  # noqa: PLC0415  on use
+            from router.locks.redis_lock import RedisLocks  # noqa: PLC0415  on use
 
-            lock = RedisLock(url, request)
+            locks = RedisLocks(url, request)
     try:
-        yield lock
+        yield locks
     finally:
-        await lock.close()
+        await locks.close()
+
+
+@asynccontextmanager
+async def open_lock(url: str, request: LockRequest, nats: NatsSettings) -> AsyncIterator[Lock]:
+    """Open the leader lock alone."""
+    async with open_locks(url, request, nats) as locks:
+        yield locks.lock("")

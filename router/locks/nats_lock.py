@@ -1,4 +1,6 @@
-"""A leader lock in NATS: a key of a key-value bucket."""
+"""Locks in NATS: keys of a key-value bucket."""
+
+import asyncio
 
 from router.brokers.kit import loop_time
 from router.brokers.nats import NatsSettings, read_address
@@ -9,27 +11,52 @@ from router.locks import LockRequest, instance_of, lock_errors
 from router.ports import LockState
 
 
-class NatsLock:
+class NatsLocks:
     """Without credentials in the URL, those of the settings go to the settings' own servers."""
 
     def __init__(self, url: str, request: LockRequest, settings: NatsSettings) -> None:
         self._address = read_address(QueueConfig(name=request.key, uri=url), settings)
         self._request = request
-        self._lock = KeyLock(request.key, request.owner, request.ttl)
         self._connection: NatsConnection | None = None
+        self._connecting = asyncio.Lock()
+
+    def lock(self, name: str) -> "NatsLock":
+        return NatsLock(self, self._request.of_queue(name))
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
 
+    async def connect(self) -> NatsConnection:
+        async with self._connecting:
+            if self._connection is not None and self._connection.is_open:
+                return self._connection
+            await self.close()
+            connection = NatsConnection()
+            try:
+                await connection.connect(self._address)
+                await make_bucket(connection)
+            except BaseException:
+                await connection.close()
+                raise
+            self._connection = connection
+            return connection
+
+
+class NatsLock:
+    def __init__(self, locks: NatsLocks, request: LockRequest) -> None:
+        self._locks = locks
+        self._request = request
+        self._lock = KeyLock(request.key, request.owner, request.ttl)
+
     async def acquire(self) -> LockState:
         with lock_errors():
-            connection = await self._connect()
+            connection = await self._locks.connect()
             try:
                 record = await self._lock.acquire(connection)
             except NoBucket:
-                await self.close()  # the next connection makes it again
+                await self._locks.close()  # the next connection makes it again
                 raise
         if record.owner == self._request.owner:
             return LockState(holder=self._request.instance, is_ours=True, fence=record.fence)
@@ -42,27 +69,13 @@ class NatsLock:
 
     async def renew(self, fence: int) -> bool:
         with lock_errors():
-            connection = await self._connect()
+            connection = await self._locks.connect()
             try:
                 return await self._lock.renew(connection, fence)
             except NoBucket:
-                await self.close()
+                await self._locks.close()
                 raise
 
     async def release(self) -> None:
         with lock_errors():
-            await self._lock.release(await self._connect())
-
-    async def _connect(self) -> NatsConnection:
-        if self._connection is not None and self._connection.is_open:
-            return self._connection
-        await self.close()
-        connection = NatsConnection()
-        try:
-            await connection.connect(self._address)
-            await make_bucket(connection)
-        except BaseException:
-            await connection.close()
-            raise
-        self._connection = connection
-        return connection
+            await self._lock.release(await self._locks.connect())

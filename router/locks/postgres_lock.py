@@ -52,23 +52,36 @@ WHERE key = $1 AND owner = $2
 """
 
 
-class PostgresLock:
+class PostgresLocks:
     def __init__(self, url: str, request: LockRequest) -> None:
-        self._database = PostgresDatabase(url, is_operators=True)
+        self.database = PostgresDatabase(url, is_operators=True)
+        self.is_prepared = False
         self._request = request
-        self._is_prepared = False
+
+    def lock(self, name: str) -> "PostgresLock":
+        return PostgresLock(self, self._request.of_queue(name))
 
     async def close(self) -> None:
-        await self._database.close()
+        await self.database.close()
+
+    async def prepare(self) -> None:
+        if not self.is_prepared:
+            (row,) = await self.database.call(_IS_THERE)
+            if not row["is_there"]:
+                await self.database.call(_CREATE)
+            self.is_prepared = True
+
+
+class PostgresLock:
+    def __init__(self, locks: PostgresLocks, request: LockRequest) -> None:
+        self._locks = locks
+        self._database = locks.database
+        self._request = request
 
     async def acquire(self) -> LockState:
         request = self._request
         with lock_errors():
-            if not self._is_prepared:
-                (row,) = await self._database.call(_IS_THERE)
-                if not row["is_there"]:
-                    await self._database.call(_CREATE)
-                self._is_prepared = True
+            await self._locks.prepare()
             taken = await self._database.call(_ACQUIRE, request.key, request.owner, request.ttl)
             if taken:
                 return LockState(holder=request.instance, is_ours=True, fence=taken[0]["fence"])
@@ -82,6 +95,6 @@ class PostgresLock:
             return bool(await self._database.call(_RENEW, key, owner, ttl, fence))
 
     async def release(self) -> None:
-        if self._is_prepared:
+        if self._locks.is_prepared:
             with lock_errors():
                 await self._database.call(_RELEASE, self._request.key, self._request.owner)

@@ -40,16 +40,25 @@ end
 """
 
 
-class RedisLock:
+class RedisLocks:
     def __init__(self, url: str, request: LockRequest) -> None:
         self._connection = RedisConnection(url, retries=1)
+        self._request = request
+
+    def lock(self, name: str) -> "RedisLock":
+        return RedisLock(self._connection, self._request.of_queue(name))
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+class RedisLock:
+    def __init__(self, connection: RedisConnection, request: LockRequest) -> None:
+        self._connection = connection
         self._request = request
         self._ttl_ms = round(request.ttl * 1000)
         # The braces keep both on one node of a cluster.
         self._keys = (request.key, f"{{{request.key}}}:fence")
-
-    async def close(self) -> None:
-        await self._connection.close()
 
     async def acquire(self) -> LockState:
         owner, fence, left_ms = await self._run(_ACQUIRE, self._ttl_ms)

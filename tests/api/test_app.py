@@ -16,7 +16,7 @@ async def test_an_unknown_path_is_a_problem(api: httpx.AsyncClient, path: str) -
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("PUT", "/health"), ("GET", "/messages"), ("OPTIONS", "/warnings")]
+    ("method", "path"), [("PUT", "/health"), ("PUT", "/messages"), ("OPTIONS", "/warnings")]
 )
 async def test_a_wrong_method_is_a_problem_that_names_the_right_ones(
     api: httpx.AsyncClient, method: str, path: str
@@ -53,6 +53,7 @@ async def test_the_description_names_every_call_and_its_errors(api: httpx.AsyncC
         "DELETE /warnings",
         "DELETE /warnings/old",
         "POST /messages",
+        "GET /messages",
         "GET /messages/{message_id}",
         "DELETE /messages/{message_id}",
         "POST /batches",
@@ -80,7 +81,9 @@ async def test_the_description_names_every_call_and_its_errors(api: httpx.AsyncC
         "POST /monitoring/targets/{origin}/reset",
         "POST /monitoring/targets/reset-all",
         "POST /targets/test",
+        "POST /queues/{name}/release",
         "GET /monitoring/consumer-health",
+        "GET /monitoring/leases",
         "GET /monitoring/standby-status",
         "GET /monitoring/in-flight-messages",
         "POST /monitoring/in-flight-messages/check",

@@ -13,6 +13,7 @@ from router.core.outcome import Metric
 from router.core.state import (
     Circuit,
     ConsumerState,
+    LeaseState,
     PoolState,
     QueueState,
     StandbyStatus,
@@ -395,6 +396,45 @@ async def test_a_standby_tells_who_holds_the_lock(
     told = (await api.get("/monitoring/standby-status")).json()
 
     assert (told["role"], told["lockHolder"], told["lastRefresh"]) == ("STANDBY", "a", TIMESTAMP)
+
+
+@pytest.mark.rule("CFG-10")
+async def test_the_leases_of_queues_are_shown(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    none = (await api.get("/monitoring/leases")).json()
+    leases = (
+        LeaseState(queue="orders", phase="HELD", holder="a", fence=7, last_refresh=NOW),
+        LeaseState(queue="bills", phase="WAITING", holder=None, fence=0),
+    )
+    router.made = replace(router.made, standby=StandbyStatus(instance="a", leases=leases))
+    told = (await api.get("/monitoring/leases")).json()
+    role = (await api.get("/monitoring/standby-status")).json()["role"]
+
+    assert none == []
+    assert told == [
+        {"queue": "orders", "phase": "HELD", "holder": "a", "fence": 7, "lastRefresh": TIMESTAMP},
+        {"queue": "bills", "phase": "WAITING", "holder": None, "fence": 0, "lastRefresh": None},
+    ]
+    assert role == "ACTIVE"
+
+
+@pytest.mark.rule("CFG-10")
+async def test_the_lease_of_a_queue_is_given_away(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    given = await api.post("/queues/a%2Fqueue/release")
+    refused = await api.post("/queues/other/release")
+
+    assert (given.status_code, given.json(), router.released) == (
+        202,
+        {"released": "a/queue"},
+        ["a/queue"],
+    )
+    assert (refused.status_code, refused.json()["detail"]) == (
+        409,
+        "this router does not hold the lease of the queue",
+    )
 
 
 @pytest.mark.rule("OPS-3")

@@ -117,7 +117,7 @@ class Replica:
     async def run_for(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self.beat.run(lambda: self.is_primary)
+                await self.beat.run(lambda _: self.is_primary)
         except TimeoutError:
             pass
 

@@ -100,6 +100,7 @@ async def test_the_first_one_works_at_once() -> None:
 
         assert one.roles == [(0, True)]
         assert one.rig.sender.ids == ["a"]
+        assert one.standby.may_publish("q")
 
 
 @pytest.mark.rule("CFG-9")
@@ -113,6 +114,7 @@ async def test_a_standby_consumes_nothing_and_knows_who_works() -> None:
         assert (status.lock_holder, status.last_refresh) == ("other", WALL)
         assert one.rig.sender.ids == []
         assert one.rig.manager.consumers == {}
+        assert not one.standby.may_publish("q")
         assert one.rig.manager.deps.leadership.is_over
         assert one.rig.manager.applied.queues == (QUEUE,)  # publishing goes by it
 
@@ -545,6 +547,8 @@ async def test_a_router_without_others_is_the_primary_for_as_long_as_it_runs() -
         alone.stop()
         await alone.close()
         status = alone.status()
+        may_publish = alone.may_publish("q")
 
         assert (status.enabled, status.instance, status.primary) == (False, "one", True)
+        assert may_publish
         assert rig.sender.ids == ["a"]

@@ -214,7 +214,7 @@ class SimRouter:
                 wall=world.wall,
                 is_alone=True,
             )
-            tasks.create_task(beat.run(lambda: True), name="beat")
+            tasks.create_task(beat.run(lambda _: True), name="beat")
 
 
 def release(file: Any) -> None:

@@ -20,7 +20,7 @@ from router.engine.dead_letters import DeadLetterReplay
 from router.engine.publishing import QueuePublisher
 from router.engine.stores import Batches, MessageStates, QueueStores
 from router.engine.tracker import Tracker
-from router.ports import DeadLetterStore
+from router.ports import Conflict, DeadLetterStore
 from tests.support.queues import ONE_QUEUE, ORDERS, FakeQueues
 from tests.support.states import (
     ORIGIN,
@@ -107,10 +107,16 @@ class HandMadeRouter:
         stores = QueueStores(self.stores, lambda: self.config)
         self.messages = MessageStates(stores, self.lookup, publishing)
         self.batches = Batches(stores, publishing, new_id=lambda: "NEW-BATCH")
+        self.released: list[str] = []
         self.scheduled: Sequence[ScheduleState] = ()
 
     def now(self) -> float:
         return NOW
+
+    def release_queue(self, name: str) -> None:
+        if name != "a/queue":
+            raise Conflict("this router does not hold the lease of the queue")
+        self.released.append(name)
 
     def state(self) -> RouterState:
         """What the test has made, with queues and pools unless it made some."""

@@ -28,6 +28,7 @@ REQUIRED: Final[Mapping[str, str]] = {
     "CFG-7": "queues come, change and go",
     "CFG-8": "syncs never overlap; reload and check on demand",
     "CFG-9": "standby and disabled routers consume nothing",
+    "CFG-10": "several routers work, each on the queues whose leases it has",
     "BRK-1": "receiving, and when a consumer is healthy",
     "BRK-2": "malformed bodies become dead letters",
     "BRK-3": "settling by the newest live handle, in batches",

@@ -378,6 +378,32 @@ def test_limits_are_divided_by_the_routers_that_work_at_the_same_time() -> None:
     ]
 
 
+@pytest.mark.rule("CFG-1", "CFG-10", "LIM-1")
+def test_leases_of_queues_need_a_standby_and_their_server_shares_limits_too() -> None:
+    scope = {"STANDBY_SCOPE": "queue", "MESSAGE_ROUTER_REPLICAS": "3"}
+    redis, nats = (
+        Settings.from_env({**scope, "STANDBY_ENABLED": "true", "STANDBY_LOCK_URL": url})
+        for url in ("redis://host", "nats://host")
+    )
+    alone = Settings.from_env(scope)
+    spare = Settings.from_env({"STANDBY_ENABLED": "true", "STANDBY_LOCK_URL": "redis://host"})
+
+    assert [each.leases_queues for each in (redis, nats, alone, spare)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [each.limits_server for each in (redis, nats, alone, spare)] == [
+        "redis://host",
+        None,
+        None,
+        None,
+    ]
+    assert (redis.limit_sharers, redis.notes()) == (3, [])
+    assert alone.notes() == ["STANDBY_SCOPE has no effect without STANDBY_ENABLED"]
+
+
 @pytest.mark.rule("CFG-1")
 def test_an_unknown_name_is_noted_and_harmless() -> None:
     env = {"MESSAGE_ROUTER_CONFIG_URI": "x", "MESSAGE_ROUTER_ZZZZZZ": "x", "PATH": "/bin"}

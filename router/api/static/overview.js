@@ -42,7 +42,7 @@ function Status({ snapshot }) {
         : html`<p>Every queue is consumed and every pool does its work.</p>`}
     </div>
     <dl>
-      <div><dt>Role</dt><dd>${snapshot.role === "PRIMARY" ? "Primary" : "Standby"}</dd></div>
+      <div><dt>Role</dt><dd>${{ PRIMARY: "Primary", STANDBY: "Standby", ACTIVE: "Active" }[snapshot.role]}</dd></div>
       <div><dt>Started</dt><dd><${When} at=${snapshot.startedAt} /></dd></div>
       <div><dt>Last sync</dt><dd>${snapshot.syncedAt ? html`<${When} at=${snapshot.syncedAt} />` : "not yet"}</dd></div>
     </dl>

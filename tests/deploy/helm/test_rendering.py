@@ -24,6 +24,10 @@ NEWEST: Final = kubernetes_validate.latest_version()
 NAMES: Final = {variable.name for variable in variables()}
 SECRETS: Final = {variable.name for variable in variables() if variable.secret}
 BY_URL: Final = {"routing": {"url": "https://config.example.com/routing.json"}}
+STRICT: Final = {
+    "routing": {"document": {"queues": [{"queueUri": "nats://n/?stream=S", "ordering": "strict"}]}},
+    "settings": {"MESSAGE_ROUTER_DEAD_LETTER_URL": "none"},
+}
 ACTIVE: Final = {**BY_URL, "mode": "active-active"}
 STANDBY: Final = {
     **BY_URL,
@@ -298,6 +302,34 @@ def test_elsewhere_there_is_no_standby(values: dict[str, Any], pods: int) -> Non
     assert release.environment()["STANDBY_ENABLED"] == "false"
 
 
+@pytest.mark.rule("CFG-10")
+def test_with_leases_all_pods_work_on_the_queues_that_they_hold() -> None:
+    release = render({**STANDBY, "mode": "leases", "replicas": 3})
+
+    settings = Settings.from_env(release.environment())
+    assert release.the("StatefulSet")["spec"]["replicas"] == 3
+    assert settings.leases_queues
+    assert settings.limit_sharers == 3
+
+
+@pytest.mark.rule("LIM-2")
+@pytest.mark.parametrize(
+    ("values", "replicas"),
+    [
+        ({}, None),
+        (STANDBY, None),
+        (SCALED, None),
+        (ACTIVE, "2"),
+        ({**ACTIVE, "replicas": 7}, "7"),
+        ({**ACTIVE, "settings": {"MESSAGE_ROUTER_REPLICAS": 1}}, "1"),
+    ],
+)
+def test_pods_share_limits_if_a_fixed_number_of_them_works(
+    values: dict[str, Any], replicas: str | None
+) -> None:
+    assert render(values).environment().get("MESSAGE_ROUTER_REPLICAS") == replicas
+
+
 @pytest.mark.rule("OPS-3")
 @pytest.mark.parametrize("values", [STANDBY, ACTIVE, SCALED])
 def test_of_several_pods_a_drain_takes_one_at_a_time_and_they_keep_apart(
@@ -406,6 +438,9 @@ def test_with_rules_for_what_is_called_the_network_policy_lets_out_that_and_name
         ({"mode": "active-active"}, "embedded queue is in one pod's own volume"),
         ({**STANDBY, "routing": {}}, "embedded queue is in one pod's own volume"),
         ({**BY_URL, "mode": "standby"}, "needs STANDBY_LOCK_URL"),
+        ({**BY_URL, "mode": "leases"}, "mode leases needs STANDBY_LOCK_URL"),
+        ({**STRICT, "persistence": {"enabled": False}}, "a strict queue stores failed groups"),
+        ({**STRICT, "mode": "active-active"}, "a strict queue stores failed groups"),
         ({"persistence": {"enabled": False}}, "messages are lost with the pod"),
         ({**BY_URL, "persistence": {"enabled": False}}, "dead letters are lost with the pod"),
         ({**BY_URL, "keda": {"enabled": True}}, "mode single is one pod"),

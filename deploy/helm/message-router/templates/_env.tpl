@@ -7,7 +7,16 @@
 {{- with include "router.configUrl" . }}
 - {name: MESSAGE_ROUTER_CONFIG_URL, value: {{ quote . }}}
 {{- end }}
-- {name: STANDBY_ENABLED, value: {{ eq .Values.mode "standby" | quote }}}
+- {name: STANDBY_ENABLED, value: {{ has .Values.mode (list "standby" "leases") | quote }}}
+{{- if eq .Values.mode "leases" }}
+- {name: STANDBY_SCOPE, value: queue}
+{{- end }}
+{{- /* With KEDA nobody knows how many there will be: rates need a limits server. */ -}}
+{{- if and (has .Values.mode (list "active-active" "leases")) (not .Values.keda.enabled) }}
+{{- if not (hasKey .Values.settings "MESSAGE_ROUTER_REPLICAS") }}
+- {name: MESSAGE_ROUTER_REPLICAS, value: {{ include "router.replicas" . | quote }}}
+{{- end }}
+{{- end }}
 - name: STANDBY_INSTANCE_ID
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - {name: TMPDIR, value: /var/lib/message-router}

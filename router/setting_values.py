@@ -25,6 +25,7 @@ Parser = Callable[[str], T]
 
 _SWITCHES: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}
+_WORKER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|)", re.ASCII)
 _DECIMAL: Final = re.compile(r"\d{1,9}(?:\.\d{0,18})?|\.\d{1,18}", re.ASCII)
 _RETRY_EXAMPLE: Final = '{"maxAttempts": 20, "backoff": [10, 60, 300], "statuses": [408, 423]}'
@@ -162,6 +163,13 @@ def header_text(raw: str) -> str:
     """Read a text that an HTTP header can hold."""
     if not (raw.isascii() and raw.isprintable()):
         raise NotAllowed("must be printable ASCII")
+    return raw
+
+
+def worker_name(raw: str) -> str:
+    """Read a name that goes into the ids of workers, and so into names of files."""
+    if not _WORKER_NAME.fullmatch(raw):
+        raise NotAllowed("must be 1 to 64 ASCII letters, digits, `.`, `_` or `-`")
     return raw
 
 

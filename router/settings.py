@@ -51,6 +51,7 @@ from router.setting_values import (
     text,
     url,
     whole,
+    worker_name,
 )
 
 _PREFIX: Final = "MESSAGE_ROUTER_"
@@ -86,6 +87,13 @@ class Settings:
         "attempts per sync")
     config_retry_delay: float = env("MESSAGE_ROUTER_CONFIG_RETRY_DELAY", seconds(0, _HOUR), "5s",
         "pause between two attempts of a sync")
+    worker_id: str | None = optional("MESSAGE_ROUTER_WORKER_ID", worker_name,
+        "name of this router in `workerId` of messages, before a part that no other process has; "
+        "if not set: the host name")
+    poll_interval: float | None = optional(
+        "MESSAGE_ROUTER_POLL_INTERVAL", seconds(0.01, 60),
+        "longest pause between two looks into an idle queue on SQLite, PostgreSQL or PGMQ that "
+        "no notification announces; if not set: 80 ms on SQLite, else 1 s")
     look_ahead_bytes: int = env(
         "MESSAGE_ROUTER_LOOK_AHEAD_BYTES", size(1024**2, _TIB), "128MiB",
         "maximum size of all messages together that are held while their pool is full")

@@ -64,7 +64,10 @@ def open_brokers(settings: Settings, alerts: Alerts) -> BrokerRegistry:
             alerts.withdraw(Code.RESULT_STORE, source)
 
     return BrokerRegistry(
-        worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        # Its own for each process, whatever it is called: it owns leases (WQ-2).
+        worker_id=f"{settings.worker_id or socket.gethostname()}-{os.getpid()}-"
+        f"{secrets.token_hex(4)}",
+        poll_interval=settings.poll_interval,
         dedup_window=settings.dedup_window,
         result_retention=settings.result_retention,
         result_max_bytes=settings.result_max_bytes,

@@ -108,6 +108,8 @@ _SETTINGS: Final = (  # those of the service that hold for a worker, besides the
     "MESSAGE_ROUTER_DEAD_LETTER_RETENTION",
     "MESSAGE_ROUTER_DEAD_LETTER_MAX_BYTES",
     "MESSAGE_ROUTER_DEFAULT_RETRY",
+    "MESSAGE_ROUTER_WORKER_ID",
+    "MESSAGE_ROUTER_POLL_INTERVAL",
 )
 _METRICS: Final = """\
 # HELP message_router_handlers_running Handlers that run now
@@ -157,6 +159,7 @@ class Worker:
         time_limit: float | None = None,
         rate_limit: int | None = None,
         threads: int | None = None,
+        poll_interval: float | None = None,
     ) -> None:
         """Raise ValueError if the arguments or the environment make no sense.
 
@@ -173,15 +176,20 @@ class Worker:
         again; a plain function cannot be stopped, so its message is held until it returns.
         `rate_limit`: messages per minute.
         `threads`: for handlers that are plain functions; None: as many as `concurrency`.
+        `poll_interval`: the longest pause in seconds between two looks into an idle queue that no
+        notification announces; None uses MESSAGE_ROUTER_POLL_INTERVAL.
         """
         _check_positive(concurrency=concurrency, rate_limit=rate_limit, threads=threads)
         _check_positive(visibility_timeout=visibility_timeout, time_limit=time_limit)
+        _check_positive(poll_interval=poll_interval)
         self.domain = domain
         settings = _settings(os.environ)
         if retry is not None:
             settings = replace(settings, default_retry=retry)
         if dead_letters is not None:
             settings = replace(settings, dead_letter_url=dead_letter_url(dead_letters))
+        if poll_interval is not None:
+            settings = replace(settings, poll_interval=poll_interval)
         self._settings = settings
         pool = {
             "concurrency": concurrency,

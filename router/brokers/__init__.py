@@ -60,6 +60,7 @@ class BrokerRegistry:
         result_max_bytes: int = DEFAULT_RESULT_MAX_BYTES,
         on_results: Callable[[str, bool], None] = lambda *_: None,
         on_storage: Callable[[str, str | None], None] = lambda *_: None,
+        poll_interval: float | None = None,
         catalog: Catalog | None = None,
     ) -> None:
         self._catalog = catalog or installed()
@@ -75,6 +76,7 @@ class BrokerRegistry:
             result_max_bytes,
             on_results,
             on_storage,
+            poll_interval,
         )
         self._adapters: dict[str, Adapter] = {}
 

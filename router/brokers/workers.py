@@ -23,6 +23,27 @@ log = logging.getLogger(__name__)
 
 S = TypeVar("S")
 
+
+class PollPause(Struct):
+    """How long to wait for changes of others before the next look: longer while there are none."""
+
+    first: float  # seconds, after something came …
+    last: float  # … and when nothing has come for a while
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.first = min(self.first, self.last)
+        self.reset()
+
+    def reset(self) -> None:
+        self.now = self.first
+
+    def lengthen(self) -> float:
+        """Return the pause, and make the next one longer."""
+        pause, self.now = self.now, min(2 * self.now, self.last)
+        return pause
+
+
 LOOK_EVERY_SECONDS: Final = 0.5  # between two looks for dead workers
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
@@ -255,6 +276,7 @@ class ConsumerIdentity(Struct, frozen=True):
     result_max_bytes: int  # of all results of one database, CMD-2
     on_results: Callable[[str, bool], None]  # queue, whether they take nearly as much
     on_storage: Callable[[str, str | None], None]  # queue, why it refuses writes; None: it does not
+    poll_interval: float | None = None  # seconds; None: as each broker does by itself
 
     @property
     def clock(self) -> Callable[[], float]:

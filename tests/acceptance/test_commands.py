@@ -57,6 +57,21 @@ async def unaccounted(router: RouterProcess) -> float:
     return float(line.split()[1])
 
 
+@pytest.mark.rule("CFG-1", "WQ-2")
+async def test_messages_say_which_router_held_them_by_the_name_it_was_given(
+    site: Site, target: LoopbackTarget
+) -> None:
+    configure(site)
+    site.settings |= {"MESSAGE_ROUTER_WORKER_ID": "payments-1"}
+    async with site.router() as router:
+        await router.publish([{"id": "m", "mediationTarget": target.url}])
+
+        record = await found(router, "m", "SUCCEEDED")
+
+    name, number, token = record["workerId"].rsplit("-", 2)
+    assert (name, number.isdigit(), len(token)) == ("payments-1", True, 8)
+
+
 @pytest.mark.rule("CMD-1", "CMD-2", "CMD-6", "CMD-11")
 async def test_a_command_its_duplicate_its_result_and_its_chain(site: Site) -> None:
     configure(site)

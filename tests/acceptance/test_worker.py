@@ -287,6 +287,7 @@ async def test_plain_functions_run_in_threads_and_the_worker_tells_how_it_is(sit
         {"rate_limit": 0},
         {"time_limit": 0},
         {"visibility_timeout": float("nan")},
+        {"poll_interval": 0},
     ],
 )
 async def test_numbers_that_make_no_sense_are_refused(

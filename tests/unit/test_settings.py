@@ -56,6 +56,8 @@ def test_every_kind_of_value_is_read() -> None:
             "MESSAGE_ROUTER_CONFIG_URL": "https://one/config, file:///etc/two.json",
             "MESSAGE_ROUTER_ENABLED": "No",
             "MESSAGE_ROUTER_SYNC_INTERVAL": "90s",
+            "MESSAGE_ROUTER_WORKER_ID": "payments-1.eu",
+            "MESSAGE_ROUTER_POLL_INTERVAL": "250ms",
             "MESSAGE_ROUTER_PORT": "0",
             "MESSAGE_ROUTER_STATE_DIR": "/var/lib/router",
             "MESSAGE_ROUTER_LOG_LEVEL": "warn",
@@ -68,6 +70,7 @@ def test_every_kind_of_value_is_read() -> None:
     assert settings.config_urls == ("https://one/config", "file:///etc/two.json")
     assert settings.enabled is False
     assert settings.sync_interval == 90
+    assert (settings.worker_id, settings.poll_interval) == ("payments-1.eu", 0.25)
     assert settings.port == 0
     assert settings.state_dir == Path("/var/lib/router")
     assert settings.log_level is LogLevel.WARNING
@@ -137,6 +140,9 @@ def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> 
         ("MESSAGE_ROUTER_PORT", "٣", "a whole number from 0 to 65535"),
         ("MESSAGE_ROUTER_PORT", "-1", "not '-1'"),
         ("MESSAGE_ROUTER_SYNC_INTERVAL", "0", "from 1s to 86400s, not '0'"),
+        ("MESSAGE_ROUTER_POLL_INTERVAL", "0", "from 0.01s to 60s, not '0'"),
+        ("MESSAGE_ROUTER_WORKER_ID", "a/b", "1 to 64 ASCII letters, digits, `.`, `_` or `-`"),
+        ("MESSAGE_ROUTER_WORKER_ID", 65 * "a", "1 to 64 ASCII letters"),
         ("MESSAGE_ROUTER_SYNC_INTERVAL", "5 parsecs", "such as 500ms, 30s, 5m or 1h"),
         ("MESSAGE_ROUTER_ENABLED", "maybe", "must be true or false, not 'maybe'"),
         (

@@ -31,7 +31,7 @@ from router.brokers.work_queue import (
     ordered_group,
     stale,
 )
-from router.brokers.workers import ConsumerIdentity
+from router.brokers.workers import ConsumerIdentity, PollPause
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, Handle, ReceivedMessage, Tally
@@ -65,7 +65,7 @@ class PgmqQueues:
     """All queues in PGMQ, and what outlives their connections."""
 
     def __init__(self, identity: ConsumerIdentity) -> None:
-        del identity  # PGMQ knows no consumers
+        self._poll_interval = identity.poll_interval
         self._databases = Shared(PgmqDatabase)
         self._pending: dict[tuple[str, str], PendingRetries] = {}
 
@@ -78,7 +78,9 @@ class PgmqQueues:
         async with self._databases.use(address.dsn) as database:
             table = await open_table(database, address, to_consume=True)
             pending = self._pending.setdefault((address.dsn, address.name), PendingRetries())
-            broker = PgmqBroker(database, table, queue, address, pending)
+            broker = PgmqBroker(
+                database, table, queue, address, pending, poll_interval=self._poll_interval
+            )
             try:
                 yield broker
             finally:
@@ -109,6 +111,8 @@ class PgmqBroker:
         queue: QueueConfig,
         address: PgmqAddress,
         pending: PendingRetries,
+        *,
+        poll_interval: float | None = None,
     ) -> None:
         self._database = database
         self._table = table
@@ -116,7 +120,7 @@ class PgmqBroker:
         self._pending = pending
         self._signal = database.signal(table.channel)
         database.add_channel(table.channel)
-        self._pause = FIRST_POLL_SECONDS
+        self._pause = PollPause(FIRST_POLL_SECONDS, poll_interval or LAST_POLL_SECONDS)
         self._poll = LongPoll(self._signal)
         self.stop = self._poll.stop
         self._lease = max(math.ceil(queue.visibility_timeout or DEFAULT_LEASE_SECONDS), 1)
@@ -223,13 +227,12 @@ class PgmqBroker:
         asked = (self._address.name, self._lease, limit)
         rows = await self._database.call(self._table.read, *asked)
         if not rows:
-            pause = self._pause
-            self._pause = min(2 * pause, LAST_POLL_SECONDS)
+            pause = self._pause.lengthen()
             (row,) = await self._database.call(self._table.next)
             due = row["wait"]
             # What is due already is held back, by its group or by another reader.
             return ClaimedBatch((), pause if due is None or due <= 0 else min(due, pause))
-        self._pause = FIRST_POLL_SECONDS
+        self._pause.reset()
         return ClaimedBatch([self._received(row, lease_until) for row in rows], 0.0)
 
     def _received(self, row: Sequence[object], lease_until: float) -> ReceivedMessage:

@@ -103,6 +103,7 @@ class PostgresQueues:
             sinks=_sinks(uri),
             results=results,
             is_dated=queue.max_age is not None,
+            poll_interval=self._worker.poll_interval,
         )
 
     def _liveness(self, queue: QueueConfig, uri: QueueUri) -> Liveness | None:

@@ -27,6 +27,7 @@ from router.brokers.work_queue import (
     sink_for,
     stale,
 )
+from router.brokers.workers import PollPause
 from router.core.config import QueueConfig
 from router.core.message import DEFAULT_POOL, Handle, ReceivedMessage, Tally
 from router.core.outcome import ACCEPTED
@@ -156,6 +157,7 @@ class PostgresQueue:
         sinks: Sinks[str] = no_sinks,
         results: ResultLimit | None = None,
         is_dated: bool = False,
+        poll_interval: float | None = None,
     ) -> None:
         """`sinks` finds the queues of the same database.
 
@@ -172,7 +174,7 @@ class PostgresQueue:
         self._pools: PoolFilter | None = None  # that claims ask for; None: all
         self.traits = Traits(finisher=self, selector=self, holds_letters=True, published_here=True)
         self._signal = database.signal(name)
-        self._pause = FIRST_POLL_SECONDS
+        self._pause = PollPause(FIRST_POLL_SECONDS, poll_interval or LAST_POLL_SECONDS)
         self._poll = LongPoll(self._signal)
         self.stop = self._poll.stop
         self.lease_seconds = lease
@@ -226,11 +228,10 @@ class PostgresQueue:
             pools is not None and pools.excludes,
         )
         if rows[0]["id"] is None:
-            until_change, pause = rows[0]["wait"], self._pause
-            self._pause = min(2 * pause, LAST_POLL_SECONDS)
+            until_change, pause = rows[0]["wait"], self._pause.lengthen()
             wait = pause if until_change is None else min(max(until_change, 0.0), pause)
             return ClaimedBatch((), wait)
-        self._pause = FIRST_POLL_SECONDS
+        self._pause.reset()
         incarnation = self._database.incarnation
         messages = []
         for row_id, is_grouped, receive_count, failures, requests, body, _, *at in rows:

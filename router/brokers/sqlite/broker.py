@@ -35,7 +35,9 @@ class WorkedFile(FileDatabase):
         refusal: str | None,
         on_storage: Callable[[str | None], None],
     ) -> None:
-        super().__init__(path, worker.machine, refusal, on_storage)
+        super().__init__(
+            path, worker.machine, refusal, on_storage, poll_interval=worker.poll_interval
+        )
         self.liveness = worker.liveness(Path(f"{path}-worker-"))
         self.recovery = Recovery(self.liveness)
 

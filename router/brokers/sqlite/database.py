@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from router.brokers.sqlite.connection import FileConnection, T, Work
-from router.brokers.workers import THIS_MACHINE, Machine
+from router.brokers.workers import THIS_MACHINE, Machine, PollPause
 from router.ports import DataRefused, Disconnected, QueueRefused
 from router.signal import Signal, wait_for_signal
 
@@ -52,6 +52,8 @@ class FileDatabase:
         machine: Machine = THIS_MACHINE,
         refusal: str | None = None,
         on_storage: Callable[[str | None], None] = lambda _: None,
+        *,
+        poll_interval: float | None = None,
     ) -> None:
         """`refusal`: why writes were refused when the file was last open.
 
@@ -70,7 +72,7 @@ class FileDatabase:
         self._cautious_until = 0.0  # loop time
         self._signals: defaultdict[str, Signal] = defaultdict(Signal)
         self._waiting = 0  # receivers with nothing to do
-        self._pause = FIRST_POLL_SECONDS
+        self._pause = PollPause(FIRST_POLL_SECONDS, poll_interval or LAST_POLL_SECONDS)
         self._next_poll: asyncio.TimerHandle | None = None
         self._disk = ThreadPoolExecutor(1, f"disk {path.name}")  # waits for it, nothing else
         self._syncing = asyncio.Lock()
@@ -188,7 +190,7 @@ class FileDatabase:
             else:
                 job.answer.set_result(result)
         self._report_refusal()
-        self._pause = FIRST_POLL_SECONDS
+        self._pause.reset()
         self._turns += LARGE_TURN if any(job.is_large for job in jobs) else 1
         if self._turns < CHECKPOINT_TURNS:
             self._next_turn()
@@ -205,14 +207,13 @@ class FileDatabase:
 
     def _poll_later(self) -> None:
         if self._waiting and self._next_poll is None:
-            self._next_poll = self._loop.call_later(self._pause, self._poll)
+            self._next_poll = self._loop.call_later(self._pause.lengthen(), self._poll)
 
     def _poll(self) -> None:
         self._next_poll = None
         if self._waiting and not self._is_busy and self._connection.has_changed_elsewhere():
             for signal in self._signals.values():
                 signal.ring()
-        self._pause = min(2 * self._pause, LAST_POLL_SECONDS)
         self._poll_later()
 
 

@@ -241,6 +241,7 @@ class NoReply(Struct, frozen=True):
     detail: str = ""
     error: str = ""  # what a task on this machine said itself: kept, never logged
     code: str | None = None  # its own error code
+    message: str = ""  # what its own error says; "": that is all it said
 
 
 Answer = Reply | NoReply
@@ -298,9 +299,9 @@ def judge(answer: Answer, wall: Callable[[], float], policy: RetryPolicy | None 
     The wall clock is asked for `Retry-After` dates only, the policy for its statuses.
     """
     if isinstance(answer, NoReply):
-        cause, said, code = answer.cause, answer.error, answer.code
+        cause, code, said = answer.cause, answer.code, answer.message or answer.error
         ending = Ending(Failure(code or "", said)) if said or code else None
-        return Outcome(cause, RULES[cause], answer.detail, ending=ending, error=said)
+        return Outcome(cause, RULES[cause], answer.detail, ending=ending, error=answer.error)
     if answer.status // 100 != 2:  # noqa: PLR2004 - 2xx
         return _judge_refusal(answer, wall, policy)
     body = answer.body
@@ -361,7 +362,8 @@ def _of_reply(reply: Reply, cause: Cause, asked_delay: float | None = None) -> O
     before = f"HTTP {reply.status}, and " if is_refusal else ""
     detail = f"{before}{_DETAILS[cause]}" if cause in _DETAILS else f"HTTP {reply.status}"
     kept = reply.body[:REPLY_KEPT_BYTES]
-    failure = None if reply.too_long or b'"error"' not in reply.body else _error(reply)
+    has_error = not reply.too_long and b'"error"' in reply.body
+    failure = read_error(reply.body, reply.status) if has_error else None
     ending = None if failure is None else Ending(failure)
     return Outcome(cause, RULES[cause], detail, asked_delay, reply.status, kept, ending)
 
@@ -409,13 +411,14 @@ def _result(reply: Reply) -> Ending | None:
     return Ending(result=result)
 
 
-def _error(reply: Reply) -> Failure | None:
+def read_error(body: bytes, status: int | None = None) -> Failure | None:
+    """Return the error in a JSON body `{"error": {"code", "message"}}`, if there is one."""
     try:
-        said = _said_error.decode(_read(reply.body).error)
+        said = _said_error.decode(_read(body).error)
     except NOT_JSON:
         return None
     code = "" if said.code is None else str(said.code).strip()[:MAX_CODE_CHARACTERS]
-    return Failure(code, said.message or "", reply.status)
+    return Failure(code, said.message or "", status)
 
 
 def _usable_delay(said: bytes) -> float | None:

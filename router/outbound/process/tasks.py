@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from router.core.message import Message
-from router.core.outcome import Answer, Cause, NoReply, Reply
+from router.core.message import NOT_JSON, Message
+from router.core.outcome import Answer, Cause, Failure, NoReply, Reply, read_error
 from router.core.target import read_target
 from router.outbound.process import Executor, ExecutorMode
 from router.outbound.process.runner import (
@@ -137,7 +137,7 @@ def input_line(message: Message, attempt: int) -> bytes:
 def answer_of(result: TaskResult) -> Answer:
     code, error = result.exit_code, result.error
     if code == OK:
-        return Reply(200, result.output, too_long=result.is_output_cut)
+        return Reply(200, _as_json(result.output), too_long=result.is_output_cut)
     if result.is_unstarted:
         return NoReply(Cause.NOT_STARTED, result.problem)
     if result.is_timeout:
@@ -148,5 +148,20 @@ def answer_of(result: TaskResult) -> Answer:
         names = {number.value: number.name for number in signal.Signals}  # not those in real time
         name = names.get(-code, f"signal {-code}")
         return NoReply(Cause.TASK_FAILED, f"ended by {name}", error)
+    said = read_error(result.output) or Failure("", "")
     causes = {EX_DATAERR: Cause.PERMANENT, EX_TEMPFAIL: Cause.DEFERRED}
-    return NoReply(causes.get(code, Cause.TASK_FAILED), f"exit code {code}", error)
+    cause, detail = causes.get(code, Cause.TASK_FAILED), f"exit code {code}"
+    return NoReply(cause, detail, error or said.message, said.code or None, said.message)
+
+
+def _as_json(output: bytes) -> bytes:
+    """Return output as it is, or as a result if it is plain text."""
+    try:
+        text = output.decode().rstrip("\n")
+    except UnicodeDecodeError:
+        return output
+    try:
+        msgspec.json.decode(output, type=msgspec.Raw)
+    except NOT_JSON:
+        return b'{"result":%b}' % _encode(text) if text.strip() else b""
+    return output

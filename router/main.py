@@ -46,7 +46,7 @@ from router.engine.chores import Chores
 from router.engine.config_sync import ConfigSync, SyncFailed, SyncRules, SyncStatus
 from router.engine.controls import Controls
 from router.engine.dead_letters import DeadLetterReplay
-from router.engine.delivery import Mediator, longest_delivery
+from router.engine.delivery import Mediator
 from router.engine.groups import GroupDesk
 from router.engine.leases import QueueLeases
 from router.engine.notifier import Notifier
@@ -303,9 +303,7 @@ async def open_router(settings: Settings) -> AsyncIterator[Router]:
                 refuse_url=ports.refuse,
                 breakers=breakers,
                 leadership=ports.leadership,
-                longest_delivery=max(
-                    longest_delivery(settings.mediator_timeout), ports.longest_task
-                ),
+                longest_request=max(settings.mediator_timeout, ports.longest_task),
                 journal=Journal(ports.tracer),
                 order=order_store(settings, ports.brokers),
                 limits=limits,

@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from router.core.config import RetryPolicy
+from router.core.config import ENDLESS_RETRY, STANDARD_RETRY, DefaultRetry, RetryPolicy
 from router.core.config_entry import BadEntry, read_retry
 from router.core.redact import MASK, mask_malformed
 from router.core.trace import SamplingRule
@@ -329,7 +329,13 @@ def retry_policy(raw: str) -> RetryPolicy:
         reason = f"{where}: {bad.text}" if where else bad.text
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         reason = "not JSON"
-    raise NotAllowed(f"must be JSON such as {_RETRY_EXAMPLE} ({reason})")
+    raise NotAllowed(f"must be standard, none or JSON such as {_RETRY_EXAMPLE} ({reason})")
+
+
+def default_retry(raw: str) -> DefaultRetry:
+    """Read `standard`, `none`, or a policy."""
+    known = {"standard": STANDARD_RETRY, "none": ENDLESS_RETRY}.get(raw.lower())
+    return DefaultRetry.of_all(retry_policy(raw)) if known is None else known
 
 
 def _split(raw: str) -> SplitResult | None:

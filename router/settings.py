@@ -13,7 +13,7 @@ from typing import Final, Self
 from router.brokers.catalog import QUEUE_TYPES, broker_variables, installed, read_broker_settings
 from router.brokers.workers import BrokerSettings
 from router.core.broker import QueueNames
-from router.core.config import RetryPolicy
+from router.core.config import DefaultRetry
 from router.core.trace import SamplingRule
 from router.core.warnings import Severity
 from router.setting_values import (
@@ -31,6 +31,7 @@ from router.setting_values import (
     choice,
     claim,
     dead_letter_url,
+    default_retry,
     directory,
     env,
     header_text,
@@ -40,7 +41,6 @@ from router.setting_values import (
     name_among,
     optional,
     read_settings,
-    retry_policy,
     seconds,
     servers,
     share,
@@ -173,9 +173,10 @@ class Settings:
         "MESSAGE_ROUTER_ORDER_STORE_MAX_BYTES", size(_LEAST_STORE_BYTES, _TIB), "1GiB",
         "strict queues: limit of what the order store keeps of one queue. At the limit, the queue "
         "waits")
-    default_retry: RetryPolicy | None = optional("MESSAGE_ROUTER_DEFAULT_RETRY", retry_policy,
-        'retry policy of pools and queues without one, such as `{"maxAttempts": 20}`; if not set: '
-        "retry every 30 s without end")
+    default_retry: DefaultRetry = env("MESSAGE_ROUTER_DEFAULT_RETRY", default_retry, "standard",
+        'retry policy of pools and queues without one, such as `{"maxAttempts": 20}`. `standard`: '
+        "commands and tasks 4 attempts with 10, 60 and 300 s between them, other messages every "
+        "30 s until they have failed 50 times and for 24 h. `none`: every 30 s without end")
     limits_url: str | None = optional(
         "MESSAGE_ROUTER_LIMITS_URL", servers("redis", "rediss", "postgresql"),
         "`redis://` or `postgresql://` URL of the server over which routers share the rate limits "

@@ -57,7 +57,13 @@ import msgspec
 from msgspec import Struct
 
 from router.brokers.catalog import broker_variables
-from router.core.config import COMMAND_BUS, RetryPolicy, RoutingConfig, with_reply_names
+from router.core.config import (
+    COMMAND_BUS,
+    DefaultRetry,
+    RetryPolicy,
+    RoutingConfig,
+    with_reply_names,
+)
 from router.core.config_document import read_document
 from router.core.message import DEFAULT_POOL
 from router.core.state import Health, RouterState, StandbyStatus, SyncCounts, assess
@@ -163,7 +169,8 @@ class Worker:
     ) -> None:
         """Raise ValueError if the arguments or the environment make no sense.
 
-        `retry`: None uses MESSAGE_ROUTER_DEFAULT_RETRY, else every 30 s without end.
+        `retry`: None uses MESSAGE_ROUTER_DEFAULT_RETRY, else 4 attempts with 10, 60 and 300 s
+        between them.
         `dead_letters`: `sqlite:///path`, `postgresql://…`, or `none` to drop them; None uses
         MESSAGE_ROUTER_DEAD_LETTER_URL, else a file in the state directory of the service.
         `reply_queues`: the URIs of queues that messages may name in `replyTo`, by name. On PGMQ, a
@@ -185,7 +192,7 @@ class Worker:
         self.domain = domain
         settings = _settings(os.environ)
         if retry is not None:
-            settings = replace(settings, default_retry=retry)
+            settings = replace(settings, default_retry=DefaultRetry.of_all(retry))
         if dead_letters is not None:
             settings = replace(settings, dead_letter_url=dead_letter_url(dead_letters))
         if poll_interval is not None:

@@ -45,6 +45,27 @@ class RetryPolicy(Struct, frozen=True):
     max_attempts: int | None = None  # None: for ever
     schedule: tuple[float, ...] | None = None  # None: exponential with full jitter
     statuses: frozenset[int] = frozenset()  # 4xx that are retried instead of dead-lettered
+    # For so long, a failure in which nothing was sent uses up no attempt (WQ-15).
+    unsent_seconds: float = 0.0
+
+
+class DefaultRetry(Struct, frozen=True):
+    """What holds where neither the pool nor the queue has a retry policy (WQ-15)."""
+
+    commands: RetryPolicy | None = None  # and tasks (CMD-12)
+    others: RetryPolicy | None = None
+    # Others become dead letters although there is no policy, after very many failures.
+    gives_up: bool = False
+
+    @staticmethod
+    def of_all(policy: RetryPolicy) -> "DefaultRetry":
+        return DefaultRetry(policy, policy)
+
+
+STANDARD_RETRY: Final = DefaultRetry(
+    RetryPolicy(4, (10.0, 60.0, 300.0), unsent_seconds=900.0), gives_up=True
+)
+ENDLESS_RETRY: Final = DefaultRetry()
 
 
 class Route(Struct, frozen=True, kw_only=True):

@@ -5,10 +5,10 @@ message stays what it was: dead letters keep it, and a replay is read by the rou
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from router.core.config import QueueConfig, Route
 from router.core.message import (
@@ -17,6 +17,7 @@ from router.core.message import (
     NOT_JSON,
     Malformed,
     Message,
+    Name,
     Origin,
     is_given,
     is_too_deep,
@@ -47,6 +48,26 @@ class _Command(Struct):
     created_at: Raw = _NOTHING
 
 
+_Id = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class _BrokenCommand(Struct):
+    """What is read of a command that makes no message."""
+
+    command_id: _Id
+    command_type: Raw
+    reply_to: Name | None = None
+    correlation_id: Raw = _NOTHING
+
+
+class _Asker(Struct, rename="camel"):
+    """What is read of a malformed message."""
+
+    id: _Id
+    reply_to: Name
+    correlation_id: Raw = _NOTHING
+
+
 class _Kind(Struct):
     command_type: Raw = _NOTHING
 
@@ -65,6 +86,8 @@ class _Message(Struct, rename="camel", omit_defaults=True):
 
 _kind: Final = msgspec.json.Decoder(_Kind)
 _command: Final = msgspec.json.Decoder(_Command)
+_broken_command: Final = msgspec.json.Decoder(_BrokenCommand)
+_asker: Final = msgspec.json.Decoder(_Asker)
 _fields: Final = msgspec.json.Decoder(dict[str, Raw])
 _text_or_number: Final = msgspec.json.Decoder(str | int)
 _text: Final = msgspec.json.Decoder(str)
@@ -119,9 +142,24 @@ class CommandReader:
             correlation_id=command.correlation_id,
             reply_to=self._reply_name(command),
         )
-        return _as_command(parse(msgspec.json.encode(message)), command)
+        return _with_origin(parse(msgspec.json.encode(message)), _origin_of(command))
 
-    def _reply_name(self, command: _Command) -> str | None:
+    def asker_of(self, body: bytes) -> Message | None:
+        """Return who sent a command that makes no message, if that can be read."""
+        try:
+            command = _broken_command.decode(body)
+        except NOT_JSON:
+            return None
+        kind, correlation_id = map(_optional_text, (command.command_type, command.correlation_id))
+        message = Message(
+            id=command.command_id,
+            target="",
+            reply_to=self._reply_name(command),
+            correlation_id=correlation_id,
+        )
+        return None if message.reply_to is None else _with_origin(message, Origin(kind or ""))
+
+    def _reply_name(self, command: "_Command | _BrokenCommand") -> str | None:
         """Return what the queue for the reply is called here.
 
         Databases have names of their own. One that no reply queue has is kept, with what it names.
@@ -132,6 +170,23 @@ class CommandReader:
         if self._reply_names is None:
             return reply_to
         return self._reply_names.get(reply_to.lower(), f"{BESIDE}{reply_to}")
+
+
+def asker_of(queue: QueueConfig, body: bytes) -> Message | None:
+    """Return who waits for the end of a malformed message: as much of it as a reply needs (CMD-3).
+
+    None: it does not say where a reply goes, or is beyond reading.
+    """
+    if len(body) > MAX_MESSAGE_BYTES or is_too_deep(body):
+        return None
+    if queue.envelope is not None and _may_be_command(body):
+        return CommandReader(queue).asker_of(body)
+    try:
+        asker = _asker.decode(body)
+    except NOT_JSON:
+        return None
+    correlation_id = _optional_text(asker.correlation_id)
+    return Message(id=asker.id, target="", reply_to=asker.reply_to, correlation_id=correlation_id)
 
 
 def _may_be_command(body: bytes) -> bool:
@@ -147,10 +202,14 @@ def _may_be_command(body: bytes) -> bool:
         return False
 
 
-def _as_command(message: Message, command: _Command) -> CommandMessage:
-    fields = {name: getattr(message, name) for name in Message.__struct_fields__}
+def _origin_of(command: _Command) -> Origin:
     domain, created_at = _optional_text(command.domain), _optional_text(command.created_at)
-    return CommandMessage(**fields, origin=Origin(command.command_type, domain, created_at))
+    return Origin(command.command_type, domain, created_at)
+
+
+def _with_origin(message: Message, origin: Origin) -> CommandMessage:
+    fields = {name: getattr(message, name) for name in Message.__struct_fields__}
+    return CommandMessage(**fields, origin=origin)
 
 
 def _optional_text(given: Raw) -> str | None:

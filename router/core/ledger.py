@@ -4,12 +4,15 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
 
+from msgspec import Struct
+
 from router.core.history import Fate
 from router.core.identity import MessageKey
 from router.core.message import UNTRIED, Tally
 
 REMEMBERED_SECONDS: Final = 12 * 3600.0
 MAX_REMEMBERED_MESSAGES: Final = 100_000
+NEVER: Final = float("inf")
 
 
 class Ledger:
@@ -53,6 +56,32 @@ class RememberedAcks(OrderedDict[Hashable, tuple[float, str]]):
     def forget(self, proof: Hashable) -> None:
         """Forget an ACK: the broker has removed the message."""
         self.pop(proof, None)
+
+
+class FailingSince(Struct, frozen=True, gc=False):
+    """When a message began to fail. Loop times."""
+
+    first: float
+    unsent: float  # the first time in which nothing was sent; NEVER: there was none
+
+
+class Failing(OrderedDict[MessageKey, FailingSince]):
+    """Since when messages fail, as far as this router has seen it (WQ-15).
+
+    Forgotten by a restart, and the oldest when there are too many: none is given up too early.
+    """
+
+    def note(self, key: MessageKey, now: float, *, is_unsent: bool) -> FailingSince:
+        """Note a failure. Return since when it fails."""
+        before = self.get(key)
+        first, unsent = (now, NEVER) if before is None else (before.first, before.unsent)
+        self[key] = since = FailingSince(first, min(unsent, now) if is_unsent else unsent)
+        if len(self) > MAX_REMEMBERED_MESSAGES:
+            self.popitem(last=False)
+        return since
+
+    def forget(self, key: MessageKey) -> None:
+        self.pop(key, None)
 
 
 class Tallies(OrderedDict[MessageKey, Tally]):

@@ -42,6 +42,8 @@ MAX_SPREAD: Final = 1.1
 MIN_DEFERRAL_SECONDS: Final = 10.0
 MAX_DEFERRAL_SECONDS: Final = 60.0
 MAX_IDLE_DEFERRAL_SECONDS: Final = 300.0  # of a pool that has delivered nothing for a minute
+MAX_FAILURES: Final = 50  # without a retry policy: a message is given up after so many …
+MAX_FAILING_SECONDS: Final = 24 * 3600.0  # … but not within so many seconds (WQ-15)
 MAX_REFUSALS: Final = 10  # a message whose end is refused so often is given up …
 REFUSED_SECONDS: Final = 300.0  # … but not within so many seconds
 _FIRST_BACKOFF_SECONDS: Final = 0.5
@@ -102,6 +104,18 @@ class Refusals(Struct, frozen=True):
     def is_final(self, now: float) -> bool:
         """Return whether the message is given up."""
         return self.count >= MAX_REFUSALS and now - self.since >= REFUSED_SECONDS
+
+
+class Endurance(Struct, frozen=True):
+    """For how long a message has failed, besides how often (WQ-15)."""
+
+    age: float  # seconds since its publication, else since its first failure that is known
+    # Since its first failure in which nothing was sent; None: this one is none.
+    unsent: float | None = None
+    gives_up: bool = False  # without a retry policy, too
+
+
+NOT_FAILING: Final = Endurance(0.0)
 
 
 class Retry(Struct, frozen=True):
@@ -169,18 +183,28 @@ def policy_for(most: int, policy: RetryPolicy | None) -> RetryPolicy:
 
 
 def decide(
-    outcome: "Outcome", failures: int, policy: RetryPolicy | None, jitter: Jitter
+    outcome: "Outcome",
+    failures: int,
+    policy: RetryPolicy | None,
+    jitter: Jitter,
+    endurance: Endurance = NOT_FAILING,
 ) -> Decision:
     """Decide about a message that was not accepted and has failed `failures` times before."""
     rule, asked = outcome.rule, outcome.asked_delay
     if rule.returns is None:
         return Decision(_give_up(outcome, rule.reason), failures + 1)
     row = RETURNS[rule.returns]
-    failures += row.counts
+    unsent = endurance.unsent
+    is_free = policy is not None and unsent is not None and unsent < policy.unsent_seconds
+    counts = row.counts and not is_free
+    failures += counts
     error = outcome.kept_error if row.counts else ""
+    has_failed_enough = failures >= MAX_FAILURES and endurance.age >= MAX_FAILING_SECONDS
+    if policy is None and endurance.gives_up and counts and has_failed_enough:
+        return Decision(_give_up(outcome, Reason.RETRIES_EXHAUSTED), failures)
     if policy is None or not rule.was_sent:
         return Decision(Retry(rule.returns, row.delay if asked is None else asked, error), failures)
-    if row.counts and policy.max_attempts is not None and failures >= policy.max_attempts:
+    if counts and policy.max_attempts is not None and failures >= policy.max_attempts:
         return Decision(_give_up(outcome, Reason.RETRIES_EXHAUSTED), failures)
     # The longer one wins: a target is never called before the time that it asked for.
     delay = max(retry_delay(policy, max(failures, 1), jitter), asked or 0.0)

@@ -209,8 +209,8 @@ class Receiver:
         if self.queue.connections > 1 and not guarded.holds_groups:
             text = f"{name} does not hold groups back: several connections break order"
             self._warn(Code.QUEUE_VALIDATION, text)
-        if answer_within is not None and self._deps.longest_delivery > answer_within:
-            text = f"a delivery may take longer than the broker of {name} waits for its ACK"
+        if answer_within is not None and self._deps.longest_request > answer_within:
+            text = f"a request may take longer than the broker of {name} waits for its ACK"
             self._warn(Code.BROKER_LIMIT, text)
         self._pass_on_advice(guarded)
 

@@ -19,6 +19,7 @@ from router.core.outcome import (
     About,
     Cause,
     Disposition,
+    Fault,
     NoReply,
     Outcome,
     Reply,
@@ -28,6 +29,7 @@ from router.core.outcome import (
 )
 from router.core.redact import mask_urls
 from router.core.returning import (
+    NOT_FAILING,
     RETURNS,
     GiveUp,
     Jitter,
@@ -55,11 +57,6 @@ MEAN_OF: Final = 16  # requests; each older one counts for less
 _SHOWN_CHARACTERS: Final = 200  # of a group or target in a warning
 _NOT_TRIED: Final = {Cause.CIRCUIT_OPEN, Cause.TARGET_PAUSED}
 _ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
-
-
-def longest_delivery(timeout: float) -> float:
-    """Return the seconds that one delivery may take, with all its tries."""
-    return len(TRY_PAUSES_SECONDS) * timeout + sum(TRY_PAUSES_SECONDS)
 
 
 class Deliverer(Protocol):
@@ -385,7 +382,8 @@ class DeliveryRunner:
         """
         target: TargetOrigin = job.line.target
         is_paid = not failed.rule.was_sent or target.may_retry(self._loop.time())
-        if self._stopped or not is_paid:
+        is_late = self._loop.time() + seconds > job.try_until
+        if self._stopped or is_late or not is_paid:
             return False
         job.needs_finish = True  # a plain ACK stands for one request
         _log_failure(job, failed, f"next request in {seconds:g} s")
@@ -422,7 +420,11 @@ class DeliveryRunner:
 
     async def _settle_failure(self, lane: Lane, job: Job, outcome: Outcome) -> None:
         """Settle what was not accepted, and what must not go before it."""
-        decision = decide(outcome, job.failures, job.policy, self._jitter)
+        endurance = NOT_FAILING
+        if outcome.rule.counts:
+            is_unsent = outcome.rule.fault is Fault.NETWORK
+            endurance = job.settler.note_failure(job, is_unsent=is_unsent)
+        decision = decide(outcome, job.failures, job.policy, self._jitter, endurance)
         failures_before, action = job.failures, decision.action
         if isinstance(action, GiveUp):
             _log_failure(job, outcome, f"dead letter {action.reason.value}")

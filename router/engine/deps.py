@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from router.core.config import RetryPolicy
+from router.core.config import DefaultRetry
 from router.core.leadership import Leadership
 from router.core.returning import Jitter
 from router.engine.alerts import Alerts
@@ -31,8 +31,8 @@ class EngineDeps:
     registry: InFlightRegistry
     targets: Targets
     leadership: Leadership
-    longest_delivery: float  # seconds, with all its tries
-    default_retry: RetryPolicy | None  # for pools and queues without one
+    longest_request: float  # seconds that one request or task may take
+    default_retry: DefaultRetry  # for pools and queues without a policy
     max_pools: int
     pool_warning_threshold: int
     look_ahead_bytes: ByteBudget  # of all queues together (ROUTE-5)

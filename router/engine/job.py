@@ -72,6 +72,7 @@ class Job(Struct, eq=False):
     state: State = State.QUEUED
     expires_at: float = NEVER  # loop time: it is not sent from then on (MSG-2)
     hold_until: float = NEVER  # how long it may wait here; its broker gives up on it later
+    try_until: float = NEVER  # a later request of its delivery could outlast its broker's patience
     resume_at: float = NEVER  # while it waits between two tries
     not_before: float = 0.0  # of a strict queue: it takes its place in its group, and waits there
     tries: tuple[Try, ...] = ()  # those that have ended
@@ -101,6 +102,9 @@ class Job(Struct, eq=False):
     def policy(self) -> RetryPolicy | None:
         """Its retry policy: that of its pool, else of its queue (WQ-5), with its own limit."""
         policy = (None if self.pool is None else self.pool.config.retry) or self.settler.retry
+        if policy is None:
+            default = self.settler.default_retry
+            policy = default.commands if self.is_command else default.others
         most = self.message.max_attempts
         return policy if most is None else policy_for(most, policy)
 

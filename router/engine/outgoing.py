@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 
-from router.core.commands import next_steps
+from router.core.commands import failure_of, next_steps
 from router.core.config import QueueConfig
 from router.core.identity import key_of
-from router.core.outcome import ACCEPTED
-from router.core.returning import Refusals
+from router.core.message import Message, ReceivedMessage
+from router.core.outcome import ACCEPTED, Ending
+from router.core.returning import GiveUp, Refusals
 from router.core.warnings import Code
 from router.engine.alerts import Warn
 from router.engine.broker_guard import GuardedBroker
@@ -59,6 +60,20 @@ class OutgoingMessages:
                     )
             if outgoing:
                 self._left[job] = tuple(outgoing)
+
+    def reply_to(
+        self, asker: Message | None, received: ReceivedMessage, why: GiveUp
+    ) -> OutgoingMessage | None:
+        """Return the reply to whoever waits for a message that no pool took, if there is one."""
+        if asker is None:
+            return None
+        fingerprint = key_of(self._queue.uri, received, asker.id).fingerprint(received.body)
+        ending = Ending(failure_of(asker, (), why))
+        return next(iter(self._publishing.replies(asker, fingerprint, ending)), None)
+
+    async def publish(self, reply: OutgoingMessage) -> None:
+        """Publish one now. Raises BrokerError."""
+        await self._publishing.put(reply.queue, [reply.publication])
 
     def is_left_of(self, job: Job) -> bool:
         """Return whether something is not published yet that only this job makes us publish."""

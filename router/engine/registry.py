@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from router.core.history import TEXT_KEPT_CHARACTERS, Fate, HandOver
 from router.core.identity import proof_of_copy
-from router.core.ledger import Ledger, RememberedAcks, Tallies
+from router.core.ledger import Failing, Ledger, RememberedAcks, Tallies
 from router.core.message import ReceivedMessage
 from router.core.outcome import Ending, Metric
 from router.core.redact import mask_urls
@@ -38,6 +38,7 @@ class InFlightRegistry:
         self.journal = Journal() if journal is None else journal
         self.remembered = RememberedAcks()
         self.tallies = Tallies()
+        self.failing = Failing()
         self._untracked: dict[int, ReceivedMessage] = {}  # held without a job
 
     @property
@@ -72,9 +73,10 @@ class InFlightRegistry:
         is_delivered = fate is Fate.DELIVERED
         if is_delivered:
             counts.record(Metric.SUCCESS, now, len(jobs))
-        if self.tallies and fate in REMOVED:
+        if (self.tallies or self.failing) and fate in REMOVED:
             for job in jobs:
                 self.tallies.forget(job.key)
+                self.failing.forget(job.key)
         for job in jobs:
             if not is_delivered:
                 counts.record(job.metric, now)

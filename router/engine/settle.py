@@ -13,11 +13,11 @@ from typing import Final
 from router.core.commands import failure_of
 from router.core.config import OnFailure, QueueConfig
 from router.core.dead_letter import Reason
-from router.core.envelope import Reader, reader_of
+from router.core.envelope import Reader, asker_of, reader_of
 from router.core.history import Fate, State
-from router.core.message import Handle, ReceivedMessage, id_of_malformed
+from router.core.message import Handle, Malformed, Message, ReceivedMessage, id_of_malformed
 from router.core.outcome import ACCEPTED, Ending, Metric
-from router.core.returning import RETURNS, GiveUp, ReturnReason, reconnect_delays
+from router.core.returning import RETURNS, Endurance, GiveUp, ReturnReason, reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code
 from router.engine.broker_guard import GuardedBroker
@@ -29,7 +29,17 @@ from router.engine.job import EXPIRED, NEVER, Batch, Job, Return
 from router.engine.outgoing import OutgoingMessages
 from router.engine.registry import REMOVED
 from router.engine.transfer import QueueOrder
-from router.ports import BrokerError, Disconnected, Finish, Nack, Traits, Unsettled
+from router.ports import (
+    BrokerError,
+    DataRefused,
+    Disconnected,
+    Finish,
+    Nack,
+    OutgoingMessage,
+    QueueRefused,
+    Traits,
+    Unsettled,
+)
 from router.signal import Signal
 
 log = logging.getLogger(__name__)
@@ -65,7 +75,8 @@ class Settler:
         self.flow = flow
         self.queue_name = queue.name
         self.read = reader_of(queue)
-        self.retry = queue.retry or deps.default_retry
+        self.retry = queue.retry
+        self.default_retry = deps.default_retry
         self.counts = counts
         self.deps = deps
         self.dispatcher = dispatcher
@@ -82,6 +93,7 @@ class Settler:
         self.now = asyncio.get_running_loop().time
         self._unwanted: list[ReceivedMessage] = []  # to be returned: it came too late
         self._is_returning = False
+        self._answering = 0  # messages that no pool took, with a reply
         self._to_ack: list[Job] = []
         self._to_finish: list[Job] = []  # a plain ACK is not enough for these
         self._copies: list[tuple[ReceivedMessage, _CopyEnd]] = []
@@ -110,7 +122,8 @@ class Settler:
     @property
     def is_idle(self) -> bool:
         """Whether the connection may be closed without leaving anything unsettled."""
-        return not self.held and not self._is_acking and not self._is_returning
+        is_busy = self._is_acking or self._is_returning or self._answering
+        return not self.held and not is_busy
 
     def connected(self, guarded: GuardedBroker) -> None:
         self.is_cut_off()  # by the connection before: what it held is lost, and not to be settled
@@ -188,6 +201,10 @@ class Settler:
             until = self.now() + self.traits.hold_seconds
             for job in jobs:
                 job.hold_until = until
+        if self.traits.answer_within is not None:
+            until = self.now() + self.traits.answer_within - self.deps.longest_request
+            for job in jobs:
+                job.try_until = until
 
     def release(self, job: Job) -> None:
         """Stop holding it: another settler does."""
@@ -345,6 +362,16 @@ class Settler:
         else:
             await self.nack([Return(job, ReturnReason.NOT_STORED, error=error)])
 
+    def note_failure(self, job: Job, *, is_unsent: bool) -> Endurance:
+        """Take note of a failed delivery. Return for how long the message has failed."""
+        now, published_at = self.now(), job.received.published_at
+        since = self.deps.registry.failing.note(job.key, now, is_unsent=is_unsent)
+        age = now - since.first
+        if published_at is not None:
+            age = self.deps.publishing.wall() - published_at
+        unsent = now - since.unsent if is_unsent else None
+        return Endurance(age, unsent, gives_up=self.default_retry.gives_up)
+
     def ack_stored(self, jobs: list[Job]) -> None:
         """Remove what the order store has by now (ORD-6)."""
         self.spawn(self._ack_stored(jobs), "ack stored")
@@ -471,8 +498,44 @@ class Settler:
 
     async def _give_up(self, received: ReceivedMessage, why: GiveUp) -> bool:
         """Store it, then remove it. Return False if it could not be stored: nothing was done."""
+        reply = self._outgoing.reply_to(self._asker_of(received), received, why)
+        if reply is None:
+            return await self._store_unread(received, why, None)
+        self._answering += 1  # its queue may not answer for long: nothing else waits for that
+        self.spawn(self._answer(received, why, reply), "answer")
+        return True
+
+    async def _answer(self, received: ReceivedMessage, why: GiveUp, reply: OutgoingMessage) -> None:
+        try:
+            if not await self._store_unread(received, why, reply):
+                delay = RETURNS[ReturnReason.NOT_STORED].delay
+                await self._return_unread([(received, delay)])
+        finally:
+            self._answering -= 1
+            self.ended.ring()
+
+    def _asker_of(self, received: ReceivedMessage) -> Message | None:
+        """Return who waits for the end of a message that no pool took, if it says so (CMD-3)."""
+        try:
+            return self.read(received.body)
+        except Malformed:
+            return asker_of(self.queue, received.body)
+
+    async def _store_unread(
+        self, received: ReceivedMessage, why: GiveUp, reply: OutgoingMessage | None
+    ) -> bool:
+        """Store it, publish its reply, then remove it. Return False if it has to come again."""
         if not await self.deps.letters.keep(self.queue, received, why):
             return False
+        if reply is not None:
+            try:
+                await self._outgoing.publish(reply)
+            except (QueueRefused, DataRefused) as error:
+                text = f"a reply to a dead letter of {self.queue_name} is dropped: {error}"
+                self.warn(Code.REPLY_FAILED, text)
+            except BrokerError as error:
+                log.warning("a reply cannot be published, its message is returned: %s", error)
+                return False
         fate = Fate.DEAD_LETTERED
         try:
             await self.connection.ack([received.handle], error=why.error)

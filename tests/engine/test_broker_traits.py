@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from router.core.config import QueueConfig, RetryPolicy
 from router.core.dead_letter import Reason
 from router.core.history import Fate
-from router.core.outcome import Reply
+from router.core.outcome import Cause, NoReply, Reply
 from router.core.returning import MIN_DEFERRAL_SECONDS
 from router.core.warnings import Severity
 from router.engine.chores import Chores
@@ -279,14 +279,31 @@ async def test_retries_that_use_up_a_brokers_limit_are_told(depth: Depth, *, tol
 
 @pytest.mark.rule("BRK-5")
 @pytest.mark.parametrize(("longest", "told"), [(1801.0, True), (1800.0, False)])
-async def test_deliveries_that_may_outlast_the_brokers_patience_are_told(
+async def test_requests_that_may_outlast_the_brokers_patience_are_told(
     longest: float, *, told: bool
 ) -> None:
     queue = ScriptedQueue(traits=Traits(answer_within=1800.0))
-    async with running(pool("P"), brokers=Scripted(q=queue), longest_delivery=longest) as rig:
+    async with running(pool("P"), brokers=Scripted(q=queue), longest_request=longest) as rig:
         await asyncio.sleep(1)
 
         assert (("BROKER_LIMIT", Severity.WARN) in codes(rig)) == told
+
+
+@pytest.mark.rule("BRK-5", "MED-2")
+@pytest.mark.parametrize(("takes", "requests"), [(5.0, 3), (60.0, 2), (100.0, 1)])
+async def test_no_second_request_begins_that_could_outlast_the_brokers_patience(
+    takes: float, requests: int
+) -> None:
+    queue, sender = ScriptedQueue(traits=Traits(answer_within=200.0)), FakeSender(takes=takes)
+    sender.script("a", *[NoReply(Cause.TIMEOUT, "late")] * 3)
+    brokers = Scripted(q=queue)
+    async with running(pool("P"), sender=sender, brokers=brokers, longest_request=100.0) as rig:
+        queue.hand_over(handed(body("a", poolCode="P"), "h", "broker-a"))
+        await asyncio.sleep(199)
+
+        assert len(sender.sent) == requests
+        assert [verb for _, verb, _ in queue.calls if verb == "nack"] == ["nack"]
+        assert not codes(rig)
 
 
 @pytest.mark.rule("BRK-7")

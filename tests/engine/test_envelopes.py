@@ -10,8 +10,12 @@ from msgspec.structs import replace
 from router.core.config import COMMAND_BUS, Ordering, QueueConfig, RetryPolicy, Route
 from router.core.dead_letter import Reason
 from router.core.outcome import Reply
+from router.ports import DataRefused, Disconnected, QueueRefused
 from router.worker import Command, Context, Worker
+from tests.engine.test_commands import SplitBrokers
 from tests.support.fakes import FakeSender
+from tests.support.faults import Scripted, ScriptedQueue, handed
+from tests.support.queues import FakeQueues
 from tests.support.rig import FREE_QUEUE, QUEUE, TARGET, Rig, body, pool, running
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +42,11 @@ async def replies_in(rig: Rig, count: int) -> list[Any]:
         found = [json.loads(each.body) for each in await broker.receive(count)]
         broker.stop()
     return found
+
+
+def settled(queue: ScriptedQueue) -> list[str]:
+    verbs = [verb.partition(" ")[0].strip(":") for _, verb, _ in queue.calls]
+    return [verb for verb in verbs if verb in {"ack", "nack"}]
 
 
 @pytest.mark.rule("CMD-7", "CMD-3")
@@ -130,3 +139,82 @@ async def test_a_stored_command_is_read_by_the_routes_of_its_queue() -> None:
 
         assert sender.ids[-2:] == ["c-1", "c-2"]
         assert rig.is_empty
+
+
+@pytest.mark.rule("CMD-3", "BRK-2")
+async def test_whoever_sent_a_command_without_a_route_is_told() -> None:
+    async with running(pool(), queues=[COMMANDS], reply_queues=[REPLIES]) as rig:
+        command = debit("c-1", command_type="Unheard", reply_to="replies", correlation_id="x")
+        await send(rig, command)
+        (reply,) = await replies_in(rig, 1)
+
+        assert reply == {
+            "command_id": "c-1",
+            "correlation_id": "x",
+            "outcome": "FAILED",
+            "error_code": "MALFORMED",
+            "error_message": "there is no route for commands of type 'Unheard'",
+        }
+        await asyncio.sleep(5)
+        assert len(rig.letters.letters) == 1
+        assert rig.is_empty
+
+
+@pytest.mark.rule("CMD-3", "BRK-2")
+async def test_whoever_sent_a_malformed_message_is_told() -> None:
+    async with running(pool(), reply_queues=[REPLIES]) as rig:
+        await rig.publish_raw(b'{"id": "a", "mediationTarget": 7, "replyTo": "replies"}')
+        (reply,) = await replies_in(rig, 1)
+
+        assert (reply["messageId"], reply["outcome"]) == ("a", "FAILED")
+        assert reply["errorCode"] == "MALFORMED"
+        assert "Expected `str`, got `int`" in reply["errorMessage"]
+
+
+MALFORMED = b'{"id": "a", "replyTo": "replies"}'
+
+
+@pytest.mark.rule("CMD-3", "P5")
+async def test_a_malformed_message_comes_again_while_its_reply_cannot_be_published() -> None:
+    queue, published = ScriptedQueue(lease_seconds=30), FakeQueues(failures=[Disconnected("gone")])
+    brokers = SplitBrokers(Scripted(q=queue), published)
+    async with running(pool(), brokers=brokers, reply_queues=[REPLIES]) as rig:
+        queue.hand_over(handed(MALFORMED, "h1", "b1", lease=30))
+        await asyncio.sleep(5)
+        assert settled(queue) == ["nack"]
+
+        queue.hand_over(handed(MALFORMED, "h2", "b1", lease=30))
+        await asyncio.sleep(5)
+
+        assert settled(queue) == ["nack", "ack"]
+        assert [item.message.id for item in published.published["replies"]] == ["a-reply"]
+        assert rig.is_empty
+
+
+@pytest.mark.rule("CMD-3")
+@pytest.mark.parametrize("error", [DataRefused("too large"), QueueRefused("no such queue")])
+async def test_a_reply_to_a_malformed_message_that_is_refused_is_dropped(
+    error: Exception,
+) -> None:
+    queue, published = ScriptedQueue(lease_seconds=30), FakeQueues(failures=[error])
+    brokers = SplitBrokers(Scripted(q=queue), published)
+    async with running(pool(), brokers=brokers, reply_queues=[REPLIES]) as rig:
+        queue.hand_over(handed(MALFORMED, "h1", "b1", lease=30))
+        await asyncio.sleep(5)
+
+        assert settled(queue) == ["ack"]
+        assert "REPLY_FAILED" in rig.codes
+        assert len(rig.letters.letters) == 1
+
+
+@pytest.mark.rule("CMD-3", "DLQ-1")
+async def test_a_malformed_message_is_not_answered_before_it_is_a_dead_letter() -> None:
+    queue, published = ScriptedQueue(lease_seconds=30), FakeQueues()
+    brokers = SplitBrokers(Scripted(q=queue), published)
+    async with running(pool(), brokers=brokers, reply_queues=[REPLIES]) as rig:
+        rig.letters.broken = True
+        queue.hand_over(handed(MALFORMED, "h1", "b1", lease=30))
+        await asyncio.sleep(5)
+
+        assert settled(queue) == ["nack"]
+        assert not published.published["replies"]

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 
 import pytest
 
-from router.core.config import PoolConfig, RetryPolicy
+from router.core.config import DefaultRetry, PoolConfig, RetryPolicy
 from router.core.history import Fate, State
 from router.core.outcome import Answer, Cause, Metric, NoReply, Outcome, Reply
 from router.engine.alerts import Alerts
@@ -379,7 +379,8 @@ async def test_a_warning_is_logged_once_with_its_severity(caplog: pytest.LogCapt
 async def test_the_sender_is_told_the_limit_of_attempts(
     of_pool: RetryPolicy | None, of_router: RetryPolicy | None, told: int | None
 ) -> None:
-    async with running(pool(retry=of_pool), default_retry=of_router) as rig:
+    default = DefaultRetry(of_router, of_router)
+    async with running(pool(retry=of_pool), default_retry=default) as rig:
         await rig.publish(*grouped("a"))
         await asyncio.sleep(5)
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from router.core.config import QueueConfig, RetryPolicy
+from router.core.config import DefaultRetry, QueueConfig, RetryPolicy
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from tests.support.fakes import REFUSED, TIMED_OUT, FakeSender
 from tests.support.rig import QUEUE, grouped, pool, running
@@ -242,7 +242,7 @@ async def test_the_default_policy_is_for_pools_and_queues_without_one(
         pool(retry=policy(of_pool)),
         sender=answering(Reply(302)),
         queues=[queue],
-        default_retry=policy(7.0),
+        default_retry=DefaultRetry(policy(7.0), policy(7.0)),
     ) as rig:
         await rig.publish(*grouped("a"))
         await asyncio.sleep(60)

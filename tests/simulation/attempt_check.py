@@ -18,6 +18,10 @@ EPSILON: Final = 0.01
 DEFAULT_DELAY: Final = 30.0
 DEFERRED: Final = 4.0  # what a target that answers ack:false asks for
 _COUNTED: Final = frozenset({Cause.NETWORK, Cause.BROKEN, Cause.TIMEOUT})
+# What holds for commands where no policy is set (WQ-15).
+_COMMAND_ATTEMPTS: Final = 4
+_COMMAND_SCHEDULE: Final = (10.0, 60.0, 300.0)
+_FREE_SECONDS: Final = 900.0  # in which a failure without a connection uses no attempt
 
 
 class _Delivery(Struct):
@@ -45,6 +49,7 @@ class AttemptCheck:
         self._deliveries: dict[tuple[str, int], _Delivery] = {}
         self._failures: Counter[int] = Counter()
         self._due: dict[int, float] = {}
+        self._unsent: dict[int, float] = {}  # when a body first met no connection
 
     def posted(self, name: str, body: Body) -> None:
         number, now = body.number, self._book.now()
@@ -56,7 +61,7 @@ class AttemptCheck:
         if now < self._due.get(number, now) - EPSILON:
             text = f"body {number} is tried again {self._due[number] - now:g} s too early"
             self._book.violate("BRK-4", text)
-        most = self._book.plan.attempts
+        most = self._limit(body)
         if most is not None and self._failures[number] >= most and self._may_be_kept:
             text = f"body {number} is sent after {self._failures[number]} failures of {most}"
             self._book.violate("WQ-5", text)
@@ -71,17 +76,18 @@ class AttemptCheck:
         delivery = self._deliveries.pop((name, number), None)
         if delivery is None or delivery.answer is None:
             return
-        self._failures[number] += _counts(delivery.answer)
-        self._due[number] = delivery.ended + self._delay(number, delivery.answer)
+        body = self._book.plan.bodies[number]
+        self._failures[number] += self._counts(body, delivery)
+        self._due[number] = delivery.ended + self._delay(body, delivery.answer)
 
     def letter_kept(self, body: Body, reason: Reason) -> None:
         """A router gives it up."""
-        number, most = body.number, self._book.plan.attempts
+        number, most = body.number, self._limit(body)
         if reason is not Reason.RETRIES_EXHAUSTED or not self._is_judged(body, self._book.now()):
             return
         latest = [each for (_, of), each in self._deliveries.items() if of == number]
         failures = self._failures[number] + any(
-            each.answer is not None and _counts(each.answer) for each in latest
+            each.answer is not None and self._counts(body, each) for each in latest
         )
         if most is None or failures < most:
             self._book.violate("WQ-5", f"body {number} is given up after {failures} of {most}")
@@ -95,20 +101,35 @@ class AttemptCheck:
         is_counted = self._is_one_count and body.number in self._once
         if not is_counted or now >= book.disturbed_at:
             return False
+        if self._has_standard(body) and book.plan.routers > 1:
+            return False  # each router remembers for itself since when a message fails
         return now < book.changed_pools.get(body.pool or "", NEVER)
 
-    def _delay(self, number: int, answer: Answer) -> float:
-        asked = _asked(answer)
-        if self._book.plan.attempts is None:
-            return DEFAULT_DELAY if asked is None else asked
-        failures = min(max(self._failures[number], 1), len(RETRY_SCHEDULE))
-        return max(RETRY_SCHEDULE[failures - 1], asked or 0.0)
+    def _has_standard(self, body: Body) -> bool:
+        """Return whether it has the limits of a command where no policy is set."""
+        is_command = body.wish.reply and body.wish.payload is not None
+        return self._book.plan.attempts is None and is_command
 
+    def _limit(self, body: Body) -> int | None:
+        return _COMMAND_ATTEMPTS if self._has_standard(body) else self._book.plan.attempts
 
-def _counts(answer: Answer) -> bool:
-    if isinstance(answer, NoReply):
+    def _counts(self, body: Body, delivery: _Delivery) -> bool:
+        answer = delivery.answer
+        if not isinstance(answer, NoReply):
+            return answer is not None and answer.status // 100 == 5
+        if self._has_standard(body) and answer.cause is Cause.NETWORK:
+            first = self._unsent.setdefault(body.number, delivery.ended)
+            return delivery.ended - first >= _FREE_SECONDS
         return answer.cause in _COUNTED
-    return answer.status // 100 == 5
+
+    def _delay(self, body: Body, answer: Answer) -> float:
+        asked, schedule = _asked(answer), RETRY_SCHEDULE
+        if self._has_standard(body):
+            schedule = _COMMAND_SCHEDULE
+        elif self._book.plan.attempts is None:
+            return DEFAULT_DELAY if asked is None else asked
+        failures = min(max(self._failures[body.number], 1), len(schedule))
+        return max(schedule[failures - 1], asked or 0.0)
 
 
 def _asked(answer: Answer) -> float | None:

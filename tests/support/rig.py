@@ -146,7 +146,7 @@ async def running(
     targets: Sequence[TargetConfig] = (),
     wall: Callable[[], float] | None = None,
     leadership: Leadership | None = None,
-    longest_delivery: float = 0.0,
+    longest_request: float = 0.0,
     journal: Journal | None = None,
     order: OrderStore | None = None,
     shared: SharedLimits | None = None,  # with other routers
@@ -176,7 +176,7 @@ async def running(
             new_id=lambda: "NEW",
             breakers=breakers,
             leadership=leadership,
-            longest_delivery=longest_delivery,
+            longest_request=longest_request,
             journal=journal,
             wall=wall or _virtual_wall,
             jitter=middle,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from router.core.commands import reply_body
 from router.core.config import QueueConfig, Route
-from router.core.envelope import CommandReader, reader_of
+from router.core.envelope import CommandReader, asker_of, reader_of
 from router.core.message import Malformed, Message, Origin, parse
 from router.core.outcome import ACCEPTED, Ending, Failure
 
@@ -197,3 +197,41 @@ def test_a_reply_has_the_field_names_of_the_command_bus(ending: Ending, said: ob
         "correlation_id": "c",
         **said,  # type: ignore[dict-item]
     }
+
+
+@pytest.mark.rule("CMD-3", "CMD-7")
+@pytest.mark.parametrize(
+    ("command", "asker"),
+    [
+        ({**PING, "reply_to": "payments__replies", "correlation_id": "c"}, ("1", "replies", "c")),
+        ({**PING, "reply_to": "elsewhere", "correlation_id": 7}, ("1", "beside:elsewhere", None)),
+        (PING, None),
+        ({"command_type": "Ping", "reply_to": "payments__replies"}, None),
+        ({**PING, "command_type": 7, "reply_to": "payments__replies"}, ("1", "replies", None)),
+    ],
+)
+def test_who_waits_for_a_command_that_makes_no_message(command: object, asker: object) -> None:
+    found = asker_of(QUEUE, json.dumps(command).encode())
+
+    assert (found and (found.id, found.reply_to, found.correlation_id)) == asker
+    assert found is None or found.origin is not None
+
+
+@pytest.mark.rule("CMD-3")
+@pytest.mark.parametrize(
+    ("body", "asker"),
+    [
+        (b'{"id": "a", "replyTo": "r", "correlationId": "c"}', ("a", "r", "c")),
+        (b'{"id": "a", "replyTo": "r", "correlationId": "\xff"}', ("a", "r", None)),
+        (b'{"id": "a"}', None),
+        (b'{"id": "", "replyTo": "r"}', None),
+        (b'{"id": "a", "replyTo": "r", "data": ' + b"[" * 100 + b"]" * 100 + b"}", None),
+        (b'{"id": "a", "replyTo": "r", "data": "' + b"a" * 1024 * 1024 + b'"}', None),
+        (b"nothing", None),
+    ],
+)
+def test_who_waits_for_a_malformed_message(body: bytes, asker: object) -> None:
+    found = asker_of(replace(QUEUE, envelope=None), body)
+
+    assert (found and (found.id, found.reply_to, found.correlation_id)) == asker
+    assert found is None or found.origin is None

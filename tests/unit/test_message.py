@@ -20,7 +20,6 @@ from router.core.message import (
     id_of_malformed,
     parse,
 )
-from router.engine.delivery import longest_delivery
 from tests.support.chains import HARD_TO_READ, deep_chain
 from tests.support.pace import slowdown
 
@@ -274,11 +273,6 @@ def test_a_message_is_shown_without_its_token_and_secret() -> None:
 def test_no_bytes_do_worse_than_being_malformed(noise: bytes) -> None:
     with suppress(Malformed):
         assert parse(noise).id
-
-
-@pytest.mark.rule("MED-2")
-def test_the_longest_delivery_is_three_tries_and_the_pauses_between() -> None:
-    assert longest_delivery(10) == 33
 
 
 HEAD = b'{"id": "a", "mediationTarget": "http://svc/hook", '

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.brokers.sqs import SqsSettings
-from router.core.config import RetryPolicy
+from router.core.config import ENDLESS_RETRY, STANDARD_RETRY, DefaultRetry, RetryPolicy
 from router.core.trace import SamplingRule
 from router.core.warnings import Severity
 from router.setting_values import (
@@ -224,7 +224,6 @@ def test_a_wrong_value_is_refused_in_one_line_that_says_what_is_allowed(
 @pytest.mark.parametrize(
     ("value", "policy"),
     [
-        ("", None),
         ("{}", RetryPolicy()),
         ('{"maxAttempts": 20}', RetryPolicy(20)),
         (
@@ -234,9 +233,27 @@ def test_a_wrong_value_is_refused_in_one_line_that_says_what_is_allowed(
     ],
 )
 def test_the_default_retry_policy_is_written_as_in_the_document(
-    value: str, policy: RetryPolicy | None
+    value: str, policy: RetryPolicy
 ) -> None:
-    assert Settings.from_env({"MESSAGE_ROUTER_DEFAULT_RETRY": value}).default_retry == policy
+    settings = Settings.from_env({"MESSAGE_ROUTER_DEFAULT_RETRY": value})
+
+    assert settings.default_retry == DefaultRetry(commands=policy, others=policy)
+
+
+@pytest.mark.rule("WQ-15")
+@pytest.mark.parametrize(
+    ("value", "default"),
+    [
+        ("", STANDARD_RETRY),
+        ("standard", STANDARD_RETRY),
+        ("none", ENDLESS_RETRY),
+        ("None", ENDLESS_RETRY),
+    ],
+)
+def test_there_is_a_standard_limit_which_can_be_switched_off(
+    value: str, default: DefaultRetry
+) -> None:
+    assert Settings.from_env({"MESSAGE_ROUTER_DEFAULT_RETRY": value}).default_retry == default
 
 
 @pytest.mark.rule("CFG-1")

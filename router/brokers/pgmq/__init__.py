@@ -1,7 +1,7 @@
 """Queues of PGMQ, the message queue extension of PostgreSQL (CMD-7)."""
 
 from typing import Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from router.brokers.package import Adapter, BrokerPackage
 from router.brokers.postgres import CONNECTING
@@ -27,6 +27,11 @@ def _place_of(uri: str, name: str) -> tuple[str, str]:
     return database, (dict(parse_qsl(parts.query)).get("queue") or name).lower()
 
 
+def _uri_of_name(name: str, _state_dir: str) -> str:
+    """Return a URI without a host: where it is, the variables of libpq say."""
+    return f"pgmq:///?queue={quote(name, safe='')}"
+
+
 def _uri_beside(uri: str, name: str) -> str:
     parts = urlsplit(uri)
     options = {key: value for key, value in parse_qsl(parts.query) if key in CONNECTING}
@@ -37,6 +42,8 @@ BROKER: Final = BrokerPackage(
     name="PGMQ",
     schemes=("pgmq",),
     options=OPTIONS,
+    queue_type="PGMQ",
+    uri_of_name=_uri_of_name,
     holds_groups=_holds_groups,
     when_full=WhenFull.DEFER,
     place_of=_place_of,

@@ -135,6 +135,7 @@ OPTIONAL: Final[Mapping[str, str]] = {
     "WQ-11": "clocks that are set strand nothing and hand out nothing twice",
     "WQ-12": "queues of the version before are upgraded in place, and nothing is lost",
     "WQ-14": "attempts are deliveries, numbered by failures",
+    "WQ-15": "a limit by default",
     "WQ-13": "a storage that refuses writes is reported until it takes them again",
 }
 RULES: Final = {**REQUIRED, **OPTIONAL}

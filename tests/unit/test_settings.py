@@ -148,7 +148,7 @@ def test_any_duration_is_within_its_limits_or_refused_in_one_line(text: str) -> 
         (
             "MESSAGE_ROUTER_QUEUE_TYPE",
             "KAFKA",
-            "SQS, ACTIVEMQ, NATS, RABBITMQ, POSTGRES, EMBEDDED, REDIS",
+            "SQS, ACTIVEMQ, NATS, RABBITMQ, POSTGRES, EMBEDDED, PGMQ, REDIS",
         ),
         ("MESSAGE_ROUTER_CONFIG_URL", "ftp://host/x", "http:// or https:// or file://"),
         ("MESSAGE_ROUTER_CONFIG_URL", "http://[::1/x", "must be a URL"),

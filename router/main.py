@@ -100,13 +100,13 @@ class Router:
         self.warnings = warnings
         self.publishing = publishing
         self.letters = store
-        self.chores = Chores(manager, breakers, alerts)
         self.controls = Controls(manager, breakers)
         self.lookup = MessageLookup(manager, breakers, store, time.time)
         stores = QueueStores(ports.brokers, lambda: manager.applied)
-        self.messages = MessageStates(stores, self.lookup, publishing)
+        self.groups = GroupDesk(manager, store)
+        self.messages = MessageStates(stores, self.lookup, publishing, self.groups)
+        self.chores = Chores(manager, breakers, alerts, self.groups)
         self.batches = Batches(stores, publishing, new_id)
-        self.groups = GroupDesk(manager)
         self.replays = DeadLetterReplay(
             store, publishing, wall=time.time, new_id=new_id, groups=self.groups
         )

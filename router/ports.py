@@ -386,6 +386,21 @@ class StoreSize(Struct, frozen=True):
     oldest_seconds: float = 0.0  # since the first of them was stored
 
 
+class StoredGroup(Struct, frozen=True, kw_only=True):
+    """A group that waits in a work queue, and what is in front of it. Times are Unix seconds."""
+
+    pool: str  # that messages name
+    group: str
+    messages: int
+    message_id: str  # the one in front
+    since: float  # when that was stored
+    is_held: bool = False  # it is a dead letter
+    is_out: bool = False  # it is handed out right now
+    due_at: float | None = None  # its next try; None: it is due, out or held
+    failures: int = 0
+    error: str | None = None  # of its last try
+
+
 class OrderLog(Protocol):
     """The order store of one queue: a work queue, to which the router appends (ORD-4)."""
 
@@ -403,6 +418,23 @@ class OrderLog(Protocol):
         """Return those of the groups of which it has a message."""
 
     async def size(self) -> StoreSize: ...
+
+    async def groups(self, limit: int, *, only_held: bool = False) -> Sequence[StoredGroup]:
+        """Return the groups that wait, the longest first."""
+
+    async def count_stored(self) -> Mapping[str, int]:
+        """Return how many messages all order stores of this database have, by their names."""
+
+    async def count_held(self) -> int:
+        """Return how many groups are held by dead letters."""
+
+    async def find_group(self, group: GroupKey) -> StoredGroup | None: ...
+
+    async def ids_of(self, group: GroupKey, limit: int) -> Sequence[str]:
+        """Return the ids of the messages of a group, in their order."""
+
+    async def group_of(self, message_id: str) -> GroupKey | None:
+        """Return the group of which it has this message; None: none, or it depends on no other."""
 
     async def held_letter(self, group: GroupKey) -> HeldLetter | None:
         """Return what holds the group back; None: nothing does."""

@@ -116,6 +116,7 @@ def order_store(settings: Settings, brokers: BrokerRegistry) -> OrderStore:
         new_key=secrets.token_hex,
         is_shared=url is not None,
         max_bytes=settings.order_store_max_bytes,
+        exists=lambda: url is not None or (settings.state_dir / ORDER_FILE).exists(),
     )
 
 

@@ -218,6 +218,8 @@ def _queue(queue: QueueState) -> dict[str, object]:
         "transient": counts[Metric.TRANSIENT],
         "successRate": round(queue.success_rate, 4),
         "connections": queue.connections,
+        "stored": queue.stored,
+        "heldGroups": queue.held_groups,
         "healthy": queue.healthy and not queue.is_unreachable,
         "restarts": queue.restarts,
     }

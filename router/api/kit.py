@@ -43,6 +43,7 @@ from router.engine.beat import ScheduleState
 from router.engine.config_sync import SyncStatus
 from router.engine.controls import Controls
 from router.engine.dead_letters import DeadLetterReplay
+from router.engine.groups import GroupDesk
 from router.engine.publishing import MAX_MESSAGES, QueuePublisher
 from router.engine.state import MessageLookup
 from router.engine.stores import Batches, MessageStates
@@ -89,6 +90,9 @@ class RouterApi(Protocol):
 
     @property
     def lookup(self) -> MessageLookup: ...
+
+    @property
+    def groups(self) -> GroupDesk: ...
 
     warnings: WarningBook
     publishing: QueuePublisher

@@ -259,6 +259,26 @@ QUEUE_METRICS: Final[Sequence[Family[QueueState]]] = (
         "Whether messages of other pools wait behind those of a full one: 1 or 0",
         lambda queue: [((queue.name,), queue.look_ahead_used_up)],
     ),
+    Family(
+        "gauge order_store_messages{queue}",
+        "Messages of a strict queue in its order store; missing if it has none",
+        lambda queue: _known(queue.name, queue.stored),
+    ),
+    Family(
+        "gauge order_store_bytes{queue}",
+        "Bytes of their bodies",
+        lambda queue: _known(queue.name, None if queue.stored is None else queue.stored_bytes),
+    ),
+    Family(
+        "gauge order_store_oldest_seconds{queue}",
+        "Seconds since the first of them was stored",
+        lambda queue: _known(queue.name, queue.stored_oldest if queue.stored else None),
+    ),
+    Family(
+        "gauge held_groups{queue}",
+        "Groups of a queue that dead letters hold; missing if there are none",
+        lambda queue: _known(queue.name, queue.held_groups or None),
+    ),
 )
 TARGET_METRICS: Final[Sequence[Family[TargetState]]] = (
     Family(

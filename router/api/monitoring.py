@@ -82,6 +82,8 @@ class QueueStats(ResponseModel):
     )
     pending_messages: int | None = shown("waiting", 25)
     messages_not_visible: int | None = shown("handed_out", 12)
+    stored_messages: int | None = shown("stored", None, "In its order store; null if it has none")
+    held_groups: int = as_is(0, "By dead letters")
 
 
 class PoolStats(ResponseModel):

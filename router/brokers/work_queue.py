@@ -20,6 +20,7 @@ from router.ports import (
     MessageStatus,
     Publication,
     Receipt,
+    StoredGroup,
     Unsettled,
 )
 
@@ -198,6 +199,29 @@ def message_page(rows: Sequence[Row], limit: int) -> MessagePage:
     return MessagePage(
         records, found[limit - 1]["id"] if len(found) > limit else rows[0]["looked_to"]
     )
+
+
+def stored_groups(rows: Sequence[Row]) -> Sequence[StoredGroup]:
+    """Return the groups of these lanes, each by the lane that is held, or else comes first."""
+    found: dict[tuple[str, str], StoredGroup] = {}
+    for row in rows:
+        state, is_held = row["state"], row["not_before"] == HELD_UNTIL
+        group = StoredGroup(
+            pool=row["pool"],
+            group=row["group_id"],
+            messages=row["messages"],
+            message_id=row["message_id"],
+            since=row["since"],
+            is_held=is_held,
+            is_out=state == "in-flight",
+            due_at=row["wakes_at"] if state == "ready" and not is_held else None,
+            failures=row["attempts"],
+            error=row["last_error"],
+        )
+        key = group.pool, group.group
+        if key not in found or is_held:
+            found[key] = group
+    return list(found.values())
 
 
 def why_not_cancelled(known: int, unsettled: int, state: str | None) -> Cancellation | None:

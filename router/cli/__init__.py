@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "pools": (".config", "Change a pool of the running router."),
     "config": (".config", "Check a routing configuration."),
     "dead-letters": (".dead_letters", "List, replay and discard dead letters."),
+    "groups": (".groups", "List, release and discard groups that wait."),
     "sample-target": (".sample_target", "Run an HTTP target to try the router with."),
 }
 

@@ -136,6 +136,11 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
         """Where a failed message waits; None: as the broker can (FIFO-1)."""
         return OnFailure.PARK if self.is_strict and self.on_failure is None else self.on_failure
 
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether groups of it may have to wait in the order store (ORD-4)."""
+        return self.failing is OnFailure.PARK or self.holds_letters
+
     def __repr__(self) -> str:
         """Return it without credentials: it may end up in a log or a traceback."""
         return f"QueueConfig(name={self.name!r}, uri={self.public_uri!r})"

@@ -44,6 +44,7 @@ class Situation(Enum):
     DEFERRED = "DEFERRED"  # to its queue: its pool is full
     RETURNED = "RETURNED"
     STORED = "STORED"  # in the order store: it is to be tried again, or waits for its group
+    HELD = "HELD"  # its group, by a dead letter (ORD-11)
     FORFEITED = "FORFEITED"
     DEAD_LETTER = "DEAD_LETTER"
     DELIVERED = "DELIVERED"
@@ -313,6 +314,44 @@ def _explain_stored(ended: HandOver, now: float) -> Explanation:
         text, until_known = f"waits in the order store{why}; {when}", until
     return Explanation(
         situation=Situation.STORED, text=text, since=ended.ended_at, until=until_known
+    )
+
+
+def explain_stored(
+    message_id: str,
+    queue: str,
+    group: tuple[str, str],
+    *,
+    front: str,
+    since: float,
+    due_at: float | None,
+    error: str | None,
+    letter: int | None,
+    is_held: bool,
+) -> Explanation:
+    """Explain a message that waits in a work queue of its strict queue, as that reports it."""
+    pool, name = group
+    is_behind = front != message_id
+    if is_held:
+        which = "a dead letter" if letter is None else f"dead letter {letter}"
+        what = f"its group is held by {which}, message {front}," if is_behind else f"{which}"
+        verb = "" if is_behind else " holds its group"
+        text = f"{what}{verb} since {_at(since)}: replay it, discard it or release the group"
+    else:
+        where = f"waits in the order store{f' behind {front}' if is_behind else ''}"
+        text = f"{where}; {'it is its turn' if due_at is None else f'next try {_at(due_at)}'}"
+    return Explanation(
+        situation=Situation.HELD if is_held else Situation.STORED,
+        text=text,
+        message_id=message_id,
+        queue=queue,
+        pool=pool,
+        group=name,
+        since=since,
+        until=due_at,
+        behind=front if is_behind else None,
+        dead_letter=letter,
+        error=error,
     )
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from router.core.message import DEFAULT_GROUP, Message, Mode
 
 MAX_NAME_CHARACTERS: Final = 100  # that a work queue takes
+ORDER_PREFIX: Final = "order:"  # of the names of work queues that are order stores
 MAX_UNSENT_MESSAGES: Final = 1_000  # of a queue that are stored although nothing was sent (ORD-6)
 
 # Of a group in the order store: the pool that messages name, and their group.
@@ -27,7 +28,7 @@ def group_in_store(message: Message, *, is_parallel: bool = False) -> str | None
 
 def store_name(queue: str) -> str:
     """Return what the work queue is called that stores the groups of a queue."""
-    name = f"order:{queue}"
+    name = f"{ORDER_PREFIX}{queue}"
     if len(name) <= MAX_NAME_CHARACTERS:
         return name
     digest = blake2b(queue.encode(), digest_size=16).hexdigest()

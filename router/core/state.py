@@ -70,6 +70,10 @@ class QueueState(Struct, frozen=True, kw_only=True, dict=True):
     held: int = 0  # by the router, because their pools are full
     deferred: int = 0  # in the broker, likewise
     look_ahead_used_up: bool = False  # messages of other pools wait behind those of a full one
+    stored: int | None = None  # messages in its order store; None: it has none (ORD-4)
+    stored_bytes: int = 0  # of their bodies
+    stored_oldest: float = 0.0  # seconds since the first of them was stored
+    held_groups: int = 0  # by dead letters (ORD-11)
     refuses_writes: bool = False  # its storage: the disk is full, for example (WQ-13)
 
     @cached_property

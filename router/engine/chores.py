@@ -12,6 +12,7 @@ from router.engine.alerts import Alerts
 from router.engine.breaker import Breaker, Breakers
 from router.engine.delivery import nack_all
 from router.engine.dispatch import SOURCE
+from router.engine.groups import GroupDesk
 from router.engine.job import Return
 from router.engine.periodic import every
 from router.engine.queue_manager import QueueManager
@@ -25,7 +26,15 @@ DOWN_SECONDS: Final = 900.0  # a target whose circuit was not closed for so long
 
 
 class Chores:
-    def __init__(self, manager: QueueManager, breakers: Breakers, alerts: Alerts) -> None:
+    def __init__(
+        self,
+        manager: QueueManager,
+        breakers: Breakers,
+        alerts: Alerts,
+        groups: GroupDesk | None = None,
+    ) -> None:
+        """`groups`: of strict queues, which are measured, too."""
+        self._groups = groups
         self._manager = manager
         self._breakers = breakers
         self._warn = alerts.of(SOURCE)
@@ -38,6 +47,7 @@ class Chores:
             (10.0, self.forget_finished),
             (30.0, self.look_for_leaks),
             (30.0, self.measure_queues),
+            (30.0, self.measure_stores),
             (10.0, self.report_targets_down),
             (60.0, self.nack_overdue),
         )
@@ -120,6 +130,10 @@ class Chores:
                     f"messages of {name} that wait for a retry use up its limit of unsettled ones"
                 )
                 self._warn(Code.BROKER_LIMIT, text)
+
+    async def measure_stores(self) -> None:
+        if self._groups is not None:
+            await self._groups.measure()
 
 
 def _down_text(breaker: Breaker) -> str:

@@ -308,6 +308,7 @@ class QueueConsumer:
         warn = deps.alerts.of(f"Consumer:{queue.name}")
         self.flow = FlowControl(queue, pools, deps.look_ahead_bytes, warn, jitter=deps.jitter)
         self.last_depth: Depth | None = None  # as the broker reported it; None: it has not
+        self.held_groups = 0  # behind dead letters, when last counted (ORD-11)
         self.order = order
         self.connections = [
             Receiver(queue, deps, dispatcher, counts, self.flow, order=order, after=after)

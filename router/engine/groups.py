@@ -4,27 +4,233 @@ A dead letter that holds its group stays in front of it in a work queue: in the 
 the order store of a queue that is none. Here it is found again, and decided about.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
-from router.core.config import OnFailure, QueueConfig
+from msgspec import Struct
+
+from router.core.config import OnFailure, QueueConfig, RoutingConfig
+from router.core.explain import Explanation, explain_stored
 from router.core.message import DEFAULT_POOL, Message
-from router.core.order import GroupKey, group_in_store
+from router.core.order import ORDER_PREFIX, GroupKey, group_in_store, store_name
+from router.core.warnings import Code
+from router.engine.publishing import BrokeOff
 from router.engine.queue_manager import QueueManager
-from router.ports import Conflict, HeldLetter, OrderLog, Publication, QueueRefused, StoredMessage
+from router.engine.settle import held_text
+from router.engine.transfer import SOURCE
+from router.ports import (
+    BrokerError,
+    Conflict,
+    DeadLetterStore,
+    HeldLetter,
+    OrderLog,
+    Publication,
+    QueueRefused,
+    StoredGroup,
+    StoredMessage,
+    Unknown,
+)
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STORED_ELSEWHERE: Final = (
     "the router that consumes its queue stores its group: replay it there, or use `to`"
 )
+ASK_SECONDS: Final = 10.0  # for one question to one queue: operators wait for the answer
+IDS: Final = 100  # of the messages of a group that are listed
+NOT_HELD: Final = "no dead letter holds this group (any more)"
+
+
+class QueueGroup(Struct, frozen=True):
+    """A group of a strict queue that waits."""
+
+    queue: str
+    stored: StoredGroup
+    letter: int | None = None  # the id of the dead letter that holds it, if that is known
+    ids: Sequence[str] = ()  # of its messages, the first ones
 
 
 class GroupDesk:
     """Finds groups that are held or stored, and decides about them."""
 
-    def __init__(self, manager: QueueManager) -> None:
+    def __init__(self, manager: QueueManager, letters: DeadLetterStore) -> None:
         self._manager = manager
         self._store = manager.deps.order
+        self._letters = letters
+        self._alerts = manager.deps.alerts
+        self._left: Sequence[str] = ()  # warnings of what no queue delivers …
+        self._looked_for: RoutingConfig | None = None  # … by this configuration
+
+    async def groups(
+        self, queue: str | None, limit: int, *, only_held: bool
+    ) -> Sequence[QueueGroup]:
+        """Return the groups that wait in an order store or are held, the longest first.
+
+        Raises Unknown or BrokeOff.
+        """
+
+        async def ask(order_log: OrderLog, is_store: bool) -> Sequence[StoredGroup]:
+            return await order_log.groups(limit, only_held=only_held or not is_store)
+
+        found = [
+            QueueGroup(config.name, each)
+            for config in self._strict_queues(queue)
+            for groups in await self._ask(config, ask)
+            for each in groups
+        ]
+        return sorted(found, key=lambda each: each.stored.since)[:limit]
+
+    async def show(self, queue: str, group: GroupKey) -> QueueGroup:
+        """Return a group with the ids of its messages. Raises Unknown or BrokeOff."""
+        (config,) = self._strict_queues(queue)
+
+        async def ask(order_log: OrderLog, _: bool) -> QueueGroup | None:
+            found = await order_log.find_group(group)
+            if found is None:
+                return None
+            letter, ids = await self._letter_of(queue, found), await order_log.ids_of(group, IDS)
+            return QueueGroup(queue, found, letter, ids)
+
+        for found in await self._ask(config, ask):
+            return found
+        raise Unknown("nothing of this group waits there")
+
+    async def release(self, queue: str, group: GroupKey) -> QueueGroup:
+        """Let a held group go on; its dead letter stays one. Raises Unknown, Conflict, BrokeOff."""
+        (config,) = self._strict_queues(queue)
+
+        async def ask(order_log: OrderLog, _: bool) -> StoredGroup | None:
+            found = await order_log.find_group(group)
+            if found is None or not found.is_held:
+                return None
+            return found if await order_log.release(group, found.message_id) else None
+
+        for released in await self._ask(config, ask):
+            letter = await self._letter_of(queue, released)
+            await self.measure()
+            return QueueGroup(queue, released, letter)
+        raise Conflict(NOT_HELD)
+
+    async def discard(self, queue: str, group: GroupKey) -> QueueGroup:
+        """Likewise, and delete its dead letter for good."""
+        released = await self.release(queue, group)
+        if released.letter is not None:
+            await self._letters.discard(released.letter)
+        return released
+
+    async def explain(self, message_id: str) -> Explanation | None:
+        """Explain a message that is in an order store, or whose group is held; None: neither."""
+
+        async def ask(order_log: OrderLog, is_store: bool) -> StoredGroup | None:
+            group = await order_log.group_of(message_id)
+            found = None if group is None else await order_log.find_group(group)
+            return found if found is not None and (is_store or found.is_held) else None
+
+        for config in self._strict_queues(None):
+            for found in await self._ask(config, ask):
+                return explain_stored(
+                    message_id,
+                    config.name,
+                    (found.pool, found.group),
+                    front=found.message_id,
+                    since=found.since,
+                    due_at=found.due_at,
+                    error=found.error,
+                    letter=await self._letter_of(config.name, found),
+                    is_held=found.is_held,
+                )
+        return None
+
+    async def measure(self) -> None:
+        """Look what the stores of strict queues have, and warn of what does not go on."""
+        await self._look_for_left()
+        for consumer in list(self._manager.consumers.values()):
+            name, source = consumer.queue.name, f"Consumer:{consumer.queue.name}"
+            if not consumer.queue.is_strict:
+                continue
+            try:
+                held = await self._ask(consumer.queue, _count_held)
+                if consumer.stored_by is not None:
+                    await consumer.stored_by.measure()
+            except (BrokeOff, BrokerError) as error:
+                log.info("stored groups of %s were not measured: %s", name, error)
+                continue
+            consumer.held_groups = sum(held)
+            if consumer.held_groups:
+                self._alerts.of(source)(Code.GROUP_HELD, held_text(name))
+            else:
+                self._alerts.withdraw(Code.GROUP_HELD, source)
+
+    async def _look_for_left(self) -> None:
+        """Warn of messages in stores whose queues are gone, or are not stored any more."""
+        store, config = self._store, self._manager.applied
+        if store is None or not store.exists():
+            return
+        if config is not self._looked_for:
+            parked = [each for each in config.queues if each.may_be_stored]
+            known = {store_name(each.name) for each in parked}
+            any_queue = parked[0] if parked else QueueConfig(name="", uri="")
+            try:
+                async with store.logs.open_order_log(store.queue_of(any_queue)) as order_log:
+                    stored = await order_log.count_stored()
+            except BrokerError as error:
+                log.info("the order store was not looked through: %s", error)
+                return
+            self._left = [
+                f"{count} messages wait in the order store of {name.removeprefix(ORDER_PREFIX)}, "
+                "and no strict queue of this name delivers them"
+                for name, count in sorted(stored.items())
+                if name not in known
+            ]
+            self._looked_for = config
+            self._alerts.withdraw(Code.ORDER_STORE, SOURCE)
+        for text in self._left:
+            self._alerts.of(SOURCE)(Code.ORDER_STORE, text)
+
+    def _strict_queues(self, name: str | None) -> Sequence[QueueConfig]:
+        """Return the strict queues, or the one of this name. Raises Unknown."""
+        queues = self._manager.applied.queues
+        found = [each for each in queues if each.is_strict and name in (None, each.name)]
+        if name is not None and not found:
+            raise Unknown(f"there is no strict queue {name!r} in the configuration")
+        return found
+
+    async def _ask(
+        self, queue: QueueConfig, question: Callable[[OrderLog, bool], Awaitable[T | None]]
+    ) -> Sequence[T]:
+        """Ask the queue itself, if it is a work queue, and then its order store. Raises BrokeOff.
+
+        The question is also told whether it asks the store. Return the answers.
+        """
+        store, answers = self._store, list[T]()
+        if store is None:
+            return answers
+        for place, is_store in ((queue, False), (store.queue_of(queue), True)):
+            try:
+                async with (
+                    asyncio.timeout(ASK_SECONDS),
+                    store.logs.open_order_log(place) as order_log,
+                ):
+                    answer = await question(order_log, is_store)
+            except QueueRefused:  # it is no work queue
+                continue
+            except BrokerError as error:
+                raise BrokeOff(str(error)) from error
+            except TimeoutError:
+                raise BrokeOff(f"no answer within {ASK_SECONDS:.0f} s") from None
+            if answer is not None:
+                answers.append(answer)
+        return answers
+
+    async def _letter_of(self, queue: str, group: StoredGroup) -> int | None:
+        """Return the id of the dead letter that holds a group."""
+        kept = await self._letters.latest_of(group.message_id) if group.is_held else None
+        return kept.id if kept is not None and kept.letter.queue == queue else None
 
     async def retry_letter(
         self, queue: QueueConfig, message: Message, letter: bytes, body: bytes
@@ -34,16 +240,16 @@ class GroupDesk:
         It stands in front of it. Return False if it does not hold it. Raises BrokerError.
         """
 
-        async def retry(log: OrderLog, group: GroupKey) -> bool:
-            return await log.retry_letter(group, message.id, body)
+        async def retry(store: OrderLog, group: GroupKey) -> bool:
+            return await store.retry_letter(group, message.id, body)
 
         return await self._decide(queue, message, letter, retry)
 
     async def release_letter(self, queue: QueueConfig, message: Message, letter: bytes) -> bool:
         """Let a group go on that this dead letter holds. Raises BrokerError."""
 
-        async def release(log: OrderLog, group: GroupKey) -> bool:
-            return await log.release(group, message.id)
+        async def release(store: OrderLog, group: GroupKey) -> bool:
+            return await store.release(group, message.id)
 
         return await self._decide(queue, message, letter, release)
 
@@ -65,8 +271,8 @@ class GroupDesk:
         if not store.is_shared:
             raise Conflict(STORED_ELSEWHERE)
         group = group_in_store(item.message)
-        async with store.logs.open_order_log(store.queue_of(queue)) as log:
-            await log.append([StoredMessage(item, group)])
+        async with store.logs.open_order_log(store.queue_of(queue)) as order_log:
+            await order_log.append([StoredMessage(item, group)])
         return True
 
     async def _decide(
@@ -83,7 +289,11 @@ class GroupDesk:
         group = message.pool or DEFAULT_POOL, name
         for place in (queue, store.queue_of(queue)):
             with suppress(QueueRefused):  # it is no work queue
-                async with store.logs.open_order_log(place) as log:
-                    if await log.held_letter(group) == HeldLetter(message.id, letter):
-                        return await decide(log, group)
+                async with store.logs.open_order_log(place) as order_log:
+                    if await order_log.held_letter(group) == HeldLetter(message.id, letter):
+                        return await decide(order_log, group)
         return False
+
+
+async def _count_held(order_log: OrderLog, _: bool) -> int:
+    return await order_log.count_held()

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from router.core.config import (
     DEFAULT_POOL_CONFIG,
-    OnFailure,
     PoolConfig,
     QueueConfig,
     RoutingConfig,
@@ -298,8 +297,8 @@ class QueueManager:
 
     def _order_of(self, queue: QueueConfig) -> QueueOrder | None:
         """Return the order of a queue whose groups may be stored. It outlives its consumers."""
-        deps, is_stored = self.deps, queue.failing is OnFailure.PARK or queue.holds_letters
-        if deps.order is None or not is_stored:
+        deps = self.deps
+        if deps.order is None or not queue.may_be_stored:
             return None
         order = self._orders.get(queue.name)
         if order is None:

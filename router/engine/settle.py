@@ -696,7 +696,7 @@ def _failing(queue: QueueConfig, order: QueueOrder | None) -> OnFailure | None:
 
 
 def held_text(queue: str) -> str:
-    return f"groups of {queue} are held behind dead letters: see `message-router dead-letters list`"
+    return f"groups of {queue} are held behind dead letters: see `message-router groups list`"
 
 
 def _id(job: Job) -> dict[str, object]:

@@ -163,7 +163,7 @@ class StateReader:
         manager = self._manager
         stopping = {consumer.queue.name: consumer for consumer in manager.stopping_consumers}
         for name, consumer in {**stopping, **manager.consumers}.items():
-            now, depth = _now(), consumer.last_depth
+            now, depth, order = _now(), consumer.last_depth, consumer.stored_by
             yield QueueState(
                 name=name,
                 counts=consumer.counts,
@@ -182,6 +182,10 @@ class StateReader:
                 held=consumer.flow.waiting,
                 deferred=len(consumer.flow.deferred),
                 look_ahead_used_up=consumer.flow.is_used_up,
+                stored=None if order is None else order.messages,
+                stored_bytes=0 if order is None else order.size.bytes,
+                stored_oldest=0.0 if order is None else order.size.oldest_seconds,
+                held_groups=consumer.held_groups,
                 refuses_writes=self._warnings.has(Code.STORAGE, f"Consumer:{name}"),
             )
 

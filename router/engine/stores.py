@@ -16,6 +16,7 @@ from router.core.explain import Explanation, QueuedMessage, Situation, explain_q
 from router.core.history import Fate, HandOver, Held, MessageHistory
 from router.core.message import CONTROL, NOT_JSON
 from router.core.outcome import Ending, Failure
+from router.engine.groups import GroupDesk
 from router.engine.publishing import BrokeOff, QueuePublisher, Rejected, WrongQueue
 from router.engine.state import MessageLookup
 from router.ports import (
@@ -36,6 +37,8 @@ from router.ports import (
 
 STORE_TIMEOUT_SECONDS: Final = 30.0
 EXPLAIN_SECONDS: Final = 5.0  # for asking all queues: operators wait for the answer
+
+_PERHAPS_STORED: Final = {Situation.NOT_HERE, Situation.STORED, Situation.DEAD_LETTER}
 
 T = TypeVar("T")
 MAX_BATCH_ID_CHARACTERS: Final = 500  # the callback's message id is longer, and has a limit, too
@@ -141,8 +144,14 @@ class FoundMessage(Struct, frozen=True):
 
 class MessageStates:
     def __init__(
-        self, stores: QueueStores, lookup: MessageLookup, publishing: QueuePublisher
+        self,
+        stores: QueueStores,
+        lookup: MessageLookup,
+        publishing: QueuePublisher,
+        groups: GroupDesk | None = None,
     ) -> None:
+        """`groups`: of strict queues, which may be in an order store."""
+        self._groups = groups
         self._stores = stores
         self._lookup = lookup
         self._publishing = publishing
@@ -177,8 +186,9 @@ class MessageStates:
     async def explain(self, message_id: str) -> Explanation:
         """Explain where a message is, also if it is in a work queue and was not handed over."""
         known = await self._lookup.explain_message(message_id)
-        if known.situation is not Situation.NOT_HERE:
-            return known
+        stored = await self._explain_stored(message_id, known)
+        if stored is not None or known.situation is not Situation.NOT_HERE:
+            return stored or known
         try:
             async with asyncio.timeout(EXPLAIN_SECONDS):
                 kept = await self._kept(message_id, None)
@@ -205,6 +215,17 @@ class MessageStates:
         has_group = record.group is not None
         of_group = self._lookup.explain_group(record.group, record.pool) if has_group else None
         return explain_queued(queued, of_group=of_group, notes=known.notes)
+
+    async def _explain_stored(self, message_id: str, known: Explanation) -> Explanation | None:
+        """Ask the order stores, if it may be there; they know more than the router remembers."""
+        if self._groups is None or known.situation not in _PERHAPS_STORED:
+            return None
+        try:
+            found = await self._groups.explain(message_id)
+        except BrokeOff as error:
+            note = f"an order store could not be asked for it: {error}"
+            return replace(known, notes=(note, *known.notes))
+        return None if found is None else replace(found, target=known.target, notes=known.notes)
 
     async def _kept(self, message_id: str, queue: str | None) -> FoundMessage | None:
         """Return what the work queues keep of it: the newest publication. Raises BrokeOff."""

@@ -44,7 +44,8 @@ if TYPE_CHECKING:  # pools know settlers, which have one of these
 log = logging.getLogger(__name__)
 
 MOVED_AT_ONCE: Final = 200  # messages in one transaction
-MEASURE_SECONDS: Final = 10.0  # between two looks at the size of a store
+MEASURE_SECONDS: Final = 10.0  # between two looks at the size of a store, at least …
+MEASURE_PAUSE: Final = 100  # … and so many times as long as the last look has taken
 WAIT_SECONDS: Final = 1.0  # until a receiver looks again whether it may go on
 SOURCE: Final = "OrderStore"
 
@@ -57,6 +58,7 @@ class OrderStore(Struct, frozen=True, kw_only=True):
     new_key: Callable[[], str]  # of a message whose broker makes no ids: random
     is_shared: bool = False  # other routers use it, too
     max_bytes: int = 1024**3
+    exists: Callable[[], bool] = lambda: True  # else nothing was ever stored
 
     def queue_of(self, queue: QueueConfig) -> QueueConfig:
         """Return the work queue that stores the groups of a queue."""
@@ -95,6 +97,7 @@ class QueueOrder:
         self._unsent = 0  # stored although nothing was sent, at most
         self._added = self._added_bytes = 0  # since the last look
         self._measured_at = -NEVER
+        self._pause = MEASURE_SECONDS
         self._to_check: set[GroupKey] = set()  # of which a stored message has ended
         self._is_checking = False
         self._is_loaded = self._is_stopped = False
@@ -285,15 +288,23 @@ class QueueOrder:
 
     async def _make_sure_of_room(self, order_log: OrderLog) -> None:
         """Raise _Full if the store has as much as it may have."""
-        if self._loop.time() >= self._measured_at + MEASURE_SECONDS or self.is_stuck:
+        if self._loop.time() >= self._measured_at + self._pause or self.is_stuck:
             await self._measure(order_log)
         if self.size.bytes + self._added_bytes >= self._store.max_bytes:
             raise _Full("it is full: MESSAGE_ROUTER_ORDER_STORE_MAX_BYTES is reached")
 
+    async def measure(self) -> None:
+        """Look how much is stored, unless the last look took too long for that."""
+        if self._loop.time() >= self._measured_at + self._pause:
+            async with self._open() as order_log:
+                await self._measure(order_log)
+
     async def _measure(self, order_log: OrderLog) -> None:
+        began = self._loop.time()
         self.size = await order_log.size()
         self._added = self._added_bytes = 0
         self._measured_at = self._loop.time()
+        self._pause = max(MEASURE_SECONDS, (self._measured_at - began) * MEASURE_PAUSE)
 
     def _item(self, each: Return) -> StoredMessage:
         job, received, message = each.job, each.job.received, each.job.message
@@ -315,9 +326,11 @@ class QueueOrder:
         for job in jobs:
             job.resume_at = NEVER
             self._end_move(job)
-        for job in [job for job in jobs if job.is_held]:
-            job.settler.ack(job)
+        letters = [job for job in jobs if job.is_held]
         moved = [job for job in jobs if not job.is_held]
+        for job in letters:  # the store holds its group: for its queue, it has ended
+            job.is_held = False
+            job.settler.ack(job)
         for settler, together in groupby(moved, key=lambda job: job.settler):
             settler.ack_stored(list(together))
 

@@ -39,6 +39,10 @@ NAMES = {  # section 8 of the specification
     "seconds_since_poll": {"queue"},
     "look_ahead": {"queue", "state"},
     "look_ahead_used_up": {"queue"},
+    "order_store_messages": {"queue"},
+    "order_store_bytes": {"queue"},
+    "order_store_oldest_seconds": {"queue"},
+    "held_groups": {"queue"},
     "dead_letters_total": {"reason"},
     "warnings": {"severity"},
     "config_sync_total": {"result"},
@@ -84,6 +88,10 @@ message_router_seconds_since_poll{queue="orders"} 1.5
 message_router_look_ahead{queue="orders",state="held"} 0.0
 message_router_look_ahead{queue="orders",state="deferred"} 11.0
 message_router_look_ahead_used_up{queue="orders"} 0.0
+message_router_order_store_messages{queue="orders"} 5.0
+message_router_order_store_bytes{queue="orders"} 500.0
+message_router_order_store_oldest_seconds{queue="orders"} 60.0
+message_router_held_groups{queue="orders"} 2.0
 message_router_dead_letters_total{reason="CONFIG_ERROR"} 2.0
 message_router_warnings{severity="CRITICAL"} 0.0
 message_router_config_sync_total{result="ok"} 3.0

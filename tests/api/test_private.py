@@ -20,7 +20,8 @@ from router.core.identity import MessageKey
 from router.core.message import parse
 from router.core.outcome import Ending, Failure
 from router.engine.beat import ScheduleState
-from router.ports import MessageRecord, MessageStatus, Publication
+from router.engine.groups import QueueGroup
+from router.ports import MessageRecord, MessageStatus, Publication, StoredGroup
 from router.setting_values import AuthMode
 from tests.support.api import LOCAL, NOW, HandMadeRouter, calling
 from tests.support.letters import LETTER
@@ -91,7 +92,12 @@ VALUES = {
     "name": quote(ORIGIN, safe=""),
     "origin": quote(ORIGIN, safe=""),
 }
-QUERIES = {"/monitoring/explain": ("message=m", "group=g", "target=https://svc/api")}
+QUERIES = {
+    "/monitoring/explain": ("message=m", "group=g", "target=https://svc/api"),
+    "/groups/show": ("queue=orders",),
+    "/groups/release": ("queue=orders",),
+    "/groups/discard": ("queue=orders",),
+}
 UNLISTED = ("/", "/openapi.json", "/static/app.js", "/nowhere", "/messages/nowhere")
 
 
@@ -103,6 +109,10 @@ async def fill(router: HandMadeRouter, *, has_letter: bool) -> None:
     router.lookup.histories["m"] = history
     router.lookup.answer = explain_message(history, now=NOW + 9)
     router.config = RoutingConfig((ORDERS, JOBS))
+    stored = StoredGroup(
+        pool="P", group="g", messages=1, message_id="m", since=NOW, error="said: PRIVATE-ERROR"
+    )
+    router.groups.found = [QueueGroup("orders", stored)]
     router.made = replace(router.made, shutting_down=True, groups=[HeldGroup(HELD, 1)])
     read = read_document(json.dumps(DOCUMENT).encode(), names("SQS", ""))
     router.document = as_document(read.config)
@@ -179,6 +189,8 @@ async def test_admins_are_told_all_but_payloads_and_secrets(
         "GET /messages/m?": {"PRIVATE-RESULT"},
         "GET /dead-letters?": {"PRIVATE-REPLY", "PRIVATE-ERROR"},
         "GET /dead-letters/1?": {"PRIVATE-REPLY", "PRIVATE-ERROR"},
+        "GET /groups?": {"PRIVATE-ERROR"},
+        "GET /groups/show?queue=orders": {"PRIVATE-ERROR"},
         "GET /monitoring/messages/m?": {"PRIVATE-REPLY", "PRIVATE-ERROR"},
         "GET /monitoring/explain?message=m": {"PRIVATE-ERROR"},
         "GET /monitoring/explain?group=g": {"PRIVATE-ERROR"},

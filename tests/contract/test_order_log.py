@@ -36,16 +36,18 @@ class LogSite(Struct, frozen=True):
     log: OrderLog
     broker: Broker
     store: MessageStore
+    stores: dict[str, int]  # what two messages make
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LogSite]:
-    uri = "memory://order?lease=30"
+    uri, stores = "memory://order?lease=30", dict[str, int]()
     if request.param == "sqlite":
-        uri = f"sqlite://{tmp_path}/order.db?queue=order:q"
+        uri, stores = f"sqlite://{tmp_path}/order.db?queue=order:q", {"order:q": 2}
     if request.param == "postgres":
         place: PostgresPlace = request.getfixturevalue("postgres")
-        uri = place.new_uri()
+        base, _, name = place.new_uri().partition("queue=")
+        uri, stores = f"{base}queue=order:{name}", {f"order:{name}": 2}
     queue = QueueConfig(name="q", uri=uri)
     async with (
         BrokerRegistry(worker_id="w", dedup_window=300) as registry,
@@ -55,7 +57,7 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         opening = registry.open_store(queue)
         assert opening is not None
         async with opening as store:
-            yield LogSite(order_log, broker, store)
+            yield LogSite(order_log, broker, store, stores)
 
 
 def stored(message_id: str, group: str | None = "g", **facts: Any) -> StoredMessage:
@@ -249,6 +251,54 @@ async def test_a_lease_that_was_lost_holds_nothing(site: LogSite) -> None:
 
     assert unsettled.stale
     assert await site.log.held_letter(IN_FRONT) is None
+
+
+@pytest.mark.rule("ORD-14")
+async def test_groups_are_listed_with_what_stands_in_front_of_them(site: LogSite) -> None:
+    letter = stored("a", given_up=GONE, tally=Tally(2, 2), error="gone")
+    waiting = stored("w", "i", delay=60.0, tally=Tally(1, 1), error="503")
+    await site.log.append([letter, stored("b"), stored("x", "h"), stored("y", None), waiting])
+    (out, _) = await site.broker.receive(10)
+    assert ids([out]) == ["x"]
+
+    held, handed_out, put_off = await site.log.groups(10)
+
+    assert (held.pool, held.group, held.messages, held.message_id) == ("P", "g", 2, "a")
+    assert (held.is_held, held.is_out, held.due_at) == (True, False, None)
+    assert (held.failures, held.error) == (2, "gone")
+    assert (handed_out.group, handed_out.is_held, handed_out.is_out) == ("h", False, True)
+    assert handed_out.due_at is None
+    assert (put_off.message_id, put_off.is_held, put_off.failures) == ("w", False, 1)
+    assert put_off.due_at is not None
+    assert 50 < put_off.due_at - put_off.since < 70
+    assert await site.log.groups(10, only_held=True) == [held]
+    assert [each.group for each in await site.log.groups(2)] == ["g", "h"]
+    assert await site.log.find_group(IN_FRONT) == held
+    assert await site.log.find_group(("P", "nobody")) is None
+    assert await site.log.count_held() == 1
+
+
+@pytest.mark.rule("ORD-14")
+async def test_order_stores_are_counted_whichever_queue_they_are_for(site: LogSite) -> None:
+    await site.log.append([stored("a"), stored("y", None)])
+
+    counted = await site.log.count_stored()
+
+    assert {name: n for name, n in counted.items() if name in site.stores} == site.stores
+
+
+@pytest.mark.rule("ORD-14")
+async def test_the_messages_of_a_group_are_listed_in_order(site: LogSite) -> None:
+    await site.log.append([stored("a"), stored("x", "h"), stored("b"), stored("y", None)])
+
+    assert await site.log.ids_of(IN_FRONT, 10) == ["a", "b"]
+    assert await site.log.ids_of(IN_FRONT, 1) == ["a"]
+    assert [await site.log.group_of(each) for each in ("b", "x", "y", "z")] == [
+        ("P", "g"),
+        ("P", "h"),
+        None,
+        None,
+    ]
 
 
 @pytest.mark.rule("ORD-6")

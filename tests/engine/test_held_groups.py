@@ -1,7 +1,8 @@
 """`onDeadLetter: "hold"`: a dead letter holds its group until someone decides (ORD-11)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,20 +12,43 @@ from router.brokers import BrokerRegistry
 from router.core.broker import BrokerFacts, always
 from router.core.config import OnFailure, Ordering, QueueConfig, RetryPolicy, RoutingConfig
 from router.core.dead_letter import Reason
+from router.core.explain import Situation
 from router.core.history import Fate
 from router.core.message import parse
 from router.core.outcome import Reply
 from router.core.replay import TargetChange
+from router.engine.chores import Chores
 from router.engine.dead_letters import DeadLetterReplay
 from router.engine.groups import GroupDesk
 from router.engine.publishing import BrokeOff
-from router.ports import Broker, Conflict, Finish, Traits, Unsettled
-from tests.engine.test_parked_groups import LATER, SOON, failing, order_of, parking, sent
+from router.engine.state import MessageLookup
+from router.engine.stores import MessageStates, QueueStores
+from router.ports import (
+    Broker,
+    Conflict,
+    Finish,
+    OrderLog,
+    OrderLogs,
+    Traits,
+    Unknown,
+    Unsettled,
+)
+from tests.engine.test_parked_groups import (
+    LATER,
+    SOON,
+    Faulty,
+    failing,
+    order_of,
+    parking,
+    sent,
+)
+from tests.support.fakes import FakeSender
 from tests.support.passing import PassingBroker
 from tests.support.rig import (
     FREE_QUEUE,
     QUEUE,
     TARGET,
+    WALL_AT_START,
     Rig,
     body,
     ended,
@@ -50,13 +74,17 @@ EVERY_KIND = pytest.mark.parametrize(
 )
 
 
+def desk_of(rig: Rig) -> GroupDesk:
+    return GroupDesk(rig.manager, rig.letters)
+
+
 def replays(rig: Rig) -> DeadLetterReplay:
     return DeadLetterReplay(
         rig.letters,
         rig.manager.deps.publishing,
         wall=lambda: 0.0,
         new_id=iter("123456789").__next__,
-        groups=GroupDesk(rig.manager),
+        groups=desk_of(rig),
     )
 
 
@@ -236,7 +264,7 @@ async def test_a_letter_of_another_message_goes_behind_a_held_group() -> None:
     async with parking(sender=sender, queue=HOLD) as (rig, _):
         await rig.publish(*grouped("a", "b", "c"), queue=HOLD)
         await asyncio.sleep(10)
-        desk = GroupDesk(rig.manager)
+        desk = desk_of(rig)
         letter = rig.letters.letters[0]
         assert await desk.release_letter(HOLD, parse(letter.body), letter.body)
         await asyncio.sleep(10)
@@ -442,3 +470,253 @@ async def test_a_letter_whose_lease_was_lost_holds_its_group_when_it_dies_again(
 
             assert [each for _, each in sent(rig)] == ["a", "a"]
             assert [each.message_id for each in rig.letters.letters] == ["a", "a"]
+
+
+OPERATORS = pytest.mark.rule("ORD-14")
+G = ("P", "g")
+
+
+@EVERY_KIND
+@OPERATORS
+async def test_a_held_group_is_shown_released_and_not_held_any_more(queue: QueueConfig) -> None:
+    async with parking(sender=failing(GONE), queue=queue) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=queue)
+        await asyncio.sleep(10)
+        desk = desk_of(rig)
+
+        (listed,) = await desk.groups(None, 10, only_held=False)
+        shown = await desk.show("q", G)
+        assert (listed.queue, listed.stored.group, listed.stored.is_held) == ("q", "g", True)
+        assert (shown.letter, shown.ids, shown.stored.messages) == (1, ["a", "b"], 2)
+        released = await desk.release("q", G)
+        await asyncio.sleep(10)
+
+        assert (released.letter, released.stored.message_id) == (1, "a")
+        assert [each for _, each in sent(rig)] == ["a", "b"]
+        assert await desk.groups("q", 10, only_held=True) == []
+        with pytest.raises(Conflict, match="no dead letter holds"):
+            await desk.release("q", G)
+        with pytest.raises(Unknown, match="nothing of this group"):
+            await desk.show("q", G)
+
+
+@OPERATORS
+async def test_a_held_group_is_discarded_with_its_letter() -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(10)
+        await desk_of(rig).discard("q", G)
+        await asyncio.sleep(10)
+
+        assert rig.letters.discarded == [1]
+        assert [each for _, each in sent(rig)] == ["a", "b"]
+
+
+@OPERATORS
+async def test_a_letter_that_is_not_known_is_not_discarded() -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a"), queue=HOLD)
+        await asyncio.sleep(10)
+        rig.letters.letters[0] = replace(rig.letters.letters[0], queue="another")
+
+        assert (await desk_of(rig).discard("q", G)).letter is None
+        assert rig.letters.discarded == []
+
+
+@OPERATORS
+async def test_a_group_that_waits_for_its_next_try_is_shown_and_cannot_be_released() -> None:
+    async with parking(sender=failing(LATER), queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(10)
+        desk = desk_of(rig)
+
+        (listed,) = await desk.groups("q", 10, only_held=False)
+        assert (listed.stored.message_id, listed.stored.is_held) == ("a", False)
+        assert listed.stored.due_at is not None
+        assert await desk.groups("q", 10, only_held=True) == []
+        with pytest.raises(Conflict, match="no dead letter holds"):
+            await desk.release("q", G)
+        with pytest.raises(Unknown, match="no strict queue 'other'"):
+            await desk.show("other", G)
+
+
+@OPERATORS
+async def test_a_stored_message_is_explained_by_what_is_in_front_of_it() -> None:
+    async with parking(sender=failing(LATER), queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a", "b"), *grouped("x", group="h"), queue=HOLD)
+        await asyncio.sleep(10)
+        desk = desk_of(rig)
+
+        front, behind = await desk.explain("a"), await desk.explain("b")
+        assert front is not None
+        assert behind is not None
+        assert front.situation is behind.situation is Situation.STORED
+        assert re.fullmatch(r"waits in the order store; next try .*Z", front.text)
+        assert re.fullmatch(r"waits in the order store behind a; next try .*Z", behind.text)
+        assert (front.behind, behind.behind) == (None, "a")
+        assert await desk.explain("x") is None
+
+
+@EVERY_KIND
+@OPERATORS
+async def test_a_held_message_is_explained_by_the_letter_that_holds_it(queue: QueueConfig) -> None:
+    async with parking(sender=failing(GONE), queue=queue) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=queue)
+        await asyncio.sleep(10)
+        desk = desk_of(rig)
+
+        letter, behind = await desk.explain("a"), await desk.explain("b")
+        assert letter is not None
+        assert behind is not None
+        assert letter.situation is behind.situation is Situation.HELD
+        assert letter.text.startswith("dead letter 1 holds its group since ")
+        assert behind.text.startswith("its group is held by dead letter 1, message a, since ")
+        assert behind.dead_letter == 1
+        rig.letters.letters[0] = replace(rig.letters.letters[0], queue="another")
+        unknown = await desk.explain("b")
+        assert unknown is not None
+        assert unknown.text.startswith("its group is held by a dead letter, message a, since ")
+
+
+@OPERATORS
+async def test_a_message_of_a_work_queue_that_waits_for_its_turn_is_not_stored() -> None:
+    async with parking(sender=failing(LATER), queue=HOLD_ITSELF) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=HOLD_ITSELF)
+        await asyncio.sleep(10)
+
+        assert await desk_of(rig).explain("b") is None
+        assert await desk_of(rig).groups(None, 10, only_held=False) == []
+
+
+@EVERY_KIND
+@OPERATORS
+async def test_held_groups_are_warned_of_until_they_go_on(queue: QueueConfig) -> None:
+    async with parking(sender=failing(GONE), queue=queue) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=queue)
+        await asyncio.sleep(10)
+        rig.book.clear()
+        desk = desk_of(rig)
+        await desk.measure()
+        assert "GROUP_HELD" in rig.codes
+        assert rig.manager.consumers["q"].held_groups == 1
+        await desk.release("q", G)
+
+        assert "GROUP_HELD" not in rig.codes
+        assert rig.manager.consumers["q"].held_groups == 0
+
+
+@OPERATORS
+async def test_what_is_stored_is_measured_from_time_to_time() -> None:
+    async with parking(sender=failing(LATER), queue=HOLD) as (rig, logs):
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(20)
+        desk = desk_of(rig)
+        await desk.measure()
+        size = order_of(rig).size
+        assert size.messages == 2
+        await desk.measure()
+        assert order_of(rig).size is size  # too soon for another look
+        logs.away = True
+        await asyncio.sleep(20)
+        await desk.measure()
+
+        assert order_of(rig).size is size
+
+
+class Counted:
+    """Order logs of which one says what a database has."""
+
+    def __init__(self, logs: OrderLogs) -> None:
+        self._logs = Faulty(logs)
+
+    @asynccontextmanager
+    async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[OrderLog]:
+        async with self._logs.open_order_log(queue) as order_log:
+            order_log.count_stored = self.count_stored  # type: ignore[method-assign]
+            yield order_log
+
+    async def count_stored(self) -> Mapping[str, int]:
+        return {"order:q": 2}
+
+
+@OPERATORS
+async def test_stored_messages_whose_queue_is_gone_are_warned_of() -> None:
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        store = order_store(Counted(registry))
+        async with running(pool(), queues=[HOLD], brokers=registry, order=store) as rig:
+            desk = desk_of(rig)
+            await desk.measure()
+            assert "ORDER_STORE" not in rig.codes
+            await rig.apply(pool(), queues=[QUEUE])
+            await desk.measure()
+            await desk.measure()
+            (text,) = [each.message for each in rig.warnings if each.code == "ORDER_STORE"]
+            assert text.startswith("2 messages wait in the order store of q, and no strict queue")
+            await rig.apply(pool(), queues=[HOLD])
+            await desk.measure()
+
+            assert "ORDER_STORE" not in rig.codes
+
+
+@OPERATORS
+async def test_nothing_is_asked_of_a_store_that_is_away_or_was_never_used() -> None:
+    async with parking(sender=FakeSender(), queue=HOLD) as (rig, logs):
+        desk = desk_of(rig)
+        logs.away = True
+        await desk.measure()
+        with pytest.raises(BrokeOff, match="unplugged"):
+            await desk.groups(None, 10, only_held=False)
+        assert "GROUP_HELD" not in rig.codes
+    async with parking(sender=FakeSender(), queue=HOLD, exists=lambda: False) as (rig, logs):
+        logs.away = True
+        await rig.apply(pool(), queues=[QUEUE])
+        await desk_of(rig).measure()
+        assert rig.codes <= {"ORDER_STORE"}
+
+
+class Slow:
+    """Order logs that never open."""
+
+    @asynccontextmanager
+    async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[OrderLog]:
+        await asyncio.sleep(1e6)
+        raise AssertionError(queue)
+        yield
+
+
+@OPERATORS
+async def test_a_store_that_does_not_answer_is_given_up_on() -> None:
+    async with running(pool(), queues=[QUEUE], order=order_store(Slow())) as rig:
+        rig.manager.keep(RoutingConfig(queues=(HOLD,)))
+        with pytest.raises(BrokeOff, match="no answer within 10 s"):
+            await desk_of(rig).groups(None, 10, only_held=False)
+
+
+@OPERATORS
+async def test_the_states_of_messages_ask_the_order_store() -> None:
+    async with parking(sender=failing(LATER), queue=HOLD) as (rig, logs):
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(10)
+        lookup = MessageLookup(rig.manager, rig.breakers, rig.letters, lambda: WALL_AT_START)
+        stores = QueueStores(BrokerRegistry(worker_id="t", dedup_window=1), lambda: rig.config)
+        states = MessageStates(stores, lookup, rig.manager.deps.publishing, desk_of(rig))
+
+        assert (await states.explain("b")).behind == "a"
+        logs.away = True
+        away = await states.explain("b")
+        assert away.situation is Situation.STORED
+        assert away.notes[0] == "an order store could not be asked for it: unplugged"
+        logs.away = False
+        nowhere = await states.explain("nowhere")
+        assert nowhere.situation is Situation.NOT_HERE
+
+
+@OPERATORS
+async def test_stores_are_measured_by_the_clock() -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a"), queue=HOLD)
+        await asyncio.sleep(10)
+        rig.book.clear()
+        for groups, expected in ((None, set[str]()), (desk_of(rig), {"GROUP_HELD"})):
+            await Chores(rig.manager, rig.breakers, rig.alerts, groups).measure_stores()
+            assert rig.codes == expected

@@ -96,6 +96,12 @@ class _Recorded:
         self.unsettled_groups = order_log.unsettled_groups
         self.which_are_stored = order_log.which_are_stored
         self.size = order_log.size
+        self.groups = order_log.groups
+        self.count_held = order_log.count_held
+        self.count_stored = order_log.count_stored
+        self.find_group = order_log.find_group
+        self.ids_of = order_log.ids_of
+        self.group_of = order_log.group_of
         self.held_letter = order_log.held_letter
         self.retry_letter = order_log.retry_letter
         self.release = order_log.release

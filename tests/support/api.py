@@ -26,6 +26,7 @@ from tests.support.states import (
     ORIGIN,
     FixedLookup,
     NotingControls,
+    NotingGroups,
     circuit,
     fresh_state,
     pool_state,
@@ -102,6 +103,7 @@ class HandMadeRouter:
         self.tracker = Tracker()
         self.lookup = FixedLookup(self.tracker, wall=self.now)
         self.controls = NotingControls()
+        self.groups = NotingGroups()
         self.stores = FakeStores()
         self.config = ONE_QUEUE
         stores = QueueStores(self.stores, lambda: self.config)

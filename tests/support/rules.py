@@ -71,6 +71,7 @@ REQUIRED: Final[Mapping[str, str]] = {
     "ORD-8": "the copy in the store is the message",
     "ORD-10": "a stop returns direct messages; stored ones stay",
     "ORD-12": "what was stored is in the ledger",
+    "ORD-14": "operators see groups that wait, and release those that are held",
     "MED-1": "the request",
     "MED-2": "attempts",
     "MED-3": "what a reply means",

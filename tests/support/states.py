@@ -1,12 +1,13 @@
 """States made by hand, and stand-ins for what the API asks of the engine."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from router.core.explain import Explanation, Situation
 from router.core.history import MessageHistory, WaitReason
+from router.core.order import GroupKey
 from router.core.outcome import Metric
 from router.core.state import (
     Circuit,
@@ -21,6 +22,7 @@ from router.core.stats import Counts, Deliveries, Latency, PoolPeriod, QueuePeri
 from router.core.target import read_target
 from router.engine.controls import Controls, PoolSetting
 from router.engine.dead_letters import DeadLetterWriter
+from router.engine.groups import GroupDesk, QueueGroup
 from router.engine.periodic import LoopLag
 from router.engine.state import MessageLookup, StateReader
 from router.engine.tracker import Tracker
@@ -108,6 +110,10 @@ def queue_state(name: str = "orders", waiting: int | None = 25) -> QueueState:
         unknown_fields=3,
         since_poll=1.5,
         deferred=11,
+        stored=5,
+        stored_bytes=500,
+        stored_oldest=60.0,
+        held_groups=2,
     )
 
 
@@ -201,6 +207,36 @@ class FixedLookup(MessageLookup):
         read_target(url)
         self.asked.append(("target", url))
         return self.answer
+
+
+class NotingGroups(GroupDesk):
+    """Knows the groups that a test made, and only takes notes of decisions."""
+
+    def __init__(self) -> None:
+        self.found: list[QueueGroup] = []
+        self.refusal: Exception | None = None
+        self.asked: list[tuple[object, ...]] = []
+
+    async def groups(
+        self, queue: str | None, limit: int, *, only_held: bool
+    ) -> Sequence[QueueGroup]:
+        self.asked.append(("groups", queue, limit, only_held))
+        return self.found
+
+    async def show(self, queue: str, group: GroupKey) -> QueueGroup:
+        return self._one("show", queue, group)
+
+    async def release(self, queue: str, group: GroupKey) -> QueueGroup:
+        return self._one("release", queue, group)
+
+    async def discard(self, queue: str, group: GroupKey) -> QueueGroup:
+        return self._one("discard", queue, group)
+
+    def _one(self, what: str, queue: str, group: GroupKey) -> QueueGroup:
+        self.asked.append((what, queue, group))
+        if self.refusal is not None or not self.found:
+            raise self.refusal or Unknown("nothing of this group waits there")
+        return self.found[0]
 
 
 class NotingControls(Controls):

@@ -1,6 +1,6 @@
 """The order store of one queue in PostgreSQL (ORD-4 to ORD-8)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from router.brokers.postgres.database import PostgresDatabase
@@ -11,11 +11,17 @@ from router.brokers.postgres.work_queue import (
     outgoing_columns,
     text,
 )
-from router.brokers.work_queue import HELD_UNTIL, MAX_ERROR_CHARACTERS, no_sinks, payload_size
+from router.brokers.work_queue import (
+    HELD_UNTIL,
+    MAX_ERROR_CHARACTERS,
+    no_sinks,
+    payload_size,
+    stored_groups,
+)
 from router.core.message import DEFAULT_POOL, HIGHEST_PRIORITY
-from router.core.order import GroupKey
+from router.core.order import ORDER_PREFIX, GroupKey
 from router.core.outcome import Ending, Failure
-from router.ports import Finish, HeldLetter, StoredMessage, StoreSize
+from router.ports import Finish, HeldLetter, StoredGroup, StoredMessage, StoreSize
 
 _STORED_AS_HELD: Final = 0
 
@@ -68,6 +74,50 @@ _SIZE: Final = """
 SELECT count(*) AS messages, coalesce(sum(length(body)), 0)::bigint AS bytes,
        coalesce(extract(epoch FROM clock_timestamp() - min(published_at)), 0)::float8 AS oldest
 FROM message_router.queue_messages WHERE queue = $1 AND finished_at IS NULL
+"""
+_COUNT_STORED: Final = """
+SELECT queue, count(*) AS messages FROM message_router.queue_messages
+WHERE finished_at IS NULL AND starts_with(queue, $1) GROUP BY queue
+"""
+_COUNT_HELD: Final = f"""
+SELECT count(*) AS groups FROM message_router.queue_messages
+WHERE queue = $1 AND finished_at IS NULL AND run_after = to_timestamp({HELD_UNTIL})
+"""  # noqa: S608  a number
+# Groups and what is in front of their lanes; of one group if $2 is given.
+_GROUPS: Final = """
+SELECT first.pool, first.group_id, first.message_id, first.state, first.attempts, first.last_error,
+       extract(epoch FROM first.published_at)::float8 AS since,
+       extract(epoch FROM first.not_before)::float8 AS not_before,
+       extract(epoch FROM first.run_after)::float8 AS wakes_at, (
+           SELECT count(*) FROM message_router.queue_messages AS mate
+           WHERE mate.queue = $1 AND mate.group_key = first.group_key AND mate.finished_at IS NULL
+       ) AS messages
+FROM (
+    SELECT DISTINCT ON (group_key, high_priority) *
+    FROM message_router.queue_messages
+    WHERE queue = $1 AND group_key IS NOT NULL AND finished_at IS NULL
+      AND ($2::text IS NULL OR group_key = hashtextextended(
+          length($2)::text || ' ' || $2 || ' ' || $3::text, 0
+      ))
+    ORDER BY group_key, high_priority, id
+) AS first
+WHERE $2::text IS NULL OR (first.pool = $2 AND first.group_id = $3)
+ORDER BY first.id LIMIT $4
+"""
+_HELD_GROUPS: Final = _GROUPS.replace(
+    "AND finished_at IS NULL\n      AND ($2",
+    f"AND finished_at IS NULL\n      AND run_after = to_timestamp({HELD_UNTIL})\n      AND ($2",
+)
+_IDS: Final = """
+SELECT message_id FROM message_router.queue_messages
+WHERE queue = $1 AND finished_at IS NULL AND pool = $2 AND group_id = $3
+  AND group_key = hashtextextended(length($2)::text || ' ' || $2 || ' ' || $3, 0)
+ORDER BY high_priority DESC, id LIMIT $4
+"""
+_GROUP_OF: Final = """
+SELECT pool, group_id FROM message_router.queue_messages
+WHERE message_id = $2 AND queue = $1 AND finished_at IS NULL
+ORDER BY message_id, id LIMIT 1
 """
 
 # The first message of each lane of the group, if it was given up and holds the group (ORD-11).
@@ -148,6 +198,33 @@ class PostgresOrderLog:
     async def size(self) -> StoreSize:
         (row,) = await self._database.call(_SIZE, self._name)
         return StoreSize(row["messages"], row["bytes"], row["oldest"])
+
+    async def groups(self, limit: int, *, only_held: bool = False) -> Sequence[StoredGroup]:
+        query = _HELD_GROUPS if only_held else _GROUPS
+        return stored_groups(await self._database.call(query, self._name, None, None, limit))
+
+    async def count_stored(self) -> Mapping[str, int]:
+        rows = await self._database.call(_COUNT_STORED, ORDER_PREFIX)
+        return {row["queue"]: row["messages"] for row in rows}
+
+    async def count_held(self) -> int:
+        (row,) = await self._database.call(_COUNT_HELD, self._name)
+        return int(row["groups"])
+
+    async def find_group(self, group: GroupKey) -> StoredGroup | None:
+        pool, name = group
+        rows = await self._database.call(_GROUPS, self._name, text(pool), text(name), 2)
+        return next(iter(stored_groups(rows)), None)
+
+    async def ids_of(self, group: GroupKey, limit: int) -> Sequence[str]:
+        pool, name = group
+        rows = await self._database.call(_IDS, self._name, text(pool), text(name), limit)
+        return [row["message_id"] for row in rows]
+
+    async def group_of(self, message_id: str) -> GroupKey | None:
+        rows = await self._database.call(_GROUP_OF, self._name, text(message_id))
+        found = [(row["pool"], row["group_id"]) for row in rows if row["group_id"] is not None]
+        return next(iter(found), None)
 
     async def held_letter(self, group: GroupKey) -> HeldLetter | None:
         for row in await self._held(group):

@@ -1,15 +1,15 @@
 """The order store of one queue in SQLite, on disk or in memory (ORD-4 to ORD-8)."""
 
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from router.brokers.sqlite.connection import QUERIES
 from router.brokers.sqlite.queue_table import QueueTable, json_value, to_json
 from router.brokers.sqlite.work_queue import LARGE_BYTES, MANY_MESSAGES, Database
-from router.brokers.work_queue import HELD_UNTIL
-from router.core.order import GroupKey
-from router.ports import HeldLetter, StoredMessage, StoreSize
+from router.brokers.work_queue import HELD_UNTIL, stored_groups
+from router.core.order import ORDER_PREFIX, GroupKey
+from router.ports import HeldLetter, StoredGroup, StoredMessage, StoreSize
 
 
 class SqliteOrderLog:
@@ -47,7 +47,68 @@ class SqliteOrderLog:
             oldest = 0.0 if since is None else max(self._table.clock() - since, 0.0)
             return StoreSize(messages, size, oldest)
 
-        return await self._database.run(work, is_large=True)
+        return await self._database.look(work)
+
+    async def groups(self, limit: int, *, only_held: bool = False) -> Sequence[StoredGroup]:
+        return await self._list(None, None, limit, only_held=only_held)
+
+    async def count_stored(self) -> Mapping[str, int]:
+        asked = {"first": ORDER_PREFIX, "last": f"{ORDER_PREFIX}\U0010ffff"}
+        rows = await self._database.look(
+            lambda db: db.execute(QUERIES["count_stored"], asked).fetchall()
+        )
+        return dict(rows)
+
+    async def count_held(self) -> int:
+        asked = {
+            "queue": self._table.queue,
+            "held_until": HELD_UNTIL,
+            "held_from": HELD_UNTIL / 2,  # the file's clock may be behind
+        }
+        row = await self._database.look(
+            lambda db: db.execute(QUERIES["count_held"], asked).fetchone()
+        )
+        return int(row[0])
+
+    async def find_group(self, group: GroupKey) -> StoredGroup | None:
+        found = await self._list(*group, 2, only_held=False)
+        return next(iter(found), None)
+
+    async def _list(
+        self, pool: str | None, group: str | None, limit: int, *, only_held: bool
+    ) -> Sequence[StoredGroup]:
+        table = self._table
+        asked = {
+            "queue": table.queue,
+            "pool": pool,
+            "group": group,
+            "limit": limit,
+            "only_held": only_held,
+            "held_until": HELD_UNTIL,
+        }
+
+        def work(db: sqlite3.Connection) -> Sequence[sqlite3.Row]:
+            cursor = db.cursor()
+            cursor.row_factory = sqlite3.Row
+            unix = table.wall() - table.clock()
+            return cursor.execute(QUERIES["list_groups"], {**asked, "unix": unix}).fetchall()
+
+        return stored_groups(await self._database.look(work))
+
+    async def ids_of(self, group: GroupKey, limit: int) -> Sequence[str]:
+        pool, name = group
+        asked = {"queue": self._table.queue, "pool": pool, "group": name, "limit": limit}
+        rows = await self._database.look(
+            lambda db: db.execute(QUERIES["ids_of_group"], asked).fetchall()
+        )
+        return [message_id for (message_id,) in rows]
+
+    async def group_of(self, message_id: str) -> GroupKey | None:
+        asked = {"queue": self._table.queue, "message_id": message_id}
+        row = await self._database.look(
+            lambda db: db.execute(QUERIES["group_of_message"], asked).fetchone()
+        )
+        return None if row is None or row[1] is None else row
 
     async def held_letter(self, group: GroupKey) -> HeldLetter | None:
         def work(db: sqlite3.Connection) -> HeldLetter | None:

@@ -601,6 +601,49 @@ WHERE queue_groups.queue = :queue AND queue_groups.pool = :pool AND queue_groups
   AND not_before = :held_until
 LIMIT 1;
 
+-- name: count_held
+SELECT count(*) FROM queue_progress AS held INDEXED BY wakes
+    CROSS JOIN queue_entries AS entry ON entry.id = held.id
+WHERE wakes_at > :held_from AND held.queue = :queue AND not_before = :held_until;
+
+-- name: count_stored
+SELECT queue, count(*) FROM queue_progress INDEXED BY lanes
+WHERE finished_at IS NULL AND queue >= :first AND queue < :last GROUP BY queue;
+
+-- name: list_groups
+-- Groups and what is in front of their lanes; of one group if :pool is given.
+SELECT known.pool, known.group_id, message_id, entry.published_at + :unix AS since, state, not_before,
+       wakes_at + :unix AS wakes_at, attempts, last_error, (
+           SELECT count(*) FROM queue_progress INDEXED BY lanes
+           WHERE group_number = number AND finished_at IS NULL
+       ) AS messages
+FROM queue_groups AS known CROSS JOIN (SELECT 0 AS value UNION ALL SELECT 1) AS tier
+    CROSS JOIN queue_progress AS first ON first.id = (
+        SELECT progress.id FROM queue_progress AS progress INDEXED BY lanes
+        WHERE group_number = number AND high_priority = tier.value
+          AND progress.queue = :queue AND finished_at IS NULL
+        ORDER BY progress.id LIMIT 1
+    )
+    CROSS JOIN queue_entries AS entry ON entry.id = first.id
+WHERE known.queue = :queue AND (:pool IS NULL OR known.pool = :pool AND known.group_id = :group)
+  AND (not_before = :held_until OR NOT :only_held)
+ORDER BY first.id LIMIT :limit;
+
+-- name: ids_of_group
+SELECT message_id
+FROM queue_groups CROSS JOIN queue_progress AS progress INDEXED BY lanes ON group_number = number
+    CROSS JOIN queue_entries AS entry ON entry.id = progress.id
+WHERE queue_groups.queue = :queue AND queue_groups.pool = :pool AND queue_groups.group_id = :group
+  AND finished_at IS NULL
+ORDER BY high_priority DESC, progress.id LIMIT :limit;
+
+-- name: group_of_message
+SELECT entry.pool, entry.group_id
+FROM queue_entries AS entry INDEXED BY by_message_id CROSS JOIN queue_progress AS progress
+    ON progress.id = entry.id
+WHERE message_id = :message_id AND entry.queue = :queue AND finished_at IS NULL
+ORDER BY entry.id LIMIT 1;
+
 -- name: retry_letter
 UPDATE queue_progress
 SET wakes_at = NULL, lease_token = NULL, attempts = 0, posts = 0, last_error = NULL, size = :size

@@ -49,7 +49,7 @@ checks, by the bodies that were published, received and kept:
               at most {REDELIVERY_BOUND:g} s after the new process logs "ready" (sqlite, postgres)
   held up     a message that waited for longer than {MAX_WAIT_SECONDS:g} s for its first request
               while a router was up, behind those of a slow pool (--slow-pool only)
-NATS keeps no order after a crash: what was overtaken is counted there, and is no failure. RabbitMQ,
+Redis keeps no order after a crash: what was overtaken is counted there, no failure. RabbitMQ,
 ActiveMQ and NATS keep no order after a failed delivery: there, no grouped message is made to fail.
 rabbitmq-quorum is a quorum queue that the router makes; those of rabbitmq-default and -limit
 are made by somebody else, without a delivery limit of their own or with one of 20. All three are at

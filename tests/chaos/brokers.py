@@ -171,7 +171,6 @@ class NatsQueue:
     server: NatsServer
     promises: Promises = Promises(
         routers=1,
-        order_after_a_crash=False,
         order_after_a_failure=False,
         knows_publications=False,  # only those with a dedup key, and `POST /messages` has none
     )

@@ -34,7 +34,7 @@ LEASE: Final = 5  # seconds
 BEFORE_KILL_SECONDS: Final = (0.1, 2.0)
 # Three heartbeats of the brokers, and longer than the lock of a queue is kept.
 PAUSE_SECONDS: Final = 14.0
-WORKING_SECONDS: Final = 90.0  # a router that was started delivers within it:
+WORKING_SECONDS: Final = 180.0  # a router that was started delivers within it:
 WORKING_MESSAGES: Final = 50
 DRAIN_SECONDS: Final = 180.0
 QUIET_SECONDS: Final = 2.0

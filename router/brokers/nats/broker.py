@@ -100,7 +100,7 @@ class NatsQueues:
             if queue.is_strict:
                 lock = self._locks.get(address.key)
                 if lock is None:
-                    key = f"{address.stream}.{address.consumer}"
+                    key = f"consumer/{address.stream}.{address.consumer}"
                     lock = self._locks[address.key] = QueueLock(key, self._owner)
                 sole = SoleConsumer(connection, lock, queue.name)
             broker = NatsBroker(connection, consumer, table, sole)
@@ -174,13 +174,11 @@ class NatsBroker:
     async def receive(self, limit: int) -> Sequence[ReceivedMessage]:
         patience = LONG_POLL_SECONDS
         if self._sole is not None:
-            is_new = await self._sole.wait(self._stopped, patience)
+            await self._sole.wait(self._stopped, patience)
             if not self._sole.is_ours:
                 return ()
             patience = min(patience, self._sole.patience)
-            await self._settle_first(is_new=is_new)
-        else:
-            await self._settle_first(is_new=False)
+        await self._settle_first()
         if self._held_back is not None:
             return await self._receive_held_back(self._held_back, limit)
         self._lease_table.sweep(loop_time(), self.lease_seconds)
@@ -250,7 +248,8 @@ class NatsBroker:
             delayed_limit=most,
         )
 
-    async def _settle_first(self, *, is_new: bool) -> None:
+    async def _settle_first(self) -> None:
+        is_new = self._sole is not None and self._sole.is_new
         if self._has_settled and not is_new:
             return
         self._held_back, advice = await settle_first(
@@ -260,6 +259,8 @@ class NatsBroker:
             is_sole=self._sole is not None,
             is_new=is_new,
         )
+        if self._sole is not None:
+            self._sole.note_settled()
         if not self._has_settled:  # from now on, others are not alone
             await self._connection.listen(presence(self._consumer), self._tell_presence)
         self._has_settled = True

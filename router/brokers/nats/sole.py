@@ -11,7 +11,7 @@ from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import ProofOfLife
 from router.brokers.nats.connection import NatsConnection
 from router.brokers.nats.lock import KeyLock, make_bucket
-from router.ports import Disconnected
+from router.ports import BrokerError, Disconnected
 from router.signal import wait_for_signal
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ class QueueLock:
         self.lock = KeyLock(key, owner, TTL_SECONDS)
         self.proof: ProofOfLife | None = None  # that it is ours
         self.fence = 0
+        self.is_new = False  # others may have had it: what they left has not been seen to
 
 
 class SoleConsumer:
@@ -60,20 +61,27 @@ class SoleConsumer:
     def is_silent(self) -> bool:
         return self._proof is not None and self._proof.is_over()
 
-    async def wait(self, stopped: asyncio.Event, at_most: float) -> bool:
-        """Wait until it is ours. Return whether others may have had it since it was.
+    @property
+    def is_new(self) -> bool:
+        """Whether others may have had it since this router saw to what is unsettled."""
+        return self._shared.is_new
+
+    def note_settled(self) -> None:
+        self._shared.is_new = False
+
+    async def wait(self, stopped: asyncio.Event, at_most: float) -> None:
+        """Wait until it is ours.
 
         Raises Disconnected once it was lost: what is held has to be let go first.
         """
         if self.is_silent():
             raise Disconnected("the lock of the queue was lost")
         if self._proof is not None:
-            return False
+            return
         give_up = loop_time() + at_most
         await make_bucket(self._connection)
         while not stopped.is_set() and not await self._take() and loop_time() < give_up:
             await wait_for_signal(stopped, LOOK_SECONDS)
-        return self._proof is not None
 
     async def keep(self) -> None:
         """Renew it until it is lost, or the connection is."""
@@ -88,7 +96,7 @@ class SoleConsumer:
                     proof.renew(asked_at)
                 else:
                     proof.end()
-            except Disconnected as error:  # it is tried again, until it is over
+            except BrokerError as error:  # it is tried again, until it is over
                 log.warning("the lock was not renewed: %s", error, extra={"queue": self._queue})
 
     async def release(self) -> None:
@@ -111,6 +119,6 @@ class SoleConsumer:
         proof = ProofOfLife(TTL_SECONDS)
         proof.renew(asked_at)
         shared.proof = self._proof = proof
-        shared.fence = record.fence
+        shared.fence, shared.is_new = record.fence, True
         log.info("this router receives the queue", extra=facts)
         return True

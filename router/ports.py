@@ -15,7 +15,7 @@ from msgspec import Struct
 from router.core.config import QueueConfig
 from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter
 from router.core.history import HandOver
-from router.core.message import UNTRIED, Handle, Message, ReceivedMessage, Tally
+from router.core.message import UNTRIED, Handle, Message, ReceivedMessage, Source, Tally
 from router.core.notification import Digest
 from router.core.order import GroupKey
 from router.core.outcome import Answer, Ending, Failure
@@ -80,6 +80,7 @@ class Publication(Struct, frozen=True):
     # Trusted: same key, same message (WQ-1). None: only identical messages are the same.
     dedup_key: str | None = None
     not_before: float | None = None  # Unix seconds: it is delivered no sooner (CMD-5)
+    source: Source | None = None  # for a raw queue: published as a foreign client would (RAW-4)
 
 
 class OutgoingMessage(Struct, frozen=True):

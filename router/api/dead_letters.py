@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
+from msgspec import Struct
 from pydantic import BeforeValidator, ConfigDict
 
 from router.api.kit import (
@@ -31,6 +32,7 @@ from router.api.kit import (
 )
 from router.core.dead_letter import KeptLetter, LetterFilter, Reason
 from router.core.message import Malformed, Message, parse
+from router.core.raw import letter_source
 from router.core.redact import MASK
 from router.core.replay import TargetChange
 from router.engine.dead_letters import NO_SUCH_LETTER, REPLAYED_BEFORE
@@ -38,6 +40,7 @@ from router.ports import Unknown
 
 Text = Annotated[str, BeforeValidator(lambda reply: reply.decode(errors="replace"))]
 Length = Annotated[int, BeforeValidator(len)]
+BodyLength = Annotated[int, BeforeValidator(lambda body: len(letter_source(body)[1]))]
 Hidden = Annotated[str | None, BeforeValidator(lambda secret: MASK if secret else None)]
 
 
@@ -47,6 +50,32 @@ def _parsed(body: bytes) -> Message | None:
         return parse(body)
     except Malformed:
         return None
+
+
+class RawView(ResponseModel):
+    """What is known of a message of a raw queue. Values may be secrets."""
+
+    content_type: str | None = shown("content_type", "application/json")
+    group: str | None = shown("group", None)
+    subject: str | None = shown("subject", None)
+    attributes: Annotated[Sequence[str], BeforeValidator(sorted)] = shown("attributes", ["type"])
+    body_bytes: Length = shown("body", 182)
+
+
+class _RawLetter(Struct):
+    content_type: str | None
+    group: str | None
+    subject: str | None
+    attributes: Sequence[str]
+    body: bytes
+
+
+def _raw(body: bytes) -> _RawLetter | None:
+    source, content = letter_source(body)
+    if source is None:
+        return None
+    names = [*source.attributes, *source.binary]
+    return _RawLetter(source.content_type, source.group, source.subject, names, content)
 
 
 class LetterView(ResponseModel):
@@ -90,9 +119,12 @@ class MessageView(ResponseModel):
 class LetterDetail(LetterView):
     """A dead letter with its message, as far as it may be shown."""
 
-    body_bytes: Length = shown("letter.body", 182)
+    body_bytes: BodyLength = shown("letter.body", 182)
     message: Annotated[MessageView | None, BeforeValidator(_parsed)] = shown(
         "letter.body", None, "null if it is malformed"
+    )
+    raw: Annotated[RawView | None, BeforeValidator(_raw)] = shown(
+        "letter.body", None, "null unless its queue is raw"
     )
 
 

@@ -64,6 +64,7 @@ class BrokerFacts(Struct, frozen=True, kw_only=True, eq=False):
     settles_first: bool = False
     longest_delay: float = YEAR_SECONDS  # a message may be scheduled so far ahead (CMD-5)
     recognizes_keys: Callable[[str], bool] = never  # of two with one dedup key, it keeps one
+    takes_raw: bool = False  # others publish to it as they like: a queue may be raw (RAW-1)
     # Of a queue, by URI and name: its database without credentials, and its name there. Queues of
     # one database can name each other in an envelope (CMD-7).
     place_of: Callable[[str, str], tuple[str, str]] | None = None

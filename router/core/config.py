@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from router.core.broker import UNKNOWN_BROKER, BrokerFacts
 from router.core.message import DEFAULT_POOL
+from router.core.raw import RawRoute
 from router.core.redact import MASK, mask_urls, public_uri
 
 MAX_BATCH_MESSAGES: Final = 50  # a batch always fits the smallest pool (BRK-1)
@@ -37,6 +38,7 @@ MAX_SKIPPED_TIMES: Final = 3_000  # local times that do not exist: to look at th
 
 
 COMMAND_BUS: Final = "command-bus"  # an envelope (CMD-7)
+RAW: Final = "raw"  # likewise: none (RAW-1)
 
 
 class RetryPolicy(Struct, frozen=True):
@@ -114,6 +116,7 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     max_age: float | None = None  # seconds after its publication: a message is not sent later
     envelope: str | None = None  # how bodies are wrapped; None: they are messages (CMD-7)
     routes: tuple[tuple[str, Route], ...] = ()  # where wrapped commands go, by their type
+    route: RawRoute | None = None  # where all of a raw queue goes; None: it is not raw (RAW-1)
     # Reply queues of the same database, by their name there in lower case: how wrapped commands
     # name them, and what they are called here. None: they are named as they are called here.
     reply_names: tuple[tuple[str, str], ...] | None = None

@@ -24,7 +24,9 @@ from router.core.broker import (
     QueueNames,
 )
 from router.core.config import (
+    COMMAND_BUS,
     MAX_CONCURRENCY,
+    RAW,
     BodyFormat,
     FairShare,
     OnFailure,
@@ -37,8 +39,15 @@ from router.core.config import (
     TargetConfig,
     effective_concurrency,
 )
-from router.core.headers import BadHeader, check_headers, is_header_value
+from router.core.headers import (
+    MAX_HEADERS,
+    BadHeader,
+    check_header,
+    check_headers,
+    is_header_value,
+)
 from router.core.message import CONTROL, Malformed, parse
+from router.core.raw import Attribute, BadPointer, BrokerFact, Fact, Pointer, RawRoute, Value
 from router.core.redact import mask_urls, public_uri
 from router.core.returning import MAX_DELAY_SECONDS
 from router.core.target import PROCESS, BadTarget, read_target
@@ -63,6 +72,7 @@ Number = int | float
 T = TypeVar("T")
 CRON_FIELDS: Final = 5
 EVENT_SOURCE: Final = "//message-router/"  # and the name of the target
+_FACTS: Final = {fact.value: fact for fact in Fact}
 _ANY_DAY: Final = datetime(2026, 1, 1)  # noqa: DTZ001  a local time of no zone
 _EVERY_KIND_OF_YEAR_DAYS: Final = 28 * 366  # leap years or not, on whichever weekday they begin
 MAX_EVERY_SECONDS: Final = 366 * 24 * 3600
@@ -144,6 +154,16 @@ class _RouteEntry(Struct, rename="camel", omit_defaults=True):
     auth_token: str | None = None
 
 
+class _RawRouteEntry(Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    mediation_target: str
+    pool_code: str | None = None
+    message_group_id: object = None
+    id: object = None
+    headers: dict[str, object] | None = None
+    content_type: object = None
+    reply_body: Literal["ignored", "protocol"] | None = None
+
+
 class _QueueEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     queue_name: str | None = None
     queue_uri: str | None = None
@@ -157,8 +177,9 @@ class _QueueEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
     on_failure: Literal["block", "park", "skip"] | None = None
     on_dead_letter: Literal["continue", "hold"] | None = None
     share: bool | None = None
-    envelope: Literal["command-bus"] | None = None
+    envelope: Literal["command-bus", "raw"] | None = None
     routes: dict[str, object] | None = None
+    route: dict[str, object] | None = None
 
 
 class _PoolEntry(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -229,6 +250,7 @@ def read_queue(raw: object, notes: Notes, *, naming: QueueNames, connections: in
         max_age=notes.seconds("maxAgeSeconds", entry.max_age_seconds, MAX_AGE_SECONDS),
         envelope=entry.envelope,
         routes=_read_routes(entry),
+        route=_read_raw_route(entry, broker),
         broker=broker,
     )
 
@@ -252,15 +274,126 @@ def _check_order(entry: _QueueEntry, connections: int | None) -> None:
 
 def _read_routes(entry: _QueueEntry) -> tuple[tuple[str, Route], ...]:
     """Return where the commands of a queue go (CMD-7)."""
-    if entry.envelope is None:
+    if entry.envelope != COMMAND_BUS:
         if entry.routes is not None:
-            raise BadEntry("routes", "needs `envelope`")
+            raise BadEntry("routes", "needs `envelope` `command-bus`")
         return ()
     if not entry.routes:
         raise BadEntry("routes", "must say where commands go")
     if len(entry.routes) > MAX_ROUTES:
         raise BadEntry("routes", f"more than {MAX_ROUTES} routes")
     return tuple((kind, _read_route(kind, raw)) for kind, raw in entry.routes.items())
+
+
+def _read_raw_route(entry: _QueueEntry, broker: BrokerFacts) -> RawRoute | None:
+    """Return where all of a raw queue goes (RAW-1)."""
+    if entry.envelope != RAW:
+        if entry.route is not None:
+            raise BadEntry("route", "needs `envelope` `raw`")
+        return None
+    if not broker.takes_raw:
+        text = f"`raw` is not for queues of {broker.name}: only this router publishes there"
+        raise BadEntry("envelope", text)
+    if entry.route is None:
+        raise BadEntry("route", "must say where the messages of a raw queue go")
+    try:
+        given = convert_entry(entry.route, _RawRouteEntry)
+    except BadEntry as bad:
+        raise BadEntry(f"route.{bad.where}".rstrip("."), bad.text) from None
+    sample = {"id": "any", "mediationTarget": given.mediation_target, "poolCode": given.pool_code}
+    try:
+        message = parse(msgspec.json.encode(sample))  # what no message may have, no route may
+    except Malformed as error:
+        raise BadEntry("route", str(error)) from None
+    if read_target(message.target).scheme not in {"http", "https"}:
+        raise BadEntry("route.mediationTarget", "must begin with https:// or http://")
+    own_id = _read_value("route.id", given.id)
+    if isinstance(own_id, str):
+        raise BadEntry("route.id", "must not be the same for all messages")
+    headers = given.headers or {}
+    if len(headers) > MAX_HEADERS:
+        raise BadEntry("route.headers", f"more than {MAX_HEADERS} headers")
+    return RawRoute(
+        target=message.target,
+        pool=message.pool,
+        id=own_id,
+        group=_read_value("route.messageGroupId", given.message_group_id),
+        headers=tuple(_read_raw_header(name, value) for name, value in headers.items()),
+        content_type=_read_content_type(given.content_type),
+        reads_reply=given.reply_body == "protocol",
+    )
+
+
+def _read_raw_header(name: str, raw: object) -> tuple[str, Value]:
+    value = _read_value(f"route.headers.{name}", raw)
+    try:
+        check_header(name, value if isinstance(value, str) else "any")
+    except BadHeader as error:
+        raise BadEntry("route.headers", str(error)) from None
+    if value is None:
+        raise BadEntry(f"route.headers.{name}", "must not be empty")
+    return name, value
+
+
+def _read_content_type(raw: object) -> Value | None:
+    value = _read_value("route.contentType", raw)
+    if isinstance(value, str) and not is_header_value(value):
+        raise BadEntry("route.contentType", "is not printable ASCII")
+    return value
+
+
+def _read_value(where: str, raw: object) -> Value | None:
+    """Return a constant, or where a value is found in each message (RAW-2)."""
+    if raw is None or isinstance(raw, str):
+        return _text(where, raw, MAX_NAME_CHARACTERS)
+    shapes = 'must be a text, {"attribute": name}, {"body": pointer} or {"broker": fact}'
+    if not isinstance(raw, dict) or len(raw) != 1:
+        raise BadEntry(where, shapes)
+    ((kind, given),) = raw.items()
+    name = _text(where, given, MAX_NAME_CHARACTERS) if isinstance(given, str) else None
+    if name is None:
+        raise BadEntry(where, shapes)
+    match kind:
+        case "attribute":
+            return Attribute(name)
+        case "body":
+            try:
+                Pointer(name).check()
+            except BadPointer as error:
+                raise BadEntry(where, f"the JSON pointer {error}") from None
+            return Pointer(name)
+        case "broker" if name in _FACTS:
+            return BrokerFact(_FACTS[name])
+        case "broker":
+            raise BadEntry(where, f"the broker knows {', '.join(_FACTS)}")
+        case _:
+            raise BadEntry(where, shapes)
+
+
+def _value_entry(value: Value | None) -> object:
+    match value:
+        case Attribute(name):
+            return {"attribute": name}
+        case Pointer(text):
+            return {"body": text}
+        case BrokerFact(fact):
+            return {"broker": fact.value}
+        case _:
+            return value
+
+
+def _raw_route_entry(route: RawRoute) -> dict[str, object]:
+    headers = {name: _value_entry(value) for name, value in route.headers}
+    shown = _RawRouteEntry(
+        mediation_target=mask_urls(route.target),
+        pool_code=route.pool,
+        message_group_id=_value_entry(route.group),
+        id=_value_entry(route.id),
+        headers=headers or None,
+        content_type=_value_entry(route.content_type),
+        reply_body="protocol" if route.reads_reply else None,
+    )
+    return cast("dict[str, object]", msgspec.to_builtins(shown))
 
 
 def _read_route(kind: str, raw: object) -> Route:
@@ -425,8 +558,9 @@ def queue_entry(queue: QueueConfig) -> _QueueEntry:
         ordering=None if queue.ordering is None else queue.ordering.value,
         on_failure=None if queue.on_failure is None else queue.on_failure.value,
         on_dead_letter="hold" if queue.holds_letters else None,
-        envelope="command-bus" if queue.envelope else None,
+        envelope=cast("Literal['command-bus', 'raw'] | None", queue.envelope),
         routes=routes or None,
+        route=None if queue.route is None else _raw_route_entry(queue.route),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from router.core.config import QueueConfig, Route
+from router.core.config import COMMAND_BUS, QueueConfig, Route
 from router.core.message import (
     CONTROL,
     MAX_MESSAGE_BYTES,
@@ -95,7 +95,7 @@ _text: Final = msgspec.json.Decoder(str)
 
 def reader_of(queue: QueueConfig) -> Reader:
     """Return what makes messages of the bodies in a queue."""
-    return parse if queue.envelope is None else CommandReader(queue).read
+    return CommandReader(queue).read if queue.envelope == COMMAND_BUS else parse
 
 
 class CommandReader:

@@ -3,11 +3,13 @@
 import re
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import quote
 
 MAX_HEADERS: Final = 32
 MAX_HEADER_BYTES: Final = 8 * 1024  # of all names and values together
 
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
+_AS_IT_IS: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _VALUE: Final = re.compile(r"[!-~](?:[\t -~]*[!-~])?")
 # Those that say who we are, how the body is read, or belong to one connection.
 _RESERVED: Final = frozenset(
@@ -84,3 +86,11 @@ def is_header_name(name: str) -> bool:
 def is_header_value(value: str) -> bool:
     """Return whether a header shows it as it is: printable ASCII without blanks at its ends."""
     return _VALUE.fullmatch(value) is not None
+
+
+def header_text(text: str | bytes) -> str:
+    """Return a text that unquoting gives back: blanks at its ends would be lost."""
+    quoted = quote(text, safe=_AS_IT_IS)
+    left = len(quoted) - len(quoted.lstrip(" "))
+    inner = quoted.strip(" ")
+    return f"{'%20' * left}{inner}{'%20' * (len(quoted) - len(inner) - left)}"

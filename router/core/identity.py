@@ -43,7 +43,10 @@ def key_of(queue: str, received: ReceivedMessage, message_id: str = "") -> Messa
     """Return the key of a hand-over. `message_id` is the application's, if the body has one."""
     if received.broker_id is not None:
         return MessageKey(queue, received.broker_id)
-    return MessageKey(queue, received.claimed_id or message_id, digest_of(received.body))
+    digest = digest_of(received.body)
+    if received.source is not None and received.source.token is not None:
+        return MessageKey(queue, received.source.token, digest)
+    return MessageKey(queue, received.claimed_id or message_id, digest)
 
 
 def proof_of_copy(queue: str, received: ReceivedMessage) -> MessageKey | None:

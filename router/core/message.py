@@ -1,7 +1,7 @@
 """A message, and the broker's hand-over of it."""
 
 import re
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from datetime import datetime
 from difflib import get_close_matches
 from enum import Enum
@@ -65,6 +65,21 @@ class Tally(Struct, frozen=True, gc=False):
 UNTRIED: Final = Tally()
 
 
+class Source(Struct, frozen=True, eq=False, omit_defaults=True):
+    """What the broker of a raw queue says of a message besides its body (RAW-2).
+
+    All that its publisher said, so that a replay can say it again.
+    """
+
+    attributes: Mapping[str, str] = {}
+    binary: Mapping[str, bytes] = {}  # attributes that are no text
+    kinds: Mapping[str, str] = {}  # of attributes that are more than text to their broker
+    group: str | None = None
+    subject: str | None = None
+    content_type: str | None = None
+    token: str | None = None  # new at every hand-over, of a message that nobody has named
+
+
 class ReceivedMessage(Struct, frozen=True):
     """One hand-over by a broker: the bytes, and the claim to settle them."""
 
@@ -81,6 +96,7 @@ class ReceivedMessage(Struct, frozen=True):
     # Unix seconds: its first publication, whatever copies were made of it. None: nobody says when.
     # Work queues look it up only for a queue with `maxAgeSeconds`: it costs a read of its own.
     published_at: float | None = None
+    source: Source | None = None  # of a raw queue; None: of any other
 
     def has_ended(self, now: float) -> bool:
         """Return whether its lease is over. Without a lease, it ends with its connection."""
@@ -129,6 +145,7 @@ class Message(
     """The content of a queue message, as `parse` has checked it. Nothing changes it then."""
 
     has_unknown_fields: ClassVar[bool] = False  # that were ignored
+    is_raw: ClassVar[bool] = False
 
     id: Annotated[str, Meta(min_length=1, max_length=512)]
     target: str
@@ -204,6 +221,16 @@ class Message(
 def is_given(value: Raw) -> bool:
     """Return whether a value that is not decoded is there. null counts as absent."""
     return len(value) > len(_NULL) or (len(value) > 0 and bytes(value) != _NULL)
+
+
+class RawMessage(Message, kw_only=True, gc=False):
+    """A message of a raw queue: its body goes out as it came (RAW-1)."""
+
+    is_raw: ClassVar[bool] = True
+
+    body: bytes
+    content_type: str
+    reads_reply: bool = False  # the target speaks the router's protocol
 
 
 class _LooseMessage(Message, kw_only=True, gc=False, forbid_unknown_fields=False):

@@ -15,6 +15,7 @@ from typing import ClassVar, Final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from router.core.config import RetryPolicy
 from router.core.dead_letter import Reason
@@ -293,18 +294,27 @@ def target_paused(delay: float) -> Outcome:
     return Outcome(cause, RULES[cause], "the target asked for silence", asked_delay=delay)
 
 
-def judge(answer: Answer, wall: Callable[[], float], policy: RetryPolicy | None = None) -> Outcome:
+def judge(
+    answer: Answer,
+    wall: Callable[[], float],
+    policy: RetryPolicy | None = None,
+    *,
+    reads_reply: bool = True,
+) -> Outcome:
     """Return the outcome of one request (MED-3).
 
-    The wall clock is asked for `Retry-After` dates only, the policy for its statuses.
+    The wall clock is asked for `Retry-After` dates only, the policy for its statuses. Targets that
+    know nothing of us may answer anything: `reads_reply` False, only the status counts (RAW-1).
     """
     if isinstance(answer, NoReply):
         cause, code, said = answer.cause, answer.code, answer.message or answer.error
         ending = Ending(Failure(code or "", said)) if said or code else None
         return Outcome(cause, RULES[cause], answer.detail, ending=ending, error=answer.error)
     if answer.status // 100 != 2:  # noqa: PLR2004 - 2xx
-        return _judge_refusal(answer, wall, policy)
-    body = answer.body
+        # What is too long is not read either.
+        reply = answer if reads_reply else replace(answer, too_long=True)
+        return _judge_refusal(reply, wall, policy)
+    body = answer.body if reads_reply else b""
     if b"false" not in body and b'"result"' not in body:
         return _ACCEPTED[answer.status]
     return _judge_acceptance(answer)

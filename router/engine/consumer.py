@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from router.core.config import QueueConfig
+from router.core.raw import opened
 from router.core.returning import reconnect_delays
 from router.core.stats import Counts
 from router.core.warnings import Code
@@ -79,6 +80,7 @@ class Receiver:
         `after`: it receives nothing before that consumer has ended.
         """
         self.queue = queue
+        self._is_store = on_ended is not None  # of a strict queue: raw messages are kept there
         self._after = after
         self.settler = Settler(
             queue, deps, dispatcher, counts, flow, order=order, on_ended=on_ended
@@ -246,6 +248,8 @@ class Receiver:
             self._flow.note_empty()
             return
         self.health.last_message = now
+        if self._is_store:
+            messages = [opened(received) for received in messages]
         settler = self.settler
         read = await read_ahead(messages, settler.read)
         if settler.order is not None and settler.asks_first:

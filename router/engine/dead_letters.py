@@ -14,6 +14,7 @@ from router.core.dead_letter import DeadLetter, KeptLetter, LetterFilter, Reason
 from router.core.envelope import reader_of
 from router.core.identity import key_of
 from router.core.message import MAX_MESSAGE_BYTES, Malformed, Message, ReceivedMessage
+from router.core.raw import letter_body, read_raw, received_letter
 from router.core.redact import mask_sent_secrets
 from router.core.replay import TargetChange, replayed_body
 from router.core.returning import GiveUp
@@ -30,7 +31,8 @@ log = logging.getLogger(__name__)
 
 REPLAYED_BEFORE: Final = "it was replayed before; `force` does it again"
 OTHER_TARGET: Final = "its target does not begin with the prefix that is to be changed"
-ROUTED: Final = "it is a command: the route of its type says where it goes"
+COMMAND_ROUTED: Final = "it is a command: the route of its type says where it goes"
+ROUTED: Final = "the route of its queue says where it goes, so its target cannot be changed"
 PAGE_LETTERS: Final = 500
 NO_SUCH_LETTER: Final = "there is no such dead letter"
 _CLOCK_STEP_SECONDS: Final = 1.0  # the clocks differ by less because they are read in turn
@@ -82,7 +84,7 @@ class DeadLetterWriter:
             requests=tally.requests,
             first_seen=self._wall_at(seen),
             dead_at=self._wall(),
-            body=received.body,
+            body=letter_body(received, message_id),
         )
         try:
             await self._store.put(letter)
@@ -112,28 +114,18 @@ class DeadLetterWriter:
         self._warn(Code.DEAD_LETTER_STORE, text, Severity.CRITICAL)
 
 
-def _read_again(
-    body: bytes, queue: QueueConfig, change: TargetChange | None
-) -> tuple[Message, bytes, Message]:
-    """Return the message of a letter, the body to publish to this queue, and the message of that.
-
-    A command goes where its route leads now. Raises Conflict.
-    """
-    read = reader_of(queue)
-    try:
-        old = read(body)
-        if change is not None and old.origin is not None:
-            raise Conflict(ROUTED)
-        new = replayed_body(body, old.target, change)
-        return old, new, read(new)
-    except Malformed as error:
-        raise Conflict(f"its body is not a message: {error}") from None
+def _message_of(letter: bytes, queue: QueueConfig) -> Message:
+    """Return the message of a letter, as its queue reads it now. Raises Malformed."""
+    received = received_letter(letter)
+    if received.source is not None:
+        return read_raw(queue.route, received)
+    return reader_of(queue)(letter)
 
 
 def _masked_reply(reply: bytes, message: Message | None) -> bytes:
-    """Mask the token of a command's route: nothing in the command's own body tells it later."""
-    is_command = message is not None and message.origin is not None
-    return mask_sent_secrets(reply, message) if message is not None and is_command else reply
+    """Mask what a route holds: nothing in the message's own body tells it later."""
+    is_routed = message is not None and (message.is_raw or message.origin is not None)
+    return mask_sent_secrets(reply, message) if message is not None and is_routed else reply
 
 
 class ReplayReport(Struct, frozen=True):
@@ -240,21 +232,16 @@ class DeadLetterReplay:
             if kept is None:
                 raise Unknown(NO_SUCH_LETTER)
             queue = self._queue_of(kept, order)
-            old, body, message = _read_again(kept.letter.body, queue, order.change)
-            if message.target != old.target and (
-                reason := self._publishing.refuse_target(message, queue)
-            ):
-                raise Conflict(f"its new target is refused: {reason}")
             # A new key: the queue may still remember the message's own as done.
-            item = Publication(message, body, f"replay-{self._new_id()}")
-            group = queue.name, message.group or letter_id
+            item = self._published_again(kept, queue, order, f"replay-{self._new_id()}")
+            group = queue.name, item.message.group or letter_id
             if group in stopped:
                 raise Conflict("an earlier one of its group was not replayed")
             if not is_ours:
                 stopped.add(group)
                 raise Conflict("it is being replayed right now")
             try:
-                if not await self._retry_in_front(kept, order, old, body):
+                if not await self._retry_in_front(kept, order, item):
                     await self._publish(queue, item)
                 await self._store.mark_replayed(letter_id, self._wall())
             except Exception:
@@ -271,7 +258,7 @@ class DeadLetterReplay:
             return False
         with suppress(Malformed, Unknown):  # it can hold nothing
             queue = self._publishing.queue_named(kept.letter.queue)
-            message = reader_of(queue)(kept.letter.body)
+            message = _message_of(kept.letter.body, queue)
             await self._release(queue, message, kept.letter.body)
         return await self._store.discard(letter_id)
 
@@ -287,7 +274,39 @@ class DeadLetterReplay:
         queue = self._queue_of(kept, order)
         if kept.letter.reason is Reason.MALFORMED:
             whole = await self._store.get(kept.id) or kept  # which has no body, so no message
-            _read_again(whole.letter.body, queue, order.change)
+            self._published_again(whole, queue, order, "")
+
+    def _published_again(
+        self, kept: KeptLetter, queue: QueueConfig, order: "_Order", key: str
+    ) -> Publication:
+        """Return what is published for a letter: it goes where its route leads now.
+
+        Raises Conflict.
+        """
+        received, change = received_letter(kept.letter.body), order.change
+        if received.source is not None:  # the same bytes and attributes
+            try:
+                raw = read_raw(queue.route, received)
+            except Malformed as error:
+                raise Conflict(f"{queue.name} cannot take it: {error}") from None
+            return Publication(raw, received.body, key, source=received.source)
+        if queue.route is not None:
+            text = "is a raw queue, and this is a message of one that is not"
+            raise Conflict(f"{queue.name} {text}")
+        read = reader_of(queue)
+        try:
+            old = read(received.body)
+            if change is not None and old.origin is not None:
+                raise Conflict(COMMAND_ROUTED)
+            body = replayed_body(received.body, old.target, change)
+            message = read(body)
+        except Malformed as error:
+            raise Conflict(f"its body is not a message: {error}") from None
+        if message.target != old.target and (
+            reason := self._publishing.refuse_target(message, queue)
+        ):
+            raise Conflict(f"its new target is refused: {reason}")
+        return Publication(message, body, key)
 
     def _queue_named(self, name: str | None) -> QueueConfig | None:
         return None if name is None else self._publishing.queue_named(name)
@@ -296,26 +315,26 @@ class DeadLetterReplay:
         """Return where it is published to. Raises Conflict if it cannot be replayed so."""
         if kept.replayed_at is not None and not order.force:
             raise Conflict(REPLAYED_BEFORE)
-        if order.change is not None and order.change.of(kept.letter.target or "") is None:
-            raise Conflict(OTHER_TARGET)
         try:
             queue = order.to or self._publishing.queue_named(kept.letter.queue)
         except Unknown as error:
             advice = "`to` (--to QUEUE) replays it to another"
             raise Conflict(f"{error}; {advice}") from None
-        if kept.letter.reason is Reason.MALFORMED and queue.envelope is None:
+        if kept.letter.reason is Reason.MALFORMED and queue.envelope is None and not queue.route:
             raise Conflict("its body is not a message")
+        if order.change is not None and queue.route is not None:
+            raise Conflict(ROUTED)
+        if order.change is not None and order.change.of(kept.letter.target or "") is None:
+            raise Conflict(OTHER_TARGET)
         return queue
 
-    async def _retry_in_front(
-        self, kept: KeptLetter, order: "_Order", old: Message, body: bytes
-    ) -> bool:
+    async def _retry_in_front(self, kept: KeptLetter, order: "_Order", item: Publication) -> bool:
         """Deliver it once more if it holds its group (ORD-11). Return False if it does not."""
         if self._groups is None or order.to is not None:
             return False
         queue = self._publishing.queue_named(kept.letter.queue)
         try:
-            return await self._groups.retry_letter(queue, old, kept.letter.body, body)
+            return await self._groups.retry_letter(queue, item, kept.letter.body)
         except BrokerError as error:
             raise BrokeOff(str(error)) from error
 

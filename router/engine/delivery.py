@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from router.core.config import OnFailure, PoolConfig
 from router.core.history import State, Try
-from router.core.message import Message
+from router.core.message import Message, RawMessage
 from router.core.outcome import (
     NO_OUTCOME,
     RULES,
@@ -119,7 +119,8 @@ class Mediator:
                 max_attempts=most,
                 request=len(job.tries) + 1,
             )
-            outcome = judge(answer, self._wall, policy)
+            reads_reply = not isinstance(message, RawMessage) or message.reads_reply
+            outcome = judge(answer, self._wall, policy, reads_reply=reads_reply)
             is_good = outcome.rule.breaker
             if not is_good:
                 target.blame(outcome.rule.fault)
@@ -135,7 +136,7 @@ class Mediator:
         if outcome.rule.word is not None or target.is_gated:
             target.learn(answer, job.started_at, self._wall, self._jitter)
             self._note_error(job, outcome, target)
-        if answer.too_long:
+        if answer.too_long and reads_reply:
             flaw = "a reply of more than 1 MiB, or in more than 65,536 pieces"
             self._warn(
                 Code.PROCESSING, f"{target.origin} sent {flaw}; it was judged by its status alone"

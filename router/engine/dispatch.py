@@ -16,6 +16,7 @@ from router.core.envelope import Reader
 from router.core.history import State
 from router.core.identity import key_of
 from router.core.message import DEFAULT_GROUP, Malformed, Message, ReceivedMessage, parse
+from router.core.raw import read_raw
 from router.core.returning import MAX_DELAY_SECONDS, RETURNS, ReturnReason
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
@@ -174,7 +175,10 @@ class Dispatcher:
         flaw = received.flaw  # that the adapter has found, if any
         if flaw is None:
             try:
-                message = read(received.body)
+                if received.source is None:
+                    message = read(received.body)
+                else:
+                    message = read_raw(batch.settler.queue.route, received)
             except Malformed as problem:
                 flaw = str(problem)
         if flaw is not None:
@@ -350,6 +354,8 @@ async def read_ahead(messages: Sequence[ReceivedMessage], read: Reader = parse) 
         if slices.is_full:
             await slices.pause()
         slices.add(received.body)
+        if received.source is not None:  # read as it comes (RAW-1)
+            continue
         try:
             results[id(received.body)] = read(received.body)
         except Malformed as problem:

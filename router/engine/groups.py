@@ -8,14 +8,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.core.config import OnFailure, QueueConfig, RoutingConfig
 from router.core.explain import Explanation, explain_stored
-from router.core.message import DEFAULT_POOL, Message
+from router.core.message import DEFAULT_POOL, Message, ReceivedMessage
 from router.core.order import ORDER_PREFIX, GroupKey, group_in_store, store_name
+from router.core.raw import as_letter, stored_body
 from router.core.warnings import Code
 from router.engine.publishing import BrokeOff
 from router.engine.queue_manager import QueueManager
@@ -53,6 +55,10 @@ class QueueGroup(Struct, frozen=True):
     stored: StoredGroup
     letter: int | None = None  # the id of the dead letter that holds it, if that is known
     ids: Sequence[str] = ()  # of its messages, the first ones
+
+
+class _Decide(Protocol):
+    async def __call__(self, store: OrderLog, group: GroupKey, *, is_store: bool) -> bool: ...
 
 
 class GroupDesk:
@@ -232,23 +238,23 @@ class GroupDesk:
         kept = await self._letters.latest_of(group.message_id) if group.is_held else None
         return kept.id if kept is not None and kept.letter.queue == queue else None
 
-    async def retry_letter(
-        self, queue: QueueConfig, message: Message, letter: bytes, body: bytes
-    ) -> bool:
-        """Deliver a dead letter once more, with this body, if it holds its group.
+    async def retry_letter(self, queue: QueueConfig, item: Publication, letter: bytes) -> bool:
+        """Deliver a dead letter once more, as it is published now, if it holds its group.
 
         It stands in front of it. Return False if it does not hold it. Raises BrokerError.
         """
+        message, kept = item.message, self._as_stored(queue, item).body
 
-        async def retry(store: OrderLog, group: GroupKey) -> bool:
-            return await store.retry_letter(group, message.id, body)
+        async def retry(store: OrderLog, group: GroupKey, *, is_store: bool) -> bool:
+            return await store.retry_letter(group, message.id, kept if is_store else item.body)
 
         return await self._decide(queue, message, letter, retry)
 
     async def release_letter(self, queue: QueueConfig, message: Message, letter: bytes) -> bool:
         """Let a group go on that this dead letter holds. Raises BrokerError."""
 
-        async def release(store: OrderLog, group: GroupKey) -> bool:
+        async def release(store: OrderLog, group: GroupKey, *, is_store: bool) -> bool:
+            del is_store
             return await store.release(group, message.id)
 
         return await self._decide(queue, message, letter, release)
@@ -262,7 +268,7 @@ class GroupDesk:
         if consumer is not None:
             order = consumer.stored_by
             if order is not None:
-                await order.put(item)
+                await order.put(self._as_stored(queue, item))
             return order is not None
         store = self._store
         is_stored = queue.failing is OnFailure.PARK and not queue.broker.holds_groups(queue.uri)
@@ -272,26 +278,36 @@ class GroupDesk:
             raise Conflict(STORED_ELSEWHERE)
         group = group_in_store(item.message)
         async with store.logs.open_order_log(store.queue_of(queue)) as order_log:
-            await order_log.append([StoredMessage(item, group)])
+            await order_log.append([StoredMessage(self._as_stored(queue, item), group)])
         return True
+
+    def _as_stored(self, queue: QueueConfig, item: Publication) -> Publication:
+        """Return a publication as the order store keeps it: published now (ORD-8)."""
+        ages = item.source is not None or queue.max_age is not None
+        published_at = self._manager.deps.publishing.wall() if ages else None
+        received = ReceivedMessage(
+            item.body, None, None, published_at=published_at, source=item.source
+        )
+        return replace(item, body=stored_body(received, item.message.id))
 
     async def _decide(
         self,
         queue: QueueConfig,
         message: Message,
         letter: bytes,
-        decide: Callable[[OrderLog, GroupKey], Awaitable[bool]],
+        decide: "_Decide",
     ) -> bool:
         """Do that where this dead letter holds its group. Return False if it does not."""
         store, name = self._store, group_in_store(message)
         if store is None or name is None or not queue.is_strict:
             return False
-        group = message.pool or DEFAULT_POOL, name
+        group, wanted = (message.pool or DEFAULT_POOL, name), HeldLetter(message.id, letter)
         for place in (queue, store.queue_of(queue)):
             with suppress(QueueRefused):  # it is no work queue
                 async with store.logs.open_order_log(place) as order_log:
-                    if await order_log.held_letter(group) == HeldLetter(message.id, letter):
-                        return await decide(order_log, group)
+                    held = await order_log.held_letter(group)
+                    if held is not None and wanted == replace(held, body=as_letter(held.body)):
+                        return await decide(order_log, group, is_store=place is not queue)
         return False
 
 

@@ -43,6 +43,7 @@ from router.ports import (
     OutgoingMessage,
     Publication,
     Publisher,
+    QueueRefused,
     Receipt,
     Unknown,
 )
@@ -63,6 +64,12 @@ class Rejected(Exception):
         super().__init__(reason if index is None else f"message {index}: {reason}")
         self.reason = reason
         self.index = index  # None: it is not about one of them
+
+
+RAW_QUEUE: Final = (
+    "{name} is a raw queue, whose messages come from clients of its broker: publish with one of"
+    " them, or to another queue"
+)
 
 
 class WrongQueue(Exception):
@@ -211,7 +218,9 @@ class QueuePublisher:
     async def check_all(
         self, queue: QueueConfig, bodies: Sequence[bytes], *, allow_unknown: bool = False
     ) -> Sequence[Publication]:
-        """Return them ready to be published to a queue, with ids. Raises Rejected."""
+        """Return them ready to be published to a queue, with ids. Raises Rejected or WrongQueue."""
+        if queue.route is not None:
+            raise WrongQueue(RAW_QUEUE.format(name=queue.name))
         if len(bodies) > MAX_MESSAGES:
             raise Rejected(f"at most {MAX_MESSAGES} messages at once, not {len(bodies)}")
         now = self.wall()  # read once: what comes in one call is due at one time
@@ -295,6 +304,8 @@ class QueuePublisher:
         """Publish over the one connection of the queue. Raises BrokerError."""
         if self._is_closed:
             raise Disconnected(_CLOSED)
+        if queue.route is not None and any(item.source is None for item in items):
+            raise QueueRefused(RAW_QUEUE.format(name=queue.name))
         link = self._links.get(queue)
         if link is None:
             link = self._links[queue] = _Link(lambda: self._brokers.open_publisher(queue))

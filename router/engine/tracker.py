@@ -35,6 +35,8 @@ class Tracker:
                 return ArrivalKind.REDELIVERED, held
             self._forfeit(held)
             self._by_key[job.key] = job
+        if job.received.source is not None:  # its body holds no id (ID-1)
+            return ArrivalKind.NEW, job
         twin = self._by_body.setdefault((job.key.queue, body), job)
         if twin is job:
             return ArrivalKind.NEW, job
@@ -59,7 +61,7 @@ class Tracker:
         held.key = MessageKey(held.key.queue, held.key.id, f"forfeited-{next(self._forfeited)}")
         held.lease_until = EXPIRED
         self._by_key[held.key] = held
-        del self._by_body[held.key.queue, held.received.body]
+        self._by_body.pop((held.key.queue, held.received.body), None)  # of a raw queue: not there
 
     def __len__(self) -> int:
         return len(self._by_key)

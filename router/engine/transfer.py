@@ -29,6 +29,7 @@ from router.core.order import (
     group_in_store,
     store_name,
 )
+from router.core.raw import read_raw, stored_body
 from router.core.returning import Jitter, ReturnReason, reconnect_delays
 from router.core.warnings import Code
 from router.engine.alerts import Alerts
@@ -151,7 +152,11 @@ class QueueOrder:
         groups = set[GroupKey]()
         for received in messages:
             with suppress(Malformed):
-                message = read(received.body)
+                message = (
+                    read(received.body)
+                    if received.source is None
+                    else read_raw(self.queue.route, received)
+                )
                 groups.add((message.pool or DEFAULT_POOL, message.group or DEFAULT_GROUP))
         unknown = groups - self.groups.keys()
         if unknown:
@@ -312,8 +317,9 @@ class QueueOrder:
         key = job.key.fingerprint(received.body) if has_id else self._store.new_key()  # ORD-8
         is_early = job.not_before > self._loop.time() or each.reason is ReturnReason.EARLY
         not_before = message.not_before if is_early else None
+        body = stored_body(received, message.id)
         publication = Publication(
-            message, received.body, key, None if not_before is None else not_before.timestamp()
+            message, body, key, None if not_before is None else not_before.timestamp()
         )
         waits = not is_early and each.reason is not ReturnReason.BEHIND  # the others follow it
         delay = each.delay if waits else 0.0
@@ -387,6 +393,8 @@ def _as_source(stored: QueueConfig, queue: QueueConfig) -> QueueConfig:
         holds_letters=queue.holds_letters,
         envelope=queue.envelope,
         routes=queue.routes,
+        route=queue.route,
+        max_age=queue.max_age,
         reply_names=queue.reply_names,
         has_handlers=queue.has_handlers,
     )

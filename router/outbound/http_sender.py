@@ -15,8 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from router.core.config import BodyFormat, TargetConfig
+from router.core.headers import header_text
 from router.core.leadership import Leadership
-from router.core.message import Message, Origin
+from router.core.message import Message, Origin, RawMessage
 from router.core.outcome import Answer, Cause, NoReply, judge
 from router.core.redact import MASK, mask_urls
 from router.core.target import TargetPolicy, read_target
@@ -189,11 +190,14 @@ class HttpSender:
             place = self._destination(message.target)
             if place.refusal is not None:
                 return place.refusal
-            body = _body_of(message, place.entry)
+            raw = message if isinstance(message, RawMessage) else None
+            body = _body_of(message, place.entry) if raw is None else raw.body
             headers = self._headers(message, attempt, body, span, place)
+            if raw is not None:
+                headers[:2] = (f"Content-Type: {raw.content_type}", b"Accept: */*")
             headers.append(f"X-Message-Request: {request}")
             if message.correlation_id:
-                headers.append(f"X-Correlation-Id: {_header_value(message.correlation_id)}")
+                headers.append(f"X-Correlation-Id: {header_text(message.correlation_id)}")
             if max_attempts is not None:
                 headers.append(f"X-Message-Max-Attempts: {max_attempts}")
             if message.origin is not None:
@@ -223,7 +227,7 @@ class HttpSender:
         headers += place.lines
         if entry.format is not BodyFormat.MESSAGE:
             headers += _event_headers(message, entry)
-            if not body:
+            if not body and not message.is_raw:
                 headers[0] = b"Content-Type:"  # libcurl leaves it out
         if place.credential is None:
             return await self._curl.post(place.url, headers, body, timeout, place.channel)
@@ -266,7 +270,7 @@ class HttpSender:
             if not keys:
                 text = f"credentials {credential.name}: none of its keys is valid any more"
                 return NoReply(Cause.NO_CREDENTIALS, text)
-            shown_id = _header_value(request.message_id)
+            shown_id = header_text(request.message_id)
             headers += webhook_headers(keys, shown_id, request.body, int(now))
         if auth.aws is not None:
             headers += _aws_headers(credential, place, request.body, auth.aws, now)
@@ -357,7 +361,7 @@ class HttpSender:
         self, message: Message, attempt: int, body: bytes, span: Span | None, place: Destination
     ) -> list[str | bytes]:
         """Return the headers of a request. Raises BadSecret."""
-        message_id = message.id if _PLAIN.fullmatch(message.id) else _header_value(message.id)
+        message_id = message.id if _PLAIN.fullmatch(message.id) else header_text(message.id)
         lines: list[str | bytes] = [
             b"Content-Type: application/json",
             b"Accept: application/json",
@@ -412,15 +416,7 @@ def _lines_of(headers: Mapping[str, str], taken: frozenset[str]) -> list[str]:
 def _origin_headers(origin: Origin) -> list[str]:
     """Return what a target is told of a command beside its data (CMD-7)."""
     given = {"Type": origin.type, "Domain": origin.domain, "Created-At": origin.created_at}
-    return [f"X-Message-{name}: {_header_value(text)}" for name, text in given.items() if text]
-
-
-def _header_value(text: str) -> str:
-    """Return a text that unquoting gives back: blanks at its ends would be lost."""
-    quoted = quote(text, safe=PRINTABLE_ASCII.replace("%", ""))
-    left = len(quoted) - len(quoted.lstrip(" "))
-    inner = quoted.strip(" ")
-    return f"{'%20' * left}{inner}{'%20' * (len(quoted) - len(inner) - left)}"
+    return [f"X-Message-{name}: {header_text(text)}" for name, text in given.items() if text]
 
 
 def signature_headers(secret: str, message_id: str, body: bytes, now: float) -> list[str]:

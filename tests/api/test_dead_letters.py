@@ -3,6 +3,8 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.dead_letter import DeadLetter, Reason
+from router.core.message import ReceivedMessage, Source
+from router.core.raw import letter_body
 from router.engine.dead_letters import OTHER_TARGET
 from router.ports import Disconnected, StoreError
 from tests.support.api import HandMadeRouter, assert_problem
@@ -126,7 +128,30 @@ async def test_one_letter_is_shown_with_its_message_but_no_secrets(
             "authToken": "***",
             "signingSecret": "***",
         },
+        "raw": None,
     }
+
+
+@pytest.mark.rule("DLQ-2", "RAW-4")
+async def test_a_raw_letter_shows_the_names_of_its_attributes_only(
+    api: httpx.AsyncClient, router: HandMadeRouter
+) -> None:
+    source = Source(attributes={"tenant": "hidden"}, binary={"blob": b"hidden"}, group="g")
+    kept = letter_body(ReceivedMessage(BODY, None, "b", source=source), "m1")
+    await keep(router, replace(LETTER, body=kept))
+
+    answer = await api.get("/dead-letters/1")
+
+    assert answer.json()["message"] is None
+    assert answer.json()["bodyBytes"] == len(BODY)
+    assert answer.json()["raw"] == {
+        "contentType": None,
+        "group": "g",
+        "subject": None,
+        "attributes": ["blob", "tenant"],
+        "bodyBytes": len(BODY),
+    }
+    assert "hidden" not in answer.text
 
 
 @pytest.mark.rule("DLQ-2")

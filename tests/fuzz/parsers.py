@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from router.api.access import Role
 from router.api.oidc import Provider
@@ -46,8 +46,18 @@ from router.core.credentials import (
     read_token,
 )
 from router.core.envelope import CommandReader
-from router.core.message import Malformed, Message, parse, steps_of
+from router.core.headers import is_header_value
+from router.core.message import (
+    CONTROL,
+    Malformed,
+    Message,
+    ReceivedMessage,
+    Source,
+    parse,
+    steps_of,
+)
 from router.core.outcome import ACCEPTED, Reply, judge
+from router.core.raw import letter_body, letter_source, opened, read_raw, stored_body
 from router.core.redact import mask_urls, public_uri
 from router.core.returning import MAX_DELAY_SECONDS, MIN_DELAY_SECONDS
 from router.core.target import read_target
@@ -300,6 +310,40 @@ def envelope(data: bytes) -> None:
         assert msgspec.json.decode(reply_body(message, ACCEPTED))["command_id"] == message.id
 
 
+def raw(data: bytes) -> None:
+    """A route and what a broker says of a message, in one line; behind it, the body."""
+    head, _, body = data.partition(b"\n")
+    try:
+        given = msgspec.json.decode(head, type=_RawInput)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        given = _RawInput()
+    queue = {"queueName": "q", "queueUri": "nats://h", "envelope": "raw", "route": given.route}
+    read = read_document(msgspec.json.encode({"queues": [queue]}), NAMING)
+    for problem in read.problems:
+        _can_be_shown(problem.text)
+    received = ReceivedMessage(body, "handle", None, source=given.source)
+    source, content = letter_source(letter_body(received, None))
+    assert content == opened(replace(received, body=stored_body(received, "m"))).body == body
+    assert source is not None
+    assert source.binary == given.source.binary
+    for each in read.config.queues:
+        try:
+            message = read_raw(each.route, received)
+        except Malformed as error:
+            _can_be_shown(str(error))
+            return
+        assert message.body == body
+        assert is_header_value(message.content_type)
+        for value in (message.headers or {}).values():
+            assert is_header_value(value)
+        assert message.id.isprintable() or not CONTROL.search(message.id)
+
+
+class _RawInput(msgspec.Struct):
+    route: dict[str, object] = {}
+    source: Source = Source()
+
+
 def output(data: bytes) -> None:
     """A line that a task has written."""
     line = data.partition(b"\n")[0]
@@ -366,6 +410,7 @@ PARSERS: Final[Mapping[str, Callable[[bytes], None]]] = {
     "uri": uri,
     "envelope": envelope,
     "output": output,
+    "raw": raw,
     "credentials": credentials,
     "token": token,
 }

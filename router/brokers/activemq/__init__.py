@@ -132,5 +132,6 @@ BROKER: Final = BrokerPackage(
     exclusivity=Exclusivity.BROKER,
     settles_first=True,
     settings=ActiveMqSettings,
+    takes_raw=True,
     make=_make,
 )

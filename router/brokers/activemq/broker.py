@@ -23,6 +23,8 @@ from router.brokers.activemq.retry import (
     group_header,
     history_of,
     open_retry_publisher,
+    raw_headers,
+    source_of,
 )
 from router.brokers.kit import loop_time
 from router.brokers.kit.consuming import (
@@ -73,10 +75,11 @@ class ActiveMqQueues:
     @asynccontextmanager
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator["ActiveMqBroker"]:
         address = read_address(queue, self._identity.settings.of(ActiveMqSettings))
-        alarm = partial(self._alarm, queue.name)
+        alarm, is_raw = partial(self._alarm, queue.name), queue.route is not None
+        self._pending_retries[queue.uri].reads_bodies = not is_raw
         async with (
             open_connection(address.servers, address.login, address.heartbeat) as connection,
-            open_retry_publisher(connection, address, alarm) as retry_publisher,
+            open_retry_publisher(connection, address, alarm, is_raw=is_raw) as retry_publisher,
         ):
             broker = ActiveMqBroker(
                 connection,
@@ -88,6 +91,7 @@ class ActiveMqQueues:
                 limit=self._prefetch[queue.uri],
                 clock=self._identity.clock,
                 exclusive=queue.is_strict,
+                is_raw=is_raw,
             )
             try:
                 yield broker
@@ -189,7 +193,9 @@ class ActiveMqBroker:
         limit: PrefetchLimit,
         clock: Callable[[], float],
         exclusive: bool = False,
+        is_raw: bool = False,
     ) -> None:
+        self._is_raw = is_raw
         self._exclusive = exclusive
         self._limit = limit
         self._connection = connection
@@ -387,6 +393,7 @@ class ActiveMqBroker:
             parent=carried_in(message.frame.headers),
             claimed_id=message.history.first_id,
             published_at=message.history.published_at,
+            source=source_of(message.frame) if self._is_raw else None,
         )
 
     async def _remove_original(self, message: StompMessage, asked_at: float, delay: float) -> None:
@@ -438,6 +445,10 @@ class ActiveMqPublisher:
 
     def _send(self, item: Publication, more: dict[str, str]) -> Frame:
         body = dated_body(item.message, item.body, item.not_before)
+        if item.source is not None:
+            destination = {"destination": self._address.destination}
+            headers = {**raw_headers(item.source, body), **PERSISTENT, **destination, **more}
+            return Frame("SEND", headers, body)
         headers = {
             **PERSISTENT,
             **group_header(item.message.group),

@@ -29,6 +29,8 @@ from router.brokers.kit.retries import (
     publishers_headers,
     read_history,
 )
+from router.core.message import Source
+from router.core.raw import TEXT
 from router.ports import Disconnected
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,8 @@ log = logging.getLogger(__name__)
 GROUP: Final = "JMSXGroupID"
 DELAY: Final = "AMQ_SCHEDULED_DELAY"  # milliseconds
 SCHEDULED: Final = "scheduledJobId"  # written on what the scheduler held back
+CONTENT_TYPE: Final = "content-type"
+_LENGTH: Final = "content-length"  # bytes have one, text has none
 PERSISTENT: Final = {"persistent": "true"}  # over STOMP, not the default
 PROBE: Final = "/temp-queue/message-router-probe"
 PROBE_DELAY_MS: Final = "1000"
@@ -62,22 +66,50 @@ def history_of(frame: Frame) -> RetryHistory:
     )
 
 
-def copy_of(original: Frame, history: RetryHistory, destination: str, delay: float) -> Frame:
+def copy_of(
+    original: Frame, history: RetryHistory, destination: str, delay: float, *, is_raw: bool = False
+) -> Frame:
     """Return all that the publisher said. Text stays text: a length would make it bytes.
 
     The broker does not say a message's group, so it is read where the publisher had it from.
     """
-    has_length = "content-length" in original.headers
+    has_length = _LENGTH in original.headers
     headers = {
-        **group_header(group_of(original.body)),
+        **group_header(None if is_raw else group_of(original.body)),
         **publishers_headers(original.headers, _NOT_COPIED, _NOT_COPIED_PREFIXES),
         **PERSISTENT,
-        **({"content-length": str(len(original.body))} if has_length else {}),
+        **({_LENGTH: str(len(original.body))} if has_length else {}),
         "destination": destination,
         DELAY: str(max(round(delay * 1000), 1)),
         **{name: str(value) for name, value in history_headers(history).items()},
     }
     return Frame("SEND", headers, original.body)
+
+
+# Those of the protocol, or of the delivery.
+_NO_ATTRIBUTES: Final = _NOT_COPIED | {CONTENT_TYPE, GROUP, "persistent", "priority"}
+
+
+def source_of(frame: Frame) -> Source:
+    """Return what the publisher of a message in a raw queue said (RAW-2)."""
+    headers = frame.headers
+    return Source(
+        attributes=publishers_headers(headers, _NO_ATTRIBUTES, _NOT_COPIED_PREFIXES),
+        kinds={} if _LENGTH in headers else {_LENGTH: TEXT},
+        group=headers.get(GROUP),
+        content_type=headers.get(CONTENT_TYPE),
+    )
+
+
+def raw_headers(source: Source, body: bytes) -> Mapping[str, str]:
+    """Return the headers of such a message that is published once more (RAW-4)."""
+    is_text = source.kinds.get(_LENGTH) == TEXT
+    return {
+        **source.attributes,
+        **group_header(source.group),
+        **({} if source.content_type is None else {CONTENT_TYPE: source.content_type}),
+        **({} if is_text else {_LENGTH: str(len(body))}),
+    }
 
 
 def group_header(group: str | None) -> Mapping[str, str]:
@@ -93,8 +125,14 @@ class RetryPublisher:
     """
 
     def __init__(
-        self, connection: StompConnection, destination: str, alarm: Callable[[str], None]
+        self,
+        connection: StompConnection,
+        destination: str,
+        alarm: Callable[[str], None],
+        *,
+        is_raw: bool = False,
     ) -> None:
+        self._is_raw = is_raw
         self._connection = connection
         self._destination = destination
         self._alarm = alarm
@@ -111,7 +149,7 @@ class RetryPublisher:
         if not self._can_delay:
             return False
         try:
-            copy = copy_of(original, history, self._destination, delay)
+            copy = copy_of(original, history, self._destination, delay, is_raw=self._is_raw)
             await self._connection.exchange(copy)
         except (StompRefused, NoAnswer) as error:
             # Not the broker's text if it is forbidden: that contains the user's name.
@@ -123,7 +161,11 @@ class RetryPublisher:
 
 @asynccontextmanager
 async def open_retry_publisher(
-    beside: StompConnection, address: ActiveMqAddress, alarm: Callable[[str], None]
+    beside: StompConnection,
+    address: ActiveMqAddress,
+    alarm: Callable[[str], None],
+    *,
+    is_raw: bool = False,
 ) -> AsyncIterator[RetryPublisher]:
     """Connect to the same server: a copy must come back to where it is waited for."""
     async with AsyncExitStack() as stack:
@@ -139,7 +181,7 @@ async def open_retry_publisher(
             log.info("cannot find out whether the broker can delay messages: %s", error)
             connection = await connect()
             has_scheduler = True  # until a copy comes early
-        retry_publisher = RetryPublisher(connection, address.destination, alarm)
+        retry_publisher = RetryPublisher(connection, address.destination, alarm, is_raw=is_raw)
         if not has_scheduler:
             retry_publisher.give_up("its broker has no scheduler (schedulerSupport)")
         yield retry_publisher

@@ -137,6 +137,7 @@ class PendingRetries:
     """
 
     def __init__(self) -> None:
+        self.reads_bodies = True  # False: the queue is raw, and any of it may be a group mate
         self._numbers = itertools.count()
         self._missing: dict[Hashable, _Expected] = {}
         self._later: list[_Expected] = []  # a heap
@@ -147,7 +148,7 @@ class PendingRetries:
 
     def expect(self, key: Hashable, body: bytes, *, now: float, delay: float) -> None:
         self._advance(now)
-        message = _read(body)
+        message = _read(body) if self.reads_bodies else _Grouped()
         if message.dispatch == Mode.IMMEDIATE.value or len(self._later) >= MAX_PENDING_MESSAGES:
             return
         expected = _Expected(now + delay, next(self._numbers), key, message.group)
@@ -161,6 +162,8 @@ class PendingRetries:
         """Return whether a message of the same group is missing and due about now."""
         self._advance(now)
         groups = {each.group for each in self._soon if self._is_missing(each)}
+        if not self.reads_bodies:
+            return bool(groups) and any(True for _ in bodies)
         return bool(groups) and any(group_of(body) in groups for body in bodies)
 
     async def gather(

@@ -165,5 +165,6 @@ BROKER: Final = BrokerPackage(
     longest_delay=HALF_A_DAY_SECONDS,
     recognizes_keys=always,
     settings=NatsSettings,
+    takes_raw=True,
     make=_make,
 )

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import groupby
 from typing import Final, cast
 from urllib.parse import quote
 
@@ -38,7 +39,7 @@ from router.brokers.nats.unsettled import HeldBack, presence, settle_first
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
-from router.core.message import Handle, ReceivedMessage
+from router.core.message import Handle, ReceivedMessage, Source
 from router.ports import (
     BrokerError,
     DataRefused,
@@ -64,6 +65,7 @@ NAK: Final = b"-NAK"
 IN_PROGRESS: Final = b"+WPI"
 TERM: Final = b"+TERM"
 
+_OF_SERVER: Final = ("Nats-", "nats-")  # headers that it acts upon
 _LONG_REPLY_TOKENS: Final = 11  # of a reply subject that names domain and account too
 _KEPT_IN_A_HEADER: Final = "!#$&'()*+,/:;=?@[]^`{|}~<>\""
 
@@ -103,7 +105,9 @@ class NatsQueues:
                     key = f"consumer/{address.stream}.{address.consumer}"
                     lock = self._locks[address.key] = QueueLock(key, self._owner)
                 sole = SoleConsumer(connection, lock, queue.name)
-            broker = NatsBroker(connection, consumer, table, sole)
+            is_raw = queue.route is not None
+            table.pending_retries.reads_bodies = not is_raw
+            broker = NatsBroker(connection, consumer, table, sole, is_raw=is_raw)
             async with broker.minded():
                 yield broker
 
@@ -111,14 +115,13 @@ class NatsQueues:
     async def open_publisher(self, queue: QueueConfig) -> AsyncIterator["NatsPublisher"]:
         address = read_address(queue, self._settings)
         async with open_connection(address) as connection:
-            subject = address.subject
-            if subject is None:
-                stream = await find_stream(connection, address)
-                subject = next(iter(stream.config.subjects), None)
-            if subject is None:
+            subjects: tuple[str, ...] = () if address.subject is None else (address.subject,)
+            if not subjects:
+                subjects = (await find_stream(connection, address)).config.subjects
+            if not subjects:
                 raise QueueRefused(f"stream {address.stream!r} takes no subject")
-            tokens = [WILDCARD if each in {"*", ">"} else each for each in subject.split(".")]
-            yield NatsPublisher(connection, queue.name, ".".join(tokens))
+            tokens = [WILDCARD if each in {"*", ">"} else each for each in subjects[0].split(".")]
+            yield NatsPublisher(connection, queue.name, ".".join(tokens), subjects)
 
 
 class NatsBroker:
@@ -132,8 +135,11 @@ class NatsBroker:
         consumer: PullConsumer,
         lease_table: LeaseTable,
         sole: SoleConsumer | None,
+        *,
+        is_raw: bool = False,
     ) -> None:
         """`sole`: of a strict queue."""
+        self._is_raw = is_raw
         self._sole = sole
         self._held_back: HeldBack | None = None
         self._has_settled = False  # what others have left comes first (ORD-3)
@@ -321,6 +327,7 @@ class NatsBroker:
             is_last=count == consumer.max_deliveries,
             parent=message.parent,
             published_at=int(tokens[at + 3]) / NANOSECONDS,
+            source=_source_of(message) if self._is_raw else None,
         )
 
     def _split(self, handles: Sequence[Handle]) -> tuple[list[NatsLease], list[Unsettled]]:
@@ -350,10 +357,17 @@ def _nak(delay: float) -> bytes:
 
 
 class NatsPublisher:
-    def __init__(self, connection: NatsConnection, queue: str, subject: str) -> None:
+    def __init__(
+        self,
+        connection: NatsConnection,
+        queue: str,
+        subject: str,
+        subjects: Sequence[str] = (),
+    ) -> None:
         self._connection = connection
         self._queue = queue
         self._subject = subject
+        self._subjects = subjects  # of the queue, with wildcards
 
     async def publish(self, items: Sequence[Publication]) -> Sequence[bool]:
         """Publish one by one. After a failure, the server recognizes what it has by its keys."""
@@ -365,11 +379,12 @@ class NatsPublisher:
             if item.dedup_key is not None:
                 key = quote(f"{self._queue}/{item.dedup_key}", safe=_KEPT_IN_A_HEADER)
             body = dated_body(item.message, item.body, item.not_before)
-            requests.append(Request(body, {"Nats-Msg-Id": key}))
+            headers = {} if item.source is None else _raw_headers(item.source)
+            requests.append(Request(body, {**headers, "Nats-Msg-Id": key}))
         if any(each.size > self._connection.max_payload for each in requests):
             raise DataRefused("a message is larger than the NATS server allows")
         added = []
-        for data in await self._connection.ask_all(self._subject, requests):
+        for data in await self._ask(items, requests):
             if data is None:
                 raise QueueRefused("no stream takes that subject")
             try:
@@ -377,6 +392,44 @@ class NatsPublisher:
             except JetStreamRefused as error:  # this message, such as for its size
                 raise DataRefused(str(error)) from error
         return added
+
+    async def _ask(
+        self, items: Sequence[Publication], requests: Sequence[Request]
+    ) -> list[bytes | None]:
+        """Publish. What came to a raw queue goes to the subject that it had (RAW-4)."""
+        answers: list[bytes | None] = []
+        for subject, together in groupby(
+            zip(items, requests, strict=True), key=lambda pair: self._subject_for(pair[0])
+        ):
+            part = [request for _, request in together]
+            answers += await self._connection.ask_all(subject, part)
+        return answers
+
+    def _subject_for(self, item: Publication) -> str:
+        subject = None if item.source is None else item.source.subject
+        is_ours = subject is not None and any(_fits(subject, each) for each in self._subjects)
+        return subject if subject is not None and is_ours else self._subject
+
+
+def _fits(subject: str, pattern: str) -> bool:
+    tokens, wanted = subject.split("."), pattern.split(".")
+    if wanted[-1] == ">":
+        wanted = wanted[:-1] + ["*"] * (len(tokens) - len(wanted) + 1)
+    pairs = zip(tokens, wanted, strict=False)
+    return len(tokens) == len(wanted) and all(want in {"*", token} for token, want in pairs)
+
+
+def _source_of(message: PulledMessage) -> Source:
+    headers = dict(message.headers or {})
+    content_type = next((headers[name] for name in headers if name.lower() == "content-type"), None)
+    return Source(attributes=headers, subject=message.subject, content_type=content_type)
+
+
+def _raw_headers(source: Source) -> dict[str, str]:
+    """Return the headers of a message that is published once more, without those for the server."""
+    return {
+        name: text for name, text in source.attributes.items() if not name.startswith(_OF_SERVER)
+    }
 
 
 class PubAck(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """The durable consumer behind a queue: binding to it, its leases, and fetching from it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -264,6 +264,8 @@ class PulledMessage(Struct, frozen=True):
     reply: str
     at: float  # loop time
     parent: Span | None  # the span that published it
+    subject: str
+    headers: Mapping[str, str] | None
 
 
 class Puller:
@@ -358,7 +360,14 @@ class Puller:
         self._last_sign = loop_time()
         if message.reply:
             parent = carried_in(message.headers) if message.headers else None
-            arrived = PulledMessage(message.data, message.reply, self._last_sign, parent)
+            arrived = PulledMessage(
+                message.data,
+                message.reply,
+                self._last_sign,
+                parent,
+                message.subject,
+                message.headers,
+            )
             self._arrived.append(arrived)
         elif _status_of(message) != _HEARTBEAT_STATUS:
             self._status = message

@@ -48,5 +48,6 @@ BROKER: Final = BrokerPackage(
     when_full=WhenFull.DEFER,
     place_of=_place_of,
     uri_beside=_uri_beside,
+    takes_raw=True,
     make=_make,
 )

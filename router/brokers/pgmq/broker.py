@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, cast
 
 import msgspec
+from msgspec import Raw
 
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, Shared, loop_time
 from router.brokers.kit.consuming import ClaimedBatch, LongPoll
@@ -34,7 +35,7 @@ from router.brokers.work_queue import (
 from router.brokers.workers import ConsumerIdentity, PollPause
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
-from router.core.message import UNTRIED, Handle, ReceivedMessage, Tally
+from router.core.message import UNTRIED, Handle, ReceivedMessage, Source, Tally
 from router.core.trace import Span, carried_in
 from router.ports import (
     DataRefused,
@@ -51,6 +52,7 @@ FIRST_POLL_SECONDS: Final = 0.05  # for others' changes, after something came â€
 LAST_POLL_SECONDS: Final = 1.0  # â€¦ and when nothing has come for a while
 GATHER_STEP_SECONDS: Final = 0.02
 
+_JSON: Final = "json"  # a kind: a header that is no text
 _NUL: Final = b"\\u0000"  # the one character that jsonb cannot store
 
 
@@ -76,8 +78,10 @@ class PgmqQueues:
     async def open_queue(self, queue: QueueConfig) -> AsyncIterator["PgmqBroker"]:
         address = read_address(queue)
         async with self._databases.use(address.dsn) as database:
-            table = await open_table(database, address, to_consume=True)
+            is_raw = queue.route is not None
+            table = await open_table(database, address, to_consume=True, is_raw=is_raw)
             pending = self._pending.setdefault((address.dsn, address.name), PendingRetries())
+            pending.reads_bodies = not is_raw
             broker = PgmqBroker(
                 database, table, queue, address, pending, poll_interval=self._poll_interval
             )
@@ -118,6 +122,7 @@ class PgmqBroker:
         self._table = table
         self._address = address
         self._pending = pending
+        self._is_raw = queue.route is not None
         self._signal = database.signal(table.channel)
         database.add_channel(table.channel)
         self._pause = PollPause(FIRST_POLL_SECONDS, poll_interval or LAST_POLL_SECONDS)
@@ -249,6 +254,7 @@ class PgmqBroker:
             tally=tally,
             parent=parent,
             published_at=enqueued / 1_000_000,
+            source=_source_of(headers) if self._is_raw else None,
         )
 
 
@@ -269,12 +275,50 @@ class PgmqPublisher:
 
 def _item(address: PgmqAddress, item: Publication, position: int = 0) -> PgmqItem:
     message = item.message
+    if item.source is not None:
+        return _raw_item(address, item.body, item.source)
     group = ordered_group(message)
     if group is None and address.is_fifo:  # else all that have none would be one group
         group = secrets.token_hex(16)
     headers = None if group is None else msgspec.json.encode({GROUP_HEADER: text(group)}).decode()
     body = _as_json(dated_body(message, item.body, item.not_before))
     return PgmqItem(address.name, body, headers, item.not_before or 0.0, position)
+
+
+def _raw_item(address: PgmqAddress, body: bytes, source: Source) -> PgmqItem:
+    """Return what a foreign client has sent, once more (RAW-4)."""
+    given = {
+        name: Raw(text.encode()) if source.kinds.get(name) == _JSON else text
+        for name, text in source.attributes.items()
+    }
+    if source.group is not None:
+        given[GROUP_HEADER] = source.group
+    headers = msgspec.json.encode(given).decode() if given else None
+    return PgmqItem(address.name, body.decode(errors="replace"), headers)
+
+
+def _source_of(headers: str | None) -> Source:
+    """Return what the sender of a message in a raw queue said (RAW-2)."""
+    attributes, kinds = dict[str, str](), dict[str, str]()
+    given = msgspec.json.decode(headers, type=dict[str, Raw]) if headers else {}
+    for name, raw in given.items():
+        if name in {TALLY_HEADER, GROUP_HEADER}:
+            continue
+        value = bytes(raw).decode()
+        if value.startswith('"'):
+            attributes[name] = msgspec.json.decode(raw, type=str)
+        else:
+            attributes[name], kinds[name] = value, _JSON
+    group = given.get(GROUP_HEADER)
+    is_text = group is not None and bytes(group).startswith(b'"')
+    return Source(
+        attributes=attributes,
+        kinds=kinds,
+        group=msgspec.json.decode(group, type=str) if group is not None and is_text else None,
+        content_type=next(
+            (text for name, text in attributes.items() if name.lower() == "content-type"), None
+        ),
+    )
 
 
 def _as_json(body: bytes) -> str:

@@ -53,17 +53,19 @@ SELECT
     msg_id,
     read_ct,
     (extract(epoch FROM enqueued_at) * 1000000)::bigint AS enqueued,
-    convert_to(
-        CASE jsonb_typeof(message)
-            WHEN 'string' THEN message #>> '{{}}'
-            ELSE coalesce(message::text, '')
-        END,
-        'UTF8'
-    ) AS body,
+    convert_to({body}, 'UTF8') AS body,
     {headers} AS headers
 FROM pgmq.{function}($1, $2, $3)
 ORDER BY msg_id
 """
+_READ_BODY: Final = """
+CASE jsonb_typeof(message)
+    WHEN 'string' THEN message #>> '{}'
+    ELSE coalesce(message::text, '')
+END
+"""
+_READ_RAW_BODY: Final = "coalesce(message::text, '')"
+_READ_ALL_HEADERS: Final = "CASE jsonb_typeof(headers) WHEN 'object' THEN headers::text END"
 # Most have no other header than their group: that one is of no interest here. Anybody may write
 # headers that are no object; nothing may fail for that.
 _READ_HEADERS: Final = f"""
@@ -231,14 +233,18 @@ class PgmqItem(Struct, frozen=True):
 class PgmqTable:
     """The SQL for one queue: it depends on the queue's name and on what the version can do."""
 
-    def __init__(self, queue: str, *, has_headers: bool, reads_groups: bool) -> None:
+    def __init__(
+        self, queue: str, *, has_headers: bool, reads_groups: bool, is_raw: bool = False
+    ) -> None:
         self.has_headers = has_headers
         self.reads_groups = reads_groups
         self.channel = f"pgmq.{_table_name(queue)}.INSERT"  # of insert notifications
         table = quoted_table("q", queue)
         held = _HELD.format(table=table)
+        read_headers = _READ_ALL_HEADERS if is_raw else _READ_HEADERS
         self.read = _READ.format(
-            headers=_READ_HEADERS if has_headers else "NULL",
+            headers=read_headers if has_headers else "NULL",
+            body=_READ_RAW_BODY if is_raw else _READ_BODY,
             # Never more than the first message of a group. The other grouped reads skip what is
             # hidden in the middle of a group, such as a retry that waits.
             function="read_grouped_head" if reads_groups else "read",
@@ -265,7 +271,7 @@ class PgmqTable:
 
 
 async def open_table(
-    database: PostgresDatabase, address: PgmqAddress, *, to_consume: bool
+    database: PostgresDatabase, address: PgmqAddress, *, to_consume: bool, is_raw: bool = False
 ) -> PgmqTable:
     """Find the queue, and enable insert notifications if possible."""
     (row,) = await database.call(_FIND, _table_name(address.name))
@@ -279,6 +285,7 @@ async def open_table(
         address.name,
         has_headers=row["has_headers"],
         reads_groups=address.is_fifo and "read_grouped_head" in functions,
+        is_raw=is_raw,
     )
     can_notify = address.may_notify and "enable_notify_insert" in functions
     if to_consume and can_notify and not row["notifies"]:

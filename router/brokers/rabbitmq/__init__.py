@@ -96,5 +96,6 @@ BROKER: Final = BrokerPackage(
     exclusivity=Exclusivity.BROKER,
     settles_first=True,
     settings=RabbitSettings,
+    takes_raw=True,
     make=_make,
 )

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import secrets
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from router.brokers.rabbitmq.connection import (
     RabbitMessage,
     open_connection,
 )
+from router.brokers.rabbitmq.foreign import properties_of, source_of
 from router.brokers.rabbitmq.limits import FoundQueue, arguments_for, major_of
 from router.brokers.rabbitmq.renewed import (
     MOVED_AT_ONCE_MESSAGES,
@@ -84,6 +86,7 @@ class RabbitQueues:
             new_queues = self._new_queues[address.url]
             strict = queue.is_strict
             found = await _find_queue(connection, address, new_queues, strict=strict)
+            self._pending_retries[queue.uri].reads_bodies = queue.route is None
             retries = RetryQueues(publishing, address.queue, found.kind or "classic", new_queues)
             await retries.prepare()
             renewed = RenewedQueue(connection, publishing, address.queue, new_queues)
@@ -103,6 +106,7 @@ class RabbitQueues:
                 copied=self._copied[queue.uri],
                 clock=self._identity.clock,
                 advice=found.advice(strict=strict),
+                is_raw=queue.route is not None,
             )
             async with broker.minded():
                 yield broker
@@ -245,7 +249,10 @@ class RabbitBroker:
         copied: RememberedAcks,
         clock: Callable[[], float],
         advice: str | None,
+        is_raw: bool = False,
     ) -> None:
+        self._is_raw = is_raw
+        self._token = secrets.token_hex(8)
         self.traits = Traits(
             ordered_here=True,
             hold_seconds=1200.0,
@@ -441,6 +448,11 @@ class RabbitBroker:
                 self._copied.forget(message.proof)
 
     def _received(self, message: RabbitMessage) -> ReceivedMessage:
+        first_id = message.history.first_id
+        source = None
+        if self._is_raw:
+            token = f"{self._token}-{message.tag}" if first_id is None else None
+            source = source_of(message.properties, token)
         return ReceivedMessage(
             message.body,
             self._tickets.issue(message.tag, message),
@@ -448,8 +460,9 @@ class RabbitBroker:
             receive_count=message.receive_count,
             tally=message.history.tally,
             parent=carried_in(message.headers),
-            claimed_id=message.history.first_id,
+            claimed_id=first_id,
             published_at=message.published_at,
+            source=source,
         )
 
     async def _keep_copy(self, message: RabbitMessage, history: RetryHistory) -> float:
@@ -488,12 +501,15 @@ class RabbitPublisher:
 
     async def _publish_one(self, item: Publication, body: bytes) -> None:
         now = self._clock()
+        moment = datetime.fromtimestamp(now, UTC)
         properties = Properties(
             content_type="application/json",
             delivery_mode=PERSISTENT,
             message_id=item.dedup_key or item.message.id,
-            timestamp=datetime.fromtimestamp(now, UTC),
+            timestamp=moment,
         )
+        if item.source is not None:
+            properties = properties_of(item.source, moment)
         if item.not_before is not None and item.not_before > now:
             # A longer wait is not over then, and the message is returned for the rest.
             due_at = min(item.not_before + TOLERANCE_SECONDS, now + MAX_DELAY_SECONDS)

@@ -44,6 +44,7 @@ _OTHER_ARGUMENT: Final = re.compile(
     r"(?:none|'?(?:false|true)'?"
     r"|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)'.*)?)$"
 )
+_COUNT: Final = "x-delivery-count"
 _USER: Final = re.compile(r" (?:for|by) user '[^']*'")
 
 Properties = spec.Basic.Properties
@@ -114,7 +115,7 @@ class RabbitMessage(Struct, frozen=True, dict=True):
     @property
     def returned(self) -> int:
         """How often it came back to its queue. Classic queues only say whether it did."""
-        returned = self.headers.get("x-delivery-count")
+        returned = self.headers.get(_COUNT)
         return returned if isinstance(returned, int) else int(self.redelivered)
 
     @property
@@ -139,7 +140,11 @@ class RabbitMessage(Struct, frozen=True, dict=True):
         A copy has a higher receive count. The body is part of it: not every publisher gives ids,
         and some give one id to several messages.
         """
-        return self.history.first_id, digest_of(self.body), self.history.receive_count
+        # Two of a raw queue may differ in their headers alone.
+        said = None
+        if self.history.first_id is None:
+            said = {name: self.headers[name] for name in self.headers if name != _COUNT}
+        return self.history.first_id, digest_of(self.body), self.history.receive_count, repr(said)
 
 
 class NoSuchQueue(Exception):

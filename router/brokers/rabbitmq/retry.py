@@ -32,8 +32,8 @@ TOLERANCE_SECONDS: Final = 0.1  # clocks of two machines differ: this close to i
 PERSISTENT: Final = 2
 
 # Written by the broker on the original, or acted upon by it again.
-_NOT_COPIED: Final = frozenset({"CC", "BCC", "x-death", "x-delivery-count"})
-_NOT_COPIED_PREFIXES: Final = ("x-first-death-", "x-last-death-")
+NOT_COPIED: Final = frozenset({"CC", "BCC", "x-death", "x-delivery-count"})
+NOT_COPIED_PREFIXES: Final = ("x-first-death-", "x-last-death-")
 
 
 def step_for(delay: float) -> int:
@@ -47,7 +47,7 @@ def copy_of(original: Properties, history: RetryHistory) -> Properties:
 
     Not the user: it must be the one that publishes. Not the expiration: the retry queue has one.
     """
-    given = publishers_headers(original.headers or {}, _NOT_COPIED, _NOT_COPIED_PREFIXES)
+    given = publishers_headers(original.headers or {}, NOT_COPIED, NOT_COPIED_PREFIXES)
     kept = {name: given[name] for name in given if can_be_sent(name, given[name])}
     return Properties(
         content_type=original.content_type,

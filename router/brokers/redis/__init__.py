@@ -93,5 +93,6 @@ BROKER: Final = BrokerPackage(
     queue_type="REDIS",
     uri_of_name=_uri_of_name,
     settings=RedisSettings,
+    takes_raw=True,
     make=_make,
 )

@@ -13,6 +13,7 @@ from msgspec import Struct
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, loop_time
 from router.brokers.kit.consuming import ClaimedBatch, LongPoll
 from router.brokers.kit.retries import (
+    PREFIX,
     PendingRetries,
     RetryHistory,
     history_headers,
@@ -34,7 +35,7 @@ from router.brokers.redis.scripts import (
 from router.brokers.workers import ConsumerIdentity
 from router.core.commands import dated_body
 from router.core.config import QueueConfig
-from router.core.message import Handle, ReceivedMessage, Tally
+from router.core.message import Handle, ReceivedMessage, Source, Tally
 from router.core.trace import carried_in
 from router.ports import BrokerError, Depth, Nack, Publication, QueueRefused, Traits, Unsettled
 
@@ -45,6 +46,7 @@ LEAST_VERSION: Final = (6, 2)  # it knows XAUTOCLAIM
 MAX_HELD_MESSAGES: Final = 3000  # of one process: look-ahead, and a batch
 PUBLISHED_AT_ONCE_MESSAGES: Final = 500  # Lua holds a few thousand arguments
 
+_NO_BODY: Final = "missing"  # a kind: the entry has no field of that name
 LOST: Final = "the lease was lost"
 
 
@@ -76,7 +78,9 @@ class RedisQueues:
                 pending_retries=self._pending_retries[queue.uri],
                 held=self._held[queue.uri],
                 clock=self._identity.clock,
+                is_raw=queue.route is not None,
             )
+            self._pending_retries[queue.uri].reads_bodies = queue.route is None
             if queue.connections == 1:  # others may be receiving just now
                 await broker.release_unknown()
             try:
@@ -186,7 +190,9 @@ class RedisBroker:
         pending_retries: PendingRetries,
         held: HeldLeases,
         clock: Callable[[], float],
+        is_raw: bool = False,
     ) -> None:
+        self._is_raw = is_raw
         self._connection = connection
         self._address = address
         self._consumer = consumer
@@ -267,8 +273,8 @@ class RedisBroker:
             tally = f"{item.tally.failures} {item.tally.requests}"
             delay = math.ceil(item.delay * 1000)
             arguments += [lease.id, lease.count, delay, tally, len(headers), *headers]
-        now = loop_time()
-        lost = _unsettled(leases, await self._run(NACK, self._address.field, *arguments))
+        now, field = loop_time(), self._address.field
+        lost = _unsettled(leases, await self._run(NACK, field, int(self._is_raw), *arguments))
         gone = {each.handle for each in lost}
         for lease, item in zip(leases, items, strict=True):
             self._held.finish(lease)
@@ -321,6 +327,7 @@ class RedisBroker:
         body, flaw = headers.get(self._address.field), None
         if body is None:
             body, flaw = msgspec.json.encode({"fields": texts}), self._flaw()
+        source = self._source_of(headers) if self._is_raw else None
         until = asked_at + self.lease_seconds
         lease = RedisLease(entry.decode(), count, body, history, until)
         self._held.take(lease)
@@ -336,7 +343,22 @@ class RedisBroker:
             published_at=lease.published_at,
             claimed_id=history.first_id,
             flaw=flaw,
+            source=source,
         )
+
+    def _source_of(self, fields: Mapping[str, bytes]) -> Source:
+        """Return all fields but the body and ours. Without a body, a replay must not make one."""
+        field = self._address.field
+        attributes, binary = dict[str, str](), dict[str, bytes]()
+        for name, value in fields.items():
+            if name == field or name.startswith(PREFIX):
+                continue
+            try:
+                attributes[name] = value.decode()
+            except UnicodeDecodeError:
+                binary[name] = value
+        kinds = {} if field in fields else {"": _NO_BODY}
+        return Source(attributes=attributes, binary=binary, kinds=kinds)
 
     def _flaw(self) -> str:
         return f"the stream entry has no field {self._address.field!r}"
@@ -377,6 +399,9 @@ class RedisPublisher:
         now = self._clock()
         arguments: list[str | bytes | int] = []
         for item in items:
+            if item.source is not None:
+                await self._publish_raw(item.source, item.body)
+                continue
             left = 0.0 if item.not_before is None else max(item.not_before - now, 0.0)
             body = dated_body(item.message, item.body, item.not_before)
             arguments += [math.ceil(left * 1000), body]
@@ -385,6 +410,13 @@ class RedisPublisher:
             given = (self._address.group, "", self._address.field, *some)
             await self._connection.run(PUBLISH, _keys(self._address), given)
         return [True] * len(items)
+
+    async def _publish_raw(self, source: Source, body: bytes) -> None:
+        """Add the entry that a foreign client has added, once more (RAW-4)."""
+        own = {} if source.kinds.get("") == _NO_BODY else {self._address.field: body}
+        entry: dict[str, str | bytes] = {**source.attributes, **source.binary, **own}
+        flat = [part for pair in entry.items() for part in pair]
+        await self._connection.call("XADD", self._address.stream, "*", *flat)
 
 
 def _keys(address: RedisAddress) -> tuple[str, ...]:

@@ -9,9 +9,12 @@ the number of deliveries, which a new hand-over changes.
 
 from typing import Final
 
+from router.brokers.kit.retries import PREFIX
+
 RETURNED: Final = "-"  # the consumer that owns what was given back without a delay
 _RETURNED_IDLE_MS: Final = 864_000_000  # longer than any lease: it can be claimed at once
 _MOVED_AT_ONCE: Final = 1000
+_MAX_COPIED: Final = 4000  # names and values of one message: Lua unpacks no more than 7,999
 
 _NOW: Final = """
 local clock = redis.call('TIME')
@@ -131,8 +134,9 @@ for at = 3, #ARGV, 2 do
 end
 """
 
-# ARGV: the field of the message; then for each: id, count, delay in ms, tally, and the number of
-# fields that the copy gets besides the message's own, followed by them. Returns as ACK does.
+# ARGV: the field of the message, and whether all others are kept, too; then for each: id, count,
+# delay in ms, tally, and the number of fields that the copy gets besides the message's own,
+# followed by them. Returns as ACK does.
 # Without a delay, a message stays where it is in the stream. With one, a copy of it waits, and is
 # stored in the same transaction in which the original is removed.
 NACK: Final = f"""
@@ -140,7 +144,8 @@ NACK: Final = f"""
 {_HOLDS}
 {_DELAY}
 local kept = {{[ARGV[3]] = true, traceparent = true, tracestate = true}}
-local lost, number, at = {{}}, 0, 4
+local keeps_all = ARGV[4] == '1'
+local lost, number, at = {{}}, 0, 5
 while at <= #ARGV do
   local id, count, wait, tally = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 3]
   local more = tonumber(ARGV[at + 4])
@@ -154,7 +159,9 @@ while at <= #ARGV do
     local entry, fields = redis.call('XRANGE', KEYS[1], id, id)[1], {{}}
     if entry then
       for field = 1, #entry[2], 2 do
-        if kept[entry[2][field]] and #fields < 100 then
+        local name = entry[2][field]
+        local is_foreign = keeps_all and string.sub(name, 1, {len(PREFIX)}) ~= '{PREFIX}'
+        if kept[name] and #fields < 100 or is_foreign and #fields < {_MAX_COPIED} then
           table.insert(fields, entry[2][field])
           table.insert(fields, entry[2][field + 1])
         end

@@ -154,5 +154,6 @@ BROKER: Final = BrokerPackage(
     longest_delay=HALF_A_DAY_SECONDS,  # it hides no message for longer
     recognizes_keys=_is_fifo,
     settings=SqsSettings,
+    takes_raw=True,
     make=_make,
 )

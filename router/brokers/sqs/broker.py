@@ -16,6 +16,8 @@ from msgspec import Struct
 from router.brokers.kit import DEFAULT_LEASE_SECONDS, loop_time, whole_number
 from router.brokers.sqs import SqsAddress, SqsSettings, read_address
 from router.brokers.sqs.client import (
+    ALL_ATTRIBUTES,
+    ALL_NAMES,
     CHANGE_VISIBILITY,
     DELETE_MESSAGES,
     GET_QUEUE_ATTRIBUTES,
@@ -38,7 +40,7 @@ from router.brokers.sqs.client import (
 from router.brokers.sqs.publisher import SqsPublisher
 from router.brokers.workers import ConsumerIdentity
 from router.core.config import QueueConfig
-from router.core.message import Handle, ReceivedMessage
+from router.core.message import Handle, ReceivedMessage, Source
 from router.core.trace import carried_in, read_xray
 from router.curl.aws import Account
 from router.ports import BrokerError, Depth, Nack, Traits, Unsettled
@@ -92,7 +94,15 @@ class SqsQueues:
             lease = max(queue.visibility_timeout or found, self._settings.shortest_lease)
             unless_connected.pop_all()
         counts_receives = _REDRIVE in reply.attributes
-        queue_found = SqsQueue(url, address.is_fifo, math.ceil(lease), most, wait, counts_receives)
+        queue_found = SqsQueue(
+            url,
+            address.is_fifo,
+            math.ceil(lease),
+            most,
+            wait,
+            counts_receives,
+            is_raw=queue.route is not None,
+        )
         broker = SqsBroker(queue_found, polls, calls)
         try:
             yield broker
@@ -140,6 +150,7 @@ class SqsQueue(Struct, frozen=True):
     most: int  # messages of one receive
     wait: int  # seconds of one long poll
     counts_receives: bool = False  # and moves what was received too often to another queue
+    is_raw: bool = False
 
 
 class Receipt(Struct, eq=False, gc=False):
@@ -218,7 +229,8 @@ class SqsBroker:
         self._was_partial = 0 < len(messages) < most
         # Handed out no later than this, however late we come to read the answer.
         received = min(loop_time(), started + self._queue.wait)
-        return [received_message(each, received, self._queue.lease) for each in messages]
+        lease, is_raw = self._queue.lease, self._queue.is_raw
+        return [received_message(each, received, lease, is_raw=is_raw) for each in messages]
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -284,6 +296,9 @@ class SqsBroker:
     async def _receive(self, most: int) -> list[SqsMessage]:
         queue = self._queue
         request = ReceiveMessage(queue.url, most, queue.wait, queue.lease)
+        if queue.is_raw:
+            request.message_system_attribute_names = ALL_NAMES
+            request.message_attribute_names = ALL_ATTRIBUTES
         try:
             return (await self._polls.call(RECEIVE_MESSAGE, request)).messages or []
         finally:
@@ -346,7 +361,9 @@ def _changed(changes: Sequence[ReceiptChange], refused: Sequence[Unsettled]) -> 
     return [change.receipt for change in changes if change.receipt not in problems]
 
 
-def received_message(message: SqsMessage, received: float, lease: float) -> ReceivedMessage:
+def received_message(
+    message: SqsMessage, received: float, lease: float, *, is_raw: bool = False
+) -> ReceivedMessage:
     """Return a message as SQS handed it over at that moment, for so many seconds."""
     lease_until = received + lease
     # As its publisher says, else as AWS itself does where X-Ray is on.
@@ -361,4 +378,22 @@ def received_message(message: SqsMessage, received: float, lease: float) -> Rece
         lease_until=lease_until,
         parent=parent or (read_xray(xray) if xray else None),
         published_at=None if sent is None else sent / 1000,
+        source=_source_of(message) if is_raw else None,
+    )
+
+
+def _source_of(message: SqsMessage) -> Source:
+    given = message.message_attributes or {}
+    texts = {name: each.string_value for name, each in given.items()}
+    return Source(
+        attributes={name: text for name, text in texts.items() if text is not None},
+        binary={
+            name: each.binary_value for name, each in given.items() if each.binary_value is not None
+        },
+        kinds={
+            name: each.data_type
+            for name, each in given.items()
+            if each.data_type not in {None, "String", "Binary"}
+        },
+        group=message.attributes.group,
     )

@@ -90,8 +90,15 @@ class ReceiveMessage(Struct, rename="pascal"):
     message_attribute_names: Sequence[str] = ("traceparent", "tracestate")
 
 
-class MessageAttribute(Struct, rename="pascal"):
+# Of a raw queue, which says more of its messages.
+ALL_NAMES: Final = ("ApproximateReceiveCount", "SentTimestamp", "AWSTraceHeader", "MessageGroupId")
+ALL_ATTRIBUTES: Final = ("All",)
+
+
+class MessageAttribute(Struct, rename="pascal", omit_defaults=True):
     string_value: str | None = None  # None: it is binary
+    binary_value: bytes | None = None
+    data_type: str | None = None
 
 
 class SystemAttributes(
@@ -101,11 +108,13 @@ class SystemAttributes(
         "receive_count": "ApproximateReceiveCount",
         "sent": "SentTimestamp",
         "xray": "AWSTraceHeader",
+        "group": "MessageGroupId",
     },
 ):
     receive_count: str = ""
     sent: str = ""  # Unix time in milliseconds
     xray: str | None = None
+    group: str | None = None  # of a raw queue
 
 
 class SqsMessage(Struct, rename="pascal"):
@@ -137,6 +146,7 @@ class SendEntry(Struct, rename="pascal", omit_defaults=True):
     message_group_id: str | None = None
     message_deduplication_id: str | None = None
     delay_seconds: int | None = None  # FIFO queues take none of a message
+    message_attributes: Mapping[str, MessageAttribute] | None = None
 
 
 Entry = DeleteEntry | VisibilityEntry | SendEntry

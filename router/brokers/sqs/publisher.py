@@ -7,8 +7,16 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from router.brokers.sqs.client import MAX_ENTRIES, SEND_MESSAGES, BatchRequest, SendEntry, SqsClient
+from router.brokers.sqs.client import (
+    MAX_ENTRIES,
+    SEND_MESSAGES,
+    BatchRequest,
+    MessageAttribute,
+    SendEntry,
+    SqsClient,
+)
 from router.core.commands import dated_body
+from router.core.message import Source
 from router.ports import DataRefused, Disconnected, Publication
 
 MAX_BYTES: Final = 256 * 1024  # of one call; SQS takes more since 2025, stand-ins may not
@@ -82,6 +90,8 @@ def send_entry(position: int, item: Publication, *, is_fifo: bool, now: float) -
         body = dated_body(item.message, item.body, item.not_before).decode()
     except UnicodeDecodeError:
         raise DataRefused(f"message {item.message.id!r} is not text, which SQS requires") from None
+    if item.source is not None:
+        return _raw_entry(position, body, item, item.source, is_fifo=is_fifo)
     if not is_fifo:
         left = 0.0 if item.not_before is None else item.not_before - now
         # What is due later comes early, and is returned for the rest (CMD-5).
@@ -91,6 +101,22 @@ def send_entry(position: int, item: Publication, *, is_fifo: bool, now: float) -
     # SQS drops repeats for 5 minutes: only what is explicitly the same may be the same (WQ-1).
     key = plain(item.dedup_key) if item.dedup_key is not None else secrets.token_hex(16)
     return SendEntry(str(position), body, group, key)
+
+
+def _raw_entry(
+    position: int, body: str, item: Publication, source: Source, *, is_fifo: bool
+) -> SendEntry:
+    """Return what a foreign client has sent, once more (RAW-4)."""
+    attributes = {
+        name: MessageAttribute(string_value=text, data_type=source.kinds.get(name, "String"))
+        for name, text in source.attributes.items()
+    }
+    for name, content in source.binary.items():
+        kind = source.kinds.get(name, "Binary")
+        attributes[name] = MessageAttribute(binary_value=content, data_type=kind)
+    group = source.group if source.group is not None or not is_fifo else plain(item.message.id)
+    key = plain(item.dedup_key or secrets.token_hex(16)) if is_fifo else None
+    return SendEntry(str(position), body, group, key, message_attributes=attributes or None)
 
 
 def plain(text: str) -> str:

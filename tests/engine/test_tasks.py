@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from router.core.config import RetryPolicy
+from router.core.config import ENDLESS_RETRY, RetryPolicy
 from router.core.dead_letter import Reason
 from router.core.outcome import Answer, Cause, NoReply, Reply
 from router.ports import Task
@@ -50,7 +50,7 @@ def task(message_id: str = "a", **fields: object) -> bytes:
 @pytest.mark.rule("CMD-8")
 async def test_a_process_runs_what_names_one_and_the_sender_sends_the_rest() -> None:
     tasks = FakeTasks()
-    async with running(pool(), tasks=tasks) as rig:
+    async with running(pool(), tasks=tasks, default_retry=ENDLESS_RETRY) as rig:
         await rig.publish(task("a"), body("b", mediationType="http"))
         await asyncio.sleep(10)
 
@@ -167,7 +167,7 @@ async def test_output_that_was_discarded_is_warned_of(output: Reply, flaw: str) 
 async def test_the_answer_of_a_task_is_judged_as_a_reply() -> None:
     answers = [Reply(200, b'{"ack":false,"delaySeconds":7}'), Reply(200, b'{"result":1}')]
     tasks = FakeTasks(deque(answers))
-    async with running(pool(), tasks=tasks) as rig:
+    async with running(pool(), tasks=tasks, default_retry=ENDLESS_RETRY) as rig:
         await rig.publish(task())
         await asyncio.sleep(20)
 

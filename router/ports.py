@@ -1,7 +1,6 @@
 """The ports to the outside world. Nothing else in the router does I/O.
 
-An adapter implements a port without inheriting import asyncio
-from it; mypy checks the fit where `main` wires it.
+An adapter implements a port without inheriting from it; mypy checks the fit where `main` wires it.
 """
 
 import asyncio

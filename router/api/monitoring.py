@@ -82,7 +82,7 @@ class QueueStats(ResponseModel):
     )
     pending_messages: int | None = shown("waiting", 25)
     messages_not_visible: int | None = shown("handed_out", 12)
-    stored_messages: int | None = shown("stored", None, "In its order store; null if it has none")
+    stored_messages: int | None = shown("stored", 3, "In its order store; null if it has none")
     held_groups: int = as_is(0, "By dead letters")
 
 

@@ -4,13 +4,21 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
+from json.scanner import py_make_scanner  # type: ignore[attr-defined]
 from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct
 
 from router.core.history import Try
-from router.core.message import Malformed, Message, parse, step_bodies, with_id
+from router.core.message import (
+    Malformed,
+    Message,
+    has_more_containers,
+    parse,
+    step_bodies,
+    with_id,
+)
 from router.core.outcome import MAX_ERROR_BYTES, Ending, Failure
 from router.core.redact import masked_start
 from router.core.returning import GiveUp
@@ -18,6 +26,7 @@ from router.core.returning import GiveUp
 _encode: Final = msgspec.json.Encoder().encode
 _fields: Final = msgspec.json.Decoder(dict[str, Raw])
 _NULL: Final = Raw(b"null")
+MAX_CONTAINERS_IN_C: Final = 10_000  # lists and objects of a payload
 
 
 class NextStep(Struct, frozen=True):
@@ -112,13 +121,16 @@ def content_key(message: Message) -> str:
     payload = None
     if message.has_payload:
         # As sorted pairs, and numbers as they are written: 1.0 is not 1.
-        loaded = json.loads(
-            bytes(message.payload),
+        written = bytes(message.payload)
+        decoder = json.JSONDecoder(
             object_pairs_hook=lambda pairs: tuple(sorted(dict(pairs).items())),
             parse_int=_Written,
             parse_float=_Written,
         )
-        payload = ascii(loaded)
+        if has_more_containers(written, MAX_CONTAINERS_IN_C):
+            # All at once, in C, they would keep Python's lock for a quarter of a second.
+            decoder.scan_once = py_make_scanner(decoder)  # type: ignore[attr-defined]
+        payload = ascii(decoder.decode(written.decode()))
     parts = [message.target, message.pool, message.group, message.reply_to, payload]
     return f"content-{sha256(_encode(parts)).hexdigest()}"
 

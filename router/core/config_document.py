@@ -41,11 +41,13 @@ from router.core.config_entry import (
     schedule_entry,
     target_entry,
 )
-from router.core.message import LEVELS_AROUND, is_given, is_too_deep
+from router.core.message import LEVELS_AROUND, has_more_containers, is_given, is_too_deep
 from router.core.warnings import Code
 
 MAX_DOCUMENT_BYTES: Final = 10 * 1024 * 1024
 MAX_ENTRIES: Final = 100_000  # of one kind
+MAX_VALUES: Final = 1_000_000  # of the whole document: to split it keeps Python's lock for 50 ms
+MAX_ENTRY_CONTAINERS: Final = 100_000  # lists and objects: to decode them takes 50 ms
 MAX_PROBLEMS: Final = 100  # reported of one kind; a document can hold millions
 
 T = TypeVar("T")
@@ -133,6 +135,8 @@ def _decode(body: bytes) -> dict[str, Raw]:
         body.decode()  # msgspec does not check what it leaves raw
         if is_too_deep(body, LEVELS_AROUND):
             raise BadDocument("$", "nested too deep")
+        if body.count(b",") >= MAX_VALUES:
+            raise BadDocument("$", f"more than {MAX_VALUES} values")
         return msgspec.json.decode(body.removeprefix(BOM_UTF8), type=dict[str, Raw])
     except UnicodeDecodeError:
         raise BadDocument("$", "not UTF-8") from None
@@ -166,6 +170,9 @@ class _Section(Generic[T]):
         paths: dict[str, str] = {}
         for index, entry in enumerate(entries):
             notes = Notes(f"$.{self.name}[{index}]", self.code, self.problems)
+            if has_more_containers(bytes(entry), MAX_ENTRY_CONTAINERS):
+                text = f"more than {MAX_ENTRY_CONTAINERS} lists and objects"
+                raise BadDocument(notes.path, text)
             try:
                 raw = msgspec.json.decode(entry)
             except msgspec.MsgspecError as error:  # a number that is too large

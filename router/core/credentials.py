@@ -16,12 +16,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from router.core.headers import is_header_name, is_header_value, is_reserved
-from router.core.message import NOT_JSON
+from router.core.message import NOT_JSON, has_more_containers, is_too_deep
 from router.core.target import BadTarget, Target, read_target
 
 MAX_FILE_BYTES: Final = 1024 * 1024
 MAX_SECRET_BYTES: Final = 64 * 1024
 MAX_CREDENTIALS: Final = 1_000
+MAX_CONTAINERS: Final = 20 * MAX_CREDENTIALS  # lists and objects of the file
 MAX_HOSTS: Final = 100  # of one entry
 MAX_KEYS: Final = 8  # of one signature
 HTTPS_PORT: Final = 443
@@ -205,6 +206,10 @@ def read_credentials(content: bytes) -> Mapping[str, Credential]:
         raise BadCredentials(f"larger than {MAX_FILE_BYTES} bytes")
     try:
         content.decode()
+        if is_too_deep(content):
+            raise BadCredentials("nested too deep")
+        if has_more_containers(content, MAX_CONTAINERS):
+            raise BadCredentials(f"more than {MAX_CONTAINERS} lists and objects")
         entries = msgspec.json.decode(content, type=_File).credentials
     except NOT_JSON as error:
         raise BadCredentials(_shown(error)) from None

@@ -493,6 +493,14 @@ def is_too_deep(body: bytes, levels_around: int = 0) -> bool:
     return deepest > most
 
 
+def has_more_containers(body: bytes, most: int) -> bool:
+    """Return whether JSON may have more lists and objects; brackets in strings count, too.
+
+    They cost Python far more than their bytes: its collector looks for cycles in them.
+    """
+    return body.count(b"[") + body.count(b"{") > most
+
+
 def _outside_of_strings(marks: bytes) -> bytes:
     """Drop the quotes, and the brackets between an odd one and the next."""
     size = len(marks)

@@ -1,9 +1,12 @@
+import asyncio
+
 import httpx
 import pytest
 
 from router.core.config import QueueConfig
 from router.core.config_plan import Plan
 from tests.support.api import assert_problem
+from tests.support.pace import longest_turn, slowdown
 
 pytestmark = pytest.mark.anyio
 
@@ -32,6 +35,16 @@ async def test_a_first_scrape_has_no_other_routes_to_make_ready(api: httpx.Async
     described = (await api.get("/openapi.json")).json()
 
     assert next(iter(described["paths"])) == "/metrics"
+
+
+@pytest.mark.timing
+@pytest.mark.rule("OPS-7", "P5")
+async def test_the_description_is_made_without_holding_up_the_loop(api: httpx.AsyncClient) -> None:
+    call = asyncio.create_task(api.get("/openapi.json"))
+    longest = await longest_turn([call])
+
+    assert call.result().status_code == 200
+    assert longest < 0.25 * slowdown()
 
 
 async def test_the_description_names_every_call_and_its_errors(api: httpx.AsyncClient) -> None:

@@ -5,6 +5,7 @@ import timeit
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.core.commands import (
@@ -293,6 +294,15 @@ class TestContentKeys:
     )
     def test_order_of_keys_and_blanks_do_not_count(self, one: bytes, two: bytes) -> None:
         assert self.same(one, two)
+
+    def test_many_lists_are_read_as_few_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        written = b'[{"b":[1.0,2,{"x":null}],"a":"\\u00e9\\n","a":true},[],{},-1E400]'
+        message = parse(body(payload=json.loads(written.replace(b"-1E400", b"1"))))
+        message.payload = msgspec.Raw(written)
+        quick = content_key(message)
+        monkeypatch.setattr("router.core.commands.MAX_CONTAINERS_IN_C", 0)
+
+        assert content_key(message) == quick
 
     @pytest.mark.parametrize(
         ("one", "two"),

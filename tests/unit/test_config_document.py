@@ -20,7 +20,9 @@ from router.core.config import (
 from router.core.config_document import (
     MAX_DOCUMENT_BYTES,
     MAX_ENTRIES,
+    MAX_ENTRY_CONTAINERS,
     MAX_PROBLEMS,
+    MAX_VALUES,
     BadDocument,
     Document,
     as_document,
@@ -154,8 +156,18 @@ def test_a_schedule_may_have_the_deepest_message() -> None:
             "$.queues",
             "more than 100000 entries",
         ),
+        (
+            b'{"queues": [' + b"0," * MAX_VALUES + b"0]}",
+            "$",
+            "more than 1000000 values",
+        ),
+        (
+            b'{"queues": [0, {"x": [' + b"[]," * MAX_ENTRY_CONTAINERS + b"0]}]}",
+            "$.queues[1]",
+            "more than 100000 lists and objects",
+        ),
     ],
-    ids=range(19),
+    ids=range(21),
 )
 def test_a_document_of_the_wrong_shape_is_refused_as_a_whole(
     body: bytes, path: str, says: str

@@ -7,6 +7,7 @@ import pytest
 
 from router.core.credentials import (
     DEFAULT_LIFE_SECONDS,
+    MAX_CONTAINERS,
     MAX_CREDENTIALS,
     MAX_FILE_BYTES,
     MAX_LIFE_SECONDS,
@@ -150,7 +151,9 @@ def test_a_bad_entry_is_refused_with_its_place_and_without_its_value(
         (b"[]", "Expected `object`"),
         (b'{"credentials": [], "more": 1}', "unknown field"),
         (b"\xff", "not UTF-8"),
+        (b'{"credentials":' + b"[" * 65, "nested too deep"),
         (b'{"credentials":' + b"[" * 100_000, "nested too deep"),
+        (b'{"credentials":[%b1]}' % (b"[]," * MAX_CONTAINERS), "lists and objects"),
         (b" " * (MAX_FILE_BYTES + 1), "larger than"),
         (json.dumps({"credentials": [CRM, CRM]}).encode(), "crm is used twice"),
         (json.dumps({"credentials": [1] * (MAX_CREDENTIALS + 1)}).encode(), "length <="),

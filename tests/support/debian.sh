@@ -16,6 +16,7 @@ readonly BUNDLE=/etc/ssl/certs/ca-certificates.crt
 install_system() {
   echo "Installing Debian $RELEASE into ${ROOT#"$PWD"/} …" >&2
   rm -rf "$ROOT"
+  mkdir -p "${ROOT%/*}"
   debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv "$SUITE" "$ROOT" >"$ROOT.log" ||
     { tail "$ROOT.log" >&2 && exit 1; }
 }

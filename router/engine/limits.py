@@ -13,11 +13,12 @@ SHORTEST_WAIT_SECONDS: Final = 0.001
 
 
 class Permits:
-    __slots__ = ("limit", "on_free", "out", "returning")
+    __slots__ = ("admitted", "limit", "on_free", "out", "returning")
 
     def __init__(self, limit: int, on_free: Callable[[], None] = lambda: None) -> None:
         self.limit = limit
         self.out = 0
+        self.admitted = 0  # of these: taken for somebody who has not gone on yet
         self.returning: deque[asyncio.Future[None]] = deque()  # lent one and want it again
         self.on_free = on_free
 
@@ -56,6 +57,7 @@ class Permits:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.returning.append(turn)
         await turn  # its end means that the permit was taken for us
+        self.admitted -= 1
 
     def resize(self, limit: int) -> None:
         """Change the limit. A lower one holds for new work; open deliveries finish (POOL-6)."""
@@ -76,6 +78,7 @@ class Permits:
         turn = self.returning.popleft()
         if not turn.cancelled():
             self.out += 1
+            self.admitted += 1
             turn.set_result(None)
 
 

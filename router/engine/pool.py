@@ -527,7 +527,8 @@ class ProcessPool:
         was_shared, self.is_shared = self.is_shared, len(self.flows) > 1 or bool(self.lanes.rivals)
         if self.is_shared and not was_shared:
             first, *others = self.flows.values()
-            first.open = self.permits.out  # they are not counted while there is one flow
+            # They are not counted while there is one flow. Who is admitted counts on going on.
+            first.open = self.permits.out - self.permits.admitted
             for flow in others:
                 flow.open = 0
         if not self.is_shared:

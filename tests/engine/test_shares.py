@@ -9,7 +9,7 @@ import pytest
 from router.core.config import FairShare
 from router.core.explain import Situation
 from router.core.history import Fate, WaitReason
-from router.core.outcome import Reply
+from router.core.outcome import Cause, NoReply, Reply
 from router.core.state import assess
 from router.core.warnings import Code
 from router.engine.chores import Chores
@@ -194,6 +194,29 @@ async def test_a_message_between_two_tries_has_no_worker() -> None:
         await asyncio.sleep(30)
 
         assert ended(rig)[Fate.DELIVERED] == 6
+        assert nothing_is_left(rig)
+
+
+@pytest.mark.rule("SHARE-1")
+async def test_who_is_about_to_go_on_is_counted_once_when_another_target_comes() -> None:
+    queue, sender = ScriptedQueue(), FakeSender(takes=2)
+    sender.script("a", NoReply(Cause.NETWORK, "cut off"))
+    async with running(pool(concurrency=1), sender=sender, brokers=Scripted(q=queue)) as rig:
+        queue.hand_over(*(handed(each, each, each.decode()) for each in to(SLOW, "a", "b")))
+        await asyncio.sleep(3)
+        await asyncio.sleep(1)  # behind b, which gives its worker back to a right now
+        (other,) = to(FAST, "c")
+        (connection,) = rig.manager.consumers["q"].connections
+        rig.witness.ids["c"] = "c"
+        admitted = rig.pool().permits.admitted
+        rig.manager.registry.receive(1, connection.settler.counts, now())
+        connection.settler.dispatch([handed(other, "c", "c")])
+        await asyncio.sleep(1)
+        workers = rig.pool().permits.out, sum(each.open for each in rig.pool().flows.values())
+        await asyncio.sleep(10)
+
+        assert (admitted, workers) == (1, (1, 1))
+        assert [each for _, each in sender.sent] == ["a", "b", "a", "c"]
         assert nothing_is_left(rig)
 
 

@@ -1025,6 +1025,8 @@ FEW = {
     "reader",
     "stocked",
     "wanted",
+    "looked_at",  # of a page: at most as many as it asks for
+    "fitting",
 }
 ONCE_PER_BOOT = {"cut_waits", "cut_audit", "cut_batches"}
 SELDOM = {"result_bytes"}  # and in a thread, for a hundredth of the time at most

@@ -150,8 +150,6 @@ class SampleTarget:
             raise _CutOff
         body = await request.body()
         match request.method, request.scope["path"]:
-            case "POST", _:
-                return await self._deliver(body)
             case "PUT", "/faults":
                 try:
                     self._manners = _manners.decode(body)
@@ -159,6 +157,8 @@ class SampleTarget:
                     return _json(400, msgspec.json.encode({"error": str(error)}))
             case "GET", "/faults":
                 pass
+            case (("POST" | "PUT" | "PATCH"), _):
+                return await self._deliver(request.headers.get("x-message-id"), body)
             case _:
                 raise _CutOff
         fates = {fate.name: self.seen.fates[fate] for fate in Behaviour}
@@ -166,12 +166,13 @@ class SampleTarget:
         report = {"faults": self._manners, "requests": fates, "messagesAccepted": accepted}
         return _json(200, msgspec.json.encode(report))
 
-    async def _deliver(self, body: bytes) -> Response:
+    async def _deliver(self, message_id: str | None, body: bytes) -> Response:
         fate, seconds = self._manners.choose(self._chance)
-        try:
-            message_id = _calls.decode(body).id
-        except NOT_JSON:
-            raise _CutOff from None
+        if message_id is None:  # not from a router: then the body has to name it
+            try:
+                message_id = _calls.decode(body).id
+            except NOT_JSON:
+                raise _CutOff from None
         await asyncio.sleep(seconds)
         self.seen.add(message_id, fate)
         if fate is Behaviour.DROPPED:

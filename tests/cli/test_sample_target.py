@@ -84,6 +84,19 @@ async def test_it_answers_on_one_connection_and_counts_each_message_once() -> No
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("method", [b"POST", b"PUT", b"PATCH"])
+async def test_it_takes_any_body_of_a_message_that_its_header_names(method: bytes) -> None:
+    target = SampleTarget(Manners(seconds=0), lambda: 0.0)
+    call = method + b" /hook HTTP/1.1\r\nHost: t\r\nX-Message-Id: a\r\nContent-Length: 3\r\n\r\n"
+
+    async with target.listening("127.0.0.1", 0) as port:
+        answers = await talk(port, call + b"\x00\xff!", call + b"two")
+
+    assert answers == [b'HTTP/1.1 200 OK {"ack":true}'] * 2
+    assert (target.seen.requests, target.seen.accepted) == (2, 1)
+
+
+@pytest.mark.anyio
 async def test_faults_are_changed_while_it_runs() -> None:
     target = SampleTarget(Manners(seconds=0), lambda: 0.0)
 

@@ -15,7 +15,7 @@ from cronsim import CronSim
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from router.core.broker import UNKNOWN_BROKER, BrokerFacts
+from router.core.broker import UNKNOWN_BROKER, BrokerFacts, Exclusivity
 from router.core.message import DEFAULT_POOL
 from router.core.raw import RawRoute
 from router.core.redact import MASK, mask_urls, public_uri
@@ -138,6 +138,11 @@ class QueueConfig(Struct, frozen=True, kw_only=True):
     def failing(self) -> OnFailure | None:
         """Where a failed message waits; None: as the broker can (FIFO-1)."""
         return OnFailure.PARK if self.is_strict and self.on_failure is None else self.on_failure
+
+    @property
+    def may_be_anothers(self) -> bool:
+        """Whether its broker hands all of it to one consumer, perhaps another router's (ORD-2)."""
+        return self.is_strict and self.broker.exclusivity is Exclusivity.BROKER
 
     @property
     def may_be_stored(self) -> bool:

@@ -377,6 +377,8 @@ class QueueConsumer:
         depth = await connected[0].depth() if connected else None
         if depth is not None:
             self.last_depth = depth
+            if self.queue.may_be_anothers:
+                return depth  # what is due may be on its way to another router (OPS-3)
             now = asyncio.get_running_loop().time()
             for receiver in self.connections:
                 receiver.health.note_depth(depth, now)

@@ -12,7 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from router.brokers import BrokerRegistry
-from router.core.config import QueueConfig
+from router.core.broker import BrokerFacts, Exclusivity
+from router.core.config import Ordering, QueueConfig
 from router.core.dead_letter import Reason
 from router.core.history import Fate
 from router.core.message import Malformed, ReceivedMessage
@@ -134,6 +135,24 @@ async def test_a_consumer_that_gets_nothing_of_what_is_due_is_unhealthy(
             verdicts.append(consumer.is_healthy(now()))
 
         assert verdicts == [True, True, True, healthy]
+
+
+@pytest.mark.rule("OPS-3", "ORD-2")
+@pytest.mark.parametrize(
+    ("exclusivity", "healthy"), [(Exclusivity.BROKER, True), (Exclusivity.NOT_NEEDED, False)]
+)
+async def test_a_spare_that_waits_for_a_queue_of_one_consumer_is_healthy(
+    exclusivity: Exclusivity, healthy: bool
+) -> None:
+    facts = BrokerFacts(name="scripted", schemes=("memory",), exclusivity=exclusivity)
+    strict = QueueConfig(name="q", uri=QUEUE.uri, ordering=Ordering.STRICT, broker=facts)
+    queue = ScriptedQueue(depth=Depth(waiting=5, in_flight=0, due=5))
+    async with running(pool("P"), brokers=Scripted(q=queue), queues=[strict]) as rig:
+        for _ in range(5):
+            await asyncio.sleep(30)
+            await rig.manager.consumers["q"].depth()
+
+        assert rig.manager.consumers["q"].is_healthy(now()) is healthy
 
 
 @pytest.mark.rule("OPS-3")

@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 from typing import cast
 
-from router.core.config import OnFailure, QueueConfig, RetryPolicy
+from router.core.config import (
+    STANDARD_RETRY,
+    DefaultRetry,
+    OnFailure,
+    QueueConfig,
+    RetryPolicy,
+)
 from router.core.identity import MessageKey
 from router.core.message import DEFAULT_GROUP, Message, ReceivedMessage, Tally
 from router.engine.job import NEVER, Batch, Job
@@ -20,6 +26,7 @@ class FakeSettler:
     queue_name: str = "q"
     holds_groups: bool = True
     retry: RetryPolicy | None = None
+    default_retry: DefaultRetry = STANDARD_RETRY
     failing: OnFailure | None = None
 
 

@@ -179,7 +179,7 @@ def asker_of(queue: QueueConfig, body: bytes) -> Message | None:
     """
     if len(body) > MAX_MESSAGE_BYTES or is_too_deep(body):
         return None
-    if queue.envelope is not None and _may_be_command(body):
+    if queue.envelope == COMMAND_BUS and _may_be_command(body):
         return CommandReader(queue).asker_of(body)
     try:
         asker = _asker.decode(body)

@@ -182,8 +182,8 @@ class _Reading:
         headers = {}
         for name, value in wanted:
             found = self._find(value)
-            if found:
-                headers[name] = header_text(found)
+            if found:  # a constant goes out as it is
+                headers[name] = found if found is value else header_text(found)
         if sum(len(name) + len(value) for name, value in headers.items()) > MAX_HEADER_BYTES:
             raise Malformed(f"`headers`: larger than {MAX_HEADER_BYTES} bytes together")
         return headers

@@ -515,7 +515,12 @@ class Settler:
             self.ended.ring()
 
     def _asker_of(self, received: ReceivedMessage) -> Message | None:
-        """Return who waits for the end of a message that no pool took, if it says so (CMD-3)."""
+        """Return who waits for the end of a message that no pool took, if it says so (CMD-3).
+
+        What is in a raw body is none of our business (RAW-1).
+        """
+        if received.source is not None:
+            return None
         try:
             return self.read(received.body)
         except Malformed:
@@ -633,7 +638,7 @@ class Settler:
         """Deal with what found no place in a pool."""
         back: list[tuple[ReceivedMessage, float]] = []
         for received, problem in unroutable.malformed:  # BRK-2
-            known = id_of_malformed(received.body)
+            known = id_of_malformed(received.body) if received.source is None else None
             name = "a message" if known is None else f"message {known!r}"
             text = f"{name} of {self.queue_name} cannot be read: {problem}"
             self.warn(Code.MALFORMED_MESSAGE, text)

@@ -82,7 +82,10 @@ class RawSender(FakeSender):
 
 @asynccontextmanager
 async def raw_rig(
-    *answers: Answer, queue: QueueConfig = RAW, is_shared: bool = False
+    *answers: Answer,
+    queue: QueueConfig = RAW,
+    is_shared: bool = False,
+    reply_queues: Sequence[QueueConfig] = (),
 ) -> AsyncIterator[Rig]:
     sender = RawSender(takes=1)
     sender.script("a", *answers)
@@ -90,7 +93,12 @@ async def raw_rig(
         store = order_store(registered, is_shared=is_shared)
         brokers = RawBrokers(registered)
         async with running(
-            pool(), sender=sender, brokers=brokers, queues=[queue], order=store
+            pool(),
+            sender=sender,
+            brokers=brokers,
+            queues=[queue],
+            order=store,
+            reply_queues=reply_queues,
         ) as rig:
             yield rig
 
@@ -171,6 +179,21 @@ async def test_a_message_without_its_group_is_a_malformed_dead_letter() -> None:
         found, content = letter_source(kept.body)
         assert found is not None
         assert (found.attributes, content) == ({"id": "a"}, ALL_BYTES)
+
+
+@pytest.mark.rule("RAW-1", "CMD-3")
+async def test_nothing_in_a_malformed_raw_body_is_believed() -> None:
+    body = b'{"id": "secret-1", "replyTo": "replies", "command_id": "c", "command_type": "t"}'
+    replies = QueueConfig(name="replies", uri="memory://replies")
+    async with raw_rig(reply_queues=[replies]) as rig:
+        await publish(rig, Source(attributes={"id": "a"}), body=body)
+        await asyncio.sleep(5)
+
+        (warning,) = rig.warnings
+        assert "secret-1" not in warning.message
+        assert [kept.reason for kept in rig.letters.letters] == [Reason.MALFORMED]
+        async with rig.brokers.open_queue(replies) as queue:
+            assert await queue.receive(1) == []
 
 
 @pytest.mark.rule("RAW-3", "ROUTE-3")

@@ -1,5 +1,6 @@
 """Raw queues: what a route makes of a message (RAW-1 to RAW-4)."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from router.brokers.rabbitmq.foreign import properties_of
 from router.core.config import QueueConfig, RoutingConfig
 from router.core.config_document import as_document, read_document
 from router.core.identity import digest_of, key_of
@@ -187,6 +189,28 @@ def test_attributes_as_headers_are_bounded_and_cannot_add_lines() -> None:
     assert evil.headers == {"X-A": "x%0D%0AX-Evil: %C3%A9%25"}
     with pytest.raises(Malformed, match="larger than 8192 bytes"):
         read_raw(route, received(b"", Source(attributes={"a": "x" * 8190})))
+
+
+@pytest.mark.rule("RAW-2")
+def test_a_constant_header_goes_out_as_it_is() -> None:
+    route = replace(ROUTE, headers=(("X-Api-Key", "a%2Fb"),))
+
+    assert read_raw(route, received(b"")).headers == {"X-Api-Key": "a%2Fb"}
+
+
+@pytest.mark.rule("RAW-4")
+def test_what_other_brokers_say_is_published_to_rabbitmq_as_text() -> None:
+    source = Source(
+        attributes={"n": "1", "j": "{}", "i": "7", "amqp.priority": "high"},
+        kinds={"n": "Number", "j": "json", "i": "int"},
+    )
+
+    properties = properties_of(source, datetime.now(UTC))
+
+    assert properties.headers == {"n": "1", "j": "{}", "i": 7}
+    assert properties.priority is None
+    usual = properties_of(Source(attributes={"amqp.priority": "9"}), datetime.now(UTC))
+    assert usual.priority == 9
 
 
 @pytest.mark.rule("RAW-1", "P4")

@@ -409,9 +409,14 @@ class RabbitBroker:
         # comes again, but only while nobody can have been handed the copy. The broker may have
         # removed the original without our knowing, and what looks like it may be the same message,
         # published once more: a duplicate while the copy waits, but the only one afterwards.
-        self._copied.add(message.proof, asked_at, lifetime=waits)
+        if not self._is_nameless(message):
+            self._copied.add(message.proof, asked_at, lifetime=waits)
         await self._connection.ack([message.tag])
         self._copied.forget(message.proof)
+
+    def _is_nameless(self, message: RabbitMessage) -> bool:
+        """Return whether nothing tells it apart: it equals no other hand-over (RAW-3)."""
+        return self._is_raw and message.history.first_id is None
 
     async def _send_on_early(self, limit: int) -> None:
         """Send the next messages on again if they came before their time.
@@ -451,7 +456,7 @@ class RabbitBroker:
         first_id = message.history.first_id
         source = None
         if self._is_raw:
-            token = f"{self._token}-{message.tag}" if first_id is None else None
+            token = f"{self._token}-{message.tag}" if self._is_nameless(message) else None
             source = source_of(message.properties, token)
         return ReceivedMessage(
             message.body,

@@ -140,11 +140,7 @@ class RabbitMessage(Struct, frozen=True, dict=True):
         A copy has a higher receive count. The body is part of it: not every publisher gives ids,
         and some give one id to several messages.
         """
-        # Two of a raw queue may differ in their headers alone.
-        said = None
-        if self.history.first_id is None:
-            said = {name: self.headers[name] for name in self.headers if name != _COUNT}
-        return self.history.first_id, digest_of(self.body), self.history.receive_count, repr(said)
+        return self.history.first_id, digest_of(self.body), self.history.receive_count
 
 
 class NoSuchQueue(Exception):

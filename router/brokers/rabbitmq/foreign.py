@@ -1,5 +1,6 @@
 """Messages of a raw queue in RabbitMQ, and publishing them once more (RAW-2, RAW-4)."""
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Final
@@ -19,7 +20,8 @@ _TEXTS: Final = {
     "amqp.type": "message_type",
 }
 _PRIORITY: Final = "amqp.priority"
-_READERS: Final[Mapping[str, Callable[[str], bool | float | int]]] = {
+_IS_PRIORITY: Final = re.compile(r"[0-9]{1,2}").fullmatch  # a header may have its name, too
+_READERS: Final[Mapping[str, Callable[[str], bool | float | int | str]]] = {
     "bool": "true".__eq__,
     "float": float,
     "int": int,
@@ -58,7 +60,7 @@ def properties_of(source: Source, now: datetime) -> Properties:
     priority = attributes.pop(_PRIORITY, None)
     texts = {name: attributes.pop(name, None) for name in _TEXTS}
     headers: Table = {
-        name: _READERS[source.kinds[name]](text) if name in source.kinds else text
+        name: _READERS.get(source.kinds.get(name, ""), str)(text)  # others' kinds are texts
         for name, text in attributes.items()
     }
     return Properties(
@@ -66,7 +68,7 @@ def properties_of(source: Source, now: datetime) -> Properties:
         content_encoding=texts["amqp.content_encoding"],
         headers={**headers, **source.binary},
         delivery_mode=PERSISTENT,
-        priority=None if priority is None else int(priority),
+        priority=int(priority) if priority is not None and _IS_PRIORITY(priority) else None,
         correlation_id=texts["amqp.correlation_id"],
         reply_to=texts["amqp.reply_to"],
         message_id=texts["amqp.message_id"],

@@ -108,15 +108,21 @@ def _raw_entry(
 ) -> SendEntry:
     """Return what a foreign client has sent, once more (RAW-4)."""
     attributes = {
-        name: MessageAttribute(string_value=text, data_type=source.kinds.get(name, "String"))
+        name: MessageAttribute(string_value=text, data_type=_kind_of(name, source, "String"))
         for name, text in source.attributes.items()
     }
     for name, content in source.binary.items():
-        kind = source.kinds.get(name, "Binary")
+        kind = _kind_of(name, source, "Binary")
         attributes[name] = MessageAttribute(binary_value=content, data_type=kind)
     group = source.group if source.group is not None or not is_fifo else plain(item.message.id)
     key = plain(item.dedup_key or secrets.token_hex(16)) if is_fifo else None
     return SendEntry(str(position), body, group, key, message_attributes=attributes or None)
+
+
+def _kind_of(name: str, source: Source, usual: str) -> str:
+    """Return the type of an attribute. What another broker calls it is none of SQS' types."""
+    kind = source.kinds.get(name, usual)
+    return kind if kind.startswith(("String", "Number", "Binary")) else usual
 
 
 def plain(text: str) -> str:

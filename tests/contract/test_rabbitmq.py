@@ -18,6 +18,7 @@ from router.brokers.rabbitmq.limits import DeliveryLimit
 from router.brokers.workers import BrokerSettings
 from router.core.config import Ordering, QueueConfig
 from router.core.message import UNTRIED, Tally
+from router.core.raw import RawRoute
 from router.ports import Broker, BrokerError, Depth, Disconnected, Nack, QueueRefused
 from tests.contract.cases import (
     PARENT,
@@ -410,6 +411,26 @@ async def test_an_original_whose_copy_is_safe_is_not_delivered_again(
 
     assert (bodies([first]), bodies(rest)) == (["a"], ["b"])
     assert left == Depth(0, 1, due=0)
+
+
+@pytest.mark.rule("RAW-3", "BRK-6", "P1")
+async def test_what_nobody_has_named_is_not_taken_for_an_original_whose_copy_is_safe(
+    classic: Ends, server: RabbitServer, name: str, brokers: BrokerRegistry
+) -> None:
+    await send_without_id(server, name)
+    async with proxy_to(server.port) as wire:
+        through_wire = by_way_of(wire, classic.queue, server)
+        raw = replace(through_wire, route=RawRoute(target="https://svc.test/hook"))
+        async with brokers.open_queue(raw) as broker:
+            first = await receive_one(broker)
+            wire.to_server = lambda data: None if BASIC_ACK in data else data
+            with pytest.raises(Disconnected):
+                await broker.nack([Nack(first.handle, 30.0, TRIED)])
+        wire.to_server = lambda data: data
+        async with brokers.open_queue(raw) as broker:
+            again = await receive_one(broker)  # a duplicate, or another with the same body
+
+    assert (first.body, again.body, again.tally) == (b"a", b"a", UNTRIED)
 
 
 @pytest.mark.rule("BRK-6", "P1")

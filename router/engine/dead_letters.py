@@ -272,9 +272,8 @@ class DeadLetterReplay:
     async def _try(self, kept: KeptLetter, order: "_Order") -> None:
         """Raise Conflict if it could not be replayed, as far as can be seen without doing it."""
         queue = self._queue_of(kept, order)
-        if kept.letter.reason is Reason.MALFORMED:
-            whole = await self._store.get(kept.id) or kept  # which has no body, so no message
-            self._published_again(whole, queue, order, "")
+        whole = await self._store.get(kept.id) or kept  # which has no body, so no message
+        self._published_again(whole, queue, order, "")
 
     def _published_again(
         self, kept: KeptLetter, queue: QueueConfig, order: "_Order", key: str

@@ -34,9 +34,10 @@ LAST_ROW_ID: Final = 2**63 - 1
 ROWS_PER_PAGE: Final = 10_000  # that are read for a page of messages, whatever it shows
 BATCH_RETENTION_SECONDS: Final = 7 * 86_400.0  # after its completion (CMD-4)
 MAX_ERROR_CHARACTERS: Final = 1024
-# When a message is due that was given up and holds its group (ORD-11): in the year 9999. It counts
-# as never delivered, so that no change of a clock moves it.
-HELD_UNTIL: Final = 253_370_764_800.0
+# When a message is due that was given up and holds its group (ORD-11): in the year 9999, at an
+# instant that no publisher writes for "never". It counts as never delivered, so that no change of a
+# clock moves it.
+HELD_UNTIL: Final = 253_370_764_800.0 + 12_345.25
 UNNAMED: Final = "FAILED"  # the code of a failure that has none
 
 T = TypeVar("T")

@@ -114,7 +114,7 @@ class DeadLetterWriter:
         self._warn(Code.DEAD_LETTER_STORE, text, Severity.CRITICAL)
 
 
-def _message_of(letter: bytes, queue: QueueConfig) -> Message:
+def message_of(letter: bytes, queue: QueueConfig) -> Message:
     """Return the message of a letter, as its queue reads it now. Raises Malformed."""
     received = received_letter(letter)
     if received.source is not None:
@@ -258,7 +258,7 @@ class DeadLetterReplay:
             return False
         with suppress(Malformed, Unknown):  # it can hold nothing
             queue = self._publishing.queue_named(kept.letter.queue)
-            message = _message_of(kept.letter.body, queue)
+            message = message_of(kept.letter.body, queue)
             await self._release(queue, message, kept.letter.body)
         return await self._store.discard(letter_id)
 

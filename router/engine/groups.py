@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from router.core.config import OnFailure, QueueConfig, RoutingConfig
 from router.core.explain import Explanation, explain_stored
-from router.core.message import DEFAULT_POOL, Message, ReceivedMessage
+from router.core.message import DEFAULT_POOL, Malformed, Message, ReceivedMessage
 from router.core.order import ORDER_PREFIX, GroupKey, group_in_store, store_name
 from router.core.raw import as_letter, stored_body
 from router.core.warnings import Code
+from router.engine.dead_letters import message_of
 from router.engine.publishing import BrokeOff
 from router.engine.queue_manager import QueueManager
 from router.engine.settle import held_text
@@ -99,7 +100,7 @@ class GroupDesk:
             found = await order_log.find_group(group)
             if found is None:
                 return None
-            letter, ids = await self._letter_of(queue, found), await order_log.ids_of(group, IDS)
+            letter, ids = await self._letter_of(config, found), await order_log.ids_of(group, IDS)
             return QueueGroup(queue, found, letter, ids)
 
         for found in await self._ask(config, ask):
@@ -117,7 +118,7 @@ class GroupDesk:
             return found if await order_log.release(group, found.message_id) else None
 
         for released in await self._ask(config, ask):
-            letter = await self._letter_of(queue, released)
+            letter = await self._letter_of(config, released)
             await self.measure()
             return QueueGroup(queue, released, letter)
         raise Conflict(NOT_HELD)
@@ -147,7 +148,7 @@ class GroupDesk:
                     since=found.since,
                     due_at=found.due_at,
                     error=found.error,
-                    letter=await self._letter_of(config.name, found),
+                    letter=await self._letter_of(config, found),
                     is_held=found.is_held,
                 )
         return None
@@ -233,10 +234,20 @@ class GroupDesk:
                 answers.append(answer)
         return answers
 
-    async def _letter_of(self, queue: str, group: StoredGroup) -> int | None:
-        """Return the id of the dead letter that holds a group."""
+    async def _letter_of(self, queue: QueueConfig, group: StoredGroup) -> int | None:
+        """Return the id of the dead letter that holds a group, if it is the latest with that id.
+
+        Ids repeat: a letter of another queue or group is not taken for it.
+        """
         kept = await self._letters.latest_of(group.message_id) if group.is_held else None
-        return kept.id if kept is not None and kept.letter.queue == queue else None
+        if kept is None or kept.letter.queue != queue.name:
+            return None
+        kept = await self._letters.get(kept.id) or kept  # with its body
+        with suppress(Malformed):
+            message = message_of(kept.letter.body, queue)
+            key = message.pool or DEFAULT_POOL, group_in_store(message)
+            return kept.id if key == (group.pool, group.group) else None
+        return None
 
     async def retry_letter(self, queue: QueueConfig, item: Publication, letter: bytes) -> bool:
         """Deliver a dead letter once more, as it is published now, if it holds its group.

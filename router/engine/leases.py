@@ -12,7 +12,7 @@ from enum import Enum
 from functools import partial
 from typing import Final
 
-from router.core.config import OnFailure, QueueConfig, RoutingConfig
+from router.core.config import QueueConfig, RoutingConfig
 from router.core.config_plan import Plan
 from router.core.leadership import LONG_AGO, Leadership
 from router.core.returning import Jitter
@@ -203,9 +203,10 @@ class QueueLeases:
 
     async def _drain(self, lease: QueueLease, consumers: Sequence[QueueConsumer]) -> None:
         """Give a lease back once nothing of its queue is held any more (open requests end)."""
+        tenure = lease.tenure
         await self._ended(consumers)
-        if lease.phase is Phase.DRAINING:  # else it was lost meanwhile
-            tenure = lease.tenure
+        # Else it was lost meanwhile, and perhaps taken again.
+        if lease.phase is Phase.DRAINING and lease.tenure is tenure:
             lease.keeper.cancel()
             self._end(lease)
             lease.rests_until = self._now() + self._ttl
@@ -251,7 +252,7 @@ class QueueLeases:
     def _loses_order(self, queue: QueueConfig) -> bool:
         """Return whether another router could not go on where this one has stopped."""
         order = self._manager.deps.order
-        return queue.failing is OnFailure.PARK and order is not None and not order.is_shared
+        return queue.may_be_stored and order is not None and not order.is_shared
 
     def _leadership_of(self, queue: QueueConfig) -> Leadership | None:
         """Return under which leadership it is consumed here; None: not here."""
@@ -260,7 +261,8 @@ class QueueLeases:
         lease = self._leases.get(queue.name)
         if lease is None or lease.phase is not Phase.HELD or not lease.is_wanted:
             return None
-        return lease.tenure.leadership
+        leadership = lease.tenure.leadership
+        return None if leadership.is_ending else leadership  # given up, though not yet free
 
     def _state(self, lease: QueueLease) -> LeaseState:
         tenure = lease.tenure

@@ -36,7 +36,7 @@ from tests.simulation.targets import SimSender, Targets
 SEED = int(os.environ.get("HISTORY_SEED", random.SystemRandom().randrange(2**32)))
 ROUTERS = 2
 SPAN = 2.0  # seconds in which everything is published
-ENDS_WITHIN = 30.0
+ENDS_WITHIN = 90.0
 RETRY_AFTER = (1.0,)
 MOODS = (Mood.OK, Mood.FAILS, Mood.DENIES, Mood.CUTS)
 # Which queue of the simulator promises the same.

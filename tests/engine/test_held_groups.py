@@ -513,6 +513,18 @@ async def test_a_held_group_is_discarded_with_its_letter() -> None:
 
 
 @OPERATORS
+@pytest.mark.parametrize("other", [grouped("a", group="another")[0], b"no message"])
+async def test_a_letter_of_another_group_with_the_same_id_is_not_discarded(other: bytes) -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(10)
+        rig.letters.letters.append(replace(rig.letters.letters[0], body=other))
+
+        assert (await desk_of(rig).discard("q", G)).letter is None
+        assert rig.letters.discarded == []
+
+
+@OPERATORS
 async def test_a_letter_that_is_not_known_is_not_discarded() -> None:
     async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
         await rig.publish(*grouped("a"), queue=HOLD)

@@ -183,8 +183,11 @@ class NatsBroker:
             await self._sole.wait(self._stopped, patience)
             if not self._sole.is_ours:
                 return ()
-            patience = min(patience, self._sole.patience)
         await self._settle_first()
+        if self._sole is not None:  # that may have taken a while
+            if not self._sole.is_ours:
+                return ()
+            patience = min(patience, self._sole.patience)
         if self._held_back is not None:
             return await self._receive_held_back(self._held_back, limit)
         self._lease_table.sweep(loop_time(), self.lease_seconds)

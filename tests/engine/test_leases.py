@@ -240,6 +240,22 @@ async def test_a_lease_that_cannot_be_refreshed_ends_the_work_in_time() -> None:
         assert one.held == []
 
 
+@pytest.mark.rule("CFG-10")
+async def test_a_configuration_that_comes_while_a_lease_ends_starts_nothing() -> None:
+    server = LeaseServer()
+    sender = FakeSender(takes=60)
+    async with router(server, "one", [free("q")], sender=sender) as one:
+        await asyncio.sleep(1)
+        await one.rig.publish(*grouped("a"), queue=free("q"))
+        await asyncio.sleep(4)
+        server.of("q").fail()
+        await asyncio.sleep(17)  # the lease ends at 30.5, and nothing is received from 20.5 on
+        await one.apply(free("q", connections=2))
+        await asyncio.sleep(1)
+
+        assert one.held == []
+
+
 # Giving back.
 
 

@@ -231,6 +231,7 @@ some = settings(
 
 
 @pytest.mark.rule("P1", "P2", "P3", "OPS-6", "ROUTE-7", "BRK-6", "CFG-7", "CFG-6", "CFG-9")
+@pytest.mark.timeout(600)  # many whole runs of a router, with coverage
 @some
 @given(stories())
 def test_whatever_happens_every_message_is_delivered_in_the_end(story: EventPlan) -> None:
@@ -254,6 +255,7 @@ def test_whatever_happens_every_message_is_delivered_in_the_end(story: EventPlan
 
 
 @pytest.mark.rule("P1", "OPS-4", "OPS-6", "ROUTE-7")
+@pytest.mark.timeout(600)  # many whole runs of a router, with coverage
 @some
 @given(
     stories(),

@@ -1,5 +1,6 @@
 """The mutants are those bugs that one would make, one at a time."""
 
+from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -67,4 +68,4 @@ def test_every_subject_has_mutants(subject: str) -> None:
         assert len(list(of_sql(dict(QUERIES)))) > 100
     else:
         source = Path(subject.replace(".", "/") + ".py").read_text()
-        assert len(list(of_python(source))) > 10
+        assert len(list(islice(of_python(source), 11))) > 10  # each one is made of all its lines

@@ -233,8 +233,6 @@ def _shown(error: Exception) -> str:
     """Return the text of an error without what was given: it may be a misplaced secret."""
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8"
-    if isinstance(error, RecursionError):
-        return "nested too deep"
     text, at, where = str(error).partition(" - at `")
     if text.startswith("Invalid enum value"):
         text = "not one of the allowed values"

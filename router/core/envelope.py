@@ -116,10 +116,8 @@ class CommandReader:
             return parse(body)
         try:
             command = _command.decode(body)
-        except msgspec.ValidationError as error:
+        except msgspec.MsgspecError as error:
             raise Malformed(f"not a command: {error}") from None
-        except NOT_JSON:
-            return parse(body)  # which says what is wrong
         kind = command.command_type
         route = self._routes.get(kind)
         if route is None and self._has_handlers and is_local_name(kind):

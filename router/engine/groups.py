@@ -215,15 +215,14 @@ class GroupDesk:
         The question is also told whether it asks the store. Return the answers.
         """
         store, answers = self._store, list[T]()
-        if store is None:
-            return answers
-        for place, is_store in ((queue, False), (store.queue_of(queue), True)):
+        places = () if store is None else ((queue, store), (store.queue_of(queue), store))
+        for place, owner in places:
             try:
                 async with (
                     asyncio.timeout(ASK_SECONDS),
-                    store.logs.open_order_log(place) as order_log,
+                    owner.logs.open_order_log(place) as order_log,
                 ):
-                    answer = await question(order_log, is_store)
+                    answer = await question(order_log, place is not queue)
             except QueueRefused:  # it is no work queue
                 continue
             except BrokerError as error:

@@ -29,6 +29,7 @@ from router.ports import (
     Finish,
     OrderLog,
     OrderLogs,
+    QueueRefused,
     Traits,
     Unknown,
     Unsettled,
@@ -684,6 +685,29 @@ async def test_nothing_is_asked_of_a_store_that_is_away_or_was_never_used() -> N
         await rig.apply(pool(), queues=[QUEUE])
         await desk_of(rig).measure()
         assert rig.codes <= {"ORDER_STORE"}
+
+
+@OPERATORS
+async def test_without_an_order_store_no_group_is_stored() -> None:
+    async with running(pool(), queues=[HOLD_IN_POOL]) as rig:
+        assert await desk_of(rig).groups("q", 10, only_held=False) == []
+
+
+class Foreign:
+    """Order logs of queues that are none."""
+
+    @asynccontextmanager
+    async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[OrderLog]:
+        raise QueueRefused(f"{queue.name} is no work queue")
+        yield
+
+
+@OPERATORS
+async def test_a_queue_that_is_no_work_queue_has_no_groups_of_its_own() -> None:
+    async with running(pool(), queues=[QUEUE], order=order_store(Foreign())) as rig:
+        rig.manager.keep(RoutingConfig(queues=(HOLD,)))
+
+        assert await desk_of(rig).groups("q", 10, only_held=False) == []
 
 
 class Slow:

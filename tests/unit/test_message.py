@@ -345,8 +345,10 @@ def seconds(content: bytes) -> float:
 def test_no_body_of_1_mib_takes_20_milliseconds() -> None:
     slow: Sequence[bytes] = [each for each in hostile() if seconds(each) >= 0.01]
 
-    bound = 0.02 * slowdown()
-    assert [each[:120] for each in slow if min(seconds(each) for _ in range(10)) >= bound] == []
+    # The machine is asked again beside each try: its pace changes from one moment to the next.
+    assert [
+        each[:120] for each in slow if all(seconds(each) >= 0.02 * slowdown() for _ in range(10))
+    ] == []
 
 
 @pytest.mark.timeout(600)  # tracing memory is slow on a busy machine

@@ -323,6 +323,10 @@ def test_a_route_is_read_and_shown_without_secrets() -> None:
         ({"envelope": "raw", "route": {}}, "route: Object missing required field"),
         ({"envelope": "raw", "route": WHOLE | {"poolcode": "P"}}, "unknown field `poolcode`"),
         (
+            {"envelope": "raw", "route": WHOLE | {"mediationTarget": "https://"}},
+            "route: `mediationTarget`",
+        ),
+        (
             {"envelope": "raw", "route": WHOLE | {"mediationTarget": "ftp://h"}},
             "route.mediationTarget: must begin",
         ),

@@ -20,7 +20,7 @@ _TEXTS: Final = {
     "amqp.type": "message_type",
 }
 _PRIORITY: Final = "amqp.priority"
-_IS_PRIORITY: Final = re.compile(r"[0-9]{1,2}").fullmatch  # a header may have its name, too
+_DIGITS: Final = re.compile(r"[0-9]{1,2}")  # a header may have the name of the priority
 _READERS: Final[Mapping[str, Callable[[str], bool | float | int | str]]] = {
     "bool": "true".__eq__,
     "float": float,
@@ -68,7 +68,7 @@ def properties_of(source: Source, now: datetime) -> Properties:
         content_encoding=texts["amqp.content_encoding"],
         headers={**headers, **source.binary},
         delivery_mode=PERSISTENT,
-        priority=int(priority) if priority is not None and _IS_PRIORITY(priority) else None,
+        priority=int(priority) if priority is not None and _DIGITS.fullmatch(priority) else None,
         correlation_id=texts["amqp.correlation_id"],
         reply_to=texts["amqp.reply_to"],
         message_id=texts["amqp.message_id"],

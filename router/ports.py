@@ -60,7 +60,7 @@ class Nack(Struct, frozen=True):
     handle: Handle
     delay: float = 0.0  # seconds: it is handed out again no sooner
     tally: Tally = UNTRIED  # stored with it where the broker can, for `ReceivedMessage.tally`
-    error: str = ""  # why its delivery failed; "": it was no real failure
+    failure: Failure | None = None  # why its delivery failed; None: it was no real failure
 
 
 class Depth(Struct, frozen=True):
@@ -240,7 +240,9 @@ class MessageRecord(Struct, frozen=True, kw_only=True):
     correlation_id: str | None = None
     batch_id: str | None = None
     payload_bytes: int = 0
-    last_error: str | None = None
+    last_failure: Failure | None = None  # of its last failed attempt
+    next_attempt_at: float | None = None  # while it waits for a time
+    updated_at: float | None = None  # when its state last changed
     ending: Ending | None = None  # of what succeeded or failed
 
 

@@ -106,18 +106,16 @@ class Accepted(ResponseModel):
 
 
 class FailureView(ResponseModel):
-    code: Annotated[str | None, BLANK_IS_NONE] = as_is(
-        "HTTP_404", "null while the message may still succeed"
+    code: str = as_is(
+        "HTTP_503", "The target's own `error.code`, else HTTP_ and the status, or the router's word"
     )
-    message: Masked = as_is("HTTP 404")
-    http_status: int | None = as_is(404)
+    message: Masked = as_is("HTTP 503")
+    http_status: int | None = as_is(503)
 
 
 def _error_of(record: MessageRecord) -> Failure | None:
     """Return why it failed, or last failed while it may still succeed."""
-    if record.ending is not None:
-        return record.ending.failure
-    return Failure("", record.last_error) if record.last_error else None
+    return record.last_failure if record.ending is None else record.ending.failure
 
 
 class MessageStateView(ResponseModel):
@@ -142,13 +140,19 @@ class MessageStateView(ResponseModel):
         "When it was published. Not on a work queue: when the router received it",
     )
     not_before: Time | None = shown("record.not_before", None)
+    next_attempt_at: Time | None = shown(
+        "record.next_attempt_at", None, "null: as soon as it is its turn, or there is none"
+    )
     started_at: Time | None = shown("record.started_at", AT)
     ended_at: Time | None = shown("record.ended_at", AT)
+    updated_at: Time | None = shown("record.updated_at", AT, "When its state last changed")
     worker_id: str | None = shown("record.worker_id", None)
     correlation_id: str | None = shown("record.correlation_id", "order-12345")
     batch_id: str | None = shown("record.batch_id", None)
     payload_bytes: int = shown("record.payload_bytes", 120, "The payload itself is not shown")
-    error: Annotated[FailureView | None, BeforeValidator(_error_of)] = shown("record", None)
+    error: Annotated[FailureView | None, BeforeValidator(_error_of)] = shown(
+        "record", None, "Why it failed; until it has ended, why its last failed attempt did"
+    )
 
 
 class MessagePageView(ResponseModel):

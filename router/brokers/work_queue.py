@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from router.core.config import QueueConfig
 from router.core.message import Handle, Message, Mode, is_given
@@ -91,6 +92,13 @@ def ordered_group(message: Message) -> str | None:
     return None if message.mode is Mode.IMMEDIATE else message.group
 
 
+def stored_failure(failure: Failure | None) -> Failure | None:
+    """Return a failure as a row keeps it while its message waits for its next attempt."""
+    if failure is None or len(failure.message) <= MAX_ERROR_CHARACTERS:
+        return failure
+    return replace(failure, message=failure.message[:MAX_ERROR_CHARACTERS])
+
+
 def payload_size(message: Message) -> int | None:
     return len(message.payload) if message.has_payload else None
 
@@ -159,6 +167,9 @@ def message_record(message_id: str, row: Row) -> MessageRecord:
     if state == "failed":
         code = row["error_code"] or UNNAMED
         ending = Ending(Failure(code, error or UNNAMED, row["http_status"]))
+    last_failure = None
+    if error and state != "succeeded":
+        last_failure = Failure(row["error_code"] or UNNAMED, error, row["http_status"])
     return MessageRecord(
         id=message_id,
         status=status,
@@ -174,7 +185,9 @@ def message_record(message_id: str, row: Row) -> MessageRecord:
         correlation_id=row["correlation_id"],
         batch_id=row["batch_id"],
         payload_bytes=row["payload_size"] or 0,
-        last_error=error,
+        last_failure=last_failure,
+        next_attempt_at=row["due_at"] if state == "ready" else None,
+        updated_at=row["updated_at"],
         ending=ending,
     )
 

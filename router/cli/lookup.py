@@ -75,7 +75,8 @@ def message(
                 click.echo(msgspec.json.encode(found))
             elif watch and not has_ended:
                 words = (f"{plain(found.get(each))} {each}" for each in ("requests", "failures"))
-                facts = (plain(found.get("state")), ", ".join(words), _error(found))
+                due, error = found.get("nextAttemptAt"), _error(found)
+                facts = (plain(found.get("state")), ", ".join(words), error, due and f"until {due}")
                 click.echo("\t".join(fact for fact in facts if fact))
             if has_ended or not watch:
                 break

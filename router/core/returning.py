@@ -192,7 +192,7 @@ def decide(
     """Decide about a message that was not accepted and has failed `failures` times before."""
     rule, asked = outcome.rule, outcome.asked_delay
     if rule.returns is None:
-        return Decision(_give_up(outcome, rule.reason), failures + 1)
+        return Decision(give_up(outcome, rule.reason), failures + 1)
     row = RETURNS[rule.returns]
     unsent = endurance.unsent
     is_free = policy is not None and unsent is not None and unsent < policy.unsent_seconds
@@ -201,11 +201,11 @@ def decide(
     error = outcome.kept_error if row.counts else ""
     has_failed_enough = failures >= MAX_FAILURES and endurance.age >= MAX_FAILING_SECONDS
     if policy is None and endurance.gives_up and counts and has_failed_enough:
-        return Decision(_give_up(outcome, Reason.RETRIES_EXHAUSTED), failures)
+        return Decision(give_up(outcome, Reason.RETRIES_EXHAUSTED), failures)
     if policy is None or not rule.was_sent:
         return Decision(Retry(rule.returns, row.delay if asked is None else asked, error), failures)
     if counts and policy.max_attempts is not None and failures >= policy.max_attempts:
-        return Decision(_give_up(outcome, Reason.RETRIES_EXHAUSTED), failures)
+        return Decision(give_up(outcome, Reason.RETRIES_EXHAUSTED), failures)
     # The longer one wins: a target is never called before the time that it asked for.
     delay = max(retry_delay(policy, max(failures, 1), jitter), asked or 0.0)
     return Decision(Retry(rule.returns, min(delay, MAX_DELAY_SECONDS), error), failures)
@@ -230,6 +230,7 @@ def _exponential(n: int, jitter: Jitter) -> float:
     return jitter(0.0, min(ceiling, _MAX_BACKOFF_SECONDS))
 
 
-def _give_up(outcome: "Outcome", reason: Reason) -> GiveUp:
+def give_up(outcome: "Outcome", reason: Reason) -> GiveUp:
+    """Return why a message becomes a dead letter that had this outcome."""
     failure = None if outcome.ending is None else outcome.ending.failure
     return GiveUp(reason, outcome.kept_error, outcome.status, outcome.reply, failure)

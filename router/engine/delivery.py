@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from router.core.commands import failure_of
 from router.core.config import OnFailure, PoolConfig
 from router.core.history import State, Try
 from router.core.message import Message, RawMessage
@@ -19,6 +20,7 @@ from router.core.outcome import (
     About,
     Cause,
     Disposition,
+    Failure,
     Fault,
     NoReply,
     Outcome,
@@ -36,6 +38,7 @@ from router.core.returning import (
     ReturnReason,
     decide,
     delay_behind,
+    give_up,
 )
 from router.core.stats import Deliveries
 from router.core.target import origin_of
@@ -56,6 +59,7 @@ TRY_PAUSES_SECONDS: Final = (0.0, 1.0, 2.0)  # before each try (MED-2)
 MEAN_OF: Final = 16  # requests; each older one counts for less
 _SHOWN_CHARACTERS: Final = 200  # of a group or target in a warning
 _NOT_TRIED: Final = {Cause.CIRCUIT_OPEN, Cause.TARGET_PAUSED}
+_CRASHED: Final = RULES[Cause.UNFORESEEN].word or ""
 _ABORTED: Final = "Aborted"  # at the end of a shutdown's grace period
 
 
@@ -306,7 +310,7 @@ class DeliveryRunner:
         self._warn(Code.PROCESSING, f"unexpected {type(error).__name__} while serving a message")
         job.line.target.wake()
         await self._return_scope(
-            lane, Return(job, ReturnReason.CRASHED, error=type(error).__name__)
+            lane, Return(job, ReturnReason.CRASHED, failure=Failure(_CRASHED, type(error).__name__))
         )
         if lane:
             text = "the task of a group ended while messages were waiting"
@@ -432,9 +436,8 @@ class DeliveryRunner:
             job.failures = decision.failures
             if not await self._give_up(lane, job, action):
                 job.failures = failures_before  # its last attempt is made again
-                await self._return_scope(
-                    lane, Return(job, ReturnReason.NOT_STORED, error=action.error)
-                )
+                why = failure_of(job.message, job.tries, action)
+                await self._return_scope(lane, Return(job, ReturnReason.NOT_STORED, failure=why))
             elif job.blocks_on_error:
                 self._failing.progress(job.group)
             return
@@ -443,8 +446,11 @@ class DeliveryRunner:
         job.failures = decision.failures
         if lane.group is not None and job.blocks_on_error:
             self._note_failure(job, outcome, action.delay)
+        failure = None
+        if action.error:
+            failure = failure_of(job.message, job.tries, give_up(outcome, outcome.rule.reason))
         was_sent = outcome.rule.was_sent
-        back = Return(job, action.reason, action.delay, action.error, was_sent=was_sent)
+        back = Return(job, action.reason, action.delay, failure, was_sent=was_sent)
         await self._return_scope(lane, back)
 
     async def _give_up(self, lane: Lane, job: Job, why: GiveUp) -> bool:

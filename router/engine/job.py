@@ -9,7 +9,7 @@ from router.core.history import State, Try
 from router.core.identity import MessageKey
 from router.core.message import DEFAULT_POOL, Handle, Message, Mode, ReceivedMessage, Tally
 from router.core.order import GroupKey
-from router.core.outcome import Ending, Metric
+from router.core.outcome import Ending, Failure, Metric
 from router.core.returning import RETURNS, ReturnReason, policy_for
 
 if TYPE_CHECKING:  # a job knows where it is, and all of these know jobs
@@ -149,7 +149,7 @@ class Return(Struct, frozen=True):
     job: Job
     reason: ReturnReason
     own_delay: float | None = None  # seconds; None: that of its reason
-    error: str = ""  # kept by its queue; "": it was no real failure
+    failure: Failure | None = None  # kept by its queue; None: it was no real failure
     was_sent: bool = True  # False: no request was made, so nothing can be wrong with it (ORD-6)
 
     @property

@@ -356,11 +356,13 @@ class Settler:
             return
         error = f"its reply, next step or result was refused again and again: {reason}"
         job.metric = Metric.FAILURE
-        if await self.store(job, GiveUp(Reason.RETRIES_EXHAUSTED, error)):
+        why = GiveUp(Reason.RETRIES_EXHAUSTED, error)
+        if await self.store(job, why):
             self.warn(Code.REPLY_FAILED, f"{name} is a dead letter: {error}")
             self._outgoing.prepare([job])
         else:
-            await self.nack([Return(job, ReturnReason.NOT_STORED, error=error)])
+            failure = failure_of(job.message, job.tries, why)
+            await self.nack([Return(job, ReturnReason.NOT_STORED, failure=failure)])
 
     def note_failure(self, job: Job, *, is_unsent: bool) -> Endurance:
         """Take note of a failed delivery. Return for how long the message has failed."""
@@ -572,8 +574,8 @@ class Settler:
         returns = [each for each in returns if each.job in self.held]
         for each in returns:
             job = each.job
-            job.state, job.returned_for, job.ending = State.SETTLING, each.delay, None
-            job.return_reason = each.reason
+            job.state, job.returned_for, job.return_reason = State.SETTLING, each.delay, each.reason
+            job.ending = None if each.failure is None else Ending(each.failure)
         while any(each.job.extending for each in returns):
             await self.deps.extended.wait()  # a late extension would undo the NACK (BRK-5)
         kept = [
@@ -585,7 +587,7 @@ class Settler:
         now = self.now()
         unsettled = await self._nack(
             [
-                Nack(each.job.handle, each.delay, each.job.tally, each.error)
+                Nack(each.job.handle, each.delay, each.job.tally, each.failure)
                 for each in kept
                 if each.job.lease_until > now
             ]

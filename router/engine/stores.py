@@ -342,10 +342,28 @@ def _seen(
         ended_at=None if isinstance(seen, Held) or ending is None else seen.ended_at,
         correlation_id=seen.correlation_id,
         payload_bytes=seen.payload_bytes,
-        last_error=next((each.error for each in reversed(seen.tries) if each.error), None),
+        last_failure=_last_failure(seen),
+        next_attempt_at=seen.resume_at if isinstance(seen, Held) else seen.due_at,
+        updated_at=_changed_at(seen) if isinstance(seen, Held) else seen.ended_at,
         ending=ending,
     )
     return FoundMessage(seen.queue, record)
+
+
+def _last_failure(seen: Held | HandOver) -> Failure | None:
+    """Return the error of its last failed request, in the target's words if they are known."""
+    if isinstance(seen, HandOver) and seen.ending is not None and seen.ending.failure is not None:
+        return seen.ending.failure
+    last = next((each for each in reversed(seen.tries) if each.error), None)
+    if last is None or last.error is None:
+        return None
+    said = seen.error if isinstance(seen, HandOver) else ""
+    code = last.error if last.status is None else f"HTTP_{last.status}"
+    return Failure(code, said or last.error, last.status)
+
+
+def _changed_at(held: Held) -> float:
+    return max((each.ended_at for each in held.tries), default=held.received_at)
 
 
 def _dead(kept: KeptLetter) -> FoundMessage:
@@ -357,6 +375,7 @@ def _dead(kept: KeptLetter) -> FoundMessage:
         requests=letter.requests,
         created_at=letter.first_seen,
         ended_at=letter.dead_at,
+        updated_at=letter.dead_at,
         ending=_failure(letter.reason.name, letter.error, letter.http_status),
     )
     return FoundMessage(letter.queue, record)

@@ -325,7 +325,9 @@ class QueueOrder:
         delay = each.delay if waits else 0.0
         group = None if job.stored_in is None else job.stored_in[1]
         given_up = job.ending.failure if job.is_held and job.ending is not None else None
-        error = each.error if given_up is None else job.error
+        error = job.error
+        if given_up is None:
+            error = "" if each.failure is None else each.failure.message
         return StoredMessage(publication, group, job.tally, delay, error, given_up)
 
     def _arrived(self, jobs: Sequence[Job]) -> None:

@@ -49,6 +49,10 @@ def hand_over(fate: Fate, *tries: Try, queue: str = "orders", error: str = "") -
     )  # fmt: skip
 
 
+def returned(*tries: Try, error: str = "") -> HandOver:
+    return replace(hand_over(Fate.RETURNED, *tries, error=error), returned_for=60.0)
+
+
 def remember(router: HandMadeRouter, **fields: Any) -> None:
     router.lookup.histories["a"] = replace(MessageHistory(message_id="a"), **fields)
 
@@ -86,6 +90,7 @@ async def test_a_message_that_succeeded_is_shown_with_its_result(
             not_before=AT,
             started_at=AT + 1,
             ended_at=AT + 2,
+            updated_at=AT + 2,
             worker_id="worker-1",
             correlation_id="order-7",
             batch_id="b",
@@ -110,8 +115,10 @@ async def test_a_message_that_succeeded_is_shown_with_its_result(
         "requests": 1,
         "createdAt": ISO,
         "notBefore": ISO,
+        "nextAttemptAt": None,
         "startedAt": ISO.replace("00.250", "01.250"),
         "endedAt": ISO.replace("00.250", "02.250"),
+        "updatedAt": ISO.replace("00.250", "02.250"),
         "workerId": "worker-1",
         "correlationId": "order-7",
         "batchId": "b",
@@ -153,12 +160,50 @@ async def test_a_message_that_failed_is_shown_with_its_error_and_no_secret(
 async def test_a_message_that_will_be_retried_is_shown_with_its_last_error(
     api: httpx.AsyncClient, router: HandMadeRouter
 ) -> None:
-    keep(router, record(failures=2, last_error="HTTP 503"))
+    failure = Failure("BUSY", "come back later", 503)
+    keep(
+        router,
+        record(failures=2, last_failure=failure, next_attempt_at=AT + 60, updated_at=AT + 1),
+    )
 
     shown = (await api.get("/messages/a")).json()
 
     assert (shown["state"], shown["failures"]) == ("READY", 2)
-    assert shown["error"] == {"code": None, "message": "HTTP 503", "httpStatus": None}
+    assert shown["error"] == {"code": "BUSY", "message": "come back later", "httpStatus": 503}
+    assert shown["nextAttemptAt"] == ISO.replace("08:00", "08:01")
+    assert shown["updatedAt"] == ISO.replace("00.250", "01.250")
+
+
+@pytest.mark.rule("CMD-2")
+@pytest.mark.parametrize(
+    ("went_back", "expected"),
+    [
+        (returned(Try(AT, 1.0, 503, "HttpError"), error="HTTP 503"), ("HTTP_503", "HTTP 503", 503)),
+        (returned(Try(AT, 1.0, None, "Timeout"), error="too late"), ("Timeout", "too late", None)),
+        (returned(Try(AT, 1.0, None, "Aborted")), ("Aborted", "Aborted", None)),
+        (
+            replace(
+                returned(Try(AT, 1.0, 503, "HttpError"), error="HTTP 503"),
+                ending=Ending(Failure("BUSY", "come back later", 503)),
+            ),
+            ("BUSY", "come back later", 503),
+        ),
+    ],
+)
+async def test_a_message_that_went_back_is_shown_with_its_error_and_its_next_attempt(
+    api: httpx.AsyncClient,
+    router: HandMadeRouter,
+    went_back: HandOver,
+    expected: tuple[str, str, int | None],
+) -> None:
+    remember(router, ended=[went_back])
+
+    shown = (await api.get("/messages/a")).json()
+
+    assert (shown["state"], shown["endedAt"]) == ("READY", None)
+    assert tuple(shown["error"].values()) == expected
+    assert shown["updatedAt"] == ISO.replace("00.250", "02.250")
+    assert shown["nextAttemptAt"] == ISO.replace("00:00.250", "01:02.250")
 
 
 @pytest.mark.rule("CMD-2")

@@ -126,7 +126,8 @@ async def fill(router: HandMadeRouter, *, has_letter: bool) -> None:
     jobs.records += [
         MessageRecord(
             id="m", status=MessageStatus.SUCCEEDED, failures=0, requests=1, created_at=NOW,
-            ended_at=NOW, ending=Ending(result=b'"PRIVATE-RESULT"'), last_error="PRIVATE-ERROR",
+            ended_at=NOW, ending=Ending(result=b'"PRIVATE-RESULT"'),
+            last_failure=Failure("E", "PRIVATE-ERROR"),
         )
     ]  # fmt: skip
 

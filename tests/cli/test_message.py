@@ -88,7 +88,13 @@ def test_watching_ends_when_the_message_does(
     run: Run, fake: FakeRouter, state: str, code: int
 ) -> None:
     waiting = {**FOUND, "state": "READY", "requests": 0}
-    again = {**waiting, "requests": 1, "failures": 1, "error": {"code": None, "message": "503"}}
+    again = {
+        **waiting,
+        "requests": 1,
+        "failures": 1,
+        "error": {"code": "HTTP_503", "message": "busy"},
+        "nextAttemptAt": "2027-01-15T08:00:00.250Z",
+    }
     fake.answers("GET /messages/a", waiting, waiting, again, {**FOUND, "state": state})
 
     result = run("message", "a", *WATCH, "--url", fake.url)
@@ -97,7 +103,7 @@ def test_watching_ends_when_the_message_does(
     assert result.exit_code == code
     assert lines[:3] == [
         "READY\t0 requests, 0 failures",
-        "READY\t1 requests, 1 failures\t503",
+        "READY\t1 requests, 1 failures\tHTTP_503: busy\tuntil 2027-01-15T08:00:00.250Z",
         "id            a/1",
     ]
     assert f"state         {state}" in lines

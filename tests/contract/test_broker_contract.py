@@ -15,6 +15,7 @@ from router.brokers.catalog import installed
 from router.brokers.kit import consuming
 from router.core.broker import WhenFull
 from router.core.message import UNTRIED, ReceivedMessage, Tally
+from router.core.outcome import Failure
 from router.ports import Broker, Disconnected, Nack
 from tests.contract.cases import (
     CASES,
@@ -33,6 +34,7 @@ from tests.support.virtual_time import now
 pytestmark = pytest.mark.anyio
 
 TRIED = Tally(failures=1, requests=3)
+HTTP_500 = Failure("HTTP_500", "HTTP 500", 500)
 MALFORMED = b"\x00\xff{not json"
 
 
@@ -129,7 +131,7 @@ async def test_a_nacked_message_comes_back_no_sooner_than_asked(case: Case, ends
     first = await receive_one(ends.broker)
     returned = now()
 
-    await ends.broker.nack([Nack(first.handle, case.short, TRIED, error="HTTP 500")])
+    await ends.broker.nack([Nack(first.handle, case.short, TRIED, HTTP_500)])
     second = await receive_one(ends.broker)
 
     assert returned + case.short - 0.01 <= now() < returned + case.short + 1
@@ -192,7 +194,7 @@ async def test_each_of_many_has_its_own_delay_and_a_settled_one_stops_no_other(
 
     refused = await ends.broker.nack(
         [
-            Nack(late.handle, 2 * case.short, TRIED, "HTTP 500"),
+            Nack(late.handle, 2 * case.short, TRIED, HTTP_500),
             Nack(gone.handle, case.short),
             Nack(soon.handle, case.short),
         ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from router.brokers import BrokerRegistry
-from router.brokers.sqlite.connection import SCHEMA_VERSION
+from router.brokers.sqlite.connection import OLDEST_VERSION, SCHEMA_VERSION
 from router.brokers.workers import Machine
 from router.core.config import QueueConfig
 from router.core.message import ReceivedMessage, Tally
@@ -112,7 +112,8 @@ async def test_a_file_of_the_version_before_keeps_all_that_is_in_it(tmp_path: Pa
     assert result.ending is not None
     assert result.ending.result == b'{"total":7}'
     assert failed is not None
-    assert failed.last_error == "it failed"
+    assert failed.last_failure is not None
+    assert failed.last_failure.message == "it failed"
     assert later is not None
     assert later.status is MessageStatus.SCHEDULED
     assert tick == 42
@@ -158,7 +159,7 @@ async def test_a_file_survives_kills_in_the_middle_of_its_upgrade(tmp_path: Path
     for steps in (100, 100_000, 1_500_000):  # the last one while the index is made
         killed = await asyncio.to_thread(subprocess.run, [*command, str(steps)], cwd=_ROOT)
         assert killed.returncode == -signal.SIGKILL
-        assert schema_version(path) == SCHEMA_VERSION - 1
+        assert schema_version(path) == OLDEST_VERSION
     async with reopened_file(path, "many") as ends:
         received = await receive_all(ends.broker, MANY)
 

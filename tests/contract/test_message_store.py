@@ -250,7 +250,52 @@ async def test_a_plain_ack_keeps_the_state_and_the_error(site: StoreSite) -> Non
 
     assert (succeeded.status, succeeded.ending) == (MessageStatus.SUCCEEDED, Ending())
     assert failed.ending == Ending(Failure("FAILED", "HTTP 404"))
-    assert failed.last_error == "HTTP 404"
+    assert failed.last_failure == Failure("FAILED", "HTTP 404")
+
+
+@pytest.mark.rule("CMD-2")
+async def test_between_two_attempts_the_error_and_the_times_are_known(site: StoreSite) -> None:
+    busy = Failure("BUSY", "come back later", 503)
+    await site.put(message("a"), message("b"))
+    published = await site.found("a")
+    first, second = await site.take()
+    in_flight = await site.found("a")
+    asked_at = time.time()
+    await site.broker.nack([Nack(first, 60.0, Tally(1, 3), busy), Nack(second, 0.0)])
+
+    waiting, due = await site.found("a"), await site.found("b")
+    (listed,) = (await site.store.page(MessageFilter(), limit=10, before=None)).records[1:]
+
+    assert (published.last_failure, published.next_attempt_at) == (None, None)
+    assert published.updated_at == pytest.approx(published.created_at, abs=0.02)
+    assert (in_flight.last_failure, in_flight.next_attempt_at) == (None, None)
+    assert in_flight.updated_at == pytest.approx(in_flight.started_at, abs=0.02)
+    assert waiting.last_failure == busy
+    assert waiting.next_attempt_at == pytest.approx(asked_at + 60, abs=5)
+    assert waiting.updated_at == pytest.approx(asked_at, abs=5)
+    assert waiting.updated_at == pytest.approx((waiting.next_attempt_at or 0) - 60, abs=0.02)
+    assert (due.last_failure, due.next_attempt_at) == (None, None)
+    assert in_whole_milliseconds(listed) == in_whole_milliseconds(waiting)
+
+
+@pytest.mark.rule("CMD-2")
+async def test_the_error_of_the_last_failed_attempt_counts(site: StoreSite) -> None:
+    seen: list[Failure | None] = []
+    busy, strange = Failure("BUSY", "come back later", 503), Failure("Timeout", "too late")
+    await site.put(message("a"))
+    for failure in (busy, None, strange):
+        (handle,) = await site.take()
+        await site.broker.nack([Nack(handle, 0.0, Tally(1, 1), failure)])
+        seen.append((await site.found("a")).last_failure)
+    (handle,) = await site.take()
+    retried = (await site.found("a")).last_failure
+    await site.broker.ack([handle])
+
+    ended = await site.found("a")
+
+    assert (seen, retried) == ([busy, busy, strange], strange)
+    assert (ended.status, ended.last_failure) == (MessageStatus.SUCCEEDED, None)
+    assert ended.updated_at == pytest.approx(ended.ended_at, abs=0.02)
 
 
 @pytest.mark.rule("CMD-2")
@@ -289,7 +334,9 @@ async def test_the_newest_publication_under_an_id_is_found(site: StoreSite) -> N
 def in_whole_milliseconds(record: MessageRecord) -> MessageRecord:
     """A file's clock and the wall clock are read one after the other."""
     times = {"created_at": record.created_at} | {
-        name: at for name in ("started_at", "ended_at") if (at := getattr(record, name)) is not None
+        name: at
+        for name in ("started_at", "ended_at", "next_attempt_at", "updated_at")
+        if (at := getattr(record, name)) is not None
     }
     return replace(record, **{name: round(at, 2) for name, at in times.items()})
 

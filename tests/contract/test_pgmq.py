@@ -662,7 +662,9 @@ async def test_what_waits_and_what_was_archived_is_listed(
     bad, good, held = await ends.broker.receive(10)
     await ends.broker.ack([bad.handle], error="HTTP 422")
     await ends.broker.ack([good.handle])
-    await ends.broker.nack([Nack(held.handle, 60.0, Tally(2, 5), "HTTP 503")])
+    await ends.broker.nack(
+        [Nack(held.handle, 60.0, Tally(2, 5), Failure("HTTP_503", "HTTP 503", 503))]
+    )
     await send(other, name, {**COMMAND, "correlation_id": "c"}, {"x-pgmq-group": "g"})
     await other.execute("SELECT pgmq.send($1, '{}'::jsonb, 3600)", name)
 

@@ -19,6 +19,7 @@ from router.brokers import BrokerRegistry
 from router.brokers.postgres import database, work_queue
 from router.core.config import QueueConfig
 from router.core.message import UNTRIED, ReceivedMessage, Tally, parse
+from router.core.outcome import Failure
 from router.ports import Broker, Disconnected, Nack, Publication, QueueRefused
 from tests.contract.cases import (
     Ends,
@@ -390,7 +391,7 @@ async def test_a_producer_needs_no_more_than_the_right_to_insert(
 async def test_a_name_that_a_database_cannot_store_harms_nobody(ends: Ends) -> None:
     added = await ends.publisher.publish([publication("a", group="\0g"), publication("b")])
     received = await receive_one(ends.broker)
-    await ends.broker.nack([Nack(received.handle, 0, UNTRIED, error="\0")])
+    await ends.broker.nack([Nack(received.handle, 0, UNTRIED, Failure("\0", "\0"))])
 
     assert added == [True, True]
     assert bodies(await ends.broker.receive(10)) == ["a", "b"]
@@ -456,7 +457,9 @@ async def finished(brokers: BrokerRegistry, queue: QueueConfig) -> AsyncIterator
         await ends.publisher.publish([publication("good"), publication("bad")])
         good, bad = await ends.broker.receive(2)
         await ends.broker.ack([good.handle])
-        await ends.broker.nack([Nack(bad.handle, 0, Tally(1, 1), error="HTTP 503")])
+        await ends.broker.nack(
+            [Nack(bad.handle, 0, Tally(1, 1), Failure("HTTP_503", "HTTP 503", 503))]
+        )
         await ends.broker.ack([(await receive_one(ends.broker)).handle], error="HTTP 400")
         yield ends
 

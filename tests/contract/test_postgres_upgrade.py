@@ -14,6 +14,7 @@ import pytest
 from router.brokers import BrokerRegistry
 from router.brokers.postgres import database
 from router.core.message import Tally
+from router.core.outcome import Failure
 from router.ports import Disconnected, MessageStatus, PoolFilter, QueueRefused
 from tests.contract.cases import Ends, bodies, both_ends, publication, queue_at
 from tests.contract.postgres_place import PostgresPlace
@@ -29,6 +30,7 @@ OLD_VERSION = """
 SELECT version, incarnation FROM message_router.schema_versions ORDER BY version DESC LIMIT 1
 """
 OLD_CLAIM = "SELECT * FROM message_router.claim($1, $2, $3, $4, $5)"
+OLD_NACK = "SELECT message_router.nack($1, $2, $3, $4, $5, $6)"
 WAITS_FOR_A_LOCK = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted) FROM pg_sleep(0.05)"
 REVISION = "SELECT to_jsonb(v) ->> 'revision' FROM message_router.schema_versions AS v"
 
@@ -103,7 +105,8 @@ async def test_a_schema_of_the_version_before_keeps_all_that_is_in_it(fresh_url:
     assert result.ending is not None
     assert result.ending.result == b'{"total":7}'
     assert failed is not None
-    assert failed.last_error == "it failed"
+    assert failed.last_failure is not None
+    assert failed.last_failure.message == "it failed"
     assert later is not None
     assert later.status is MessageStatus.SCHEDULED
     assert tick == 42
@@ -141,17 +144,27 @@ async def test_a_router_of_the_version_before_works_beside_a_new_one(fresh_url: 
     """It has its statements prepared, and looks at the version whenever it connects."""
     await write_old_schema(fresh_url)
     async with connected(fresh_url) as old:
-        claim = await old.prepare(OLD_CLAIM)
+        claim, nack = await old.prepare(OLD_CLAIM), await old.prepare(OLD_NACK)
         before = await claim.fetch("orders", "old", 1, 3, 30.0)
 
         async with opened(fresh_url) as ends:
             after = await claim.fetch("orders", "old", 2, 3, 30.0)
+            returned = await nack.fetchval(after[0]["id"], 2, 0.0, 1, 1, "HTTP 503")
+            opening = ends.brokers.open_store(ends.queue)
+            assert opening is not None
+            async with opening as store:
+                record = await store.find(after[0]["body"].decode())
+            claimed = await claim.fetch("orders", "old", 2, 1, 30.0)
             version = await old.fetchval(OLD_VERSION)
             new = await ends.broker.receive(50)
 
     found = [row["body"].decode() for row in (*before, *after)] + bodies(new)
     assert found == WAITING
     assert version == database.SCHEMA_VERSION
+    assert [row["id"] for row in claimed] == [after[0]["id"]]
+    assert returned
+    assert record is not None
+    assert record.last_failure == Failure("FAILED", "HTTP 503")
 
 
 @pytest.mark.rule("WQ-12")

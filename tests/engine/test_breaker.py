@@ -441,7 +441,8 @@ async def test_a_circuit_that_opens_between_two_tries_ends_the_message_by_its_la
         # Ten first tries failed at 0.1 and opened it; at 1.1 no second one is let through.
         assert len(rig.sender.sent) == 10
         assert {delay for _, _, delay in rig.witness.nacks} == {30}
-        assert set(rig.witness.errors.values()) == {"connection refused"}
+        failures = rig.witness.failures.values()
+        assert {each and each.message for each in failures} == {"connection refused"}
         assert {tally.failures for tally in rig.witness.tallies.values()} == {1}
 
 
@@ -456,7 +457,7 @@ async def test_an_open_circuit_returns_the_message_unsent_for_about_thirty_secon
         assert rig.sender.sent == []
         assert rig.witness.nacks == [(0, "a", 30)]  # jitter of 0.9 … 1.1, its middle
         assert rig.witness.tallies["a"].failures == 0
-        assert rig.witness.errors["a"] == ""
+        assert rig.witness.failures["a"] is None
 
 
 @pytest.mark.anyio

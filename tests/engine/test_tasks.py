@@ -9,7 +9,7 @@ import pytest
 
 from router.core.config import ENDLESS_RETRY, RetryPolicy
 from router.core.dead_letter import Reason
-from router.core.outcome import Answer, Cause, NoReply, Reply
+from router.core.outcome import Answer, Cause, Ending, Failure, NoReply, Reply
 from router.ports import Task
 from tests.support.fakes import FakeSender
 from tests.support.faults import Scripted, ScriptedQueue, handed, lost
@@ -88,9 +88,24 @@ async def test_what_a_task_says_is_kept_and_never_logged(caplog: pytest.LogCaptu
             assert [letter.error for letter in rig.letters.letters] == [
                 "exit code 65: secret words"
             ]
-            assert rig.witness.errors["a"] == "exit code 1: secret words"  # of the NACK
+            assert rig.witness.failures["a"] == Failure("TaskFailed", "secret words")
     assert "exit code 1" in caplog.text
     assert "secret words" not in caplog.text
+
+
+@pytest.mark.rule("CMD-2", "CMD-8")
+async def test_the_queue_keeps_the_error_of_an_attempt_as_that_of_the_last_one() -> None:
+    own = NoReply(Cause.TASK_FAILED, "exit code 1", "words", code="NO_FONT", message="no such font")
+    async with running(pool(), tasks=FakeTasks(deque([own, LATER]))) as rig:
+        await rig.publish(task())
+        await asyncio.sleep(5)
+        after_a_failure = rig.witness.failures["a"]
+        (went_back,) = rig.manager.registry.journal.of_message("a")
+        await asyncio.sleep(20)
+
+        assert after_a_failure == Failure("NO_FONT", "no such font")
+        assert went_back.ending == Ending(after_a_failure)
+        assert rig.witness.failures["a"] is None  # exit code 75 is no failure
 
 
 @pytest.mark.parametrize("one_breaker", [False, True])

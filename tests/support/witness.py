@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from router.core.config import QueueConfig
 from router.core.message import Handle, Malformed, ReceivedMessage, Tally, parse
+from router.core.outcome import Failure
 from router.ports import Broker, Brokers, Nack, Publisher, Unsettled
 from tests.support.passing import PassingBroker
 from tests.support.virtual_time import now
@@ -17,7 +18,7 @@ class Witness:
     brokers: Brokers
     acks: list[tuple[float, str]] = field(default_factory=list)  # when, which
     nacks: list[tuple[float, str, float]] = field(default_factory=list)  # when, which, for how long
-    errors: dict[str, str] = field(default_factory=dict)  # the last that came with each
+    failures: dict[str, Failure | None] = field(default_factory=dict)  # the last of each
     tallies: dict[str, Tally] = field(default_factory=dict)  # ditto
     ids: dict[Handle, str] = field(default_factory=dict)
     nack_takes: float = 0.0  # seconds; a network would
@@ -51,7 +52,7 @@ class Watched(PassingBroker):
         for item in items:
             message_id = self.witness.ids[item.handle]
             self.witness.nacks.append((now(), message_id, item.delay))
-            self.witness.errors[message_id] = item.error
+            self.witness.failures[message_id] = item.failure
             self.witness.tallies[message_id] = item.tally
         await asyncio.sleep(self.witness.nack_takes)
         return await super().nack(items)

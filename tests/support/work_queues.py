@@ -15,7 +15,7 @@ from router.brokers.sqlite.store import SqliteMessageStore
 from router.brokers.sqlite.work_queue import WorkQueue
 from router.brokers.work_queue import Lease, no_sinks
 from router.core.message import UNTRIED, Message, Tally
-from router.core.outcome import Ending
+from router.core.outcome import Ending, Failure
 from router.ports import (
     BatchRecord,
     Cancellation,
@@ -89,7 +89,8 @@ class Queue:
         return [position for position, lease in enumerate(leases) if lease in lost]
 
     def nack(self, lease: Lease, delay: float, tally: Tally = UNTRIED, error: str = "") -> bool:
-        return not self._run(self._queue.nack([Nack(lease, delay, tally, error)]))
+        failure = Failure("HTTP_503", error, 503) if error else None
+        return not self._run(self._queue.nack([Nack(lease, delay, tally, failure)]))
 
     def extend(self, leases: Sequence[Lease], seconds: float) -> list[int]:
         lost = [one.handle for one in self._run(self._queue.extend(leases, seconds))]

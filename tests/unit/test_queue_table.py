@@ -887,7 +887,7 @@ def test_the_last_error_stays_until_there_is_another(table: Queue) -> None:
         _, (lease,) = table.claim_ids()
         table.nack(lease, 0, error=error)
         found = table.find("a")
-        seen.append(found and found.last_error)
+        seen.append(found and found.last_failure and found.last_failure.message)
 
     assert seen == ["first", "first", "second"]
 

@@ -122,7 +122,8 @@ BEGIN
         ORDER BY lease_until LIMIT 1000 FOR UPDATE SKIP LOCKED
     ), woken AS (
         UPDATE queue_messages
-        SET state = 'ready', run_after = NULL, lease_token = NULL, lease_until = NULL
+        SET state = 'ready', run_after = NULL, lease_token = NULL, lease_until = NULL,
+            returned_at = CASE WHEN was_held THEN _now ELSE returned_at END
         FROM (SELECT id, false AS was_held FROM waited
               UNION ALL SELECT id, true FROM held) AS due
         WHERE queue_messages.id = due.id
@@ -814,10 +815,11 @@ BEGIN
 END
 $$;
 
--- Makes the message claimable again after _delay seconds. Returns false if the lease was lost.
+-- Makes the message claimable again after _delay seconds, and keeps the error of its failed attempt, if
+-- there is one. Returns false if the lease was lost.
 CREATE OR REPLACE FUNCTION nack(
     _id bigint, _token bigint, _delay double precision, _attempts integer, _posts integer,
-    _error text
+    _error text, _code text DEFAULT NULL, _status integer DEFAULT NULL
 ) RETURNS boolean
 LANGUAGE plpgsql
 AS $$
@@ -832,7 +834,10 @@ BEGIN
             lease_until = NULL,
             attempts = _attempts,
             posts = _posts,
-            last_error = CASE WHEN _error = '' THEN last_error ELSE _error END
+            returned_at = clock_timestamp(),
+            last_error = CASE WHEN _error = '' THEN last_error ELSE _error END,
+            error_code = CASE WHEN _error = '' THEN error_code ELSE _code END,
+            http_status = CASE WHEN _error = '' THEN http_status ELSE _status END
         WHERE id = _id AND lease_token = _token AND finished_at IS NULL
         RETURNING id, queue, group_key, worker_id
     ), changed AS (
@@ -877,7 +882,8 @@ AS $$
 BEGIN
     WITH ended AS (
         UPDATE queue_messages
-        SET state = 'ready', lease_token = NULL, lease_until = NULL
+        SET state = 'ready', lease_token = NULL, lease_until = NULL,
+            returned_at = clock_timestamp()
         WHERE queue = _queue AND lease_until IS NOT NULL AND worker_id = ANY (_workers)
         RETURNING id, group_key, worker_id
     ), noted AS (

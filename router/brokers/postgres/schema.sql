@@ -62,10 +62,13 @@ CREATE TABLE queue_messages (
     deliveries       integer     NOT NULL DEFAULT 0,
     attempts         integer     NOT NULL DEFAULT 0,
     posts            integer     NOT NULL DEFAULT 0,
-    last_error       text,
+    last_error       text,                          -- of its last failed attempt; likewise:
+    error_code       text,
+    http_status      integer,
     published_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     first_claimed_at timestamptz,
     last_claimed_at  timestamptz,
+    returned_at      timestamptz,                   -- when it last went back, or its lease ended
     finished_at      timestamptz,                   -- NULL: unsettled
     not_before       timestamptz,                   -- run_after is made of it (CMD-5)
     is_kept          boolean     NOT NULL DEFAULT false, -- for the retention of results (CMD-2)
@@ -74,8 +77,6 @@ CREATE TABLE queue_messages (
     batch            bigint,                        -- in queue_batches (CMD-4)
     result           bytea,                         -- JSON
     result_omitted   boolean,                       -- it was too long
-    error_code       text,
-    http_status      integer,
     body             bytea       NOT NULL           -- emptied when it is finished
 ) WITH (
     fillfactor = 80,
@@ -254,4 +255,4 @@ CREATE TRIGGER published AFTER INSERT ON queue_messages
     REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION published();
 
 INSERT INTO schema_versions (version, incarnation, revision)
-VALUES (6, left(replace(gen_random_uuid()::text, '-', ''), 16), 1);
+VALUES (6, left(replace(gen_random_uuid()::text, '-', ''), 16), 2);

@@ -44,6 +44,10 @@ _FIND: Final = """
 SELECT message.state, attempts, posts, message.pool, group_id,
        extract(epoch FROM published_at)::float8 AS published_at,
        extract(epoch FROM not_before)::float8 AS not_before, run_after IS NOT NULL AS is_delayed,
+       extract(epoch FROM run_after)::float8 AS due_at,
+       extract(
+           epoch FROM greatest(published_at, last_claimed_at, returned_at, finished_at)
+       )::float8 AS updated_at,
        extract(epoch FROM first_claimed_at)::float8 AS first_claimed_at,
        extract(epoch FROM finished_at)::float8 AS finished_at, worker_id, correlation_id,
        batch_id, payload_size, last_error, result, result_omitted, error_code, http_status
@@ -58,8 +62,8 @@ LEFT JOIN message_router.queue_batches AS batch ON batch.number = message.batch
 _PAGE: Final = """
 WITH looked_at AS MATERIALIZED (
     SELECT id, queue, message_id, state, attempts, posts, pool, group_id, published_at, not_before,
-           run_after, first_claimed_at, finished_at, worker_id, correlation_id, batch, payload_size,
-           last_error, error_code, http_status
+           run_after, first_claimed_at, last_claimed_at, returned_at, finished_at, worker_id,
+           correlation_id, batch, payload_size, last_error, error_code, http_status
     FROM message_router.queue_messages
     WHERE id < $2 ORDER BY id DESC LIMIT $8
 ), fitting AS (
@@ -77,6 +81,10 @@ WITH looked_at AS MATERIALIZED (
 SELECT looked_to, id, message_id, state, attempts, posts, pool, group_id,
        extract(epoch FROM published_at)::float8 AS published_at,
        extract(epoch FROM not_before)::float8 AS not_before, run_after IS NOT NULL AS is_delayed,
+       extract(epoch FROM run_after)::float8 AS due_at,
+       extract(
+           epoch FROM greatest(published_at, last_claimed_at, returned_at, finished_at)
+       )::float8 AS updated_at,
        extract(epoch FROM first_claimed_at)::float8 AS first_claimed_at,
        extract(epoch FROM finished_at)::float8 AS finished_at, worker_id, correlation_id,
        batch_id, payload_size, last_error, NULL AS result, false AS result_omitted, error_code,

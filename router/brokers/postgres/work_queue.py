@@ -26,6 +26,7 @@ from router.brokers.work_queue import (
     payload_size,
     sink_for,
     stale,
+    stored_failure,
 )
 from router.brokers.workers import PollPause
 from router.core.config import QueueConfig
@@ -101,9 +102,11 @@ SELECT coalesce(sum(size), 0)::bigint AS size, coalesce(max(id), 0)::bigint AS l
 # One call of the schema's function for each message, in one transaction.
 _NACK: Final = """
 SELECT (place - 1)::integer AS position
-FROM unnest($1::bigint[], $2::bigint[], $3::float8[], $4::integer[], $5::integer[], $6::text[])
-    WITH ORDINALITY AS item (id, token, delay, attempts, posts, error, place)
-WHERE NOT message_router.nack(id, token, delay, attempts, posts, error)
+FROM unnest(
+         $1::bigint[], $2::bigint[], $3::float8[], $4::integer[], $5::integer[], $6::text[],
+         $7::text[], $8::integer[]
+     ) WITH ORDINALITY AS item (id, token, delay, attempts, posts, error, code, status, place)
+WHERE NOT message_router.nack(id, token, delay, attempts, posts, error, code, status)
 """
 # The token stays: `finish` ends the message by it, once someone has decided.
 _HOLD: Final = f"""
@@ -272,13 +275,16 @@ class PostgresQueue:
 
     async def nack(self, items: Sequence[Nack]) -> Sequence[Unsettled]:
         leases = [cast("Lease", item.handle) for item in items]
+        failures = [stored_failure(item.failure) for item in items]
         rows = await self._database.call(
             _NACK,
             *_columns(leases),
             [item.delay for item in items],
             [item.tally.failures for item in items],
             [item.tally.requests for item in items],
-            [text(item.error[:MAX_ERROR_CHARACTERS]) for item in items],
+            ["" if one is None else text(one.message) for one in failures],
+            [None if one is None else text(one.code) for one in failures],
+            [None if one is None else one.http_status for one in failures],
         )
         if len(rows) < len(items):
             self._signal.ring()

@@ -19,9 +19,12 @@ SET wakes_at = CASE
         WHEN not_before IS NOT NULL AND deliveries = 0 THEN iif(wakes_at IS NULL, NULL, not_before)
         ELSE min(wakes_at, :now + min(wait_seconds, :longest_delay))
     END,
-    finished_at = min(finished_at, :now)
+    finished_at = min(finished_at, :now),
+    returned_at = min(returned_at, :now)
 FROM queue_entries AS entry
-WHERE entry.id = queue_progress.id AND (wakes_at IS NOT NULL OR finished_at > :now);
+WHERE entry.id = queue_progress.id AND (
+    wakes_at IS NOT NULL OR finished_at > :now OR returned_at > :now
+);
 
 -- name: cut_audit
 UPDATE queue_changes SET at = :now WHERE at > :now;
@@ -148,7 +151,8 @@ GROUP BY queue;
 
 -- name: release
 UPDATE queue_progress
-SET state = 'ready',
+SET returned_at = iif(state = 'in-flight', :now, returned_at),
+    state = 'ready',
     wakes_at = NULL,
     lease_token = NULL,
     offered_to = iif(group_number IS NULL, '', NULL)
@@ -366,7 +370,11 @@ WHERE message_id = :message_id AND queue = :queue;
 
 -- name: find
 SELECT state, attempts, posts, pool, group_id, published_at + :unix AS published_at, not_before,
-       wakes_at IS NOT NULL AS is_delayed, first_claimed_at + :unix AS first_claimed_at,
+       wakes_at IS NOT NULL AS is_delayed, wakes_at + :unix AS due_at,
+       max(
+           published_at, ifnull(last_claimed_at, 0), ifnull(returned_at, 0), ifnull(finished_at, 0)
+       ) + :unix AS updated_at,
+       first_claimed_at + :unix AS first_claimed_at,
        finished_at + :unix AS finished_at, worker_id, correlation_id, batch_id, payload_size,
        last_error, CAST(result AS BLOB) AS result, result_omitted, error_code, http_status
 FROM queue_entries AS entry INDEXED BY by_message_id
@@ -380,8 +388,8 @@ ORDER BY entry.id DESC LIMIT 1;
 -- query has looked, if there is more to look at: not if all that it looked at is too old.
 WITH looked_at AS MATERIALIZED (
     SELECT entry.id, entry.queue, message_id, state, attempts, posts, pool, group_id, published_at,
-           not_before, wakes_at, first_claimed_at, finished_at, worker_id, correlation_id, batch,
-           payload_size, last_error, error_code, http_status
+           not_before, wakes_at, first_claimed_at, last_claimed_at, returned_at, finished_at,
+           worker_id, correlation_id, batch, payload_size, last_error, error_code, http_status
     FROM queue_entries AS entry CROSS JOIN queue_progress AS progress ON progress.id = entry.id
     WHERE entry.id < :before
     ORDER BY entry.id DESC LIMIT :rows
@@ -400,6 +408,10 @@ fitting AS (
 )
 SELECT looked_to, id, message_id, state, attempts, posts, pool, group_id,
        published_at + :unix AS published_at, not_before, wakes_at IS NOT NULL AS is_delayed,
+       wakes_at + :unix AS due_at,
+       max(
+           published_at, ifnull(last_claimed_at, 0), ifnull(returned_at, 0), ifnull(finished_at, 0)
+       ) + :unix AS updated_at,
        first_claimed_at + :unix AS first_claimed_at, finished_at + :unix AS finished_at, worker_id,
        correlation_id, batch_id, payload_size, last_error, NULL AS result, 0 AS result_omitted,
        error_code, http_status
@@ -423,8 +435,13 @@ SET state = 'ready',
     offered_to = iif(group_number IS NULL AND :delay <= 0, '', NULL),
     attempts = :attempts,
     posts = :posts,
-    last_error = iif(:error = '', last_error, :error)
+    returned_at = :now,
+    last_error = coalesce(:error, last_error)
 WHERE id = :id AND lease_token = :token AND state = 'in-flight';
+
+-- name: keep_failure
+-- Of an attempt that is not the last one.
+UPDATE queue_entries SET error_code = :code, http_status = :http_status WHERE id = :id;
 
 -- name: extend
 UPDATE queue_progress SET wakes_at = :now + :lease, wait_seconds = :lease

@@ -280,7 +280,7 @@ class QueueTable(Struct, frozen=True):
         `why`: the reason for those that were in flight.
         """
         for queue, state, ids in db.execute(QUERIES[query], asked).fetchall():
-            db.execute(QUERIES["release"], {"ids": ids})
+            db.execute(QUERIES["release"], {"ids": ids, "now": self.clock()})
             table = replace(self, queue=queue)
             table.offer(db, json_value(db, "groups_of", {"ids": ids}))
             if state == "in-flight":

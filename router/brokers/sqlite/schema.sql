@@ -32,7 +32,7 @@ CREATE TABLE queue_entries (
     payload_size     INTEGER,               -- in bytes
     result           TEXT,                  -- JSON
     result_omitted   INTEGER,               -- 1: it was too long
-    error_code       TEXT,
+    error_code       TEXT,                  -- of the last failed attempt
     http_status      INTEGER
 );
 
@@ -66,11 +66,12 @@ CREATE TABLE queue_progress (
     first_claimed_at REAL,
     last_claimed_at  REAL,
     finished_at      REAL,                  -- NULL: unsettled
-    last_error       TEXT,
+    last_error       TEXT,                  -- of its last failed attempt, as the error in queue_entries
     -- As many bytes as the first claim will add to the row, which then stays where it is: without,
     -- claims move rows to other pages, which takes 1 µs more for each message.
     room             BLOB,
-    pool_code        TEXT                   -- as in queue_entries; NULL: look there (see `adopt`)
+    pool_code        TEXT,                  -- as in queue_entries; NULL: look there (see `adopt`)
+    returned_at      REAL                   -- when it last went back, or its lease ended
 );
 
 -- What can be claimed, in claim order. A claim never steps over a blocked message.
@@ -155,4 +156,4 @@ CREATE TABLE queue_ticks (
 
 -- "MRQQ": marks the file as a work queue.
 PRAGMA application_id = 1297239633;
-PRAGMA user_version = 11;
+PRAGMA user_version = 12;

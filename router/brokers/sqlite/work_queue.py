@@ -23,13 +23,13 @@ from router.brokers.sqlite.queue_table import (
 )
 from router.brokers.work_queue import (
     FREED_AT_ONCE,
-    MAX_ERROR_CHARACTERS,
     ResultLimit,
     Sinks,
     ending_with,
     no_sinks,
     sink_for,
     stale,
+    stored_failure,
 )
 from router.brokers.workers import Recovery
 from router.core.config import QueueConfig
@@ -305,7 +305,8 @@ class WorkQueue:
         table, lost = self._table, list[int]()
         groups = dict[int, None]()
         for position, (lease, item) in enumerate(zip(leases, items, strict=True)):
-            error = item.error[:MAX_ERROR_CHARACTERS]
+            failure = stored_failure(item.failure)
+            error = None if failure is None else failure.message
             asked = {
                 "id": lease.id,
                 "token": lease.token,
@@ -320,7 +321,10 @@ class WorkQueue:
                 continue
             if lease.group is not None:
                 groups[lease.group] = None
-            table.audit_change(db, to_json([lease.id]), "ready", error)
+            if failure is not None:
+                kept = {"id": lease.id, "code": failure.code, "http_status": failure.http_status}
+                db.execute(QUERIES["keep_failure"], kept)
+            table.audit_change(db, to_json([lease.id]), "ready", error or "")
         table.offer(db, to_json(list(groups)))
         return lost
 

@@ -75,6 +75,10 @@ class OutgoingMessages:
         """Publish one now. Raises BrokerError."""
         await self._publishing.put(reply.queue, [reply.publication])
 
+    async def publish_first(self, jobs: Sequence[Job]) -> None:
+        """Publish what goes out with these jobs before anything else becomes of them."""
+        await self._publish(jobs, None)
+
     def is_left_of(self, job: Job) -> bool:
         """Return whether something is not published yet that only this job makes us publish."""
         return bool(self._left.get(job))

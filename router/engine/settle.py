@@ -177,6 +177,7 @@ class Settler:
     def stop(self) -> None:
         """Dispatch nothing new."""
         self.is_stopping = True
+        self.renewed.ring()
 
     def abort(self) -> None:
         """Cut open calls: this router may not settle any more, so nothing waits for its broker."""
@@ -250,6 +251,7 @@ class Settler:
         if self._on_ended is not None and fate in REMOVED:
             self._on_ended(ended)
         if fate is not Fate.DELIVERED:
+            self._outgoing.forget(ended)
             for job in ended:
                 job.batch.left -= 1
         elif log.isEnabledFor(logging.DEBUG):
@@ -487,7 +489,30 @@ class Settler:
             self.ack(letter)
             await nack_all(returns)
         else:
-            self.order.add([Return(letter, ReturnReason.BEHIND, 0.0), *returns])
+            held = Return(letter, ReturnReason.BEHIND, 0.0)
+            self.order.hold(held, returns, self._answer_held(letter))
+
+    async def _answer_held(self, letter: Job) -> None:
+        """Publish the reply of a letter that is about to move to the order store.
+
+        After a crash it would only be found there, as one that is done with. Return early if it is
+        not ours any more.
+        """
+        delays = reconnect_delays(self.deps.jitter)
+        self._outgoing.prepare([letter])
+        while self._outgoing.is_left_of(letter):
+            await self._outgoing.publish_first([letter])
+            for job, reason in self._outgoing.hopeless([letter]).items():
+                await self._give_up_refused(job, reason)
+            is_lost = letter not in self.held or letter.lease_until <= self.now()
+            if is_lost or self.returns_all:
+                return
+            if self._outgoing.is_left_of(letter):
+                await self.renewed.wait(next(delays))
+
+    def ack_held(self, letter: Job) -> None:
+        """Remove a letter that holds its group in the order store, and was answered."""
+        self.spawn(self._ack_until_ended([letter]), "finish")
 
     async def store(self, job: Job, why: GiveUp) -> bool:
         """Make a dead letter of it. Return False if it could not be stored: nothing was done."""

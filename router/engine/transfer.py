@@ -10,7 +10,7 @@ All moves of a queue go one after the other, in the order in which they were ask
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
@@ -94,6 +94,8 @@ class QueueOrder:
         self._jitter = jitter
         self._loop = asyncio.get_running_loop()
         self._pending: deque[Sequence[Return]] = deque()
+        # What waits until the reply of the letter in front of it is published, by group.
+        self._unanswered: dict[GroupKey | None, list[Return]] = {}
         self._is_moving = False
         self._unsent = 0  # stored although nothing was sent, at most
         self._added = self._added_bytes = 0  # since the last look
@@ -125,7 +127,8 @@ class QueueOrder:
     @property
     def is_ready(self) -> bool:
         """Whether messages may be received: nothing waits for the store (ORD-7)."""
-        return self._is_loaded and not self._is_moving
+        waiting = sum(map(len, self._unanswered.values()))
+        return self._is_loaded and not self._is_moving and waiting < MOVED_AT_ONCE
 
     async def get_ready(self) -> None:
         """Find out what is stored, and let what is on its way arrive; for a second at most."""
@@ -187,6 +190,29 @@ class QueueOrder:
 
     def add(self, returns: Sequence[Return]) -> None:
         """Move messages, in this order and together. Their groups are stored from now on."""
+        self._choose(returns)
+        for each in returns if self._unanswered else ():
+            self._unanswered.get(each.job.stored_in, []).append(each)
+        self._enqueue([each for each in returns if each.job.stored_in not in self._unanswered])
+
+    def hold(
+        self, letter: Return, behind: Sequence[Return], answered: Coroutine[object, object, None]
+    ) -> None:
+        """Move a letter once it is answered, and what is behind it in its group (ORD-11)."""
+        returns = [letter, *behind]
+        self._choose(returns)
+        group = letter.job.stored_in
+        self._unanswered.setdefault(group, []).extend(returns)
+        moving = self._move_answered(group, answered)
+        self._tasks.create_task(moving, name=f"answer {self.queue.name}")
+
+    async def _move_answered(
+        self, group: GroupKey | None, answered: Coroutine[object, object, None]
+    ) -> None:
+        await answered
+        self._enqueue(self._unanswered.pop(group, ()))
+
+    def _choose(self, returns: Sequence[Return]) -> None:
         now = self._loop.time()
         for each in returns:
             job = each.job
@@ -200,6 +226,8 @@ class QueueOrder:
                 if each.reason is ReturnReason.BEHIND and not job.is_held:
                     job.error = f"behind {first}" if first else "behind others of its group"
             self._unsent += not each.was_sent
+
+    def _enqueue(self, returns: Sequence[Return]) -> None:
         self._pending.append(returns)
         if not self._is_moving:
             self._is_moving = True
@@ -338,7 +366,7 @@ class QueueOrder:
         moved = [job for job in jobs if not job.is_held]
         for job in letters:  # the store holds its group: for its queue, it has ended
             job.is_held = False
-            job.settler.ack(job)
+            job.settler.ack_held(job)
         for settler, together in groupby(moved, key=lambda job: job.settler):
             settler.ack_stored(list(together))
 

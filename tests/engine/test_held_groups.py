@@ -1,9 +1,10 @@
 """`onDeadLetter: "hold"`: a dead letter holds its group until someone decides (ORD-11)."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 from msgspec.structs import replace
@@ -23,12 +24,15 @@ from router.engine.groups import GroupDesk
 from router.engine.publishing import BrokeOff
 from router.engine.state import MessageLookup
 from router.engine.stores import MessageStates, QueueStores
+from router.engine.transfer import MOVED_AT_ONCE
 from router.ports import (
     Broker,
     Conflict,
+    DataRefused,
     Finish,
     OrderLog,
     OrderLogs,
+    Publisher,
     QueueRefused,
     Traits,
     Unknown,
@@ -45,6 +49,7 @@ from tests.engine.test_parked_groups import (
 )
 from tests.support.fakes import FakeSender
 from tests.support.passing import PassingBroker
+from tests.support.queues import FakeQueues
 from tests.support.rig import (
     FREE_QUEUE,
     QUEUE,
@@ -436,6 +441,117 @@ async def test_of_a_broker_that_only_holds_groups_the_order_store_has_what_is_he
 
             assert [each for _, each in sent(rig)][4:] == ["a", "b", "c"]
             assert not order_of(rig).groups
+
+
+REPLIES = QueueConfig(name="replies", uri="lists://replies")
+
+
+class Answering:
+    """Queues and stores in memory; what is published to the queue of replies goes to lists."""
+
+    def __init__(self, registry: BrokerRegistry) -> None:
+        self._registry = registry
+        self.open_queue = registry.open_queue
+        self.replies = FakeQueues()
+
+    def open_publisher(self, queue: QueueConfig) -> AbstractAsyncContextManager[Publisher]:
+        return (self.replies if queue.name == "replies" else self._registry).open_publisher(queue)
+
+    @property
+    def answered(self) -> list[str]:
+        replies = [json.loads(each.body) for each in self.replies.published["replies"]]
+        return [each["messageId"] for each in replies]
+
+
+@asynccontextmanager
+async def answering(brokers: Answering, logs: Faulty, sender: FakeSender) -> AsyncIterator[Rig]:
+    async with running(
+        pool(),
+        sender=sender,
+        queues=[HOLD],
+        brokers=brokers,
+        reply_queues=[REPLIES],
+        order=order_store(logs),
+    ) as rig:
+        yield rig
+
+
+def asking(*ids: str, group: str = "g") -> list[bytes]:
+    return grouped(*ids, group=group, replyTo="replies")
+
+
+@pytest.mark.rule("ORD-11", "CMD-3")
+async def test_a_letter_is_answered_before_it_moves_to_the_store() -> None:
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        brokers, logs = Answering(registry), Faulty(registry)
+        brokers.replies.unreachable = True
+        async with answering(brokers, logs, failing(GONE)) as rig:
+            await rig.publish(*asking("a", "b"), *asking("x", group="h"), queue=HOLD)
+            await asyncio.sleep(10)
+            await rig.publish(*asking("c"), *asking("y", group="h"), queue=HOLD)
+            await asyncio.sleep(10)
+            assert [each for _, each in sent(rig)] == ["a", "x", "y"]
+            assert logs.appended == []
+            brokers.replies.unreachable = False
+            await asyncio.sleep(60)
+
+            assert [ids for _, ids in logs.appended] == [["a", "b", "c"]]
+            assert sorted(brokers.answered) == ["a", "x", "y"]
+            assert ended(rig)[Fate.DEAD_LETTERED] == 1
+
+
+@pytest.mark.rule("ORD-11", "CMD-3", "ORD-10")
+async def test_a_letter_whose_reply_cannot_be_published_before_a_stop_is_answered_later() -> None:
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        brokers, logs = Answering(registry), Faulty(registry)
+        brokers.replies.unreachable = True
+        async with answering(brokers, logs, failing(GONE)) as rig:
+            await rig.publish(*asking("a", "b"), queue=HOLD)
+            await asyncio.sleep(10)
+        assert logs.appended == []
+        brokers.replies.unreachable = False
+        async with answering(brokers, logs, failing(GONE)) as rig:
+            await asyncio.sleep(10)
+
+            assert [each for _, each in sent(rig)] == ["a"]
+            assert brokers.answered == ["a"]
+            assert [ids for _, ids in logs.appended] == [["a", "b"]]
+
+
+@pytest.mark.rule("ORD-11", "CMD-3")
+async def test_a_letter_whose_reply_is_refused_for_good_holds_its_group_without_it() -> None:
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        brokers, logs = Answering(registry), Faulty(registry)
+        brokers.replies.refused["a-reply"] = DataRefused("it is not storable")
+        async with answering(brokers, logs, failing(GONE)) as rig:
+            await rig.publish(*asking("a", "b"), queue=HOLD)
+            await asyncio.sleep(200)
+            assert logs.appended == []
+            await asyncio.sleep(400)
+
+            assert [ids for _, ids in logs.appended] == [["a", "b"]]
+            assert brokers.answered == []
+            assert "REPLY_FAILED" in rig.codes
+            assert ended(rig)[Fate.DEAD_LETTERED] == 1
+
+
+@pytest.mark.rule("ORD-11", "ORD-7")
+async def test_no_more_is_received_once_many_messages_wait_for_a_reply() -> None:
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        brokers, logs = Answering(registry), Faulty(registry)
+        brokers.replies.unreachable = True
+        async with answering(brokers, logs, failing(GONE)) as rig:
+            await rig.publish(*asking("a"), queue=HOLD)
+            await asyncio.sleep(10)
+            await rig.publish(*asking(*map(str, range(MOVED_AT_ONCE))), queue=HOLD)
+            await asyncio.sleep(10)
+            await rig.publish(*asking("x", group="h"), queue=HOLD)
+            await asyncio.sleep(10)
+            assert [each for _, each in sent(rig)] == ["a"]
+            brokers.replies.unreachable = False
+            await asyncio.sleep(60)
+
+            assert [each for _, each in sent(rig)] == ["a", "x"]
 
 
 class LosesLeases(PassingBroker):

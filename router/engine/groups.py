@@ -78,18 +78,20 @@ class GroupDesk:
     ) -> Sequence[QueueGroup]:
         """Return the groups that wait in an order store or are held, the longest first.
 
-        Raises Unknown or BrokeOff.
+        Raises Unknown, or BrokeOff if none was found and some queue could not be asked.
         """
 
         async def ask(order_log: OrderLog, is_store: bool) -> Sequence[StoredGroup]:
             return await order_log.groups(limit, only_held=only_held or not is_store)
 
-        found = [
-            QueueGroup(config.name, each)
-            for config in self._strict_queues(queue)
-            for groups in await self._ask(config, ask)
-            for each in groups
-        ]
+        found, away = list[QueueGroup](), list[BrokeOff]()
+        for config in self._strict_queues(queue):
+            answers, failure = await self._ask(config, ask)
+            found += [QueueGroup(config.name, each) for groups in answers for each in groups]
+            self._note_away(config.name, failure)
+            away += [] if failure is None else [failure]
+        if away and not found:
+            raise away[0]
         return sorted(found, key=lambda each: each.stored.since)[:limit]
 
     async def show(self, queue: str, group: GroupKey) -> QueueGroup:
@@ -103,43 +105,73 @@ class GroupDesk:
             letter, ids = await self._letter_of(config, found), await order_log.ids_of(group, IDS)
             return QueueGroup(queue, found, letter, ids)
 
-        for found in await self._ask(config, ask):
-            return found
-        raise Unknown("nothing of this group waits there")
+        found = await self._ask_until_found(config, ask)
+        if found is None:
+            raise Unknown("nothing of this group waits there")
+        return found
 
     async def release(self, queue: str, group: GroupKey) -> QueueGroup:
         """Let a held group go on; its dead letter stays one. Raises Unknown, Conflict, BrokeOff."""
+        return await self._release(await self._held(queue, group))
+
+    async def discard(self, queue: str, group: GroupKey) -> QueueGroup:
+        """Likewise, and delete its dead letter for good.
+
+        The letter first: if the rest fails, it can be done again.
+        """
+        held = await self._held(queue, group)
+        if held.letter is not None:
+            async with self._letters.replaying(held.letter) as is_ours:
+                if not is_ours:
+                    raise Conflict("its dead letter is being replayed right now")
+                await self._letters.discard(held.letter)
+        return await self._release(held)
+
+    async def _held(self, queue: str, group: GroupKey) -> QueueGroup:
+        """Return a group that is held, with its letter. Raises Unknown, Conflict, BrokeOff."""
         (config,) = self._strict_queues(queue)
 
-        async def ask(order_log: OrderLog, _: bool) -> StoredGroup | None:
+        async def ask(order_log: OrderLog, _: bool) -> QueueGroup | None:
             found = await order_log.find_group(group)
             if found is None or not found.is_held:
                 return None
-            return found if await order_log.release(group, found.message_id) else None
+            return QueueGroup(queue, found, await self._letter_of(config, found))
 
-        for released in await self._ask(config, ask):
-            letter = await self._letter_of(config, released)
-            await self.measure()
-            return QueueGroup(queue, released, letter)
-        raise Conflict(NOT_HELD)
+        held = await self._ask_until_found(config, ask)
+        if held is None:
+            raise Conflict(NOT_HELD)
+        return held
 
-    async def discard(self, queue: str, group: GroupKey) -> QueueGroup:
-        """Likewise, and delete its dead letter for good."""
-        released = await self.release(queue, group)
-        if released.letter is not None:
-            await self._letters.discard(released.letter)
+    async def _release(self, held: QueueGroup) -> QueueGroup:
+        (config,) = self._strict_queues(held.queue)
+
+        async def ask(order_log: OrderLog, _: bool) -> QueueGroup | None:
+            stored = held.stored
+            is_free = await order_log.release((stored.pool, stored.group), stored.message_id)
+            return held if is_free else None
+
+        released = await self._ask_until_found(config, ask)
+        if released is None:
+            raise Conflict(NOT_HELD)
+        await self.measure()
         return released
 
     async def explain(self, message_id: str) -> Explanation | None:
-        """Explain a message that is in an order store, or whose group is held; None: neither."""
+        """Explain a message that is in an order store, or whose group is held; None: neither.
+
+        Raises BrokeOff if it was found nowhere, and some store could not be asked.
+        """
 
         async def ask(order_log: OrderLog, is_store: bool) -> StoredGroup | None:
             group = await order_log.group_of(message_id)
             found = None if group is None else await order_log.find_group(group)
             return found if found is not None and (is_store or found.is_held) else None
 
+        away: BrokeOff | None = None
         for config in self._strict_queues(None):
-            for found in await self._ask(config, ask):
+            answers, failure = await self._ask(config, ask)
+            away = away or failure
+            for found in answers:
                 return explain_stored(
                     message_id,
                     config.name,
@@ -151,6 +183,8 @@ class GroupDesk:
                     letter=await self._letter_of(config, found),
                     is_held=found.is_held,
                 )
+        if away is not None:
+            raise away
         return None
 
     async def measure(self) -> None:
@@ -161,11 +195,13 @@ class GroupDesk:
             if not consumer.queue.is_strict:
                 continue
             try:
-                held = await self._ask(consumer.queue, _count_held)
+                held, failure = await self._ask(consumer.queue, _count_held)
                 if consumer.stored_by is not None:
                     await consumer.stored_by.measure()
-            except (BrokeOff, BrokerError) as error:
-                log.info("stored groups of %s were not measured: %s", name, error)
+            except BrokerError as error:
+                failure = BrokeOff(str(error))
+            self._note_away(name, failure)
+            if failure is not None:
                 continue
             consumer.held_groups = sum(held)
             if consumer.held_groups:
@@ -208,13 +244,19 @@ class GroupDesk:
         return found
 
     async def _ask(
-        self, queue: QueueConfig, question: Callable[[OrderLog, bool], Awaitable[T | None]]
-    ) -> Sequence[T]:
-        """Ask the queue itself, if it is a work queue, and then its order store. Raises BrokeOff.
+        self,
+        queue: QueueConfig,
+        question: Callable[[OrderLog, bool], Awaitable[T | None]],
+        *,
+        until_found: bool = False,
+    ) -> tuple[Sequence[T], BrokeOff | None]:
+        """Ask the queue itself, if it is a work queue, and then its order store.
 
-        The question is also told whether it asks the store. Return the answers.
+        The question is also told whether it asks the store. Return the answers, and the first
+        failure.
         """
         store, answers = self._store, list[T]()
+        failure: BrokeOff | None = None
         places = () if store is None else ((queue, store), (store.queue_of(queue), store))
         for place, owner in places:
             try:
@@ -226,12 +268,32 @@ class GroupDesk:
             except QueueRefused:  # it is no work queue
                 continue
             except BrokerError as error:
-                raise BrokeOff(str(error)) from error
+                failure = failure or BrokeOff(str(error))
             except TimeoutError:
-                raise BrokeOff(f"no answer within {ASK_SECONDS:.0f} s") from None
-            if answer is not None:
-                answers.append(answer)
-        return answers
+                failure = failure or BrokeOff(f"no answer within {ASK_SECONDS:.0f} s")
+            else:
+                answers += [] if answer is None else [answer]
+            if answers and until_found:
+                break
+        return answers, failure
+
+    async def _ask_until_found(
+        self, queue: QueueConfig, question: Callable[[OrderLog, bool], Awaitable[T | None]]
+    ) -> T | None:
+        """Return the first answer. Raises BrokeOff if there is none and a place did not answer."""
+        answers, failure = await self._ask(queue, question, until_found=True)
+        if failure is not None and not answers:
+            raise failure
+        return next(iter(answers), None)
+
+    def _note_away(self, queue: str, failure: BrokeOff | None) -> None:
+        """Warn of a queue whose groups cannot be looked at, until they can."""
+        source = f"{SOURCE}:{queue}:groups"
+        if failure is None:
+            self._alerts.withdraw(Code.ORDER_STORE, source)
+        else:
+            text = f"the groups of {queue} that wait cannot be seen: {failure}"
+            self._alerts.of(source)(Code.ORDER_STORE, text)
 
     async def _letter_of(self, queue: QueueConfig, group: StoredGroup) -> int | None:
         """Return the id of the dead letter that holds a group, if it is the latest with that id.

@@ -16,6 +16,7 @@ from router.core.dead_letter import Reason
 from router.core.explain import Situation
 from router.core.history import Fate
 from router.core.message import parse
+from router.core.order import GroupKey
 from router.core.outcome import Reply
 from router.core.replay import TargetChange
 from router.engine.chores import Chores
@@ -29,11 +30,13 @@ from router.ports import (
     Broker,
     Conflict,
     DataRefused,
+    Disconnected,
     Finish,
     OrderLog,
     OrderLogs,
     Publisher,
     QueueRefused,
+    StoreError,
     Traits,
     Unknown,
     Unsettled,
@@ -650,6 +653,140 @@ async def test_a_letter_that_is_not_known_is_not_discarded() -> None:
 
         assert (await desk_of(rig).discard("q", G)).letter is None
         assert rig.letters.discarded == []
+
+
+class PartlyAway:
+    """Order logs of which some do not answer, by the URIs of their queues."""
+
+    def __init__(self, logs: OrderLogs) -> None:
+        self.away = set[str]()
+        self._logs = logs
+
+    @asynccontextmanager
+    async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[OrderLog]:
+        if queue.uri in self.away:
+            raise Disconnected("unplugged")
+        async with self._logs.open_order_log(queue) as order_log:
+            yield order_log
+
+
+@asynccontextmanager
+async def two_held_groups() -> AsyncIterator[tuple[Rig, PartlyAway]]:
+    """Group `g` of the work queue `q`, and group `h` of the queue `r`, which has a store."""
+    other = replace(HOLD, name="r", uri="memory://r?groups=free")
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        logs, sender = PartlyAway(registry), failing(GONE)
+        sender.script("x", GONE)
+        async with running(
+            pool(),
+            sender=sender,
+            queues=[HOLD_ITSELF, other],
+            brokers=registry,
+            order=order_store(logs),
+        ) as rig:
+            await rig.publish(*grouped("a", "b"), queue=HOLD_ITSELF)
+            await rig.publish(*grouped("x", "y", group="h"), queue=other)
+            await asyncio.sleep(10)
+            yield rig, logs
+
+
+@OPERATORS
+async def test_a_store_that_is_away_hides_no_group_of_another() -> None:
+    async with two_held_groups() as (rig, logs):
+        desk = desk_of(rig)
+        for away, seen in (("memory://store/order:q", "gh"), ("memory://store/order:r", "g")):
+            logs.away = {away}
+            found = await desk.groups(None, 10, only_held=True)
+            assert [each.stored.group for each in found] == list(seen)
+            assert "ORDER_STORE" in rig.codes
+            explained = await desk.explain("b")
+            assert explained is not None
+            assert explained.situation is Situation.HELD
+        with pytest.raises(BrokeOff, match="unplugged"):
+            await desk.groups("r", 10, only_held=True)
+        with pytest.raises(BrokeOff, match="unplugged"):
+            await desk.show("r", ("P", "h"))
+        with pytest.raises(BrokeOff, match="unplugged"):
+            await desk.explain("y")
+        logs.away = set()
+        await desk.groups(None, 10, only_held=True)
+
+        assert "ORDER_STORE" not in rig.codes
+
+
+@OPERATORS
+async def test_a_group_is_discarded_with_its_letter_while_another_store_is_away() -> None:
+    async with two_held_groups() as (rig, logs):
+        logs.away = {"memory://store/order:q"}
+        discarded = await desk_of(rig).discard("q", G)
+        await asyncio.sleep(10)
+
+        assert rig.letters.discarded == [discarded.letter]
+        assert [each for _, each in sent(rig)] == ["a", "x", "b"]
+
+
+@OPERATORS
+async def test_a_discard_that_breaks_off_can_be_made_again() -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(10)
+        rig.letters.broken = True
+        with pytest.raises(StoreError):
+            await desk_of(rig).discard("q", G)
+        await asyncio.sleep(10)
+        assert [each for _, each in sent(rig)] == ["a"]
+        rig.letters.broken = False
+        await desk_of(rig).discard("q", G)
+        await asyncio.sleep(10)
+
+        assert [each for _, each in sent(rig)] == ["a", "b"]
+        assert rig.letters.discarded == [1]
+
+
+@OPERATORS
+async def test_a_group_whose_letter_is_being_replayed_is_not_discarded() -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(10)
+        rig.letters.busy.add(1)
+        with pytest.raises(Conflict, match="being replayed"):
+            await desk_of(rig).discard("q", G)
+
+        assert rig.letters.discarded == []
+        assert len(await desk_of(rig).groups("q", 10, only_held=True)) == 1
+
+
+class Decides:
+    """Order logs of which somebody else decides about each group just before we do."""
+
+    def __init__(self, logs: OrderLogs) -> None:
+        self._logs = logs
+
+    @asynccontextmanager
+    async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[OrderLog]:
+        async with self._logs.open_order_log(queue) as order_log:
+            release = order_log.release
+
+            async def release_late(group: GroupKey, message_id: str) -> bool:
+                await release(group, message_id)
+                return await release(group, message_id)
+
+            order_log.release = release_late  # type: ignore[method-assign]
+            yield order_log
+
+
+@OPERATORS
+async def test_a_group_that_somebody_else_released_first_is_not_released_twice() -> None:
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        store = order_store(Decides(registry))
+        sender = failing(GONE)
+        async with running(
+            pool(), sender=sender, queues=[HOLD], brokers=registry, order=store
+        ) as rig:
+            await rig.publish(*grouped("a", "b"), queue=HOLD)
+            await asyncio.sleep(10)
+            with pytest.raises(Conflict, match="no dead letter holds"):
+                await desk_of(rig).release("q", G)
 
 
 @OPERATORS

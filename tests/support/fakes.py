@@ -112,6 +112,7 @@ class FakeLetters:
     takes: float = 0.0
     replayed: dict[int, float] = field(default_factory=dict)  # by id: place in the list, from 1
     discarded: list[int] = field(default_factory=list)
+    busy: set[int] = field(default_factory=set)  # being replayed by somebody else
 
     async def put(self, letter: DeadLetter) -> None:
         if self.takes:
@@ -139,17 +140,19 @@ class FakeLetters:
         found = (
             KeptLetter(number, letter)
             for number, letter in reversed(list(enumerate(self.letters, 1)))
-            if letter.message_id == message_id
+            if letter.message_id == message_id and number not in self.discarded
         )
         return next(found, None)
 
     def replaying(self, letter_id: int) -> AbstractAsyncContextManager[bool]:
-        return nullcontext(letter_id > 0)
+        return nullcontext(letter_id not in self.busy)
 
     async def mark_replayed(self, letter_id: int, at: float) -> None:
         self.replayed[letter_id] = at
 
     async def discard(self, letter_id: int) -> bool:
+        if self.broken:
+            raise StoreError("the disk is full")
         self.discarded.append(letter_id)
         return True
 

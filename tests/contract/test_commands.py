@@ -97,6 +97,25 @@ async def test_what_a_command_carries_arrives_as_it_was_published(case: Case, en
     assert (bytes(process.payload), process.correlation_id) == (b"[]", "c-1")
 
 
+LONG_IDS = (
+    "x" * 512,
+    "\U0001f600" * 512,  # four bytes each
+    ("a b\u00a0\"\\'%00&=/.*>#;|\u2028\u202e\ufeff" * 32)[:511] + "z",
+)
+
+
+@pytest.mark.rule("ID-1", "CMD-6", "P1")
+async def test_ids_and_groups_of_the_longest_kind_arrive_as_they_were_published(ends: Ends) -> None:
+    ids = sorted([*LONG_IDS, *(f"{each[:-1]}y" for each in LONG_IDS)])
+    given = [body(each, messageGroupId=each, correlationId=each) for each in ids]
+    await ends.publisher.publish([Publication(m := parse(b), b, m.id) for b in given])
+
+    received = [parse(each.body) for each in await several(ends.broker, len(ids))]
+
+    assert sorted(each.id for each in received) == ids
+    assert all(each.id == each.group == each.correlation_id for each in received)
+
+
 def delayed(seconds: float) -> Publication:
     given = body("a", delaySeconds=seconds, payload={"n": 1.5})
     return Publication(parse(given), given, "a", time.time() + seconds)

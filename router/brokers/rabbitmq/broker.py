@@ -1,6 +1,7 @@
 """Both ends of one RabbitMQ queue."""
 
 import asyncio
+import hashlib
 import itertools
 import logging
 import secrets
@@ -56,6 +57,7 @@ GATHER_STEP_SECONDS: Final = 0.05
 MAX_STAY_SECONDS: Final = 20 * 60.0  # in the window; the broker closes the channel after 30 (BRK-5)
 STAY_CHECK_SECONDS: Final = 30.0
 PUBLISHED_AT_ONCE_MESSAGES: Final = 200
+MAX_PROPERTY_BYTES: Final = 255  # of a short string of AMQP
 
 
 class RabbitQueues:
@@ -510,7 +512,7 @@ class RabbitPublisher:
         properties = Properties(
             content_type="application/json",
             delivery_mode=PERSISTENT,
-            message_id=item.dedup_key or item.message.id,
+            message_id=_short(item.dedup_key or item.message.id),
             timestamp=moment,
         )
         if item.source is not None:
@@ -525,6 +527,12 @@ class RabbitPublisher:
             await self._connection.publish(self._queue, body, properties)
         except NoSuchQueue:
             raise QueueRefused(f"there is no queue {self._queue!r}") from None
+
+
+def _short(text: str) -> str:
+    """Return the text if a property takes it, else its hash: it is only compared."""
+    encoded = text.encode()
+    return text if len(encoded) <= MAX_PROPERTY_BYTES else hashlib.sha256(encoded).hexdigest()
 
 
 async def _find_queue(

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Final
 
 import pytest
 
@@ -160,6 +161,21 @@ async def test_c2_a_document_has_no_aws_credentials_sent_anywhere(site: Site) ->
     assert SECRET not in shown
 
 
+# Each of them may be this machine, to a name server, to libcurl or to the kernel.
+ODD_SPELLINGS: Final = (
+    *("2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "127.1", "0", "0.0.0.0"),  # noqa: S104
+    *(
+        "LOCALHOST",
+        "localhost.",
+        "user@127.0.0.1",
+        "user:secret@localhost",
+        "target.test@127.0.0.1",
+    ),
+    *("[::]", "[0:0:0:0:0:0:0:1]", "[::ffff:7f00:1]", "[0:0:0:0:0:FFFF:127.0.0.1]", "[::1%25lo]"),
+    *("[64:ff9b::7f00:1]", "[2002:7f00:1::]", "%31%32%37.0.0.1", "\uff11\uff12\uff17.0.0.1"),
+)
+
+
 def dead_letters(site: Site) -> dict[str, str]:
     """By the store itself: an API that everybody can reach does not show them."""
     path = site.folder / "state" / "dead-letters.db"
@@ -178,6 +194,7 @@ async def test_c3_the_router_is_no_target_of_its_own_at_any_address(
         addresses: Sequence[str] = (
             *(address, "127.0.0.1", "127.1.2.3", "[::1]", "localhost"),
             *(f"[::ffff:{address}]", f"[::{address}]"),
+            *ODD_SPELLINGS,
         )
         loops = [
             {

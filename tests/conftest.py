@@ -6,9 +6,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.simulation.loop import SimLoop
 from tests.support.virtual_time import VirtualTimeLoop
+
+# How long an example takes to make or to run says how busy the machine is, not whether it is right.
+settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ours")
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 

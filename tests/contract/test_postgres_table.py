@@ -121,7 +121,6 @@ def test_two_workers_on_one_queue_agree_with_the_model(postgres: PostgresPlace) 
         settings=settings(
             max_examples=60,
             stateful_step_count=30,
-            deadline=None,
             derandomize=True,
             phases=[Phase.generate],  # looking for a shorter example would take minutes here
         ),

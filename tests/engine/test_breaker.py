@@ -381,7 +381,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestBreaker = pytest.mark.rule("MED-4")(BreakerMachine.TestCase)
-TestBreaker.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestBreaker.settings = settings(max_examples=80, stateful_step_count=40)
 
 
 @pytest.mark.rule("MED-4")

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -225,9 +225,7 @@ def ended_well(story: EventPlan, sender: WatchfulSender, *rigs: Rig) -> bool:
     return story.ids <= sender.accepted | dead
 
 
-some = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+some = settings(max_examples=25, database=None)
 
 
 @pytest.mark.rule("P1", "P2", "P3", "OPS-6", "ROUTE-7", "BRK-6", "CFG-7", "CFG-6", "CFG-9")

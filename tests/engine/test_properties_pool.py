@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.message import Message
@@ -18,7 +18,7 @@ from tests.support.fakes import OK, REFUSED, TIMED_OUT, FakeSender
 from tests.support.rig import FREE_QUEUE, QUEUE, Rig, body, pool, running
 from tests.support.virtual_time import VirtualTimeLoop
 
-SETTINGS = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=30)
 ANSWERS = [
     OK,
     OK,

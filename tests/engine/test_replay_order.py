@@ -100,7 +100,7 @@ def stories(draw: st.DrawFn) -> ReplayPlan:
 
 
 @pytest.mark.rule("DLQ-2", "P3")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(stories(), st.integers(1, 4))
 def test_replays_of_one_group_go_back_in_their_original_order(story: ReplayPlan, page: int) -> None:
     with TemporaryDirectory() as folder, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:

@@ -171,7 +171,7 @@ class Contest(RuleBasedStateMachine):
 
 
 TestContest = pytest.mark.rule("SHARE-1")(Contest.TestCase)
-TestContest.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestContest.settings = settings(max_examples=60, stateful_step_count=60)
 
 
 @pytest.mark.rule("SHARE-1", "P4")

@@ -171,7 +171,7 @@ class LaneMachine(RuleBasedStateMachine):
 
 
 TestLane = pytest.mark.rule("POOL-3")(LaneMachine.TestCase)
-TestLane.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLane.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @pytest.mark.rule("POOL-3")

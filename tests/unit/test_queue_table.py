@@ -151,9 +151,7 @@ def test_what_a_dead_worker_held_is_returned_in_every_queue_and_in_order(
 TestQueueComparison = pytest.mark.rule("WQ-1", "WQ-2", "WQ-3", "WQ-4", "P3")(
     QueueComparison.TestCase
 )
-TestQueueComparison.settings = settings(
-    max_examples=120, stateful_step_count=30, deadline=None, derandomize=True
-)
+TestQueueComparison.settings = settings(max_examples=120, stateful_step_count=30, derandomize=True)
 
 
 @pytest.mark.rule("WQ-2")

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.config import Schedule
@@ -79,7 +79,6 @@ def test_a_local_time_that_exists_twice_runs_once() -> None:
 
 
 @pytest.mark.rule("CMD-10")
-@settings(deadline=None)  # a time zone is read from the disk at first
 @given(
     st.sampled_from(["*/7 * * * *", "15 2 * * *", "0 3 * * SUN", "59 23 L * *"]),
     st.sampled_from(["UTC", BERLIN, "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]),

@@ -178,8 +178,8 @@ class ProcessPool:
         if self.held >= self.capacity:
             self._note_room()
 
-    def release(self) -> None:
-        self.held -= 1
+    def release(self, jobs: int = 1) -> None:
+        self.held -= jobs
         if not self.has_room:
             self._note_room()
 

@@ -106,6 +106,7 @@ class ReceivedMessage(Struct, frozen=True):
 HIGHEST_PRIORITY: Final = 9  # of a message; it passes the rest of its group (CMD-6)
 _NOTHING: Final = Raw(b"")
 _NULL: Final = b"null"
+_USUAL_TYPES: Final = (None, "HTTP")
 _LOCAL_TARGETS: Final = (f"{PROCESS}:", f"{HANDLER}:")
 
 
@@ -146,6 +147,7 @@ class Message(
 
     has_unknown_fields: ClassVar[bool] = False  # that were ignored
     is_raw: ClassVar[bool] = False
+    reads_reply: ClassVar[bool] = True  # its target speaks the router's protocol
 
     id: Annotated[str, Meta(min_length=1, max_length=512)]
     target: str
@@ -230,7 +232,7 @@ class RawMessage(Message, kw_only=True, gc=False):
 
     body: bytes
     content_type: str
-    reads_reply: bool = False  # the target speaks the router's protocol
+    reads_reply: bool = False  # type: ignore[misc]
 
 
 class _LooseMessage(Message, kw_only=True, gc=False, forbid_unknown_fields=False):
@@ -436,7 +438,7 @@ def _check(message: Message) -> None:
     if message.headers is not None:
         _check_headers(message)
     kind = message.type
-    if (kind is not None and kind.upper() != "HTTP") or target.scheme == PROCESS:
+    if (kind not in _USUAL_TYPES and kind.upper() != "HTTP") or target.scheme == PROCESS:
         _check_type(message, target)
 
 

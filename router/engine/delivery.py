@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from router.core.commands import failure_of
 from router.core.config import OnFailure, PoolConfig
 from router.core.history import State, Try
-from router.core.message import Message, RawMessage
+from router.core.message import Message
 from router.core.outcome import (
     NO_OUTCOME,
     RULES,
@@ -123,8 +123,7 @@ class Mediator:
                 max_attempts=most,
                 request=len(job.tries) + 1,
             )
-            reads_reply = not isinstance(message, RawMessage) or message.reads_reply
-            outcome = judge(answer, self._wall, policy, reads_reply=reads_reply)
+            outcome = judge(answer, self._wall, policy, reads_reply=message.reads_reply)
             is_good = outcome.rule.breaker
             if not is_good:
                 target.blame(outcome.rule.fault)
@@ -140,7 +139,7 @@ class Mediator:
         if outcome.rule.word is not None or target.is_gated:
             target.learn(answer, job.started_at, self._wall, self._jitter)
             self._note_error(job, outcome, target)
-        if answer.too_long and reads_reply:
+        if answer.too_long and message.reads_reply:
             flaw = "a reply of more than 1 MiB, or in more than 65,536 pieces"
             self._warn(
                 Code.PROCESSING, f"{target.origin} sent {flaw}; it was judged by its status alone"
@@ -329,11 +328,14 @@ class DeliveryRunner:
                 break
             now = self._loop.time()
             settler = job.settler
-            is_cut_off = settler.traits.pulse is not None and settler.is_cut_off()
-            is_lost = is_cut_off or job.lease_until <= now
             leadership = settler.deps.leadership
-            is_over = leadership.is_ending or leadership.is_over
-            may_send = not (is_lost or self._stopped or is_over)
+            may_send = not (
+                (settler.traits.pulse is not None and settler.is_cut_off())
+                or job.lease_until <= now
+                or self._stopped
+                or leadership.is_ending
+                or leadership.is_over
+            )
             if not may_send or job.expires_at <= now:
                 target.leave()
                 return TOO_LATE if may_send else None
@@ -358,12 +360,13 @@ class DeliveryRunner:
                 self._warn(code, "the mediator gave no outcome for a message", severity)
             now = self._loop.time()
             seconds = now - job.started_at
-            job.tries += (Try(job.started_at, seconds, outcome.status, outcome.rule.word),)
-            if outcome.rule.was_sent:  # else it would count as 0 s
+            rule = outcome.rule
+            job.tries += (Try(job.started_at, seconds, outcome.status, rule.word),)
+            if rule.was_sent:  # else it would count as 0 s
                 self.deliveries.time(seconds, now)
                 mean = self.mean_seconds
                 self.mean_seconds = seconds if mean is None else mean + (seconds - mean) / MEAN_OF
-            if not outcome.may_try_again or (outcome.rule.was_sent and job.is_command):
+            if not outcome.may_try_again or (rule.was_sent and job.is_command):
                 return failed if failed and outcome.cause in _NOT_TRIED else outcome
             failed = outcome
         return failed

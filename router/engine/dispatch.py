@@ -23,7 +23,6 @@ from router.engine.alerts import Alerts
 from router.engine.job import NEVER, Batch, Follower, Job, Return
 from router.engine.registry import InFlightRegistry
 from router.engine.slices import SLICE_BYTES, Slices
-from router.engine.tracker import ArrivalKind
 
 log = logging.getLogger(__name__)
 
@@ -146,9 +145,9 @@ class Dispatcher:
             or message.delay_seconds is not None
             or message.expires_at is not None
             or settler.queue.max_age is not None
-        ):
-            self._note_wishes(job)
-        arrival, held = registry.track(job)
+        ) and self._is_early(job, unroutable):
+            return None
+        held = registry.track(job)
         if held is job:
             if again:  # behind one of its group: it goes back with that (FIFO-1)
                 job.batch = again.get((message.pool, job.group), batch)
@@ -159,7 +158,7 @@ class Dispatcher:
             self._forget_older(held, received.broker_id)
         if held.state is State.SETTLING:
             self._follow(held, Follower(settler, received), batch.at)
-        elif arrival is ArrivalKind.REDELIVERED:
+        elif held.key == job.key:
             self._redelivered(held, received, batch, again)
         else:
             self._requeued(held, job, unroutable)
@@ -168,10 +167,7 @@ class Dispatcher:
     def _read(
         self, received: ReceivedMessage, batch: Batch, read: Reader, unroutable: Unroutable
     ) -> Message | None:
-        """Return its message, or refuse it: it is malformed (BRK-2), or comes early (CMD-5).
-
-        One that comes early to a strict queue waits in its group (ORD-1).
-        """
+        """Return its message, or refuse it: it is malformed (BRK-2)."""
         flaw = received.flaw  # that the adapter has found, if any
         if flaw is None:
             try:
@@ -187,35 +183,47 @@ class Dispatcher:
             return None
         if message.has_unknown_fields:
             self.unknown_fields[batch.settler.queue.name] += 1
-        is_timed = message.not_before is not None or message.delay_seconds is not None
-        if is_timed and batch.settler.failing not in KEEPS_FRONT:
-            wait = self._seconds_early(message, received, batch)
-            if wait > 0:
-                self._registry.hold_untracked(received)
-                unroutable.early.append((received, wait, message))
-                return None
         return message
 
-    def _seconds_early(self, message: Message, received: ReceivedMessage, batch: Batch) -> float:
-        due_at = self._due_at(message, received, batch)
-        return min(due_at - self._wall(), MAX_DELAY_SECONDS)
+    def _is_early(self, job: Job, unroutable: Unroutable) -> bool:
+        """Note what it asks for beside its delivery. Return whether it comes early (CMD-5).
 
-    def _due_at(self, message: Message, received: ReceivedMessage, batch: Batch) -> float:
+        One that comes early to a strict queue waits in its group (ORD-1).
+        """
+        message, received = job.message, job.received
+        if message.not_before is not None or message.delay_seconds is not None:
+            wait = min(self._due_at(job) - self._wall(), MAX_DELAY_SECONDS)
+            if wait > 0 and job.settler.failing not in KEEPS_FRONT:
+                self._registry.hold_untracked(received)
+                unroutable.early.append((received, wait, message))
+                return True
+            job.not_before = job.tracked_at + wait
+        job.expires_at = self._expiry(job, job.settler.queue)
+        if message.has_unknown_mode:
+            self._warn(Code.CONFIGURATION, f"unknown dispatchMode {message.dispatch!r} ignored")
+        if message.reply_to is not None or message.then:
+            job.needs_finish = True
+        if message.reply_to is not None and not self._is_reply_queue(message.reply_to):
+            self._warn(Code.CONFIGURATION, "replyTo ignored: there is no such reply queue")
+        return False
+
+    def _due_at(self, job: Job) -> float:
         """Return the Unix time before which it is not delivered (CMD-5).
 
         `delaySeconds` counts from the publication. What we publish says `notBefore` as well, or is
         handed over when it is due.
         """
+        message, settler = job.message, job.settler
         given = message.not_before
         due_at = 0.0 if given is None else given.timestamp()
-        if message.delay_seconds is None or batch.settler.traits.published_here:
+        if message.delay_seconds is None or settler.traits.published_here:
             return due_at
-        published_at = received.published_at
+        published_at = job.received.published_at
         if published_at is not None and published_at <= self._wall() + CLOCK_STEP_SECONDS:
             return max(due_at, published_at + message.delay_seconds)
         if given is None:
             text = "delaySeconds ignored: its broker does not say when a message was published"
-            self._warn(Code.CONFIGURATION, f"{batch.settler.queue.name}: {text}")
+            self._warn(Code.CONFIGURATION, f"{settler.queue.name}: {text}")
         return due_at
 
     def _expiry(self, job: Job, queue: QueueConfig) -> float:
@@ -301,19 +309,6 @@ class Dispatcher:
                 job.state = State.WAITING
                 unroutable.behind.append(job)
         return ready
-
-    def _note_wishes(self, job: Job) -> None:
-        message = job.message
-        if message.not_before is not None or message.delay_seconds is not None:
-            early = self._seconds_early(message, job.received, job.batch)
-            job.not_before = job.tracked_at + early
-        job.expires_at = self._expiry(job, job.settler.queue)
-        if message.has_unknown_mode:
-            self._warn(Code.CONFIGURATION, f"unknown dispatchMode {message.dispatch!r} ignored")
-        if message.reply_to is not None or message.then:
-            job.needs_finish = True
-        if message.reply_to is not None and not self._is_reply_queue(message.reply_to):
-            self._warn(Code.CONFIGURATION, "replyTo ignored: there is no such reply queue")
 
 
 def _is_certainly_held(held: Job, copy: Job) -> bool:

@@ -104,7 +104,7 @@ class Job(Struct, eq=False):
         policy = (None if self.pool is None else self.pool.config.retry) or self.settler.retry
         if policy is None:
             default = self.settler.default_retry
-            policy = default.commands if self.is_command else default.others
+            policy = default.commands if self.message.is_command else default.others
         most = self.message.max_attempts
         return policy if most is None else policy_for(most, policy)
 

@@ -21,7 +21,7 @@ from router.core.outcome import Ending, Metric
 from router.core.redact import mask_urls
 from router.core.stats import Counts
 from router.engine.job import Follower, Job
-from router.engine.tracker import ArrivalKind, Tracker
+from router.engine.tracker import Tracker
 from router.ports import Tracer
 
 if TYPE_CHECKING:  # a pool is told of each job that ends
@@ -57,7 +57,7 @@ class InFlightRegistry:
         self.ledger.received += hand_overs
         counts.receive(hand_overs, now)
 
-    def track(self, job: Job) -> tuple[ArrivalKind, Job]:
+    def track(self, job: Job) -> Job:
         """Take a job in, unless the router holds its message already. Return the one it holds."""
         if self.tallies and not job.failures:
             tally = self.tallies.of(job.key)  # its broker could not keep what was tried so far

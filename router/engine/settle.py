@@ -10,8 +10,10 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from router.core.commands import failure_of
-from router.core.config import OnFailure, QueueConfig
+from router.core.config import COMMAND_BUS, OnFailure, QueueConfig
 from router.core.dead_letter import Reason
 from router.core.envelope import Reader, asker_of, reader_of
 from router.core.history import Fate, State
@@ -76,7 +78,10 @@ class Settler:
         self.queue_name = queue.name
         self.read = reader_of(queue)
         self.retry = queue.retry
-        self.default_retry = deps.default_retry
+        default = deps.default_retry
+        if queue.envelope == COMMAND_BUS:  # all that it brings is a command (CMD-12)
+            default = replace(default, others=default.commands)
+        self.default_retry = default
         self.counts = counts
         self.deps = deps
         self.dispatcher = dispatcher

@@ -2,18 +2,9 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
-from enum import Enum, auto
 
 from router.core.identity import MessageKey
 from router.engine.job import EXPIRED, Job
-
-
-class ArrivalKind(Enum):
-    """What an arrival is to the router (ROUTE-2, ROUTE-3)."""
-
-    NEW = auto()
-    REDELIVERED = auto()  # a message that it holds, handed over again
-    REQUEUED = auto()  # a copy of one that it holds of the same queue: an identical POST
 
 
 class Tracker:
@@ -26,22 +17,25 @@ class Tracker:
         self._by_body: dict[tuple[str, bytes], Job] = {}
         self._forfeited = itertools.count(1)
 
-    def track(self, job: Job) -> tuple[ArrivalKind, Job]:
-        """Take in a job if it is new. Return what it is, and the job that is held now."""
+    def track(self, job: Job) -> Job:
+        """Take in a job if it is new. Return the one that is held now.
+
+        One with the same key is this message, handed over again (ROUTE-2); one with another key is
+        a copy of it in the same queue: an identical POST (ROUTE-3).
+        """
         body = job.received.body
         held = self._by_key.setdefault(job.key, job)
         if held is not job:
             if held.received.body == body:
-                return ArrivalKind.REDELIVERED, held
+                return held
             self._forfeit(held)
             self._by_key[job.key] = job
         if job.received.source is not None:  # its body holds no id (ID-1)
-            return ArrivalKind.NEW, job
+            return job
         twin = self._by_body.setdefault((job.key.queue, body), job)
-        if twin is job:
-            return ArrivalKind.NEW, job
-        del self._by_key[job.key]
-        return ArrivalKind.REQUEUED, twin
+        if twin is not job:
+            del self._by_key[job.key]
+        return twin
 
     def untrack(self, jobs: Iterable[Job]) -> None:
         by_key, by_body = self._by_key, self._by_body

@@ -13,7 +13,6 @@ from router.brokers.sqlite.queue_table import QueueTable
 from router.core.config import Schedule
 from router.core.gate import Gate
 from router.core.history import Fate
-from router.core.message import Message
 from router.core.outcome import Outcome
 from router.core.returning import Decision, Retry, ReturnReason
 from router.engine import delivery, settle, targets
@@ -296,11 +295,11 @@ def one_reply_for_each_id() -> None:
 def early_arrival_delivered() -> None:
     """A message that arrives before its time is delivered at once."""
 
-    def seconds_early(dispatcher: Dispatcher, message: Message) -> float:
-        seconds: float = was(dispatcher, message)
-        return seconds - 3600
+    def due_at(dispatcher: Dispatcher, job: Job) -> float:
+        due: float = was(dispatcher, job)
+        return due - 3600
 
-    was = _replace(Dispatcher, "_seconds_early", seconds_early)
+    was = _replace(Dispatcher, "_due_at", due_at)
 
 
 @bug

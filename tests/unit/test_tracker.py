@@ -1,5 +1,6 @@
 """What an arrival is to the router, by the two indexes of the tracker (ROUTE-2, ROUTE-3)."""
 
+from enum import Enum, auto
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from router.core.identity import key_of
 from router.core.message import ReceivedMessage, parse
 from router.engine.job import EXPIRED, NEVER, Job
-from router.engine.tracker import ArrivalKind, Tracker
+from router.engine.tracker import Tracker
 from tests.support.jobs import make_batch, new_job
 
 A, B = (
@@ -25,10 +26,22 @@ def job(queue: str, broker_id: str | None, body: bytes, claimed_id: str | None =
     return new_job(message, received, make_batch("q"), key_of(queue, received, message.id))
 
 
+class ArrivalKind(Enum):
+    """What an arrival is to the router (ROUTE-2, ROUTE-3)."""
+
+    NEW = auto()
+    REDELIVERED = auto()  # a message that it holds, handed over again
+    REQUEUED = auto()  # a copy of one that it holds of the same queue: an identical POST
+
+
 def claim(held: Job, arrival: Job) -> ArrivalKind:
     tracker = Tracker()
     tracker.track(held)
-    return tracker.track(arrival)[0]
+    found = tracker.track(arrival)
+    if found is arrival:
+        return ArrivalKind.NEW
+    assert found is held
+    return ArrivalKind.REDELIVERED if found.key == arrival.key else ArrivalKind.REQUEUED
 
 
 @pytest.mark.rule("ROUTE-1", "ROUTE-2", "ROUTE-3", "ID-1", "ID-2")
@@ -70,9 +83,7 @@ def test_what_was_untracked_can_come_again() -> None:
     tracker.track(held)
     tracker.untrack([held])
 
-    found = tracker.track(held)
-
-    assert found == (ArrivalKind.NEW, held)
+    assert tracker.track(held) is held
     assert list(tracker) == [held]
 
 
@@ -87,12 +98,12 @@ def test_a_message_whose_broker_gave_its_id_to_another_is_forfeited() -> None:
     assert set(tracker) == {old, new}
 
     # Its own copy may be gone: another one of the same body is not superfluous.
-    assert tracker.track(copy_of_old) == (ArrivalKind.NEW, copy_of_old)
+    assert tracker.track(copy_of_old) is copy_of_old
 
     tracker.untrack([new, old, copy_of_old])
 
     assert len(tracker) == 0
-    assert tracker.track(old)[0] is ArrivalKind.NEW
+    assert tracker.track(old) is old
 
 
 class TrackerMachine(RuleBasedStateMachine):
@@ -112,14 +123,12 @@ class TrackerMachine(RuleBasedStateMachine):
     def arrive(self, queue: str, broker_id: str | None, body: bytes) -> None:
         new = job(queue, broker_id, body)
 
-        found, held = self.tracker.track(new)
+        held = self.tracker.track(new)
 
         same_body = [
             each for each in self.jobs if (each.key.queue, each.received.body) == (queue, body)
         ]
         assert held is (same_body[0] if same_body else new)
-        assert (found is ArrivalKind.NEW) == (held is new)
-        assert (found is ArrivalKind.REDELIVERED) == (held is not new and held.key == new.key)
         robbed = [each for each in self.jobs if each.lease_until == EXPIRED]
         self.jobs = [each for each in self.jobs if each not in robbed]
         self.forfeited += robbed

@@ -1,9 +1,11 @@
 """The HTTP API. Each handler asks the router and shows the result as JSON. It decides nothing."""
 
 import asyncio
+from http import HTTPStatus
 from typing import Final
 
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,12 +25,28 @@ from router.api import (
 )
 from router.api.access import Access, Guard
 from router.api.kit import RouterApi
-from router.api.problems import HANDLERS, PROBLEM_SCHEMA
+from router.api.problems import HANDLERS, PROBLEM_SCHEMA, problem_response
 
 _ERRORS: Final = {
     "description": "What went wrong",
     "content": {"application/problem+json": {"schema": PROBLEM_SCHEMA}},
 }
+ROUTES: Final = (
+    metrics.routes,  # first: the first call to a route prepares all those before it
+    messages.routes,  # then the busiest: a call is compared with all routes before its own
+    batches.routes,
+    health.routes,
+    config.schedule_routes,
+    health.warning_routes,
+    dead_letters.routes,
+    groups.routes,
+    config.routes,
+    monitoring.routes,
+    monitoring.lease_routes,
+    targets.routes,
+    messages.monitoring_routes,
+    dashboard.routes,
+)
 
 
 def create_app(router: RouterApi, access: Access) -> FastAPI:
@@ -40,26 +58,11 @@ def create_app(router: RouterApi, access: Access) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         responses={"default": _ERRORS},
-        exception_handlers=HANDLERS,
+        exception_handlers={**HANDLERS, HTTPStatus.METHOD_NOT_ALLOWED: _wrong_method},
     )
     app.state.router = router
     app.state.feed = dashboard.Feed(router.state)
-    for routes in (
-        metrics.routes,  # first: the first call to a route prepares all those before it
-        messages.routes,  # then the busiest: a call is compared with all routes before its own
-        batches.routes,
-        health.routes,
-        config.schedule_routes,
-        health.warning_routes,
-        dead_letters.routes,
-        groups.routes,
-        config.routes,
-        monitoring.routes,
-        monitoring.lease_routes,
-        targets.routes,
-        messages.monitoring_routes,
-        dashboard.routes,
-    ):
+    for routes in ROUTES:
         app.include_router(routes)
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -71,6 +74,19 @@ def create_app(router: RouterApi, access: Access) -> FastAPI:
     app.add_middleware(Guard, access=access, login=dashboard.login_page())
     app.add_middleware(CloseUnread)
     return app
+
+
+async def _wrong_method(request: Request, error: HTTPException) -> Response:
+    """Name the methods of every route to this path. Starlette names those of the first one."""
+    path = request.scope["path"]
+    methods: set[str] = set()
+    for routes in ROUTES:
+        for route in routes.routes:
+            if isinstance(route, APIRoute) and route.path_regex.match(path):
+                methods.update(route.methods or ())
+    return problem_response(
+        error.status_code, error.detail, headers={"Allow": ", ".join(sorted(methods))}
+    )
 
 
 class HeadAsGet:

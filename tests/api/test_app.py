@@ -19,15 +19,22 @@ async def test_an_unknown_path_is_a_problem(api: httpx.AsyncClient, path: str) -
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("PUT", "/health"), ("PUT", "/messages"), ("OPTIONS", "/warnings")]
+    ("method", "path", "right"),
+    [
+        ("PUT", "/health", "GET"),
+        ("PUT", "/messages", "GET, POST"),
+        ("POST", "/messages/a/b", "DELETE, GET"),
+        ("OPTIONS", "/warnings", "DELETE, GET"),
+        ("PATCH", "/monitoring/pools/POOL-A", "PUT"),
+    ],
 )
 async def test_a_wrong_method_is_a_problem_that_names_the_right_ones(
-    api: httpx.AsyncClient, method: str, path: str
+    api: httpx.AsyncClient, method: str, path: str, right: str
 ) -> None:
     answer = await api.request(method, path)
 
     assert_problem(answer, 405)
-    assert answer.headers["allow"]
+    assert answer.headers["allow"] == right
 
 
 @pytest.mark.rule("P5")

@@ -17,6 +17,7 @@ from router.brokers.rabbitmq.connection import UNSAVED_SECONDS, Table
 from router.brokers.rabbitmq.limits import DeliveryLimit
 from router.brokers.workers import BrokerSettings
 from router.core.config import Ordering, QueueConfig
+from router.core.identity import key_of
 from router.core.message import UNTRIED, Tally
 from router.core.raw import RawRoute
 from router.ports import Broker, BrokerError, Depth, Disconnected, Nack, QueueRefused
@@ -431,6 +432,27 @@ async def test_what_nobody_has_named_is_not_taken_for_an_original_whose_copy_is_
             again = await receive_one(broker)  # a duplicate, or another with the same body
 
     assert (first.body, again.body, again.tally) == (b"a", b"a", UNTRIED)
+
+
+@pytest.mark.rule("RAW-3", "WQ-15", "ID-1")
+async def test_what_nobody_has_named_and_its_retry_copies_are_one_message(
+    classic: Ends, server: RabbitServer, name: str, brokers: BrokerRegistry
+) -> None:
+    """Else each failure would be the first one that is known, and the limit never reached."""
+    await send_without_id(server, name)
+    await send_without_id(server, name)
+    raw = replace(classic.queue, route=RawRoute(target="https://svc.test/hook"))
+    async with brokers.open_queue(raw) as broker:
+        first, other = await several(broker, 2)
+        keys = [key_of("q", first, "x")]
+        for _ in range(2):
+            await broker.nack([Nack(first.handle, 1.0, TRIED)])
+            first = await receive_one(broker)
+            keys.append(key_of("q", first, "x"))
+
+    assert len(set(keys)) == 1
+    assert key_of("q", other, "x") not in keys
+    assert first.claimed_id is None  # the target sees the digest of the body, as before
 
 
 @pytest.mark.rule("BRK-6", "P1")

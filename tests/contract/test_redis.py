@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from router.brokers import BrokerRegistry
 from router.brokers.redis import broker as redis_broker
 from router.core.message import Tally
+from router.core.raw import RawRoute
 from router.ports import Disconnected, Nack, QueueRefused
 from tests.contract.cases import (
     PARENT,
@@ -168,6 +169,24 @@ async def test_an_entry_with_thousands_of_fields_is_returned_like_any_other(
     await ends.broker.nack([Nack(first.handle, 0.1, TRIED)])
 
     assert bodies([await receive_one(ends.broker)]) == ["a"]
+
+
+@pytest.mark.rule("RAW-4", "P1")
+async def test_a_retry_copy_of_a_raw_entry_keeps_a_body_behind_thousands_of_fields(
+    server: RedisServer, brokers: BrokerRegistry, client: Any
+) -> None:
+    queue = queue_at(f"{server.url}?stream=orders")
+    raw = replace(queue, route=RawRoute(target="https://svc.test/hook"))
+    fields = {f"f{n}": "x" for n in range(20_000)}
+    async with both_ends(brokers, raw) as ends:
+        await client.xadd("orders", {**fields, "body": "a"})
+        first = await receive_one(ends.broker)
+        await ends.broker.nack([Nack(first.handle, 0.1, TRIED)])
+        again = await receive_one(ends.broker)
+
+    assert (again.body, again.flaw, again.tally) == (b"a", None, TRIED)
+    assert again.source is not None
+    assert again.source.attributes == {f"f{n}": "x" for n in range(3950)}
 
 
 @pytest.mark.rule("P5")

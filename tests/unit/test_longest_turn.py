@@ -21,14 +21,26 @@ from router.core.commands import content_key
 from router.core.config_document import MAX_DOCUMENT_BYTES, read_document
 from router.core.credentials import MAX_FILE_BYTES, MAX_SECRET_BYTES, read_credentials, read_token
 from router.core.envelope import CommandReader
+from router.core.headers import MAX_HEADERS
 from router.core.message import (
     MAX_MESSAGE_BYTES,
+    ReceivedMessage,
+    Source,
     id_of_malformed,
     parse,
     refuse_unknown_fields,
     with_id,
 )
 from router.core.outcome import MAX_ERROR_BYTES, MAX_REPLY_BYTES, Reply, judge, read_retry_after
+from router.core.raw import (
+    MAX_STEPS,
+    Attribute,
+    Pointer,
+    RawRoute,
+    letter_body,
+    letter_source,
+    read_raw,
+)
 from router.core.redact import mask_sent_secrets, mask_urls, masked_start
 from router.core.target import MAX_CHARACTERS
 from router.outbound.process.runner import MAX_OUTPUT_BYTES, problem_of_answer
@@ -109,6 +121,31 @@ def in_a_token(content: bytes) -> None:
     oidc(b"\n".join((content[: len(content) // 3],) * 3 + (b"[]",)))
 
 
+def routed(body: bytes) -> None:
+    read_raw(EVERYTHING, ReceivedMessage(body, "handle", None))
+
+
+def with_text(value: bytes) -> None:
+    source = Source(attributes={"a": value.decode("latin-1")})
+    read_raw(EVERYTHING, ReceivedMessage(b"x", "handle", None, source=source))
+
+
+def with_bytes(value: bytes) -> None:
+    source = Source(binary={"a": value})
+    read_raw(EVERYTHING, ReceivedMessage(b"x", "handle", None, source=source))
+
+
+def kept_and_read(body: bytes) -> None:
+    source = Source(binary={"a": body})
+    letter_source(letter_body(ReceivedMessage(body, "handle", None, source=source), "a"))
+
+
+PLACES: Final = (Pointer("/a"), Attribute("a"), Pointer("/a" * MAX_STEPS))
+EVERYTHING: Final = RawRoute(
+    target="https://svc/api",
+    headers=tuple((f"X-{number}", PLACES[number % 3]) for number in range(MAX_HEADERS)),
+    content_type=Pointer("/a/a"),
+)
 SECRETIVE: Final = parse(
     HEAD + b'"authToken":"aaaa","signingSecret":"\\\\\\\\","headers":{"x":"a?a?"}}'
 )
@@ -167,6 +204,14 @@ ON_THE_LOOP: Final = {
         partial(problem_of_answer, message_id="a"),
         (b"@", *values(b'{"messageId":"a","result":')),
     ),
+    "raw body": Input(
+        MAX_MESSAGE_BYTES,
+        routed,
+        (b"@", b"[@1]", *values(b'{"a":'), *values(b'{"a":' * MAX_STEPS, b"}" * MAX_STEPS)),
+    ),
+    "attribute of a raw message": Input(MAX_MESSAGE_BYTES, with_text),
+    "binary attribute of a raw message": Input(MAX_MESSAGE_BYTES, with_bytes),
+    "raw body that is kept": Input(MAX_MESSAGE_BYTES, kept_and_read),
     "STOMP frame": Input(
         MAX_HEAD_BYTES,
         lambda data: list(FrameReader().feed(data)),

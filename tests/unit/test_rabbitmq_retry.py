@@ -65,7 +65,7 @@ def test_the_shortest_delay_takes_the_first_step() -> None:
 
 @pytest.mark.rule("WQ-5")
 def test_a_copy_carries_its_history() -> None:
-    history = RetryHistory("first-id", Tally(failures=2, requests=7), 3, NOW + 30)
+    history = RetryHistory("first-id", Tally(failures=2, requests=7), 3, NOW + 30, token="t-1")
 
     copy = copy_of(Properties(message_id="first-id"), history)
 
@@ -122,7 +122,7 @@ def test_a_copy_keeps_what_the_publisher_said_and_drops_what_concerned_the_origi
 @pytest.mark.rule("BRK-2", "P5")
 @pytest.mark.parametrize("value", ["soon", None, -5, 2**62, [1], True])
 def test_headers_that_we_never_wrote_do_no_harm(value: str | int | None) -> None:
-    names = ("attempts", "posts", "deliveries", "not-before", "id")
+    names = ("attempts", "posts", "deliveries", "not-before", "id", "token")
     headers: Table = {f"x-message-router-{name}": value for name in names}
 
     history = history_of(Properties(headers=headers))

@@ -79,15 +79,20 @@ def test_a_message_has_the_id_of_its_first_copy_or_its_digest(
         ("/list/1", "b"),
         ("/a~1b/~0", "odd"),
         ("/", "empty name"),
+        ("/deep" * 16, "far"),
     ],
 )
 def test_a_group_is_found_in_the_body(pointer: str, expected: str) -> None:
+    deep: object = "far"
+    for _ in range(15):
+        deep = {"deep": deep}
     body = msgspec.json.encode(
         {
             "order": {"id": "o-1", "n": 17, "price": 1.5, "paid": True},
             "list": ["a", "b"],
             "a/b": {"~": "odd"},
             "": "empty name",
+            "deep": deep,
         }
     )
 
@@ -96,10 +101,12 @@ def test_a_group_is_found_in_the_body(pointer: str, expected: str) -> None:
 
 @pytest.mark.rule("RAW-2")
 @pytest.mark.parametrize(
-    "pointer", ["/none", "/list", "/list/2", "/list/01", "/list/-", "/text/more", "/null", "/blank"]
+    "pointer",
+    ["/none", "/list", "/list/2", "/list/01", "/list/-", "/text/more", "/null", "/blank", "/big"],
 )
 def test_a_message_without_what_was_asked_for_is_malformed(pointer: str) -> None:
-    body = b'{"list": ["a", "b"], "text": "a", "null": null, "blank": " "}'
+    big = b"1" * 5000  # more digits than Python reads
+    body = b'{"list": ["a", "b"], "text": "a", "null": null, "blank": " ", "big": %b}' % big
 
     with pytest.raises(Malformed, match=r"`id`: it has no text or number at /"):
         read_raw(replace(ROUTE, id=Pointer(pointer)), received(body))
@@ -264,7 +271,14 @@ def test_a_stored_copy_of_any_message_keeps_when_it_was_published() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "error"), [("", "slash"), ("a", "slash"), ("/~2", "neither"), ("/a~", "neither")]
+    ("text", "error"),
+    [
+        ("", "slash"),
+        ("a", "slash"),
+        ("/~2", "neither"),
+        ("/a~", "neither"),
+        ("/a" * 17, "more than 16 steps"),
+    ],
 )
 @pytest.mark.rule("RAW-2")
 def test_what_is_no_pointer_is_refused(text: str, error: str) -> None:

@@ -39,6 +39,7 @@ _REQUESTS: Final = f"{PREFIX}posts"
 _RECEIVE_COUNT: Final = f"{PREFIX}deliveries"
 _DUE_AT: Final = f"{PREFIX}not-before"  # Unix time in milliseconds
 _PUBLISHED_AT: Final = f"{PREFIX}published"  # likewise
+_TOKEN: Final = f"{PREFIX}token"
 
 
 class RetryHistory(Struct, frozen=True):
@@ -49,6 +50,7 @@ class RetryHistory(Struct, frozen=True):
     receive_count: int = 0
     due_at: float = 0.0  # Unix time
     published_at: float | None = None  # Unix time of the first one, if copies lose it otherwise
+    token: str | None = None  # of a message that nobody has named: what its copies have in common
 
     def wait(self, now: float, *, tolerance: float = 0.0) -> float:
         """Return the seconds until it may be delivered. Ignore a time that we never set."""
@@ -60,13 +62,13 @@ def read_history(headers: Mapping[str, object]) -> RetryHistory | None:
     """Return the history of a retry copy, or None if the message is no copy of ours."""
     if _DUE_AT not in headers:
         return None
-    first_id = headers.get(_ID)
     return RetryHistory(
-        first_id if isinstance(first_id, str) else None,
+        _text(headers.get(_ID)),
         Tally(_count(headers.get(_FAILURES)), _count(headers.get(_REQUESTS))),
         _count(headers.get(_RECEIVE_COUNT)),
         _count(headers.get(_DUE_AT)) / 1000,
         _count(headers.get(_PUBLISHED_AT)) / 1000 or None,
+        _text(headers.get(_TOKEN)),
     )
 
 
@@ -74,6 +76,8 @@ def history_headers(history: RetryHistory) -> dict[str, str | int]:
     headers: dict[str, str | int] = {} if history.first_id is None else {_ID: history.first_id}
     if history.published_at is not None:
         headers[_PUBLISHED_AT] = round(history.published_at * 1000)
+    if history.token is not None:
+        headers[_TOKEN] = history.token
     return headers | {
         _FAILURES: history.tally.failures,
         _REQUESTS: history.tally.requests,
@@ -92,6 +96,10 @@ def publishers_headers(
         for name, value in headers.items()
         if name not in brokers and not name.startswith(not_copied)
     }
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _count(value: object) -> int:

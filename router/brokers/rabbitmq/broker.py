@@ -404,6 +404,7 @@ class RabbitBroker:
             tally=item.tally,
             receive_count=message.receive_count,
             due_at=self._clock() + item.delay,
+            token=self._token_of(message),
         )
         asked_at = loop_time()
         waits = await self._keep_copy(message, history)
@@ -419,6 +420,12 @@ class RabbitBroker:
     def _is_nameless(self, message: RabbitMessage) -> bool:
         """Return whether nothing tells it apart: it equals no other hand-over (RAW-3)."""
         return self._is_raw and message.history.first_id is None
+
+    def _token_of(self, message: RabbitMessage) -> str | None:
+        """Return what stands for the name of a nameless one, for its copies, too (WQ-15)."""
+        if not self._is_nameless(message):
+            return None
+        return message.history.token or f"{self._token}-{message.tag}"
 
     async def _send_on_early(self, limit: int) -> None:
         """Send the next messages on again if they came before their time.
@@ -455,11 +462,9 @@ class RabbitBroker:
                 self._copied.forget(message.proof)
 
     def _received(self, message: RabbitMessage) -> ReceivedMessage:
-        first_id = message.history.first_id
         source = None
         if self._is_raw:
-            token = f"{self._token}-{message.tag}" if self._is_nameless(message) else None
-            source = source_of(message.properties, token)
+            source = source_of(message.properties, self._token_of(message))
         return ReceivedMessage(
             message.body,
             self._tickets.issue(message.tag, message),
@@ -467,7 +472,7 @@ class RabbitBroker:
             receive_count=message.receive_count,
             tally=message.history.tally,
             parent=carried_in(message.headers),
-            claimed_id=first_id,
+            claimed_id=message.history.first_id,
             published_at=message.published_at,
             source=source,
         )

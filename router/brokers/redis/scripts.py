@@ -14,7 +14,7 @@ from router.brokers.kit.retries import PREFIX
 RETURNED: Final = "-"  # the consumer that owns what was given back without a delay
 _RETURNED_IDLE_MS: Final = 864_000_000  # longer than any lease: it can be claimed at once
 _MOVED_AT_ONCE: Final = 1000
-_MAX_COPIED: Final = 4000  # names and values of one message: Lua unpacks no more than 7,999
+_MAX_COPIED: Final = 7900  # names and values of one message: Lua unpacks no more than 7,999
 
 _NOW: Final = """
 local clock = redis.call('TIME')
@@ -143,7 +143,7 @@ NACK: Final = f"""
 {_NOW}
 {_HOLDS}
 {_DELAY}
-local kept = {{[ARGV[3]] = true, traceparent = true, tracestate = true}}
+local kept = {{traceparent = true, tracestate = true}}
 local keeps_all = ARGV[4] == '1'
 local lost, number, at = {{}}, 0, 5
 while at <= #ARGV do
@@ -158,13 +158,20 @@ while at <= #ARGV do
   else
     local entry, fields = redis.call('XRANGE', KEYS[1], id, id)[1], {{}}
     if entry then
+      local body
       for field = 1, #entry[2], 2 do
         local name = entry[2][field]
         local is_foreign = keeps_all and string.sub(name, 1, {len(PREFIX)}) ~= '{PREFIX}'
-        if kept[name] and #fields < 100 or is_foreign and #fields < {_MAX_COPIED} then
+        if name == ARGV[3] then
+          body = entry[2][field + 1]
+        elseif kept[name] and #fields < 100 or is_foreign and #fields < {_MAX_COPIED} then
           table.insert(fields, entry[2][field])
           table.insert(fields, entry[2][field + 1])
         end
+      end
+      if body then
+        table.insert(fields, ARGV[3])
+        table.insert(fields, body)
       end
       for field = at + 5, at + 4 + more do
         table.insert(fields, ARGV[field])

@@ -21,7 +21,7 @@ from tests.chaos.history import MAX_WAIT_SECONDS
 from tests.chaos.nemesis import REDELIVERY_BOUND, Kill
 from tests.chaos.run import ChaosOrder, ChaosResult, run, spread
 from tests.chaos.storm import Fault
-from tests.chaos.strict import STRICT_BROKERS, StrictOrder, StrictResult, run_strict
+from tests.chaos.strict import ON_FAILURE, STRICT_BROKERS, StrictOrder, StrictResult, run_strict
 
 EXIT_GOOD, EXIT_BROKEN = 0, 1
 SHOWN: Final = 20  # violations
@@ -88,7 +88,12 @@ def main(words: Sequence[str] | None = None) -> int:
         console.print(f"seed {given.seed}, files in {folder}")
         if given.strict:
             strictly = StrictOrder(
-                given.broker, given.kills, given.seed, given.pauses, given.routers
+                given.broker,
+                given.kills,
+                given.seed,
+                given.pauses,
+                given.routers,
+                given.on_failure,
             )
             result = asyncio.run(run_strict(strictly, Path(folder), console.print))
             _sum_up_strict(console, result)
@@ -187,7 +192,9 @@ def _sum_up_strict(console: Console, result: StrictResult) -> None:
         "errors in the logs": str(len(result.tracebacks)),
         "time": f"{result.seconds:.0f} s",
     }
-    table = Table(title=f"strict order on {result.wanted.broker}, seed {result.wanted.seed}")
+    wanted = result.wanted
+    how = f"{wanted.broker}, {wanted.on_failure}"
+    table = Table(title=f"strict order on {how}, seed {wanted.seed}")
     table.add_column("")
     table.add_column("result", justify="right")
     for name, value in rows.items():
@@ -245,6 +252,12 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
         help="that take turns, or share the queue; with a store that they share (with --strict)",
     )
     parser.add_argument(
+        "--on-failure",
+        choices=ON_FAILURE,
+        default=ON_FAILURE[0],
+        help="the queue's onFailure (with --strict; park)",
+    )
+    parser.add_argument(
         "--seed",
         type=int,
         default=random.SystemRandom().randrange(1_000_000),
@@ -265,8 +278,10 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"choose a broker from {', '.join(choices)}")
     if given.strict and (given.slow_pool or given.minutes):
         parser.error("--strict goes with --kills only")
-    if not given.strict and (given.pauses or given.routers > 1):
-        parser.error("--pauses and --routers go with --strict only")
+    if not given.strict and (
+        given.pauses or given.routers > 1 or given.on_failure != ON_FAILURE[0]
+    ):
+        parser.error("--pauses, --routers and --on-failure go with --strict only")
     if given.slow_pool and given.minutes:
         parser.error("--slow-pool goes with --kills only")
     return given

@@ -1,7 +1,7 @@
 """`./dev chaos --strict`: routers are killed and paused beside a target that judges strict order.
 
-A request for number n of a group is legal only if all numbers before it were accepted. A second
-open request of a group is an overlap.
+A request for number n of a group is legal only if all numbers before it were accepted; with
+`onFailure: "skip"`, also if they were made to fail. A second open request of a group is an overlap.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ HEARTBEATS: Final = {
     "activemq": "?heartbeat=2",
 }
 HOLDS_GROUPS: Final = frozenset({"sqlite", "postgres", "pgmq-fifo", "sqs"})
-STRICT_BROKERS: Final = sorted({*BROKERS, *FIFO, "rabbitmq-quorum"} - {"redis"})
+STRICT_BROKERS: Final = sorted({*BROKERS, *FIFO, "rabbitmq-quorum"})
+ON_FAILURE: Final = ("park", "block", "skip")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class StrictOrder:
     seed: int
     pauses: int = 0
     routers: int = 1
+    on_failure: str = "park"
 
     @property
     def needs_store(self) -> bool:
@@ -93,12 +95,13 @@ class StrictResult:
 @dataclass
 class Group:
     accepted: set[int] = field(default_factory=set)
+    passed: set[int] = field(default_factory=set)  # accepted, or skipped
     first_missing: int = 1
     open: dict[int, float] = field(default_factory=dict)  # requests: since when
 
-    def accept(self, number: int) -> None:
-        self.accepted.add(number)
-        while self.first_missing in self.accepted:
+    def go_on_after(self, number: int) -> None:
+        self.passed.add(number)
+        while self.first_missing in self.passed:
             self.first_missing += 1
 
 
@@ -145,10 +148,13 @@ class StrictTarget:
         if (int(name) + GROUPS * number) % FAILS_EVERY == 0 and message not in self._failed:
             self._failed.add(message)
             result.failed += 1
+            if result.wanted.on_failure == "skip":
+                group.go_on_after(number)
             await connection.reply(429, b"", "Retry-After: 1")
             return
         if number not in group.accepted:
-            group.accept(number)
+            group.accepted.add(number)
+            group.go_on_after(number)
             self.accepted += 1
         await connection.reply()
 
@@ -173,7 +179,12 @@ class StrictRun:
             site.folder.mkdir()
             uri = self._queue.uri() + HEARTBEATS.get(wanted.broker, "")
             retry = {"backoff": [1]}
-            options = {"visibilityTimeout": LEASE, "ordering": "strict", "retry": retry}
+            options = {
+                "visibilityTimeout": LEASE,
+                "ordering": "strict",
+                "onFailure": wanted.on_failure,
+                "retry": retry,
+            }
             site.configure_queue(uri, POOL, **options)
             self._queue.configure(site)
             if store is not None:

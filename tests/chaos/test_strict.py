@@ -29,11 +29,12 @@ async def test_nothing_overtakes_in_a_strict_queue_whose_router_is_killed(
 @pytest.mark.parametrize(
     "words",
     [
-        ["redis", "--strict"],
+        ["pgmq", "--strict"],
         ["nats", "--strict", "--minutes", "1"],
         ["nats", "--strict", "--slow-pool"],
         ["nats", "--pauses", "1"],
         ["nats", "--routers", "2"],
+        ["nats", "--on-failure", "block"],
         ["pgmq-fifo"],
     ],
 )

@@ -235,6 +235,8 @@ class QueueOrder:
 
     def _group_in_store(self, job: Job) -> GroupKey | None:
         """Return the group in whose order it is stored; None: it is stored alone (ORD-6)."""
+        if job.is_held:  # its pool may have become `ungrouped: parallel` since it died
+            return job.message.pool or DEFAULT_POOL, job.group
         key = self.key_of(job)
         return key if job.blocks_on_error or key in self.groups else None
 

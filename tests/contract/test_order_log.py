@@ -175,6 +175,21 @@ async def test_a_letter_holds_back_what_is_behind_it_and_no_other_group(site: Lo
 
 
 @pytest.mark.rule("ORD-11")
+async def test_a_letter_without_a_group_holds_none_and_just_ends(site: LogSite) -> None:
+    await site.log.append([stored("a", None), stored("b", None), stored("x", "h")])
+    first, second, other = await site.broker.receive(10)
+
+    await give_up(site, first)
+    await give_up(site, other)
+    await site.broker.ack([second.handle])
+
+    assert await site.log.count_held() == 1
+    assert (await site.log.size()).messages == 1
+    assert [each.message_id for each in await site.log.groups(10)] == ["x"]
+    assert await site.store.find("a") is not None
+
+
+@pytest.mark.rule("ORD-11")
 async def test_a_letter_that_is_retried_comes_first_and_as_if_it_were_new(site: LogSite) -> None:
     await site.log.append([stored("a"), stored("b")])
     first, second = await site.broker.receive(10)

@@ -256,11 +256,14 @@ class PostgresQueue:
         return self._sinks(queue) is not None
 
     async def finish(self, items: Sequence[Finish]) -> Sequence[Unsettled]:
-        held = [item for item in items if item.is_held]
+        held, ending = list[Finish](), list[Finish]()
+        for item in items:
+            # A message without a group holds none: it just ends.
+            stays = item.is_held and cast("PostgresLease", item.handle).is_grouped
+            (held if stays else ending).append(item)
         unsettled = await self._hold(held) if held else ()
-        if len(held) < len(items):
-            ended = await self._finish([item for item in items if not item.is_held])
-            unsettled = [*unsettled, *ended]
+        if ending:
+            unsettled = [*unsettled, *await self._finish(ending)]
         self._signal.ring()
         return unsettled
 

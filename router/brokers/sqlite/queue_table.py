@@ -69,6 +69,11 @@ class FileLease(Lease, frozen=True, array_like=True, gc=False):
     in_batch: bool  # settling it may complete the batch
 
 
+def stays_held(lease: FileLease, item: Finish) -> bool:
+    """Return whether a message that was given up holds its group. Without one, it just ends."""
+    return item.is_held and lease.group is not None
+
+
 _known: Final = msgspec.json.Decoder(dict[str, str])
 _chosen: Final = msgspec.json.Decoder(list[FileLease], strict=False)  # SQLite has no booleans
 _FIRST_TRY: Final = Tally(failures=0, requests=1)
@@ -235,7 +240,7 @@ class QueueTable(Struct, frozen=True):
         for lease, item in ending:
             how, tally = item.ending, item.tally
             error = how.failure.message[:MAX_ERROR_CHARACTERS] if how.failure is not None else ""
-            if item.is_held:
+            if stays_held(lease, item):
                 held.append(_ending_row(lease.id, item, error))
                 continue
             if how is ACCEPTED and (tally is None or tally == _FIRST_TRY):
@@ -251,7 +256,7 @@ class QueueTable(Struct, frozen=True):
                 db.execute(QUERIES[query], {"endings": to_json(rows), "now": now})
             failed = [row[0] for row in rows if row[1] == "failed"]
             db.execute(QUERIES["free_keys"], {"ids": to_json(failed)})
-        ended = [lease.id for lease, item in ending if not item.is_held]
+        ended = [lease.id for lease, item in ending if not stays_held(lease, item)]
         db.execute(QUERIES["delete_bodies"], {"ids": to_json(ended)})
         if held:
             self.hold(db, held)

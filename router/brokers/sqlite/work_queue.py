@@ -19,6 +19,7 @@ from router.brokers.sqlite.queue_table import (
     NewMessage,
     QueueTable,
     json_value,
+    stays_held,
     to_json,
 )
 from router.brokers.work_queue import (
@@ -293,7 +294,9 @@ class WorkQueue:
             self._table.end(db, ending)
         for table, new in published.items():  # a message ends once, so all of it is new
             table.insert(db, new)
-        members = [lease.id for lease, item in ending if lease.in_batch and not item.is_held]
+        members = [
+            lease.id for lease, item in ending if lease.in_batch and not stays_held(lease, item)
+        ]
         if members:
             self._table.count_ended(db, to_json(members))
         return lost

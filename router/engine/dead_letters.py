@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -33,6 +34,7 @@ REPLAYED_BEFORE: Final = "it was replayed before; `force` does it again"
 OTHER_TARGET: Final = "its target does not begin with the prefix that is to be changed"
 COMMAND_ROUTED: Final = "it is a command: the route of its type says where it goes"
 ROUTED: Final = "the route of its queue says where it goes, so its target cannot be changed"
+BEING_REPLAYED: Final = "it is being replayed right now"
 PAGE_LETTERS: Final = 500
 NO_SUCH_LETTER: Final = "there is no such dead letter"
 _CLOCK_STEP_SECONDS: Final = 1.0  # the clocks differ by less because they are read in turn
@@ -239,7 +241,7 @@ class DeadLetterReplay:
                 raise Conflict("an earlier one of its group was not replayed")
             if not is_ours:
                 stopped.add(group)
-                raise Conflict("it is being replayed right now")
+                raise Conflict(BEING_REPLAYED)
             try:
                 if not await self._retry_in_front(kept, order, item):
                     await self._publish(queue, item)
@@ -251,23 +253,34 @@ class DeadLetterReplay:
     async def discard(self, letter_id: int) -> bool:
         """Delete a letter for good; a group that it held goes on. Return False if there is none.
 
-        Raises BrokeOff.
+        Raises Conflict or BrokeOff.
         """
-        kept = await self._store.get(letter_id)
-        if kept is None:
-            return False
-        with suppress(Malformed, Unknown):  # it can hold nothing
-            queue = self._publishing.queue_named(kept.letter.queue)
-            message = message_of(kept.letter.body, queue)
-            await self._release(queue, message, kept.letter.body)
-        return await self._store.discard(letter_id)
+        async with self._store.replaying(letter_id) as is_ours:
+            kept = await self._store.get(letter_id)
+            if kept is None:
+                return False
+            if not is_ours:
+                raise Conflict(BEING_REPLAYED)
+            with suppress(Malformed, Unknown):  # it can hold nothing
+                queue = self._publishing.queue_named(kept.letter.queue)
+                message = message_of(kept.letter.body, queue)
+                if await self._release(queue, message, kept):
+                    return True
+            return await self._store.discard(letter_id)
 
-    async def _release(self, queue: QueueConfig, message: Message, body: bytes) -> None:
-        if self._groups is not None:
-            try:
-                await self._groups.release_letter(queue, message, body)
-            except BrokerError as error:
-                raise BrokeOff(str(error)) from error
+    async def _release(self, queue: QueueConfig, message: Message, kept: KeptLetter) -> bool:
+        """Delete a letter that holds its group, then let the group go on.
+
+        If the second fails, the group is still held. The other way round, the letter would stay,
+        and nobody would know that it was to be deleted.
+        """
+        if self._groups is None:
+            return False
+        delete = partial(self._store.discard, kept.id)
+        try:
+            return await self._groups.release_letter(queue, message, kept.letter.body, delete)
+        except BrokerError as error:
+            raise BrokeOff(str(error)) from error
 
     async def _try(self, kept: KeptLetter, order: "_Order") -> None:
         """Raise Conflict if it could not be replayed, as far as can be seen without doing it."""

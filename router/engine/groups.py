@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.core.config import OnFailure, QueueConfig, RoutingConfig
+from router.core.config import QueueConfig, RoutingConfig
 from router.core.explain import Explanation, explain_stored
 from router.core.message import DEFAULT_POOL, Malformed, Message, ReceivedMessage
 from router.core.order import ORDER_PREFIX, GroupKey, group_in_store, store_name
@@ -23,7 +23,7 @@ from router.engine.dead_letters import message_of
 from router.engine.publishing import BrokeOff
 from router.engine.queue_manager import QueueManager
 from router.engine.settle import held_text
-from router.engine.transfer import SOURCE
+from router.engine.transfer import SOURCE, OrderStore
 from router.ports import (
     BrokerError,
     Conflict,
@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STORED_ELSEWHERE: Final = (
-    "the router that consumes its queue stores its group: replay it there, or use `to`"
+    "the router that consumes its queue stores its group in a file of its own:"
+    " replay or discard it there, or replay it with `to`"
 )
 ASK_SECONDS: Final = 10.0  # for one question to one queue: operators wait for the answer
 IDS: Final = 100  # of the messages of a group that are listed
@@ -120,12 +121,14 @@ class GroupDesk:
         The letter first: if the rest fails, it can be done again.
         """
         held = await self._held(queue, group)
-        if held.letter is not None:
-            async with self._letters.replaying(held.letter) as is_ours:
-                if not is_ours:
-                    raise Conflict("its dead letter is being replayed right now")
-                await self._letters.discard(held.letter)
-        return await self._release(held)
+        if held.letter is None:
+            return await self._release(held)
+        async with self._letters.replaying(held.letter) as is_ours:
+            if not is_ours:
+                raise Conflict("its dead letter is being replayed right now")
+            await self._held(queue, group)  # it may have been replayed just before
+            await self._letters.discard(held.letter)
+            return await self._release(held)
 
     async def _held(self, queue: str, group: GroupKey) -> QueueGroup:
         """Return a group that is held, with its letter. Raises Unknown, Conflict, BrokeOff."""
@@ -322,12 +325,23 @@ class GroupDesk:
 
         return await self._decide(queue, message, letter, retry)
 
-    async def release_letter(self, queue: QueueConfig, message: Message, letter: bytes) -> bool:
-        """Let a group go on that this dead letter holds. Raises BrokerError."""
+    async def release_letter(
+        self,
+        queue: QueueConfig,
+        message: Message,
+        letter: bytes,
+        before: Callable[[], Awaitable[object]],
+    ) -> bool:
+        """Let a group go on that this dead letter holds, after something else was done.
+
+        Return False, and do neither, if it holds none. Raises BrokerError.
+        """
 
         async def release(store: OrderLog, group: GroupKey, *, is_store: bool) -> bool:
             del is_store
-            return await store.release(group, message.id)
+            await before()
+            await store.release(group, message.id)
+            return True
 
         return await self._decide(queue, message, letter, release)
 
@@ -343,8 +357,7 @@ class GroupDesk:
                 await order.put(self._as_stored(queue, item))
             return order is not None
         store = self._store
-        is_stored = queue.failing is OnFailure.PARK and not queue.broker.holds_groups(queue.uri)
-        if store is None or not is_stored:
+        if store is None or not await _stores_groups(store, queue):
             return False
         if not store.is_shared:
             raise Conflict(STORED_ELSEWHERE)
@@ -369,10 +382,16 @@ class GroupDesk:
         letter: bytes,
         decide: "_Decide",
     ) -> bool:
-        """Do that where this dead letter holds its group. Return False if it does not."""
+        """Do that where this dead letter holds its group. Return False if it does not.
+
+        Raises BrokerError, or Conflict if only another router can know.
+        """
         store, name = self._store, group_in_store(message)
         if store is None or name is None or not queue.is_strict:
             return False
+        is_elsewhere = not store.is_shared and queue.name not in self._manager.consumers
+        if queue.holds_letters and is_elsewhere and await _stores_groups(store, queue):
+            raise Conflict(STORED_ELSEWHERE)
         group, wanted = (message.pool or DEFAULT_POOL, name), HeldLetter(message.id, letter)
         for place in (queue, store.queue_of(queue)):
             with suppress(QueueRefused):  # it is no work queue
@@ -381,6 +400,19 @@ class GroupDesk:
                     if held is not None and wanted == replace(held, body=as_letter(held.body)):
                         return await decide(order_log, group, is_store=place is not queue)
         return False
+
+
+async def _stores_groups(store: OrderStore, queue: QueueConfig) -> bool:
+    """Return whether groups of a queue may be in its order store (ORD-6, ORD-11)."""
+    if not queue.broker.holds_groups(queue.uri):
+        return queue.may_be_stored
+    if queue.holds_letters:
+        try:
+            async with store.logs.open_order_log(queue):
+                return False  # it is a work queue, and keeps them itself
+        except QueueRefused:
+            return True
+    return False
 
 
 async def _count_held(order_log: OrderLog, _: bool) -> int:

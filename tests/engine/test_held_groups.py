@@ -15,7 +15,7 @@ from router.core.config import OnFailure, Ordering, QueueConfig, RetryPolicy, Ro
 from router.core.dead_letter import Reason
 from router.core.explain import Situation
 from router.core.history import Fate
-from router.core.message import parse
+from router.core.message import DEFAULT_GROUP
 from router.core.order import GroupKey
 from router.core.outcome import Reply
 from router.core.replay import TargetChange
@@ -273,9 +273,7 @@ async def test_a_letter_of_another_message_goes_behind_a_held_group() -> None:
     async with parking(sender=sender, queue=HOLD) as (rig, _):
         await rig.publish(*grouped("a", "b", "c"), queue=HOLD)
         await asyncio.sleep(10)
-        desk = desk_of(rig)
-        letter = rig.letters.letters[0]
-        assert await desk.release_letter(HOLD, parse(letter.body), letter.body)
+        await desk_of(rig).release("q", G)
         await asyncio.sleep(10)
         await replays(rig).replay(1)  # `a`, while `b` holds the group
         await asyncio.sleep(10)
@@ -334,6 +332,53 @@ async def test_a_router_that_does_not_consume_the_queue_stores_only_in_a_shared_
                     await replays(rig).replay(1)
 
 
+class ForeignQueue:
+    """Order logs of all queues but the strict one itself."""
+
+    def __init__(self, logs: OrderLogs) -> None:
+        self._logs = logs
+
+    @asynccontextmanager
+    async def open_order_log(self, queue: QueueConfig) -> AsyncIterator[OrderLog]:
+        if queue.uri == HOLD_ITSELF.uri:
+            raise QueueRefused(f"{queue.name} is no work queue")
+        async with self._logs.open_order_log(queue) as order_log:
+            yield order_log
+
+
+@REPLAY
+@pytest.mark.parametrize("kind", ["blocks", "holds-groups"])
+async def test_only_the_router_with_the_store_decides_about_a_letter_that_may_hold_its_group(
+    kind: str,
+) -> None:
+    """Also where a failed message stays out of the store: a letter that holds does not."""
+    queue = HOLD_IN_POOL if kind == "blocks" else HOLD_ITSELF
+    async with BrokerRegistry(worker_id="test", dedup_window=300) as registry:
+        logs = ForeignQueue(registry)
+        for is_shared in (True, False):
+            order = order_store(logs, is_shared=is_shared)
+            async with running(
+                pool(),
+                sender=failing(GONE),
+                queues=[queue],
+                brokers=Fifos(registry),
+                order=order,
+            ) as rig:
+                await rig.publish(*grouped("a", "b"), queue=queue)
+                await asyncio.sleep(10)
+                rig.manager.stop()
+                rig.manager.keep(RoutingConfig(queues=(queue,)))
+                if is_shared:
+                    assert await replays(rig).discard(1)
+                    assert rig.letters.discarded == [1]
+                    continue
+                with pytest.raises(Conflict, match="replay or discard it there"):
+                    await replays(rig).replay(1)
+                with pytest.raises(Conflict, match="replay or discard it there"):
+                    await replays(rig).discard(1)
+                assert (rig.letters.discarded, rig.letters.replayed) == ([], {})
+
+
 @REPLAY
 @pytest.mark.parametrize(
     "queue",
@@ -383,6 +428,37 @@ async def test_a_letter_that_holds_its_group_can_be_replayed_to_another_queue() 
         await asyncio.sleep(10)
 
         assert [each for _, each in sent(rig)] == ["a", "a"]  # `b` still waits
+
+
+@REPLAY
+async def test_a_group_does_not_go_on_before_its_letter_is_deleted() -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(10)
+        rig.letters.broken = True
+        with pytest.raises(StoreError):
+            await replays(rig).discard(1)
+        await asyncio.sleep(10)
+        assert [each for _, each in sent(rig)] == ["a"]
+        rig.letters.broken = False
+        assert await replays(rig).discard(1)
+        await asyncio.sleep(10)
+
+        assert [each for _, each in sent(rig)] == ["a", "b"]
+        assert rig.letters.discarded == [1]
+        assert not await replays(rig).discard(1)
+
+
+@REPLAY
+async def test_a_letter_is_not_discarded_while_it_is_replayed() -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(10)
+        rig.letters.busy.add(1)
+        with pytest.raises(Conflict, match="being replayed"):
+            await replays(rig).discard(1)
+
+        assert rig.letters.discarded == []
 
 
 @pytest.mark.rule("DLQ-2")
@@ -754,6 +830,41 @@ async def test_a_group_whose_letter_is_being_replayed_is_not_discarded() -> None
 
         assert rig.letters.discarded == []
         assert len(await desk_of(rig).groups("q", 10, only_held=True)) == 1
+
+
+@OPERATORS
+async def test_a_letter_that_somebody_else_decided_about_first_is_not_deleted() -> None:
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        await rig.publish(*grouped("a", "b"), queue=HOLD)
+        await asyncio.sleep(10)
+
+        @asynccontextmanager
+        async def replaying(letter_id: int) -> AsyncIterator[bool]:
+            await desk_of(rig).release("q", G)
+            yield letter_id == 1
+
+        rig.letters.replaying = replaying  # type: ignore[method-assign]
+        with pytest.raises(Conflict, match="no dead letter holds"):
+            await desk_of(rig).discard("q", G)
+
+        assert rig.letters.discarded == []
+
+
+@pytest.mark.rule("ORD-11")
+async def test_a_letter_holds_a_group_that_is_found_if_its_pool_changes_meanwhile() -> None:
+    """Its pool lets messages without a group go on by themselves once the letter is written."""
+    async with parking(sender=failing(GONE), queue=HOLD) as (rig, _):
+        rig.letters.takes = 5
+        await rig.publish(*grouped("a", "b", group=None), queue=HOLD)
+        await asyncio.sleep(3)
+        await rig.apply(pool(parallel_ungrouped=True), queues=[HOLD])
+        await asyncio.sleep(10)
+        (group,) = await desk_of(rig).groups("q", 10, only_held=True)
+        assert group.stored.group == DEFAULT_GROUP
+        await desk_of(rig).release("q", ("P", DEFAULT_GROUP))
+        await asyncio.sleep(10)
+
+        assert [each for _, each in sent(rig)] == ["a", "b"]
 
 
 class Decides:

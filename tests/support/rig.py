@@ -48,7 +48,7 @@ def body(message_id: str, **fields: Any) -> bytes:
     return json.dumps({"id": message_id, "mediationTarget": TARGET, **fields}).encode()
 
 
-def grouped(*ids: str, group: str = "g", **fields: Any) -> list[bytes]:
+def grouped(*ids: str, group: str | None = "g", **fields: Any) -> list[bytes]:
     """Messages of one group for the pool P."""
     return [body(each, messageGroupId=group, **({"poolCode": "P"} | fields)) for each in ids]
 
